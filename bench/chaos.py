@@ -323,7 +323,7 @@ def wrong(service: Service, jobs: int, left: list[str]) -> list[str]:
     found += [f"{each} is left" for each in left]
     found += [f"a traceback: {each}" for each in _tracebacks(service.said.read_text(errors="replace"))]
     environment = os.environ | {"CHAOS_STEP_S": "0"}
-    command = [sys.executable, "-m", "synergy_exec", "verify", str(service.work), "--limit", "1e-5"]
+    command = [sys.executable, str(Path(__file__).with_name("verify.py")), str(service.work), "--limit", "1e-5"]
     verified = subprocess.run(command, capture_output=True, text=True, env=environment)
     if verified.returncode:
         found.append(f"verify: {verified.stdout[-3000:]}{verified.stderr[-500:]}")

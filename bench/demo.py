@@ -43,7 +43,10 @@ def main() -> int:
     for job, (name, state) in names.items():
         print(f"{name:10} {state:9} {' → '.join('+'.join(sorted(each)) or 'alone' for each in plans[job])}")
     found = missed(names, plans)
-    if not given.no_losses and subprocess.run([sys.executable, "-m", "synergy_exec", "verify", given.work]).returncode:
+    if (
+        not given.no_losses
+        and subprocess.run([sys.executable, Path(__file__).with_name("verify.py"), given.work]).returncode
+    ):
         found.append("losses do not go on: see above")
     print(*(found or ["every goal is met"]), sep="\n")
     return 1 if found else 0

@@ -27,7 +27,6 @@ from scipy.stats import kendalltau
 
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.planner.plan import Plan
-from synergy_exec.commands.tensorboard import overheads
 from synergy_runs.files import atomic_file
 from synergy_runs.inputs import read_profile, write_profile
 from synergy_runs.stored import StoredRun, find_runs
@@ -110,27 +109,27 @@ def carried_out(work: Path, crowded: Path) -> list[str]:
         f"Of the last repeat under {work.stem.removesuffix('-0')}, as `python bench/executor.py` prints them.",
         "",
         "```text",
-        *executor.table(overheads(work)),
+        *executor.table(executor.overheads(work)),
         "```",
         "",
         f"With load={CROWDED}, so that all jobs wait or run at once:",
         "",
         "```text",
-        executor.table(overheads(crowded))[-1],
+        executor.table(executor.overheads(crowded))[-1],
         "```",
     ]
 
 
 def losses(work: Path, into: Path) -> list[str]:
     """Whether its jobs' losses go on over every change of plan."""
-    command = [sys.executable, "-m", "synergy_exec", "verify", str(work), "--json", str(into)]
+    command = [sys.executable, "bench/verify.py", str(work), "--json", str(into)]
     said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.rstrip().splitlines()
     return [
         "",
         "## Losses over changes of plan",
         "",
         "Jobs of a further run, trained again in one process without a break",
-        "(`python -m synergy_exec verify RUN.work`).",
+        "(`python bench/verify.py RUN.work`).",
         "",
         "```text",
         *said,

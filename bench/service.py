@@ -279,7 +279,7 @@ def measured(policy: str, folder: Path) -> Iterator[Figure]:
         jobs = f"{ALL + BURST + more:,} jobs"
         yield Figure(f"to {jobs}: submitted in a second", more / took_s, "jobs/s")
         count = len(decisions_s(folder, 0))
-        for path in ("/jobs", "/state?most=200", "/metrics", "/alerts"):
+        for path in ("/jobs", "/state?most=200", "/metrics"):
             yield Figure(f"{jobs}: GET {path}", answered_s(client, path), "s", LIST_S)
         time.sleep(SETTLING_S)
         yield from decided(folder, jobs, count)

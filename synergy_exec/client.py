@@ -2,63 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
 import urllib.error
-import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
 from synergy_exec.folders import once
-from synergy_exec.wire import AUTHORITY, trusting
-from synergy_runs.files import atomic_file
+from synergy_exec.worker.processes import lives
 
 PATIENCE_S = 10.0
-LONG_S = 600.0
-"""For what is made when it is asked for, such as a file of weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One controller. url: without a path. token: what it takes. authority: a file of certificates to trust, or ""."""
+    """One controller. url: without a path; https where a proxy is in front of it. token: what it takes."""
 
     url: str
     token: str
-    authority: str = ""
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON of the controller's answer. Raises InputError with its own sentence, or why there is no answer."""
-        with self._answered(method, path, body, PATIENCE_S) as answer:
-            return json.loads(answer.read())
-
-    def fetch(self, path: str, out: Path) -> None:
-        """Writes the body of an answer that may be long in coming to a file. Raises InputError likewise."""
-        with self._answered("GET", path, None, LONG_S) as answer, atomic_file(out) as partial, partial.open("wb") as to:
-            shutil.copyfileobj(answer, to)
-            if answer.length:
-                raise InputError(f"{self.url}: the answer was cut off, {answer.length:,} bytes before its end.")
-
-    @contextlib.contextmanager
-    def _answered(self, method: str, path: str, body: Any, patience_s: float) -> Iterator[Any]:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
+        # The controller is on this machine, or named by the user: HTTP_PROXY is not meant for it.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            # The controller is on this machine, or named by the user; a proxy knows nothing of it.
-            handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
-            if self.url.startswith("https:"):
-                handlers.append(urllib.request.HTTPSHandler(context=trusting(self.authority)))
-            opener = urllib.request.build_opener(*handlers)
-            with opener.open(request, timeout=patience_s) as answer:
-                yield answer
-        except InputError:
-            raise
+            with opener.open(request, timeout=PATIENCE_S) as answer:
+                return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise InputError(_sentence(error)) from None
         except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError) as error:
@@ -74,13 +49,10 @@ def _sentence(error: urllib.error.HTTPError) -> str:
 
 
 def client_for(folder: Path, url: str | None) -> Client:
-    """The controller below `folder`, or at `url` with the token of the one below `folder`, or in SYNERGY_TOKEN.
-
-    Trusted is the file that SYNERGY_AUTHORITY names, else what the controller below `folder` says.
-    """
-    token, authority = os.environ.get("SYNERGY_TOKEN", ""), os.environ.get(AUTHORITY, "")
+    """The controller below `folder`, or at `url` with the token of the one below `folder`, or in SYNERGY_TOKEN."""
+    token = os.environ.get("SYNERGY_TOKEN", "")
     if url is not None and token:
-        return Client(url.rstrip("/"), token, authority)
+        return Client(url.rstrip("/"), token)
     found = _controllers(folder)
     if not found:
         raise InputError(
@@ -95,7 +67,7 @@ def client_for(folder: Path, url: str | None) -> Client:
         token = (path / "token").read_text(encoding="utf-8").strip()
     except OSError as error:
         raise InputError(f"{path / 'token'}: the token cannot be read ({error.strerror}).") from error
-    return Client((url or values["url"]).rstrip("/"), token, authority or values.get("authority", ""))
+    return Client((url or values["url"]).rstrip("/"), token)
 
 
 def running(folder: Path) -> bool:
@@ -105,8 +77,6 @@ def running(folder: Path) -> bool:
 
 def _controllers(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Folders of controllers whose process is there, with what their controller.json says."""
-    from synergy_exec.controller.owner import lives
-
     found = []
     for work in once((folder, *folder.glob("*"), *folder.glob("*/*"))):
         path = work / "controller.json"

@@ -4,8 +4,9 @@
     results/demo/synergy-0.2.work    of the same command, typed again when the first had ended
     results/demo/2026-11-23_07-02-13/synergy-0    the results of one of them; synergy-0.work beside it leads to it
 
-A work folder belongs to one process at a time: on one machine by a lock that goes with the process, whatever the way it
-ends; between machines by a number (`controller.owner`), since not every file system keeps locks between them.
+A work folder belongs to one process at a time, by a lock that ends with the process. Where a file system that machines
+share keeps no locks between them, the controller that begins last wins: the other stops at its next commit
+(`Journal.take_over`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import glob
 import json
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,10 +25,8 @@ from typing import Any, Literal, NamedTuple
 
 from synergy_core.errors import InputError, unknown
 from synergy_exec import job_folder
-from synergy_exec.controller import owner
-from synergy_exec.controller.journal import Journal
-from synergy_exec.rereading import lasting
-from synergy_exec.settings import Settings
+from synergy_exec.controller.journal import Journal, restore_if_damaged
+from synergy_exec.settings import CHANGEABLE, Settings
 from synergy_runs.results import same_run
 from synergy_runs.settings import defaults
 
@@ -107,7 +107,7 @@ def claimed(
 def lock(work: Path) -> Iterator[None]:
     """Makes the folder, and keeps others out of it until the block ends, or this process does, even by SIGKILL.
 
-    Raises InputError, which says who has it.
+    A journal that is found damaged is replaced by its copy. Raises InputError, which says who has the folder.
     """
     try:
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -120,11 +120,16 @@ def lock(work: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(owner.taken(work)) from None
+            holder = os.pread(descriptor, 300, 0).decode(errors="replace").strip() or "one that has just begun"
+            raise InputError(
+                f"{work}: a controller runs here already, {holder}. Stop it, or name another place: results_dir=DIR."
+            ) from None
         except OSError:
-            pass  # a file system without locks: the number alone must do
-        with owner.owned(work):
-            yield
+            pass  # a file system without locks
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        restore_if_damaged(work)
+        yield
     finally:
         os.close(descriptor)
 
@@ -151,7 +156,10 @@ def _taken(work: Path, own: dict[str, Any], held: contextlib.ExitStack) -> State
     held.enter_context(lock(work))
     path = work / "journal.sqlite"
     if not path.is_file():
-        _check_nothing_is_forgotten(work)
+        if any((folder / job_folder.DESCRIPTION).exists() for folder in job_folder.folders(work).values()):
+            raise InputError(
+                f"{work}: folders of jobs are in it, and no journal. Name another place with results_dir=DIR."
+            )
         return "free"
     journal = Journal(path)
     meta, begun = journal.meta(), bool(journal.jobs())
@@ -161,8 +169,11 @@ def _taken(work: Path, own: dict[str, Any], held: contextlib.ExitStack) -> State
     if not begun:
         return "free"
     # A key that the run's program did not have yet was then as it is by default.
-    usual = lasting(defaults(Settings))
-    before, now = ({**usual, **lasting(each)} for each in (meta.get("settings", own), _plain(own)))
+    usual = defaults(Settings)
+    before, now = (
+        {name: value for name, value in {**usual, **each}.items() if name not in CHANGEABLE}
+        for each in (meta.get("settings", own), _plain(own))
+    )
     if same_run(before, now):
         return "done" if filed else "under way"
     if filed or meta.get("over"):
@@ -172,14 +183,6 @@ def _taken(work: Path, own: dict[str, Any], held: contextlib.ExitStack) -> State
         f"{work} holds a run under way with other settings ({others}). Give those to go on with it, name another "
         "place with results_dir=DIR, or remove that folder."
     )
-
-
-def _check_nothing_is_forgotten(work: Path) -> None:
-    if any((folder / job_folder.DESCRIPTION).exists() for folder in job_folder.folders(work).values()):
-        raise InputError(
-            f"{work}: its journal is gone, and folders of jobs are in it. To make one of them and go on: "
-            f"python -m synergy_exec resume --salvage {work}"
-        )
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -29,18 +29,14 @@ from synergy_exec.backends import Backend, checked_options, get_backend
 from synergy_exec.controller.api import shown
 from synergy_exec.controller.controller import Arrival, Controller, whole_cluster
 from synergy_exec.controller.execution import Execution, with_quotas
-from synergy_exec.controller.jobs import ENDED, ExecutedJob
+from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import Journal
 from synergy_exec.controller.reconcile import ADOPTED
 from synergy_exec.folders import RESULTS, WORK, Place, claimed
-from synergy_exec.job_folder import tidy
 from synergy_exec.plain import plain, plain_lines
 from synergy_exec.profiling.machine import known_profile, machine, profile_in
 from synergy_exec.recorded import evaluations, open_journal, steps_of
-from synergy_exec.rereading import CHANGED
-from synergy_exec.rereading import given as changes_in
 from synergy_exec.settings import AUTO, Settings
-from synergy_exec.users import read_users
 from synergy_exec.worker.network import check_interface
 from synergy_exec.workload import arrivals_of, as_executed
 from synergy_runs.asked import policies_of, terms_of
@@ -238,18 +234,10 @@ def _check(settings: Settings) -> None:
         raise InputError("there is no trace, and serve=false: nothing would ever run. Type serve=true, or +trace=demo.")
     if settings.serve and len(settings.policy) > 1:
         raise InputError(f"serve=true goes on for ever; give one policy, not {len(settings.policy)}.")
-    if (settings.tls_certificate is None) != (settings.tls_key is None):
-        raise InputError("tls_certificate and tls_key belong together; give both, or none.")
-    for key in ("tls_certificate", "tls_key", "tls_authority"):
-        path = getattr(settings, key)
-        if path is not None and not Path(path).is_file():
-            raise InputError(f"{key}={path}: there is no such file; expected one in PEM.")
     if settings.interface is not None and settings.backend.name == "local":
         check_interface(settings.interface)
     checked_options(settings.backend.name, settings.backend.options)
     compressor_named(settings.compressor)
-    read_users(settings.users)
-    changes_in(settings.changes)
     if settings.compression != "none" and settings.profile not in (None, AUTO):
         raise InputError(
             f"compression={settings.compression}: profile={settings.profile} has step times of uncompressed gradients "
@@ -298,7 +286,7 @@ def execute_all(
                 write_run(run, results, OmegaConf.to_yaml(OmegaConf.create(own[name])))
                 write_losses(work / "jobs", results / "losses.parquet")
                 write_metrics(work / "jobs", results / "metrics.parquet")
-                _file_away(work, settings)
+                _note(work, "written", True)
             with contextlib.suppress(OSError):  # it is there already, or links cannot be made
                 (into / f"{results.name}{WORK}").symlink_to(Path("..") / work.name, target_is_directory=True)
         shown([each for each, _ in made if each is not None], into)
@@ -324,7 +312,7 @@ def _copied(earlier: Path | None, results: Path) -> None:
             shutil.copytree(earlier, partial, dirs_exist_ok=True)
 
 
-def _note(work: Path, key: str, value: str) -> None:
+def _note(work: Path, key: str, value: Any) -> None:
     journal = Journal(work / "journal.sqlite")
     journal.set_meta(key, value)
     journal.close()
@@ -350,17 +338,6 @@ def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable
     for remark in remarks:
         print(remark, file=sys.stderr, flush=True)
     return profile
-
-
-def _file_away(work: Path, settings: Settings) -> None:
-    """Says that the results are written, and removes what need not be kept."""
-    journal = Journal(work / "journal.sqlite")
-    journal.set_meta("written", True)
-    changed = journal.meta().get(CHANGED, {})
-    ended = [row.job for row in journal.jobs() if row.state in ENDED]
-    journal.close()
-    keep, days = changed.get("retention", settings.retention), changed.get("retention_days", settings.retention_days)
-    tidy(work, ended, keep, days)
 
 
 def _execute_one(

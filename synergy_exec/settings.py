@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from synergy_core.errors import InputError
 from synergy_core.jobs.exchange import Compression
-from synergy_exec.plain import MOST_SHOWN, plain
 from synergy_runs.command_line import Program
 from synergy_runs.settings import (
     ABOVE_ZERO,
@@ -20,7 +16,6 @@ from synergy_runs.settings import (
     COMPRESSOR_MEANING,
     COUNT,
     FRACTION,
-    NOT_NEGATIVE,
     POSITIVE,
     Bounds,
     TraceSettings,
@@ -49,7 +44,7 @@ class QuotaSettings:
     """Who may hold how many slots of the cluster."""
 
     virtual_clusters: dict[str, int] | None = key(
-        "quotas: null, or {name: slots}; a job says which it counts against, or its user's entry does",
+        "quotas: null, or {name: slots}; a job says which it counts against",
         None,
         Bounds("{name: slots}, each at least 1", lambda quotas: not quotas or min(quotas.values()) >= 1),
     )
@@ -176,42 +171,29 @@ class Settings(RunSettings):
         Bounds("an address, such as 127.0.0.1", bool),
     )
     port: int = key("its port; 0: a free one", 0, Bounds("a port, 0 to 65535", lambda value: 0 <= value <= 65_535))
-    users: Path | None = key(
-        "a file of users with their tokens, roles, virtual clusters and priorities, which its owner alone reads; null: "
-        "whoever has the token in the run's folder may do all",
-        None,
-    )
-    changes: Path | None = key(
-        "a YAML file of keys that go before those that were typed; it and users are read again at SIGHUP and by the "
-        "command reload; null: none",
-        None,
-    )
     ports: str | None = key(
         "the ports at which ranks meet, such as 29500-29599, one for each run at once; null: any that are free. What "
         "ranks exchange goes over ports that the kernel chooses, whatever stands here",
         None,
         Bounds("two ports such as 29500-29599", _is_range),
     )
-    tls_certificate: str | None = key(
-        "the controller's certificate in PEM, for its host: connections are encrypted; null: they are not", None
-    )
-    tls_key: str | None = key("the certificate's key, a file that only its owner reads, without a password", None)
-    tls_authority: str | None = key(
-        "the file of certificates that agents and commands trust, at the same path on all nodes; null: tls_certificate",
-        None,
-    )
     restart_s: float = key("seconds that policies take a restart to cost", 5.0, ABOVE_ZERO)
     nodes_s: float = key("seconds until all agents must be there", 120.0, ABOVE_ZERO)
     leave_s: float = key("seconds that agents get to save and leave", 60.0, ABOVE_ZERO)
     results_dir: Path = key("where results go", Path("results"))
-    retention: Literal["everything", "last_checkpoint", "remove"] = key(
-        "what is kept of a job that has ended: everything; its last_checkpoint alone; or remove: neither checkpoints, "
-        "nor logs, nor data that it made, retention_days after it was last written to. What goes is said",
-        "everything",
-    )
-    retention_days: float = key("days after which retention=remove removes", 30.0, NOT_NEGATIVE)
     figures: bool = key("whether to draw figures and write report.html and traces for Perfetto", True)
     live: bool = key("whether to show a table of all jobs (never if the output is not a terminal)", True)
+
+
+# Keys that may differ when a run goes on: they say where and how it is carried out, not what is trained.
+
+
+CHANGEABLE = (
+    *("backend", "host", "port", "ports", "interface", "nodes_s", "leave_s"),
+    *("round_s", "retries", "losses_per_hour", "agents_per_hour", "hang_s", "start_s", "not_finite"),
+    *("checkpoint_interval_s", "keep_checkpoints", "log_mb", "memory_gb_per_slot", "steady_slots"),
+    *("figures", "live"),
+)
 
 
 # The executor's command line.
@@ -225,27 +207,3 @@ EXECUTOR = Program(
     example="demo",
     without_trace="serve=true",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class AlertLimits:
-    """Each a number from 0."""
-
-    silent_s: float = key("seconds without a step, of a job that holds slots", 900.0)
-    failed_s: float = key("for so many seconds a job that failed is told of", 86_400.0)
-    free_fraction: float = key("of the disk that the run's folder is on, in [0, 1]", 0.05)
-
-
-def limits_of(given: Mapping[str, str]) -> AlertLimits:
-    """The limits in a request's query. Raises InputError for what is none."""
-    names = [each.name for each in fields(AlertLimits)]
-    values = {}
-    for name, text in given.items():
-        try:
-            values[name] = float(text)
-        except ValueError:
-            values[name] = math.nan
-        if name not in names or not 0 <= values[name] < math.inf:
-            said = plain(f"{name}={text}", MOST_SHOWN)
-            raise InputError(f"{said}: expected {', '.join(names)}, each with a number from 0.")
-    return AlertLimits(**values)

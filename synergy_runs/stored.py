@@ -35,7 +35,7 @@ _WORK = ".work"
 """How the executor's folders of live states end, in which no results are."""
 NOT_OF_THE_RUN = (
     *("results_dir", "figures", "progress", "live", "compared_with", "same_information"),
-    *("keep_checkpoints", "retention", "retention_days"),
+    "keep_checkpoints",
 )
 """Keys that say how results are shown or filed, and what is kept of jobs, not what was run."""
 # Settings that say which run this is, where it lies or what is shown of it, not under what conditions it ran.

@@ -34,7 +34,7 @@ from synergy_exec.messages import (
     Shutdown,
     Stop,
 )
-from synergy_exec.wire import AUTHORITY, Ear, decode, encode, farewell, trusting
+from synergy_exec.wire import Ear, decode, encode, farewell
 
 # Where a run's ranks meet: the port on which the agent of rank 0 listens for their store.
 
@@ -91,9 +91,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave_because, f"it was told to by {number.name}")
-        secure = trusting(os.environ.get(AUTHORITY, "")) if url.startswith("https:") else True
-        headers, connector = {"Authorization": f"Bearer {token}"}, aiohttp.TCPConnector(ssl=secure)
-        async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
             # First, as it may fail at once; the zygote takes seconds.
             connection = await _connect(session, url)
             if self._cgroups.lacking:

@@ -15,7 +15,6 @@ import synergy_exec
 from synergy_core.errors import InputError
 from synergy_exec.agent.__main__ import TOKEN
 from synergy_exec.backends import Meeting
-from synergy_exec.wire import AUTHORITY
 
 LEAVING_S = 25.0
 """An agent saves its runs first, and takes at most 20 s for that."""
@@ -44,11 +43,9 @@ def command(node: int, place: AgentPlace, url: str) -> list[str]:
     ]
 
 
-def environment(token: str, authority: str) -> dict[str, str]:
-    """This process's environment with the token, with the folder of this very synergy_exec on Python's path, and with
-    the file of certificates that agents trust, "" for none.
-    """
-    return package_environment() | {TOKEN: token, AUTHORITY: authority}
+def environment(token: str) -> dict[str, str]:
+    """This process's environment with the token, and with the folder of this very synergy_exec on Python's path."""
+    return package_environment() | {TOKEN: token}
 
 
 def package_environment() -> dict[str, str]:

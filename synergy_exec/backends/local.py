@@ -73,7 +73,7 @@ class Local:
             # Its connection is lost, so it saves at best; there must not be two on the same slots.
             await asyncio.to_thread(_end, old)
         log = self._logs[node] = _agents.log_of(node, meeting)
-        environment = _agents.environment(meeting.token_file.read_text(encoding="utf-8").strip(), meeting.authority)
+        environment = _agents.environment(meeting.token_file.read_text(encoding="utf-8").strip())
         gpu_type = "cpu"
         if self._gpus:
             first = node * self._slots

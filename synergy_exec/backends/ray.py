@@ -175,7 +175,7 @@ class RayNodes:
         actor: Any = kind.remote(node, self.places[node], str(_agents.log_of(node, meeting)))
         self._actors[node] = actor
         self._ready[node] = actor.ready.remote()
-        self._ends[node] = actor.run.remote(meeting.url, token, meeting.authority)
+        self._ends[node] = actor.run.remote(meeting.url, token)
 
     def lost(self) -> dict[int, str]:
         """Nodes whose agent has left, or whose Ray actor is gone; never waits."""
@@ -228,14 +228,14 @@ class Supervisor:
     async def ready(self) -> None:
         """Answered as soon as the actor lives."""
 
-    async def run(self, url: str, token: str, authority: str) -> str:
+    async def run(self, url: str, token: str) -> str:
         """Starts the agent and waits for its end; says why that came."""
         command = _agents.command(self._node, self._place, url)
         with self._log.open("ab") as output:
             self._agent = subprocess.Popen(
                 # The thread that asks for its end is the event loop's, which lives as long as the actor.
                 [*command, f"--parent={os.getpid()}"],
-                env=_agents.environment(token, authority),
+                env=_agents.environment(token),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -172,7 +172,7 @@ class SlurmNodes:
             # Its agent's connection is lost, perhaps with the node; there must not be two.
             await asyncio.to_thread(_end, old)
         token = meeting.token_file.read_text(encoding="utf-8").strip()
-        environment = _agents.environment(token, meeting.authority)
+        environment = _agents.environment(token)
         self._logs[node] = _agents.log_of(node, meeting)
         try:
             with self._logs[node].open("ab") as output:

@@ -1,14 +1,13 @@
-"""`submit`, `list`, `cancel`, `retry`, `explain`, `alerts` and `reload`: what a person asks a controller that runs."""
+"""`submit`, `list`, `cancel`, `retry` and `explain`: what a person asks a controller that runs."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from synergy_core.commands import Parser
 from synergy_exec.client import Client, client_for, running
@@ -16,10 +15,7 @@ from synergy_exec.controller.reconcile import retry_in
 from synergy_exec.folders import lock, work_of
 from synergy_exec.job_file import read_job_file
 from synergy_exec.plain import plain, plain_lines
-from synergy_exec.settings import AlertLimits, Settings
-
-ALERTED = 1
-"""Exit code of `alerts` if there is an alert; 2 if no controller answers."""
+from synergy_exec.settings import Settings
 
 
 def submit(given: argparse.Namespace, client: Client) -> None:
@@ -94,15 +90,6 @@ def retry(given: argparse.Namespace) -> None:
     print(f"job {row.job} ({row.name}) waits; to go on: python -m synergy_exec resume {work}")
 
 
-def alerts(given: argparse.Namespace, client: Client) -> int:
-    """Prints what somebody should look at and ends with exit code 1; prints nothing and ends with 0 if all is well."""
-    limits = {each.name: getattr(given, each.name) for each in dataclasses.fields(AlertLimits)}
-    sentences = client.ask("GET", f"/alerts?{urlencode(limits)}")
-    for sentence in sentences:
-        print(plain(sentence))
-    return ALERTED if sentences else 0
-
-
 def explain(given: argparse.Namespace, client: Client) -> None:
     """Why a job has what it has, by the last decision."""
     found = client.ask("GET", f"/jobs/{quote(given.job, safe='')}/explain")
@@ -110,22 +97,12 @@ def explain(given: argparse.Namespace, client: Client) -> None:
     print(json.dumps(found, indent=1) if given.json else f"decision at {found['time_s']:.0f} s\n{plain_lines(text)}")
 
 
-def reload(given: argparse.Namespace, client: Client) -> None:
-    """Has it read users, changed settings and its certificate again, as SIGHUP does; where it cannot, nothing has
-    changed.
-    """
-    for sentence in client.ask("POST", "/reload"):
-        print(plain(sentence))
-
-
-COMMANDS: dict[str, Callable[..., int | None]] = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "submit": submit,
     "list": list_jobs,
     "cancel": cancel,
     "retry": retry,
     "explain": explain,
-    "alerts": alerts,
-    "reload": reload,
 }
 
 
@@ -142,9 +119,6 @@ def main(name: str, arguments: Sequence[str]) -> int:
         parser.add_argument("--from-start", action="store_true", help=put_aside)
     if name in ("list", "explain"):
         parser.add_argument("--json", action="store_true", help="print JSON")
-    if name == "alerts":
-        for each in dataclasses.fields(AlertLimits):
-            parser.add_argument(f"--{each.name}", type=float, default=each.default, help=each.metadata["meaning"])
     where = "results_dir, or RUN.work" if name == "retry" else "the results folder of the controller"
     parser.add_argument("--dir", type=Path, default=Settings().results_dir, help=where)
     parser.add_argument("--url", default=None, help="the controller's address, such as http://127.0.0.1:8080")
@@ -154,4 +128,5 @@ def main(name: str, arguments: Sequence[str]) -> int:
     if name == "retry":
         retry(given)
         return 0
-    return command(given, client_for(given.dir, given.url)) or 0
+    command(given, client_for(given.dir, given.url))
+    return 0

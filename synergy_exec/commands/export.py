@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import quote, urlencode
 
 import torch
 from torch import Tensor
@@ -18,9 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from synergy_core.commands import Parser
 from synergy_core.errors import InputError
 from synergy_exec import job_folder
-from synergy_exec.client import client_for
 from synergy_exec.folders import number_of, work_of
-from synergy_exec.plain import plain
 from synergy_exec.settings import Settings
 from synergy_exec.training import integrity, shelf
 from synergy_exec.training.integrity import DamagedError, Progress
@@ -106,19 +103,12 @@ def main(arguments: Sequence[str]) -> None:
         "--out", type=Path, default=None, metavar="FILE", help=f"JOB{SAFETENSORS}; or a file that ends in .pt"
     )
     parser.add_argument("--force", action="store_true", help="also in place of a file that is there")
-    parser.add_argument("--url", default=None, help="asks the controller there, with the token in SYNERGY_TOKEN")
     given = parser.parse_args(arguments)
     out = given.out if given.out is not None else Path(f"{Path(given.job).name}{SAFETENSORS}")
     if out.suffix not in FORMATS:
         raise InputError(f"--out {out}: expected a file that ends in {' or '.join(FORMATS)}.")
     if out.exists() and not given.force:
         raise InputError(f"--out {out}: it is there already; add --force to have it replaced.")
-    if given.url is not None:
-        asked = {"format": out.suffix[1:], **({} if given.step is None else {"step": given.step})}
-        client = client_for(given.dir, given.url)
-        client.fetch(f"/jobs/{quote(given.job, safe='')}/weights?{urlencode(asked)}", out)
-        print(f"{out}: {out.stat().st_size:,} bytes, of job {plain(given.job)}")
-        return
     folder = Path(given.job)
     if not (folder / job_folder.DESCRIPTION).is_file():
         work = work_of(given.dir, given.job)

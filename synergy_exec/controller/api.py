@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import dataclasses
 import difflib
 import hashlib
 import heapq
 import json
 import math
-import os
 import re
 import shutil
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,143 +22,14 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from synergy_core.errors import InputError
-from synergy_core.units import format_duration
 from synergy_exec.controller.execution import Execution, shares
 from synergy_exec.controller.jobs import STATES, ExecutedJob
 from synergy_exec.controller.reconcile import retry
-from synergy_exec.job_file import MOST_NAME, JobFile, job_of
-from synergy_exec.job_folder import Retention, removals, remove
+from synergy_exec.job_file import MOST_NAME, job_of
 from synergy_exec.nodes.agents import Agents
-from synergy_exec.nodes.listening import ASKING, RefusedError
-from synergy_exec.plain import MOST_SHOWN, plain, plain_lines
-from synergy_exec.settings import AlertLimits, limits_of
-from synergy_exec.users import User
+from synergy_exec.nodes.listening import RefusedError
+from synergy_exec.plain import MOST_SHOWN, plain
 from synergy_runs.explained import explained
-
-# What somebody should look at, a sentence each; nothing, as long as all is well.
-
-
-def alerts(execution: Execution, agents: Agents, now_s: float, limits: AlertLimits) -> list[str]:
-    """All of it, the cluster before its jobs."""
-    return [
-        *_of_nodes(agents),
-        *_of_slots(execution),
-        *_of_disk(execution, limits),
-        *_of_jobs(execution, now_s, limits),
-    ]
-
-
-def _of_nodes(agents: Agents) -> Iterator[str]:
-    for node in range(agents.backend.nodes):
-        times = agents.lost_lately(node)
-        if node not in agents.links:
-            yield f"node {node} has no agent; lost within an hour: {times}"
-        elif times:
-            yield f"node {node}: agents lost within an hour: {times}"
-
-
-def _of_slots(execution: Execution) -> Iterator[str]:
-    for (node, slot), why in execution.decider.aside.slots.items():
-        yield f"node {node}, slot {slot} is set aside: {why}"
-
-
-def _of_disk(execution: Execution, limits: AlertLimits) -> Iterator[str]:
-    disk = shutil.disk_usage(execution.folder)
-    if disk.free < limits.free_fraction * disk.total:
-        yield f"{execution.folder}: {disk.free / 1e9:.1f} GB of {disk.total / 1e9:.1f} GB are free"
-
-
-def _of_jobs(execution: Execution, now_s: float, limits: AlertLimits) -> Iterator[str]:
-    for job in execution.jobs.values():
-        since_s = now_s - job.moved_s
-        named = f"job {job.job_id} ({plain(job.name)})"
-        if job.state == "failed" and since_s <= limits.failed_s:
-            yield f"{named} failed {format_duration(since_s)} ago: {plain(job.reason)}"
-        elif job.held_gpus and since_s > limits.silent_s:
-            yield f"{named} has trained no step for {format_duration(since_s)}; slots that it holds: {job.held_gpus}"
-
-
-# What is kept of a job that a user has: pruned, and its weights handed out.
-
-
-KINDS = ("safetensors", "pt")
-_CHUNK = 1 << 20
-
-
-async def pruned(execution: Execution, job: ExecutedJob, asked: Any) -> dict[str, Any]:
-    """What of a job that has ended need not be kept, removed where `yes` is asked.
-
-    asked: last_checkpoint, or days, or neither for the run's own retention. Raises InputError for anything else, and
-    for a job that may still write.
-    """
-    keep, days, yes = _asked(execution, asked)
-    if not job.ended or execution.runs.of_job(job.job_id) is not None:
-        raise InputError(f"job {job.name} is {job.state}; only what is left of jobs that have ended can be pruned.")
-    what = await asyncio.to_thread(removals, execution.folder, [job.job_id], keep, days)
-    if yes:
-        await asyncio.to_thread(remove, what)
-    return {"removed": yes, "what": [str(each) for each in what], "bytes": sum(each.size_bytes for each in what)}
-
-
-def _asked(execution: Execution, asked: Any) -> tuple[Retention, float, bool]:
-    if isinstance(asked, dict) and asked.keys() <= {"last_checkpoint", "days", "yes"}:
-        days, yes, last = asked.get("days"), asked.get("yes", False), asked.get("last_checkpoint", False)
-        number = isinstance(days, int | float) and not isinstance(days, bool) and days >= 0
-        if isinstance(yes, bool) and isinstance(last, bool) and (days is None or (number and not last)):
-            if last:
-                return "last_checkpoint", 0.0, yes
-            if days is not None:
-                return "remove", float(days), yes
-            return execution.settings.retention, execution.settings.retention_days, yes
-    raise InputError('expected {"last_checkpoint": true}, {"days": a number from 0} or {}; with "yes": true to remove.')
-
-
-class Exports:
-    """Weights as files of a kind, made one at a time by a process that knows torch, and sent."""
-
-    def __init__(self) -> None:
-        self._one = asyncio.Lock()
-
-    async def send(
-        self, request: web.Request, execution: Execution, job: ExecutedJob, kind: str, step: str
-    ) -> web.StreamResponse:
-        """The answer with a job's weights, of its newest checkpoint or that of a step. Raises InputError."""
-        if kind not in KINDS or not (step == "" or (step.isdecimal() and step.isascii() and len(step) < 19)):
-            raise InputError(f"expected format={' or format='.join(KINDS)}, and step=N or none.")
-        folder = Path(tempfile.mkdtemp(prefix=".export-", dir=execution.folder))
-        try:
-            out = folder / f"weights.{kind}"
-            async with self._one:
-                await _export(execution.folder_of(job).resolve(), out, step)
-            answer = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
-            with out.open("rb") as stream:
-                answer.content_length = os.fstat(stream.fileno()).st_size
-                await answer.prepare(request)
-                while chunk := await asyncio.to_thread(stream.read, _CHUNK):
-                    await answer.write(chunk)
-            await answer.write_eof()
-            return answer
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _export(folder: Path, out: Path, step: str) -> None:
-    command = [sys.executable, "-m", "synergy_exec", "export", str(folder), "--out", str(out)]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        *(["--step", step] if step else []),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        _, said = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    if process.returncode:
-        raise InputError(plain_lines(said.decode(errors="replace").strip()) or "the export was killed.")
-
 
 # What a monitor reads of a controller: Prometheus' text. Labels are bounded: only jobs that hold slots have series.
 
@@ -174,9 +40,9 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics(Collector):
     """Of one controller: gathered when they are asked for. Nothing of jobs is known before all agents are there."""
 
-    def __init__(self, agents: Agents) -> None:
+    def __init__(self, agents: Agents, now_s: Callable[[], float]) -> None:
         self.execution: Execution | None = None
-        self._agents = agents
+        self._agents, self._now_s = agents, now_s
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -199,8 +65,14 @@ class Metrics(Collector):
             "synergy_agent_losses", "How often an agent was lost, or did not come.", agents.losses
         )
         if self.execution is not None:
+            yield _free_bytes(self.execution)
             yield from _of_all_jobs(self.execution)
-            yield from _of_each_job(self.execution)
+            yield from _of_each_job(self.execution, self._now_s())
+
+
+def _free_bytes(execution: Execution) -> Metric:
+    free_bytes = shutil.disk_usage(execution.folder).free
+    return GaugeMetricFamily("synergy_disk_free_bytes", "Free bytes where the run's folder is.", free_bytes)
 
 
 def _of_all_jobs(execution: Execution) -> Iterable[Metric]:
@@ -225,12 +97,13 @@ def _of_all_jobs(execution: Execution) -> Iterable[Metric]:
     )
 
 
-def _of_each_job(execution: Execution) -> Iterable[Metric]:
+def _of_each_job(execution: Execution, now_s: float) -> Iterable[Metric]:
     meanings = {
         "slots": "Slots that the job holds.",
         "step": "Steps that it has trained.",
         "loss": "Its last reported loss.",
         "goodput": "Iterations at its initial batch per second.",
+        "seconds_since_step": "Seconds since it was started or last reported a step.",
     }
     families = {
         name: GaugeMetricFamily(f"synergy_job_{name}", meaning, labels=("job", "name"))
@@ -242,6 +115,7 @@ def _of_each_job(execution: Execution) -> Iterable[Metric]:
         plan = execution.decider.plans.get(job.job_id)
         goodput = job.goodput(None if plan is None else plan.global_batch)
         values = {"slots": job.held_gpus, "step": job.seen.step, "loss": job.seen.loss, "goodput": goodput}
+        values["seconds_since_step"] = now_s - job.moved_s
         for name, value in values.items():
             if not math.isnan(value):
                 families[name].add_metric((str(job.job_id), plain(job.name)), value)
@@ -282,50 +156,6 @@ def _hash(text: str, element: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
 
 
-# What users may do, by their roles: readers look, users change what is theirs, admins all of it.
-
-
-FORBIDDEN = 403
-
-
-def check_admin(user: User) -> None:
-    """Raises RefusedError for anybody else."""
-    if user.role != "admin":
-        raise RefusedError(FORBIDDEN, f"{user.name} is a {user.role}; this is for admins.")
-
-
-def check_changes(user: User, job: ExecutedJob) -> None:
-    """Raises RefusedError where the user may not end the job, have it wait again, or take its weights."""
-    _check_no_reader(user)
-    if user.role != "admin" and job.file.user != user.name:
-        whose = f"{job.file.user}'s" if job.file.user else "no user's"
-        raise RefusedError(FORBIDDEN, f"job {job.name} is {whose}; {user.name} may change jobs of {user.name} alone.")
-
-
-def submitted_by(user: User, job: JobFile) -> JobFile:
-    """The job as the user submits it: whose it is, and where it goes. An admin may submit for others.
-
-    Raises RefusedError for what the user may not ask for.
-    """
-    _check_no_reader(user)
-    if user.role == "admin":
-        where = job.virtual_cluster or user.virtual_cluster
-        return dataclasses.replace(job, user=job.user or user.name, virtual_cluster=where)
-    if job.user not in ("", user.name):
-        raise RefusedError(FORBIDDEN, f"user={job.user}: {user.name} submits jobs of {user.name} alone.")
-    where = user.virtual_cluster or job.virtual_cluster
-    if job.virtual_cluster not in ("", where):
-        raise RefusedError(FORBIDDEN, f"virtual_cluster={job.virtual_cluster}: jobs of {user.name} go to {where}.")
-    if job.priority > user.most_priority:
-        raise RefusedError(FORBIDDEN, f"priority={job.priority}: {user.name} may ask for {user.most_priority} at most.")
-    return dataclasses.replace(job, user=user.name, virtual_cluster=where)
-
-
-def _check_no_reader(user: User) -> None:
-    if user.role == "reader":
-        raise RefusedError(FORBIDDEN, f"{user.name} is a reader, and may look at everything and change nothing.")
-
-
 _NUMBER = re.compile(r"[0-9]{1,18}")
 """Of a job; more digits than that are no number of any."""
 
@@ -351,9 +181,6 @@ class Served(Protocol):
     def now_s(self) -> float:
         """Seconds on its clock."""
 
-    def reread(self) -> list[str]:
-        """Users and settings are read again; what has changed."""
-
     def changed(self) -> None:
         """Jobs have come or gone: it decides anew."""
 
@@ -366,15 +193,11 @@ def routes(controller: Served) -> list[web.RouteDef]:
         web.post("/jobs", api.submit),
         web.delete("/jobs/{job}", api.cancel),
         web.post("/jobs/{job}/retry", api.retry),
-        web.post("/jobs/{job}/prune", api.prune),
-        web.get("/jobs/{job}/weights", api.weights),
         web.get("/jobs/{job}/explain", api.explain),
-        web.post("/reload", api.reload),
         web.get("/state", api.state),
         web.get("/", api.page),
         web.get("/healthz", api.health),
         web.get("/metrics", api.metrics),
-        web.get("/alerts", api.alerts),
     ]
 
 
@@ -383,8 +206,7 @@ class Api:
 
     def __init__(self, controller: Served) -> None:
         self._controller = controller
-        self._metrics = Metrics(controller.agents)
-        self._exports = Exports()
+        self._metrics = Metrics(controller.agents, controller.now_s)
 
     async def jobs(self, _: web.Request) -> web.Response:
         """All jobs."""
@@ -393,7 +215,7 @@ class Api:
 
     async def submit(self, request: web.Request) -> web.Response:
         """Takes a job; answered when it is in the journal."""
-        job = submitted_by(_user(), job_of(await _values(request), "the job"))
+        job = job_of(await _values(request), "the job")
         execution = self._execution()
         if self._controller.closing:
             raise InputError("the controller is about to end; start it again and submit then.")
@@ -405,8 +227,7 @@ class Api:
         """Ends a job; answered when that is in the journal."""
         execution = self._execution()
         job = _job_named(execution, request.match_info["job"], among="active")
-        check_changes(_user(), job)
-        execution.cancel(job, self._controller.now_s(), _user().name)
+        execution.cancel(job, self._controller.now_s())
         self._controller.changed()
         return _json(self._listed([job])[0])
 
@@ -417,30 +238,9 @@ class Api:
         if values not in ({}, {"from_start": False}, {"from_start": True}):
             raise InputError('expected {"from_start": true}, or {} to go on from the last checkpoint.')
         job = _job_named(execution, request.match_info["job"])
-        check_changes(_user(), job)
         retry(execution, job, self._controller.now_s(), from_start=values.get("from_start", False))
         self._controller.changed()
         return _json(self._listed([job])[0])
-
-    async def prune(self, request: web.Request) -> web.Response:
-        """Says what need not be kept of a job that has ended, and removes it where that is asked."""
-        execution = self._execution()
-        job = _job_named(execution, request.match_info["job"])
-        check_changes(_user(), job)
-        return _json(await pruned(execution, job, await _values(request)))
-
-    async def weights(self, request: web.Request) -> web.StreamResponse:
-        """A job's weights, a file."""
-        execution = self._execution()
-        job = _job_named(execution, request.match_info["job"])
-        check_changes(_user(), job)
-        kind, step = request.query.get("format", KINDS[0]), request.query.get("step", "")
-        return await self._exports.send(request, execution, job, kind, step)
-
-    async def reload(self, request: web.Request) -> web.Response:
-        """Reads users and settings again; what has changed."""
-        check_admin(_user())
-        return _json(self._controller.reread() or ["nothing has changed"])
 
     async def explain(self, request: web.Request) -> web.Response:
         """Why a job has what it has, by the last decision; of one that a policy orders, why it waits or was stopped."""
@@ -500,12 +300,6 @@ class Api:
         """For Prometheus."""
         text = self._metrics.text(self._controller.execution)
         return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
-
-    async def alerts(self, request: web.Request) -> web.Response:
-        """What somebody should look at."""
-        limits = limits_of(request.query)
-        now_s = self._controller.now_s()
-        return _json(alerts(self._execution(), self._controller.agents, now_s, limits))
 
     def _listed(self, jobs: Collection[ExecutedJob], *, losses: bool = False) -> list[dict[str, Any]]:
         """The jobs as `shown`, with why those wait that do; losses: with their losses."""
@@ -582,13 +376,6 @@ def _job_named(execution: Execution, wanted: str, *, among: str = "all") -> Exec
     raise RefusedError(
         404, f"unknown job '{plain(wanted, MOST_SHOWN)}'.{guess} GET /jobs, or the command list, has all."
     )
-
-
-def _user() -> User:
-    """Who asks."""
-    user = ASKING.get()
-    assert user is not None
-    return user
 
 
 async def _values(request: web.Request) -> Any:

@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import time
 from collections.abc import Coroutine, Sequence
@@ -27,23 +28,19 @@ from synergy_core.policies import Policy, SharingPolicy
 from synergy_core.scheduling.reasons import Stopped
 from synergy_core.units import MB, on_grid
 from synergy_exec.backends import Backend, Meeting
-from synergy_exec.controller import owner as processes
 from synergy_exec.controller.api import PUBLIC, routes
 from synergy_exec.controller.execution import EXCHANGES, FINISH, START, STOP, Execution, check_asks, recall, with_quotas
 from synergy_exec.controller.jobs import ExecutedJob, Seen
-from synergy_exec.controller.journal import Journal
+from synergy_exec.controller.journal import BACKUP_S, Journal, back_up
 from synergy_exec.controller.reconcile import compare
 from synergy_exec.job_file import MOST_BYTES, JobFile
-from synergy_exec.job_folder import tidy
 from synergy_exec.messages import Hello, Message
 from synergy_exec.nodes.agents import AgentLink, Agents
 from synergy_exec.nodes.listening import Listener, listening
 from synergy_exec.plain import plain_lines
 from synergy_exec.profiling.finder import finder
-from synergy_exec.rereading import CHANGED, CHANGING, differences, given
 from synergy_exec.settings import Settings
-from synergy_exec.users import User, read_users
-from synergy_exec.wire import tls_of
+from synergy_exec.worker.processes import began, wait_or_kill
 from synergy_runs.facts import Kind
 from synergy_runs.files import atomic_file
 
@@ -65,7 +62,6 @@ def resume(execution: Execution, now_s: float) -> None:
         if row.job in reports:
             seen = reports[row.job]
             statistics = seen.pop("statistics")
-            seen.pop("saved_step", None)  # journals had it once
             job.seen = Seen(**seen, statistics=None if statistics is None else (statistics[0], statistics[1]))
         job.seen.best_step = max(job.seen.best_step, row.best_step)
         execution.next_job = max(execution.next_job, row.job + 1)
@@ -163,7 +159,6 @@ def _size(node: NodeType) -> tuple[float, ...]:
     return node.gpus_per_node, node.cpus, node.memory_bytes
 
 
-TIDY_S = 600.0
 LATE_S = 0.25
 """A round that is late by no more than this is not left out."""
 
@@ -193,10 +188,7 @@ class Controller(Listener):
         profile: Profile,
     ) -> None:
         self.policy, self.arrivals = policy, arrivals
-        self._typed, self.folder, self.profile = settings, folder, profile
-        self.settings = dataclasses.replace(settings, **given(settings.changes))
-        self._tls = tls_of(settings)
-        self.users = read_users(settings.users)
+        self.settings, self.folder, self.profile = settings, folder, profile
         self.agents = Agents(backend, self.settings.agents_per_hour)
         self.execution: Execution | None = None
         self.interrupted = False
@@ -219,7 +211,7 @@ class Controller(Listener):
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._journal = journal = Journal(self.folder / "journal.sqlite")
         try:
-            self._note_changes()
+            journal.take_over()
             await asyncio.to_thread(self._wait_for_old_agents, journal.agents())
             journal.agents_left()
             journal.commit()
@@ -230,19 +222,16 @@ class Controller(Listener):
                 port=self.settings.port,
                 routes=routes(self),
                 public=PUBLIC,
-                tls=self._tls,
                 most_bytes=MOST_BYTES,
             ) as self.meeting:
                 self._announce(self.meeting)
                 for number in (signal.SIGINT, signal.SIGTERM):
                     asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
-                if self.settings.serve and not sys.stderr.isatty():  # a terminal that closes says so by SIGHUP, too
-                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
                 try:
                     await self._begin(journal)
                     self._task(self._arrive())
-                    self._deciding = self._task(self._rounds())
-                    self._task(self._tidy())
+                    self._task(self._rounds())
+                    self._task(self._back_up())
                     self._task(self._find_plans())
                     await self._over
                 finally:
@@ -258,15 +247,15 @@ class Controller(Listener):
     def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]]) -> None:
         """Agents of a controller that died save and leave by themselves; those that do not are killed."""
         here = [(pid, since) for _, host, pid, since in agents if host == socket.gethostname()]
-        for pid in processes.wait_or_kill(here, patience_s=self.settings.leave_s):
+        for pid in wait_or_kill(here, patience_s=self.settings.leave_s):
             print(f"an agent of an earlier controller, process {pid}, had to be killed", file=sys.stderr)
 
     def _announce(self, meeting: Meeting) -> None:
         """Writes the file by which commands find this controller."""
-        me = {"url": meeting.url, "authority": meeting.authority, "host": socket.gethostname(), "pid": os.getpid()}
+        me = {"url": meeting.url, "host": socket.gethostname(), "pid": os.getpid()}
         with atomic_file(self.folder / "controller.json") as partial:
             partial.touch(mode=0o600)
-            partial.write_text(json.dumps({**me, "began": processes.began(os.getpid())}) + "\n", encoding="utf-8")
+            partial.write_text(json.dumps({**me, "began": began(os.getpid())}) + "\n", encoding="utf-8")
 
     async def _begin(self, journal: Journal) -> None:
         """Makes the execution, once all agents are there and the cluster is known."""
@@ -293,47 +282,6 @@ class Controller(Listener):
         given = self.settings.storage_mb_per_s
         return math.inf if given is None else given * MB
 
-    def who(self, token: bytes) -> User | None:
-        """Whose token it is, of the file of users."""
-        return self.users.of(token)
-
-    # Read again
-
-    def reread(self) -> list[str]:
-        """Reads users, changed settings and the certificate again; what is another now, a sentence each.
-
-        Raises InputError for a file that cannot be used; nothing has changed then.
-        """
-        users = read_users(self._typed.users)
-        settings = dataclasses.replace(self._typed, **given(self._typed.changes))
-        if self._tls is not None:
-            self._tls.shown()
-        before, self.settings, self.users = self.settings, settings, users
-        self.agents.at_once = settings.agents_per_hour
-        if self.execution is not None:
-            self.execution.settings = settings
-            self.execution.blame.most = settings.agents_per_hour
-            if settings.round_s != before.round_s and not self.closing:
-                self._deciding.cancel()
-                self._deciding = self._task(self._rounds())
-        self._note_changes()
-        return [*differences(before, settings), *([f"users: {len(users)}"] if self._typed.users else [])]
-
-    def _note_changes(self) -> None:
-        """The journal says what was typed; what went before that is written beside it."""
-        now = {name: getattr(self.settings, name) for name in CHANGING}
-        values = {name: value for name, value in now.items() if value != getattr(self._typed, name)}
-        if values != self._journal.meta().get(CHANGED, {}):
-            self._journal.set_meta(CHANGED, values)
-            self._journal.commit()
-
-    def _hang_up(self) -> None:
-        try:
-            said = self.reread() or ["nothing has changed"]
-        except InputError as error:
-            said = [f"{error} Nothing has changed."]
-        print(*map(plain_lines, said), sep="\n", file=sys.stderr, flush=True)
-
     # Agents
 
     async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> AgentLink:
@@ -342,7 +290,7 @@ class Controller(Listener):
         if self.settings.memory_gb_per_slot is not None and hello.no_limit:
             said = f"memory_gb_per_slot={self.settings.memory_gb_per_slot:g} is not kept there"
             print(f"node {hello.node}: {said}: {hello.no_limit}", file=sys.stderr, flush=True)
-        since = processes.began(hello.pid) if hello.host == socket.gethostname() else 0
+        since = began(hello.pid) if hello.host == socket.gethostname() else 0
         self._journal.agent(hello.node, hello.host, hello.pid, since)
         self._journal.commit()
         if self.execution is not None:
@@ -423,17 +371,15 @@ class Controller(Listener):
                 await asyncio.wait_for(self._freed.wait(), max(0.0, until_s - self.now_s()))
         return self.execution.freed
 
-    async def _tidy(self) -> None:
-        """Removes now and then what need not be kept of jobs that have ended."""
+    async def _back_up(self) -> None:
+        """Copies the journal once a minute if it has changed."""
+        copied = -1
         while True:
-            await asyncio.sleep(TIDY_S)
-            keep, days = self.settings.retention, self.settings.retention_days
-            if keep == "everything":
-                continue
-            assert self.execution is not None
-            runs = self.execution.runs
-            ended = [job.job_id for job in self.execution.jobs.values() if job.ended and not runs.of_job(job.job_id)]
-            await asyncio.to_thread(tidy, self.folder, ended, keep, days)
+            if (changes := self._journal.changes) != copied:
+                with contextlib.suppress(InputError, sqlite3.Error):  # a full disk: the journal itself says so
+                    await asyncio.to_thread(back_up, self.folder)
+                    copied = changes
+            await asyncio.sleep(BACKUP_S)
 
     async def _find_plans(self) -> None:
         """Finds out which plans models may have that nobody profiled, in another process, as long as there are any."""

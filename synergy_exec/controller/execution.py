@@ -242,14 +242,11 @@ class Execution:
         self.learning.submitted(file)
         return job
 
-    def cancel(self, job: ExecutedJob, now_s: float, by: str = "") -> None:
-        """The job ends now; its workers, if it has any, are killed. by: who wants it; "": whoever has the token.
-
-        Raises InputError if it has ended.
-        """
+    def cancel(self, job: ExecutedJob, now_s: float) -> None:
+        """The job ends now; its workers, if it has any, are killed. Raises InputError if it has ended."""
         if job.ended:
             raise InputError(f"job {job.name} has ended: {job.state}.")
-        self._end(job, "cancelled", f"cancelled by {by or 'its user'}", now_s)
+        self._end(job, "cancelled", "cancelled by its user", now_s)
         self._settle(now_s)
 
     @property

@@ -1,28 +1,34 @@
 """The controller's memory on disk: what was submitted, what ran where, what happened, in one SQLite file.
 
 What is acknowledged or acted upon was committed before (WAL, synchronous=FULL). Reports alone may lag: they are
-written with the next commit, and a run that resumes reads its checkpoint, not them. What the disk changed or lost since
-is noticed when the file is opened (`checksums`); `salvage` makes another of what is left.
+written with the next commit, and a run that resumes reads its checkpoint, not them.
+
+The controller copies the journal to `journal.backup.sqlite` every minute (SQLite's backup API). Where SQLite's own
+check finds the journal damaged, `restore_if_damaged` puts it aside and takes the copy.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
-from synergy_exec.controller import journal_file as checksums
-from synergy_exec.controller import owner
-from synergy_exec.controller.journal_file import opened
 from synergy_exec.job_file import JobFile
 from synergy_runs.facts import DecisionLog, EventLog, Kind
+from synergy_runs.files import atomic_file
+
+NAME = "journal.sqlite"
+BACKUP = "journal.backup.sqlite"
+BACKUP_S = 60.0
+"""From one copy to the next, while anything is written."""
 
 _OBSERVED = "job, gpu_type, nodes, gpus, micro_batch, step_s, sync_s"
 
@@ -31,7 +37,7 @@ class JobRow(NamedTuple):
     """A job as it was last known. row: of the workload, None if it was submitted over the API.
 
     losses: runs lost in a row without a step of progress; best_step: the furthest step it ever reported. uuid: as its
-    folder and its checkpoints say it, "" of a job from before they did.
+    folder and its checkpoints say it.
     """
 
     job: int
@@ -43,7 +49,7 @@ class JobRow(NamedTuple):
     reason: str
     losses: int
     best_step: int
-    uuid: str = ""
+    uuid: str
 
     @property
     def job_file(self) -> JobFile:
@@ -106,9 +112,10 @@ class Timing(NamedTuple):
 
 
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+TERM, FENCED_OUT = "term", 3
+"""Under which name `meta` has the number of the controller that writes; and the exit code of one that is replaced."""
 _TRY_S, _PATIENCE_S = 0.5, 60.0
 """From one try to the next, and in all; agents that hear nothing leave no sooner."""
-T = TypeVar("T")
 
 
 class Journal:
@@ -118,9 +125,10 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens or makes it. Raises InputError for a damaged, foreign or newer file, or where the disk refuses."""
+        """Opens or makes it. Raises InputError for a damaged file or another program's, or where the disk refuses."""
         self.path = path
-        self._connection = opened(path)
+        self._connection = _opened(path)
+        self._term = 0
         self._recorded: list[tuple[str, tuple[Any, ...]]] = []
         self._reported: dict[int, dict[str, Any]] = {}
 
@@ -130,15 +138,13 @@ class Journal:
         self._connection.close()
 
     def commit(self) -> None:
-        """What was recorded is on disk when this returns; nothing is where the folder is another's by now."""
+        """What was recorded is on disk when this returns. Ends the process if another controller has taken over."""
         for job, progress in self._reported.items():
             self._write("INSERT OR REPLACE INTO reports (job, progress) VALUES (?, ?)", (job, json.dumps(progress)))
         self._reported.clear()
         if self._connection.in_transaction:
-            owner.check(self.path.parent)
-            number = self._patiently(self._committed)
+            self._patiently(self._committed)
             self._recorded.clear()
-            checksums.witness(self.path, number)
 
     def _write(self, statement: str, values: tuple[Any, ...] = ()) -> None:
         self._recorded.append((statement, values))
@@ -153,14 +159,27 @@ class Journal:
         for statement, values in missing:
             self._connection.execute(statement, values)
 
-    def _committed(self) -> int:
+    def _committed(self) -> None:
         if not self._connection.in_transaction:
             self._executed()
-        number = checksums.count_commit(self._connection)
+        # Nobody else can write between this look and the commit: the transaction began IMMEDIATE.
+        if self._term and self.meta().get(TERM, 0) != self._term:
+            # An exception would be handled by code that writes, and nothing may be written any more.
+            print(f"{self.path.parent}: another controller has taken this run over; this one stops.", file=sys.stderr)
+            os._exit(FENCED_OUT)
         self._connection.execute("COMMIT")
-        return number
 
-    def _patiently(self, work: Callable[[], T]) -> T:
+    def take_over(self) -> None:
+        """From now on this controller alone may write: each has a number, and one that finds a higher one stops.
+
+        A lock keeps two out of one folder (`folders.lock`), but not every file system that machines share keeps locks.
+        """
+        term = int(self.meta().get(TERM, 0)) + 1
+        self.set_meta(TERM, term)
+        self.commit()
+        self._term = term
+
+    def _patiently(self, work: Callable[[], None]) -> None:
         """Does it, once there is room for it: all of the transaction again after each try in vain."""
         tried = 0
         while True:
@@ -179,6 +198,11 @@ class Journal:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
 
+    @property
+    def changes(self) -> int:
+        """Rows that were written since it was opened."""
+        return self._connection.total_changes
+
     # What is recorded; nothing is on disk before `commit`
 
     def set_meta(self, name: str, value: Any) -> None:
@@ -193,9 +217,6 @@ class Journal:
             "UPDATE jobs SET state=?, reason=?, losses=?, best_step=? WHERE job=?",
             (state, reason, losses, best_step, job),
         )
-
-    def job_named(self, job: int, uuid: str) -> None:
-        self._write("UPDATE jobs SET uuid=? WHERE job=?", (uuid, job))
 
     def job_waits_again(self, job: int, *, from_start: bool) -> None:
         """A job that had ended waits; from_start: as if it had never trained. What was its end was a stop, then."""
@@ -333,6 +354,134 @@ class Journal:
             return self._connection.execute(statement).fetchall()
         except sqlite3.Error as error:
             raise InputError(f"{self.path}: the journal cannot be read ({error}).") from error
+
+
+# The file: made, opened, checked, copied, and restored from its copy.
+
+
+_APPLICATION = 0x53594E45
+"""SQLite's application_id of our journals: "SYNE"."""
+_VERSION = 5
+_TABLES = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE jobs (
+    job INTEGER PRIMARY KEY, name TEXT NOT NULL, file TEXT NOT NULL, submit_s REAL NOT NULL, row INTEGER,
+    state TEXT NOT NULL, reason TEXT NOT NULL, losses INTEGER NOT NULL, best_step INTEGER NOT NULL,
+    uuid TEXT NOT NULL);
+CREATE TABLE runs (
+    run INTEGER PRIMARY KEY, job INTEGER NOT NULL, decided_s REAL NOT NULL, placement TEXT NOT NULL,
+    plan TEXT NOT NULL, launched INTEGER NOT NULL DEFAULT 0, outcome TEXT NOT NULL DEFAULT '',
+    reason TEXT NOT NULL DEFAULT '');
+CREATE TABLE facts (
+    serial INTEGER PRIMARY KEY, time_s REAL NOT NULL, kind INTEGER NOT NULL, job INTEGER NOT NULL,
+    gpus INTEGER NOT NULL, placement TEXT NOT NULL, reason INTEGER NOT NULL);
+CREATE TABLE decisions (
+    serial INTEGER PRIMARY KEY, time_s REAL NOT NULL, decision_s REAL NOT NULL, started INTEGER NOT NULL,
+    stopped INTEGER NOT NULL, running INTEGER NOT NULL, queued INTEGER NOT NULL, gpus_used INTEGER NOT NULL,
+    objective REAL, bound REAL);
+CREATE TABLE timings (
+    serial INTEGER PRIMARY KEY, run INTEGER NOT NULL, time_s REAL NOT NULL, kind TEXT NOT NULL, parts TEXT NOT NULL);
+CREATE TABLE reports (job INTEGER PRIMARY KEY, progress TEXT NOT NULL);
+CREATE TABLE observations (
+    job INTEGER NOT NULL, gpu_type TEXT NOT NULL, nodes INTEGER NOT NULL, gpus INTEGER NOT NULL,
+    micro_batch INTEGER NOT NULL, step_s REAL NOT NULL, sync_s REAL NOT NULL,
+    UNIQUE (job, gpu_type, nodes, gpus, micro_batch));
+CREATE TABLE agents (node INTEGER PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, began INTEGER NOT NULL);
+"""
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """The file, whole and of this version, made where there is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # For its owner alone; SQLite gives its other files the same mode.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = sqlite3.connect(path, isolation_level=None)
+        try:
+            _prepare(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    except (sqlite3.Error, OSError, UnicodeError) as error:
+        raise InputError(
+            f"{path}: the journal cannot be used ({error}). Free some space or mend its permissions; if it is damaged, "
+            f"the command that began the run restores {BACKUP}."
+        ) from error
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    run = connection.execute
+    if not run("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        run("PRAGMA journal_mode=WAL")
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {_TABLES} PRAGMA application_id = {_APPLICATION}; "
+            f"PRAGMA user_version = {_VERSION}; COMMIT;"
+        )
+    elif run("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+        raise InputError(f"{path}: this is no journal of Synergy's; name another place with results_dir=DIR.")
+    elif (version := run("PRAGMA user_version").fetchone()[0]) != _VERSION:
+        raise InputError(
+            f"{path}: a journal of version {version}; this program reads version {_VERSION}. "
+            "Go on with the program that wrote it, or name another place with results_dir=DIR."
+        )
+    run("PRAGMA synchronous=FULL")
+
+
+def back_up(work: Path) -> None:
+    """Copies the journal, as it stands after its last commit, to `journal.backup.sqlite`. Any thread may call it."""
+    with (
+        atomic_file(work / BACKUP) as partial,
+        contextlib.closing(sqlite3.connect(work / NAME)) as journal,
+        contextlib.closing(sqlite3.connect(partial)) as copy,
+    ):
+        partial.chmod(0o600)
+        journal.backup(copy)
+
+
+def restore_if_damaged(work: Path) -> None:
+    """Takes the last copy in place of a journal that is damaged or gone, and says so. The folder is the caller's.
+
+    Raises InputError where there is no copy either.
+    """
+    path, copy = work / NAME, work / BACKUP
+    if not path.is_file() and not copy.is_file():
+        return
+    damage = _damage(path) if path.is_file() else "it is gone"
+    if not damage:
+        return
+    if not copy.is_file() or _damage(copy):
+        raise InputError(
+            f"{path}: the journal is damaged ({damage}), and there is no whole {BACKUP}. What jobs have trained is in "
+            f"{work / 'jobs'}: `python -m synergy_exec export {work / 'jobs'}/NUMBER` reads weights from there. Name "
+            "another place with results_dir=DIR."
+        )
+    number = 1 + len(list(work.glob(f"{NAME}.damaged-*")))
+    for each in sorted(work.glob(f"{NAME}*")):
+        if ".damaged-" not in each.name:
+            each.rename(each.with_name(each.name.replace(NAME, f"{NAME}.damaged-{number}")))
+    with contextlib.closing(sqlite3.connect(copy)) as whole, contextlib.closing(sqlite3.connect(path)) as journal:
+        path.chmod(0o600)
+        whole.backup(journal)
+    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(copy.stat().st_mtime))
+    print(
+        f"{path}: the journal is damaged ({damage}) and put aside as {NAME}.damaged-{number}; its copy of {made} is "
+        "used. What happened since is forgotten: jobs that ended since go on from their last checkpoints, and jobs "
+        "submitted since are taken in from their folders as failed.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _damage(path: Path) -> str:
+    """What SQLite's own check finds; "" if the file is whole."""
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            found = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
+    except (sqlite3.Error, UnicodeError) as error:
+        return str(error)
+    return ("" if tables else "it is empty") if found == "ok" else found.replace("\n", " ")
 
 
 def _placed(text: str) -> Placed:

@@ -30,9 +30,6 @@ def compare(execution: Execution, now_s: float) -> list[str]:
         execution.next_run = max(execution.next_run, job_folder.newest_run(folder) + 1)
     for job in execution.jobs.values():
         folder = execution.folder_of(job)
-        if not job.uuid:
-            job.uuid = _uuid_in(folder) or uuid4().hex
-            execution.journal.job_named(job.job_id, job.uuid)
         if not job.seen.saved[0] and (progress := job_folder.saved(folder)) is not None:
             _stands(execution, job, progress)
         if job.ended:

@@ -9,7 +9,6 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from pathlib import Path
 
 from aiohttp import web
@@ -20,14 +19,11 @@ from synergy_exec.backends import Meeting
 from synergy_exec.messages import Hello, Message
 from synergy_exec.nodes.agents import AgentLink
 from synergy_exec.plain import MOST_SHOWN, plain
-from synergy_exec.users import OWNER, User
-from synergy_exec.wire import Ear, Tls, decode, farewell
+from synergy_exec.wire import Ear, decode, farewell
 from synergy_runs.files import atomic_file
 
 MOST_MESSAGE_BYTES = 1_000_000
 AGENTS = "/agents"
-ASKING: ContextVar[User | None] = ContextVar("ASKING")
-"""Who asks, while a request is answered; None where that needs no token."""
 
 
 class RefusedError(InputError):
@@ -40,10 +36,6 @@ class RefusedError(InputError):
 
 class Listener(ABC):
     """Who agents connect to."""
-
-    def who(self, token: bytes) -> User | None:
-        """Who has that token, which is not the one in the folder; None: nobody, and the request is refused."""
-        return None
 
     @abstractmethod
     async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> AgentLink:
@@ -72,49 +64,39 @@ async def listening(
     routes: Iterable[web.RouteDef] = (),
     public: Collection[str] = (),
     most_bytes: int = 1_000_000,
-    tls: Tls | None = None,
 ) -> AsyncIterator[Meeting]:
-    """Listens until the block ends. The token is new each time and stands in the folder's `token`, its owner's alone.
+    """Listens until the block ends. Each time a new token is written to the file `token`, which only its owner reads.
 
-    routes: what else is answered, to whom `Listener.who` knows, too. public: paths of those that need no token. tls:
-    None where connections are not encrypted. Raises InputError for a port that is taken, and for a certificate that
-    cannot be used.
+    routes: further requests that are answered. public: their paths that need no token. most_bytes: largest request.
+    Raises InputError for a port that is taken.
     """
-    secure = None if tls is None else tls.shown()
     token = secrets.token_urlsafe()
     token_file = folder / "token"
     with atomic_file(token_file) as partial:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as stream:
             stream.write(token + "\n")
-    app = web.Application(middlewares=[_checked(listener, token, public, most_bytes)], client_max_size=most_bytes)
+    app = web.Application(middlewares=[_checked(token, public, most_bytes)], client_max_size=most_bytes)
     app.add_routes([web.get(AGENTS, _agents(listener)), *routes])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port, ssl_context=secure).start()
+            await web.TCPSite(runner, host, port).start()
         except OSError as error:
             raise InputError(f"port={port}: {error.strerror}. port=0 takes a free one.") from error
-        url = f"{'http' if tls is None else 'https'}://{host}:{runner.addresses[0][1]}"
-        authority = "" if tls is None else str(tls.authority)
-        yield Meeting(url=url, token_file=token_file, folder=folder, authority=authority)
+        yield Meeting(url=f"http://{host}:{runner.addresses[0][1]}", token_file=token_file, folder=folder)
     finally:
         await runner.cleanup()
 
 
-def _checked(listener: Listener, token: str, public: Collection[str], most_bytes: int) -> Middleware:
+def _checked(token: str, public: Collection[str], most_bytes: int) -> Middleware:
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuses requests without a token, and turns what a user can mend into a sentence."""
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        its_own = hmac.compare_digest(given, f"Bearer {token}".encode())
-        scheme, _, users_token = given.partition(b" ")
-        user = OWNER if its_own else listener.who(users_token) if scheme == b"Bearer" else None
-        if request.path not in public and (user is None or (request.path == AGENTS and not its_own)):
-            where = "it stands in the file `token` beside controller.json, a user's in SYNERGY_TOKEN"
-            return _said(401, f"the token is missing or wrong; {where}.")
-        ASKING.set(user)
+        if request.path not in public and not hmac.compare_digest(given, f"Bearer {token}".encode()):
+            return _said(401, "the token is missing or wrong; it is in the file `token` beside controller.json.")
         try:
             # Before it is read: who says that much may never send it.
             if (request.content_length or 0) > most_bytes:

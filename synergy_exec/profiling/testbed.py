@@ -32,7 +32,6 @@ from synergy_exec.nodes.agents import AgentLink, Agents
 from synergy_exec.nodes.listening import Listener, listening
 from synergy_exec.nodes.runs import Dropped, Left, Run, Runs
 from synergy_exec.settings import Settings
-from synergy_exec.wire import tls_of
 
 
 class TestbedError(InputError):
@@ -286,7 +285,7 @@ async def testbed(
 ) -> AsyncIterator[Testbed]:
     """All agents of a backend, until the block ends; then no process of them is left."""
     made = Testbed(backend, launch_of, settings)
-    async with listening(made, folder, host=settings.host, port=settings.port, tls=tls_of(settings)) as meeting:
+    async with listening(made, folder, host=settings.host, port=settings.port) as meeting:
         try:
             await made.gather(meeting)
             yield made

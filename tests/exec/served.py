@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import socket
@@ -38,15 +37,6 @@ from synergy_exec.wire import decode, encode
 
 POLL_S = 0.05
 FAST = Settings(round_s=0.1, nodes_s=20.0, leave_s=5.0)
-TOKENS = {name: f"{name}-0123456789abcdefghij" for name in ("root", "ann", "bob", "eve")}
-USERS: list[dict[str, Any]] = [
-    {"name": "root", "role": "admin", "token_sha256": hashlib.sha256(TOKENS["root"].encode()).hexdigest()},
-    {"name": "ann", "role": "user", "token": TOKENS["ann"], "virtual_cluster": "vision", "most_priority": 5},
-    {"name": "bob", "role": "user", "token": TOKENS["bob"]},
-    {"name": "eve", "role": "reader", "token": TOKENS["eve"]},
-]
-
-
 # Agents
 
 
@@ -191,13 +181,6 @@ def job(**more: object) -> dict[str, object]:
 def arriving(*works: float, apart_s: float = 0.0) -> tuple[Arrival, ...]:
     """Jobs j0, j1, …, one after the other."""
     return tuple(Arrival(apart_s * at, f"j{at}", file_of(work=work)) for at, work in enumerate(works))
-
-
-def users_file(folder: Path, entries: Any = None, mode: int = 0o600) -> Path:
-    path = folder / "users.yaml"
-    path.write_text(entries if isinstance(entries, str) else json.dumps(USERS if entries is None else entries))
-    path.chmod(mode)
-    return path
 
 
 # Traces

@@ -9,26 +9,22 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import aiohttp
 import pytest
-from exec.pretended import execution_of, file_of, staged
+from exec.pretended import file_of
 from exec.served import TaskBackend, arriving, ask, controller_of, job, refused, served, through, until
 from prometheus_client.parser import text_string_to_metric_families
 
 from synergy_core.errors import InputError
 from synergy_core.scheduling.reasons import Stopped
-from synergy_exec import __main__ as program
 from synergy_exec.client import client_for
 from synergy_exec.controller import api
-from synergy_exec.controller.controller import Arrival, resume
+from synergy_exec.controller.controller import Arrival
 from synergy_exec.controller.jobs import MOST_POINTS, Curve
 from synergy_exec.controller.journal import Journal
 from synergy_exec.folders import lock
-from synergy_exec.nodes.agents import Agents
-from synergy_exec.settings import AlertLimits
 
 
 def test_submitted_listed_explained_cancelled_and_again(tmp_path):
@@ -183,78 +179,6 @@ def test_agent_that_talks_nonsense_is_cut_off(tmp_path):
 # Alerts: silent while all is well, else a line for each thing that somebody should look at, and exit code 1
 
 
-def alerts(execution, now_s, **limits):
-    class Nodes:
-        nodes = 0
-
-    limits = {"silent_s": 60.0, "failed_s": 600.0, "free_fraction": 0.0, **limits}
-    return api.alerts(execution, Agents(Nodes(), 3), now_s, AlertLimits(**limits))
-
-
-def test_a_job_without_a_step_and_a_job_that_failed_are_told_of_for_a_while(tmp_path):
-    stage = staged(tmp_path, "fifo", (2,))
-    execution = stage.execution
-    stage.agents[0].failing.add(1)
-    for slots in (1, 1, 2):
-        stage.submit(1e9, slots=slots)
-    stage.seconds(100)
-    failed = "job 1 (j1) failed {} ago: rank 0: ValueError: no"
-    assert alerts(execution, stage.now_s) == [failed.format("98 s")]
-    stage.agents[0].deaf = True
-    stage.advance(61.0)
-    stuck, failed = "job 0 (j0) has trained no step for {}; slots that it holds: 1", failed.format("2.6 min")
-    assert alerts(execution, stage.now_s) == [stuck.format("61 s"), failed]
-    assert alerts(execution, stage.now_s + 600) == [stuck.format("11.0 min")]
-    execution.journal.commit()
-    again = execution_of(tmp_path, cluster=2)
-    resume(again, stage.now_s)
-    assert alerts(again, stage.now_s) == [failed]
-
-
-def test_a_disk_that_is_nearly_full_is_told_of(tmp_path, monkeypatch):
-    execution = execution_of(tmp_path)
-    usage = type(shutil.disk_usage(tmp_path))(int(100e9), int(96e9), int(4e9))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    assert alerts(execution, 0.0, free_fraction=0.05) == [f"{tmp_path}: 4.0 GB of 100.0 GB are free"]
-    assert alerts(execution, 0.0, free_fraction=0.03) == []
-
-
-def test_the_command_is_silent_until_something_is_wrong(tmp_path, monkeypatch, capsys):
-    def typed(*more):
-        monkeypatch.setattr(sys, "argv", ["synergy_exec", "alerts", f"--dir={tmp_path}", *more])
-        try:
-            program.main()
-        except SystemExit as end:
-            return int(end.code or 0)
-        return 0
-
-    def ends(*more):
-        return asyncio.to_thread(typed, "--free_fraction=0", *more)
-
-    async def work(controller, client):
-        await ask(client, "POST", "/jobs", job())
-        await until(lambda: controller.execution.jobs[0].state == "running")
-        capsys.readouterr()
-        assert await ends() == 0
-        assert capsys.readouterr().out == ""
-        await until(lambda: controller.now_s() > controller.execution.jobs[0].moved_s)
-        assert await ends("--silent_s=0") == 1
-        assert capsys.readouterr().out.startswith("job 0 (mlp) has trained no step for ")
-        controller.agents.backend.agents[0].cancel()
-        await until(lambda: controller.agents.losses > 0 and bool(controller.agents.links))
-        assert await ends() == 1
-        assert capsys.readouterr().out == "node 0: agents lost within an hour: 1\n"
-        for wrong in ("--silent_s=-1", "--silent_s=nan"):
-            assert await ends(wrong) == 2
-
-    served(tmp_path, work, 1)
-    assert typed() == 2
-    assert "no controller runs below" in capsys.readouterr().err
-
-
-# A monitor
-
-
 ODD = 'a "quoted" \\ name\nsynergy_slots 1e9'
 
 
@@ -328,7 +252,9 @@ def test_figures_are_read_by_prometheus(tmp_path):
         assert found["process_resident_memory_bytes",] > 1e6
         name = ODD.replace("\n", r"\n")
         of_jobs = {key[0]: key[1:] for key in found if key[0].startswith("synergy_job_")}
-        assert of_jobs == {f"synergy_job_{each}": ("0", name) for each in ("slots", "step", "loss", "goodput")}
+        assert of_jobs == {
+            f"synergy_job_{each}": ("0", name) for each in ("slots", "step", "loss", "goodput", "seconds_since_step")
+        }
         assert found["synergy_job_step", "0", name] > 0
         assert found["synergy_job_goodput", "0", name] == pytest.approx(execution.jobs[0].goodput(32))
 

@@ -368,9 +368,6 @@ def test_resumed_controller_believes_what_was_observed(tmp_path):
     (before,) = stage.submit(1e5)
     stage.advance(0.0)
     stage.seconds(5)
-    journal = stage.execution.journal
-    journal.reported(0, {**journal.reports()[0], "saved_step": 3})  # a key that older journals have
-    journal.commit()
     again = resumed(stage, tmp_path, "synergy", (2,))
     after = again.execution.jobs[0]
     assert 0 < after.task.done_work <= before.task.done_work  # to the last decision

@@ -1,33 +1,22 @@
-"""What has been trained stays: a run that has ended, one that lives, one that goes on; one owner; what is removed."""
+"""What has been trained stays: a run that has ended, one that lives, one that goes on; and one process in a folder."""
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
-from exec.pretended import FakeAgent, file_of, refuses
-from exec.saved import BYTES, checkpoint_of, cut
-from exec.served import TaskBackend, ask, executed, job, served, settings_values, trace_of, until
+from exec.pretended import refuses
+from exec.served import TaskBackend, executed, settings_values, trace_of
 
 from synergy_core.errors import InputError
-from synergy_exec import job_folder
-from synergy_exec.commands import prune
-from synergy_exec.controller import controller, owner
 from synergy_exec.controller.journal import JobRow, Journal
-from synergy_exec.controller.owner import FENCED_OUT, claim
 from synergy_exec.folders import RESULTS, claimed, lock, newest
 from synergy_exec.folders import works as works_below
-from synergy_exec.job_folder import DAY_S, removals, remove
-from synergy_exec.messages import Launch
 from synergy_exec.recorded import open_journal
-from synergy_exec.rereading import CHANGED
 from synergy_runs.results import is_unended
 from synergy_runs.results import main as results_main
 
@@ -196,7 +185,7 @@ def test_run_begun_before_a_key_was_there_goes_on(tmp_path):
     with contextlib.ExitStack() as held:
         place, _ = claimed({"fifo": results / "small" / "fifo-0"}, settings, held)["fifo"]
         journal = Journal(place.work / "journal.sqlite")
-        journal.submitted(JobRow(0, "a", {}, 0.0, 0, "waiting", "", 0, 0))
+        journal.submitted(JobRow(0, "a", {}, 0.0, 0, "waiting", "", 0, 0, "u"))
         older = {name: value for name, value in journal.meta()["settings"].items() if name != "retries"}
         journal.set_meta("settings", older)
         journal.close()
@@ -206,317 +195,11 @@ def test_run_begun_before_a_key_was_there_goes_on(tmp_path):
         claimed({"fifo": results / "small" / "fifo-0"}, {"fifo": {**settings["fifo"], "restart_s": 9}}, held)
 
 
-def test_folders_of_jobs_without_a_journal_are_not_begun_over(tmp_path):
+def test_folders_of_jobs_whose_journal_and_copy_are_gone_are_not_begun_over(tmp_path):
     trace, results = trace_of(tmp_path, 1, 3), tmp_path / "r"
     (first,) = executed(trace, results, ["fifo"])
     work = first.parent.with_name("fifo-0.work")
-    for each in work.glob("journal.sqlite*"):
+    for each in work.glob("journal.*"):
         each.unlink()
-    with pytest.raises(InputError, match=rf"its journal is gone, .*python -m synergy_exec resume --salvage {work}"):
+    with pytest.raises(InputError, match="folders of jobs are in it, and no journal"):
         executed(trace, results, ["fifo"])
-
-
-# A run's folder has one owner, whichever machines share it and whether or not their locks reach each other
-
-HOST = """
-import fcntl, itertools, socket, sys
-from pathlib import Path
-from synergy_exec.controller import owner
-from synergy_exec.controller.journal import Journal
-from synergy_exec.folders import lock
-
-fcntl.flock = lambda *_: None
-socket.gethostname = owner.machine = lambda: "one"
-owner.BEAT_S, owner.TRUSTED_S = 0.05, 0.0
-work = Path(sys.argv[1])
-with lock(work):
-    journal = Journal(work / "journal.sqlite")
-    for line in itertools.chain(["one"], sys.stdin):
-        journal.set_meta("who", line.strip())
-        journal.commit()
-        print(line.strip(), flush=True)
-"""
-
-
-@contextlib.contextmanager
-def on(host):
-    """As if this process ran on another machine, to which locks do not reach."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(owner, "machine", lambda: host)
-        patched.setattr(socket, "gethostname", lambda: host)
-        patched.setattr(fcntl, "flock", lambda *_: None)
-        yield
-
-
-def nothing(_):
-    """Instead of waiting."""
-
-
-def numbers(work):
-    return [each for each in names(work) if each.startswith("owner-")]
-
-
-def test_owner_that_gives_no_sign_is_replaced_and_fenced_out_when_it_comes_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(owner, "WATCH_S", 0.01)
-    said = []
-    with on("one"):
-        first = claim(tmp_path, fenced=said.append)
-    with on("two"):
-        second = claim(tmp_path, wait=nothing)
-    before = (tmp_path / "owner-00000002").read_text()
-    first.beat()
-    first.leave()
-    (told,) = said
-    assert f"{tmp_path} does not belong to process {os.getpid()} on one any more: process {os.getpid()} on two" in told
-    assert numbers(tmp_path) == ["owner-00000002"]
-    assert (tmp_path / "owner-00000002").read_text() == before
-    second.beat()
-    assert owner.newest(tmp_path)[1].beat == 1
-
-
-def test_of_two_that_find_a_dead_owner_at_once_one_gets_the_folder(tmp_path, monkeypatch):
-    with on("one"):
-        claim(tmp_path)
-    winner = []
-
-    def meanwhile(*_):
-        monkeypatch.setattr(owner, "_lives", lambda *_: False)
-        with on("three"):
-            winner.append(claim(tmp_path))
-        return False
-
-    monkeypatch.setattr(owner, "_lives", meanwhile)
-    with on("two"), pytest.raises(InputError, match=r"runs here already, process .* on three"):
-        claim(tmp_path)
-    assert numbers(tmp_path) == ["owner-00000002"]
-    winner[0].beat()
-    assert owner.newest(tmp_path)[1].host == "three"
-
-
-def test_who_has_left_is_not_waited_for_and_no_number_comes_twice(tmp_path):
-    def waits(_):
-        raise AssertionError
-
-    for number in (1, 2, 3):
-        with on(f"host-{number}"):
-            first = claim(tmp_path, wait=waits)
-        assert owner.newest(tmp_path)[0] == number
-        first.leave()
-
-
-def test_a_process_of_this_machine_is_there_or_not_without_waiting(tmp_path):
-    def waits(_):
-        raise AssertionError
-
-    child = subprocess.Popen(["sleep", "600"])
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "getpid", lambda: child.pid)
-        claim(tmp_path)
-    refuses(f"process {child.pid} on {socket.gethostname()}. Stop it, or name another", claim, tmp_path, wait=waits)
-    child.kill()
-    child.wait()
-    claim(tmp_path, wait=waits)
-    assert owner.newest(tmp_path)[0] == 2
-
-
-def test_folder_of_another_process_in_the_same_one_is_refused_without_locks(tmp_path):
-    says = "a controller runs here already"
-    with on("one"), lock(tmp_path), pytest.raises(InputError, match=says), lock(tmp_path):
-        raise AssertionError
-    with on("one"), lock(tmp_path):
-        pass
-
-
-def test_an_owner_file_that_is_being_written_counts_as_somebody(tmp_path):
-    (tmp_path / "owner-00000004").touch()
-
-    def appears(_):
-        (tmp_path / "owner-00000004").write_text('{"half')
-        (tmp_path / "owner-00000005").touch()
-
-    refuses("a controller runs here already, one that has just begun", claim, tmp_path, wait=appears)
-
-
-def test_two_controllers_on_two_machines_without_locks(tmp_path, monkeypatch):
-    """The second is refused while the first lives. That was frozen for long, and writes nothing when it wakes up."""
-    work = tmp_path / "fifo-0.work"
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    first = subprocess.Popen([sys.executable, "-c", HOST, str(work)], **pipes, text=True)
-    try:
-        assert first.stdout.readline() == "one\n"
-        with on("two"):
-            with pytest.raises(InputError, match=f"process {first.pid} on one"), lock(work):
-                raise AssertionError
-            os.kill(first.pid, signal.SIGSTOP)
-            monkeypatch.setattr(owner, "WATCH_S", 0.5)
-            with lock(work):
-                journal = Journal(work / "journal.sqlite")
-                journal.set_meta("who", "two")
-                journal.commit()
-                first.stdin.write("one again\n")
-                first.stdin.flush()
-                os.kill(first.pid, signal.SIGCONT)
-                assert first.wait(120) == FENCED_OUT
-                journal.close()
-    finally:
-        first.kill()
-        first.wait()
-    assert first.stdout.read() == ""
-    assert (
-        f"does not belong to process {first.pid} on one any more: process {os.getpid()} on two" in first.stderr.read()
-    )
-    assert Journal(work / "journal.sqlite").meta()["who"] == "two"
-
-
-STATES = ("done", "failed", "cancelled", "waiting")
-
-
-def run_of(work, **settings):
-    """A work folder with a job in each state, that has two checkpoints, given-up ones, a log and data."""
-    journal = Journal(work / "journal.sqlite")
-    journal.set_meta("settings", settings)
-    for number, state in enumerate(STATES):
-        journal.submitted(JobRow(number, state, file_of().values(), 0.0, None, state, "", 0, 0, f"u{number}"))
-        folder = work / "jobs" / str(number)
-        job_folder.describe(folder, job_folder.Filed(number, f"u{number}", state, 0.0, None, file_of()))
-        for step in (10, 20):
-            checkpoint_of(folder, step, f"u{number}")
-        checkpoint_of(folder / "given-up-1", 5)
-        for name in ("log-0.txt", "steps.csv", "data/rows"):
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text("x" * 100)
-    journal.close()
-    return work
-
-
-def there(folder):
-    return sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.name != "progress.json")
-
-
-def age(folder, days):
-    long_ago = time.time() - days * DAY_S
-    for each in folder.rglob("*"):
-        os.utime(each, (long_ago, long_ago))
-
-
-def test_everything_is_kept_where_nothing_else_is_said(tmp_path):
-    age(run_of(tmp_path), 1_000.0)
-    assert removals(tmp_path, range(4), "everything", 0.0) == []
-
-
-def test_last_checkpoint_of_jobs_that_ended_is_kept_and_no_other(tmp_path):
-    run_of(tmp_path)
-    what = removals(tmp_path, [0, 1], "last_checkpoint", 0.0)
-    folders = [tmp_path / "jobs" / str(number) for number in (0, 1)]
-    assert [each.path for each in what] == [
-        path for folder in folders for path in (folder / "checkpoints" / "step-00000010", folder / "given-up-1")
-    ]
-    assert all(each.size_bytes > BYTES for each in what)
-    before = there(tmp_path / "jobs" / "3")
-    remove(what)
-    for folder in folders:
-        assert [each.name for each in (folder / "checkpoints").iterdir()] == ["step-00000020"]
-        assert not (folder / "given-up-1").exists()
-    assert there(tmp_path / "jobs" / "3") == before
-    assert removals(tmp_path, [0, 1], "last_checkpoint", 0.0) == []
-
-
-def test_a_damaged_last_checkpoint_is_not_the_one_that_stays(tmp_path):
-    run_of(tmp_path)
-    checkpoints = tmp_path / "jobs" / "0" / "checkpoints"
-    cut(checkpoints / "step-00000020" / "__0_0.distcp")
-    remove(removals(tmp_path, [0], "last_checkpoint", 0.0))
-    assert [each.name for each in checkpoints.iterdir()] == ["step-00000010"]
-    cut(checkpoints / "step-00000010" / "__0_0.distcp")
-    assert removals(tmp_path, [0], "last_checkpoint", 0.0) == []  # neither is whole: a person may mend one
-
-
-def test_weights_and_logs_go_after_so_many_days_and_what_was_trained_stays_known(tmp_path):
-    run_of(tmp_path)
-    assert removals(tmp_path, [0], "remove", 3.0) == []
-    age(tmp_path / "jobs" / "0", 3.1)
-    what = removals(tmp_path, [0, 1], "remove", 3.0)
-    assert {each.path.parent.name for each in what} == {"0"}
-    remove(what)
-    assert there(tmp_path / "jobs" / "0") == ["job.json", "steps.csv"]
-
-
-def test_prune_names_what_goes_and_removes_it_with_yes_alone(tmp_path, capsys):
-    work = run_of(tmp_path / "demo" / "fifo-0.work", retention="last_checkpoint")
-    kept = run_of(tmp_path / "demo" / "las-0.work")
-    before = there(tmp_path)
-    prune.main([str(tmp_path)])
-    said = capsys.readouterr().out.splitlines()
-    named = [line for line in said if line.startswith("to remove: ")]
-    assert len(named) == 6
-    assert f"to remove: {work}/jobs/0/checkpoints/step-00000010 (" in named[0]
-    sizes = [int(line.rpartition("(")[2].split(" ")[0].replace(",", "")) for line in named]
-    assert said[-2:] == [f"together {sum(sizes):,} bytes", "nothing is removed yet; type the same with --yes"]
-    assert [each for each in there(tmp_path) if "owner-" not in each and each[-4:] != "lock"] == before
-    prune.main([str(tmp_path), "--yes"])
-    assert [line.replace("removing", "to remove") for line in capsys.readouterr().out.splitlines()[:6]] == named
-    for number in range(3):
-        assert [each.name for each in (work / "jobs" / str(number) / "checkpoints").iterdir()] == ["step-00000020"]
-    assert (work / "jobs" / "3" / "checkpoints" / "step-00000010").exists()
-    assert (kept / "jobs" / "0" / "checkpoints" / "step-00000010").exists()
-    prune.main([str(kept), "--last-checkpoint", "--yes"])
-    assert not (kept / "jobs" / "0" / "checkpoints" / "step-00000010").exists()
-
-
-def test_prune_leaves_alone_a_run_that_somebody_works_on(tmp_path, capsys):
-    work = run_of(tmp_path / "fifo-0.work")
-    with lock(work):
-        prune.main([str(tmp_path), "--last-checkpoint", "--yes"])
-    told = capsys.readouterr()
-    assert f"{work} is left alone: {work}: a controller runs here already" in told.err
-    assert "there is nothing to remove" in told.out
-    assert (work / "jobs" / "0" / "checkpoints" / "step-00000010").exists()
-    refuses("--days -1: expected days", prune.main, [str(tmp_path), "--days", "-1"])
-    refuses("no run is in it", prune.main, [str(tmp_path / "nowhere")])
-
-
-def test_retention_that_changed_is_what_prune_goes_by(tmp_path, capsys):
-    work = run_of(tmp_path / "demo" / "fifo-0.work", retention="last_checkpoint")
-    for changed, says in (({"retention": "everything"}, "there is nothing to remove"), ({}, "to remove: ")):
-        journal = Journal(work / "journal.sqlite")
-        journal.set_meta(CHANGED, changed)
-        journal.close()
-        prune.main([str(tmp_path)])
-        assert says in capsys.readouterr().out
-
-
-@pytest.fixture
-def saving(monkeypatch):
-    """Pretended agents leave two checkpoints of each run that they are told to launch."""
-    hear = FakeAgent.hear
-
-    def hears(agent, message, now_s):
-        if isinstance(message, Launch):
-            for step in (1, 2):
-                checkpoint_of(Path(message.folder), step, message.job_uuid)
-        return hear(agent, message, now_s)
-
-    monkeypatch.setattr(FakeAgent, "hear", hears)
-
-
-@pytest.mark.usefixtures("saving")
-def test_run_says_what_it_removes_when_it_ends(tmp_path, capsys):
-    (first,) = executed(trace_of(tmp_path, 1, 3), tmp_path / "r", ["fifo"], retention="last_checkpoint")
-    checkpoints = first.parent.with_name("fifo-0.work") / "jobs" / "0" / "checkpoints"
-    assert f"retention=last_checkpoint removes {checkpoints}/step-00000001 (" in capsys.readouterr().err
-    assert [each.name for each in checkpoints.iterdir()] == ["step-00000002"]
-
-
-@pytest.mark.usefixtures("saving")
-def test_controller_removes_while_it_serves(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(controller, "TIDY_S", 0.05)
-
-    async def work(controller, client):
-        await ask(client, "POST", "/jobs", job(name="mine"))
-        await until(lambda: controller.execution.jobs[0].state == "running")
-        assert len(list(tmp_path.glob("jobs/0/checkpoints/step-*"))) == 2
-        await ask(client, "DELETE", "/jobs/mine")
-        await until(lambda: len(list(tmp_path.glob("jobs/0/checkpoints/step-*"))) == 1)
-
-    served(tmp_path, work, 1, retention="last_checkpoint")
-    assert "retention=last_checkpoint removes" in capsys.readouterr().err

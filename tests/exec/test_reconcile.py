@@ -10,9 +10,8 @@ from exec.saved import checkpoint_of, saved, trained
 
 from synergy_core.errors import InputError
 from synergy_exec import job_folder
-from synergy_exec.commands.resume import salvage
 from synergy_exec.controller.controller import resume
-from synergy_exec.controller.journal import Journal
+from synergy_exec.controller.journal import back_up
 from synergy_exec.controller.reconcile import retry
 from synergy_exec.folders import lock
 from synergy_exec.messages import Saved
@@ -198,19 +197,6 @@ def test_folder_of_an_ended_job_that_is_gone_is_said_once(tmp_path, capsys):
     assert said(capsys) == []
 
 
-def test_folders_from_before_uuids_get_one(tmp_path, capsys):
-    broken_off(tmp_path, 1)
-    journal = Journal(tmp_path / "journal.sqlite")
-    journal.job_named(0, "")
-    journal.close()
-    filed = job_folder.described(tmp_path / "jobs" / "0")
-    job_folder.describe(tmp_path / "jobs" / "0", filed._replace(uuid=""))
-    uuid = begun(tmp_path).jobs[0].uuid
-    assert len(uuid) == 32
-    assert job_folder.described(tmp_path / "jobs" / "0").uuid == uuid
-    assert said(capsys) == []
-
-
 # What a worker does by itself
 
 
@@ -235,85 +221,37 @@ def test_nothing_is_trained_from_step_0_where_a_checkpoint_had_been_saved(tmp_pa
         job.load(tmp_path / "checkpoints", saved_step=7)
 
 
-# Another journal in place of a damaged one
+# The copy of a damaged journal
 
 
-def test_a_whole_journal_is_not_salvaged(tmp_path):
-    work = tmp_path / "fifo-0.work"
-    broken_off(work)
-    with lock(work), pytest.raises(InputError, match="is whole; there is nothing to salvage"):
-        salvage(work)
-    refuses("neither a journal nor jobs are in it", salvage, tmp_path)
-
-
-def test_one_damaged_row_costs_no_other_row(tmp_path, capsys):
-    uuids = broken_off(tmp_path)
-    changed(tmp_path, "UPDATE jobs SET name='x' WHERE job=1", "UPDATE decisions SET queued=7 WHERE serial=1")
-    refuses(f"python -m synergy_exec resume --salvage {tmp_path}", begun, tmp_path)
-    told = salvage(tmp_path)
-    assert told[-1] == f"the damaged journal is {tmp_path}/journal.sqlite.damaged-1 now"
-    assert (tmp_path / "journal.sqlite.damaged-1").is_file()
+@pytest.mark.parametrize("seed", range(3))
+def test_no_job_is_forgotten_where_the_journal_is_damaged(tmp_path, capsys, seed):
+    """Its copy knows two of four jobs: the others are taken in from their folders; all go on from their checkpoints."""
+    uuids = broken_off(tmp_path, 2)
+    back_up(tmp_path)
     execution = begun(tmp_path)
-    assert states(execution) == {0: "waiting", 1: "failed", 2: "waiting"}
-    assert [execution.jobs[number].uuid for number in range(3)] == uuids
-    assert [execution.jobs[number].name for number in range(3)] == ["j0", "j1", "j2"]
-    assert "job 1 (j1): the journal had lost it; its folder has a checkpoint of step 5" in said(capsys)[0]
-    retry(execution, execution.jobs[1], 2.0, from_start=False)
-    stage_of(execution, 3).finish()
-    assert states(execution) == dict.fromkeys(range(3), "done")
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_no_job_is_forgotten_whatever_the_damage(tmp_path, seed):
-    uuids = broken_off(tmp_path, 4)
+    stage = stage_of(execution)
+    stage.submit(WORK, WORK)
+    for number in (2, 3):
+        checkpoint_of(tmp_path / "jobs" / str(number), 5, execution.jobs[number].uuid)
+    uuids += [execution.jobs[number].uuid for number in (2, 3)]
+    execution.cancel(execution.jobs[0], 3.0)
+    execution.journal.close()
     path, draw = tmp_path / "journal.sqlite", random.Random(seed)
     content = bytearray(path.read_bytes())
-    for _ in range(seed + 1):
-        at = draw.randrange(0, len(content), 4096)
-        content[at : at + 4096] = draw.randbytes(4096)
+    at = draw.randrange(0, len(content), 4096)
+    content[at : at + 4096] = draw.randbytes(4096)
     path.write_bytes(content)
-    salvage(tmp_path)
-    execution = begun(tmp_path)
+    said(capsys)
+    with lock(tmp_path):
+        execution = begun(tmp_path)
+    assert "its copy of" in (told := said(capsys))[0]
+    assert "job 2 (j2): the journal had lost it; its folder has a checkpoint of step 5" in told[1]
     assert [execution.jobs[number].uuid for number in range(4)] == uuids
-    assert set(states(execution).values()) <= {"waiting", "failed"}
-    for job in execution.jobs.values():
-        if job.state == "failed":
-            retry(execution, job, 5.0, from_start=False)
+    assert states(execution) == {0: "waiting", 1: "waiting", 2: "failed", 3: "failed"}
+    for number in (2, 3):
+        retry(execution, execution.jobs[number], 5.0, from_start=False)
     assert [job.seen.saved[0] for _, job in sorted(execution.jobs.items())] == [5] * 4
-    assert min(execution.next_job, execution.next_run) >= 4
+    assert execution.next_job >= 4
     stage_of(execution, 4).finish()
     assert states(execution) == dict.fromkeys(range(4), "done")
-
-
-def test_commits_that_are_lost_are_counted_and_what_they_ended_goes_on(tmp_path):
-    """As where the write-ahead log was cut off: an older journal, whole in itself."""
-    broken_off(tmp_path)
-    kept = (tmp_path / "journal.sqlite").read_bytes()
-    execution = begun(tmp_path)
-    execution.cancel(execution.jobs[2], 3.0)
-    execution.journal.close()
-    (tmp_path / "journal.sqlite").write_bytes(kept)
-    refuses("the journal has lost its last commits", begun, tmp_path)
-    told = salvage(tmp_path)
-    assert told[0].endswith("commits are lost: a job that ended in them, or was cancelled, goes on")
-    assert states(begun(tmp_path)) == dict.fromkeys(range(3), "waiting")
-
-
-def test_journal_that_is_gone_is_made_of_the_folders(tmp_path, capsys):
-    uuids = broken_off(tmp_path)
-    for path in tmp_path.glob("journal.sqlite*"):
-        path.unlink()
-    salvage(tmp_path)
-    execution = begun(tmp_path)
-    assert [execution.jobs[number].uuid for number in range(3)] == uuids
-    assert states(execution) == dict.fromkeys(range(3), "failed")
-    assert len(said(capsys)) == 3
-
-
-def test_salvage_that_was_cut_off_begins_again_from_the_damaged_one(tmp_path):
-    broken_off(tmp_path)
-    changed(tmp_path, "UPDATE jobs SET name='x' WHERE job=1")
-    (tmp_path / "journal.sqlite").rename(tmp_path / "journal.sqlite.damaged-1")
-    salvage(tmp_path)
-    journal = Journal(tmp_path / "journal.sqlite")
-    assert [row.job for row in journal.jobs()] == [0, 2]

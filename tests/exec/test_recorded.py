@@ -1,4 +1,4 @@
-"""What a work folder tells afterwards: loss curves verified, logs, TensorBoard's events, the cost of decisions."""
+"""What a work folder tells afterwards: loss curves verified, logs, the cost of decisions."""
 
 import dataclasses
 import json
@@ -13,17 +13,12 @@ import groups
 import pytest
 import torch
 from exec.pretended import launch_of, refuses, staged
-from exec.real import answer, typed, wait_until
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.util import tensor_util
+from exec.real import wait_until
 from test_equality import SgdGpt
 from torch import distributed, nn
 
 from synergy_exec.agent.logs import bound, logs, opened
 from synergy_exec.commands import logs as logs_command
-from synergy_exec.commands import verify
-from synergy_exec.commands.tensorboard import SERIES, ended_s, overheads, write
-from synergy_exec.commands.verify import Replayed, difference, replayed
 from synergy_exec.controller.journal import JobRow, Journal, RunRow
 from synergy_exec.examples.mlp import Mlp
 from synergy_exec.job_file import JobFile
@@ -35,6 +30,12 @@ from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.loop import StepsFile
 from synergy_runs.facts import Kind
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+import verify  # noqa: E402
+from executor import overheads  # noqa: E402
+from verify import Replayed, difference, replayed  # noqa: E402
 
 SEED, BATCH = 7, 16
 SGD = "test_equality:SgdGpt"
@@ -99,7 +100,7 @@ def job_file(name, job_class=SGD):
 
 def add_runs(journal, job, name, plans, *, first=0):
     """The job, and a run of a second for each plan, one after the other, numbered from `first`."""
-    journal.submitted(JobRow(job, name, job_file(name).values(), 0.0, None, "done", "", 0, 0))
+    journal.submitted(JobRow(job, name, job_file(name).values(), 0.0, None, "done", "", 0, 0, f"u{job}"))
     journal.fact(0.0, Kind.SUBMIT, job, 1)
     for place, plan in enumerate(plans):
         run, placed = first + place, ((0, (1 << plan.world) - 1),)
@@ -149,7 +150,8 @@ def work(tmp_path_factory):
 
 def verified(work, *arguments):
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    return typed("verify", work, *arguments, env=os.environ | {"PYTHONPATH": paths})
+    command = [sys.executable, BENCH / "verify.py", work, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths})
 
 
 def test_job_under_three_plans_trains_as_one_process_does(work, tmp_path):
@@ -371,79 +373,6 @@ def test_following_goes_on_until_the_job_has_ended(three_jobs):
         assert process.wait(60) == 0
     lines = ["--- run 0", "zero", "--- run 3", "old", "three", "more", "x", "--- run 4", "four"]
     assert out.read_text().splitlines() == lines
-
-
-# Events are read back by TensorBoard itself
-
-LOSSES = [2.5, 2.25, 2.0]
-WRITTEN_S = 1_700_000_010.0
-
-
-@pytest.fixture
-def evented(tmp_path):
-    """Job 0 of two runs, [0, 1] and [1, 2] s, and job 1 in [0, 1] s; steps of 0.25 s."""
-    folder = tmp_path / "fifo-0.work"
-    first = job_folder(folder, 0, "a job/1")
-    write_steps(first, LOSSES, run=0, seconds=0.25)
-    (first / "steps.csv").open("a").write("3,16,0.5,1.75,0.25,1\n4,32,0.5,1.5,0.25,1\n")
-    write_steps(job_folder(folder, 1, "b"), LOSSES[:1], run=2, seconds=0.25)
-    job_folder(folder, 2, "never trained")
-    os.utime(first / "steps.csv", (WRITTEN_S, WRITTEN_S))
-    journal = Journal(folder / "journal.sqlite")
-    add_runs(journal, 0, "a job/1", [ONE, ONE])
-    add_runs(journal, 1, "b", [ONE], first=2)
-    journal.close()
-    return folder
-
-
-def series(folder, tag, tags=SERIES):
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    assert sorted(events.Tags()["tensors"]) == sorted(tags)
-    return [
-        (each.step, float(tensor_util.make_ndarray(each.tensor_proto)), each.wall_time) for each in events.Tensors(tag)
-    ]
-
-
-def test_every_step_of_every_job_is_there_once(evented, tmp_path):
-    for _ in range(2):  # a second time replaces the first
-        folders = write(evented, tmp_path / "events")
-    assert [folder.name for folder in folders] == ["0-a_job_1", "1-b"]
-    losses = series(folders[0], "loss")
-    assert [each[:2] for each in losses] == [(1, 2.5), (2, 2.25), (3, 1.75), (4, 1.5)]
-    others = {"batch": [16, 16, 16, 32], "learning_rate_factor": [1, 1, 0.5, 0.5], "step_seconds": [0.25] * 4}
-    assert {tag: [each[1] for each in series(folders[0], tag)] for tag in others} == others
-    # The last step of all ended at 2 s on the controller's clock, which is when its line was written.
-    assert [each[2] - WRITTEN_S for each in losses] == [-1.25, -1.0, -0.25, 0.0]
-    assert series(folders[1], "loss") == [(1, 2.5, WRITTEN_S - 1.0)]
-
-
-def test_steps_of_a_run_that_has_not_left_count_from_its_launch(evented):
-    job = recorded_jobs(evented)[0]
-    assert ended_s(job, {0: (0.0, 1.0), 1: (1.5, float("inf"))}) == [0.75, 1.0, 1.75, 2.0]
-
-
-def test_evaluations_stand_at_the_steps_they_were_made_after(evented, tmp_path):
-    lines = "step,metric,value,run\n2,loss,2.5,0\n3,loss,9.0,0\n3,loss,2.0,1\n3,accuracy,0.5,1\n4,loss,1.5\n"
-    (evented / "jobs" / "0" / "evaluations.csv").write_text(lines)
-    folder, _ = write(evented, tmp_path / "events")
-    tags = {*SERIES, "evaluation/loss", "evaluation/accuracy"}
-    losses = series(folder, "evaluation/loss", tags)
-    assert [each[:2] for each in losses] == [(2, 2.5), (3, 2.0)]
-    assert [each[2] for each in losses] == [each[2] for each in series(folder, "loss", tags)][1:3]
-    assert [each[:2] for each in series(folder, "evaluation/accuracy", tags)] == [(3, 0.5)]
-
-
-def test_command_says_how_to_look_at_it(evented):
-    assert f"tensorboard --logdir {evented / 'tensorboard'}" in answer("tensorboard", evented)
-    assert series(evented / "tensorboard" / "1-b", "loss")
-
-
-def test_without_tensorboard_it_is_said_what_to_install(evented, tmp_path, monkeypatch):
-    refuses("expected the work folder of a run", write, tmp_path / "nothing", tmp_path / "events")
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    refuses(r"pip install 'synergy-cluster\[tensorboard\]'", write, evented, tmp_path / "events")
-    assert not (tmp_path / "events").exists()
 
 
 # What a run's journal says of the cost of decisions, against a course of events that is known

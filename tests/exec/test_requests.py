@@ -149,11 +149,7 @@ TOKENS = {
     "again, with no JSON": Sent(400, "POST", "/jobs/mime/retry", b"{"),
     "again, with deep JSON": Sent(400, "POST", "/jobs/mime/retry", nested(15_000)),
     "again, with another key": Sent(400, "POST", "/jobs/mime/retry", {"from": 3}),
-    "an unknown job, pruned": Sent(404, "POST", "/jobs/mime/prune", {}),
     "an unknown job's weights": Sent(404, "GET", "/jobs/mime/weights"),
-    "users read again, by GET": Sent(405, "GET", "/reload"),
-    "a limit that is none": Sent(400, "GET", "/alerts?silent_s=soon"),
-    "a limit nobody knows": Sent(400, "GET", "/alerts?loud_s=1"),
     "the token in the query": Sent(401, "GET", "/jobs?token=TOKEN", token=b""),
 }
 ALL = {**BODIES, **VALUES, **NAMES, **PATHS, **TOKENS}

@@ -1,4 +1,5 @@
-"""`verify`: whether the jobs of a run trained as they would have in one process without any break.
+"""Whether the jobs of a run trained as they would have in one process without any break:
+`python bench/verify.py results/demo/latest/synergy-0.work`.
 
 Every job is trained again, alone, with the batch and the learning-rate factor of each recorded step, and its losses are
 compared step by step. Jobs with SGD are judged; Adam and the like divide a wrong scale of the gradient away, so theirs
@@ -7,6 +8,7 @@ are only reported.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import math
@@ -18,11 +20,10 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
-from synergy_core.commands import Parser
 from synergy_core.errors import InputError
 from synergy_exec.controller.journal import RunRow, Timing
 from synergy_exec.messages import PlanMessage
@@ -31,10 +32,6 @@ from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 from synergy_runs.files import atomic_file
 
-if TYPE_CHECKING:
-    pass
-
-TRAINS = True
 LIMIT = 1e-4
 """Largest difference of a loss; plans add in different orders, and training carries the rounding on."""
 STEPS_AFTER_CHANGE = 10
@@ -66,9 +63,9 @@ class Continuity:
     remark: str
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; returns 1 if a judged job is beyond the limit, else 0. Raises InputError."""
-    parser = Parser(prog="python -m synergy_exec verify", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path, metavar="RUN.work", help="such as results/demo/latest/synergy-0.work")
     parser.add_argument("--jobs", nargs="+", default=[], metavar="NAME", help="names or numbers; all that trained")
     parser.add_argument("--limit", type=float, default=LIMIT, help=f"largest difference of a loss, {LIMIT:g}")
@@ -321,3 +318,11 @@ def _drawn() -> bool:
     """Whether torch's default generator has drawn anything since it was last seeded, which every step does."""
     fresh = torch.Generator().manual_seed(torch.initial_seed()).get_state()
     return not torch.equal(fresh, torch.get_rng_state())
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
