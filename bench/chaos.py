@@ -34,8 +34,8 @@ from typing import Any
 
 from synergy_core.errors import InputError
 from synergy_exec.client import Client, client_for
-from synergy_exec.controller import owner as processes
 from synergy_exec.recorded import open_journal, recorded_jobs
+from synergy_exec.worker import processes
 from synergy_exec.worker.processes import children, descendants
 
 JOB = Path(__file__).with_name("chaos_job.py")

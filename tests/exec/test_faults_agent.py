@@ -19,9 +19,9 @@ from exec.real import Controller, children, descendants, end, gone, log_of, step
 from synergy_exec.agent.cgroups import Cgroups, family_of, own_folder
 from synergy_exec.agent.run import died_there, outcome
 from synergy_exec.agent.zygote import Zygote
-from synergy_exec.controller import owner as processes
 from synergy_exec.messages import LOST_PEERS, Ended, Failure, Hello, Kill, Noted, Report, Saved
 from synergy_exec.training import shelf
+from synergy_exec.worker import processes
 
 DETECTED_S = 10.0
 SLOW = {"pause_s": 0.02}

@@ -16,8 +16,8 @@ from exec.pretended import refuses
 from exec.real import JOBS, asked, descendants, wait_until
 
 from synergy_exec.client import Client, client_for
-from synergy_exec.controller import owner as processes
 from synergy_exec.recorded import open_journal, recorded_jobs
+from synergy_exec.worker import processes
 
 DETECTION_S = 10.0
 QUICK = ("round_s=0.3", "hang_s=1.5", "leave_s=15", "checkpoint_interval_s=1")

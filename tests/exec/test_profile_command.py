@@ -26,7 +26,6 @@ from synergy_core.planner.step_time import step_time
 from synergy_exec.backends import get_backend
 from synergy_exec.commands import profile as command
 from synergy_exec.commands.profile import table
-from synergy_exec.controller import owner as processes
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Failure, Launch, PlanMessage, Rebuild
 from synergy_exec.profiling import profile as profiling
@@ -34,6 +33,7 @@ from synergy_exec.profiling.finder import CandidatePlans, batches_of, finder, pl
 from synergy_exec.profiling.measure import Effort, Selection, noise_curve
 from synergy_exec.profiling.profile import QUICK, Made, add_to_profile, current_profile
 from synergy_exec.settings import Settings
+from synergy_exec.worker import processes
 from synergy_runs.inputs import read_profile, write_profile
 
 HERE = "this machine"
