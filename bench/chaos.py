@@ -113,14 +113,14 @@ class Service:
         assert self.process is not None
         return [each for each in children(self.process.pid) if "synergy_exec.agent" in _command(each)]
 
-    def zygotes(self) -> list[int]:
+    def forkservers(self) -> list[int]:
         """The parents of workers."""
         below = (each for agent in self.agents() for each in children(agent))
-        return [each for each in below if "worker.zygote" in _command(each)]
+        return [each for each in below if "multiprocessing.forkserver" in _command(each)]
 
     def workers(self) -> list[int]:
-        """Processes below the parents of workers that have none below themselves."""
-        return [each for zygote in self.zygotes() for each in descendants(zygote) if not children(each)]
+        """One process for each rank."""
+        return [each for parent in self.forkservers() for each in children(parent)]
 
     def leave(self) -> list[str]:
         """Ends it as Ctrl-C does; the processes that are left after a while, in words."""
@@ -174,7 +174,7 @@ class Faults:
     def all(self) -> list[Callable[[], str]]:
         """One of them for each part of the chance that it is taken."""
         some = [*[self.kill_worker] * 3, *[self.kill_agent] * 2, *[self.kill_controller] * 2, *[self.flip] * 2]
-        some += [self.kill_zygote, self.kill_warden, self.freeze_zygote, *[self.cut] * 2]
+        some += [self.kill_forkserver, self.freeze_forkserver, *[self.cut] * 2]
         some += [self.stop_worker, self.stop_agent, self.stop_controller]
         return [*some, self.fill] if self._own_disk else some
 
@@ -184,12 +184,8 @@ class Faults:
     def kill_agent(self) -> str:
         return self._signal(self._service.agents(), "agent killed")
 
-    def kill_zygote(self) -> str:
-        return self._signal(self._service.zygotes(), "parent of workers killed")
-
-    def kill_warden(self) -> str:
-        wardens = [each for zygote in self._service.zygotes() for each in children(zygote)]
-        return self._signal(wardens, "warden killed")
+    def kill_forkserver(self) -> str:
+        return self._signal(self._service.forkservers(), "parent of workers killed")
 
     def kill_controller(self) -> str:
         assert self._service.process is not None
@@ -208,8 +204,8 @@ class Faults:
         assert self._service.process is not None
         return self._stop([self._service.process.pid], "controller stopped")
 
-    def freeze_zygote(self) -> str:
-        return self._signal(self._service.zygotes(), "parent of workers frozen", signal.SIGSTOP)
+    def freeze_forkserver(self) -> str:
+        return self._signal(self._service.forkservers(), "parent of workers frozen", signal.SIGSTOP)
 
     def flip(self) -> str:
         """A byte of the newest checkpoint of some job, which has an older one."""

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 
-from synergy_exec.agent.zygote import Zygote
+from synergy_exec.agent.forkserver import Forkserver
 from synergy_exec.messages import Launch, PlanMessage
 from synergy_exec.training.cache import Cache
 from synergy_exec.worker.pulse import Pulse
@@ -35,7 +35,7 @@ LAUNCH = Launch(
 )
 
 
-async def forked(zygote: Zygote) -> tuple[float, float]:
+async def forked(forkserver: Forkserver) -> tuple[float, float]:
     """Seconds to the first line, and from the last to the news that the worker has left."""
     loop = asyncio.get_running_loop()
     left: asyncio.Future[int] = loop.create_future()
@@ -46,7 +46,7 @@ async def forked(zygote: Zygote) -> tuple[float, float]:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb"))
     start = Start(LAUNCH, 0, tuple(os.sched_getaffinity(0)), 1.0, None, time.time())
     began_s = time.monotonic()
-    await zygote.fork(start, descriptors, left.set_result)
+    await forkserver.fork(start, descriptors, left.set_result)
     theirs.close()
     for each in (descriptors.pulse, descriptors.log, descriptors.cache):
         os.close(each)
@@ -60,9 +60,9 @@ async def forked(zygote: Zygote) -> tuple[float, float]:
 
 
 async def main(repeats: int) -> None:
-    zygote = await Zygote.start()
-    took = [await forked(zygote) for _ in range(repeats)]
-    await zygote.close()
+    forkserver = await Forkserver.start()
+    took = [await forked(forkserver) for _ in range(repeats)]
+    await forkserver.close()
     for name, values in zip(
         ("to the first line", "from the last line to the slot"), zip(*took, strict=True), strict=True
     ):

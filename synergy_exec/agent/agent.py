@@ -16,8 +16,8 @@ from synergy_core.errors import InputError
 from synergy_core.units import GB
 from synergy_exec.agent.cgroups import Cgroups
 from synergy_exec.agent.cores import Cores, Slot
+from synergy_exec.agent.forkserver import Forkserver
 from synergy_exec.agent.run import NodeRun
-from synergy_exec.agent.zygote import Zygote
 from synergy_exec.messages import (
     KILLED,
     Ended,
@@ -83,29 +83,29 @@ class Agent:
         self._why = ""
 
     async def serve(self, url: str, token: str) -> None:
-        """Runs until told to leave, or the controller or the zygote is gone; no process is left then.
+        """Runs until told to leave, or the controller or the forkserver is gone; no process is left then.
 
-        Raises InputError when the controller cannot be reached, or refuses the token; ConnectionError when the zygote,
-        and so every worker, has died.
+        Raises InputError when the controller cannot be reached, or refuses the token; ConnectionError when the
+        forkserver, and so every worker, has died.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave_because, f"it was told to by {number.name}")
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
-            # First, as it may fail at once; the zygote takes seconds.
+            # First, as it may fail at once; the forkserver takes seconds.
             connection = await _connect(session, url)
             if self._cgroups.lacking:
                 _log(f"runs have no cgroups here: {self._cgroups.lacking}")
             hearing = asyncio.create_task(self._hear(connection))
-            self._zygote = await Zygote.start()
+            self._forkserver = await Forkserver.start()
             try:
                 await self._converse(connection, hearing)
                 _log(f"leaves: {self._why}")
             finally:
-                await self._zygote.close()
+                await self._forkserver.close()
                 self._cgroups.close()
-        if self._zygote.died.is_set():
-            raise ConnectionError(self._zygote.why)
+        if self._forkserver.died.is_set():
+            raise ConnectionError(self._forkserver.why)
 
     async def _converse(self, connection: aiohttp.ClientWebSocketResponse, hearing: asyncio.Task[None]) -> None:
         self._say(
@@ -121,10 +121,10 @@ class Agent:
             )
         )
         speaking = asyncio.create_task(self._speak(connection))
-        ends = (hearing, asyncio.create_task(self._leave.wait()), asyncio.create_task(self._zygote.died.wait()))
+        ends = (hearing, asyncio.create_task(self._leave.wait()), asyncio.create_task(self._forkserver.died.wait()))
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if self._zygote.died.is_set():
-            self._leave_because(self._zygote.why)
+        if self._forkserver.died.is_set():
+            self._leave_because(self._forkserver.why)
         await self._end_runs()
         for task in (hearing, *ends[1:]):
             task.cancel()
@@ -211,7 +211,7 @@ class Agent:
         limit_gb = launch.memory_gb_per_slot
         limit_bytes = None if limit_gb is None else int(limit_gb * len(slots) * GB)
         cgroup = self._cgroups.of_run(launch.run, limit_bytes)
-        run = self._runs[launch.run] = NodeRun(launch, self._zygote, self._say, grants, cgroup)
+        run = self._runs[launch.run] = NodeRun(launch, self._forkserver, self._say, grants, cgroup)
         self._tasks[launch.run] = asyncio.create_task(self._carry_out(run, slots, store))
 
     async def _carry_out(self, run: NodeRun, slots: list[Slot], store: socket.socket | None) -> None:

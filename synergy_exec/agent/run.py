@@ -13,7 +13,7 @@ from synergy_core.errors import InputError
 from synergy_exec.agent import logs
 from synergy_exec.agent.cgroups import RunCgroup
 from synergy_exec.agent.cores import CoreGrant, Slot
-from synergy_exec.agent.zygote import Activity, Zygote
+from synergy_exec.agent.forkserver import Activity, Forkserver
 from synergy_exec.messages import (
     LOST_PEERS,
     PAUSED,
@@ -168,12 +168,12 @@ class NodeRun:
     def __init__(
         self,
         launch: Launch,
-        zygote: Zygote,
+        forkserver: Forkserver,
         say: Callable[[Message], None],
         grants: Mapping[int, CoreGrant],
         cgroup: RunCgroup | None,
     ) -> None:
-        self.launch, self._zygote, self._say, self._cgroup = launch, zygote, say, cgroup
+        self.launch, self._forkserver, self._say, self._cgroup = launch, forkserver, say, cgroup
         self._grants = dict(grants)
         self._cache = Cache.create(launch.share.memory_bytes * len(launch.slots) if launch.share else 0)
         self._workers: dict[int, Worker] = {}
@@ -281,7 +281,7 @@ class NodeRun:
         descriptors = Descriptors(theirs.fileno(), pulse, log, self._cache, store)
         try:
             cgroup = "" if self._cgroup is None else self._cgroup.of_rank(rank)
-            worker.pid = await self._zygote.fork(start, descriptors, lambda code: self._left(rank, code), cgroup)
+            worker.pid = await self._forkserver.fork(start, descriptors, lambda code: self._left(rank, code), cgroup)
         except OSError:
             writer.close()
             raise
@@ -331,7 +331,7 @@ class NodeRun:
         if not self._doomed:
             self._doomed, self._verdict = True, verdict
         self._killed |= alive.keys()
-        self._zygote.end([pid for pid in alive.values() if pid is not None])
+        self._forkserver.end([pid for pid in alive.values() if pid is not None])
 
     async def _watch(self) -> None:
         while True:
@@ -353,7 +353,7 @@ class NodeRun:
             # One after the other: they write into one file.
             for each, pid in alive.items():
                 log.write(f"rank {each} stands at:\n".encode())
-                self._zygote.show(pid)
+                self._forkserver.show(pid)
                 await asyncio.sleep(min(_DUMPING_S, _ALL_DUMPING_S / len(alive)))
         self._kill(f"rank {rank}: no step for {silence_s:.0f} s; its log says where it stood")
 

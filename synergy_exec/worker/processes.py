@@ -186,6 +186,14 @@ def began(pid: int) -> int:
     return 0 if fields[0] == "Z" else int(fields[_BEGAN])
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped the process, as by SIGSTOP."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
 def lives(pid: int, since: int) -> bool:
     """Whether the very process that began then is still there."""
     return since > 0 and began(pid) == since

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import os
+import signal
 import socket
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
 
 from synergy_exec.messages import Granted, Launch, Message, Rebuild, Retune, Stop
 from synergy_exec.wire import decode, encode
+from synergy_exec.worker.processes import adopt_orphans, die_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +56,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Sent along, in this order. cache: of the memory for data that the run has on this node. store: where ranks meet,
-    a file in memory without a name where all are on this node; else on rank 0 the listening socket.
+    """Open files that a worker is given. cache: of the memory for data that the run has on this node. store: where
+    ranks meet, a file in memory without a name where all are on this node; else on rank 0 the listening socket.
+
+    Where multiprocessing sends one to another process, the files go along.
     """
 
     agent: int
@@ -55,9 +68,52 @@ class Descriptors:
     cache: int
     store: int | None = None
 
-    def all(self) -> list[int]:
-        """The descriptors that are not None, in order."""
-        return [each for each in (self.agent, self.pulse, self.log, self.cache, self.store) if each is not None]
+    def __reduce__(self) -> tuple[Any, ...]:
+        here = (self.agent, self.pulse, self.log, self.cache, self.store)
+        return _received, tuple(None if each is None else reduction.DupFd(each) for each in here)
+
+
+def _received(*sent: Any) -> Descriptors:
+    numbers: list[Any] = [None if each is None else each.detach() for each in sent]
+    for number in numbers:
+        if number is not None:
+            os.set_inheritable(number, False)  # what a worker runs as another program does not get them
+    return Descriptors(*numbers)
+
+
+# What runs in a fork of the forkserver.
+
+
+def ready(answer: Connection) -> None:
+    """Says which process the forkserver is."""
+    answer.send(os.getppid())
+
+
+def work(start: str, descriptors: Descriptors, cgroup: str) -> NoReturn:
+    """One rank, from its fork to its exit code. cgroup: the folder of its own, "" for none."""
+    code = FAILED
+    try:
+        # Its own process group can be bound to other cores as a whole, and gets no signals from the terminal.
+        os.setpgid(0, 0)
+        die_with(os.getppid(), signal.SIGKILL)
+        adopt_orphans()
+        for stream in (1, 2):
+            os.dup2(descriptors.log, stream)
+        if cgroup:
+            try:
+                Path(cgroup, "cgroup.procs").write_text("0")
+            except OSError as error:
+                print(f"{cgroup} cannot be entered: {error.strerror}", flush=True)
+        rank = importlib.import_module("synergy_exec.worker.rank")
+        code = rank.run(Start.parse(start), descriptors)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # Threads of torch may still wait for peers; nothing of this process is needed any more.
+        os._exit(code)
 
 
 # Exit codes of a worker, beside 0 (done) and PAUSED (saved and left as asked).

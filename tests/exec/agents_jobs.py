@@ -293,14 +293,6 @@ class Straying(Plain):
     def _then_raise(self) -> None:
         raise RuntimeError("the data is gone")
 
-    def _then_kill_parent(self) -> None:
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(self.LONGEST_S)
-
-    def _then_stop_parent(self) -> None:
-        os.kill(os.getppid(), signal.SIGSTOP)
-        raise RuntimeError("the data is gone")
-
     def _then_wait(self) -> None:
         time.sleep(self.LONGEST_S)
 

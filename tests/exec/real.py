@@ -61,13 +61,16 @@ def descendants(pid: int) -> list[int]:
     return [pid, *processes.descendants(pid)]
 
 
-def wardens(agent: int) -> list[int]:
-    """Process ids of the parents of an agent's workers: the children of its zygote."""
-    return [warden for zygote in children(agent) for warden in children(zygote)]
+def forkserver(agent: int) -> int:
+    """The process id of the parent of an agent's workers."""
+    (found,) = [
+        pid for pid in children(agent) if b"multiprocessing.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    return found
 
 
 def workers(agent: int) -> list[int]:
-    return [worker for warden in wardens(agent) for worker in children(warden)]
+    return children(forkserver(agent))
 
 
 def gone(pids: list[int], *, timeout_s: float = 10.0) -> bool:
@@ -197,6 +200,7 @@ class Controller:
             )
         if hello:
             self.until(lambda: self.hellos, AGENT_S)
+            self.idle = children(self.agent.pid)  # what it has without any run
         return self.agent
 
     def workers(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""One agent, its zygote and real workers: runs that go well, shares of a node, what jobs are told and may say."""
+"""One agent and real workers: runs that go well, shares of a node, what jobs are told and may say."""
 
 import json
 import os

@@ -510,7 +510,7 @@ def a_lost_node_is_named_and_leaves_no_process(cluster, backend, controller, fol
     launch(controller, 2, folder, work=1e6)
     controller.until(lambda: any(each.run == 2 for each in of(controller, 0, Report)), 60.0)
     mine = descendants(controller.hellos[1].pid)
-    assert len(mine) == 4, "the agent, its zygote, a warden and a worker"
+    assert len(mine) == 4, "the agent, its forkserver and resource tracker, and a worker"
     cluster.remove_node(node_of(cluster, backend, 1), allow_graceful=False)
     assert list(wait_until(backend.lost, DETECTION_S)) == [1]
     assert "the Ray actor on" in backend.lost()[1]

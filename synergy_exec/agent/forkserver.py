@@ -1,0 +1,202 @@
+"""Starts workers as forks of a warm process: multiprocessing's forkserver, which has imported torch.
+
+A worker leads a process group of its own. What its processes leave behind comes to it, and at its end to the forkserver
+(`processes.adopt_orphans`); the agent kills all of it before it says that the worker has left: so a free slot is clean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+
+from synergy_core.errors import InputError
+from synergy_exec.worker import processes
+from synergy_exec.worker.start import Descriptors, Start, ready, work
+
+# Whether a process does anything, by the kernel's account of it.
+
+
+LEAST_CPU = 0.02
+"""Of the time that passes: what a process uses that only waits is less."""
+LEAST_BYTES_PER_S = 100_000.0
+
+
+class Activity:
+    """Looks at a process again and again."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._cpu_s, self._bytes = _used(pid)
+
+    def since(self, passed_s: float) -> bool:
+        """Whether it has computed, read or written something worth the name in the time since it was last asked."""
+        cpu_s, moved = _used(self._pid)
+        active = cpu_s - self._cpu_s > LEAST_CPU * passed_s or moved - self._bytes > LEAST_BYTES_PER_S * passed_s
+        self._cpu_s, self._bytes = cpu_s, moved
+        return active
+
+
+def _used(pid: int) -> tuple[float, float]:
+    """CPU-seconds, of children that it has waited for too, and bytes read and written; zeros of one that is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        rows = (line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        moved = {name: int(value) for name, value in rows}
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    ticks = sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK"), float(moved["rchar"] + moved["wchar"])
+
+
+_ENVIRONMENT = {
+    # Torch asks the kernel for pages of 2 MB for tensors of at least that size. Every rank is a new process, and
+    # gradients are allocated again at each step: with pages of 4 kB half of such a step's CPU time can be the kernel's.
+    "THP_MEM_ALLOC_ENABLE": "1",
+    # Threads would not survive a fork; workers set their own number.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+_PRELOAD = "synergy_exec.worker.warm"
+_LOOK_S = 2.0
+_LOST_PARENT = 255
+"""What multiprocessing says of a process whose forkserver has died, or is just dying."""
+_DYING_S = 0.5
+_PAUSE_S = 0.002
+
+
+class Forkserver:
+    """The warm process of one agent.
+
+    died: set when it is gone, and every worker with it. why: of that, in words; "" before.
+    """
+
+    def __init__(self, context: ForkServerContext, pid: int) -> None:
+        self._context, self._pid = context, pid
+        self._began = processes.began(pid)
+        self._workers: dict[int, tuple[ForkServerProcess, str, Callable[[int], None]]] = {}
+        self._others = set(processes.children(os.getpid()))
+        self._one = asyncio.Lock()
+        self._cleaning: set[asyncio.Task[None]] = set()
+        self.why = ""
+        self.died = asyncio.Event()
+        self._watching = asyncio.create_task(self._watch())
+
+    @staticmethod
+    async def start() -> Forkserver:
+        """One that has imported torch. Raises InputError if it does not start; what it says is on standard error."""
+        os.environ |= {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([_PRELOAD])
+
+        def asked() -> int:
+            ours, theirs = context.Pipe(duplex=False)
+            first = context.Process(target=ready, args=(theirs,))
+            first.start()
+            theirs.close()
+            pid = int(ours.recv())
+            first.join()
+            return pid
+
+        try:
+            return Forkserver(context, await asyncio.to_thread(asked))
+        except (EOFError, OSError) as error:
+            raise InputError(
+                f"the parent of workers does not start ({error or 'it has left'}); is synergy-cluster[exec] installed "
+                "here? What it said stands above."
+            ) from None
+
+    async def fork(self, start: Start, descriptors: Descriptors, left: Callable[[int], None], cgroup: str = "") -> int:
+        """A new worker's process id. cgroup: the folder of the worker's own, "" for none.
+
+        left: called once, when nothing is left of the worker and of what it started, with its exit code, or minus the
+        number of a signal. Raises OSError.
+        """
+        process = self._context.Process(target=work, args=(start.text(), descriptors, cgroup))
+        async with self._one:
+            if self.why:
+                raise OSError(self.why)
+            await asyncio.to_thread(process.start)
+        assert process.pid is not None
+        self._workers[process.pid] = process, cgroup, left
+        asyncio.get_running_loop().add_reader(process.sentinel, self._ended, process.pid)
+        return process.pid
+
+    def end(self, pids: Iterable[int]) -> None:
+        """Kills workers; what they have started is killed before `left` is called."""
+        for pid in pids:
+            if pid in self._workers:
+                _signal(pid, signal.SIGKILL)
+
+    def show(self, pid: int) -> None:
+        """Has a worker write into its log where it stands."""
+        if pid in self._workers:
+            _signal(pid, signal.SIGUSR1)
+
+    async def close(self) -> None:
+        """Ends it, and with it every worker that is left."""
+        self._watching.cancel()
+        if processes.lives(self._pid, self._began):
+            _signal(self._pid, signal.SIGKILL)
+        await asyncio.to_thread(processes.end_all)
+
+    def _ended(self, pid: int) -> None:
+        process, cgroup, left = self._workers.pop(pid)
+        asyncio.get_running_loop().remove_reader(process.sentinel)
+        process.join()
+        code = process.exitcode
+        assert code is not None
+        process.close()
+        cleaning = asyncio.create_task(self._clean(cgroup, left, code))
+        self._cleaning.add(cleaning)
+        cleaning.add_done_callback(self._cleaning.discard)
+
+    async def _clean(self, cgroup: str, left: Callable[[int], None], code: int) -> None:
+        if code == _LOST_PARENT:
+            await asyncio.sleep(_DYING_S)
+            code = code if processes.lives(self._pid, self._began) else -signal.SIGKILL
+        async with self._one:  # a worker that is just being forked is not known yet
+            await asyncio.to_thread(self._sweep, cgroup)
+        left(code)
+
+    def _sweep(self, cgroup: str) -> None:
+        """Kills what workers that have ended left behind, and waits until the forkserver has reaped it."""
+        if cgroup:
+            with suppress(OSError):  # kernels before 5.14 lack it
+                Path(cgroup, "cgroup.kill").write_text("1")
+        while strays := self._strays():
+            processes.kill(strays)
+            time.sleep(_PAUSE_S)
+
+    def _strays(self) -> set[int]:
+        """What the forkserver has adopted; where it is gone, what this process has."""
+        if processes.lives(self._pid, self._began):
+            return set(processes.children(self._pid)) - self._workers.keys()
+        left = set(processes.children(os.getpid())) - self._others
+        for pid in left:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return left
+
+    async def _watch(self) -> None:
+        """Notices that the forkserver is gone; one that somebody has stopped is killed, as it starts nothing more."""
+        stopped = 0
+        while processes.lives(self._pid, self._began):
+            stopped = stopped + 1 if processes.is_stopped(self._pid) else 0
+            if stopped > 1:
+                self.why = "the parent of workers was stopped, and is killed with every worker"
+                _signal(self._pid, signal.SIGKILL)
+            await asyncio.sleep(_LOOK_S)
+        self.why = self.why or "the parent of workers is gone, and every worker with it"
+        self.died.set()
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,45 @@
+"""What the forkserver imports before it forks workers (`agent.forkserver`).
+
+It runs no operator, starts no thread and touches no GPU, so its forks may do all three.
+"""
+
+import gc
+import importlib
+import os
+import signal
+import sys
+import warnings
+
+from synergy_exec.worker.processes import adopt_orphans, die_with, end_all
+
+WARM = (
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+    "synergy_exec.worker.rank",
+)
+_FORKSERVER, _AGENT = os.getpid(), os.getppid()
+
+
+def _end_with_agent(*_: object) -> None:
+    """Kills all workers, and what they have left behind, when the agent has died."""
+    if os.getpid() == _FORKSERVER and os.getppid() != _AGENT:
+        end_all()
+        os._exit(1)
+
+
+adopt_orphans()
+warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")  # of an orphan
+# Sent by the kernel when the agent dies: this one also reaches a process that somebody has stopped.
+signal.signal(signal.SIGCONT, _end_with_agent)
+die_with(_AGENT, signal.SIGCONT)
+# Slurm tells all processes of a step to end; this one is ended by the agent. Workers put a handler in its place.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for _module in WARM:
+    importlib.import_module(_module)
+if (_threads := len(os.listdir("/proc/self/task"))) > 1:
+    sys.exit(f"forkserver: {_threads} threads after the imports, so it must not fork; set OPENBLAS_NUM_THREADS=1")
+# To look through all this for garbage would copy it, in every fork.
+gc.freeze()
