@@ -42,16 +42,24 @@ class JobFile:
     with the state_dict that training begins with, safetensors or of torch.save; "": with what `build_model` draws.
     memory_gb: what a rank may need of its slot's memory while it trains, Python and its libraries aside; plans that
     were measured to need more are not used. 0: whatever there is.
+    command: in place of a class: the words of a command, such as [torchrun, train.py], which runs on `slots` slots,
+    once on each node, in `directory`. `{slots}` and `{folder}`, the job's own, are filled in. grace_s: that it gets to
+    save when it is moved. Its work is in seconds: how long it may run, by the user's estimate.
+    max_seconds: for how long the job may run, all its runs together; 0: for ever.
     user, virtual_cluster: whose it is and whose quota it counts against; "": nobody's. priority: for policies that
     read it; the higher, the sooner.
     """
 
-    job_class: str
     name: str
     initial_batch: int
     max_batch: int
     work: float
+    job_class: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+    directory: str = ""
+    grace_s: float = 30.0
+    max_seconds: float = 0.0
     batch: int = 0
     slots: int = 1
     weights: str = ""
@@ -63,18 +71,32 @@ class JobFile:
     @property
     def application(self) -> str:
         """What jobs of one model have in common: name, class and arguments."""
-        arguments = json.dumps(self.arguments, sort_keys=True, default=str)
+        arguments = json.dumps(self.command or self.arguments, sort_keys=True, default=str)
         return f"{self.name} {self.job_class} {arguments}"
 
     def values(self) -> dict[str, Any]:
         """The job as in its YAML file, in plain values; `job_of` reads them back."""
         result = dataclasses.asdict(self)
-        return {"class": result.pop("job_class"), **result}
+        for name in _OF_CLASSES if self.command else _OF_COMMANDS:
+            del result[name]
+        return result if self.command else {"class": result.pop("job_class"), **result}
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> JobFile:
+        """What `values` was made from; nothing is checked."""
+        given = dict(values)
+        if "command" in given:
+            return cls(initial_batch=given["slots"], max_batch=given["slots"], **given)
+        return cls(job_class=given.pop("class"), **given)
 
 
 _KEYS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "class": (str, "package.module:Class or path/file.py:Class"),
     "arguments": (Mapping, "a mapping {name: value}"),
+    "command": (list, "a list of words, such as [torchrun, train.py]"),
+    "directory": (str, "the folder that the command runs in"),
+    "grace_s": ((int, float), "seconds"),
+    "max_seconds": ((int, float), "seconds, 0 for no limit"),
     "name": (str, "a text"),
     "initial_batch": (int, "a whole number of samples"),
     "max_batch": (int, "a whole number of samples"),
@@ -88,6 +110,11 @@ _KEYS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "priority": (int, "a whole number"),
 }
 _REQUIRED = ("class", "initial_batch", "work")
+_OF_CLASSES = ("job_class", "arguments", "initial_batch", "max_batch", "batch", "weights", "memory_gb")
+_OF_COMMANDS = ("command", "directory", "grace_s")
+MOST_WORDS, MOST_GRACE_S = 200, 600.0
+DEFAULT_COMMAND_S = 3_600.0
+"""How long a command is taken to run if its job file says neither `work` nor `max_seconds`."""
 
 
 def read_job_file(path: Path) -> JobFile:
@@ -101,6 +128,8 @@ def read_job_file(path: Path) -> JobFile:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not YAML: {plain(yaml_fault(error))}.") from error
     job = job_of(values, str(path))
+    if job.command:
+        return dataclasses.replace(job, directory=str((path.parent / job.directory).resolve()))
     where, _, name = job.job_class.rpartition(":")
     if where.endswith(".py"):
         job = dataclasses.replace(job, job_class=f"{_beside(path, 'class', where)}:{name}")
@@ -124,6 +153,8 @@ def job_of(values: Any, source: str) -> JobFile:
         kind, meaning = _KEYS[name]
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InputError(f"{source}: {name}={_shown(value)}; expected {meaning}.")
+    if "command" in values:
+        return _command_of(values, source)
     for name in _REQUIRED:
         if name not in values:
             raise InputError(f"{source}: {name} is missing; expected {_KEYS[name][1]}.")
@@ -138,6 +169,29 @@ def job_of(values: Any, source: str) -> JobFile:
     given.setdefault("name", job_class.rpartition(":")[2])
     given.setdefault("max_batch", given["initial_batch"])
     job = JobFile(job_class=job_class, arguments=arguments, **given)
+    _check_numbers(job, source)
+    return job
+
+
+def _command_of(values: Mapping[str, Any], source: str) -> JobFile:
+    """A job that is a command."""
+    words = values["command"]
+    if odd := [name for name in values if name in ("class", *_OF_CLASSES)]:
+        raise InputError(f"{source}: {odd[0]} is of a class; a job is a class or a command, not both.")
+    if not 0 < len(words) <= MOST_WORDS or not all(
+        isinstance(each, str) and each and len(each) <= MOST_CLASS and each.isprintable() for each in words
+    ):
+        raise InputError(f"{source}: command={_shown(words)}; expected {_KEYS['command'][1]}, {MOST_WORDS} at most.")
+    directory = values.get("directory", "")
+    if len(directory) > MOST_CLASS or not directory.isprintable():
+        raise InputError(f"{source}: directory={_shown(directory)}; expected {_KEYS['directory'][1]}.")
+    slots = values.get("slots", 1)
+    given = {"name": Path(words[-1]).name[:MOST_NAME], "slots": slots, **values}
+    limit_s = values.get("max_seconds", 0.0)
+    given.setdefault("work", limit_s if limit_s > 0 else DEFAULT_COMMAND_S)
+    job = JobFile(initial_batch=max(1, slots), max_batch=max(1, slots), **given)
+    if not 0 <= job.grace_s <= MOST_GRACE_S:
+        raise InputError(f"{source}: grace_s={_shown(job.grace_s)}; expected seconds from 0 to {MOST_GRACE_S:g}.")
     _check_numbers(job, source)
     return job
 
@@ -200,6 +254,8 @@ def _check_numbers(job: JobFile, source: str) -> None:
         raise InputError(
             f"{source}: memory_gb={_shown(job.memory_gb)}; expected GB from 0 to {MOST_MEMORY_GB:,}, such as 16."
         )
+    if not 0 <= job.max_seconds < math.inf:
+        raise InputError(f"{source}: max_seconds={_shown(job.max_seconds)}; expected {_KEYS['max_seconds'][1]}.")
     if job.slots < 1:
         raise InputError(f"{source}: slots={job.slots}; expected at least 1.")
     if job.slots > job.max_batch:

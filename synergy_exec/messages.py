@@ -118,9 +118,11 @@ class Reserve(Message):
 class Launch(Message, RunSettings):
     """Start this node's workers of a run.
 
-    job_class: `package.module:Class` or `/path/file.py:Class`. slots: which of the node's, ranks first_rank … in their
-    order. store_host, store_port: where ranks on several nodes meet; the agent that reserved it holds that port itself.
-    "" and 0: all ranks are on this node, whose agent gives them a store that no other user can open.
+    job_class: `package.module:Class` or `/path/file.py:Class`; "" of a job that is a command, of which a node has one
+    process: command, directory and grace_s are those of its job file; this is node `node_rank` of `nodes`. slots: which
+    of the node's, ranks first_rank … in their order. store_host, store_port: where ranks on several nodes meet; the
+    agent that reserved it holds that port itself. "" and 0: all ranks are on this node, whose agent gives them a store
+    that no other user can open.
     folder: the job's own, on a file system that all nodes share. job_uuid: what its checkpoints say; saved_step: of the
     last that it is known to have, without which nothing is trained; 0 for none. work: iterations at the initial batch
     until it is done. noise: whether to estimate the gradient's noise scale. report_s: between reports. share: what each
@@ -162,6 +164,11 @@ class Launch(Message, RunSettings):
     saved_step: int = 0
     agent_silence_s: float = 30.0
     waits: bool = False
+    command: list[str] = field(default_factory=list)
+    directory: str = ""
+    grace_s: float = 0.0
+    nodes: int = 1
+    node_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +290,7 @@ class Ended(Message):
 
     A part that only suffered from another says `lost`, with `LOST_PEERS` or `KILLED` in its reason.
     outcome: done only if all its workers said so. reason: for failed and lost, one sentence that names rank and error.
+    hung: whether a worker was ended because it trained no step for too long.
     died: the slot of a worker that was ended by a signal which nobody sends, such as SIGSEGV, or whose device says that
     it is broken; −1: there was none.
     """
@@ -292,6 +300,7 @@ class Ended(Message):
     outcome: Outcome
     reason: str = ""
     died: int = -1
+    hung: bool = False
 
 
 # Worker → agent → controller (the agent passes them on as they are)

@@ -181,6 +181,7 @@ class NodeRun:
         self._killed: set[int] = set()
         self._told: list[Message] = []
         self._starting, self._doomed, self._verdict = True, False, ""
+        self._hung = False
         self._changed = asyncio.Event()
 
     async def carry_out(self, slots: list[Slot], store: socket.socket | None) -> None:
@@ -193,10 +194,10 @@ class NodeRun:
         for rank in self._grants:
             self._say(self._granted(rank))
         try:
-            for place, slot in enumerate(slots):
+            for place, slot in enumerate(slots[:1] if self.launch.command else slots):
                 rank = self.launch.first_rank + place
                 own = store.fileno() if store is not None and rank == 0 else shared
-                readers.append(await self._start(rank, slot, own))
+                readers.append(await self._start(rank, slot, own, slots if self.launch.command else [slot]))
         except OSError as error:
             self._kill(f"rank {rank} cannot be started: {error}")
         finally:
@@ -261,18 +262,21 @@ class NodeRun:
                 self._say(failure)
         rank = died_there(codes, self._failures, self._killed) if result == "lost" else None
         died = -1 if rank is None else self.launch.slots[rank - self.launch.first_rank]
-        self._say(Ended(run=self.launch.run, outcome=result, reason=reason, died=died))
+        self._say(Ended(run=self.launch.run, outcome=result, reason=reason, died=died, hung=self._hung))
 
-    async def _start(self, rank: int, slot: Slot, store: int | None) -> asyncio.Task[None]:
+    async def _start(self, rank: int, slot: Slot, store: int | None, own: list[Slot]) -> asyncio.Task[None]:
+        """own: the slots that the process has; of a command, all slots of the run."""
         launch, started_s = self.launch, time.time()
         grant = self._grants.get(rank)
+        grants = [self._grants[rank + place] for place in range(len(own))] if grant else own
         start = Start(
             launch=launch,
             rank=rank,
-            cores=grant.cores if grant else slot.cores,
-            cpus=grant.cpus if grant else slot.cpus,
+            cores=tuple(sorted({core for each in grants for core in each.cores})),
+            cpus=sum(each.cpus for each in grants),
             gpu=slot.gpu,
             launched_s=started_s,
+            gpus=tuple(each.gpu for each in own if each.gpu is not None) if launch.command else (),
         )
         ours, theirs = socket.socketpair()
         pulse, log = Pulse.create(), logs.opened(launch)
@@ -355,6 +359,7 @@ class NodeRun:
                 log.write(f"rank {each} stands at:\n".encode())
                 self._forkserver.show(pid)
                 await asyncio.sleep(min(_DUMPING_S, _ALL_DUMPING_S / len(alive)))
+        self._hung = True
         self._kill(f"rank {rank}: no step for {silence_s:.0f} s; its log says where it stood")
 
 

@@ -111,7 +111,9 @@ def _restore_service(execution: Execution) -> None:
             else:
                 job.restarts += 1
         elif fact.kind in (STOP, FINISH):
-            job.attained_service_gpu_s += fact.gpus * (fact.time_s - since.pop(fact.job))
+            held_s = fact.time_s - since.pop(fact.job)
+            job.ran_s += held_s
+            job.attained_service_gpu_s += fact.gpus * held_s
             job.stopped_for = Stopped(fact.reason) if fact.reason else None
 
 
@@ -354,6 +356,7 @@ class Controller(Listener):
                 decided_s = due_s
             if self.execution.active:
                 self._leave_out_lost_nodes()
+                self.execution.end_overdue(self.now_s())
                 self.execution.decide(self.now_s())
                 self._flush()
 

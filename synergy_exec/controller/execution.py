@@ -6,6 +6,7 @@ What is sent stands in `outbox` after each call, and is sent only then: by that 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -168,6 +169,8 @@ def recall(jobs: Mapping[int, ExecutedJob], observations: Iterable[tuple[int, Ob
 SUBMIT, START, STOP, FINISH = (int(kind) for kind in Kind)
 STARTED_PARTS = ("launch_s", "build_s", "load_s", "first_step_s")
 """Seconds of `messages.Started` that the journal keeps."""
+MOST_STACK = 2_000
+"""Characters of a hung rank's stack that are told."""
 EXCHANGES = "exchanges"
 """Under which name the journal's `meta` has what `ModelExchanges.known` answers."""
 
@@ -239,7 +242,8 @@ class Execution:
             estimate_s=estimate_s,
         )
         self.jobs[number] = job
-        self.learning.submitted(file)
+        if not file.command:
+            self.learning.submitted(file)
         return job
 
     def cancel(self, job: ExecutedJob, now_s: float) -> None:
@@ -395,6 +399,7 @@ class Execution:
             self.blame.launched(run, now_s)
             self.decider.launched(job, now_s)
             job.moved_s = now_s
+            job.launched_s = now_s
             self.journal.fact(now_s, START, job.job_id, gpus_in(run.placed), run.placed)
             if not (self.folder_of(job) / job_folder.DESCRIPTION).exists():
                 job_folder.describe(self.folder_of(job), job.filed)
@@ -433,6 +438,8 @@ class Execution:
         failure = self._failures.pop(run.number, None)
         reason = what.reason if failure is None else failure.reason
         self.journal.ended(run.number, outcome, reason)
+        hung_step = job.seen.step if run.hung else -1
+        job.ran_s, job.launched_s = job.ran_seconds(now_s), math.inf
         if not job.ended:
             self.decider.left(job, gpus_in(run.placed), now_s)
             if outcome in ("failed", "lost"):
@@ -445,8 +452,11 @@ class Execution:
                     self._note(job, done)
                 else:
                     self._end(job, "failed", reason, now_s)
+            elif run.hung and hung_step == job.hung_step:
+                self._end(job, "failed", f"it hung twice after step {hung_step}: {reason}{self._stack(run)}", now_s)
             elif outcome == "lost" and (too_many := self._lost(job, what, now_s)):
                 self._end(job, "failed", f"{too_many}; at last: {reason}", now_s)
+            job.hung_step = hung_step
         self.blame.left(run)
         evicted = not job.ended and job.running and job.run == run.number
         if evicted:
@@ -463,6 +473,23 @@ class Execution:
         self.journal.commit()
         if run.died is not None:
             self.tell(self.decider.died(run, run.died, now_s))
+
+    def _stack(self, run: Run) -> str:
+        """Where the run's ranks stood, as they wrote it into its log; "" where it is not there."""
+        log = self.jobs_folder / str(run.job) / f"log-{run.number}.txt"
+        try:
+            text = log.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        _, found, stack = text.rpartition("rank 0 stands at:\n")
+        return f"\n{stack.strip()[:MOST_STACK]}" if found else ""
+
+    def end_overdue(self, now_s: float) -> None:
+        """Ends jobs that have run for as long as their files allow."""
+        for job in list(self.decider.active.values()):
+            if 0 < job.file.max_seconds <= job.ran_seconds(now_s):
+                self._end(job, "failed", f"it has run for max_seconds={job.file.max_seconds:g}", now_s)
+        self._settle(now_s)
 
     def _lost(self, job: ExecutedJob, what: Left, now_s: float) -> str:
         """A run of the job was lost; what says that it is lost again and again by its own fault, "" if it is not."""
@@ -525,6 +552,9 @@ class Execution:
             unused=job.seen.unused,
             job_uuid=job.uuid,
             saved_step=job.seen.saved[0],
+            command=job.file.command,
+            directory=job.file.directory,
+            grace_s=job.file.grace_s,
             **self.settings.of_runs(),
         )
 

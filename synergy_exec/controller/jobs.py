@@ -181,6 +181,8 @@ class ExecutedJob(Job):
     file: what was submitted. reason: why it failed. run: the number of its present or last run, −1 before the first.
     losses: runs lost in a row without a step of progress; lost_s: when runs were lost, within the last hour. trials:
     how often it was restarted for a plan that nobody had tried. uuid: by which its folder and checkpoints are known.
+    hung_step: the step at which its last run hung, −1 for none. launched_s: when its present run was launched; ran_s:
+    for how long it had run before.
     stopped_for: why it was last stopped before its end, None if it never was.
     row: of the workload, None if it came over the API. queued: whether the scheduler has been told that it waits.
     exchange: what the exchange of its gradients may be; None where nobody is to compress them. curve: its losses as
@@ -191,11 +193,14 @@ class ExecutedJob(Job):
         "curve",
         "exchange",
         "file",
+        "hung_step",
+        "launched_s",
         "losses",
         "lost_s",
         "moved_s",
         "name",
         "queued",
+        "ran_s",
         "reason",
         "row",
         "run",
@@ -242,6 +247,8 @@ class ExecutedJob(Job):
         self.stopped_for: Stopped | None = None
         self.run = -1
         self.trials = 0
+        self.hung_step = -1
+        self.launched_s, self.ran_s = math.inf, 0.0
         self.losses = 0
         self.lost_s: list[float] = []
         self.uuid = uuid
@@ -278,6 +285,10 @@ class ExecutedJob(Job):
         known = seen.statistics
         return (gain(batch / self.file.initial_batch, *known) if known else 1.0) / seen.step_s
 
+    def ran_seconds(self, now_s: float) -> float:
+        """For how long it has run, all its runs together."""
+        return self.ran_s + max(0.0, now_s - self.launched_s)
+
     @property
     def filed(self) -> Filed:
         """What its folder is to say of it."""
@@ -301,7 +312,7 @@ def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float, profile: 
     batch = file.batch or file.initial_batch
     # Of a job whose input was measured: how fast it is where input is no matter, on GPUs as many as it asks for.
     rate = 1.0 if given is None else file.slots * given.batch / (given.gpu_s * batch)
-    return JobSpec(
+    spec = JobSpec(
         application=file.application,
         initial_batch=file.initial_batch,
         max_batch=file.max_batch,
@@ -317,3 +328,4 @@ def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float, profile: 
         architecture="" if model is None else model.name,
         pipeline=None if given is None else given.pipeline,
     )
+    return replace(spec, fixed_batch=True, min_gpus=file.slots, most_gpus=file.slots) if file.command else spec

@@ -54,8 +54,7 @@ class JobRow(NamedTuple):
     @property
     def job_file(self) -> JobFile:
         """The job file that was submitted."""
-        values = dict(self.file)
-        return JobFile(job_class=values.pop("class"), **values)
+        return JobFile.of_values(self.file)
 
 
 _JOB = ", ".join(JobRow._fields)

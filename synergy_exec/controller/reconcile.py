@@ -36,7 +36,7 @@ def compare(execution: Execution, now_s: float) -> list[str]:
             if job.seen.saved[0] and not folder.exists():
                 said.append(f"job {job.job_id} ({job.name}) is {job.state}; its folder {folder} is gone.")
                 _stands(execution, job, Progress())  # it is said once
-        elif wrong := trouble(folder, job.job_id, job.uuid, job.seen.saved[0]):
+        elif wrong := "" if job.file.command else trouble(folder, job.job_id, job.uuid, job.seen.saved[0]):
             job.state, job.reason = "failed", wrong
             execution.journal.job_is(job.job_id, job.state, job.reason, job.losses, job.seen.best_step)
             said.append(f"job {job.job_id} ({job.name}): {wrong}")
@@ -110,12 +110,14 @@ def retry(execution: Execution, job: ExecutedJob, now_s: float, *, from_start: b
     Raises InputError for a job that has not ended, is done or leaves still, and for one that cannot go on.
     """
     number, seen = job.job_id, job.seen
-    row = JobRow(number, job.name, {}, job.submit_time_s, job.row, job.state, "", 0, seen.best_step, job.uuid)
+    row = JobRow(
+        number, job.name, job.file.values(), job.submit_time_s, job.row, job.state, "", 0, seen.best_step, job.uuid
+    )
     _check_ended(row)
     if execution.runs.of_job(number) is not None:
         raise InputError(f"job {job.name}: its last processes are leaving still; type the same again in some seconds.")
     _reopen(execution.journal, execution.folder_of(job), row, seen.saved[0], from_start=from_start)
-    job.state, job.reason, job.losses, job.lost_s = "waiting", "", 0, []
+    job.state, job.reason, job.losses, job.lost_s, job.hung_step = "waiting", "", 0, [], -1
     if from_start:
         # What was learned of the model stays true.
         learned = {name: getattr(seen, name) for name in ("spared_micro_batch", "fitting_micro_batch", "unused")}
@@ -160,7 +162,7 @@ def _reopen(journal: Journal, folder: Path, row: JobRow, saved_step: int, *, fro
             print(f"what job {row.job} had trained is in {aside} now", file=sys.stderr)
     elif wrong := trouble(folder, row.job, row.uuid, saved_step):
         raise InputError(wrong)
-    elif row.best_step and job_folder.saved(folder) is None:
+    elif row.best_step and not row.file.get("command") and job_folder.saved(folder) is None:
         raise InputError(
             f"job {row.name} had come to step {row.best_step}, and no checkpoint of it is in {folder}. Put one back, or"
             " begin from step 0 with --from-start."

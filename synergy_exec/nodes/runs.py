@@ -44,7 +44,7 @@ class Run:
 
     share: what each of its slots brings of its node's CPUs and memory, None where nobody looks at them. said: what
     each node's agent has said of its end; agent_lost: one was lost before it could. store: where its ranks meet who
-    are on several nodes. died: the slot on which a worker died, as `messages.Ended` has it. rebuild: an order
+    are on several nodes. died, hung: as `messages.Ended` has them, the slot with its node. rebuild: an order
     that the run waits for when it is launched.
     """
 
@@ -60,6 +60,7 @@ class Run:
     said: dict[int, tuple[Outcome, str]] = field(default_factory=dict)
     agent_lost: bool = False
     died: Slot | None = None
+    hung: bool = False
     rebuild: Rebuild | None = None
 
     @property
@@ -248,6 +249,7 @@ class Runs:
             elif run.stage in ("launched", "started"):
                 if message.died >= 0 and run.died is None:
                     run.died = node, message.died
+                run.hung |= message.hung
                 self._part_ended(run, node, message.outcome, message.reason)
             self._launch_waiting()
 
@@ -288,13 +290,15 @@ class Runs:
         run.stage = "launched"
         self.happened.append(Launched(run))
         first_rank = 0
-        for node, mask in run.placed:
+        for node_rank, (node, mask) in enumerate(run.placed):
             slots = _bits(mask)
             part = dataclasses.replace(
                 launch,
                 slots=slots,
                 first_rank=first_rank,
                 world=gpus_in(run.placed),
+                nodes=len(run.placed),
+                node_rank=node_rank,
                 store_host=run.store[0],
                 store_port=run.store[1],
                 share=run.share,

@@ -28,7 +28,8 @@ class Start:
     """One rank of a run.
 
     cores: of the CPU, that it may use. cpus: how many of them are its own, for others may have a part of one. gpu:
-    index of its CUDA device, None without. launched_s: time.time() at which the agent was told to launch the run.
+    index of its CUDA device, None without; gpus: of all its slots, of a command. launched_s: time.time() at which the
+    agent was told to launch the run.
     copy: index of the copy of the job that this rank trains.
     """
 
@@ -39,6 +40,7 @@ class Start:
     gpu: int | None
     launched_s: float
     copy: int = 0
+    gpus: tuple[int, ...] = ()
 
     def text(self) -> str:
         """This start as JSON, for `parse`."""
@@ -51,7 +53,7 @@ class Start:
         values = json.loads(text)
         launch = decode(values.pop("launch"))
         assert isinstance(launch, Launch)
-        return Start(launch=launch, cores=tuple(values.pop("cores")), **values)
+        return Start(launch=launch, cores=tuple(values.pop("cores")), gpus=tuple(values.pop("gpus")), **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,9 @@ def work(start: str, descriptors: Descriptors, cgroup: str) -> NoReturn:
                 Path(cgroup, "cgroup.procs").write_text("0")
             except OSError as error:
                 print(f"{cgroup} cannot be entered: {error.strerror}", flush=True)
-        rank = importlib.import_module("synergy_exec.worker.rank")
-        code = rank.run(Start.parse(start), descriptors)
+        given = Start.parse(start)
+        module = importlib.import_module(f"synergy_exec.worker.{'script' if given.launch.command else 'rank'}")
+        code = module.run(given, descriptors)
     except BaseException:
         traceback.print_exc()
     finally:

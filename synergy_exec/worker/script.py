@@ -1,0 +1,171 @@
+"""A job that is a command: any training script, run as it is, once on each of its nodes.
+
+The command gets SIGTERM and `grace_s` to save before it is moved; its checkpoints are its own. Its work is counted in
+seconds that it has run. It may say how far it is, in lines of JSON in the file that SYNERGY_REPORT names:
+`{"step": 120, "loss": 2.31}` (`synergy_exec.reporting.report` writes them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from synergy_core.errors import InputError
+from synergy_exec.messages import PAUSED, Failure, MeansToLeave, Report, Started, Stop
+from synergy_exec.wire import whole_lines
+from synergy_exec.worker import processes
+from synergy_exec.worker.pulse import Pulse
+from synergy_exec.worker.start import FAILED, AgentConnection, Descriptors, Start, see_only
+from synergy_runs.files import atomic_file
+
+PROGRESS = "progress.json"
+"""In the job's folder: for how many seconds the command has run, all its runs together."""
+_LOOK_S = 0.2
+_BEAT_S = 600.0
+"""Nobody knows what a command does: it is never taken to hang."""
+
+
+def run(start: Start, descriptors: Descriptors) -> int:
+    """Runs the command to its end, or until it has left as asked; returns the exit code."""
+    agent, pulse = AgentConnection(descriptors.agent), Pulse(descriptors.pulse)
+    told_to_stop = False
+
+    def terminate(*_: object) -> None:
+        nonlocal told_to_stop
+        told_to_stop = True
+
+    signal.signal(signal.SIGTERM, terminate)
+    launch, began_s = start.launch, time.monotonic()
+    folder = Path(launch.folder)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    before_s = _seconds(folder / PROGRESS)
+    processes.pin(os.getpid(), start.cores)
+    reports = folder / "report.jsonl"
+    if descriptors.store is not None:  # the port where the ranks are to meet is the command's now
+        os.close(descriptors.store)
+    try:
+        child = subprocess.Popen(
+            [_filled(word, start) for word in launch.command],
+            cwd=launch.directory or folder,
+            env=_environment(start, reports),
+            stdin=subprocess.DEVNULL,
+        )
+    except OSError as error:
+        agent.say(Failure(run=launch.run, rank=start.rank, reason=f"{launch.command[0]}: {error.strerror}"))
+        return FAILED
+    told_s, killed_s = -math.inf, math.inf
+    while child.poll() is None:
+        pulse.beat(_BEAT_S)
+        now_s = time.monotonic()
+        told_to_stop |= any(isinstance(each, Stop) for each in agent.heard())
+        told_to_stop |= pulse.unanswered_s() > launch.agent_silence_s
+        if told_to_stop and math.isinf(killed_s):
+            child.terminate()
+            killed_s = now_s + launch.grace_s
+        if now_s >= killed_s:
+            child.kill()
+        if launch.node_rank == 0 and now_s - told_s >= launch.report_s:
+            if math.isinf(told_s):
+                agent.say(_started(start, before_s))
+            _tell(start, agent, before_s + now_s - began_s, reports)
+            told_s = now_s
+        time.sleep(_LOOK_S)
+    if launch.node_rank == 0:
+        _tell(start, agent, before_s + time.monotonic() - began_s, reports)
+    if told_to_stop or child.returncode == 0:
+        code = PAUSED if told_to_stop else 0
+        agent.say(MeansToLeave(run=launch.run, rank=start.rank, code=code))
+        return code
+    ended = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
+    # A signal comes from outside, such as from the kernel when memory runs out: the job is tried again.
+    reason = f"the command ended with {ended}; its output is in its log"
+    agent.say(Failure(run=launch.run, rank=start.rank, reason=reason, unsaved=child.returncode < 0))
+    return FAILED
+
+
+def _tell(start: Start, agent: AgentConnection, seconds: float, reports: Path) -> None:
+    launch = start.launch
+    with contextlib.suppress(OSError, InputError), atomic_file(Path(launch.folder) / PROGRESS) as partial:
+        partial.write_text(json.dumps({"seconds": seconds}) + "\n", encoding="utf-8")
+    said = _last_report(reports)
+    agent.say(
+        Report(
+            run=launch.run,
+            step=int(said.get("step", seconds)),
+            samples=0,
+            work=seconds,
+            loss=float(said.get("loss", math.nan)),
+            micro_batch=launch.plan.micro_batch,
+            accumulation=launch.plan.accumulation,
+            step_s=1.0,
+            sync_s=0.0,
+            steps=int(seconds),
+            grad_sqr=0.0,
+            grad_var=0.0,
+            memory_bytes=0,
+        )
+    )
+
+
+def _started(start: Start, before_s: float) -> Started:
+    return Started(
+        run=start.launch.run,
+        step=int(before_s),
+        samples=0,
+        work=before_s,
+        launch_s=time.time() - start.launched_s,
+        build_s=0.0,
+        load_s=0.0,
+        first_step_s=0.0,
+    )
+
+
+def _last_report(path: Path) -> dict[str, Any]:
+    """The last line that is a report; numbers alone."""
+    for line in reversed(whole_lines(path)):
+        with contextlib.suppress(ValueError, AttributeError):
+            values = json.loads(line)
+            return {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return {}
+
+
+def _seconds(path: Path) -> float:
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
+
+
+def _filled(word: str, start: Start) -> str:
+    return word.replace("{slots}", str(len(start.launch.slots))).replace("{folder}", start.launch.folder)
+
+
+def _environment(start: Start, reports: Path) -> dict[str, str]:
+    """This process's, with what the command is to know. torchrun takes its arguments from variables PET_*."""
+    launch, slots = start.launch, len(start.launch.slots)
+    port = launch.store_port
+    if not port:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+    host = launch.store_host or "127.0.0.1"
+    own = {
+        "SYNERGY_SLOTS": slots,
+        "SYNERGY_FOLDER": launch.folder,
+        "SYNERGY_REPORT": reports,
+        "PET_NPROC_PER_NODE": slots,
+        "PET_NNODES": launch.nodes,
+        "PET_NODE_RANK": launch.node_rank,
+        **dict.fromkeys(("PET_MASTER_ADDR", "MASTER_ADDR"), host),
+        **dict.fromkeys(("PET_MASTER_PORT", "MASTER_PORT"), port),
+        "OMP_NUM_THREADS": max(1, int(start.cpus / slots)),
+    }
+    seen = see_only(start.gpus, os.environ) if start.gpus else {}
+    return {**os.environ, **{name: str(value) for name, value in own.items()}, **seen}
