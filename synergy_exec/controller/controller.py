@@ -214,6 +214,7 @@ class Controller(Listener):
         self._journal = journal = Journal(self.folder / "journal.sqlite")
         try:
             journal.take_over()
+            self._copy_journal()
             await asyncio.to_thread(self._wait_for_old_agents, journal.agents())
             journal.agents_left()
             journal.commit()
@@ -374,14 +375,17 @@ class Controller(Listener):
                 await asyncio.wait_for(self._freed.wait(), max(0.0, until_s - self.now_s()))
         return self.execution.freed
 
+    def _copy_journal(self) -> None:
+        with contextlib.suppress(InputError, sqlite3.Error):  # a full disk: the journal itself says so
+            back_up(self.folder)
+
     async def _back_up(self) -> None:
         """Copies the journal once a minute if it has changed."""
         copied = -1
         while True:
             if (changes := self._journal.changes) != copied:
-                with contextlib.suppress(InputError, sqlite3.Error):  # a full disk: the journal itself says so
-                    await asyncio.to_thread(back_up, self.folder)
-                    copied = changes
+                await asyncio.to_thread(self._copy_journal)
+                copied = changes
             await asyncio.sleep(BACKUP_S)
 
     async def _find_plans(self) -> None:
