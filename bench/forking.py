@@ -31,7 +31,7 @@ LAUNCH = Launch(
     world=1,
     store_host="",
     store_port=0,
-    folder="/nowhere",
+    folder="/proc/nowhere",
 )
 
 
