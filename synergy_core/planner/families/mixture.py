@@ -221,8 +221,12 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     each, busiest = rows / local, 1.0 if a.capacity else 1.0 + np.sqrt(2.0 * np.log(plans.expert) / rows)
     e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
     moved = 0.0 if a.gshard_group else rows * hidden
+    # The router's weight multiplies a row between the two products (Megatron Core: one kernel with a gated activation,
+    # else the activation is kept beside its product). GShard and plain autograd weight and keep the expert's output.
+    late = a.gshard_group or software.eager
+    weighted = hidden * apart / split if late else np.where(a.gated, 0.0, width)
     saved = tokens * (hidden * (2.0 * e + mask) + 4.0 * experts) / split
-    saved = saved + rows * (software.input_bytes * (hidden + width) + e * (up + hidden * apart / split))
+    saved = saved + rows * (software.input_bytes * (hidden + width) + e * (up + weighted))
     part: Part = {
         "gemms": (
             Gemm(tokens / split, experts, hidden),
