@@ -15,8 +15,8 @@ top: plans shown per count. gpus_per_node, network (bytes/s per GPU), link (nvsw
 that differs from the usual one.
 Under 90%: the interval that held 9 in 10 held-out measurements; what was never measured is named as extrapolated.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
-1 selective, 2 full), sequence (0, 1); plan=FILE takes all of them and the batch from a file written by --emit or from
-a launch script. With many counts, a count is left out if fewer GPUs are as fast.
+1 selective, 2 full, 3 operators, 4 modules), sequence (0, 1); plan=FILE takes all of them and the batch from a file
+written by --emit or from a launch script. With many counts, a count is left out if fewer GPUs are as fast.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from synergy_core.errors import InputError
 from synergy_core.planner.enumerate import candidates, leanest, undominated, with_options
 from synergy_core.planner.machine import Constants, Machine, Software
 from synergy_core.planner.memory import memory, usable_bytes
-from synergy_core.planner.plan import SPLITS, ZEROS, Plans
+from synergy_core.planner.plan import SPLITS, ZEROS, Plans, Recompute
 from synergy_core.planner.step_time import StepTime, step_time
 from synergy_core.planner.work import Architecture, Family, Limits, Work
 from synergy_core.units import Bools, Floats, Ints, rows_at
@@ -125,6 +125,9 @@ def search(
     if held.get("zero", 0) in set(ZEROS) - {0, *software.zeros}:
         stages = ", ".join(map(str, software.zeros))
         raise InputError(f"zero={held['zero']}: {software.name} has {stages}; type one of these, or another software=.")
+    if held.get("recompute", 0) in {*Recompute} - {*software.kinds}:
+        kinds = ", ".join(f"{each.value} ({each.label})" for each in software.kinds)
+        raise InputError(f"recompute={held['recompute']}: {software.name} has {kinds}; type one of these.")
     model = Model(family, architecture, software)
     return _remembered(model, machine, constants, wanted, int(global_batch), keep, tuple(sorted((fixed or {}).items())))
 
@@ -184,8 +187,11 @@ def fitting(
 
     sharding_apart: keep also the best variants at ZeRO stage 0.
     """
-    variants, of = with_options(plans, fixed, model.software.zeros)
-    needed = memory(model.work(variants), variants, model.software)
+    software = model.software
+    # Fused attention keeps no scores, so that recomputing it alone saves nothing.
+    kinds = [each for each in software.kinds if each != Recompute.SELECTIVE or not software.flash]
+    variants, of = with_options(plans, fixed, software.zeros, kinds)
+    needed = memory(model.work(variants), variants, software)
     fits = np.broadcast_to(needed.fits(machine), len(variants))
     kept = np.zeros(len(variants), dtype=np.bool_)
     for group in (fits, fits & (variants.zero == 0)) if sharding_apart else (fits,):

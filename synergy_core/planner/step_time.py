@@ -153,11 +153,13 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
     backward = bound(gpu.backward_s, gpu.backward_kernels, tensor - hidden)
     passes, again = np.full(len(plans), Recompute.NONE.passes), np.zeros(len(plans))
     if is_layer:
+        core = 0.0 if runs.software.flash else gpu.attention_s
         seconds = {
             Recompute.NONE: again,
             Recompute.SELECTIVE: gpu.attention_s,
             Recompute.FULL: forward,
             Recompute.OPERATORS: 0.5 * (gpu.forward_s - gpu.attention_s),
+            Recompute.MODULES: gpu.modules_s + core + np.where(plans.tensor > 1, one * block.again_count, 0.0),
         }
         passes, again = plans.passes, np.choose(plans.recompute, [seconds[each] for each in Recompute])
     parts = (forward, backward, again, tensor * (passes - 1.0) - hidden, context * passes, expert * (passes - 1.0))

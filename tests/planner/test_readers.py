@@ -79,7 +79,7 @@ def test_an_unstated_field_is_every_setting_it_may_have_had(tmp_path):
         ({"ep": 3}, "got ep 3, expected a divisor of tp · cp · dp = 8"),
         ({"grad_accum": 7}, "got global_batch 64, expected micro_batch 2 · grad_accum 7 · dp 4 = 56"),
         ({"zero": "maybe"}, "column zero: got 'maybe', expected 0, 1, 2, 3 or fsdp"),
-        ({"recompute": "often"}, "column recompute: got 'often', expected none, selective, full or selective-op"),
+        ({"recompute": "often"}, "column recompute: got 'often', expected none, selective, full, selective-op"),
         ({"layers": "8.5"}, "column layers: got '8.5', expected a whole number of 1 or more"),
         ({"sp": "perhaps"}, "column sp: got 'perhaps', expected y or n"),
         ({"kv_heads": 3}, "got kv_heads 3, expected a divisor of heads 16"),

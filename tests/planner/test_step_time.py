@@ -111,6 +111,24 @@ def test_full_recomputation_is_one_more_forward_pass_of_the_layers():
     assert full - none == pytest.approx(10 * GIGABYTE_S)
 
 
+def test_recomputed_modules_are_their_products_traffic_and_all_reduces_once_more():
+    block = Block(
+        "layer",
+        gemms=(Gemm(4096, 4096, 4096, again=True), Gemm(4096, 1024, 4096)),
+        again_bytes=1e9,
+        again_count=1.0,
+        tensor_bytes=1e8,
+        tensor_count=2.0,
+    )
+    work = Work(Block("before"), (Layers(block, 3.0),), Block("after"))
+    once = gemm_s(4096, 4096, 4096, 1.0, A100, FLASH, PLAIN) + 1e9 / A100.gpu.memory_bandwidth_bytes_per_s
+    reduced = all_reduce_s(1e8, 2, 2, links_for(A100)) / PLAIN.tensor_efficiency
+    for tensor in (1, 2):
+        plan = Plan(tensor=tensor, recompute=4)
+        again = step_time(work, plans_of([plan]), A100, FLASH, PLAIN).recompute_s
+        assert again[0] == pytest.approx(float(3.0 * (once + (tensor > 1) * reduced)))
+
+
 @given(stages=st.integers(2, 6), layers_each=st.integers(1, 5), micro=st.integers(1, 20), logits=st.floats(0, 6))
 @settings(deadline=None, max_examples=60)
 def test_the_pipeline_takes_as_long_as_its_schedule_played_out(stages, layers_each, micro, logits):
