@@ -197,7 +197,8 @@ class PlannedTask(TaskWithPlans):
                 gain = self.gain(batch)
                 for ways, (nodes, gpus) in zip(made, shapes, strict=True):
                     planned_s, plan = fastest[gpus]
-                    if planned_s < inf:
+                    failed = (gpu_type, nodes, gpus), self.spec.requested_batch
+                    if planned_s < inf and (every_plan or failed not in self.pool.too_large):
                         step_s = planned_s * self.pool.ratio_at(gpu_type, (nodes, gpus, batch))
                         ways.append(Way(gain / step_s, step_s, plan))
                 continue
@@ -219,7 +220,10 @@ class PlannedTask(TaskWithPlans):
         return max(ways, key=lambda way: way.goodput).plan
 
     def observe(self, step: StepReport) -> None:
-        """Records a mean step of the running job as a ratio to its believed time."""
+        """Records a mean step of the running job as a ratio to its believed time; inf: it ran out of memory."""
+        if step.step_s == inf:
+            self.pool.add_too_large(step.shape, self.spec.requested_batch)
+            return
         (gpu_type, nodes, gpus), plan, exchange = step.shape, step.plan, self.spec.plan_exchange
         name, batch = self.spec.architecture, plan.global_batch
         if exchange is None:
