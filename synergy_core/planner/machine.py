@@ -101,7 +101,8 @@ class Software:
     bucket_elements: gradients in each of DeepSpeed's two buckets, one filled while the other is reduced, under ZeRO 1
     and 2; 0 without buckets beside the gradients.
     splits: which of `SPLITS` it has. zeros: the ZeRO stages in which it runs several replicas, 0 for plain replicas.
-    recomputes: the kinds of recomputation that it has, by their names.
+    recomputes: the kinds of recomputation that it has, by their names. offload: whether the host keeps optimizer
+    states, and the gradients that ZeRO 2 and 3 shard, and its CPUs update the weights (ZeRO-Offload, ATC 2021).
     short_chunks: how many interleaved chunks of layers may have a layer fewer than the others, such as those with the
     embedding and the logits. plain_tensor: whether it has tensor parallelism without sequence parallelism.
     async_tensor: whether the backward pass reduces input gradients beside the products for weight gradients.
@@ -132,6 +133,7 @@ class Software:
     splits: tuple[str, ...] = SPLITS
     zeros: tuple[int, ...] = ZEROS
     recomputes: tuple[str, ...] = ("none", "selective", "full")
+    offload: bool = False
     short_chunks: int = 0
     plain_tensor: bool = True
     like: tuple[str, ...] = ()

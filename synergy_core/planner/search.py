@@ -270,16 +270,10 @@ def _reason(
         row = rows[[sized.least_bytes[rows].argmin()]]
         lean = leanest(sized.plans.take(row), fixed, model.software.zeros)
         needed, usable = float(sized.least_bytes[row[0]]), usable_bytes(machine)
-        optimizer_bytes = float(np.max(memory(model.work(lean), lean, model.software).optimizer))
         message = (
             f"the leanest plan ({lean.plan(0).describe()}) needs {needed / 2**30:.1f} GiB on the fullest GPU, "
             f"where {usable / 2**30:.1f} GiB are usable"
         )
-        if needed - optimizer_bytes <= usable:
-            message += (
-                f"; it would fit with the {optimizer_bytes / 2**30:.1f} GiB of optimizer state offloaded to the host, "
-                "which is slower and not predicted here"
-            )
         return Infeasible(gpus, "memory", message, missing_bytes=needed - usable)
     if fixed:
         named = " and ".join(f"{name}={value}" for name, value in fixed.items())

@@ -43,6 +43,13 @@ def test_recomputed_modules_keep_of_an_mlp_its_input_and_of_latent_attention_no_
     np.testing.assert_allclose(part["saved_bytes"] - part["module_bytes"], norms + projected)
 
 
+def test_an_offloaded_optimizer_leaves_weights_and_the_gradients_that_are_not_sharded() -> None:
+    parameters = GPT.parameters() + 2.0 * H
+    for zero, per_parameter in ((0, 6.0), (1, 6.0), (2, 2.0), (3, 2.0 / 8)):
+        held = of(Plan(data=8, zero=zero), software=replace(STACK, offload=True))
+        np.testing.assert_allclose(held.static, per_parameter * parameters)
+
+
 @pytest.mark.parametrize(
     ("zero", "per_parameter"), [(0, 18.0), (1, 6.0 + 12.0 / 8), (2, 2.0 + 16.0 / 8), (3, 18.0 / 8)]
 )
