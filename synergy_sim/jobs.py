@@ -436,6 +436,7 @@ class PlannedJob(SimulatedTraining):
 
     def _choose(self) -> None:
         assert self.task is not None
+        assert self.spec is not None
         if not self._ran_out:
             plan = self.task.train_on(self._held)
             as_requested = self._held.gpus == self.spec.requested_gpus

@@ -16,7 +16,8 @@ that differs from the usual one.
 Under 90%: the interval that held 9 in 10 held-out measurements; what was never measured is named as extrapolated.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
 1 selective, 2 full, 3 operators, 4 modules), sequence (0, 1); plan=FILE takes all of them and the batch from a file
-written by --emit or from a launch script. With many counts, a count is left out if fewer GPUs are as fast.
+written by --emit or from a launch script. Pieces of a sequence below 4,096 tokens are only tried where context= is
+fixed: none were measured. With many counts, a count is left out if fewer GPUs are as fast.
 """
 
 from __future__ import annotations

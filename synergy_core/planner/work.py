@@ -148,7 +148,9 @@ class Work:
 
 
 MIN_TOKENS_PER_CONTEXT_RANK = 4096
-"""Context parallelism does not cut sequences shorter: a ring step would have too little work."""
+"""A search cuts sequences into no shorter pieces. No software forbids them, but no timed run of the data has any, so
+that nothing tells whether what the planner expects of them holds: up to 5 % less time a step for llama-3-70b on 512
+H100, at most 2 % on A100 and for other models. A fixed context= may be any."""
 
 
 @dataclass(frozen=True, slots=True)
