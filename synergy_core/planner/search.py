@@ -150,7 +150,8 @@ def _remembered(
     rank = np.arange(len(order)) - np.searchsorted(gpus, gpus)
     order, rank = order[rank <= keep], rank[rank <= keep]
     chosen = plans.take(order)
-    feasible = np.isin(wanted, sized.plans.gpus[sized.fits])
+    counts_of = sized.plans.gpus
+    feasible = np.isin(wanted, counts_of[sized.fits])
     return PlanTable(
         machine=machine,
         gpus=chosen.gpus,
@@ -161,7 +162,8 @@ def _remembered(
         plans=chosen,
         parts=rows_at(parts, order),
         infeasible=tuple(
-            _reason(model, machine, each, sized, global_batch, dict(fixed)) for each in wanted[~feasible].tolist()
+            _reason(model, machine, each, np.flatnonzero(counts_of == each), sized, global_batch, dict(fixed))
+            for each in wanted[~feasible].tolist()
         ),
         timed=len(plans),
     )
@@ -261,11 +263,10 @@ def laid_out(plans: Plans, machine: Machine) -> Bools:
 
 
 def _reason(
-    model: Model, machine: Machine, gpus: int, sized: Sized, global_batch: int, fixed: Mapping[str, int]
+    model: Model, machine: Machine, gpus: int, rows: Ints, sized: Sized, global_batch: int, fixed: Mapping[str, int]
 ) -> Infeasible:
-    """Why a GPU count has no plan: too little memory, fixed degrees, or an indivisible batch."""
+    """Why a GPU count has no plan: too little memory, fixed degrees, or an indivisible batch. rows: its candidates."""
     limits = model.limits
-    rows = np.flatnonzero(sized.plans.gpus == gpus)
     if rows.size:
         row = rows[[sized.least_bytes[rows].argmin()]]
         lean = leanest(sized.plans.take(row), fixed, model.software.zeros)
