@@ -171,7 +171,8 @@ def path_of(file: str) -> Path:
 
 def rows_of(file: str, share: float) -> Rows:
     found: Any = read(path_of(file))
-    cases = [each for each in found.cases() if np.isfinite(each.iter_time_s).any()]
+    every = [each for each in found.cases() if not each.software.offload]  # bench/fit_offload.py has those
+    cases = [each for each in every if np.isfinite(each.iter_time_s).any()]
     total = sum(len(each) for each in cases)
     groups, models, parameters, ideal = [], [], [], []
     for case in cases:

@@ -52,7 +52,7 @@ def rubick(draws: int) -> list[list[str]]:
     rows = []
     for model in sorted({row.model for row in file.rows}):
         mine = file.only(model, None)
-        cases = mine.cases()
+        cases = [each for each in mine.cases() if not each.software.offload]
         at = sorted({row for case in cases for row in case.rows.tolist()})
         keys = [(each.gpus, str(each.settings[0].machine)) if each.settings else at for each in mine.rows]
         plans = [each.settings[0].plan if each.settings else None for each in mine.rows]

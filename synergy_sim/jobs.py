@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil, floor, isnan
+from math import ceil, floor, inf, isnan
 from typing import Any
 
 import numpy as np
@@ -408,16 +408,22 @@ class DataParallelJob(SimulatedTraining):
 class PlannedJob(SimulatedTraining):
     """A job with parallel plans: its plan is always the best for its GPUs and its batch.
 
-    Steps on new GPUs, or at a new batch, are reported to its task by the next decision.
+    Steps on new GPUs, or at a new batch, are reported to its task by the next decision. If a chosen plan runs out of
+    memory at its first step, the job gets nothing done until then. On as many GPUs as its user requested, plans fit.
     """
 
     application: ApplicationWithPlans
+    _ran_out = False
+
+    def carry_on(self, start_s: float) -> None:
+        self._ran_out = False
+        super().carry_on(start_s)
 
     def report(self, now_s: float) -> None:
         if self.running and now_s > self.at_s and self.task is not None:
             app, held, plan = self.application, self._held, self._trains
             seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.global_batch) * self.slowdown
-            step_s = app.iteration_s(held.gpu_type, self._node_gpus, plan)
+            step_s = inf if self._ran_out else app.iteration_s(held.gpu_type, self._node_gpus, plan)
             self.task.observe(StepReport(held, plan, step_s * seen))
             known = app.seen_statistics(plan, min(self.epoch, len(app.work_at_epoch_end) - 1))
             if known[1] > 0:
@@ -430,7 +436,16 @@ class PlannedJob(SimulatedTraining):
 
     def _choose(self) -> None:
         assert self.task is not None
-        self._train_with(self.task.train_on(self._held))
+        assert self.spec is not None
+        if not self._ran_out:
+            plan = self.task.train_on(self._held)
+            as_requested = self._held.gpus == self.spec.requested_gpus
+            self._ran_out = not as_requested and self.application.runs_out(self._held.gpu_type, plan)
+            if not self._ran_out:
+                self._train_with(plan)
+                return
+            self._trains, self._rate, self.due_s = plan, 0.0, NEVER
+        self._must_choose, self._version = False, self.task.pool.version
 
 
 class ProfiledJob(PlannedJob):

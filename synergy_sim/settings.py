@@ -84,6 +84,7 @@ class PlannedSettings:
     batch_growth: float = key(
         "up to how many times the requested batch they may train at; 1: it is fixed", bounds=FACTOR
     )
+    memory_error: bool = key("whether plans may run out of memory: peaks differ from the planner's as measured ones do")
     known: bool = key("whether policies know their true step times, and jobs the truly fastest plan")
 
 

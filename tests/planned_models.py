@@ -109,7 +109,12 @@ def planned_tables(architecture_name, nodes, counts, global_batch, *, data_paral
     )
 
 
+def memory_factors(architecture_name, gpu_type, plan):
+    """Every plan is near its GPU's memory, so that many run out of it."""
+    return 0.95, 0.9, 1.2
+
+
 def install(patch=setattr):
     """Puts this planner in the real one's place; patch: such as `monkeypatch.setattr`."""
-    for each in (language_models, model_named, model_names, planned_tables):
+    for each in (language_models, model_named, model_names, planned_tables, memory_factors):
         patch(tables, each.__name__, each)

@@ -67,6 +67,16 @@ def test_without_compression_nothing_is_otherwise_than_by_the_planners_tables():
         )
 
 
+def test_gpus_on_which_a_job_ran_out_of_memory_are_not_offered_again_with_compression_either():
+    beliefs, one = task(truth("coadaptive"))
+    before = beliefs.goodput([one], ROWS, "max")[0]
+    one.observe(StepReport(Shape("a100", 1, 4), Plan(data=4), float("inf")))
+    after = beliefs.goodput([one], ROWS, "max")[0]
+    there = (ROWS.gpus == 4) & (ROWS.nodes == 1)
+    assert (before > 0).all()
+    np.testing.assert_array_equal(after, np.where(there, 0.0, before))
+
+
 @pytest.mark.parametrize("gbps", [1.0, 10.0, 1000.0])
 def test_who_may_choose_none_expects_no_less_than_none(gbps):
     none, chosen = goodput(truth("none", gbps)), goodput(truth("coadaptive", gbps))

@@ -309,6 +309,38 @@ def test_the_experiment_on_an_eighth_of_its_cluster():
     assert mean_s["synergy"] < mean_s["crius"]
 
 
+def test_plans_run_out_of_memory_as_often_as_the_band_of_measured_peaks_says():
+    """Predicted at 0.95 of the GPU, with 5 % and 95 % quantiles of 0.9 and 1.2: above 1 in 44 % of a log-normal."""
+    truth = PlannedTruth(memory_error=True)
+    drawn = [truth.runs_out(seed, "small-llm", "a100", Plan(data=4)) for seed in range(4_000)]
+    np.testing.assert_allclose(np.mean(drawn), 0.442, atol=0.03)
+    assert not any(truth.runs_out(seed, "small-llm", "a100", Plan(micro_batch=64)) for seed in range(50))
+    assert not any(PlannedTruth().runs_out(seed, "small-llm", "a100", Plan(data=4)) for seed in range(50))
+
+
+def test_gpus_on_which_a_job_ran_out_of_memory_are_not_offered_again():
+    held = beliefs("shared")
+    task, other = held.task(spec()), held.task(spec(batch=128))
+    before = held.goodput([task, other], ROWS, "requested")
+    task.observe(step(float("inf")))
+    after = held.goodput([task, other], ROWS, "requested")
+    there = (ROWS.gpu_type == MACHINES.gpu_types.index("a100")) & (ROWS.gpus == 4) & (ROWS.nodes == 1)
+    assert (before[0, there] > 0).all()
+    assert (after[0, there] == 0).all()
+    np.testing.assert_array_equal(after[0, ~there], before[0, ~there])
+    np.testing.assert_array_equal(after[1], before[1])
+
+
+@pytest.mark.parametrize("name", ["sia", "sia+plans", "crius", "synergy"])
+def test_jobs_end_where_many_plans_run_out_of_memory_and_later_than_where_none_does(name):
+    made, ends = some(), []
+    for memory_error in (False, True):
+        truth = replace(BLURRED, planned=PlannedTruth(memory_error=memory_error))
+        ends.append(finish_s(run(made, MACHINES, name, Costs(0.0, 30.0), truth=truth)))
+        assert (ends[-1] > made.submit_time_s).all()
+    assert ends[1].mean() > ends[0].mean()
+
+
 def test_plans_err_each_for_itself_and_alike_where_they_share_degrees():
     """Over many seeds: the variance is plan_error², a third of it for each degree above 1; shared degrees correlate."""
     truth = PlannedTruth(plan_error=0.3)

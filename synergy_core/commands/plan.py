@@ -15,8 +15,9 @@ top: plans shown per count. gpus_per_node, network (bytes/s per GPU), link (nvsw
 that differs from the usual one.
 Under 90%: the interval that held 9 in 10 held-out measurements; what was never measured is named as extrapolated.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
-1 selective, 2 full), sequence (0, 1); plan=FILE takes all of them and the batch from a file written by --emit or from
-a launch script. With many counts, a count is left out if fewer GPUs are as fast.
+1 selective, 2 full, 3 operators, 4 modules), sequence (0, 1); plan=FILE takes all of them and the batch from a file
+written by --emit or from a launch script. Pieces of a sequence below 4,096 tokens are only tried where context= is
+fixed: none were measured. With many counts, a count is left out if fewer GPUs are as fast.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,8 +112,8 @@ def run(chosen: argparse.Namespace) -> int:
     stacks = {each.gpu.name: running_on(software, each.gpu) for each in machines}
     own = _own_constants(query, machines)
 
-    def find(machine: Machine, counts: Sequence[int], keep: int = 0) -> PlanTable:
-        stack = stacks[machine.gpu.name]
+    def find(machine: Machine, counts: Sequence[int], keep: int = 0, *, offload: bool = False) -> PlanTable:
+        stack = replace(stacks[machine.gpu.name], offload=offload)
         constants = (own.of(machine.gpu) if own else None) or constants_for(machine, stack)
         wanted: dict[str, Any] = {"counts": counts, "global_batch": batch, "keep": keep, "fixed": query.fixed}
         return search(model.family, model.architecture, machine, stack, constants, **wanted)
@@ -140,7 +141,8 @@ def run(chosen: argparse.Namespace) -> int:
             shipped = f"constants as shipped: {own.path} has none of {machine.gpu.name}"
             print(f"  constants of {own.path}" if is_own else f"  {shipped}")
         if not len(table):
-            print(_smallest_fitting(table, find))
+            for sentence in (*_offloaded(table, find), _smallest_fitting(table, find)):
+                print(f"  {sentence}")
         elif query.tokens is not None:
             _print_training(answer, query.tokens)
     if chosen.json:
@@ -335,7 +337,21 @@ def _print_plans(answer: PlanAnswer) -> None:
         print(f"  no plan on {least.gpus} GPUs, {factor}: {least.message}{others}.")
 
 
-def _smallest_fitting(table: PlanTable, find: Callable[[Machine, Sequence[int]], PlanTable]) -> str:
+def _offloaded(table: PlanTable, find: Callable[..., PlanTable]) -> Iterator[str]:
+    """For the number of GPUs that lacks the least memory: a sentence with the plan that fits with offloading."""
+    short = [each for each in table.infeasible if each.factor == "memory"]
+    if short:
+        count = min(short, key=lambda each: each.missing_bytes).gpus
+        found = find(table.machine, [count], offload=True)
+        if len(found):
+            step_s, needed = seconds(float(found.step_time_s[0])), float(found.memory_bytes[0]) / 2**30
+            yield (
+                f"With the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU), {count} GPUs fit it: "
+                f"{found.plans.plan(0).describe()}, {step_s}, {needed:.1f} GiB."
+            )
+
+
+def _smallest_fitting(table: PlanTable, find: Callable[..., PlanTable]) -> str:
     """A sentence with the smallest number of GPUs that the model fits on, in powers of two of whole nodes."""
     tried, node = max(each.gpus for each in table.infeasible), table.machine.gpus_per_node
     counts = [node << doublings for doublings in range(MAX_GPUS.bit_length())]
@@ -343,8 +359,8 @@ def _smallest_fitting(table: PlanTable, find: Callable[[Machine, Sequence[int]],
         found = find(table.machine, larger)
         if len(found):
             plan = found.plans.plan(0).describe()
-            return f"  Of powers of two, {int(found.gpus[0])} GPUs are the first that it fits on: {plan}."
-    return f"  No power of two of whole nodes up to {MAX_GPUS} GPUs has a plan; change the settings named above."
+            return f"Of powers of two, {int(found.gpus[0])} GPUs are the first that it fits on: {plan}."
+    return f"No power of two of whole nodes up to {MAX_GPUS} GPUs has a plan; change the settings named above."
 
 
 def _print_training(answer: PlanAnswer, tokens: float) -> None:

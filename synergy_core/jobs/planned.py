@@ -190,20 +190,22 @@ class PlannedTask(TaskWithPlans):
         name, first, exchange = self.spec.architecture, self.spec.initial_batch, self.spec.plan_exchange
         made: list[list[Way]] = [[] for _ in shapes]
         phi = float(noise_scale(*(self.believed_statistics or (1.0, 0.0)), first))
+        failed = set() if every_plan else self.pool.too_large
+        offered = [((gpu_type, *shape), self.spec.requested_batch) not in failed for shape in shapes]
         for batch in self.batches(requested=requested):
             if exchange is None:
                 counts = [gpus for _, gpus in shapes]
                 fastest = self.speeds.fastest(name, batch, gpu_type, counts, every_plan=every_plan)
                 gain = self.gain(batch)
-                for ways, (nodes, gpus) in zip(made, shapes, strict=True):
+                for ways, (nodes, gpus), is_offered in zip(made, shapes, offered, strict=True):
                     planned_s, plan = fastest[gpus]
-                    if planned_s < inf:
+                    if planned_s < inf and is_offered:
                         step_s = planned_s * self.pool.ratio_at(gpu_type, (nodes, gpus, batch))
                         ways.append(Way(gain / step_s, step_s, plan))
                 continue
-            for ways, (nodes, gpus) in zip(made, shapes, strict=True):
+            for ways, (nodes, gpus), is_offered in zip(made, shapes, offered, strict=True):
                 found = self.speeds.compressed(exchange, name, batch, gpu_type, gpus, every_plan=every_plan)
-                if found is not None:
+                if found is not None and is_offered:
                     at, samples_per_s = exchange.best(found, phi, first)
                     ratio = self.pool.ratio_at(gpu_type, (nodes, gpus, batch))
                     ways.append(Way(samples_per_s / first / ratio, float(found.step_s[at]) * ratio, found.plans[at]))
@@ -219,7 +221,10 @@ class PlannedTask(TaskWithPlans):
         return max(ways, key=lambda way: way.goodput).plan
 
     def observe(self, step: StepReport) -> None:
-        """Records a mean step of the running job as a ratio to its believed time."""
+        """Records a mean step of the running job as a ratio to its believed time; inf: it ran out of memory."""
+        if step.step_s == inf:
+            self.pool.add_too_large(step.shape, self.spec.requested_batch)
+            return
         (gpu_type, nodes, gpus), plan, exchange = step.shape, step.plan, self.spec.plan_exchange
         name, batch = self.spec.architecture, plan.global_batch
         if exchange is None:

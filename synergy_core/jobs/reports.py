@@ -219,7 +219,9 @@ class Observations:
     inputs: reported input speeds, None if they are not learned. plain_exchanges: step and synchronisation seconds of
     uncompressed exchanges, by GPU type and whether across nodes, if measured separately. exchanges: learned ratios of
     compressed exchanges. most_gpus: the largest number of GPUs observed. overhead: wall time of iterations ÷ sum of
-    measured step times. version: grows with every new model. Jobs with plans have ratios of observed to planned step
+    measured step times. too_large: GPUs on which a job with that
+    requested batch ran out of memory under its plan. version: grows with every
+    new model. Jobs with plans have ratios of observed to planned step
     times instead of models.
     """
 
@@ -237,6 +239,7 @@ class Observations:
     _stale: dict[str, None] = field(default_factory=dict)
     _ratios: dict[str, dict[Point, float]] = field(default_factory=dict)
     _log_ratios: dict[str, float] = field(default_factory=dict)
+    too_large: set[tuple[Shape, int]] = field(default_factory=set)
     _pending: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -272,6 +275,11 @@ class Observations:
         of_type[point] = ratio
         self._log_ratios[gpu_type] = self._log_ratios.get(gpu_type, 0.0) + math.log(ratio)
         self.most_gpus = max(self.most_gpus, point[1])
+        self.version += 1
+
+    def add_too_large(self, shape: Shape, requested_batch: int) -> None:
+        """A plan did not fit there, so that such GPUs are not offered again."""
+        self.too_large.add((shape, requested_batch))
         self.version += 1
 
     def merge(self) -> None:

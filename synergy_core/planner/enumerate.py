@@ -100,16 +100,16 @@ def candidates(
 
 
 def with_options(
-    plans: Plans, fixed: Mapping[str, int] | None = None, zeros: Sequence[int] = ZEROS
+    plans: Plans, fixed: Mapping[str, int] | None, zeros: Sequence[int], kinds: Sequence[Recompute]
 ) -> tuple[Plans, Ints]:
     """Each plan with every possible ZeRO stage and kind of recomputation, and the index of the plan of each variant.
 
-    zeros: as in `candidates`.
+    zeros: as in `candidates`. kinds: of recomputation.
     """
     held = fixed or {}
     tried = np.array([held["zero"]] if "zero" in held else ZEROS)
-    kinds = np.array([held["recompute"]] if "recompute" in held else RISING)
-    of, zero, recompute = (each.ravel() for each in np.meshgrid(np.arange(len(plans)), tried, kinds, indexing="ij"))
+    again = np.array([held["recompute"]] if "recompute" in held else kinds)
+    of, zero, recompute = (each.ravel() for each in np.meshgrid(np.arange(len(plans)), tried, again, indexing="ij"))
     possible = _may_shard((plans.data * plans.context)[of], plans.pipeline[of], zero, zeros)
     of, zero, recompute = of[possible], zero[possible], recompute[possible]
     return replace(plans.take(of), zero=zero, recompute=recompute), of
@@ -123,7 +123,7 @@ def leanest(plans: Plans, fixed: Mapping[str, int] | None = None, zeros: Sequenc
     return replace(
         plans,
         zero=np.full_like(zero, held["zero"]) if "zero" in held else zero,
-        recompute=np.full_like(zero, held.get("recompute", RISING[-1])),
+        recompute=np.full_like(zero, held.get("recompute", Recompute.FULL)),
     )
 
 
@@ -135,8 +135,9 @@ def undominated(zero: Ints, recompute: Ints, of: Ints) -> Bools:
     """
     least = np.full((of.max(initial=-1) + 1, 4), len(Recompute), dtype=np.int64)
     # ZeRO stages 0 and 1 hold the same weights and gradients and send equally many bytes.
-    np.minimum.at(least, (of, np.maximum(zero, 1)), recompute)
-    result: Bools = recompute <= np.minimum.accumulate(least, axis=1)[of, zero.clip(1)]
+    rank = np.argsort(RISING)[recompute]
+    np.minimum.at(least, (of, np.maximum(zero, 1)), rank)
+    result: Bools = rank <= np.minimum.accumulate(least, axis=1)[of, zero.clip(1)]
     return result
 
 

@@ -20,7 +20,7 @@ from synergy_core.catalog import (
     read_yaml,
 )
 from synergy_core.errors import InputError, unknown
-from synergy_core.planner.plan import SPLITS, ZEROS
+from synergy_core.planner.plan import RISING, SPLITS, ZEROS, Recompute
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,8 @@ class Software:
     bucket_elements: gradients in each of DeepSpeed's two buckets, one filled while the other is reduced, under ZeRO 1
     and 2; 0 without buckets beside the gradients.
     splits: which of `SPLITS` it has. zeros: the ZeRO stages in which it runs several replicas, 0 for plain replicas.
+    recomputes: the kinds of recomputation that it has, by their names. offload: whether the host keeps optimizer
+    states, and the gradients that ZeRO 2 and 3 shard, and its CPUs update the weights (ZeRO-Offload, ATC 2021).
     short_chunks: how many interleaved chunks of layers may have a layer fewer than the others, such as those with the
     embedding and the logits. plain_tensor: whether it has tensor parallelism without sequence parallelism.
     async_tensor: whether the backward pass reduces input gradients beside the products for weight gradients.
@@ -130,6 +132,8 @@ class Software:
     sends_once: bool = False
     splits: tuple[str, ...] = SPLITS
     zeros: tuple[int, ...] = ZEROS
+    recomputes: tuple[str, ...] = ("none", "selective", "full")
+    offload: bool = False
     short_chunks: int = 0
     plain_tensor: bool = True
     like: tuple[str, ...] = ()
@@ -149,6 +153,11 @@ class Software:
         Transformer Engine's FP8 keeps the cast input, of 1 byte; plain autograd keeps what it was given.
         """
         return 1.0 if self.precision == "fp8" and not self.eager else self.element_bytes
+
+    @property
+    def kinds(self) -> tuple[Recompute, ...]:
+        """The kinds of recomputation that it has, from least time to most."""
+        return tuple(each for each in RISING if each.label in self.recomputes)
 
     @property
     def fitted_as(self) -> str:

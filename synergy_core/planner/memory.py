@@ -195,13 +195,13 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     in_buckets = (plans.zero >= 1) & (plans.zero < 3) & (shards > 1)
     buckets = np.where(in_buckets, 2.0 * software.bucket_elements * software.gradient_bytes, 0.0)
     # torch's foreach Adam makes an fp32 copy of a moment after the activations are freed.
-    step = sharded(4.0, 1) if software.eager else 0.0
+    step = sharded(4.0, 1) if software.eager and not software.offload else 0.0
     spare = np.maximum(step - activations - logits - gathered, 0.0)
     groups = sum(np.asarray(each > 1, np.int64) for each in (plans.tensor, plans.pipeline, plans.context, plans.data))
     return Memory(
         weights=weights,
-        gradients=sharded(software.gradient_bytes, 2),
-        optimizer=sharded(software.optimizer_bytes, 1),
+        gradients=np.where(software.offload & (plans.zero >= 2), 0.0, sharded(software.gradient_bytes, 2)),
+        optimizer=sharded(0.0 if software.offload else software.optimizer_bytes, 1),
         activations=activations,
         logits=_broad(plans, logits)[0],
         buffers=software.workspace_bytes + gathered + buckets + spare,

@@ -19,13 +19,16 @@ class Recompute(IntEnum):
     """Activations that the backward pass recomputes. The number stands in plans, columns and `recompute=`.
 
     SELECTIVE: the attention core. FULL: every layer, from its input. OPERATORS: all but fused attention and every
-    second matrix product (torchtitan's selective activation checkpointing by operator).
+    second matrix product (torchtitan's selective activation checkpointing by operator). MODULES: what costs little of
+    a layer (Megatron Core's --recompute-modules): dense MLPs and shared experts; the norm before experts and their
+    activations; of latent attention the norms and the projections from latents to heads.
     """
 
     NONE = 0
     SELECTIVE = 1
     FULL = 2
     OPERATORS = 3
+    MODULES = 4
 
     @property
     def label(self) -> str:
@@ -35,7 +38,7 @@ class Recompute(IntEnum):
     @property
     def again(self) -> str:
         """What is recomputed, in words."""
-        return ("nothing", "attention", "every layer", "every second product")[self]
+        return ("nothing", "attention", "every layer", "every second product", "single modules")[self]
 
     @property
     def passes(self) -> float:
@@ -43,8 +46,8 @@ class Recompute(IntEnum):
         return 4.0 if self is Recompute.FULL else 3.0
 
 
-RISING = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-"""The kinds that a search tries, from least time and most memory to most time and least memory."""
+RISING = (Recompute.NONE, Recompute.SELECTIVE, Recompute.OPERATORS, Recompute.MODULES, Recompute.FULL)
+"""The kinds from least time and most memory to most time and least memory."""
 
 SPLITS = ("tensor", "pipeline", "context", "expert", "interleave")
 """The degrees that training software may lack; without one, it is 1."""

@@ -18,7 +18,7 @@ from synergy_core.errors import InputError
 from synergy_core.planner.enumerate import candidates, leanest, undominated, with_options
 from synergy_core.planner.machine import Constants, Machine, Software
 from synergy_core.planner.memory import memory, usable_bytes
-from synergy_core.planner.plan import SPLITS, ZEROS, Plans
+from synergy_core.planner.plan import SPLITS, ZEROS, Plans, Recompute
 from synergy_core.planner.step_time import StepTime, step_time
 from synergy_core.planner.work import Architecture, Family, Limits, Work
 from synergy_core.units import Bools, Floats, Ints, rows_at
@@ -125,6 +125,9 @@ def search(
     if held.get("zero", 0) in set(ZEROS) - {0, *software.zeros}:
         stages = ", ".join(map(str, software.zeros))
         raise InputError(f"zero={held['zero']}: {software.name} has {stages}; type one of these, or another software=.")
+    if held.get("recompute", 0) in {*Recompute} - {*software.kinds}:
+        kinds = ", ".join(f"{each.value} ({each.label})" for each in software.kinds)
+        raise InputError(f"recompute={held['recompute']}: {software.name} has {kinds}; type one of these.")
     model = Model(family, architecture, software)
     return _remembered(model, machine, constants, wanted, int(global_batch), keep, tuple(sorted((fixed or {}).items())))
 
@@ -147,7 +150,8 @@ def _remembered(
     rank = np.arange(len(order)) - np.searchsorted(gpus, gpus)
     order, rank = order[rank <= keep], rank[rank <= keep]
     chosen = plans.take(order)
-    feasible = np.isin(wanted, sized.plans.gpus[sized.fits])
+    counts_of = sized.plans.gpus
+    feasible = np.isin(wanted, counts_of[sized.fits])
     return PlanTable(
         machine=machine,
         gpus=chosen.gpus,
@@ -158,7 +162,8 @@ def _remembered(
         plans=chosen,
         parts=rows_at(parts, order),
         infeasible=tuple(
-            _reason(model, machine, each, sized, global_batch, dict(fixed)) for each in wanted[~feasible].tolist()
+            _reason(model, machine, each, np.flatnonzero(counts_of == each), sized, global_batch, dict(fixed))
+            for each in wanted[~feasible].tolist()
         ),
         timed=len(plans),
     )
@@ -184,8 +189,11 @@ def fitting(
 
     sharding_apart: keep also the best variants at ZeRO stage 0.
     """
-    variants, of = with_options(plans, fixed, model.software.zeros)
-    needed = memory(model.work(variants), variants, model.software)
+    software = model.software
+    # Fused attention keeps no scores, so that recomputing it alone saves nothing.
+    kinds = [each for each in software.kinds if each != Recompute.SELECTIVE or not software.flash]
+    variants, of = with_options(plans, fixed, software.zeros, kinds)
+    needed = memory(model.work(variants), variants, software)
     fits = np.broadcast_to(needed.fits(machine), len(variants))
     kept = np.zeros(len(variants), dtype=np.bool_)
     for group in (fits, fits & (variants.zero == 0)) if sharding_apart else (fits,):
@@ -255,25 +263,18 @@ def laid_out(plans: Plans, machine: Machine) -> Bools:
 
 
 def _reason(
-    model: Model, machine: Machine, gpus: int, sized: Sized, global_batch: int, fixed: Mapping[str, int]
+    model: Model, machine: Machine, gpus: int, rows: Ints, sized: Sized, global_batch: int, fixed: Mapping[str, int]
 ) -> Infeasible:
-    """Why a GPU count has no plan: too little memory, fixed degrees, or an indivisible batch."""
+    """Why a GPU count has no plan: too little memory, fixed degrees, or an indivisible batch. rows: its candidates."""
     limits = model.limits
-    rows = np.flatnonzero(sized.plans.gpus == gpus)
     if rows.size:
         row = rows[[sized.least_bytes[rows].argmin()]]
         lean = leanest(sized.plans.take(row), fixed, model.software.zeros)
         needed, usable = float(sized.least_bytes[row[0]]), usable_bytes(machine)
-        optimizer_bytes = float(np.max(memory(model.work(lean), lean, model.software).optimizer))
         message = (
             f"the leanest plan ({lean.plan(0).describe()}) needs {needed / 2**30:.1f} GiB on the fullest GPU, "
             f"where {usable / 2**30:.1f} GiB are usable"
         )
-        if needed - optimizer_bytes <= usable:
-            message += (
-                f"; it would fit with the {optimizer_bytes / 2**30:.1f} GiB of optimizer state offloaded to the host, "
-                "which is slower and not predicted here"
-            )
         return Infeasible(gpus, "memory", message, missing_bytes=needed - usable)
     if fixed:
         named = " and ".join(f"{name}={value}" for name, value in fixed.items())

@@ -21,6 +21,14 @@ from synergy_core.planner.plan import Plans, Recompute
 from synergy_core.planner.work import Block, Work, block_time
 from synergy_core.units import Floats
 
+HOST_UPDATE_S = 8.5e-10
+"""Seconds in which the CPUs of one GPU, eight threads, update a parameter of an offloaded optimizer."""
+HOST_COPY_EFFICIENCY = 0.44
+"""Fraction of PCIe's rate at which an offloaded step moves as many bytes as a GPU's gradients have before sharding.
+
+Both fitted to bert and gpt2 of Rubick's rows by bench/fit_offload.py, which scores them on the other models.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
@@ -89,7 +97,12 @@ def computation(work: Work, plans: Plans, machine: Machine, software: Software, 
     shards = np.where(plans.zero >= 1, runs.data_ranks, 1.0)
     expert_shards = np.where(plans.zero >= 1, runs.copies, 1.0)
     per_parameter = software.gradient_bytes + software.weight_bytes + 2.0 * software.optimizer_bytes
-    moved = (dense / shards + of_experts / expert_shards) * per_parameter * c.optimizer_bytes_factor
+    updated = dense / shards + of_experts / expert_shards
+    memory_bytes_per_s = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
+    optimizer_s = updated * per_parameter * c.optimizer_bytes_factor / memory_bytes_per_s
+    if software.offload:
+        copied = (dense + of_experts) * software.gradient_bytes
+        optimizer_s = updated * HOST_UPDATE_S + copied / (machine.gpu.pcie_bytes_per_s * HOST_COPY_EFFICIENCY)
     seconds = {
         "compute_s": m * (forward + backward),
         "recompute_s": m * again,
@@ -99,7 +112,7 @@ def computation(work: Work, plans: Plans, machine: Machine, software: Software, 
         "bubble_s": others / v,
         "pipeline_s": np.where(pp > 1, 2.0 * hop * (m * v + pp - 1.0), 0.0),
         "data_s": np.zeros(len(plans)),
-        "optimizer_s": moved / (machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency),
+        "optimizer_s": optimizer_s,
         "other_s": np.full(len(plans), c.step_s),
     }
     hidden_s = np.stack([c.data_overlap * forward, c.data_overlap * (backward + again)])
@@ -153,11 +166,13 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
     backward = bound(gpu.backward_s, gpu.backward_kernels, tensor - hidden)
     passes, again = np.full(len(plans), Recompute.NONE.passes), np.zeros(len(plans))
     if is_layer:
+        core = 0.0 if runs.software.flash else gpu.attention_s
         seconds = {
             Recompute.NONE: again,
             Recompute.SELECTIVE: gpu.attention_s,
             Recompute.FULL: forward,
             Recompute.OPERATORS: 0.5 * (gpu.forward_s - gpu.attention_s),
+            Recompute.MODULES: gpu.modules_s + core + np.where(plans.tensor > 1, one * block.again_count, 0.0),
         }
         passes, again = plans.passes, np.choose(plans.recompute, [seconds[each] for each in Recompute])
     parts = (forward, backward, again, tensor * (passes - 1.0) - hidden, context * passes, expert * (passes - 1.0))

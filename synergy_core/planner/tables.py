@@ -8,9 +8,11 @@ from functools import cache
 
 import numpy as np
 
+from synergy_core.planner.bands import memory_band
 from synergy_core.planner.compressed import CompressedPlans, CompressedSearch, Offering, gradients_of
 from synergy_core.planner.families import Card, architecture_names, card_named
 from synergy_core.planner.machine import constants_for, machine_named, software_named
+from synergy_core.planner.memory import memory, visible_bytes
 from synergy_core.planner.plan import Plan, Plans, plans_of
 from synergy_core.planner.search import Model, PlanTable, search
 from synergy_core.units import Floats, Ints
@@ -108,6 +110,16 @@ def planned_tables(
         rows += [(at, count, *best[count]) for count in counts]
     nodes_at, gpus, seconds, plans = zip(*rows, strict=True)
     return PlannedTable(np.array(nodes_at), np.array(gpus), np.array(seconds), plans_of(plans))
+
+
+@cache
+def memory_factors(architecture_name: str, gpu_type: str, plan: Plan) -> tuple[float, float, float]:
+    """Predicted peak memory of a plan ÷ what a process can use, and the band of true ÷ predicted (`memory_band`)."""
+    card, software, machine = card_named(architecture_name), software_named(SOFTWARE), machine_named(gpu_type)
+    plans = plans_of([plan])
+    needed = memory(card.family.work(card.architecture, plans, software), plans, software).needed
+    band = memory_band(software, card.architecture)
+    return float(np.max(needed)) / visible_bytes(machine), band.low, band.high
 
 
 @cache

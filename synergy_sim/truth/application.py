@@ -232,6 +232,10 @@ class ApplicationWithPlans(Application):
     def step_s(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> float:
         """Seconds under the best plan for that batch; inf where none fits."""
 
+    def runs_out(self, gpu_type: str, plan: Plan) -> bool:
+        """Whether the plan, which is believed to fit, needs more memory than a GPU has."""
+        return False
+
 
 def packed(gpus: int, gpus_per_node: int) -> NodeGpus:
     """GPUs by node: whole nodes, and the rest on one more."""

@@ -21,6 +21,8 @@ from synergy_sim.truth.application import ApplicationWithPlans, GradientStatisti
 WORK = 1_000.0
 """Iterations of an unscaled job; every job of a trace scales them."""
 STREAM = 5
+NORMAL_95 = 1.645
+"""95 % quantile of a standard normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class PlannedTruth:
     pipeline and data-parallel degree, so that plans with a degree in common have similar errors.
     noise_tokens: the gradient's noise scale, in tokens: about 2·10⁸ ÷ L^4.8 at a loss of L, so 10⁶ at L = 3 (Kaplan
     et al., arXiv 2001.08361, eq. 1.4). batch_growth: up to how many times the requested batch a job may train at.
+    memory_error: whether true peak memory differs from the planner's, by an error of each plan's own with the spread of
+    held-out measurements (`bands.memory_band`).
     known: whether policies know true step times and jobs run under the plan that is truly the fastest; else both go by
     the planner's predictions.
     """
@@ -40,6 +44,7 @@ class PlannedTruth:
     plan_error: float = 0.0
     noise_tokens: float = 1e6
     batch_growth: float = 2.0
+    memory_error: bool = False
     known: bool = False
 
     def factor(self, seed: int, architecture: str, gpu_type: str) -> float:
@@ -57,17 +62,37 @@ class PlannedTruth:
         ]
         return float(np.exp(self.plan_error / np.sqrt(len(degrees)) * sum(parts)))
 
+    def runs_out(self, seed: int, architecture: str, gpu_type: str, plan: Plan) -> bool:
+        """Whether a plan on several GPUs truly needs more memory than a GPU has.
+
+        The ends of the memory's band are 5 % and 95 % quantiles of a log-normal factor of what the planner predicts.
+        """
+        if not self.memory_error or plan.gpus == 1:
+            return False
+        share, low, high = tables.memory_factors(architecture, gpu_type, plan)
+        middle, spread = np.log(low * high) / 2.0, np.log(high / low) / (2.0 * NORMAL_95)
+        return bool(np.log(share) + middle + spread * _drawn(seed, architecture, gpu_type, plan.describe()) > 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class PlanErrors:
-    """True ÷ planned step times of architectures on GPU types under plans (`synergy_core.planner.tables.PlanError`)."""
+    """True ÷ planned step times of architectures on GPU types under plans (`synergy_core.planner.tables.PlanError`);
+    inf for plans that run out of memory.
+    """
 
     truth: PlannedTruth
     seed: int
 
     def __call__(self, architecture: str, gpu_type: str, plan: Plan) -> float:
+        return inf if self.runs_out(architecture, gpu_type, plan) else self.of_time(architecture, gpu_type, plan)
+
+    def of_time(self, architecture: str, gpu_type: str, plan: Plan) -> float:
+        """The same of plans that may run out of memory."""
         asked = self.seed, architecture, gpu_type
         return self.truth.factor(*asked) * self.truth.plan_factor(*asked, plan)
+
+    def runs_out(self, architecture: str, gpu_type: str, plan: Plan) -> bool:
+        return self.truth.runs_out(self.seed, architecture, gpu_type, plan)
 
 
 @cache
@@ -130,8 +155,11 @@ class PlannedApplication(ApplicationWithPlans):
             at = next((at for at, each in enumerate(found.plans) if each.compressor == compressor), 0)
             step_s, plan = float(found.step_s[at]), found.plans[at]
         if self._known_errors is None:  # else the table's times are the true ones
-            step_s *= self._plan_errors(self.name, gpu_type, plan)
+            step_s *= self._plan_errors.of_time(self.name, gpu_type, plan)
         return step_s, plan
+
+    def runs_out(self, gpu_type: str, plan: Plan) -> bool:
+        return self._plan_errors.runs_out(self.name, gpu_type, plan)
 
     def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
         return GradientStatistics(1.0, self._noise_scale / self.initial_batch)

@@ -42,6 +42,7 @@ def examples(name, software=None):
                 Plan(pipeline=5, interleave=2, accumulation=10),
                 Plan(data=8, zero=3, recompute=Recompute.OPERATORS),
                 Plan(data=8, zero=1, recompute=Recompute.SELECTIVE),
+                Plan(data=8, zero=1, recompute=Recompute.MODULES),
             )
         ):
             ranks = plan.data * plan.context * (plan.tensor if name == "megatron" and plan.sequence else 1)

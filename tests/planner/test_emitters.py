@@ -59,6 +59,7 @@ def test_what_is_emitted_is_read_back(plan, model, form_and_software):
         ("megatron", "megatron-core", Plan(8, 4, 2, 8, 1, 2, 1, 16, 1, Recompute.SELECTIVE, True)),
         ("megatron", "megatron-core", Plan(tensor=2, data=4, zero=3, recompute=Recompute.FULL, sequence=True)),
         ("megatron", "megatron-core", Plan(pipeline=5, data=2, accumulation=5)),
+        ("megatron", "megatron-core-fp8", Plan(data=2, recompute=Recompute.MODULES)),
         ("torchtitan", "torchtitan", Plan(8, 1, 2, 8, 1, 1, 2, 4, 3, Recompute.OPERATORS, True)),
         ("torchtitan", "torchtitan", Plan(data=8, micro_batch=2)),
         (
@@ -91,6 +92,7 @@ def test_these_plans_are_expressed(name, software, plan):
         ("torchtitan", "torchtitan", Plan(data=8, expert=8), "DDP goes with no other parallelism"),
         ("torchtitan", "torchtitan", Plan(data=2, pipeline=2, zero=3), "fix pipeline=1 or data=1"),
         ("torchtitan", "torchtitan", Plan(recompute=Recompute.SELECTIVE), "not attention alone"),
+        ("torchtitan", "torchtitan", Plan(recompute=Recompute.MODULES), "or single modules"),
         ("torchtitan", "torchtitan", Plan(tensor=2), "fix sequence=1"),
         ("trainjob", "megatron-core", Plan(data=12), "no whole nodes of 8; use gpus=8 or 16"),
         ("trainjob", "fsdp", Plan(data=8), "this form is read by megatron-core"),

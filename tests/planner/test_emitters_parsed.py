@@ -42,6 +42,7 @@ CHOICES = {
     "ckpt-format": ("torch", "torch_dist", "torch_dcp", "fsdp_dtensor"),
     "recompute-granularity": ("full", "selective"),
     "recompute-method": ("uniform", "block"),
+    "fp8-recipe": ("tensorwise", "delayed", "mxfp8", "blockwise"),
     "moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
 }
 
@@ -57,6 +58,7 @@ def parsed(text):
     for kind, names in MEGATRON.items():
         for name in names:
             parser.add_argument(f"--{name}", **({"action": "store_true"} if kind is bool else {"type": kind}))
+    parser.add_argument("--recompute-modules", nargs="*")
     for name, choices in CHOICES.items():
         parser.add_argument(f"--{name}", choices=choices)
     return parser.parse_args(shlex.split(text))

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_setup import machine
 
-from synergy_core.planner.families import mixture, transformer
+from synergy_core.planner.families import architecture_named, mixture, transformer
 from synergy_core.planner.machine import Software, machine_named
 from synergy_core.planner.memory import Memory, memory, visible_bytes
 from synergy_core.planner.plan import Plan, Recompute, plans_of
 from synergy_core.planner.work import Block, Layers, Work
 
-NONE, SELECTIVE, FULL, _ = Recompute
+NONE, SELECTIVE, FULL, _, MODULES = Recompute
 STACK = Software("test", dropout=True, workspace_bytes=0.0)
 UNFUSED = replace(STACK, flash=False)
 GPT = transformer.Architecture(layers=24, hidden=2048, heads=16, ffn=8192, vocab=51200, seq_len=1024)
@@ -28,6 +28,26 @@ def of(*plans: Plan, software: Software = STACK, model: transformer.Architecture
 
 def layer(plan: Plan, software: Software = UNFUSED) -> Block:
     return transformer.work(GPT, plans_of([plan]), software).layers[0].block
+
+
+def test_recomputed_modules_keep_of_an_mlp_its_input_and_of_latent_attention_no_heads_but_the_output() -> None:
+    plans = plans_of([Plan(micro_batch=B)])
+    attention = transformer.attention_part(GPT, plans, STACK)["saved_bytes"]
+    kept = layer(Plan(micro_batch=B), STACK).kept_bytes(MODULES)
+    np.testing.assert_allclose(kept, attention + S * B * H * 3.0)  # with a mask of dropout
+    latent = architecture_named("deepseek-v3")[1]
+    part = mixture.latent_attention_part(latent, plans, replace(STACK, dropout=False))
+    tokens, heads, ranks = 4096 * B, 128, 1536 + 512 + 64
+    norms = tokens * 2.0 * (7168 + ranks)
+    projected = tokens * heads * 2.0 * (2 * (128 + 64) + 128)
+    np.testing.assert_allclose(part["saved_bytes"] - part["module_bytes"], norms + projected)
+
+
+def test_an_offloaded_optimizer_leaves_weights_and_the_gradients_that_are_not_sharded() -> None:
+    parameters = GPT.parameters() + 2.0 * H
+    for zero, per_parameter in ((0, 6.0), (1, 6.0), (2, 2.0), (3, 2.0 / 8)):
+        held = of(Plan(data=8, zero=zero), software=replace(STACK, offload=True))
+        np.testing.assert_allclose(held.static, per_parameter * parameters)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +239,7 @@ def test_more_sharing_and_recomputation_never_need_more(plan: Plan, software: So
         return float(of(replace(plan, **changed), software=software).total[0])  # type: ignore[arg-type]
 
     assert np.all(np.diff([total(zero=each) for each in (0, 1, 2)]) <= 0)
-    assert np.all(np.diff([total(recompute=each) for each in (NONE, SELECTIVE, FULL)]) <= 0)
+    assert np.all(np.diff([total(recompute=each) for each in (NONE, SELECTIVE, MODULES, FULL)]) <= 0)
     assert np.all(np.diff([total(tensor=each) for each in (1, 2, 4, 8)]) <= 0)
     assert np.all(np.diff([total(micro_batch=each) for each in (1, 2, 4, 8)]) >= 0)
     assert total(sequence=True) <= total(sequence=False)

@@ -74,7 +74,9 @@ def test_fixed_settings_stand_in_the_leanest_plan_and_offloading_is_named(capsys
     lean = printed.partition("the leanest plan (")[2].partition(")")[0]
     assert "zero1" in lean
     assert "full" not in lean
-    assert "offloaded to the host" in printed
+    offloaded = printed.partition("offloaded to the host")[2].partition("\n")[0]
+    assert "16 GPUs fit it: " in offloaded
+    assert "zero1" in offloaded
     _, printed, _ = asked(capsys, "plan model=llama-3-70b gpu=a100-80gb gpus=8 zero=1")  # too little even so
     assert "offloaded" not in printed
 

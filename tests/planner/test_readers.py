@@ -79,7 +79,7 @@ def test_an_unstated_field_is_every_setting_it_may_have_had(tmp_path):
         ({"ep": 3}, "got ep 3, expected a divisor of tp · cp · dp = 8"),
         ({"grad_accum": 7}, "got global_batch 64, expected micro_batch 2 · grad_accum 7 · dp 4 = 56"),
         ({"zero": "maybe"}, "column zero: got 'maybe', expected 0, 1, 2, 3 or fsdp"),
-        ({"recompute": "often"}, "column recompute: got 'often', expected none, selective, full or selective-op"),
+        ({"recompute": "often"}, "column recompute: got 'often', expected none, selective, full, selective-op"),
         ({"layers": "8.5"}, "column layers: got '8.5', expected a whole number of 1 or more"),
         ({"sp": "perhaps"}, "column sp: got 'perhaps', expected y or n"),
         ({"kv_heads": 3}, "got kv_heads 3, expected a divisor of heads 16"),
@@ -236,10 +236,16 @@ def test_rubicks_rows_become_plans_on_the_cards_that_their_gpus_reach(tmp_path):
     assert uneven.settings[0].plan.describe() == "dp8 · 4×1 · zero2"
     # Two GPUs of a node share a card of 25 GB/s, which the mean of 8 ÷ 3 GPUs on a node wait for.
     assert uneven.settings[0].machine.network_bytes_per_s == pytest.approx(25e9 * 3 / 8)
-    assert "offloading" in offloaded.failure
+    assert offloaded.settings[0].software.offload
+    assert offloaded.settings[0].plan.offload
+    assert (whole.weight, offloaded.weight) == (1.0, 0.0)
+    path.write_text(RUBICK + "llama7,zero-offload,,,,1,1,1,1\n")
+    assert "offloaded weights are not modelled" in read(path).rows[0].failure
 
 
-@pytest.mark.parametrize("row", ["llama7,3d,2,2,2,4,8,1,1", "llama7,3d,2,2,1,44,8,2,1", "vgg,ga,,,,1,1,1,1"])
+@pytest.mark.parametrize(
+    "row", ["llama7,3d,2,2,2,4,8,1,1", "llama7,3d,2,2,1,44,8,2,1", "vgg,ga,,,,1,1,1,1", "bert,tp,,,,1,1,1,1"]
+)
 def test_rubicks_rows_that_contradict_themselves_are_refused(tmp_path, row):
     (tmp_path / "x.csv").write_text(f"{RUBICK}{row}\n")
     with pytest.raises(InputError, match="line 2"):
@@ -252,6 +258,15 @@ def test_a_model_of_rubicks_that_no_constant_was_fitted_to_is_foretold():
     off = (rows.time_s / rows.iter_time_s - 1.0).dropna()
     assert len(off) == 44
     assert off.abs().mean() < 0.08
+
+
+@needs_data
+@pytest.mark.parametrize("model", ["roberta", "t5", "vit"])
+def test_offloading_is_foretold_for_models_that_its_constants_were_not_fitted_to(model):
+    rows = predicted(read(Path(DATA) / "rubick" / "iteration_times.csv", model=model))
+    off = (rows.time_s / rows.iter_time_s - 1.0)[rows.weight == 0]
+    assert len(off) >= 18
+    assert off.abs().mean() < 0.15
 
 
 @pytest.mark.parametrize(

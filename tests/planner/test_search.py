@@ -13,7 +13,7 @@ from synergy_core.errors import InputError
 from synergy_core.planner.enumerate import candidates
 from synergy_core.planner.families import mixture, transformer
 from synergy_core.planner.memory import memory
-from synergy_core.planner.plan import Plan, plans_of
+from synergy_core.planner.plan import Plan, Recompute, plans_of
 from synergy_core.planner.search import MICRO_BATCHES, search
 from synergy_core.planner.step_time import step_time
 from synergy_core.planner.work import Limits, divisors
@@ -115,6 +115,25 @@ def test_three_interleaved_chunks_may_lack_a_layer(layers, stages, interleaves):
     assert all(layers % (stages * each) == 0 for each in tried(0) if each > 1)
 
 
+def test_single_modules_are_recomputed_where_the_software_can_and_less_does_not_fit():
+    """Between nothing and every layer: faster than the latter, on fewer bytes than the former."""
+    small = machine(memory_bytes=40e9)
+    fixed = {"tensor": 1, "micro_batch": 16, "zero": 0}
+
+    def plan_of(*recomputes):
+        software = replace(SOFTWARE, recomputes=recomputes)
+        table = search(transformer, gpt(), small, software, CONSTANTS, counts=[1], global_batch=16, fixed=fixed)
+        return table.plans.recompute.tolist(), table.step_time_s.tolist()
+
+    assert plan_of("none") == ([], [])
+    kinds, (some,) = plan_of("none", "modules", "full")
+    assert kinds == [Recompute.MODULES]
+    assert some < plan_of("none", "full")[1][0]
+    with pytest.raises(InputError, match="recompute=4: test has 0"):
+        search(transformer, gpt(), small, replace(SOFTWARE, recomputes=("none", "full")), CONSTANTS,
+               counts=[1], global_batch=16, fixed={"recompute": 4})  # fmt: skip
+
+
 def test_experts_spread_over_tensor_parallel_ranks_where_the_software_keeps_them_whole():
     """tp2 pp8 with 16 replicas and 32 expert ranks, as qwen3-235b was trained on 256 GPUs."""
     limits = Limits(94, 64, 4, 4_096, experts=128)
@@ -206,7 +225,7 @@ def test_reasons_name_the_factor():
         ({"data": 5}, "choose batch=65"),
         ({"tenser": 2}, "Did you mean 'tensor'"),
         ({"zero": 4}, "0, 1, 2 or 3"),
-        ({"recompute": 4}, "none, selective, full"),
+        ({"recompute": 5}, "none, selective, full"),
         ({"tensor": -1}, "positive"),
     ],
 )

@@ -26,7 +26,7 @@ from synergy_core.planner.machine import (
     transferred,
 )
 from synergy_core.planner.plan import Plan, plans_of
-from synergy_core.planner.step_time import StepTime, step_time
+from synergy_core.planner.step_time import HOST_COPY_EFFICIENCY, HOST_UPDATE_S, StepTime, step_time
 from synergy_core.planner.work import Attention, Block, Gemm, Layers, Work, attention_s, gemm_s
 
 A100 = machine_named("a100-80gb")
@@ -109,6 +109,32 @@ def test_a_step_is_forward_and_backward_of_every_micro_batch():
 def test_full_recomputation_is_one_more_forward_pass_of_the_layers():
     none, full = timed(traffic(10, before=2, after=3), Plan(), Plan(recompute=2)).total_s
     assert full - none == pytest.approx(10 * GIGABYTE_S)
+
+
+def test_an_offloaded_step_updates_a_share_on_the_cpus_and_moves_every_gradient():
+    work = replace(traffic(1), layers=(Layers(Block("layer", parameters=8e9), 1.0),))
+    plans = plans_of([Plan(data=each, zero=2) for each in (1, 2, 4)])
+    seconds = step_time(work, plans, A100, replace(FLASH, offload=True), PLAIN).optimizer_s
+    copied = 8e9 * FLASH.gradient_bytes / A100.gpu.pcie_bytes_per_s / HOST_COPY_EFFICIENCY
+    assert seconds == pytest.approx(8e9 / np.array([1, 2, 4]) * HOST_UPDATE_S + copied)
+
+
+def test_recomputed_modules_are_their_products_traffic_and_all_reduces_once_more():
+    block = Block(
+        "layer",
+        gemms=(Gemm(4096, 4096, 4096, again=True), Gemm(4096, 1024, 4096)),
+        again_bytes=1e9,
+        again_count=1.0,
+        tensor_bytes=1e8,
+        tensor_count=2.0,
+    )
+    work = Work(Block("before"), (Layers(block, 3.0),), Block("after"))
+    once = gemm_s(4096, 4096, 4096, 1.0, A100, FLASH, PLAIN) + 1e9 / A100.gpu.memory_bandwidth_bytes_per_s
+    reduced = all_reduce_s(1e8, 2, 2, links_for(A100)) / PLAIN.tensor_efficiency
+    for tensor in (1, 2):
+        plan = Plan(tensor=tensor, recompute=4)
+        again = step_time(work, plans_of([plan]), A100, FLASH, PLAIN).recompute_s
+        assert again[0] == pytest.approx(float(3.0 * (once + (tensor > 1) * reduced)))
 
 
 @given(stages=st.integers(2, 6), layers_each=st.integers(1, 5), micro=st.integers(1, 20), logits=st.floats(0, 6))

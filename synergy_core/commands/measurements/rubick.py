@@ -6,7 +6,9 @@ gpus, nodes, iter_time_s. The artifact (AlibabaPAI/reconfigurable-dl-scheduler) 
 - everything is in fp32 with products in TF32, attention and softmax unfused (its training logs);
 - 3d is Megatron-LM. A replica's whole batch is one micro-batch (its performance model: local batch ÷ dp), so that
   stages wait for each other;
-- ga, gc and zero-dp are DeepSpeed's, with the fewest micro-batches that fit into memory. gc recomputes every layer.
+- ga, gc, zero-dp and zero-offload are DeepSpeed's, with the fewest micro-batches that fit into memory. gc recomputes
+  every layer. Offloading has constants of its own (`step_time`), so that its rows have no weight in a fit; where a
+  model does not fit even so (llama7), its weights must have been on the host, too, and it is not predicted.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ MODELS = {
 }
 """Architecture of the catalog, tokens per sequence, and sequences per step. Source: the artifact's validate_*.py. The
 lengths of RoBERTa and ViT follow from its tokenizer and its patches."""
-ZERO = {"ga": 0, "gc": 0, "zero-dp": 2}
+ZERO = {"ga": 0, "gc": 0, "zero-dp": 2, "zero-offload": 2}
 CARDS, CARD_BYTES_PER_S = 4, 25e9
 """Network cards of a node, each shared by two neighbouring GPUs: 100 GB/s in all (README of the artifact)."""
 
@@ -76,16 +78,18 @@ def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
     architecture: Any = architecture_named(name)[1]
     architecture = replace(architecture, seq_len=seq_len)
     machine = machine_of(shape)
-    setting, failure = None, ""
+    failure = ""
+    if plan not in ("3d", *ZERO):
+        row.refuse("plan", f"3d, {', '.join(ZERO)}")
     if plan == "3d":
         pipeline, tensor, data = (row.whole(each) or 1 for each in ("pp", "tp", "dp"))
         degrees = Plan(tensor=tensor, pipeline=pipeline, data=data, micro_batch=batch // data)
         setting = Setting(architecture, degrees, machine, software_named("megatron-tf32"))
-    elif plan in ZERO:
-        setting = _replicas(architecture, machine, gpus, batch, plan)
     else:
-        failure = f"{plan}: offloading to the host is not modelled"
-    found = setting.plan if setting else Plan(data=gpus)
+        setting, fits = _replicas(architecture, machine, gpus, batch, plan)
+        if setting.software.offload and not fits:
+            failure = "it does not fit with the optimizer offloaded, and offloaded weights are not modelled"
+    found = setting.plan
     if found.gpus != gpus:
         row.contradicts(f"got gpus {gpus}, expected pp · tp · dp = {found.gpus}.")
     return TrainingStep(
@@ -99,16 +103,18 @@ def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
         iter_time_s=seconds,
         peak_mem_bytes=float("nan"),
         memory_kind="",
-        weight=1.0,
+        weight=0.0 if setting.software.offload else 1.0,
         out_of_memory=False,
-        settings=(setting,) if setting else (),
+        settings=() if failure else (setting,),
         failure=failure,
     )
 
 
-def _replicas(architecture: Any, machine: Machine, gpus: int, batch: int, plan: str) -> Setting:
-    """A data-parallel plan with the fewest micro-batches that fit into memory; if none fits, with single sequences."""
-    software, each = software_named("deepspeed-tf32"), batch // gpus
+def _replicas(architecture: Any, machine: Machine, gpus: int, batch: int, plan: str) -> tuple[Setting, bool]:
+    """A data-parallel plan with the fewest micro-batches that fit into memory, or with single sequences; and whether it
+    fits.
+    """
+    software, each = replace(software_named("deepspeed-tf32"), offload=plan == "zero-offload"), batch // gpus
     recompute = Recompute.FULL if plan == "gc" else Recompute.NONE
     sizes = [size for size in range(each, 0, -1) if each % size == 0]
     tried = [
@@ -117,4 +123,5 @@ def _replicas(architecture: Any, machine: Machine, gpus: int, batch: int, plan: 
     ]
     plans = plans_of(tried)
     fits = memory(family_of(architecture).work(architecture, plans, software), plans, software).fits(machine)
-    return Setting(architecture, tried[int(fits.argmax()) if fits.any() else -1], machine, software)
+    found = replace(tried[int(fits.argmax()) if fits.any() else -1], offload=software.offload)
+    return Setting(architecture, found, machine, software), bool(fits.any())

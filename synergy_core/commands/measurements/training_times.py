@@ -23,7 +23,7 @@ from synergy_core.commands.measurements import _rows
 from synergy_core.commands.measurements._rows import Setting, UnpredictableError
 from synergy_core.commands.measurements._table import Measurements, Table, TableRow
 from synergy_core.planner.machine import Constants, Machine, Software
-from synergy_core.planner.plan import RISING, Plan, Plans, Recompute, plans_of
+from synergy_core.planner.plan import Plan, Plans, Recompute, plans_of
 from synergy_core.planner.step_time import step_time
 from synergy_core.planner.work import Work
 from synergy_core.units import Floats, Ints
@@ -44,6 +44,7 @@ _TASK = re.compile(r"task=(\w+)", re.IGNORECASE)
 _OUT_OF_MEMORY = re.compile(r"\boom\b|out[ -]of[ -]memory", re.IGNORECASE)
 _RECOMPUTE = {
     Recompute.OPERATORS: r"sel\w*[- ]op|operator",
+    Recompute.MODULES: r"module|layernorm|mlp|moe|mla",
     Recompute.SELECTIVE: r"sel|core|attn",
     Recompute.FULL: r"full|uniform|block|^(y|yes|1|true)$",
     Recompute.NONE: r"^(no|none|n|0|false|off)$",
@@ -270,14 +271,14 @@ def _zero_stages(row: TableRow) -> tuple[int, ...]:
     return tuple(sorted({stage, 0, 1})) if found[2] else (stage,)
 
 
-def _recompute(row: TableRow) -> tuple[Recompute, ...]:
+def _recompute(row: TableRow, software: Software) -> tuple[Recompute, ...]:
     cell = row.text("recompute").lower()
     if not cell or cell.endswith("?"):
-        return RISING
+        return software.kinds
     for kind, pattern in _RECOMPUTE.items():
         if re.search(pattern, cell):
             return (kind,)
-    row.refuse("recompute", "none, selective, full or selective-op")
+    row.refuse("recompute", "none, selective, full, selective-op or modules")
 
 
 def _batches(row: TableRow, data: int) -> tuple[tuple[int, int], ...]:
@@ -321,7 +322,7 @@ def _settings(
     choices: dict[str, tuple[Any, ...]] = {
         "gpu_mem_gb": machines,
         "zero": zeros if degrees.data > 1 else zeros[:1],
-        "recompute": _recompute(row),
+        "recompute": _recompute(row, software),
         "micro_batch": _batches(row, degrees.data),
         "sp": (sequence,) if sequence is not None else (True, False) if degrees.tensor > 1 else (False,),
     }

@@ -27,7 +27,10 @@ _DEGREES = {
     "expert": "expert-model-parallel-size",
 }
 _KINDS = {None: Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
-"""What --recompute-granularity says."""
+"""What --recompute-granularity says without --recompute-modules."""
+CORE = "core_attn"
+_MODULES = ("mlp", "layernorm", "moe_act", "shared_experts", "mla_up_proj")
+"""What Recompute.MODULES is in --recompute-modules, as far as a model has them."""
 _SHARDED = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 """By ZeRO's stage, what Megatron's FSDP calls it."""
 YOURS = "data, tokenizer, optimizer, learning rate, norms, activation and rotary settings are yours to add"
@@ -67,7 +70,13 @@ def emit(launch: PlannedLaunch) -> str:
         sharding = f"--data-parallel-sharding-strategy {_SHARDED[plan.zero]}"
         lines += ["--use-megatron-fsdp", sharding, "--ckpt-format fsdp_dtensor"]
     if plan.recompute:
-        lines.append(f"--recompute-granularity {Recompute(plan.recompute).label}")
+        granularity = "full" if plan.recompute == Recompute.FULL else "selective"
+        lines.append(f"--recompute-granularity {granularity}")
+    if plan.recompute == Recompute.MODULES:
+        modules = _modules(a) + ([] if launch.software.flash else [CORE])
+        lines.append(f"--recompute-modules {' '.join(modules)}")
+        # Megatron Core has no delayed scaling, its default, beside these modules.
+        lines += ["--fp8-recipe tensorwise"] if precision == "fp8" else []
     if plan.recompute == Recompute.FULL:
         lines += ["--recompute-method uniform", "--recompute-num-layers 1"]
     return "\n".join(lines) + "\n"
@@ -101,6 +110,7 @@ def read(text: str, gpus: int) -> Plan:
     for name in ("pipeline-model-parallel-layout", "recompute-granularity"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--data-parallel-sharding-strategy", default="no_shard")
+    parser.add_argument("--recompute-modules", nargs="*", default=[])
     for name in ("sequence-parallel", "use-distributed-optimizer", "use-megatron-fsdp", "recompute-activations"):
         parser.add_argument(f"--{name}", action="store_true")
     try:
@@ -114,6 +124,12 @@ def read(text: str, gpus: int) -> Plan:
     granularity = "selective" if given.recompute_activations else given.recompute_granularity
     if granularity not in _KINDS:
         raise InputError(f"--recompute-granularity {granularity}: expected selective or full.")
+    recompute = _KINDS[granularity]
+    if granularity == "selective" and (others := set(given.recompute_modules) - {CORE}):
+        if others - set(_MODULES):
+            asked = " ".join(given.recompute_modules)
+            raise InputError(f"--recompute-modules {asked}: expected some of {CORE}, {', '.join(_MODULES)}.")
+        recompute = Recompute.MODULES
     strategy, zero = given.data_parallel_sharding_strategy, int(given.use_distributed_optimizer)
     if given.use_megatron_fsdp:
         if strategy not in _SHARDED:
@@ -125,7 +141,7 @@ def read(text: str, gpus: int) -> Plan:
         interleave=_interleave(given),
         accumulation=accumulated(given.global_batch_size or given.micro_batch * data, data, given.micro_batch),
         zero=zero,
-        recompute=_KINDS[granularity].value,
+        recompute=recompute.value,
         sequence=given.sequence_parallel,
     )
 
@@ -138,7 +154,7 @@ def _check(plan: Plan, a: transformer.Architecture) -> None:
         "megatron",
         (
             plan.recompute == Recompute.OPERATORS,
-            "Megatron-LM recomputes attention or whole layers, not every second product; fix recompute=0, 1 or 2.",
+            "Megatron-LM recomputes modules or whole layers, not every second product; fix recompute=0, 1, 2 or 4.",
         ),
         (
             plan.interleave > 1 and (plan.pipeline == 1 or plan.accumulation % plan.pipeline),
@@ -159,6 +175,20 @@ def _check(plan: Plan, a: transformer.Architecture) -> None:
             f"{a.seq_len} tokens are no multiple of 2 × context={plan.context}.",
         ),
     )
+
+
+def _modules(a: transformer.Architecture) -> list[str]:
+    """Those of `_MODULES` that the model has. Dense layers have their norms within their products."""
+    mixed = a if isinstance(a, mixture.Architecture) and a.experts > 1 else None
+    latent = isinstance(a, mixture.Architecture) and bool(a.key_value_rank)
+    has = {
+        "mlp": mixed is None or not all(mixed.has_experts(each) for each in range(int(a.layers))),
+        "layernorm": mixed is not None or latent,
+        "moe_act": mixed is not None,
+        "shared_experts": mixed is not None and bool(mixed.shared_experts),
+        "mla_up_proj": latent,
+    }
+    return [name for name in _MODULES if has[name]]
 
 
 def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:

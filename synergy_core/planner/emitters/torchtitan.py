@@ -159,8 +159,9 @@ def _check(plan: Plan) -> None:
             "torchtitan's FSDP of pipeline stages is none of the planner's ZeRO stages; fix pipeline=1 or data=1.",
         ),
         (
-            plan.recompute == Recompute.SELECTIVE,
-            "torchtitan recomputes whole layers or every second product, not attention alone; fix recompute=0, 2 or 3.",
+            plan.recompute not in _RECOMPUTES,
+            "torchtitan recomputes whole layers or every second product, not attention alone or single modules; "
+            "fix recompute=0, 2 or 3.",
         ),
         (
             (plan.tensor > 1) != plan.sequence,

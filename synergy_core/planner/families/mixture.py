@@ -176,14 +176,15 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
     statistics = 4.0 * tokens * heads if software.flash else 0.0
     kept = software.input_bytes
     saved = tokens * ((hidden * (e + kept + mask) + (e + kept) * latents) / split)
-    saved = saved + tokens * (e * columns + (e + cast_bytes(software)) * heads * a.value_width)
+    heads_out = tokens * (e + cast_bytes(software)) * heads * a.value_width
+    saved = saved + tokens * e * columns + heads_out
     down, up = a._latent_parameters()
     return {
         "gemms": (
             Gemm(tokens / split, a.query_rank, hidden),
-            Gemm(tokens, heads * width, a.query_rank),
+            Gemm(tokens, heads * width, a.query_rank, again=True),
             Gemm(tokens / split, a.key_value_rank + a.rotary_width, hidden),
-            Gemm(tokens, heads * (a.width + a.value_width), a.key_value_rank),
+            Gemm(tokens, heads * (a.width + a.value_width), a.key_value_rank, again=True),
             Gemm(tokens, hidden, heads * a.value_width),
         ),
         "attention": (attention_core(a, plans, width, a.value_width),),
@@ -196,6 +197,8 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
         "parameters": down + up / t + 2.0 * hidden,
         "saved_bytes": saved + (0.0 if software.flash else scores * (2.0 * e + mask)) + statistics,
         "selective_bytes": saved + statistics,
+        "module_bytes": tokens * (hidden * (e + mask) + e * latents) / split + heads_out + statistics,
+        "again_bytes": 2.0 * e * tokens * ((hidden + latents) / split + columns),
         "live_bytes": saved + (0.0 if software.flash else scores * (4.0 * e + mask)) + 2.0 * e * tokens * hidden,
     }
 
@@ -221,8 +224,14 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     each, busiest = rows / local, 1.0 if a.capacity else 1.0 + np.sqrt(2.0 * np.log(plans.expert) / rows)
     e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
     moved = 0.0 if a.gshard_group else rows * hidden
-    saved = tokens * (hidden * (2.0 * e + mask) + 4.0 * experts) / split
-    saved = saved + rows * (software.input_bytes * (hidden + width) + e * (up + hidden * apart / split))
+    # The router's weight multiplies a row between the two products (Megatron Core: one kernel with a gated activation,
+    # else the activation is kept beside its product). GShard and plain autograd weight and keep the expert's output.
+    late = a.gshard_group or software.eager
+    weighted = hidden * apart / split if late else np.where(a.gated, 0.0, width)
+    # The norm's output and the activation between the two products, which recomputation by module repeats.
+    repeated = tokens * hidden * e / split + rows * (software.input_bytes * width + e * weighted)
+    fixed = tokens * (hidden * (e + mask) + 4.0 * experts) / split + rows * (software.input_bytes * hidden + e * up)
+    saved = fixed + repeated
     part: Part = {
         "gemms": (
             Gemm(tokens / split, experts, hidden),
@@ -241,6 +250,8 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "parameters": hidden * experts + 2.0 * hidden,
         "expert_parameters": local * a.expert_parameters() / t,
         "saved_bytes": saved,
+        "module_bytes": fixed,
+        "again_bytes": 2.0 * e * tokens * hidden / split + e * rows * (up + width),
         "live_bytes": saved + e * rows * (up + width) + 2.0 * e * rows * hidden,
     }
     parts = [part]
@@ -276,12 +287,15 @@ def _shared_part(a: Architecture, plans: Plans, software: Software) -> Part:
     width = np.asarray(a.shared_experts) * np.asarray(a.expert_ffn) / plans.tensor
     up, e = np.where(a.gated, 2.0, 1.0) * width, software.element_bytes
     return {
-        "gemms": (Gemm(tokens, up, hidden), Gemm(tokens, hidden, width)),
+        "gemms": (Gemm(tokens, up, hidden, again=True), Gemm(tokens, hidden, width, again=True)),
         "split_bytes": e * tokens * (up + width),
         "kernels": 2.0,
         "tensor_bytes": e * tokens * hidden,
         "tensor_count": 1.0,
         "parameters": hidden * (up + width),
         "saved_bytes": tokens * (e * up + software.input_bytes * width),
+        "module_bytes": 0.0,
+        "again_bytes": e * tokens * (up + width),
+        "again_count": 1.0,
         "live_bytes": e * tokens * (up + width),
     }

@@ -115,7 +115,8 @@ def combined(*parts: Part) -> Part:
     result: Part = {}
     for part in parts:
         saved = part.get("saved_bytes", 0.0)
-        kept = {"selective_bytes": saved, "operator_bytes": part.get("selective_bytes", saved)}
+        selective = part.get("selective_bytes", saved)
+        kept = {"selective_bytes": saved, "operator_bytes": selective, "module_bytes": selective}
         for name, value in {**kept, **part, "live_bytes": part.get("live_bytes", 0.0) - saved}.items():
             joined = np.maximum if name in ("live_bytes", "tensor_bytes") else operator.add
             result[name] = joined(result[name], value) if name in result else value
@@ -218,17 +219,22 @@ def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
     saved = tokens * (hidden * _residual_bytes(plans, software) + e * up + software.input_bytes * ffn)
     if software.eager:  # Autograd also keeps the activated half of a gated MLP.
         saved = saved + np.where(a.gated, e, 0.0) * tokens * ffn
+    replicated = tokens * hidden * residual_traffic(software) / split
+    # Where it is a kernel of its own, the bias reads and writes its array once more.
+    inner = e * tokens * (up + ffn + (0.0 if software.fused else 2.0) * up)
     return {
-        "gemms": (Gemm(tokens, up, hidden), Gemm(tokens, hidden, ffn)),
-        "replicated_bytes": tokens * hidden * residual_traffic(software) / split,
-        # Where it is a kernel of its own, the bias reads and writes its array once more.
-        "split_bytes": e * tokens * (up + ffn + (0.0 if software.fused else 2.0) * up),
+        "gemms": (Gemm(tokens, up, hidden, again=True), Gemm(tokens, hidden, ffn, again=True)),
+        "replicated_bytes": replicated,
+        "split_bytes": inner,
         "kernels": 5.0 if software.fused else 8.0,
         "tensor_bytes": e * tokens * hidden,
         "tensor_count": 1.0,
         "parameters": hidden * (up + ffn) + 2.0 * hidden,
         "saved_bytes": saved,
         "operator_bytes": 0.5 * e * tokens * (up + hidden),
+        "module_bytes": tokens * hidden * (e + (1.0 if software.dropout else 0.0)) / split,
+        "again_bytes": replicated + inner,
+        "again_count": 1.0,
         "live_bytes": saved + e * tokens * (up + ffn) + 2.0 * e * tokens * hidden,
     }
 
