@@ -34,8 +34,9 @@ from synergy_core.units import Bools, Floats, Ints, columns_of, rows_at
 
 MOST_SYNC = 0.95
 """Largest fraction of a step that can be attributed to synchronisation."""
-Belief = tuple[int, int, int, tuple[float, float], int, int]
-"""What determines a job's goodputs: pool of observations, its version, GPU types, statistics, batch limits."""
+Belief = tuple[object, ...]
+"""What determines a job's goodputs: a model's constants, GPU types, statistics, batch limits; or, where more than the
+model counts, its pool of observations with its version."""
 PaceAsked = tuple["SynergyTask", Theta, str, int]
 """A task, with the model and GPU type to use and the largest batch allowed."""
 
@@ -333,7 +334,8 @@ class SynergyTask:
                     most = min(most, max(spec.requested_batch, spec.initial_batch))
                 ratio = 1.0 if source == gpu_type else spec.single_gpu_rate[gpu_type] / spec.single_gpu_rate[source]
                 code = gpu_types.index(source) * len(gpu_types) + index
-                key = (task.pool.serial, task.pool.version, code, statistics, most, spec.initial_batch)
+                learnt = models[source].tobytes() if task.exchange is None else (task.pool.serial, task.pool.version)
+                key = (learnt, code, statistics, most, spec.initial_batch, *spec.local_batches[source])
                 keys.append((at, key, ratio))
                 if key not in known and key not in missing:
                     missing[key] = task, models[source], source, most
