@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from math import isnan
+from math import inf, isnan, nan
 from typing import ClassVar, Self
 
 import numpy as np
@@ -407,7 +407,7 @@ class SynergyTask:
     def declared_remaining(self) -> float:
         """Remaining iterations at the initial batch; NaN if none were declared or more were done."""
         left = self.spec.declared_work - self.done_work
-        return left if self.declares and 0 < left < np.inf else float("nan")
+        return left if self.declares and 0 < left < inf else nan
 
 
 def as_requested(spec: JobSpec, shape: Shape, batch: int | None = None) -> Plan:
