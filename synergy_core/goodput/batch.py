@@ -207,7 +207,7 @@ def _best_of(
     asked: _Asked, max_batch: float, min_local: float, max_local: float, errors: GradientErrors | None
 ) -> OneBatch:
     """The best batch of numbers; remembered, because similar jobs learn the same constants and ask the same."""
-    gpus = asked.gpus
+    gpus = float(asked.gpus)
     least = max(asked.initial_batch, min_local * gpus)
     if least > max_batch:
         return OneBatch()

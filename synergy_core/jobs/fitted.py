@@ -50,7 +50,7 @@ class SynergyTask:
     other jobs use the pool too. declares: whether declared work is known. scheduled: whether the scheduler chooses the
     plan when it decides, because another plan may take a restart; else the job chooses as it trains. gpu_slowdown: the
     GPUs' part of the last step relative to what the requested rate says; None before the first report. paces: what the
-    job's row of `Beliefs.paces` was made of, and the row, (2, configurations).
+    job's row of `Beliefs.paces` was made of, and the row, goodputs and then samples per second.
     """
 
     spec: JobSpec
