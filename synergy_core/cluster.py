@@ -165,6 +165,11 @@ class Cluster:
     def type_of_node(self) -> tuple[str, ...]:
         return tuple(each.gpu_type for each in self.node_type_of)
 
+    @cached_property
+    def kind_of_node(self) -> tuple[int, ...]:
+        """Each node's index into `gpu_types`."""
+        return tuple(self.gpu_types.index(each) for each in self.type_of_node)
+
     def type_of(self, placed: Sequence[tuple[int, int]]) -> str:
         """The GPU type of a placement. placed: (node, GPUs) pairs; a job never mixes GPU types."""
         return self.type_of_node[placed[0][0]]

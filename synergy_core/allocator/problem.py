@@ -136,6 +136,11 @@ class Problem:
             demands += [(first + at * self.types + self.gpu_type, each) for at, each in enumerate(self.beside.demand)]
         return demands
 
+    def equals(self, other: Problem) -> bool:
+        """Whether both have the same arrays; for problems with nothing beside GPUs."""
+        names = ("utility", "gpus", "gpu_type", "capacity", "forced", "tenant", "quota")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
     def names_of_limits(self, types: Sequence[str] = (), tenants: Sequence[str] = ()) -> list[tuple[str, str]]:
         """(owner, resource) of each limit. types, tenants: names of the GPU types and tenants."""
         types = types or [f"type {at}" for at in range(self.types)]

@@ -13,6 +13,7 @@ remaining work ÷ goodput is a time.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from math import ceil, log
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ FORGIVEN = 1e-8
 _FRACTIONS = np.linspace(0.0, 1.0, CANDIDATES)
 # Working arrays of about this many numbers stay in the cache: measured, 2 times faster than all jobs at once.
 _CHUNK = 16_384
+REMEMBERED = 16_384
+"""Answers for one job on one shape that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +194,23 @@ def best_batch_one(
     errors: GradientErrors | None = None,
 ) -> OneBatch:
     """`best_batch` for one job on one shape; theta (7,). For a simulated job, which asks at every epoch."""
-    least = max(initial_batch, min_local * gpus)
-    if least > max_batch:
-        return OneBatch()
     alpha, beta, alpha_n, beta_n, alpha_r, beta_r, gamma = theta.tolist()
     if sync_s is None:  # `sync_time`, in a tenth of its time
         constant, slope = (alpha_n, beta_n) if nodes > 1 else (alpha_r, beta_r) if gpus > 1 else (TINY, TINY)
         sync_s = constant + slope * max(gpus - 2, TINY)
     asked = _Asked(alpha, beta, gamma, sync_s, grad_sqr, grad_var, initial_batch, gpus)
+    return _best_of(asked, max_batch, min_local, max_local, errors)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _best_of(
+    asked: _Asked, max_batch: float, min_local: float, max_local: float, errors: GradientErrors | None
+) -> OneBatch:
+    """The best batch of numbers; remembered, because similar jobs learn the same constants and ask the same."""
+    gpus = float(asked.gpus)
+    least = max(asked.initial_batch, min_local * gpus)
+    if least > max_batch:
+        return OneBatch()
     local, micro, feasible = _candidates(asked, least / gpus, log(max_batch / least), min_local, max_local)
     rate, seconds = _goodput(asked, local, micro, errors)
     rate *= feasible

@@ -107,5 +107,6 @@ class Beliefs:
             made = task_class.goodputs(alike, rows, self._types, known, requested=batch == "requested")
             for at, task in enumerate(alike):
                 assert task.paces is not None
-                task.paces = task.paces[0], made[:, at]
-        return np.stack([task.paces[1] for task in tasks if task.paces is not None], axis=1)
+                task.paces = task.paces[0], made[:, at].ravel()
+        found = np.concatenate([task.paces[1] for task in tasks if task.paces is not None])
+        return found.reshape(len(tasks), 2, len(rows)).swapaxes(0, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from math import isnan
+from math import inf, isnan, nan
 from typing import ClassVar, Self
 
 import numpy as np
@@ -34,8 +34,9 @@ from synergy_core.units import Bools, Floats, Ints, columns_of, rows_at
 
 MOST_SYNC = 0.95
 """Largest fraction of a step that can be attributed to synchronisation."""
-Belief = tuple[int, int, int, tuple[float, float], int, int]
-"""What determines a job's goodputs: pool of observations, its version, GPU types, statistics, batch limits."""
+Belief = tuple[object, ...]
+"""What determines a job's goodputs: a model's constants, GPU types, statistics, batch limits; or, where more than the
+model counts, its pool of observations with its version."""
 PaceAsked = tuple["SynergyTask", Theta, str, int]
 """A task, with the model and GPU type to use and the largest batch allowed."""
 
@@ -49,7 +50,7 @@ class SynergyTask:
     other jobs use the pool too. declares: whether declared work is known. scheduled: whether the scheduler chooses the
     plan when it decides, because another plan may take a restart; else the job chooses as it trains. gpu_slowdown: the
     GPUs' part of the last step relative to what the requested rate says; None before the first report. paces: what the
-    job's row of `Beliefs.paces` was made of, and the row, (2, configurations).
+    job's row of `Beliefs.paces` was made of, and the row, goodputs and then samples per second.
     """
 
     spec: JobSpec
@@ -333,7 +334,8 @@ class SynergyTask:
                     most = min(most, max(spec.requested_batch, spec.initial_batch))
                 ratio = 1.0 if source == gpu_type else spec.single_gpu_rate[gpu_type] / spec.single_gpu_rate[source]
                 code = gpu_types.index(source) * len(gpu_types) + index
-                key = (task.pool.serial, task.pool.version, code, statistics, most, spec.initial_batch)
+                learnt = models[source].tobytes() if task.exchange is None else (task.pool.serial, task.pool.version)
+                key = (learnt, code, statistics, most, spec.initial_batch, *spec.local_batches[source])
                 keys.append((at, key, ratio))
                 if key not in known and key not in missing:
                     missing[key] = task, models[source], source, most
@@ -405,7 +407,7 @@ class SynergyTask:
     def declared_remaining(self) -> float:
         """Remaining iterations at the initial batch; NaN if none were declared or more were done."""
         left = self.spec.declared_work - self.done_work
-        return left if self.declares and 0 < left < np.inf else float("nan")
+        return left if self.declares and 0 < left < inf else nan
 
 
 def as_requested(spec: JobSpec, shape: Shape, batch: int | None = None) -> Plan:

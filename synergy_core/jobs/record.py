@@ -90,7 +90,7 @@ class Job:
 
     def stays(self, now_s: float) -> bool:
         """Whether it must keep its GPUs now: it may never be stopped, or not before it has saved something."""
-        return self.running and (self.must_stay or max(now_s, self.first_step_s) < self.keeps_until_s)
+        return self.running and (now_s < self.keeps_until_s > self.first_step_s or self.must_stay)
 
     def unsaved_s(self, now_s: float) -> float:
         """Seconds of training that a stop would lose now, of a running job; 0 if it saves when it is told to stop."""

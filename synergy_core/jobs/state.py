@@ -262,8 +262,8 @@ class Room:
         self.left: list[int] = state.capacity.tolist()
         self.quota = state.quotas_left() if quota is None else quota
         self.tenant: list[int] = state.virtual_cluster.tolist()
-        self.gpus: Ints = np.zeros(len(state), dtype=np.int64)
-        self.gpu_type: Ints = np.full(len(state), -1, dtype=np.int64)
+        self.gpus = [0] * len(state)
+        self.gpu_type = [-1] * len(state)
         for job in np.flatnonzero(state.must_stay).tolist():
             self.give(job, int(state.held_type[job]), int(state.held_gpus[job]))
 
@@ -280,7 +280,7 @@ class Room:
 
     def answer(self) -> Allocations:
         """The GPUs given so far, as an answer."""
-        return Allocations(self.gpus, self.gpu_type)
+        return Allocations(np.array(self.gpus), np.array(self.gpu_type))
 
 
 @dataclass(frozen=True)

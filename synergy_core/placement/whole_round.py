@@ -19,50 +19,46 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed, gpus_in
 from synergy_core.placement.one_job import dealt_alike, lowest
-from synergy_core.units import Ints
+from synergy_core.units import Bools, Ints
 
 
 class Floor:
     """The nodes and their jobs before the round; all attempts share it and never change it."""
 
     def __init__(self, cluster: Cluster, current: Sequence[Placed]) -> None:
-        self.types = cluster.gpu_types
-        of_type = {name: at for at, name in enumerate(self.types)}
-        counts = [each.nodes for each in cluster.node_types]
-        self.kind = np.repeat([of_type[each.gpu_type] for each in cluster.node_types], counts)
-        self.capacity = np.repeat([each.gpus_per_node for each in cluster.node_types], counts)
-        self.kinds: list[int] = self.kind.tolist()
-        self.capacities: list[int] = self.capacity.tolist()
+        self.types, self.kinds = cluster.gpu_types, cluster.kind_of_node
+        self.kind = np.array(self.kinds)
+        self.capacities = [each.gpus_per_node for each in cluster.node_type_of]
         self.total = [cluster.gpus_of(name) for name in self.types]
-        self.largest = [max(e.gpus_per_node for e in cluster.node_types if e.gpu_type == name) for name in self.types]
+        self.largest = [cluster.largest_nodes[name] for name in self.types]
         self.even = cluster.placement == "even"
         self.current = current
-        self.held = [gpus_in(placed) for placed in current]
         self.full = [(1 << gpus) - 1 for gpus in self.capacities]
-        self.askew = {
-            job
-            for job, placed in enumerate(current)
-            if len(placed) > 1 and not all(mask == self.full[node] for node, mask in placed if node < len(self.full))
-        }
+        self.idle = self.full.copy()
+        self.held = [0] * len(current)
+        self.at = [-1] * len(current)  # each job's GPU type
         # A job's GPUs, or those of its smallest piece if it lies askew: it makes room only for larger jobs than this.
         self.level = self.held.copy()
-        for job in self.askew:
-            self.level[job] = min(mask.bit_count() for _, mask in current[job])
-        self._check()
+        self.askew: set[int] = set()
+        for job, placed in enumerate(current):
+            if placed:
+                self._enter(job, placed)
 
-    def _check(self) -> None:
+    def _enter(self, job: int, placed: Placed) -> None:
         """Raises InputError for GPUs outside the cluster, GPUs that two jobs hold, and jobs on several GPU types."""
-        free = self.full.copy()
-        nodes = len(free)
-        for job, placed in enumerate(self.current):
-            for node, mask in placed:
-                if not 0 <= node < nodes or free[node] & mask != mask or not mask:
-                    what = "does not exist" if not 0 <= node < nodes else "lacks those GPUs, or another job has them"
-                    raise InputError(f"job {job} is said to hold GPUs {mask:#b} of node {node}, which {what}.")
-                free[node] ^= mask
-            if len(placed) > 1 and len({self.kinds[node] for node, _ in placed}) > 1:
+        for node, mask in placed:
+            if not 0 <= node < len(self.idle) or self.idle[node] & mask != mask or not mask:
+                what = "does not exist" if not 0 <= node < len(self.idle) else "lacks those GPUs, or another has them"
+                raise InputError(f"job {job} is said to hold GPUs {mask:#b} of node {node}, which {what}.")
+            self.idle[node] ^= mask
+        self.held[job] = self.level[job] = gpus_in(placed)
+        self.at[job] = self.kinds[placed[0][0]]
+        if len(placed) > 1:
+            if any(self.kinds[node] != self.at[job] for node, _ in placed):
                 raise InputError(f"job {job} is said to lie on several GPU types, expected one.")
-        self.idle = free
+            if not all(mask == self.full[node] for node, mask in placed):
+                self.askew.add(job)
+                self.level[job] = min(mask.bit_count() for _, mask in placed)
 
 
 class Ground:
@@ -263,70 +259,60 @@ def packing(
         lengths = f"{count}, {len(gpu_type)}, {len(current)}" + ("" if pinned is None else f", {len(pinned)}")
         raise InputError(f"gpus, gpu_type, current (and pinned) have {lengths} entries, expected the same of each.")
     floor = Floor(cluster, current)
-    fixed = pinned.tolist() if pinned is not None else [False] * count
-    kind = _types(cluster, floor, gpus.tolist(), gpu_type.tolist(), fixed)
-    # Jobs that keep their GPU count and an allowed type; moving one of them is a migration.
-    suits = [
-        held > 0 and held == size and asked in (-1, floor.kinds[placed[0][0]])
-        for held, size, asked, placed in zip(floor.held, gpus.tolist(), gpu_type.tolist(), current, strict=True)
-    ]
-    first = _attempt(floor, gpus, kind, fixed, suits, askew_stay=True)
+    fixed = np.zeros(count, dtype=bool) if pinned is None else pinned
+    kind = _types(floor, gpus, gpu_type, fixed)
+    first = _attempt(floor, gpus, gpu_type, kind, fixed, askew_stay=True)
     sizes = [sorted((int(gpus[job]), floor.largest[kind[job]])) for job in first.spread]
     if floor.askew and any(larger % smaller == 0 for smaller, larger in sizes):
-        again = _attempt(floor, gpus, kind, fixed, suits, askew_stay=False)
+        again = _attempt(floor, gpus, gpu_type, kind, fixed, askew_stay=False)
         return min(first, again, key=lambda each: len(each.spread))
     return first
 
 
-def _types(cluster: Cluster, floor: Floor, gpus: list[int], wanted: list[int], pinned: list[bool]) -> list[int]:
+def _types(floor: Floor, gpus: Ints, wanted: Ints, pinned: Bools) -> list[int]:
     """The GPU type of every job; without a request, its present type if there is room, else the first with room."""
-    left = floor.total.copy()
-    kind = wanted.copy()
-    open_jobs = []
-    for job, size in enumerate(gpus):
-        asked, placed = wanted[job], floor.current[job]
-        if not -1 <= asked < len(left):
-            raise InputError(f"gpu_type[{job}] is {asked}, expected −1 to {len(left) - 1}.")
-        if size < 0:
-            raise InputError(f"gpus[{job}] is {size}, expected at least 0.")
-        at = floor.kinds[placed[0][0]] if placed else -1
-        if pinned[job] and placed and (size != floor.held[job] or asked not in (-1, at)):
-            raise InputError(
-                f"job {job} is pinned to {floor.held[job]} GPUs of {floor.types[at]}, but is to have {size} of "
-                f"{floor.types[asked] if asked >= 0 else 'any type'}; leave it as it is, or unpin it."
-            )
-        if pinned[job] and placed:
-            kind[job] = at
-            left[at] -= size
-        elif asked >= 0:
-            left[asked] -= size
-        elif size:
-            open_jobs.append(job)
-    for at, spare in enumerate(left):
+    at = np.array(floor.at, dtype=np.int64)
+    for job in np.flatnonzero((wanted < -1) | (wanted >= len(floor.types))).tolist():
+        raise InputError(f"gpu_type[{job}] is {wanted[job]}, expected −1 to {len(floor.types) - 1}.")
+    for job in np.flatnonzero(gpus < 0).tolist():
+        raise InputError(f"gpus[{job}] is {gpus[job]}, expected at least 0.")
+    stays = pinned & (at >= 0)
+    for job in np.flatnonzero(stays & ((gpus != floor.held) | ((wanted >= 0) & (wanted != at)))).tolist():
+        raise InputError(
+            f"job {job} is pinned to {floor.held[job]} GPUs of {floor.types[at[job]]}, but is to have {gpus[job]} of "
+            f"{floor.types[wanted[job]] if wanted[job] >= 0 else 'any type'}; leave it as it is, or unpin it."
+        )
+    given = np.where(stays, at, wanted)
+    left = [total - int(gpus[given == each].sum()) for each, total in enumerate(floor.total)]
+    for each, spare in enumerate(left):
         if spare < 0:
-            total = floor.total[at]
-            raise InputError(f"the jobs on {floor.types[at]} need {total - spare} GPUs, the cluster has {total} of it.")
+            total = floor.total[each]
+            raise InputError(
+                f"the jobs on {floor.types[each]} need {total - spare} GPUs, the cluster has {total} of it."
+            )
+    open_jobs = np.flatnonzero((given < 0) & (gpus > 0)).tolist()
+    kind: list[int] = given.tolist()
     found = _any_type(floor, gpus, open_jobs, left, keepers_first=True)
     if found is None:
         found = _any_type(floor, gpus, open_jobs, left, keepers_first=False)
     if found is None:
-        sizes = sorted((gpus[job] for job in open_jobs), reverse=True)
+        sizes = sorted(gpus[open_jobs].tolist(), reverse=True)
         shown = ", ".join(map(str, sizes[:8])) + (", …" if len(sizes) > 8 else "")
         raise InputError(f"jobs of any type need {shown} GPUs, each on one type; left of the types are {left}.")
-    for job, at in found.items():
-        kind[job] = at
+    for job, chosen in found.items():
+        kind[job] = chosen
     return kind
 
 
 def _any_type(
-    floor: Floor, gpus: list[int], jobs: list[int], left: list[int], *, keepers_first: bool
+    floor: Floor, gpus: Ints, jobs: list[int], left: list[int], *, keepers_first: bool
 ) -> dict[int, int] | None:
     """A type for each of `jobs`, large jobs first: the present type, else the first with room. None if one fails."""
     left = left.copy()
     chosen: dict[int, int] = {}
 
     def present(job: int) -> int:
-        return floor.kinds[floor.current[job][0][0]] if floor.held[job] == gpus[job] else -1
+        return floor.at[job] if floor.held[job] == gpus[job] else -1
 
     order = sorted(jobs, key=lambda job: (keepers_first and present(job) < 0, -gpus[job], job))
     for job in order:
@@ -340,21 +326,17 @@ def _any_type(
     return chosen
 
 
-def _attempt(
-    floor: Floor, gpus: Ints, kind: list[int], pinned: list[bool], suits: list[bool], *, askew_stay: bool
-) -> Packing:
+def _attempt(floor: Floor, gpus: Ints, wanted: Ints, kind: list[int], pinned: Bools, *, askew_stay: bool) -> Packing:
     """One attempt at a packing; with askew_stay False, jobs on parts of several nodes are placed anew unless pinned."""
-    ground = Ground(floor, pinned)
+    ground = Ground(floor, pinned.tolist())
     sizes: list[int] = gpus.tolist()
-    leaving = set() if askew_stay else {job for job in floor.askew if not pinned[job]}
-    waiting = []
-    for job, (size, held, placed) in enumerate(zip(sizes, floor.held, floor.current, strict=True)):
-        if held and (size != held or floor.kinds[placed[0][0]] != kind[job] or job in leaving):
-            ground.leave(job)
-            if size:
-                waiting.append((-size, job))
-        elif size and not held:
-            waiting.append((-size, job))
+    held, at = np.array(floor.held), np.array(floor.at)
+    leaves = (held > 0) & ((gpus != held) | (at != kind))
+    if not askew_stay:
+        leaves[[job for job in floor.askew if not pinned[job]]] = True
+    for job in np.flatnonzero(leaves).tolist():
+        ground.leave(job)
+    waiting = [(-sizes[job], job) for job in np.flatnonzero((gpus > 0) & (leaves | (held == 0))).tolist()]
     heapify(waiting)
     spread = []
     while waiting:
@@ -366,6 +348,8 @@ def _attempt(
             pieces = ground.spread(-size, kind[job])
             spread.append(job)
         ground.placed[job] = tuple(pieces)
+    # Moving a job that keeps its GPU count and an allowed type is a migration.
+    suits = (held == gpus) & ((wanted < 0) | (wanted == at))
     migrated = [
         job for job in sorted(ground.left) if suits[job] and sorted(ground.placed[job]) != sorted(floor.current[job])
     ]

@@ -110,28 +110,34 @@ def choose_rows(
     utility: (jobs, rows), −inf where a row is not allowed; having no row is worth 0. Quotas bind unless the cluster
     lets tenants borrow. method: of `allocator.solve`. keeps_equals: all jobs keep their rows if nothing is worth more.
     In most rounds the prices of the round before prove that, and the allocator is not asked; the answer is the same.
+    Nor is it asked for the solution of the problem of the round before.
     """
+    last: Solved | None = state.memory
     utility = np.where(state.suits(rows.gpu_type), utility, -np.inf)
     held = state.held_best(rows)
     forced = np.where(state.pinned & (held >= 0), held, -1)
     utility = np.where((forced[:, None] == np.arange(len(rows))) & ~np.isfinite(utility), 0.0, utility)
     tenant, quota = _quotas(state)
     problem = Problem(utility, rows.gpus, rows.gpu_type, state.capacity, forced, tenant, quota)
-    solution = proven(problem, held, state.memory) if keeps_equals else None
+    solution = None
+    if last is not None and keeps_equals:
+        solution = proven(problem, held, last.solution.prices)
+    elif last is not None and problem.equals(last.problem):
+        solution = last.solution
     if solution is None:
         solution = solve(problem, method=method)
         if keeps_equals and problem.fits(held):
             present = problem.objective(held)
             if relative_gap(present, solution.objective) == 0.0:
                 solution = replace(solution, choice=held, objective=present, bound=max(solution.bound, present))
-    chosen = solution.choice
+    chosen, solved = solution.choice, Solved(rows, problem, solution)
     return Allocations(
         np.where(chosen >= 0, rows.gpus[chosen], 0),
         np.where(chosen >= 0, rows.gpu_type[chosen], -1),
         solution.objective,
         solution.bound,
-        memory=solution.prices if keeps_equals else None,
-        solved=Solved(rows, problem, solution),
+        memory=solved,
+        solved=solved,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,10 +100,11 @@ class Placer:
         held_gpus = np.array([job.held_gpus for job in jobs])
         concerned = np.flatnonzero((held_gpus > 0) | (answer.gpus > 0))
         jobs = [jobs[at] for at in concerned.tolist()]
-        gpus, held_gpus = answer.gpus[concerned], held_gpus[concerned]
-        asked = np.array([self._kinds.get(job.gpu_type, -1) for job in jobs], dtype=np.int64)
-        gpu_type = np.where(answer.gpu_type[concerned] >= 0, answer.gpu_type[concerned], asked)
-        held_type = [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs]
+        gpus, gpu_type, held_gpus = answer.gpus[concerned], answer.gpu_type[concerned], held_gpus[concerned]
+        for at in np.flatnonzero(gpu_type < 0).tolist():
+            gpu_type[at] = self._kinds.get(jobs[at].gpu_type, -1)
+        kind_of = self._cluster.kind_of_node
+        held_type = [kind_of[job.placement[0][0]] if job.running else -1 for job in jobs]
         keeps = (held_gpus == gpus) & ((gpu_type < 0) | (gpu_type == held_type))
         if keeps.all():  # as in most rounds, no job needs room
             return Changes([], [], set())
@@ -148,6 +150,16 @@ class Placer:
         return Changes(stops, starts, moved)
 
 
+OF_RECORD = ("job_id", "submit_time_s", "gpus", "held_gpus", "attained_service_gpu_s", "first_start_s", "restarts")
+OF_SPEC = ("restart_s", "declared_restart_s", "resize_s")
+"""Columns of a state that are fields of a job's record and of its spec."""
+
+
+def _columns(names: Sequence[str], rows: Sequence[object]) -> dict[str, Any]:
+    """These fields of all rows, of which there is at least one."""
+    return dict(zip(names, zip(*map(attrgetter(*names), rows), strict=True), strict=True))
+
+
 class Snapshots:
     """Makes states of one cluster. Tenants are numbered in the order of the cluster, then of their first jobs.
 
@@ -161,14 +173,14 @@ class Snapshots:
         self._beliefs = beliefs
         self._kinds = {gpu_type: index for index, gpu_type in enumerate(cluster.gpu_types)}
         self._tenant = {name: index for index, name in enumerate(cluster.virtual_clusters)}
-        self._received_s: dict[int, Floats] = {}
+        self._received_s: dict[int, list[float]] = {}
         self._given_s: Floats = np.zeros(len(self._kinds))
 
     def entered(self, job: Job) -> None:
         """Enters an active job."""
         self._tenant.setdefault(job.virtual_cluster, len(self._tenant))
         if self._beliefs is not None:
-            self._received_s[job.job_id] = np.zeros(len(self._kinds))
+            self._received_s[job.job_id] = [0.0] * len(self._kinds)
 
     def left(self, job: Job) -> None:
         """Removes a job that has ended."""
@@ -177,23 +189,22 @@ class Snapshots:
     def count(self, job: Job, now_s: float) -> None:
         """Adds what a running job has held since it was last settled."""
         if self._beliefs is not None and job.running and now_s > job.settled_s:
-            kind = self._kinds[self._cluster.type_of(job.placement)]
+            kind = self._cluster.kind_of_node[job.placement[0][0]]
             self._received_s[job.job_id][kind] += now_s - job.settled_s
             self._given_s[kind] += now_s - job.settled_s
 
     def of(self, jobs: Sequence[Job], now_s: float, memory: Any) -> ClusterState:
         """The frozen snapshot of these jobs, which are in order of their ids; memory: from the policy's last answer."""
-        columns: dict[str, Any] = {
-            "job_id": [job.job_id for job in jobs],
-            "submit_time_s": [job.submit_time_s for job in jobs],
-            "gpus": [job.gpus for job in jobs],
-            "held_gpus": [job.held_gpus for job in jobs],
-            "attained_service_gpu_s": [job.attained_service_gpu_s for job in jobs],
-            "first_start_s": [job.first_start_s for job in jobs],
-            "restarts": [job.restarts for job in jobs],
-            "gpu_type": [self._asked_type(job) for job in jobs],
-            "held_type": [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs],
-            "must_stay": [job.stays(now_s) for job in jobs],
+        kind_of, kinds, plans = self._cluster.kind_of_node, self._kinds, self._beliefs is not None
+        columns = _columns(OF_RECORD, jobs)
+        columns |= {
+            # For jobs with plans, the requested type is only a preference.
+            "gpu_type": [
+                -1 if plans and job.spec is not None and job.spec.architecture else kinds.get(job.gpu_type, -1)
+                for job in jobs
+            ],
+            "held_type": [kind_of[job.placement[0][0]] if job.running else -1 for job in jobs],
+            "must_stay": [job.running and job.stays(now_s) for job in jobs],
             "virtual_cluster": [self._tenant[job.virtual_cluster] for job in jobs],
         }
         fixed: dict[str, Any] = {"now_s": now_s, "round_s": self._round_s, "cluster": self._cluster}
@@ -216,26 +227,20 @@ class Snapshots:
         fixed |= {name: np.array(column) for name, column in columns.items()}
         return self._view(**fixed)
 
-    def _asked_type(self, job: Job) -> int:
-        """The type that a job must have, −1 for any. For jobs with plans, the requested type is only a preference."""
-        may_choose = self._beliefs is not None and job.spec is not None and job.spec.architecture
-        return -1 if may_choose else self._kinds.get(job.gpu_type, -1)
-
     def _believed(self, jobs: Sequence[Job], now_s: float, must_stay: Sequence[bool]) -> dict[str, Any]:
         tasks = [job.task for job in jobs if job.task is not None]
+        pools = [task.pool for task in tasks]
         return {
+            **_columns(OF_SPEC, [task.spec for task in tasks]),
             "held_nodes": [len(job.placement) for job in jobs],
             "pinned": [
                 stays or (job.running and job.first_step_s > now_s) for job, stays in zip(jobs, must_stay, strict=True)
             ],
             "done_work": [task.done_work for task in tasks],
             "remaining_work": [task.declared_remaining() for task in tasks],
-            "observed_gpus": [task.pool.most_gpus for task in tasks],
-            "restart_s": [task.spec.restart_s for task in tasks],
-            "declared_restart_s": [task.spec.declared_restart_s for task in tasks],
-            "resize_s": [task.spec.resize_s for task in tasks],
+            "observed_gpus": [pool.most_gpus for pool in pools],
             "unsaved_s": [job.unsaved_s(now_s) if job.running else 0.0 for job in jobs],
-            "overhead": [task.pool.overhead for task in tasks],
+            "overhead": [pool.overhead for pool in pools],
             "received_s": [self._received_s[job.job_id] for job in jobs],
         }
 
@@ -336,9 +341,9 @@ class AllocationScheduler:
         if self.beliefs is not None:
             self.beliefs.merge()
             self.beliefs.refresh([job.task for job in jobs if job.task is not None])
-            for job in jobs:
-                self._snapshots.count(job, now_s)
         for job in jobs:
+            if job.running:
+                self._snapshots.count(job, now_s)
             job.settle(now_s)
         state = self._snapshots.of(jobs, now_s, self._memory)
         answer = self._policy.allocate(state)
@@ -374,7 +379,8 @@ class AllocationScheduler:
             raise InputError(f"policy {name} gave out {gpus.sum()} GPUs; the cluster has {self._cluster.gpus}.")
         if answer.share is not None:
             self._check_shares(answer)
-        for at in np.flatnonzero((gpus > 0) | must_stay).tolist():
+        held = np.array([job.held_gpus for job in jobs])
+        for at in np.flatnonzero((gpus != held) | must_stay).tolist():  # any other job has what was checked before
             job, each = jobs[at], int(gpus[at])
             if must_stay[at] and not self._stays(answer, at, job):
                 raise InputError(
