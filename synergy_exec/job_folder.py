@@ -85,18 +85,17 @@ def newest_run(folder: Path) -> int:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is any, be it damaged, or the former one of a replacement that was cut off."""
-    checkpoints = folder / CHECKPOINTS
-    return bool(shelf.listed(checkpoints)) or any(checkpoints.rglob(f"{shelf.REPLACED}*"))
+    """Whether there is any, be it damaged."""
+    return bool(shelf.newest_first(folder / CHECKPOINTS))
 
 
 def saved(folder: Path) -> Progress | None:
     """What the newest checkpoint of which nothing is missing holds; None where there is none."""
-    for path in shelf.listed(folder / CHECKPOINTS):
+    for path in shelf.newest_first(folder / CHECKPOINTS):
         with contextlib.suppress(integrity.DamagedError):
             manifest = integrity.read(path)
-            if not integrity.damage(path, manifest.files, sizes_only=True):
-                return manifest.progress
+            manifest.check(path, sizes_only=True)
+            return manifest.progress
     return None
 
 
@@ -185,7 +184,7 @@ def _unkept(folder: Path, keep: Retention, days: float) -> list[Path]:
     checkpoints = folder / CHECKPOINTS
     given_up = sorted(folder.glob(f"{GIVEN_UP}*"))
     if keep == "last_checkpoint":
-        found = shelf.listed(checkpoints)
+        found = shelf.newest_first(checkpoints)
         whole = next((path for path in found if shelf.looks_complete(path)), None)
         return [path for path in found if path != whole] + given_up if whole is not None else []
     if keep == "remove" and time.time() - max(map(_written_s, _files(folder)), default=0.0) > days * DAY_S:

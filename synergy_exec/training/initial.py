@@ -13,9 +13,10 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -161,23 +162,13 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"weights: there is no file {path.absolute()}; give its absolute path.")
     try:
-        values = _safetensors(path) if path.suffix == SAFETENSORS else torch.load(path, "cpu", weights_only=True)
-    except InputError:
-        raise
+        values = load_file(path) if path.suffix == SAFETENSORS else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # of whatever kind: both libraries have their own
         text = " ".join(str(error).split())[:200]
         raise InputError(f"weights: {path} cannot be read ({type(error).__name__}: {text}).") from error
     if not isinstance(values, dict) or not all(isinstance(each, Tensor) for each in values.values()):
         raise InputError(f"weights: {path} holds a {type(values).__name__}; expected a state_dict, tensors by name.")
     return values
-
-
-def _safetensors(path: Path) -> Any:
-    try:
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise InputError(f"weights: {path} needs safetensors; type: pip install safetensors") from error
-    return load_file(path)
 
 
 _log = logging.getLogger(__name__)

@@ -26,24 +26,25 @@ T = TypeVar("T")
 _TIMEOUT = timedelta(minutes=30)
 _BEAT_S = 0.005
 
-_groups: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
+_groups: WeakKeyDictionary[Any, dict[str, dist.ProcessGroup]] = WeakKeyDictionary()
 
 
 class Ranks:
     """All ranks of the default process group, or this process alone where there is none.
 
     They talk in a gloo group of their own, so that they may do so while training communicates, and on any device.
-    All ranks construct it and call its methods together, in the same order.
+    All ranks construct it and call its methods together, in the same order. purpose: threads that talk at the same time
+    need a group each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, purpose: str = "") -> None:
         self.group: dist.ProcessGroup | None = None
         self.rank, self.world = 0, 1
         if dist.is_available() and dist.is_initialized():
-            default = dist.group.WORLD
-            if default not in _groups:
-                _groups[default] = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-            self.group = _groups[default]
+            groups = _groups.setdefault(dist.group.WORLD, {})
+            if purpose not in groups:
+                groups[purpose] = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+            self.group = groups[purpose]
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
     def together(self, function: Callable[[], T], beat: Callable[[], None] | None = None) -> list[T]:

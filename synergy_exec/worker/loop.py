@@ -32,6 +32,7 @@ from synergy_exec.messages import (
     Stop,
 )
 from synergy_exec.training import noise, shelf
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression.exchange import Exchanges
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob, TrainingJob
@@ -384,6 +385,7 @@ class Loop:
         trainer: Trainer,
         progress: Progress | None,
         desk: Desk,
+        checkpoints: Checkpoints,
         agent: AgentConnection,
         pulse: Pulse,
         began_with: Beginning,
@@ -401,7 +403,7 @@ class Loop:
         self._desk = desk
         self._reports = start.rank == 0
         self._purity = Purity(job) if self._reports and not isinstance(job, StreamedJob) else None
-        self._saves = Saves(trainer, start.launch, self._progress.step, desk, pulse, self._saved, self._note)
+        self._saves = Saves(trainer, start.launch, self._progress.step, checkpoints, pulse, self._saved, self._note)
         trainer.supply.meanwhile = self._await_data
         self._own, self._orders = Wishes(), orders
         self._measured = MeasuredSteps(order, time.monotonic())

@@ -26,6 +26,7 @@ from synergy_core.errors import InputError
 from synergy_exec.messages import PAUSED, Failure, Noted, Rebuild, Retune, Stop
 from synergy_exec.training import loading, shelf
 from synergy_exec.training.cache import Cache
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression.choices import measured_codecs
 from synergy_exec.training.compression.exchange import layers_of
 from synergy_exec.training.job import LoadedJob, TrainingJob
@@ -227,12 +228,14 @@ class Rank:
             codecs = measured_codecs(process.device)
         self._now("loading")
         began = time.monotonic()
-        checkpoints = folder / "checkpoints"
-        saved = None if anew else trainer.load(checkpoints, job=launch.job_uuid, saved_step=launch.saved_step)
+        checkpoints = Checkpoints(folder / "checkpoints", keep=launch.keep_checkpoints, job=launch.job_uuid, desk=desk)
+        saved = None if anew else trainer.load(checkpoints, saved_step=launch.saved_step)
         load_s = time.monotonic() - began
         layers = layers_of(trainer.parts) if launch.say_layers else []
         began_with = Beginning(launched_s, build_s, load_s, layers, codecs, bare_bytes)
-        return Loop(start, job, trainer, saved, desk, self._agent, self._pulse, began_with, order, process.orders)
+        return Loop(
+            start, job, trainer, saved, desk, checkpoints, self._agent, self._pulse, began_with, order, process.orders
+        )
 
     def _next_order(self, orders: HeardOrders) -> Rebuild | None:
         """Waits for the next order of a rank that trains nothing. None: it was told to stop, or its agent is silent."""

@@ -22,27 +22,27 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
 from synergy_exec import job_folder
-from synergy_exec.training import checkpoint, integrity, shelf
+from synergy_exec.training import integrity, shelf
+from synergy_exec.training.checkpoint import Checkpoints, State
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.shelf import Desk
 
-BYTES = 1_000
-"""Of each pretended checkpoint's only file beside `progress.json`."""
+FILE, BYTES = "rank-0.safetensors", 1_000
+"""Each pretended checkpoint's only file beside `progress.json`."""
 
 
 def checkpoint_of(folder: Path, step: int, uuid: str = "", *, work: float | None = None) -> Path:
     """A whole checkpoint in a job's folder; its weights are nothing that can be loaded."""
     path = folder / job_folder.CHECKPOINTS / shelf.name(step)
     path.mkdir(parents=True)
-    (path / "__0_0.distcp").write_bytes(bytes([step % 256]) * BYTES)
+    (path / FILE).write_bytes(bytes([step % 256]) * BYTES)
     progress = Progress(step=step, samples=32 * step, work=float(step) if work is None else work)
-    files = {"__0_0.distcp": integrity.digest(path / "__0_0.distcp")}
-    integrity.write(path, integrity.Manifest(progress, files, "2.13.0", uuid))
+    integrity.write(path, integrity.Manifest(progress, {FILE: integrity.digest(path / FILE)}, job=uuid))
     return path
 
 
-CHANGES = ((Path, "rename"), (Path, "mkdir"), (shutil, "rmtree"), (integrity, "write"), (shelf, "_sync"))
-"""What saving changes the file system by, beside torch's own files."""
+CHANGES = ((Path, "rename"), (Path, "mkdir"), (shutil, "rmtree"), (integrity, "write"), (shelf, "sync"))
+"""What saving changes the file system by, beside the ranks' own files."""
 
 
 def before_each_change(monkeypatch: Any, then: Callable[[int], None]) -> list[str]:
@@ -106,9 +106,10 @@ def world(family: str) -> int:
 
 @dataclass
 class Split:
-    """The part of the model that this rank has under a family, and how to train it."""
+    """The part of the model that this rank has under a family, and how to train it. model: what to call for it."""
 
     part: nn.Module
+    model: nn.Module
     optimizer: Optimizer
     mesh: DeviceMesh | None
     data: int
@@ -134,12 +135,12 @@ class Split:
 
     def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         if self.pipeline == 1:
-            loss = nn.functional.mse_loss(self.part(inputs), targets)
+            loss = nn.functional.mse_loss(self.model(inputs), targets)
             loss.backward()
             return loss.detach()
         pair = self.mesh.get_group("pipeline")
         if self.coordinate("pipeline") == 0:
-            hidden = self.part(inputs)
+            hidden = self.model(inputs)
             dist.send(hidden.detach(), group=pair, group_dst=1)
             gradient = torch.empty_like(hidden)
             dist.recv(gradient, group=pair, group_src=1)
@@ -147,16 +148,19 @@ class Split:
             return torch.zeros(())
         hidden = torch.empty(len(inputs), WIDTH)
         dist.recv(hidden, group=pair, group_src=0)
-        loss = nn.functional.mse_loss(self.part(hidden.requires_grad_()), targets)
+        loss = nn.functional.mse_loss(self.model(hidden.requires_grad_()), targets)
         loss.backward()
         dist.send(hidden.grad, group=pair, group_dst=0)
         return loss.detach()
 
     def save(self, folder: Path, progress: Progress, **more: Any) -> None:
-        checkpoint.save(folder, [self.part], [self.optimizer], progress, **more)
+        Checkpoints(folder, **more).save(self.state(), progress)
 
-    def load(self, folder: Path, **more: Any) -> Progress | None:
-        return checkpoint.load(folder, [self.part], [self.optimizer], **more)
+    def load(self, folder: Path, *, saved_step: int = 0, **more: Any) -> Progress | None:
+        return Checkpoints(folder, **more).load(self.state(), saved_step=saved_step)
+
+    def state(self) -> State:
+        return State([self.part], [self.optimizer])
 
 
 def split(family: str, optimizer: str = "adamw", *, seed: int = 0) -> Split:
@@ -178,9 +182,9 @@ def split(family: str, optimizer: str = "adamw", *, seed: int = 0) -> Split:
         for layer in part.layers.values():
             fully_shard(layer, mesh=mesh["data"])
         fully_shard(part, mesh=mesh["data"])
-    if mesh and wrapper == "ddp":
-        part = DistributedDataParallel(part, process_group=mesh.get_group("data"))
-    return Split(part, OPTIMIZERS[optimizer](part.parameters()), mesh, data, pipeline)
+    ddp = mesh is not None and wrapper == "ddp"
+    model = DistributedDataParallel(part, process_group=mesh.get_group("data")) if ddp else part
+    return Split(part, model, OPTIMIZERS[optimizer](part.parameters()), mesh, data, pipeline)
 
 
 # One process without a process group

@@ -19,6 +19,7 @@ from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.admitted import refusal
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression import choices
 from synergy_exec.training.compression.choices import SchemeByLayer, _Case, measured_codecs
 from synergy_exec.training.compression.exchange import (
@@ -249,7 +250,7 @@ def pause(plan, folder, steps, more, seed=3):
     """A job that saves after some steps and goes on: losses, and what it held when it saved."""
     trainer = Trainer(SmallGpt(), plan, seed=seed)
     losses = [trainer.step(number).loss for number in range(steps)]
-    trainer.save(folder, Progress(step=steps))
+    Checkpoints(folder).save(trainer.state(), Progress(step=steps))
     held = trainer.exchange.held() if trainer.exchange else {}
     losses += [trainer.step(steps + number).loss for number in range(more)]
     return {"losses": losses, "held": held}
@@ -258,7 +259,7 @@ def pause(plan, folder, steps, more, seed=3):
 def resume(plan, folder, more):
     """One that goes on from there: what it holds as it begins, and its losses."""
     trainer = Trainer(SmallGpt(), plan, seed=4)
-    progress = trainer.load(folder)
+    progress = trainer.load(Checkpoints(folder))
     held = trainer.exchange.held() if trainer.exchange else {}
     losses = [trainer.step(progress.step + number).loss for number in range(more)]
     return {"losses": losses, "held": held, "differ": replicas_differ(trainer) if plan.world > 1 else []}

@@ -81,7 +81,7 @@ def test_a_range_of_ports_that_is_none_is_refused(ports):
 
 NOBODY = 65534
 TWO = 2
-TOLD = (Path("a"), frozenset({"b"}), [None, True, 0.1], Manifest(Progress(step=3), {"f": Digest(5, 7)}, "2"))
+TOLD = (Path("a"), frozenset({"b"}), [None, True, 0.1], Manifest(Progress(step=3), {"f": Digest(5, 7)}, job="2"))
 
 
 @pytest.fixture(scope="module")

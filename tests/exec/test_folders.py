@@ -424,10 +424,10 @@ def test_last_checkpoint_of_jobs_that_ended_is_kept_and_no_other(tmp_path):
 def test_a_damaged_last_checkpoint_is_not_the_one_that_stays(tmp_path):
     run_of(tmp_path)
     checkpoints = tmp_path / "jobs" / "0" / "checkpoints"
-    cut(checkpoints / "step-00000020" / "__0_0.distcp")
+    cut(checkpoints / "step-00000020" / "rank-0.safetensors")
     remove(removals(tmp_path, [0], "last_checkpoint", 0.0))
     assert [each.name for each in checkpoints.iterdir()] == ["step-00000010"]
-    cut(checkpoints / "step-00000010" / "__0_0.distcp")
+    cut(checkpoints / "step-00000010" / "rank-0.safetensors")
     assert removals(tmp_path, [0], "last_checkpoint", 0.0) == []  # neither is whole: a person may mend one
 
 
