@@ -14,7 +14,6 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,13 +22,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
 from synergy_core.errors import InputError
 from synergy_exec.training import integrity, shelf
-from synergy_exec.training.integrity import DamagedError, Digest, Manifest, Piece, Progress, Stored
+from synergy_exec.training.integrity import DamagedError, Digest, Manifest, Piece, Progress, Stored, Trained
 from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.shelf import Desk
 
@@ -37,6 +36,8 @@ MODEL = "model."
 _OPTIMIZER = "optimizer."
 _HELD = "compression."
 _DATA = "data"
+_MOST_MAPPED_BYTES = 8 << 20
+"""After so many bytes were read, files are opened anew: what is mapped counts as memory of the rank."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,11 +84,11 @@ class Checkpoints:
         """
         ranks, kept = _ranks(), replace(progress)
         blocks, are_copied = _copied(_tensors(state, trained=progress.step > 0))
-        groups = _groups(state) if progress.step > 0 else []
+        trained = _trained(state) if progress.step > 0 else {}
 
         def write() -> None:
             are_copied()
-            self._write(ranks, blocks, groups, kept)
+            self._write(ranks, blocks, trained, kept)
 
         return self._writing.submit(write)
 
@@ -129,17 +130,19 @@ class Checkpoints:
             )
         return None
 
-    def _write(self, ranks: Ranks, blocks: Mapping[str, _Block], groups: list[Any], progress: Progress) -> None:
-        offers = ranks.together(lambda: ([_offer(name, block) for name, block in blocks.items()], groups))
+    def _write(
+        self, ranks: Ranks, blocks: Mapping[str, _Block], trained: dict[str, Trained], progress: Progress
+    ) -> None:
+        offers = ranks.together(lambda: ([_offer(name, block) for name, block in blocks.items()], trained))
         tensors, needed_bytes = _shared_out([offered for offered, _ in offers])
-        every_group = {names: numbers for _, of_rank in offers for names, numbers in of_rank}
+        trained = {name: each for _, of_rank in offers for name, each in of_rank.items()}
         partial: Path | None = None
         try:
             partial = ranks.first(lambda: self._begin(progress.step, needed_bytes))
             files: dict[str, Digest] = {}
             for digests in ranks.together(lambda: _written(partial / _file(ranks.rank), blocks, tensors)):
                 files |= digests
-            manifest = Manifest(progress, files, tensors, list(every_group.items()), self._job)
+            manifest = Manifest(progress, files, tensors, trained, self._job)
             ranks.first(lambda: self._complete(partial, manifest))
         except Exception as error:
             if partial is not None and ranks.rank == 0:
@@ -147,7 +150,10 @@ class Checkpoints:
             if self._desk is not None:
                 self._desk.require()
             if isinstance(error, OSError):
-                raise self._refusal(error, progress.step, needed_bytes) from error
+                raise InputError(
+                    f"cannot write checkpoint {shelf.name(progress.step)} in {self._folder}: {error}. It takes about "
+                    f"{needed_bytes / 1e6:,.1f} MB. Make room there; earlier checkpoints are as they were."
+                ) from error
             raise
 
     def _begin(self, step: int, needed_bytes: int) -> Path:
@@ -165,16 +171,6 @@ class Checkpoints:
         shelf.publish(self._folder, partial, step)
         shelf.prune(self._folder, partial.parent, step, self._keep)
 
-    def _refusal(self, error: OSError, step: int, needed_bytes: int) -> InputError:
-        try:
-            free = f"{shutil.disk_usage(self._folder).free / 1e6:,.1f} MB are free"
-        except OSError:
-            free = "how much is free cannot be told"
-        return InputError(
-            f"cannot write checkpoint {shelf.name(step)} in {self._folder}: {error}. It takes about "
-            f"{needed_bytes / 1e6:,.1f} MB, {free}. Make room there; earlier checkpoints are as they were."
-        )
-
 
 def _ranks() -> Ranks:
     """In a group of their own: a checkpoint is written while training goes on, whose ranks talk to each other too."""
@@ -187,7 +183,9 @@ def _ranks() -> Ranks:
 def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
     tensors = {f"{MODEL}{name}": each for part in state.parts for name, each in part.state_dict().items()}
     if trained:
-        tensors |= {name: _as_tensor(values[key]) for name, values, key in _optimizer_values(state)}
+        for _, parameter, name, optimizer in _parameters(state):
+            values = optimizer.state.get(parameter, {})
+            tensors |= {_name(key, name): value for key, value in values.items() if not _is_number(value)}
     tensors |= {f"{_HELD}{name}": each for name, each in state.held.items()}
     if state.data is not None:
         tensors[_DATA] = state.data
@@ -196,34 +194,30 @@ def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
     return tensors
 
 
-def _optimizers(state: State) -> Iterator[tuple[Optimizer, dict[Tensor, str]]]:
-    """Each optimizer with the names of its parameters."""
+def _trained(state: State) -> dict[str, Trained]:
+    """What `Manifest.trained` says of this rank's parameters."""
+    return {
+        name: Trained(type(optimizer).__name__, _numbers(group), _numbers(optimizer.state.get(parameter, {})))
+        for group, parameter, name, optimizer in _parameters(state)
+    }
+
+
+def _parameters(state: State) -> Iterator[tuple[dict[str, Any], Tensor, str, Optimizer]]:
+    """Every parameter that is trained, with its group and its name, and the optimizer."""
     for part, optimizer in zip(state.parts, state.optimizers, strict=True):
-        yield optimizer, {parameter: name for name, parameter in part.named_parameters()}
+        names = {parameter: name for name, parameter in part.named_parameters()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                yield group, parameter, names[parameter], optimizer
 
 
-def _optimizer_values(state: State) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Names of the optimizers' tensors and numbers, and where each is: a dictionary and the key in it."""
-    for optimizer, names in _optimizers(state):
-        for parameter, values in optimizer.state.items():
-            for key in values:
-                yield f"{_OPTIMIZER}{names[parameter]}.{key}", values, key
+def _name(key: str, parameter: str) -> str:
+    return f"{_OPTIMIZER}{key}.{parameter}"
 
 
-def _groups(state: State) -> list[tuple[tuple[str, ...], dict[str, float]]]:
-    """`Manifest.groups` of this rank's optimizers."""
-    return [
-        (
-            tuple(names[each] for each in group["params"]),
-            {key: value for key, value in group.items() if _is_number(value) and key != "lr"},
-        )
-        for optimizer, names in _optimizers(state)
-        for group in optimizer.param_groups
-    ]
-
-
-def _as_tensor(value: Any) -> Any:
-    return torch.tensor(value, dtype=torch.float64) if _is_number(value) else value
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    # Not learning rates: they have the batch's factor in them, and the trainer multiplies those of `build_optimizer`.
+    return {key: value for key, value in values.items() if _is_number(value) and key != "lr"}
 
 
 def _is_number(value: Any) -> bool:
@@ -322,10 +316,7 @@ def _verified(ranks: Ranks, path: Path) -> Manifest:
 
 def _load(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
     """Raises InputError if the checkpoint is of another model or optimizer."""
-    trained = manifest.progress.step > 0
-    if trained:
-        for optimizer in state.optimizers:
-            _build_state(optimizer)
+    _compare(ranks, path, manifest, state)
     for name, tensor in list(state.held.items()):
         stored = manifest.tensors.get(f"{_HELD}{name}")
         if stored is None or stored.shape != tuple(tensor.shape):
@@ -334,59 +325,63 @@ def _load(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
     if not state.held and any(name.startswith(_HELD) for name in manifest.tensors):
         _log.info("what compression held back is let go: this plan's compressor holds nothing of that kind")
     state.data = empty(manifest.tensors[_DATA]) if _DATA in manifest.tensors else None
-    tensors = _tensors(state, trained=trained)
-    _compare(ranks, path, manifest, tensors)
+    _make_optimizer_states(state, manifest)
+    tensors = _tensors(state, trained=bool(manifest.trained))
     read(path, manifest, tensors)
     for part in state.parts:
         part.load_state_dict({name: tensors[f"{MODEL}{name}"] for name in part.state_dict()})
-    if trained:
-        _apply(state, tensors, manifest)
 
 
-def _build_state(optimizer: Optimizer) -> None:
-    """Has an optimizer make its state, if it has none, by a step that moves nothing."""
-    if optimizer.state:
-        return
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * 0
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-    optimizer.step()
-    optimizer.zero_grad()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+def _compare(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
+    """Raises InputError unless checkpoint and ranks together have the same tensors and the same optimizers."""
 
+    def own() -> dict[str, Any]:
+        found: dict[str, Any] = {
+            f"{MODEL}{name}": tuple(each.shape) for part in state.parts for name, each in part.state_dict().items()
+        }
+        for _, _, name, optimizer in _parameters(state) if manifest.trained else ():
+            found[f"the optimizer of {name}"] = type(optimizer).__name__
+        return found
 
-def _apply(state: State, tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
-    """Sets the numbers of optimizers; their tensors were read in place.
-
-    Not learning rates: saved ones have the batch's factor in them, and the trainer multiplies those of
-    `build_optimizer` anew.
-    """
-    for name, values, key in _optimizer_values(state):
-        if _is_number(values[key]):
-            values[key] = type(values[key])(tensors[name].item())
-    saved = {name: numbers for names, numbers in manifest.groups for name in names}
-    for optimizer, names in _optimizers(state):
-        for group in optimizer.param_groups:
-            for parameter in group["params"][:1]:
-                group.update(saved.get(names[parameter], {}))
-
-
-def _compare(ranks: Ranks, path: Path, manifest: Manifest, own: Mapping[str, Tensor]) -> None:
-    """Raises InputError unless checkpoint and ranks together have the same tensors of model and optimizer."""
-    wanted: dict[str, tuple[int, ...]] = {}
-    for each in ranks.together(lambda: {name: tuple(tensor.shape) for name, tensor in own.items()}):
-        wanted |= each
-    found = {name: each.shape for name, each in manifest.tensors.items()}
-    names = [name for name in wanted.keys() | found.keys() if name.startswith((MODEL, _OPTIMIZER))]
-    if odd := sorted(name for name in names if wanted.get(name) != found.get(name)):
+    wanted = {name: each for of_rank in ranks.together(own) for name, each in of_rank.items()}
+    found: dict[str, Any] = {name: each.shape for name, each in manifest.tensors.items() if name.startswith(MODEL)}
+    found |= {f"the optimizer of {name}": each.optimizer for name, each in manifest.trained.items()}
+    if odd := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
         raise InputError(
             f"checkpoint {path} is of another model or optimizer: {odd[0]} is {found.get(odd[0], 'missing')} in it and "
             f"{wanted.get(odd[0], 'missing')} in the job ({len(odd)} differ). "
             "Give the job its former class and arguments, or delete the folder to train from the beginning."
         )
+
+
+def _make_optimizer_states(state: State, manifest: Manifest) -> None:
+    """Gives every optimizer the state that it has in the checkpoint; its tensors' numbers are still any."""
+    keys: dict[str, list[str]] = {}
+    for name in manifest.tensors:
+        if name.startswith(_OPTIMIZER):
+            _, key, owner = name.split(".", 2)
+            keys.setdefault(owner, []).append(key)
+    for group, parameter, name, optimizer in _parameters(state):
+        if (trained := manifest.trained.get(name)) is None:
+            continue
+        group.update(trained.group)
+        values: dict[str, Any] = dict(trained.state)
+        for key in keys.get(name, ()):
+            stored = manifest.tensors[_name(key, name)]
+            # Torch's optimizers have the count of steps on the host, but for these.
+            on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
+            values[key] = empty(stored) if on_host else _empty_beside(parameter, stored)
+        optimizer.state[parameter] = values
+
+
+def _empty_beside(parameter: Tensor, stored: Stored) -> Tensor:
+    """A tensor of an optimizer's state where its parameter is: split as that is, if it has its shape, else whole."""
+    if stored.shape == tuple(parameter.shape):
+        return torch.empty_like(parameter, dtype=getattr(torch, stored.dtype))
+    if not isinstance(parameter, DTensor):
+        return empty(stored).to(parameter.device)
+    mesh = parameter.device_mesh
+    return DTensor.from_local(empty(stored).to(parameter.device), mesh, [Replicate()] * mesh.ndim)
 
 
 def empty(stored: Stored) -> Tensor:
@@ -396,18 +391,24 @@ def empty(stored: Stored) -> Tensor:
 
 def read(path: Path, manifest: Manifest, into: Mapping[str, Tensor]) -> None:
     """Fills these tensors, whole or, as DTensors, this rank's part, from a checkpoint that was found whole."""
-    with ExitStack() as opened, torch.no_grad():
-        files = {name: opened.enter_context(safe_open(path / name, "pt")) for name in manifest.files}
-        for name, tensor in into.items():
-            _, begin, values = _block(tensor)
-            for piece in manifest.tensors[name].pieces:
-                spans = [
-                    (max(at, start), min(at + size, start + length))
-                    for at, size, start, length in zip(begin, values.shape, piece.offset, piece.shape, strict=True)
-                ]
-                if all(first < last for first, last in spans):
-                    found = files[piece.file].get_slice(name)[_within(spans, piece.offset)]
-                    values[_within(spans, begin)].copy_(found)
+    files: dict[str, Any] = {}
+    mapped_bytes = 0
+    for name, tensor in into.items():
+        _, begin, values = _block(tensor)
+        for piece in manifest.tensors[name].pieces:
+            spans = [
+                (max(at, start), min(at + size, start + length))
+                for at, size, start, length in zip(begin, values.shape, piece.offset, piece.shape, strict=True)
+            ]
+            if all(first < last for first, last in spans):
+                if piece.file not in files:
+                    files[piece.file] = safe_open(path / piece.file, "pt")
+                found = files[piece.file].get_slice(name)[_within(spans, piece.offset)]
+                values[_within(spans, begin)].copy_(found)
+                mapped_bytes += found.nbytes
+        if mapped_bytes > _MOST_MAPPED_BYTES:
+            files.clear()
+            mapped_bytes = 0
 
 
 def _within(spans: Sequence[tuple[int, int]], offset: Sequence[int]) -> tuple[slice, ...]:

@@ -67,18 +67,26 @@ class Stored(NamedTuple):
     pieces: list[Piece]
 
 
+class Trained(NamedTuple):
+    """How a parameter is trained. optimizer: its class. group, state: numbers in its group, and in its own state."""
+
+    optimizer: str
+    group: dict[str, float]
+    state: dict[str, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What `progress.json` says. files: by name, every other file of the checkpoint. tensors: by name.
 
-    groups: of each optimizer's parameter group, its parameters' names and its own numbers, such as a weight decay.
-    job: the UUID of the job that wrote it, "" where that had none.
+    trained: by the parameter's name, once any step was done. job: the UUID of the job that wrote it, "" where that had
+    none.
     """
 
     progress: Progress
     files: dict[str, Digest]
     tensors: dict[str, Stored] = field(default_factory=dict)
-    groups: list[tuple[tuple[str, ...], dict[str, float]]] = field(default_factory=list)
+    trained: dict[str, Trained] = field(default_factory=dict)
     job: str = ""
 
     def check(self, folder: Path, *, sizes_only: bool = False, share: slice = slice(None)) -> None:
@@ -132,7 +140,7 @@ def read(folder: Path) -> Manifest:
                 name: Stored(dtype, tuple(shape), [Piece(file, tuple(at), tuple(size)) for file, at, size in pieces])
                 for name, (dtype, shape, pieces) in values["tensors"].items()
             },
-            groups=[(tuple(names), numbers) for names, numbers in values["groups"]],
+            trained={name: Trained(*each) for name, each in values["trained"].items()},
             job=values["job"],
         )
     except FileNotFoundError:

@@ -388,7 +388,7 @@ def test_constants_are_made_without_parameters_where_they_draw_nothing():
 
 def test_a_checkpoint_that_has_gone_is_an_error_where_numbers_were_to_come_from_it(tmp_path):
     trainer = Trainer(JOBS["Mixed"](), PLANS["one"], begun=True)
-    refuses("has no checkpoint, and there was one", trainer.load, tmp_path)
+    refuses("there is no checkpoint, and there was one", trainer.load, Checkpoints(tmp_path))
 
 
 def test_workers_draw_numbers_once_and_none_where_a_checkpoint_has_them(tmp_path):
