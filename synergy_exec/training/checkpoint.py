@@ -101,11 +101,12 @@ class Checkpoints:
         process must end.
         """
         ranks, damaged = _ranks(), []
-        for path in ranks.first(lambda: shelf.newest_first(self._folder)):
+        for name in ranks.first(lambda: [path.name for path in shelf.newest_first(self._folder)]):
+            path = self._folder / name
             try:
                 manifest = _verified(ranks, path)
             except DamagedError as error:
-                damaged.append(f"{path.name} ({error})")
+                damaged.append(f"{name} ({error})")
                 if ranks.rank == 0:
                     _log.warning("checkpoint %s is damaged and passed over: %s", path, error)
                 continue
@@ -131,17 +132,16 @@ class Checkpoints:
         return None
 
     def _write(
-        self, ranks: Ranks, blocks: Mapping[str, _Block], trained: dict[str, Trained], progress: Progress
+        self, ranks: Ranks, blocks: Mapping[str, Block], trained: dict[str, Trained], progress: Progress
     ) -> None:
-        offers = ranks.together(lambda: ([_offer(name, block) for name, block in blocks.items()], trained))
+        offers = ranks.together(lambda: ([_offer(name, own) for name, own in blocks.items()], trained))
         tensors, needed_bytes = _shared_out([offered for offered, _ in offers])
-        trained = {name: each for _, of_rank in offers for name, each in of_rank.items()}
+        trained = {name: Trained(*each) for _, of_rank in offers for name, each in of_rank.items()}
         partial: Path | None = None
         try:
-            partial = ranks.first(lambda: self._begin(progress.step, needed_bytes))
-            files: dict[str, Digest] = {}
-            for digests in ranks.together(lambda: _written(partial / _file(ranks.rank), blocks, tensors)):
-                files |= digests
+            partial = Path(ranks.first(lambda: str(self._begin(progress.step, needed_bytes))))
+            digests = ranks.together(lambda: _written(partial / _file(ranks.rank), blocks, tensors))
+            files = {_file(rank): Digest(*each) for rank, each in enumerate(digests)}
             manifest = Manifest(progress, files, tensors, trained, self._job)
             ranks.first(lambda: self._complete(partial, manifest))
         except Exception as error:
@@ -224,7 +224,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """The part of a tensor that this rank has. whole: the tensor's shape. offset: where in it the block begins."""
 
     whole: tuple[int, ...]
@@ -232,14 +232,15 @@ class _Block(NamedTuple):
     values: Tensor
 
 
-def _block(tensor: Tensor) -> _Block:
+def block(tensor: Tensor) -> Block:
+    """What this rank has of a tensor: of a DTensor a part, else the whole."""
     if not isinstance(tensor, DTensor):
-        return _Block(tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach())
+        return Block(tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach())
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return _Block(tuple(tensor.shape), tuple(offset), tensor.to_local().detach())
+    return Block(tuple(tensor.shape), tuple(offset), tensor.to_local().detach())
 
 
-def _copied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, _Block], Callable[[], None]]:
+def _copied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Block], Callable[[], None]]:
     """Copies of this rank's blocks in the host's memory, and what to call before they are read.
 
     From a GPU they are made behind what it has to do already and before what it is told to do next, into pinned memory,
@@ -247,10 +248,10 @@ def _copied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, _Block], Callable[
     """
     blocks = {}
     for name, tensor in tensors.items():
-        block = _block(tensor)
-        pinned = block.values.is_cuda
-        copy = torch.empty(block.values.shape, dtype=block.values.dtype, pin_memory=pinned)
-        blocks[name] = block._replace(values=copy.copy_(block.values, non_blocking=pinned))
+        own = block(tensor)
+        pinned = own.values.is_cuda
+        copy = torch.empty(own.values.shape, dtype=own.values.dtype, pin_memory=pinned)
+        blocks[name] = own._replace(values=copy.copy_(own.values, non_blocking=pinned))
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return blocks, lambda: None
     made = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -261,21 +262,22 @@ def _copied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, _Block], Callable[
 # Who writes what.
 
 
-def _offer(name: str, block: _Block) -> tuple[Any, ...]:
+def _offer(name: str, block: Block) -> tuple[Any, ...]:
     """What a rank tells the others of a block: name, type, shape of the whole, offset, its own shape, and bytes."""
     dtype = str(block.values.dtype).removeprefix("torch.")
-    return name, dtype, block.whole, block.offset, tuple(block.values.shape), block.values.nbytes
+    return name, dtype, block.whole, block.offset, block.values.shape, block.values.nbytes
 
 
-def _shared_out(offers: Sequence[Sequence[tuple[Any, ...]]]) -> tuple[dict[str, Stored], int]:
+def _shared_out(offers: Sequence[Sequence[Sequence[Any]]]) -> tuple[dict[str, Stored], int]:
     """Every tensor with its pieces, and the bytes of all. offers: of each rank.
 
     A block that several ranks have is written by the one of them that writes the fewest bytes so far.
     """
     holders: dict[tuple[Any, ...], list[int]] = {}
     for rank, offered in enumerate(offers):
-        for each in offered:
-            holders.setdefault(each, []).append(rank)
+        for name, dtype, whole, offset, shape, size_bytes in offered:
+            key = name, dtype, tuple(whole), tuple(offset), tuple(shape), size_bytes
+            holders.setdefault(key, []).append(rank)
     tensors: dict[str, Stored] = {}
     to_write = [0] * len(offers)
     for (name, dtype, whole, offset, shape, size_bytes), ranks in holders.items():
@@ -291,15 +293,15 @@ def _file(rank: int) -> str:
     return f"rank-{rank}.safetensors"
 
 
-def _written(path: Path, blocks: Mapping[str, _Block], tensors: Mapping[str, Stored]) -> dict[str, Digest]:
-    """Writes one rank's file; its digest, by its name. Raises OSError."""
+def _written(path: Path, blocks: Mapping[str, Block], tensors: Mapping[str, Stored]) -> Digest:
+    """Writes one rank's file. Raises OSError."""
     own = [name for name, stored in tensors.items() if any(piece.file == path.name for piece in stored.pieces)]
     try:
         save_file({name: blocks[name].values for name in own}, path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
     shelf.sync(path)
-    return {path.name: integrity.digest(path)}
+    return integrity.digest(path)
 
 
 def _verified(ranks: Ranks, path: Path) -> Manifest:
@@ -344,6 +346,7 @@ def _compare(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None
         return found
 
     wanted = {name: each for of_rank in ranks.together(own) for name, each in of_rank.items()}
+    wanted = {name: tuple(each) if isinstance(each, list) else each for name, each in wanted.items()}
     found: dict[str, Any] = {name: each.shape for name, each in manifest.tensors.items() if name.startswith(MODEL)}
     found |= {f"the optimizer of {name}": each.optimizer for name, each in manifest.trained.items()}
     if odd := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
@@ -394,7 +397,7 @@ def read(path: Path, manifest: Manifest, into: Mapping[str, Tensor]) -> None:
     files: dict[str, Any] = {}
     mapped_bytes = 0
     for name, tensor in into.items():
-        _, begin, values = _block(tensor)
+        _, begin, values = block(tensor)
         for piece in manifest.tensors[name].pieces:
             spans = [
                 (max(at, start), min(at + size, start + length))
