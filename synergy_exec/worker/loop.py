@@ -485,7 +485,7 @@ class Loop:
         known = noise.statistics(progress)
         rate = noise.learning_rate_scale(self._job, plan.global_batch, initial, known, progress.work, self._launch.work)
         result = self._trainer.step(progress.step, rate=rate)
-        noise.observe_step(progress, result.squares, initial)
+        noise.observe(progress, result.squares, initial)
         self._exchanges.add(result.exchanged)
         self._judge(result)
         progress.step += 1

@@ -34,7 +34,7 @@ from synergy_exec.training.compression.scheme import GradientLayer, HeldBack, Pi
 from synergy_exec.training.compression.schemes.quantised import Quantised
 from synergy_exec.training.compression.wire import Wire
 from synergy_exec.training.integrity import Progress
-from synergy_exec.training.noise import estimate
+from synergy_exec.training.noise import GradientSquares, estimate
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.loop import worth_of_step
 
@@ -278,9 +278,8 @@ def noises(plan, steps):
     corrected, naive = [], []
     for number in range(0, MEASURED_EVERY * steps, MEASURED_EVERY):
         seen = trainer.step(number).squares
-        sizes = (seen.small, seen.small_batch, seen.big, seen.big_batch)
-        corrected.append(estimate(*sizes, distorted=seen.distorted, replicas=seen.replicas))
-        naive.append(estimate(*sizes))
+        corrected.append(estimate(seen))
+        naive.append(estimate(GradientSquares(seen.small, seen.small_batch, seen.big, seen.big_batch)))
     return {
         name: tuple(sum(each) / steps for each in zip(*values, strict=True))
         for name, values in (("corrected", corrected), ("naive", naive))
