@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from synergy_core.errors import InputError
@@ -280,18 +280,6 @@ _STEPS_OF_SILENCE = 10
 _RECENT_STEPS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """Seconds from the launch to where building began, of building, and of loading; what else `Started` is to say."""
-
-    launch_s: float
-    build_s: float
-    load_s: float
-    layers: list[tuple[str, int, int]]
-    codecs: dict[str, list[float]]
-    bare_bytes: int
-
-
 class MeasuredSteps:
     """Measures the steps that an order asks for; see `Rebuild.steps`. now_s: when the order was carried out."""
 
@@ -315,6 +303,7 @@ class MeasuredSteps:
 class Loop:
     """The training of one rank, step by step, under one order. doing: what it is at, for error messages.
 
+    started: what is known of it before the first step. bare_bytes: what the process held before it had a job.
     rebuild: the order to build the model again, if one ended the loop.
     """
 
@@ -323,12 +312,14 @@ class Loop:
         start: Start,
         job: TrainingJob,
         trainer: Trainer,
-        progress: Progress | None,
+        progress: Progress,
         desk: Desk,
         checkpoints: Checkpoints,
         agent: AgentConnection,
         pulse: Pulse,
-        began_with: Beginning,
+        *,
+        started: Started,
+        bare_bytes: int,
         order: Rebuild,
         orders: HeardOrders,
     ) -> None:
@@ -337,8 +328,9 @@ class Loop:
         self.doing = "starting to train"
         self._launch, self._rank, self._trainer = start.launch, start.rank, trainer
         self._job, self._observers = job, Observers(job, trainer, start, pulse)
-        self._progress = progress or Progress()
-        self._agent, self._pulse, self._began_with = agent, pulse, began_with
+        self._progress = progress
+        self._agent, self._pulse = agent, pulse
+        self._started, self._bare_bytes = started, bare_bytes
         self._folder = Path(start.launch.folder)
         self._desk = desk
         self._reports = start.rank == 0
@@ -565,22 +557,8 @@ class Loop:
         self._beat()
 
     def _say_started(self, first_step_s: float) -> None:
-        begun = self._began_with
-        self._agent.say(
-            Started(
-                run=self._launch.run,
-                step=self._progress.step,
-                samples=self._progress.samples,
-                work=self._progress.work,
-                launch_s=begun.launch_s,
-                build_s=begun.build_s,
-                load_s=begun.load_s,
-                first_step_s=first_step_s,
-                layers=begun.layers,
-                codecs=begun.codecs,
-                copy=self._copy,
-            )
-        )
+        done = {name: getattr(self._progress, name) for name in ("step", "samples", "work")}
+        self._agent.say(replace(self._started, **done, first_step_s=first_step_s))
 
     def _report(self, loss: float, measured_s: float = 0.0) -> None:
         progress, plan, times = self._progress, self._trainer.plan, self._clock.take()
@@ -607,7 +585,7 @@ class Loop:
                 told_s=time.monotonic(),
                 copy=self._copy,
                 measured_s=measured_s,
-                **resources.report(self._began_with.bare_bytes),
+                **resources.report(self._bare_bytes),
                 **self._exchanges.take(),
             )
         )
