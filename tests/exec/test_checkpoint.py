@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from exec.pretended import refuses
-from exec.saved import FILE, before_each_change, cut, flipped, names, saved, split, trained, untrained, weights
+from exec.saved import FILE, Training, before_each_change, cut, flipped, names, saved, trained, untrained, weights
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -21,13 +21,13 @@ from synergy_exec.worker.loop import StepsFile
 
 
 def save_later(folder, job, step):
-    return Checkpoints(folder).save_later(job.state(), Progress(step=step))
+    return Checkpoints(folder).save_later(job.trainer.state(), Progress(step=step))
 
 
 def test_saved_later_is_what_was_there_at_the_call(tmp_path):
     job = trained(1)
     expected, progress = weights(job), Progress(step=1)
-    saving = Checkpoints(tmp_path).save_later(job.state(), progress)
+    saving = Checkpoints(tmp_path).save_later(job.trainer.state(), progress)
     job.step(1)
     progress.step = 2
     saving.result()
@@ -51,7 +51,7 @@ def test_learning_rates_stay_as_built(tmp_path, optimizer):
     job = trained(1, optimizer)
     job.optimizer.param_groups[0]["lr"] *= 3
     job.save(tmp_path, Progress(step=1))
-    found = split("single", optimizer, seed=1)
+    found = Training("single", optimizer, seed=1)
     built = found.optimizer.param_groups[0]["lr"]
     found.load(tmp_path)
     assert found.optimizer.param_groups[0]["lr"] == built
