@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy.ctypeslib  # noqa: F401  safetensors imports it at the first save, ranks before they are forked
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -75,7 +76,9 @@ class Checkpoints:
         Raises InputError, the same on all ranks, if it cannot be written; earlier checkpoints are then as they were.
         Raises FencedError where a newer run has taken the folder over.
         """
-        self.save_later(state, progress).result()
+        blocks = {name: block(each) for name, each in _tensors(state, trained=progress.step > 0).items()}
+        # In the thread, for one that is on its way comes first.
+        self._writing.submit(self._write, _ranks(), blocks, _trained(state, progress), progress).result()
 
     def save_later(self, state: State, progress: Progress) -> Future[None]:
         """Copies everything to the host's memory; a thread writes it while training goes on, one after another.
@@ -84,7 +87,7 @@ class Checkpoints:
         """
         ranks, kept = _ranks(), replace(progress)
         blocks, are_copied = _copied(_tensors(state, trained=progress.step > 0))
-        trained = _trained(state) if progress.step > 0 else {}
+        trained = _trained(state, progress)
 
         def write() -> None:
             are_copied()
@@ -194,8 +197,10 @@ def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
     return tensors
 
 
-def _trained(state: State) -> dict[str, Trained]:
+def _trained(state: State, progress: Progress) -> dict[str, Trained]:
     """What `Manifest.trained` says of this rank's parameters."""
+    if progress.step == 0:
+        return {}
     return {
         name: Trained(type(optimizer).__name__, _numbers(group), _numbers(optimizer.state.get(parameter, {})))
         for group, parameter, name, optimizer in _parameters(state)
@@ -295,13 +300,23 @@ def _file(rank: int) -> str:
 
 def _written(path: Path, blocks: Mapping[str, Block], tensors: Mapping[str, Stored]) -> Digest:
     """Writes one rank's file. Raises OSError."""
-    own = [name for name, stored in tensors.items() if any(piece.file == path.name for piece in stored.pieces)]
+    own: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for name, stored in tensors.items():
+        if any(piece.file == path.name for piece in stored.pieces):
+            values = blocks[name].values.contiguous()
+            # Safetensors refuses two tensors in one memory, as tied weights are.
+            own[name] = values.clone() if values.untyped_storage().data_ptr() in memory else values
+            memory.add(values.untyped_storage().data_ptr())
     try:
-        save_file({name: blocks[name].values for name in own}, path)
+        save_file(own, path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    shelf.sync(path)
-    return integrity.digest(path)
+    with ThreadPoolExecutor(1) as beside:
+        on_disk = beside.submit(shelf.sync, path)
+        digest = integrity.digest(path)
+        on_disk.result()
+    return digest
 
 
 def _verified(ranks: Ranks, path: Path) -> Manifest:

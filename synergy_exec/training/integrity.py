@@ -8,7 +8,7 @@ import os
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 FEWEST_NOISE_STEPS = 10
 """Before that many measured steps the gradient statistics count as unknown."""
@@ -37,6 +37,7 @@ NAME = "progress.json"
 FORMAT = 2
 """Version of the checkpoint's format; other versions are not read."""
 
+_CHECKSUM = ', "crc32": '
 _READ_BYTES = 1 << 20
 
 
@@ -113,9 +114,12 @@ def digest(path: Path) -> Digest:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Add `progress.json` to the folder, on disk when this returns."""
+    """Add `progress.json` to the folder, on disk when this returns. It ends with the checksum of all that is before."""
+    fields = {each.name: getattr(manifest, each.name) for each in dataclasses.fields(manifest)}
+    values = {"format": FORMAT, **fields, "progress": dataclasses.asdict(manifest.progress)}
+    text = json.dumps(values).removesuffix("}")
     with (folder / NAME).open("w", encoding="utf-8") as file:
-        file.write(_text({"format": FORMAT, **dataclasses.asdict(manifest)}))
+        file.write(f"{text}{_CHECKSUM}{zlib.crc32(text.encode())}}}\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -130,8 +134,8 @@ def read(folder: Path) -> Manifest:
                 f"{NAME} is of format {values['format']} and this version of Synergy reads format {FORMAT}: go on with "
                 "the version that wrote it"
             )
-        values.pop("crc32")
-        if _text(values) != text:
+        summed, _, checksum = text.rpartition(_CHECKSUM)
+        if checksum != f"{zlib.crc32(summed.encode())}}}\n":
             raise DamagedError(f"{NAME} is not as it was written")
         return Manifest(
             progress=Progress(**values["progress"]),
@@ -147,9 +151,3 @@ def read(folder: Path) -> Manifest:
         raise DamagedError(f"{NAME} is missing") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedError(f"{NAME} cannot be read ({type(error).__name__}: {error})") from None
-
-
-def _text(values: dict[str, Any]) -> str:
-    # The file ends with the checksum of the rest, and only one text stands for given values.
-    crc = zlib.crc32(json.dumps(values).encode())
-    return json.dumps({**values, "crc32": crc}) + "\n"
