@@ -15,7 +15,9 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy.ctypeslib  # noqa: F401  safetensors imports it at the first save, ranks before they are forked
@@ -68,7 +70,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep: int = 2, job: str = "", desk: Desk | None = None) -> None:
         self._folder, self._keep, self._job, self._desk = folder, keep, job, desk
-        self._writing = ThreadPoolExecutor(1, "checkpoint")
+        self._latest: Future[None] | None = None
 
     def save(self, state: State, progress: Progress) -> None:
         """Writes a checkpoint, complete on disk when this returns, and deletes all but the newest.
@@ -77,8 +79,7 @@ class Checkpoints:
         Raises FencedError where a newer run has taken the folder over.
         """
         blocks = {name: block(each) for name, each in _tensors(state, trained=progress.step > 0).items()}
-        # In the thread, for one that is on its way comes first.
-        self._writing.submit(self._write, _ranks(), blocks, _trained(state, progress), progress).result()
+        self._after_the_latest(partial(self._write, _ranks(), blocks, _trained(state, progress), progress)).result()
 
     def save_later(self, state: State, progress: Progress) -> Future[None]:
         """Copies everything to the host's memory; a thread writes it while training goes on, one after another.
@@ -93,7 +94,7 @@ class Checkpoints:
             are_copied()
             self._write(ranks, blocks, trained, kept)
 
-        return self._writing.submit(write)
+        return self._after_the_latest(write)
 
     def load(self, state: State, *, saved_step: int = 0) -> Progress | None:
         """Loads the newest whole checkpoint; None if there is none at all. Learning rates stay as they are.
@@ -134,22 +135,41 @@ class Checkpoints:
             )
         return None
 
+    def _after_the_latest(self, write: Callable[[], None]) -> Future[None]:
+        """Writes in a thread, once the checkpoint that is on its way has ended, well or not."""
+        before, future = self._latest, Future[None]()
+
+        def run() -> None:
+            if before is not None:
+                before.exception()
+            try:
+                write()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        self._latest = future
+        # A daemon: a process that leaves on an error does not wait for it, and what is partial is not visible.
+        Thread(target=run, name="checkpoint", daemon=True).start()
+        return future
+
     def _write(
         self, ranks: Ranks, blocks: Mapping[str, Block], trained: dict[str, Trained], progress: Progress
     ) -> None:
         offers = ranks.together(lambda: ([_offer(name, own) for name, own in blocks.items()], trained))
         tensors, needed_bytes = _shared_out([offered for offered, _ in offers])
         trained = {name: Trained(*each) for _, of_rank in offers for name, each in of_rank.items()}
-        partial: Path | None = None
+        path: Path | None = None
         try:
-            partial = Path(ranks.first(lambda: str(self._begin(progress.step, needed_bytes))))
-            digests = ranks.together(lambda: _written(partial / _file(ranks.rank), blocks, tensors))
+            path = Path(ranks.first(lambda: str(self._begin(progress.step, needed_bytes))))
+            digests = ranks.together(lambda: _written(path / _file(ranks.rank), blocks, tensors))
             files = {_file(rank): Digest(*each) for rank, each in enumerate(digests)}
             manifest = Manifest(progress, files, tensors, trained, self._job)
-            ranks.first(lambda: self._complete(partial, manifest))
+            ranks.first(lambda: self._complete(path, manifest))
         except Exception as error:
-            if partial is not None and ranks.rank == 0:
-                shutil.rmtree(partial, ignore_errors=True)
+            if path is not None and ranks.rank == 0:
+                shutil.rmtree(path, ignore_errors=True)
             if self._desk is not None:
                 self._desk.require()
             if isinstance(error, OSError):
@@ -162,17 +182,17 @@ class Checkpoints:
     def _begin(self, step: int, needed_bytes: int) -> Path:
         if self._desk is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-        partial = shelf.begin(self._folder if self._desk is None else self._desk.path, step)
+        path = shelf.begin(self._folder if self._desk is None else self._desk.path, step)
         if shutil.disk_usage(self._folder).free < needed_bytes:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
             raise OSError("too little room")
-        return partial
+        return path
 
-    def _complete(self, partial: Path, manifest: Manifest) -> None:
+    def _complete(self, path: Path, manifest: Manifest) -> None:
         step = manifest.progress.step
-        integrity.write(partial, manifest)
-        shelf.publish(self._folder, partial, step)
-        shelf.prune(self._folder, partial.parent, step, self._keep)
+        integrity.write(path, manifest)
+        shelf.publish(self._folder, path, step)
+        shelf.prune(self._folder, path.parent, step, self._keep)
 
 
 def _ranks() -> Ranks:
@@ -188,7 +208,8 @@ def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
     if trained:
         for _, parameter, name, optimizer in _parameters(state):
             values = optimizer.state.get(parameter, {})
-            tensors |= {_name(key, name): value for key, value in values.items() if not _is_number(value)}
+            found = {_name(key, name): value for key, value in values.items() if not _is_number(value)}
+            tensors |= {key: value for key, value in found.items() if value is not None}
     tensors |= {f"{_HELD}{name}": each for name, each in state.held.items()}
     if state.data is not None:
         tensors[_DATA] = state.data
