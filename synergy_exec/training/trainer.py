@@ -42,8 +42,7 @@ from synergy_runs.files import atomic_file
 # Asks a job's model once what it allows: rank 0 for all ranks, its first run for those that follow.
 #
 # Finding out whether a model can be cut or split takes several runs of it without numbers, longer than all the rest of
-# a
-# restart. What was found stands in a file in the job's folder, and counts for the same sources, the same form of the
+# a restart. What was found stands in a file in the job's folder, and counts for the same sources, the same form of the
 # model and the same torch.
 
 

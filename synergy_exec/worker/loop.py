@@ -183,8 +183,7 @@ def _plain(name: str) -> str:
 # Keeps a rank to its part of a CPU core: its steps say how fast its slot is, and not how idle others are.
 #
 # Where slots share a core the kernel gives all of it to whoever wants it alone: a job would train up to so many times
-# as
-# fast as it was measured, until another comes. A cgroup could forbid that, but few users may make one.
+# as fast as it was measured, until another comes. A cgroup could forbid that, but few users may make one.
 
 
 LEEWAY_S = 0.25
