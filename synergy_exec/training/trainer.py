@@ -350,7 +350,9 @@ class Trainer:
             for part in self.parts:
                 _cast(part, self._device)
         replicas = self._mesh["data"] if self._mesh is not None and plan.data > 1 else None
-        self._modules = [replicate(part, job.blocks, plan.zero, replicas, unused=unused) for part in self.parts]
+        self._modules = [
+            replicate(part, job.blocks, plan.zero, replicas, unused=unused, begun=begun) for part in self.parts
+        ]
         self.exchange = (
             None
             if replicas is None

@@ -18,6 +18,7 @@ from exec.saved import OPTIMIZERS, PLANS, Training
 from synergy_exec.training import checkpoint, integrity
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
+from synergy_exec.training.ranks import Ranks
 
 BEFORE, AFTER = 5, 5
 KILLS = 4
@@ -84,6 +85,19 @@ def later(folder):
     again = Training("dp2tp2", seed=1)
     step = again.load(folder).step
     return first_done, names, step, losses[BEFORE:], steps(again, BEFORE)
+
+
+def talking(folder):
+    """What ranks tell each other while their checkpoints are written, as in an evaluation."""
+    job, checkpoints = Training("ddp2"), Checkpoints(folder)
+    job.step(0)
+    told = []
+    for step in range(1, 6):
+        saving = checkpoints.save_later(job.trainer.state(), progress_after(step))
+        while not everybodys(saving.done())[0]:
+            told.append(Ranks().together(dist.get_rank))
+        saving.result()
+    return told
 
 
 def refused(folder):
@@ -191,13 +205,15 @@ def each_way(writer, reader):
 
 PAIRS = list(itertools.product(PLANS, PLANS))
 SAVED = Path("saved")
-KILLED, LATER, REFUSED, DAMAGED = ((case, Path(case.__name__)) for case in (killed, later, refused, damaged))
+KILLED, LATER, TALKING, REFUSED, DAMAGED = (
+    (case, Path(case.__name__)) for case in (killed, later, talking, refused, damaged)
+)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, request):
     """What every case found; run once, however many processes the tests run in."""
-    writing, reading = {1: [], 2: [], 4: []}, {1: [KILLED], 2: [REFUSED, DAMAGED], 4: [LATER]}
+    writing, reading = {1: [], 2: [], 4: []}, {1: [KILLED], 2: [TALKING, REFUSED, DAMAGED], 4: [LATER]}
     for plan, optimizer in itertools.product(PLANS, OPTIMIZERS):
         writing[world(plan)].append((write, plan, optimizer, SAVED))
         if world(plan) < 4:
@@ -247,6 +263,11 @@ def test_saved_later_under_dp2tp2_is_the_state_at_the_call(found):
     assert names == ["step-00000005", "step-00000010"]
     assert step == 5
     assert largest_difference(resumed, losses) < 1e-5
+
+
+def test_ranks_talk_while_their_checkpoint_is_written(found):
+    assert len(found[TALKING]) > 5
+    assert all(each == [0, 1] for each in found[TALKING])
 
 
 def test_all_ranks_say_that_one_could_not_write(found):
