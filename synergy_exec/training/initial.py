@@ -30,8 +30,8 @@ from synergy_exec.training.parallel import share_out, split
 from synergy_exec.training.pipeline import Ends, cut, ends, owned_stages
 from synergy_exec.training.ranks import Ranks
 
-_AT_ONCE_BYTES = 4 << 20
-"""Sent at once as rank 0 hands numbers out: small tensors go together."""
+_SMALL_BYTES = 1 << 16
+"""Smaller tensors are sent together as rank 0 hands numbers out, larger ones by themselves."""
 
 
 class Outline(NamedTuple):
@@ -40,6 +40,11 @@ class Outline(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is sent with others."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize < _SMALL_BYTES
 
 
 def _hand_out(
@@ -50,17 +55,18 @@ def _hand_out(
     given: on rank 0, the whole tensors by name; those that are sent are let go. taken: what this rank has of them, by
     name, whole or, as DTensors, its part.
     """
-    wholes = [
-        given.pop(name).detach().contiguous() if ranks.rank == 0 else torch.empty(shape, dtype=dtype)
-        for name, shape, dtype in outlines
-    ]
-    if wholes:
-        assert ranks.group is not None
-        distributed._broadcast_coalesced(ranks.group, wholes, _AT_ONCE_BYTES, 0)  # type: ignore[attr-defined]
-    for outline, whole in zip(outlines, wholes, strict=True):
-        for each in taken.get(outline.name, ()):
-            _, offset, values = block(each)
-            values.copy_(whole[tuple(slice(at, at + size) for at, size in zip(offset, values.shape, strict=True))])
+    assert ranks.group is not None
+    small = [each for each in outlines if each.is_small]
+    for together in ([small] if small else []) + [[each] for each in outlines if not each.is_small]:
+        wholes = [
+            given.pop(name).detach().contiguous() if ranks.rank == 0 else torch.empty(shape, dtype=dtype)
+            for name, shape, dtype in together
+        ]
+        distributed._broadcast_coalesced(ranks.group, wholes, _SMALL_BYTES, 0)  # type: ignore[attr-defined]
+        for outline, whole in zip(together, wholes, strict=True):
+            for each in taken.get(outline.name, ()):
+                _, offset, values = block(each)
+                values.copy_(whole[tuple(slice(at, at + size) for at, size in zip(offset, values.shape, strict=True))])
 
 
 # Weights that training begins with, from a file that plain PyTorch or `export` wrote.

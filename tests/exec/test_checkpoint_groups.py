@@ -163,7 +163,7 @@ def newest(folder):
 
 
 def killed(folder):
-    """kill -9 of a whole group that saves all the time, at random moments; after each what a reader finds."""
+    """kill -9 of a whole group that saves all the time, as it writes a file; after each what a reader finds."""
     moments = random.Random(0)
     found, partials = [], 0
     for _ in range(KILLS):
@@ -173,7 +173,9 @@ def killed(folder):
             until_s = time.monotonic() + 60
             while time.monotonic() < until_s and newest(folder) <= before + 1:
                 time.sleep(0.01)
-            time.sleep(moments.uniform(0, 0.15))
+            time.sleep(moments.uniform(0, 0.05))
+            while time.monotonic() < until_s and not any(folder.glob(".partial-*/*")):
+                pass
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             for pid in pids:
@@ -288,7 +290,7 @@ def test_all_ranks_pass_over_the_same_damaged_checkpoint(found):
     assert "step-00000001 (the contents of rank-1.safetensors have changed" in none
 
 
-def test_kill_9_at_any_moment_leaves_whole_checkpoints(found):
+def test_kill_9_while_a_checkpoint_is_written_leaves_whole_ones(found):
     kills, partials = found[KILLED]
     for visible, step, warned, difference in kills:
         assert (step, warned, difference < 1e-5) == (visible, [], True)
