@@ -352,6 +352,7 @@ def _verified(ranks: Ranks, path: Path) -> Manifest:
     return found[0]
 
 
+@torch.no_grad()
 def _load(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
     """Raises InputError if the checkpoint is of another model or optimizer."""
     _compare(ranks, path, manifest, state)
@@ -367,7 +368,11 @@ def _load(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
     tensors = _tensors(state, trained=bool(manifest.trained))
     read(path, manifest, tensors)
     for part in state.parts:
-        part.load_state_dict({name: tensors[f"{MODEL}{name}"] for name in part.state_dict()})
+        live = dict(part.named_parameters(remove_duplicate=False)) | dict(part.named_buffers(remove_duplicate=False))
+        values = {name: tensors[f"{MODEL}{name}"] for name in part.state_dict()}
+        # Most were read in place; a module with a state_dict of its own has to take it back.
+        if any(name not in live or _memory(live[name]) != _memory(each) for name, each in values.items()):
+            part.load_state_dict(values)
 
 
 def _compare(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
@@ -413,13 +418,20 @@ def _make_optimizer_states(state: State, manifest: Manifest) -> None:
         optimizer.state[parameter] = values
 
 
+def _memory(tensor: Tensor) -> int:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).data_ptr()
+
+
 def _empty_beside(parameter: Tensor, stored: Stored) -> Tensor:
     """A tensor of an optimizer's state where its parameter is: split as that is, if it has its shape, else whole."""
-    if stored.shape == tuple(parameter.shape):
-        return torch.empty_like(parameter, dtype=getattr(torch, stored.dtype))
     if not isinstance(parameter, DTensor):
         return empty(stored).to(parameter.device)
     mesh = parameter.device_mesh
+    if stored.shape == tuple(parameter.shape):
+        local = torch.empty_like(parameter.to_local(), dtype=getattr(torch, stored.dtype))
+        return DTensor.from_local(
+            local, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+        )
     return DTensor.from_local(empty(stored).to(parameter.device), mesh, [Replicate()] * mesh.ndim)
 
 
