@@ -196,7 +196,7 @@ class Run:
         rate = noise.learning_rate_factor(self.course.job.learning_rate_rule, batch, INITIAL_BATCH, known)
         result = self.trainer.step(self.seed * MOST_STEPS + number, rate=rate)
         self.seconds += time.perf_counter() - began_s
-        noise.observe_step(self.progress, result.squares, INITIAL_BATCH)
+        noise.observe(self.progress, result.squares, INITIAL_BATCH)
         self.progress.step += 1
         self.samples += batch
         self.losses.append((batch, result.loss))

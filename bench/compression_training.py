@@ -75,7 +75,7 @@ def train(job: str, compressor: str, seed: int, steps: int) -> dict[str, Any]:
         if gradients is not None and number % MEASURED_EVERY == 0:
             gradients.measure()
     for each in results:
-        noise.observe_step(progress, each.squares, RANKS * micro_batch)
+        noise.observe(progress, each.squares, RANKS * micro_batch)
     assert trainer.exchange is not None
     exchanged = [each.exchanged for each in results if each.exchanged is not None]
     shown = [tuple(each.totals.tolist()) for each in exchanged if each.totals is not None]

@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import resources
@@ -75,7 +76,7 @@ def begun(job: Gpt, plan: PlanMessage, folder: Path | None) -> tuple[Trainer, in
     trainer = Trainer(job, plan, begun=folder is not None)
     if folder is None:
         return trainer, 0
-    progress = trainer.load(folder)
+    progress = trainer.load(Checkpoints(folder))
     assert progress is not None
     return trainer, progress.step
 
@@ -87,7 +88,7 @@ def started(job: Gpt, plan: PlanMessage, folder: Path | None) -> Started:
     trainer.step(step)
     if folder is not None:
         place = folder / "tiny"
-        trainer.save(place, Progress(step=1, samples=4, work=1.0))
+        Checkpoints(place).save(trainer.state(), Progress(step=1, samples=4, work=1.0))
         begun(tiny, plan, place)
     del trainer
     gc.collect()
@@ -151,7 +152,7 @@ def save(job: Gpt, folder: Path) -> None:
     """A checkpoint after one step, of a process of its own."""
     trainer = Trainer(job, PLANS["alone"])
     trainer.step(0)
-    trainer.save(folder, Progress(step=1, samples=4, work=1.0))
+    Checkpoints(folder).save(trainer.state(), Progress(step=1, samples=4, work=1.0))
 
 
 def line(name: str, runs: list[list[Started]]) -> str:

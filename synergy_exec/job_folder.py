@@ -82,18 +82,17 @@ def newest_run(folder: Path) -> int:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is any, be it damaged, or the former one of a replacement that was cut off."""
-    checkpoints = folder / CHECKPOINTS
-    return bool(shelf.listed(checkpoints)) or any(checkpoints.rglob(f"{shelf.REPLACED}*"))
+    """Whether there is any, be it damaged."""
+    return bool(shelf.newest_first(folder / CHECKPOINTS))
 
 
 def saved(folder: Path) -> Progress | None:
     """What the newest checkpoint of which nothing is missing holds; None where there is none."""
-    for path in shelf.listed(folder / CHECKPOINTS):
+    for path in shelf.newest_first(folder / CHECKPOINTS):
         with contextlib.suppress(integrity.DamagedError):
             manifest = integrity.read(path)
-            if not integrity.damage(path, manifest.files, sizes_only=True):
-                return manifest.progress
+            manifest.check(path, sizes_only=True)
+            return manifest.progress
     return None
 
 

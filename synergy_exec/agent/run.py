@@ -366,5 +366,5 @@ class NodeRun:
 async def _line(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.readline()
-    except ConnectionResetError:
+    except ConnectionError:  # also one that a write to it has met
         return b""

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
 from synergy_core.commands import Parser
 from synergy_core.errors import InputError
 from synergy_exec import job_folder
 from synergy_exec.folders import number_of, work_of
 from synergy_exec.settings import Settings
-from synergy_exec.training import integrity, shelf
+from synergy_exec.training import checkpoint, integrity, shelf
 from synergy_exec.training.integrity import DamagedError, Progress
 from synergy_runs.files import atomic_file
 
-_MODEL = "model."
 SAFETENSORS = ".safetensors"
 FORMATS = (SAFETENSORS, ".pt")
 
@@ -35,59 +29,31 @@ def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], P
     the folder is changed, though a job may be writing to it. Raises InputError where there is none, or it is damaged.
     """
     passed: list[str] = []
-    for path in shelf.listed(folder):
+    for path in shelf.newest_first(folder):
         if step is not None and path.name != shelf.name(step):
             continue
         try:
             manifest = integrity.read(path)
-            if damage := integrity.damage(path, manifest.files):
-                raise DamagedError(damage)
-            return _model(path), manifest.progress
+            manifest.check(path)
+            stored = {name: each for name, each in manifest.tensors.items() if name.startswith(checkpoint.MODEL)}
+            tensors = {name: checkpoint.empty(each) for name, each in stored.items()}
+            checkpoint.read(path, manifest, tensors)
+            return {name.removeprefix(checkpoint.MODEL): each for name, each in tensors.items()}, manifest.progress
         except (DamagedError, FileNotFoundError) as error:  # damaged, or deleted as a newer one came
             passed.append(f"{path.name} ({error})")
-    there = ", ".join(path.name for path in shelf.listed(folder)) or "none"
+    there = ", ".join(path.name for path in shelf.newest_first(folder)) or "none"
     wanted = "no whole checkpoint" if step is None else f"no whole checkpoint of step {step}"
     seen = f"; passed over: {', '.join(passed)}" if passed else ""
     raise InputError(f"{folder}: {wanted} is in it; there are: {there}{seen}.")
 
 
 def write(tensors: dict[str, Tensor], path: Path, told: dict[str, str], *, safe: bool) -> None:
-    """Writes a state_dict, on disk when this returns. safe: as safetensors, which has `told` with it; else by torch.
-
-    Raises InputError where safetensors is not installed.
-    """
+    """Writes a state_dict, on disk when this returns. safe: as safetensors, which has `told` with it; else by torch."""
     if safe:
-        try:
-            from safetensors.torch import save_file
-        except ImportError:
-            raise InputError("safetensors is not installed; type pip install safetensors, or name a .pt file") from None
         save_file(tensors, path, metadata={"format": "pt", **told})
     else:
         torch.save(tensors, path)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _model(path: Path) -> dict[str, Tensor]:
-    metadata = FileSystemReader(path).read_metadata().state_dict_metadata
-    tensors = {
-        name.removeprefix(_MODEL): torch.empty(each.size, dtype=each.properties.dtype)
-        for name, each in metadata.items()
-        if name.startswith(_MODEL) and isinstance(each, TensorStorageMetadata)
-    }
-    if odd := [name for name in metadata if name.startswith(_MODEL) and name.removeprefix(_MODEL) not in tensors]:
-        raise InputError(f"{path}: {odd[0]} is no tensor, and a state_dict of tensors cannot have it.")
-    try:
-        with warnings.catch_warnings():
-            # torch says that there is no process group, which is as it should be.
-            warnings.simplefilter("ignore", UserWarning)
-            load_distributed({"model": tensors}, storage_reader=FileSystemReader(path), no_dist=True)
-    except CheckpointException as error:
-        raise DamagedError(f"cannot be read: {error}") from error
-    return tensors
+    shelf.sync(path)
 
 
 TRAINS = True

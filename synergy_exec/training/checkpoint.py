@@ -1,459 +1,467 @@
-"""Checkpoints that any plan reads whatever plan wrote them; see docs/executor.md.
+"""Checkpoints that any plan reads, whatever plan wrote them.
 
-torch.distributed.checkpoint writes and re-shards. Here is what it leaves out: a checkpoint is there whole or not at
-all, damage is found before it is loaded, a full disk is an error a user can read.
+A checkpoint is a folder (shelf.py): `rank-0.safetensors` and so on have the pieces that each rank wrote, under the
+names of their tensors, and `progress.json` (integrity.py) says where in the whole tensor each piece belongs. A tensor
+is named after the parameter in the whole model, so a reader finds its part of it under any plan. It is there whole or
+not at all, damage is found before anything is loaded, and a full disk is an error that a user can read.
 
 All ranks call `save`, `save_later` and `load` together, with or without an initialised process group for one rank.
-Of each job, one run at a time does: the newest (shelf.py). The folder is trusted: torch reads pickles from it.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import logging
-import os
 import shutil
-import threading
-import warnings
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, NamedTuple
 
+import numpy.ctypeslib  # noqa: F401  safetensors imports it at the first save, ranks before they are forked
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint._state_dict_stager import StateDictStager
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
-from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
 from synergy_core.errors import InputError
 from synergy_exec.training import integrity, shelf
-from synergy_exec.training.integrity import DamagedError, Manifest, Progress
+from synergy_exec.training.integrity import DamagedError, Digest, Manifest, Piece, Progress, Stored, Trained
 from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.shelf import Desk
 
-# Copies in the host's memory of what is to be saved, which a thread writes while training goes on.
-#
-# What is done on a GPU has never run on one.
-
-
-def staged(tree: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
-    """The copies, and what to call before they are read.
-
-    From a GPU they are made behind what it has to do already and before what it is told to do next, into pinned memory
-    that is kept for the next checkpoint, and nobody waits for them but who reads them: so one at a time is in use.
-    """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        stager = StateDictStager()
-        copies: dict[str, Any] = stager.stage(tree)
-        # Else a circle would keep the copies.
-        stager.close()  # type: ignore[no-untyped-call]
-        return copies, lambda: None
-    copies = _pinned().stage(tree, non_blocking=True)
-    made = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    made.record()
-    return copies, made.synchronize
-
-
-@cache
-def _pinned() -> StateDictStager:
-    return StateDictStager(pin_memory=True)
-
-
-# A job's state as one flat dictionary in which every tensor has its original parameter's name, under any plan.
-
-
-_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
-
-Shapes = dict[str, tuple[tuple[int, ...], int]]
-"""By a tensor's name: its global shape, and its bytes over all ranks."""
-
-
-class State:
-    """The tensors of these parts, live: what is loaded into `tree` has reached the parameters, `apply` does the rest.
-
-    parts, optimizers: one per stage that this rank owns. with_optimizer: False before the first step, when optimizers
-    have no state: torch would make it by a step of zero gradients, which Adam counts.
-    """
-
-    def __init__(self, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], *, with_optimizer: bool) -> None:
-        self._parts, self._optimizers = list(parts), list(optimizers)
-        self._models = [get_model_state_dict(part) for part in self._parts]
-        self._optimizer_states: list[dict[str, Any]] = []
-        self.tree: dict[str, Any] = {"model": _merged(self._models)}
-        if with_optimizer:
-            for part, optimizer in zip(self._parts, self._optimizers, strict=True):
-                self._optimizer_states.append(get_optimizer_state_dict(part, optimizer, options=_OPTIONS))
-            self.tree["optimizer"] = _merged(self._optimizer_states)
-
-    def apply(self) -> None:
-        """Make what was loaded into `tree` the state of parts and optimizers; learning rates stay as they are."""
-        for part, values in zip(self._parts, self._models, strict=True):
-            set_model_state_dict(part, {name: self.tree["model"][name] for name in values})
-        for part, optimizer, values in zip(self._parts, self._optimizers, self._optimizer_states, strict=False):
-            # Saved rates have the batch's factor in them; the worker multiplies those of `build_optimizer` anew.
-            rates = [copy.copy(group["lr"]) for group in optimizer.param_groups]
-            loaded = {name: self.tree["optimizer"][name] for name in values}
-            set_optimizer_state_dict(part, optimizer, loaded, options=_OPTIONS)
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
-
-
-def shapes(tree: dict[str, Any]) -> Shapes:
-    """The shapes of all tensors in a `State.tree`, by the names that torch.distributed.checkpoint gives them."""
-    return {
-        f"{kind}.{name}": (tuple(value.shape), value.numel() * value.element_size())
-        for kind, values in tree.items()
-        if isinstance(values, dict)
-        for name, value in values.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def seed_generators(saved: Tensor, step: int, replica: int) -> None:
-    """Set torch's generators from rank 0's saved CPU state; see `checkpoint.load` for what that promises."""
-    text = f"{hashlib.sha256(saved.numpy().tobytes()).hexdigest()} {step} {replica}"
-    torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True))
-    if replica == 0:
-        torch.set_rng_state(saved)
-
-
-def _merged(dictionaries: list[dict[str, Any]]) -> dict[str, Any]:
-    return {name: value for each in dictionaries for name, value in each.items()}
-
+MODEL = "model."
+_OPTIMIZER = "optimizer."
+_HELD = "compression."
+_DATA = "data"
+_MOST_MAPPED_BYTES = 8 << 20
+"""After so many bytes were read, files are opened anew: what is mapped counts as memory of the rank."""
 
 _log = logging.getLogger(__name__)
 
-Tensors = dict[str, Tensor]
-_HELD = "compression"
-_DATA = "data"
 
-# torch says on every call that there is no process group; for one rank that is as it should be.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
+@dataclass(slots=True)
+class State:
+    """What a checkpoint keeps of one rank.
 
-
-class Saving:
-    """A checkpoint on its way to disk."""
-
-    def __init__(self, write: Callable[[], None]) -> None:
-        self._write = write
-        self._error: Exception | None = None
-        self.waited_for = False
-        # A daemon: a process that leaves on an error does not wait for it, and what is partial is not visible.
-        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return not self._thread.is_alive()
-
-    def wait(self) -> None:
-        """Return when the checkpoint is complete on disk. Raises what `save` raises."""
-        self._thread.join()
-        self.waited_for = True
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            self._write()
-        except Exception as error:
-            self._error = error
-
-
-_in_flight: Saving | None = None
-
-
-def save(
-    folder: Path,
-    parts: Sequence[nn.Module],
-    optimizers: Sequence[Optimizer],
-    progress: Progress,
-    keep: int = 2,
-    held: Tensors | None = None,
-    data: Tensor | None = None,
-    job: str = "",
-    desk: Desk | None = None,
-) -> None:
-    """Write `folder`/step-…, complete on disk when this returns, and delete all but the newest `keep`.
-
-    held: what compression holds back (`Exchange.held`), equal on the replicas of each layer. data: where the stream of
-    samples is (`Supply.state`), of rank 0. job: whose it is, which it says from then on; "" for nobody that has to be
-    told from others. desk: of the run that saves, None where no other can. Raises InputError, the same on all ranks, if
-    it cannot be written; earlier checkpoints are then as they were. Raises FencedError where a newer run has taken the
-    folder over.
+    parts, optimizers: one of each for every pipeline stage that the rank owns. held: what compression holds back, by
+    name, equal on the replicas of a layer (`Exchange.held`); `load` fills these tensors, and takes those out that the
+    checkpoint does not have in that shape. data: where the stream of samples is (`Supply.state`), on rank 0; after
+    `load` on every rank, None where the checkpoint does not say.
     """
-    _settle()
-    tree = _tree(parts, optimizers, progress, held, data)
-    _write(Ranks(), Path(folder), tree, Progress(**_fields(progress)), keep, job, desk)
+
+    parts: Sequence[nn.Module]
+    optimizers: Sequence[Optimizer]
+    held: dict[str, Tensor] = field(default_factory=dict)
+    data: Tensor | None = None
 
 
-def save_later(
-    folder: Path,
-    parts: Sequence[nn.Module],
-    optimizers: Sequence[Optimizer],
-    progress: Progress,
-    keep: int = 2,
-    held: Tensors | None = None,
-    data: Tensor | None = None,
-    job: str = "",
-    desk: Desk | None = None,
-) -> Saving:
-    """Copy everything to the host's memory, return, and write it in a thread while training goes on; see `staged`.
+class Checkpoints:
+    """A job's folder of checkpoints, of which the newest `keep` are kept.
 
-    One is in flight at most: the next `save` or `save_later` first waits for this one and raises its error if `wait`
-    has not.
+    job: whose they are, which they say from then on; "" for nobody that has to be told from others. desk: of the run
+    that saves, None where no other can.
     """
-    global _in_flight
-    _settle()
-    ranks = Ranks()
-    copies, made = staged(_tree(parts, optimizers, progress, held, data))
-    then = Progress(**_fields(progress))
 
-    def write() -> None:
-        made()
-        _write(ranks, Path(folder), copies, then, keep, job, desk)
+    def __init__(self, folder: Path, *, keep: int = 2, job: str = "", desk: Desk | None = None) -> None:
+        self._folder, self._keep, self._job, self._desk = folder, keep, job, desk
+        self._latest: Future[None] | None = None
 
-    _in_flight = Saving(write)
-    return _in_flight
+    def save(self, state: State, progress: Progress) -> None:
+        """Writes a checkpoint, complete on disk when this returns, and deletes all but the newest.
 
+        Raises InputError, the same on all ranks, if it cannot be written; earlier checkpoints are then as they were.
+        Raises FencedError where a newer run has taken the folder over.
+        """
+        blocks = {name: block(each) for name, each in _tensors(state, trained=progress.step > 0).items()}
+        self._after_the_latest(partial(self._write, _ranks(), blocks, _trained(state, progress), progress)).result()
 
-def load(
-    folder: Path,
-    parts: Sequence[nn.Module],
-    optimizers: Sequence[Optimizer],
-    *,
-    replica: int = 0,
-    held: Tensors | None = None,
-    data: Callable[[Tensor | None], None] | None = None,
-    job: str = "",
-    saved_step: int = 0,
-) -> Progress | None:
-    """Load the newest whole checkpoint into parts and optimizers; None if there is none at all.
+    def save_later(self, state: State, progress: Progress) -> Future[None]:
+        """Copies everything to the host's memory; a thread writes it while training goes on, one after another.
 
-    Damaged ones are named in the log and passed over; nothing live is touched before a whole one is found. Learning
-    rates stay as they are. Raises InputError if all are damaged, if the checkpoint is of another model or optimizer,
-    or of another job than `job`, and where there is none though `saved_step` had been saved. After any other error the
-    state may be half loaded: the process must end.
+        The future ends as `save` does.
+        """
+        ranks, kept = _ranks(), replace(progress)
+        blocks, are_copied = _copied(_tensors(state, trained=progress.step > 0))
+        trained = _trained(state, progress)
 
-    replica: this rank's data-parallel index. Of torch's random numbers it is promised that those of replica 0 on CPU
-    go on where rank 0's stopped, and that every other replica, and every GPU, starts a new stream that depends only on
-    that state, the step and the replica: ranks of one replica draw alike, no stream is drawn twice.
+        def write() -> None:
+            are_copied()
+            self._write(ranks, blocks, trained, kept)
 
-    held: tensors that what compression held back is read into (`Exchange.wanted`). Those that the checkpoint does not
-    have in that shape, of another compressor, are taken out of it.
+        return self._after_the_latest(write)
 
-    data: is given where the stream of samples was, None where the checkpoint does not say.
-    """
-    _settle()
-    ranks = Ranks()
-    folder = Path(folder)
-    damaged = []
-    for path in ranks.first(lambda: shelf.newest_first(folder)):
-        try:
-            manifest = _verified(ranks, path)
-            _check_whose(path, manifest.job, job)
-        except DamagedError as error:
-            damaged.append(f"{path.name} ({error})")
-            if ranks.rank == 0:
-                _log.warning("checkpoint %s is damaged and passed over: %s", path, error)
-            continue
-        _read(ranks, path, parts, optimizers, manifest.progress, replica, {} if held is None else held, data)
-        return manifest.progress
-    if saved_step and not damaged:
-        raise InputError(
-            f"{folder} has no checkpoint, and step {saved_step} had been saved there. Put it back and type python -m "
-            "synergy_exec retry JOB; to begin again from step 0, add --from-start."
-        )
-    if damaged:
-        raise InputError(
-            f"no checkpoint in {folder} is whole: {', '.join(damaged)}. "
-            "Restore one of them; to train from the beginning, delete the folder, or have the executor put it aside: "
-            "python -m synergy_exec retry JOB --from-start."
-        )
-    return None
+    def load(self, state: State, *, saved_step: int = 0) -> Progress | None:
+        """Loads the newest whole checkpoint; None if there is none at all. Learning rates stay as they are.
 
-
-def _check_whose(path: Path, found: str, wanted: str) -> None:
-    if found and wanted and found != wanted:
-        raise InputError(
-            f"checkpoint {path} is of another job: it says {found}, and this one is {wanted}. Put the folder back that "
-            "was here and type python -m synergy_exec retry JOB; to begin again from step 0, add --from-start."
-        )
-
-
-def _settle() -> None:
-    global _in_flight
-    earlier, _in_flight = _in_flight, None
-    if earlier is not None and not earlier.waited_for:
-        earlier.wait()
-
-
-def _fields(progress: Progress) -> dict[str, Any]:
-    return {name: getattr(progress, name) for name in Progress.__slots__}
-
-
-def _tree(
-    parts: Sequence[nn.Module],
-    optimizers: Sequence[Optimizer],
-    progress: Progress,
-    held: Tensors | None,
-    data: Tensor | None,
-) -> dict[str, Any]:
-    tree = State(parts, optimizers, with_optimizer=progress.step > 0).tree | ({_HELD: held} if held else {})
-    tree |= {_DATA: {"state": data}} if data is not None else {}
-    return tree | ({"random": {"rank0": torch.get_rng_state()}} if Ranks().rank == 0 else {})
-
-
-def _write(
-    ranks: Ranks, folder: Path, tree: dict[str, Any], progress: Progress, keep: int, job: str, desk: Desk | None
-) -> None:
-    union: Shapes = {}
-    for each in ranks.together(lambda: shapes(tree)):
-        union |= each
-    needed_bytes = sum(size for _, size in union.values())
-    partial: Path | None = None
-    try:
-        partial = ranks.first(lambda: _begin(folder, desk, progress.step, needed_bytes))
-        writer = FileSystemWriter(partial)
-        writer.fs = _Files()
-        save_distributed(tree, storage_writer=writer, process_group=ranks.group)
-        files: dict[str, integrity.Digest] = {}
-        for digests in ranks.together(lambda: _digests(partial, ranks.rank)):
-            files |= digests
-        ranks.first(lambda: _complete(folder, partial, Manifest(progress, files, torch.__version__, job), keep))
-    except (Exception, CheckpointException) as error:
-        if partial is not None and ranks.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-        if desk is not None:
-            desk.require()
-        raise _explained(error, folder, progress.step, needed_bytes) from error
-
-
-class _Files(FileSystem):
-    def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Not again, and not its parents: where it is gone, a newer run has taken it away."""
-
-
-def _begin(folder: Path, desk: Desk | None, step: int, needed_bytes: int) -> Path:
-    if desk is None:
-        folder.mkdir(parents=True, exist_ok=True)
-    partial = shelf.begin(folder, folder if desk is None else desk.path, step)
-    if shutil.disk_usage(folder).free < needed_bytes:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise OSError("too little room")
-    return partial
-
-
-def _digests(partial: Path, rank: int) -> dict[str, integrity.Digest]:
-    # Each rank reads back what it wrote, from the page cache of its own machine.
-    own = [*partial.glob(f"__{rank}_*"), *(partial.glob(".metadata") if rank == 0 else ())]
-    return {path.name: integrity.digest(path) for path in own}
-
-
-def _complete(folder: Path, partial: Path, manifest: Manifest, keep: int) -> None:
-    integrity.write(partial, manifest)
-    shelf.publish(folder, partial, manifest.progress.step)
-    shelf.prune(folder, partial.parent, manifest.progress.step, keep)
-
-
-_ZIP_WRITER = ("PytorchStreamWriter", "inline_container.cc")
-"""By what errors of torch's zip writer are known, which loses the OSError of the stream below it."""
-
-
-def _explained(error: BaseException, folder: Path, step: int, needed_bytes: int) -> Exception:
-    """InputError if the file system refused; otherwise an ordinary exception (torch's own is a BaseException)."""
-    causes = [error]
-    if isinstance(error, CheckpointException):
-        causes = [cause for cause, _ in error.failures.values()]
-    for cause in causes:
-        if isinstance(cause, OSError) or any(name in str(cause) for name in _ZIP_WRITER):
+        Damaged ones are named in the log and passed over; nothing live is touched before a whole one is found. Raises
+        InputError if all are damaged, if the checkpoint is of another model or optimizer, or of another job, and where
+        there is none though `saved_step` had been saved. After any other error the state may be half loaded: the
+        process must end.
+        """
+        ranks, damaged = _ranks(), []
+        for name in ranks.first(lambda: [path.name for path in shelf.newest_first(self._folder)]):
+            path = self._folder / name
             try:
-                free = f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free"
-            except OSError:
-                free = "how much is free cannot be told"
-            return InputError(
-                f"cannot write checkpoint {shelf.name(step)} in {folder}: {cause}. It takes about "
-                f"{needed_bytes / 1e6:,.1f} MB, {free}. Make room there; earlier checkpoints are as they were."
+                manifest = _verified(ranks, path)
+            except DamagedError as error:
+                damaged.append(f"{name} ({error})")
+                if ranks.rank == 0:
+                    _log.warning("checkpoint %s is damaged and passed over: %s", path, error)
+                continue
+            if manifest.job and self._job and manifest.job != self._job:
+                raise InputError(
+                    f"checkpoint {path} is of another job: it says {manifest.job}, and this one is {self._job}. Put "
+                    "the folder back that was here and type python -m synergy_exec retry JOB; to begin again from step "
+                    "0, add --from-start."
+                )
+            _load(ranks, path, manifest, state)
+            return manifest.progress
+        if damaged:
+            raise InputError(
+                f"no checkpoint in {self._folder} is whole: {', '.join(damaged)}. "
+                "Restore one of them; to train from the beginning, delete the folder, or have the executor put it "
+                "aside: python -m synergy_exec retry JOB --from-start."
             )
-    if isinstance(error, Exception):
-        return error
-    return RuntimeError(f"checkpoint {shelf.name(step)} in {folder} was not written: {error}")
+        if saved_step:
+            raise InputError(
+                f"{self._folder} has no checkpoint, and step {saved_step} had been saved there. Put it back and type "
+                "python -m synergy_exec retry JOB; to begin again from step 0, add --from-start."
+            )
+        return None
+
+    def _after_the_latest(self, write: Callable[[], None]) -> Future[None]:
+        """Writes in a thread, once the checkpoint that is on its way has ended, well or not."""
+        before, future = self._latest, Future[None]()
+
+        def run() -> None:
+            if before is not None:
+                before.exception()
+            try:
+                write()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        self._latest = future
+        # A daemon: a process that leaves on an error does not wait for it, and what is partial is not visible.
+        Thread(target=run, name="checkpoint", daemon=True).start()
+        return future
+
+    def _write(
+        self, ranks: Ranks, blocks: Mapping[str, Block], trained: dict[str, Trained], progress: Progress
+    ) -> None:
+        offers = ranks.together(lambda: ([_offer(name, own) for name, own in blocks.items()], trained))
+        tensors, needed_bytes = _shared_out([offered for offered, _ in offers])
+        trained = {name: Trained(*each) for _, of_rank in offers for name, each in of_rank.items()}
+        path: Path | None = None
+        try:
+            path = Path(ranks.first(lambda: str(self._begin(progress.step, needed_bytes))))
+            digests = ranks.together(lambda: _written(path / _file(ranks.rank), blocks, tensors))
+            files = {_file(rank): Digest(*each) for rank, each in enumerate(digests)}
+            manifest = Manifest(progress, files, tensors, trained, self._job)
+            ranks.first(lambda: self._complete(path, manifest))
+        except Exception as error:
+            if path is not None and ranks.rank == 0:
+                shutil.rmtree(path, ignore_errors=True)
+            if self._desk is not None:
+                self._desk.require()
+            if isinstance(error, OSError):
+                raise InputError(
+                    f"cannot write checkpoint {shelf.name(progress.step)} in {self._folder}: {error}. It takes about "
+                    f"{needed_bytes / 1e6:,.1f} MB. Make room there; earlier checkpoints are as they were."
+                ) from error
+            raise
+
+    def _begin(self, step: int, needed_bytes: int) -> Path:
+        if self._desk is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        path = shelf.begin(self._folder if self._desk is None else self._desk.path, step)
+        if shutil.disk_usage(self._folder).free < needed_bytes:
+            shutil.rmtree(path, ignore_errors=True)
+            raise OSError("too little room")
+        return path
+
+    def _complete(self, path: Path, manifest: Manifest) -> None:
+        step = manifest.progress.step
+        integrity.write(path, manifest)
+        shelf.publish(self._folder, path, step)
+        shelf.prune(self._folder, path.parent, step, self._keep)
+
+
+def _ranks() -> Ranks:
+    """In a group of their own: a checkpoint is written while training goes on, whose ranks talk to each other too."""
+    return Ranks("checkpoints")
+
+
+# What there is to save, by name, live. Before the first step optimizers have no state.
+
+
+def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
+    tensors = {f"{MODEL}{name}": each for part in state.parts for name, each in part.state_dict().items()}
+    if trained:
+        for _, parameter, name, optimizer in _parameters(state):
+            values = optimizer.state.get(parameter, {})
+            found = {_name(key, name): value for key, value in values.items() if not _is_number(value)}
+            tensors |= {key: value for key, value in found.items() if value is not None}
+    tensors |= {f"{_HELD}{name}": each for name, each in state.held.items()}
+    if state.data is not None:
+        tensors[_DATA] = state.data
+    if odd := [name for name, each in tensors.items() if not isinstance(each, Tensor)]:
+        raise InputError(f"{odd[0]} is a {type(tensors[odd[0]]).__name__}; checkpoints hold tensors and numbers.")
+    return tensors
+
+
+def _trained(state: State, progress: Progress) -> dict[str, Trained]:
+    """What `Manifest.trained` says of this rank's parameters."""
+    if progress.step == 0:
+        return {}
+    return {
+        name: Trained(type(optimizer).__name__, _numbers(group), _numbers(optimizer.state.get(parameter, {})))
+        for group, parameter, name, optimizer in _parameters(state)
+    }
+
+
+def _parameters(state: State) -> Iterator[tuple[dict[str, Any], Tensor, str, Optimizer]]:
+    """Every parameter that is trained, with its group and its name, and the optimizer."""
+    for part, optimizer in zip(state.parts, state.optimizers, strict=True):
+        names = {parameter: name for name, parameter in part.named_parameters()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                yield group, parameter, names[parameter], optimizer
+
+
+def _name(key: str, parameter: str) -> str:
+    return f"{_OPTIMIZER}{key}.{parameter}"
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    # Not learning rates: they have the batch's factor in them, and the trainer multiplies those of `build_optimizer`.
+    return {key: value for key, value in values.items() if _is_number(value) and key != "lr"}
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+class Block(NamedTuple):
+    """The part of a tensor that this rank has. whole: the tensor's shape. offset: where in it the block begins."""
+
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    values: Tensor
+
+
+def block(tensor: Tensor) -> Block:
+    """What this rank has of a tensor: of a DTensor a part, else the whole."""
+    if not isinstance(tensor, DTensor):
+        return Block(tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach())
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Block(tuple(tensor.shape), tuple(offset), tensor.to_local().detach())
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Block], Callable[[], None]]:
+    """Copies of this rank's blocks in the host's memory, and what to call before they are read.
+
+    From a GPU they are made behind what it has to do already and before what it is told to do next, into pinned memory,
+    which torch keeps for the next checkpoint; only who reads them waits for them. This has never run on a GPU.
+    """
+    blocks = {}
+    for name, tensor in tensors.items():
+        own = block(tensor)
+        pinned = own.values.is_cuda
+        copy = torch.empty(own.values.shape, dtype=own.values.dtype, pin_memory=pinned)
+        blocks[name] = own._replace(values=copy.copy_(own.values, non_blocking=pinned))
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return blocks, lambda: None
+    made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    made.record()
+    return blocks, made.synchronize
+
+
+# Who writes what.
+
+
+def _offer(name: str, block: Block) -> tuple[Any, ...]:
+    """What a rank tells the others of a block: name, type, shape of the whole, offset, its own shape, and bytes."""
+    dtype = str(block.values.dtype).removeprefix("torch.")
+    return name, dtype, block.whole, block.offset, block.values.shape, block.values.nbytes
+
+
+def _shared_out(offers: Sequence[Sequence[Sequence[Any]]]) -> tuple[dict[str, Stored], int]:
+    """Every tensor with its pieces, and the bytes of all. offers: of each rank.
+
+    A block that several ranks have is written by the one of them that writes the fewest bytes so far.
+    """
+    holders: dict[tuple[Any, ...], list[int]] = {}
+    for rank, offered in enumerate(offers):
+        for name, dtype, whole, offset, shape, size_bytes in offered:
+            key = name, dtype, tuple(whole), tuple(offset), tuple(shape), size_bytes
+            holders.setdefault(key, []).append(rank)
+    tensors: dict[str, Stored] = {}
+    to_write = [0] * len(offers)
+    for (name, dtype, whole, offset, shape, size_bytes), ranks in holders.items():
+        pieces = tensors.setdefault(name, Stored(dtype, whole, [])).pieces
+        if size_bytes:
+            writer = min(ranks, key=to_write.__getitem__)
+            to_write[writer] += size_bytes
+            pieces.append(Piece(_file(writer), offset, shape))
+    return tensors, sum(to_write)
+
+
+def _file(rank: int) -> str:
+    return f"rank-{rank}.safetensors"
+
+
+def _written(path: Path, blocks: Mapping[str, Block], tensors: Mapping[str, Stored]) -> Digest:
+    """Writes one rank's file. Raises OSError."""
+    own: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for name, stored in tensors.items():
+        if any(piece.file == path.name for piece in stored.pieces):
+            values = blocks[name].values.contiguous()
+            # Safetensors refuses two tensors in one memory, as tied weights are.
+            own[name] = values.clone() if values.untyped_storage().data_ptr() in memory else values
+            memory.add(values.untyped_storage().data_ptr())
+    try:
+        save_file(own, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    with ThreadPoolExecutor(1) as beside:
+        on_disk = beside.submit(shelf.sync, path)
+        digest = integrity.digest(path)
+        on_disk.result()
+    return digest
 
 
 def _verified(ranks: Ranks, path: Path) -> Manifest:
-    manifest = ranks.first(lambda: integrity.read(path))
-    share = dict(list(manifest.files.items())[ranks.rank :: ranks.world])
-    damages = [each for each in ranks.together(lambda: integrity.damage(path, share)) if each]
-    if damages:
-        raise DamagedError(damages[0])
-    return manifest
+    """What the checkpoint says, once every file was found undamaged by one of the ranks. Raises DamagedError."""
+    found: list[Manifest] = []
+
+    def look() -> None:
+        found.append(integrity.read(path))
+        found[0].check(path, share=slice(ranks.rank, None, ranks.world))
+
+    ranks.together(look)
+    return found[0]
 
 
-def _read(
-    ranks: Ranks,
-    path: Path,
-    parts: Sequence[nn.Module],
-    optimizers: Sequence[Optimizer],
-    progress: Progress,
-    replica: int,
-    held: Tensors,
-    data: Callable[[Tensor | None], None] | None,
-) -> None:
-    state = State(parts, optimizers, with_optimizer=progress.step > 0)
-    found = _found(path)
-    _compare(ranks, path, shapes(state.tree), found)
-    if lost := [name for name, tensor in held.items() if found.get(f"{_HELD}.{name}") != tuple(tensor.shape)]:
-        _log.info("checkpoint %s has nothing held back of %s, among %d", path, lost[0], len(lost))
-    for name in lost:
-        del held[name]
-    if not held and any(name.startswith(f"{_HELD}.") for name in found):
+@torch.no_grad()
+def _load(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
+    """Raises InputError if the checkpoint is of another model or optimizer."""
+    _compare(ranks, path, manifest, state)
+    for name, tensor in list(state.held.items()):
+        stored = manifest.tensors.get(f"{_HELD}{name}")
+        if stored is None or stored.shape != tuple(tensor.shape):
+            _log.info("checkpoint %s has nothing held back of %s", path, name)
+            del state.held[name]
+    if not state.held and any(name.startswith(_HELD) for name in manifest.tensors):
         _log.info("what compression held back is let go: this plan's compressor holds nothing of that kind")
-    random = torch.get_rng_state()
-    size = found.get(f"{_DATA}.state") if data is not None else None
-    where = None if size is None else torch.zeros(size, dtype=torch.uint8)
-    beside = ({_HELD: held} if held else {}) | ({} if where is None else {_DATA: {"state": where}})
-    try:
-        load_distributed(
-            state.tree | {"random": {"rank0": random}} | beside,
-            storage_reader=FileSystemReader(path),
-            process_group=ranks.group,
-        )
-    except CheckpointException as error:
-        raise RuntimeError(f"checkpoint {path} was not loaded: {error}") from error
-    state.apply()
-    if data is not None:
-        data(where)
-    seed_generators(random, progress.step, replica)
+    state.data = empty(manifest.tensors[_DATA]) if _DATA in manifest.tensors else None
+    _make_optimizer_states(state, manifest)
+    tensors = _tensors(state, trained=bool(manifest.trained))
+    read(path, manifest, tensors)
+    for part in state.parts:
+        live = dict(part.named_parameters(remove_duplicate=False)) | dict(part.named_buffers(remove_duplicate=False))
+        values = {name: tensors[f"{MODEL}{name}"] for name in part.state_dict()}
+        # Most were read in place; a module with a state_dict of its own has to take it back.
+        if any(name not in live or _memory(live[name]) != _memory(each) for name, each in values.items()):
+            part.load_state_dict(values)
 
 
-def _found(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a checkpoint's tensors."""
-    metadata = FileSystemReader(path).read_metadata().state_dict_metadata
-    return {name: tuple(each.size) for name, each in metadata.items() if isinstance(each, TensorStorageMetadata)}
+def _compare(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
+    """Raises InputError unless checkpoint and ranks together have the same tensors and the same optimizers."""
 
+    def own() -> dict[str, Any]:
+        found: dict[str, Any] = {
+            f"{MODEL}{name}": tuple(each.shape) for part in state.parts for name, each in part.state_dict().items()
+        }
+        for _, _, name, optimizer in _parameters(state) if manifest.trained else ():
+            found[f"the optimizer of {name}"] = type(optimizer).__name__
+        return found
 
-def _compare(ranks: Ranks, path: Path, own: Shapes, found: dict[str, tuple[int, ...]]) -> None:
-    """Raise InputError unless checkpoint and ranks together have the same tensors of model and optimizer."""
-    wanted: dict[str, tuple[int, ...]] = {}
-    for each in ranks.together(lambda: own):
-        wanted |= {name: shape for name, (shape, _) in each.items()}
-    found = {name: shape for name, shape in found.items() if not name.startswith(("random.", f"{_HELD}.", f"{_DATA}."))}
+    wanted = {name: each for of_rank in ranks.together(own) for name, each in of_rank.items()}
+    wanted = {name: tuple(each) if isinstance(each, list) else each for name, each in wanted.items()}
+    found: dict[str, Any] = {name: each.shape for name, each in manifest.tensors.items() if name.startswith(MODEL)}
+    found |= {f"the optimizer of {name}": each.optimizer for name, each in manifest.trained.items()}
     if odd := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
         raise InputError(
             f"checkpoint {path} is of another model or optimizer: {odd[0]} is {found.get(odd[0], 'missing')} in it and "
             f"{wanted.get(odd[0], 'missing')} in the job ({len(odd)} differ). "
             "Give the job its former class and arguments, or delete the folder to train from the beginning."
         )
+
+
+def _make_optimizer_states(state: State, manifest: Manifest) -> None:
+    """Gives every optimizer the state that it has in the checkpoint; its tensors' numbers are still any."""
+    keys: dict[str, list[str]] = {}
+    for name in manifest.tensors:
+        if name.startswith(_OPTIMIZER):
+            _, key, owner = name.split(".", 2)
+            keys.setdefault(owner, []).append(key)
+    for group, parameter, name, optimizer in _parameters(state):
+        if (trained := manifest.trained.get(name)) is None:
+            continue
+        group.update(trained.group)
+        values: dict[str, Any] = dict(trained.state)
+        for key in keys.get(name, ()):
+            stored = manifest.tensors[_name(key, name)]
+            # Torch's optimizers have the count of steps on the host, but for these.
+            on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
+            values[key] = empty(stored) if on_host else _empty_beside(parameter, stored)
+        optimizer.state[parameter] = values
+
+
+def _memory(tensor: Tensor) -> int:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).data_ptr()
+
+
+def _empty_beside(parameter: Tensor, stored: Stored) -> Tensor:
+    """A tensor of an optimizer's state where its parameter is: split as that is, if it has its shape, else whole."""
+    if not isinstance(parameter, DTensor):
+        return empty(stored).to(parameter.device)
+    mesh = parameter.device_mesh
+    if stored.shape == tuple(parameter.shape):
+        local = torch.empty_like(parameter.to_local(), dtype=getattr(torch, stored.dtype))
+        return DTensor.from_local(
+            local, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+        )
+    return DTensor.from_local(empty(stored).to(parameter.device), mesh, [Replicate()] * mesh.ndim)
+
+
+def empty(stored: Stored) -> Tensor:
+    """A whole tensor to `read` into."""
+    return torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
+
+
+def read(path: Path, manifest: Manifest, into: Mapping[str, Tensor]) -> None:
+    """Fills these tensors, whole or, as DTensors, this rank's part, from a checkpoint that was found whole."""
+    files: dict[str, Any] = {}
+    mapped_bytes = 0
+    for name, tensor in into.items():
+        _, begin, values = block(tensor)
+        for piece in manifest.tensors[name].pieces:
+            spans = [
+                (max(at, start), min(at + size, start + length))
+                for at, size, start, length in zip(begin, values.shape, piece.offset, piece.shape, strict=True)
+            ]
+            if all(first < last for first, last in spans):
+                if piece.file not in files:
+                    files[piece.file] = safe_open(path / piece.file, "pt")
+                found = files[piece.file].get_slice(name)[_within(spans, piece.offset)]
+                values[_within(spans, begin)].copy_(found)
+                mapped_bytes += found.nbytes
+        if mapped_bytes > _MOST_MAPPED_BYTES:
+            files.clear()
+            mapped_bytes = 0
+
+
+def _within(spans: Sequence[tuple[int, int]], offset: Sequence[int]) -> tuple[slice, ...]:
+    """These rows, columns and so on of a whole tensor, as they are counted in a block that begins at `offset`."""
+    return tuple(slice(first - at, last - at) for (first, last), at in zip(spans, offset, strict=True))

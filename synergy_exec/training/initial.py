@@ -11,31 +11,27 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from synergy_core.errors import InputError
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.admitted import Admission
 from synergy_exec.training.bare import Generators, constants, digest, lasting, named_tensors
+from synergy_exec.training.checkpoint import block
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.parallel import share_out, split
 from synergy_exec.training.pipeline import Ends, cut, ends, owned_stages
 from synergy_exec.training.ranks import Ranks
 
-# Numbers from rank 0 to all ranks, of which each keeps what it owns, a few at a time.
-
-
-_AT_ONCE_BYTES = 4 << 20
-_ALIGNED_BYTES = 16
-"""More than the size of a number of any kind."""
+_SMALL_BYTES = 1 << 16
+"""Smaller tensors are sent together as rank 0 hands numbers out, larger ones by themselves."""
 
 
 class Outline(NamedTuple):
@@ -45,94 +41,32 @@ class Outline(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-
-class _Piece(NamedTuple):
-    """The rows from `first` to before `end` of a tensor, whose bytes begin at `at`."""
-
-    outline: Outline
-    first: int
-    end: int
-    at: int
-
     @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.end - self.first, *self.outline.shape[1:])
-
-    def within(self, buffer: Tensor) -> Tensor:
-        size = _row_bytes(self.outline) * (self.end - self.first)
-        return buffer[self.at : self.at + size].view(self.outline.dtype).view(self.shape)
+    def is_small(self) -> bool:
+        """Whether it is sent with others."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize < _SMALL_BYTES
 
 
-class Handing:
-    """given: on rank 0, what is handed out, by name; it is let go on the way."""
+def _hand_out(
+    given: dict[str, Tensor], outlines: Sequence[Outline], taken: Mapping[str, Sequence[Tensor]], ranks: Ranks
+) -> None:
+    """Sends these tensors from rank 0 to all ranks, each of which keeps its part. All call it together.
 
-    def __init__(self, given: dict[str, Tensor], ranks: Ranks) -> None:
-        self._given, self._ranks = given, ranks
-        # One for all: many would leave holes between what stays.
-        self._buffer = torch.empty(_AT_ONCE_BYTES, dtype=torch.uint8)
-
-    def hand_out(self, outlines: Iterable[Outline], taken: Mapping[str, Sequence[Tensor]]) -> None:
-        """Fills the tensors that this rank has of these, whole or, as a DTensor, its part.
-
-        taken: what this rank has, by name. All ranks call it together, with the same outlines.
-        """
-        for pieces, size in _loads(outlines):
-            if size > len(self._buffer):
-                self._buffer = torch.empty(size, dtype=torch.uint8)
-            load = self._buffer[:size]
-            if self._ranks.rank == 0:
-                for piece in pieces:
-                    self._take_from(piece, load)
-            distributed.broadcast(load, src=0, group=self._ranks.group)
-            for piece in pieces:
-                for each in taken.get(piece.outline.name, ()):
-                    _fill(each, piece, piece.within(load))
-
-    def _take_from(self, piece: _Piece, load: Tensor) -> None:
-        rows = _rows(self._given[piece.outline.name])
-        piece.within(load).copy_(rows[piece.first : piece.end])
-        if piece.end == len(rows):
-            del self._given[piece.outline.name]
-
-
-def _loads(outlines: Iterable[Outline]) -> Iterator[tuple[list[_Piece], int]]:
-    """Pieces that go together, and their bytes."""
-    load: list[_Piece] = []
-    size = 0
-    for outline in outlines:
-        rows = outline.shape[0] if outline.shape else 1
-        row_bytes = max(_row_bytes(outline), 1)
-        step = max(_AT_ONCE_BYTES // row_bytes, 1)
-        for first in range(0, rows, step):
-            end = min(first + step, rows)
-            if load and size + row_bytes * (end - first) > _AT_ONCE_BYTES:
-                yield load, size
-                load, size = [], 0
-            load.append(_Piece(outline, first, end, size))
-            size += -(-row_bytes * (end - first) // _ALIGNED_BYTES) * _ALIGNED_BYTES
-    if load:
-        yield load, size
-
-
-def _row_bytes(outline: Outline) -> int:
-    return int(torch.Size(outline.shape[1:]).numel()) * outline.dtype.itemsize
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """With a first dimension, where it has none."""
-    return tensor.detach() if tensor.dim() else tensor.detach().reshape(1)
-
-
-def _fill(tensor: Tensor, piece: _Piece, values: Tensor) -> None:
-    if not isinstance(tensor, DTensor):
-        _rows(tensor)[piece.first : piece.end].copy_(values)
-        return
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    first, end = max(piece.first, offset[0]), min(piece.end, offset[0] + shape[0])
-    if first < end:
-        others = tuple(slice(start, start + size) for start, size in zip(offset[1:], shape[1:], strict=True))
-        part = values[(slice(first - piece.first, end - piece.first), *others)]
-        tensor.to_local().detach()[first - offset[0] : end - offset[0]].copy_(part)
+    given: on rank 0, the whole tensors by name; those that are sent are let go. taken: what this rank has of them, by
+    name, whole or, as DTensors, its part.
+    """
+    assert ranks.group is not None
+    small = [each for each in outlines if each.is_small]
+    for together in ([small] if small else []) + [[each] for each in outlines if not each.is_small]:
+        wholes = [
+            given.pop(name).detach().contiguous() if ranks.rank == 0 else torch.empty(shape, dtype=dtype)
+            for name, shape, dtype in together
+        ]
+        distributed._broadcast_coalesced(ranks.group, wholes, _SMALL_BYTES, 0)  # type: ignore[attr-defined]
+        for outline, whole in zip(together, wholes, strict=True):
+            for each in taken.get(outline.name, ()):
+                _, offset, values = block(each)
+                values.copy_(whole[tuple(slice(at, at + size) for at, size in zip(offset, values.shape, strict=True))])
 
 
 # Weights that training begins with, from a file that plain PyTorch or `export` wrote.
@@ -161,9 +95,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"weights: there is no file {path.absolute()}; give its absolute path.")
     try:
-        values = _safetensors(path) if path.suffix == SAFETENSORS else torch.load(path, "cpu", weights_only=True)
-    except InputError:
-        raise
+        values = load_file(path) if path.suffix == SAFETENSORS else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # of whatever kind: both libraries have their own
         text = " ".join(str(error).split())[:200]
         raise InputError(f"weights: {path} cannot be read ({type(error).__name__}: {text}).") from error
@@ -172,25 +104,14 @@ def _read(path: Path) -> dict[str, Tensor]:
     return values
 
 
-def _safetensors(path: Path) -> Any:
-    try:
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise InputError(f"weights: {path} needs safetensors; type: pip install safetensors") from error
-    return load_file(path)
-
-
 _log = logging.getLogger(__name__)
 
 
 class _Verdict(NamedTuple):
-    """A rank's. reason: why not from a model without numbers, "" for nothing. digest: of the model's form. edges: of
-    the stages of a pipeline.
-    """
+    """A rank's. reason: why not from a model without numbers, "" for nothing. digest: of the model's form."""
 
     reason: str
     digest: str
-    edges: Ends | None
 
 
 class Initial:
@@ -220,7 +141,7 @@ class Initial:
         if self._mesh is None or (plan.world == plan.data and not plan.zero):
             return self._whole()
         ranks = Ranks()
-        verdicts = ranks.together(lambda: self._verdict(ranks.rank, begun), beat)
+        verdicts = [_Verdict(*each) for each in ranks.together(lambda: self._verdict(ranks.rank, begun), beat)]
         reasons = [each.reason for each in verdicts if each.reason]
         if not reasons and len({each.digest for each in verdicts}) > 1:
             reasons = ["it has another form on other ranks"]
@@ -228,7 +149,7 @@ class Initial:
             if ranks.rank == 0:
                 _log.warning("every rank makes the whole model before it keeps its part of it, since %s", reasons[0])
             return self._whole()
-        return self._filled(ranks, verdicts[0].edges, begun)
+        return self._filled(ranks, begun)
 
     def _whole(self) -> list[nn.Module]:
         job, plan = self._job, self._plan
@@ -247,18 +168,17 @@ class Initial:
         """On rank 0 with the numbers drawn that it is to hand out."""
         job, plan, bare = self._job, self._plan, self._admission.bare
         if bare.model is None or bare.reason:
-            return _Verdict(bare.reason, "", None)
+            return _Verdict(bare.reason, "")
         if plan.pipeline > 1 and not self._admission.runs_bare:
-            return _Verdict("its forward pass reads numbers", "", None)
-        edges = self._admission.edges if plan.pipeline > 1 else None
+            return _Verdict("its forward pass reads numbers", "")
         wanted = set() if rank else self._wanted(bare.model, begun)
         if not wanted:
             bare.after.restore()
-            return _Verdict("", bare.digest, edges)
+            return _Verdict("", bare.digest)
         if begun and (found := constants(copy.copy(job))) is not None:
             bare.after.restore()
             self._drawn = {name: found[name] for name in wanted}
-            return _Verdict("", bare.digest, edges)
+            return _Verdict("", bare.digest)
         before = Generators.now()
         try:
             torch.manual_seed(self._seed)
@@ -268,19 +188,19 @@ class Initial:
                 read_into(model, self._weights)
         except Exception as error:  # every rank then raises its own
             before.restore()
-            return _Verdict(f"building it failed: {error}", "", None)
+            return _Verdict(f"building it failed: {error}", "")
         if digest(model) != bare.digest:
             before.restore()
-            return _Verdict("it has another form when it is made without numbers", "", None)
-        if edges is not None:
-            # Only numbers tell whether the stages compute what the model does.
-            edges = ends(model, job.blocks, self._admission.inputs)
+            return _Verdict("it has another form when it is made without numbers", "")
+        # Only numbers tell whether the stages compute what the model does.
+        if plan.pipeline > 1 and ends(model, job.blocks, self._admission.inputs) != self._admission.edges:
+            return _Verdict("its stages follow from its numbers", "")
         self._drawn = {name: each for _, name, each in _in_order(model, job.blocks) if name in wanted}
         for module in model.modules():
             # Whatever else still holds the model, its numbers are let go as they are handed out.
             module._parameters.clear()
             module._buffers.clear()
-        return _Verdict("", bare.digest, edges)
+        return _Verdict("", bare.digest)
 
     def _wanted(self, model: nn.Module, begun: bool) -> set[str]:
         """The names of the bare model's tensors that rank 0 draws."""
@@ -288,7 +208,7 @@ class Initial:
         empty = {name for name, each in named_tensors(model) if each.is_meta}
         return {name for _, name, _ in _in_order(model, self._job.blocks) if name in empty and name not in kept}
 
-    def _filled(self, ranks: Ranks, edges: Ends | None, begun: bool) -> list[nn.Module]:
+    def _filled(self, ranks: Ranks, begun: bool) -> list[nn.Module]:
         job, plan, model = self._job, self._plan, self._admission.bare.model
         assert model is not None
         assert self._mesh is not None
@@ -297,7 +217,7 @@ class Initial:
         for unit, name, each in _in_order(model, job.blocks):
             units.setdefault(unit, []).append(Outline(name, tuple(each.shape), each.dtype))
         names = _first_names(model, job.blocks)
-        parts = self._cut(model, edges)
+        parts = self._cut(model, self._admission.edges if plan.pipeline > 1 else None)
         for part in parts:
             for module in part.modules():
                 for name, buffer in module._buffers.items():
@@ -307,13 +227,12 @@ class Initial:
                 split(part, job.tensor_plan, self._mesh["tensor"])
         empty = _empty(parts, names)
         blocks = [{name: module for name, module in part.named_modules() if name in units} for part in parts]
-        handing = Handing(self._drawn, ranks)
         for unit, outlines in units.items():
             here = {outline.name: empty.pop(outline.name) for outline in outlines if outline.name in empty}
             for tensors in here.values():
                 for each in tensors:
                     _give_memory(each, self._device)
-            handing.hand_out([outline for outline in outlines if outline.name in wanted], here)
+            _hand_out(self._drawn, [outline for outline in outlines if outline.name in wanted], here, ranks)
             del here
             if plan.data > 1 and plan.zero and unit:
                 for of_part in blocks:

@@ -131,65 +131,33 @@ TIME_CONSTANT_STEPS = 200
 parts, not on size. tests/exec/test_noise.py shows what error of the efficiency it leaves, and how fast it follows."""
 
 
-def estimate(
-    small: float,
-    small_batch: float,
-    big: float,
-    big_batch: float,
-    *,
-    distorted: Distortion = UNDISTORTED,
-    replicas: int = 1,
-) -> tuple[float, float]:
-    """(|G|², tr(Σ)) of one step, either of them possibly negative.
+def estimate(squares: GradientSquares) -> tuple[float, float]:
+    """(|G|², tr(Σ)) of one step in which the squares were measured, either of them possibly negative.
 
-    small: mean of the squared norms of gradients over `small_batch` samples each, before compression; big: squared norm
-    of the gradient over all `big_batch`, as exchanged. distorted: by the compression of what `replicas` exchange.
     Raises ValueError unless 0 < small_batch < big_batch.
     """
-    if not 0 < small_batch < big_batch:
+    small_batch, big_batch = squares.small_batch, squares.big_batch
+    if squares.small is None or not 0 < small_batch < big_batch:
         raise ValueError(f"gradients over {small_batch:g} and {big_batch:g} samples: the first must be fewer, above 0")
-    sqr, trace = gradient_moments(small, big, small_batch, big_batch, replicas, distorted)
-    return float(sqr), float(trace)
+    moments = gradient_moments(squares.small, squares.big, small_batch, big_batch, squares.replicas, squares.distorted)
+    return float(moments[0]), float(moments[1])
 
 
-def observe(
-    progress: Progress,
-    small: float,
-    small_batch: float,
-    big: float,
-    big_batch: float,
-    *,
-    initial_batch: int,
-    distorted: Distortion = UNDISTORTED,
-    replicas: int = 1,
-) -> None:
-    """Add one step, measured as for `estimate`, to the averages in `progress`; a step that is not finite is left out.
+def observe(progress: Progress, squares: GradientSquares | None, initial_batch: int) -> None:
+    """Add one step to the averages in `progress`, unless it was not measured or is not finite.
 
     The sums are of Σ dᵏ·value, noise_weight of Σ dᵏ (d = e^(−1/TIME_CONSTANT_STEPS), k steps ago): their quotient is an
     average without the bias of a start from zero, and is carried by the checkpoint from plan to plan.
     """
-    sqr, trace = estimate(small, small_batch, big, big_batch, distorted=distorted, replicas=replicas)
+    if squares is None or squares.small is None:
+        return
+    sqr, trace = estimate(squares)
     if not (math.isfinite(sqr) and math.isfinite(trace)):
         return
     decay = math.exp(-1 / TIME_CONSTANT_STEPS)
     progress.grad_sqr = decay * progress.grad_sqr + sqr
     progress.grad_var = decay * progress.grad_var + trace / initial_batch
     progress.noise_weight = decay * progress.noise_weight + 1
-
-
-def observe_step(progress: Progress, squares: GradientSquares | None, initial_batch: int) -> None:
-    """The same of what a step of the trainer measured, if it did (`StepResult.squares`)."""
-    if squares is not None and squares.small is not None:
-        observe(
-            progress,
-            squares.small,
-            squares.small_batch,
-            squares.big,
-            squares.big_batch,
-            initial_batch=initial_batch,
-            distorted=squares.distorted,
-            replicas=squares.replicas,
-        )
 
 
 def statistics(progress: Progress) -> tuple[float, float] | None:

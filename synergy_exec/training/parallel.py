@@ -27,18 +27,22 @@ class UnusedParametersError(Exception):
     """Parameters had no part in a step, which these replicas were not made for; the weights are as before it."""
 
 
-def replicate(part: nn.Module, blocks: str, zero: int, mesh: DeviceMesh | None, *, unused: bool = False) -> nn.Module:
+def replicate(
+    part: nn.Module, blocks: str, zero: int, mesh: DeviceMesh | None, *, unused: bool = False, begun: bool = False
+) -> nn.Module:
     """What to call instead of `part` so that its gradients become the mean over the replicas of `mesh` (None: one).
 
     zero: 0 wraps it, 2 shares out gradients and optimizer, 3 weights too, both in place and block by block. unused:
     some parameters have no part in some steps; with zero 0 that must be known, and costs a walk through each graph.
+    begun: all replicas will load the same checkpoint, so they need not be made equal before.
     """
     if mesh is None:
         return part
     if zero == 0:
         group = mesh.get_group()
         _verify_param_shape_across_processes(group, list(part.parameters()))
-        _sync_module_states(part, group, _SYNC_BYTES, 0, ())
+        if not begun:
+            _sync_module_states(part, group, _SYNC_BYTES, 0, ())
         replicas = DistributedDataParallel(
             part, process_group=group, gradient_as_bucket_view=True, find_unused_parameters=unused, init_sync=False
         )

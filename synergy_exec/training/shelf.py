@@ -2,8 +2,7 @@
 
     step-00000120           complete: it got this name by a rename, after all its files were on disk
     .partial-…              being written or being deleted; of no use once its process is gone
-    .replaced-step-00000120 the former one of this name, while the new one takes its place
-    .run-00000005           run 5's desk: what it writes, replaces or deletes passes through it, by renames
+    .run-00000005           run 5's desk: what it writes or deletes passes through it, by renames
     .run-00000005/over      run 5 has ended by itself and writes nothing any more
 
 Only rank 0 of a job's newest run changes the folder. A newer run removes the desks of older runs before it reads
@@ -18,13 +17,11 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from synergy_exec.training import integrity
 
-REPLACED = ".replaced-"
 _COMPLETE = re.compile(r"step-(\d{8,})")
 _PARTIAL = ".partial-"
 
@@ -35,42 +32,33 @@ def name(step: int) -> str:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """All that have a complete one's name, the most steps first; undoes a replacement that was cut off."""
-    if not folder.is_dir():
-        return []
-    mend(folder, folder.glob(f"{REPLACED}*"))
-    return listed(folder)
-
-
-def listed(folder: Path) -> list[Path]:
-    """The same, for one who only looks, perhaps while another writes: what was cut off stays as it is."""
+    """All that have a complete one's name, the most steps first."""
     if not folder.is_dir():
         return []
     found = [(int(match[1]), each) for each in folder.iterdir() if (match := _COMPLETE.fullmatch(each.name))]
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def begin(folder: Path, desk: Path, step: int) -> Path:
+def begin(desk: Path, step: int) -> Path:
     """A new partial folder; those that were given up are deleted. Raises FileNotFoundError without the desk."""
     for stale in desk.glob(f"{_PARTIAL}*"):
         shutil.rmtree(stale, ignore_errors=True)
-    mend(folder, desk.glob(f"{REPLACED}*"))
     partial = desk / f"{_PARTIAL}{name(step)}-{uuid.uuid4().hex[:8]}"
     partial.mkdir()
     return partial
 
 
 def publish(folder: Path, partial: Path, step: int) -> None:
-    """Give the partial folder its complete name, in place of any former one of that name; lasting when it returns."""
-    final, former = folder / name(step), partial.with_name(f"{REPLACED}{name(step)}")
-    _sync(partial)
-    # No rename replaces a folder that is not empty. If we die between the two, `mend` brings the former one back.
+    """Gives the partial folder its complete name; lasting when it returns.
+
+    One of that name is there only if it was passed over as damaged, for the run went on from an earlier one.
+    """
+    final = folder / name(step)
+    sync(partial)
     if final.exists():
-        final.rename(former)
+        _delete(final, partial.parent)
     partial.rename(final)
-    _sync(folder)
-    if former.exists():
-        _delete(former, former.parent)
+    sync(folder)
 
 
 def prune(folder: Path, desk: Path, step: int, keep: int) -> None:
@@ -86,37 +74,29 @@ def prune(folder: Path, desk: Path, step: int, keep: int) -> None:
             _delete(path, desk)
 
 
-def mend(folder: Path, replaced: Iterable[Path]) -> None:
-    """Put back what was being replaced, where nothing has taken its place."""
-    for former in list(replaced):
-        final = folder / former.name.removeprefix(REPLACED)
-        if final.exists():
-            _delete(former, former.parent)
-        else:
-            former.rename(final)
-
-
 def looks_complete(path: Path) -> bool:
     """Whether all its files are there, each as long as it was written."""
     try:
-        return not integrity.damage(path, integrity.read(path).files, sizes_only=True)
+        integrity.read(path).check(path, sizes_only=True)
     except integrity.DamagedError:
         return False
+    return True
 
 
-def _delete(path: Path, desk: Path) -> None:
-    # Out of sight first: a deletion that is cut off must not look like damage.
-    hidden = desk / f"{_PARTIAL}deleted-{path.name.lstrip('.')}-{uuid.uuid4().hex[:8]}"
-    path.rename(hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Returns once a file or a folder's entries are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _delete(path: Path, desk: Path) -> None:
+    # Out of sight first: a deletion that is cut off must not look like damage.
+    hidden = desk / f"{_PARTIAL}deleted-{path.name}-{uuid.uuid4().hex[:8]}"
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 _DESK = re.compile(r"\.run-(\d{8,})")
@@ -147,7 +127,8 @@ class Desk:
                 self._alone = self._alone and (older / _OVER).exists()
                 # Gone: taken by a run between the two, whose own desk is next, or with this one by a newer run.
                 with suppress(FileNotFoundError):
-                    self._take_away(older)
+                    taken = older.rename(self.path / older.name)
+                    shutil.rmtree(taken, ignore_errors=True)
                 self.require()
         return self
 
@@ -173,8 +154,7 @@ class Desk:
             # Else beside the file, where a run that is overtaken at this very moment is not kept out.
             copy = self.path / path.name if same_disk else path.with_name(f".{path.name}-{self._run}")
             shutil.copyfile(path, copy)
-            with copy.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(copy)
             copy.rename(path)
         except FileNotFoundError:
             raise FencedError(self._reason) from None
@@ -187,10 +167,3 @@ class Desk:
     @property
     def _reason(self) -> str:
         return f"run {self._run} is over, since a newer run of the same job has begun"
-
-    def _take_away(self, older: Path) -> None:
-        taken = self.path / older.name
-        older.rename(taken)
-        # What it was replacing when it was cut off is put back; also what one before it was, which it had not yet.
-        mend(self.path.parent, taken.rglob(f"{REPLACED}*"))
-        shutil.rmtree(taken, ignore_errors=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zlib
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -101,7 +100,7 @@ class Stream:
         batch = self.take(size)
         self._batches += 1
         if self._batches & (self._batches - 1) == 0:
-            found = Ranks().together(lambda: _checksum(batch))
+            found = Ranks().together(lambda: trees.checksum(batch))
             if odd := [rank for rank, each in enumerate(found) if each != found[0]]:
                 raise InputError(
                     f"{self._name} gives other samples on rank {odd[0]} than on rank 0, at step {step + 1}: each rank "
@@ -139,10 +138,3 @@ class Stream:
                 return trees.pair(self._name, piece)
             self._epoch, self._place, self._pieces = self._epoch + 1, 0, None
         raise InputError(f"{self._name} gave no samples in an epoch; give some.")
-
-
-def _checksum(batch: Batch) -> int:
-    found = 0
-    for each in trees.tensors(batch):
-        found = zlib.crc32(each.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), found)
-    return found

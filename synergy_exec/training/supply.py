@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -130,7 +130,7 @@ class _Loading:
             DataLoader(
                 pieces,
                 batch_size=None,
-                sampler=_From(step * cut.pieces),
+                sampler=range(step * cut.pieces, sys.maxsize),
                 num_workers=loaders,
                 prefetch_factor=_AHEAD,
                 # Whoever has made a piece gets the next: of loaders on cores that others use too, one is slower.
@@ -161,13 +161,3 @@ class _Pieces(Dataset[Piece]):
 
     def __getitem__(self, piece: int) -> Piece:
         return piece, *self._job.stretch(self._cut.places(piece), self._item)
-
-
-class _From:
-    """Whole numbers from one on, without end."""
-
-    def __init__(self, first: int) -> None:
-        self._first = first
-
-    def __iter__(self) -> Iterator[int]:
-        return itertools.count(self._first)

@@ -25,8 +25,9 @@ from synergy_core import __version__
 from synergy_core.errors import InputError
 from synergy_core.goodput.efficiency import UNDISTORTED, Distortion, GradientErrors
 from synergy_exec.messages import PlanMessage
-from synergy_exec.training import checkpoint, loading, trees
+from synergy_exec.training import loading, trees
 from synergy_exec.training.admitted import Admission, plan_refusal
+from synergy_exec.training.checkpoint import Checkpoints, State
 from synergy_exec.training.compression.exchange import Exchange, Exchanged
 from synergy_exec.training.initial import Initial
 from synergy_exec.training.integrity import Progress
@@ -35,15 +36,13 @@ from synergy_exec.training.noise import GradientSquares, MicroBatchSquares, squa
 from synergy_exec.training.parallel import check_exchanged, exchanging, replicate
 from synergy_exec.training.pipeline import OwnedStages
 from synergy_exec.training.ranks import Ranks
-from synergy_exec.training.shelf import Desk
 from synergy_exec.training.supply import Supply
 from synergy_runs.files import atomic_file
 
 # Asks a job's model once what it allows: rank 0 for all ranks, its first run for those that follow.
 #
 # Finding out whether a model can be cut or split takes several runs of it without numbers, longer than all the rest of
-# a
-# restart. What was found stands in a file in the job's folder, and counts for the same sources, the same form of the
+# a restart. What was found stands in a file in the job's folder, and counts for the same sources, the same form of the
 # model and the same torch.
 
 
@@ -351,7 +350,9 @@ class Trainer:
             for part in self.parts:
                 _cast(part, self._device)
         replicas = self._mesh["data"] if self._mesh is not None and plan.data > 1 else None
-        self._modules = [replicate(part, job.blocks, plan.zero, replicas, unused=unused) for part in self.parts]
+        self._modules = [
+            replicate(part, job.blocks, plan.zero, replicas, unused=unused, begun=begun) for part in self.parts
+        ]
         self.exchange = (
             None
             if replicas is None
@@ -415,47 +416,30 @@ class Trainer:
         self.errors = self._errors()
         self._pipeline = self._schedule()
 
-    def save(self, folder: Path, progress: Progress, *, keep: int = 2, job: str = "", desk: Desk | None = None) -> None:
-        """A checkpoint, complete on disk when this returns; see `checkpoint.save`."""
-        held, data = self._held(), self._data()
-        checkpoint.save(folder, self.parts, self.optimizers, progress, keep, held, data, job, desk)
+    def state(self) -> State:
+        """What a checkpoint keeps of this rank; all ranks call it together."""
+        held = self.exchange.held() if self.exchange is not None else {}
+        # Where the stream of samples is, is the same on all ranks.
+        first = not distributed.is_initialized() or distributed.get_rank() == 0
+        return State(self.parts, self.optimizers, held, self.supply.state() if first else None)
 
-    def save_later(
-        self, folder: Path, progress: Progress, *, keep: int = 2, job: str = "", desk: Desk | None = None
-    ) -> checkpoint.Saving:
-        """A checkpoint that is written while training goes on; see `checkpoint.save_later`."""
-        held, data = self._held(), self._data()
-        return checkpoint.save_later(folder, self.parts, self.optimizers, progress, keep, held, data, job, desk)
-
-    def load(self, folder: Path, *, job: str = "", saved_step: int = 0) -> Progress | None:
-        """Goes on from the newest whole checkpoint; None if there is none. See `checkpoint.load`."""
+    def load(self, checkpoints: Checkpoints, *, saved_step: int = 0) -> Progress | None:
+        """Goes on from the newest whole checkpoint; None if there is none. See `Checkpoints.load`."""
         held = self.exchange.wanted() if self.exchange is not None else {}
-        progress = checkpoint.load(
-            folder,
-            self.parts,
-            self.optimizers,
-            held=held,
-            data=self.supply.go_on_from,
-            job=job,
-            saved_step=saved_step,
-        )
-        if progress is None and self._begun:
-            raise InputError(f"{folder} has no checkpoint, and there was one when this run began to build its model.")
-        if self.exchange is not None and progress is not None:
-            self.exchange.hold(held)
+        state = State(self.parts, self.optimizers, held)
+        progress = checkpoints.load(state, saved_step=saved_step)
+        if progress is None:
+            if self._begun:
+                raise InputError("there is no checkpoint, and there was one when this run began to build its model.")
+            return None
+        self.supply.go_on_from(state.data)
+        if self.exchange is not None:
+            self.exchange.hold(state.held)
         return progress
 
     def _errors(self) -> GradientErrors | None:
         """Of the gradients that are exchanged, where they are compressed; what a step is worth follows from it."""
         return self.exchange.errors() if self.exchange is not None and self.exchange.compresses else None
-
-    def _held(self) -> dict[str, Tensor]:
-        return self.exchange.held() if self.exchange is not None else {}
-
-    def _data(self) -> Tensor | None:
-        """Where the stream of samples is, which is the same on all ranks, on rank 0."""
-        alone = not distributed.is_initialized() or distributed.get_rank() == 0
-        return self.supply.state() if alone else None
 
     def _schedule(self) -> OwnedStages | None:
         if self._mesh is None or self.plan.pipeline == 1:

@@ -5,6 +5,7 @@ Each tensor has a row for every sample, the first dimension. What is no tensor (
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -77,6 +78,14 @@ def lengths(tree: Any) -> set[int]:
 def tensors(tree: Any) -> list[Tensor]:
     """Its tensors."""
     return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
+
+
+def checksum(tree: Any) -> int:
+    """The CRC-32 of its tensors' numbers."""
+    found = 0
+    for each in tensors(tree):
+        found = zlib.crc32(each.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), found)
+    return found
 
 
 def shapes(tree: Any) -> list[tuple[int, ...]]:

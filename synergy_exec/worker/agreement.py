@@ -8,6 +8,7 @@ import torch
 from torch import distributed
 
 from synergy_exec.messages import Message, Rebuild, Retune
+from synergy_exec.training.ranks import Ranks
 from synergy_exec.wire import decode, encode
 
 LOOK_S = 0.002
@@ -54,7 +55,8 @@ class HeardOrders:
         if count == self.done:
             return None
         self.done = count
-        return decode(agree_on(self._latest if self.count == count else ""))
+        heard = Ranks().together(lambda: self._latest if self.count == count else "")
+        return decode(next(filter(None, heard)))
 
 
 def agree(own: Wishes) -> Wishes:
@@ -66,16 +68,3 @@ def agree(own: Wishes) -> Wishes:
     distributed.all_reduce(values, distributed.ReduceOp.MAX)
     stop, save, hold, orders, step_s, waited_s, sync_s = values.tolist()
     return Wishes(stop > 0, save > 0, hold > 0, int(orders), step_s, waited_s, -sync_s)
-
-
-def agree_on(own: str) -> str:
-    """The text that those ranks have who have any; they all have the same."""
-    if not distributed.is_initialized():
-        return own
-    text = own.encode()
-    length = torch.tensor(len(text))
-    distributed.all_reduce(length, distributed.ReduceOp.MAX)
-    letters = torch.zeros(int(length), dtype=torch.uint8)
-    letters[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-    distributed.all_reduce(letters, distributed.ReduceOp.MAX)
-    return bytes(letters.tolist()).decode()

@@ -6,14 +6,10 @@ import math
 import multiprocessing
 import statistics
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
-from torch.utils import _pytree as pytree
 
 from synergy_core.errors import InputError
 from synergy_core.goodput.efficiency import GradientErrors, gain
@@ -31,7 +27,8 @@ from synergy_exec.messages import (
     Started,
     Stop,
 )
-from synergy_exec.training import noise, shelf
+from synergy_exec.training import noise, shelf, trees
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression.exchange import Exchanges
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob, TrainingJob
@@ -186,8 +183,7 @@ def _plain(name: str) -> str:
 # Keeps a rank to its part of a CPU core: its steps say how fast its slot is, and not how idle others are.
 #
 # Where slots share a core the kernel gives all of it to whoever wants it alone: a job would train up to so many times
-# as
-# fast as it was measured, until another comes. A cgroup could forbid that, but few users may make one.
+# as fast as it was measured, until another comes. A cgroup could forbid that, but few users may make one.
 
 
 LEEWAY_S = 0.25
@@ -226,83 +222,27 @@ class Pace:
         self._since = None
 
 
-# Looks, now and then, whether a job's batches are a pure function of the step: else none of its runs goes on with the
-# data that the one before it would have had.
+def odd_data(job: TrainingJob, progress: Progress, size: int) -> str:
+    """What is odd about the batch of the step that comes next, "" for nothing: batches must follow from step and size.
 
-
-COST = 0.01
-"""Of the time that steps take, at most, for making batches a second time."""
-FIRST_STEPS = 2
-"""Of a run, whose batches are looked at whatever that costs."""
-
-
-class Purity:
-    """Of one rank of a job."""
-
-    def __init__(self, job: TrainingJob) -> None:
-        self._job = job
-        self._found = ""
-        self._spent_s = self._trained_s = 0.0
-        self._looks = 0
-
-    def look(self, progress: Progress, size: int, step_s: float) -> str:
-        """What is odd about the batch of the step that comes next, said once; "" for nothing, or nothing looked at.
-
-        The digest of one batch is in `progress`, and so in the checkpoint: a later run looks whether it gets the same.
-        step_s: how long the last step took.
-        """
-        self._trained_s += step_s
-        if self._found or (self._looks >= FIRST_STEPS and self._spent_s > COST * self._trained_s):
-            return ""
-        began_s = time.monotonic()
-        # What is drawn here is not drawn from training; a job that draws so is found out, for it draws on meanwhile.
-        generator = torch.get_rng_state()
-        try:
-            self._found = self._looked(progress, self._size(size))
-        finally:
-            torch.set_rng_state(generator)
-        self._looks += 1
-        self._spent_s += time.monotonic() - began_s
-        return self._found
-
-    def _looked(self, progress: Progress, size: int) -> str:
-        found = "" if self._looks else self._recorded(progress)
-        digest = self._digest(progress.step, size)
-        found = found or self._repeated(progress.step, size, digest)
-        if not found and not self._looks:
-            progress.batch = [progress.step, size, digest]
-        return found
-
-    def _recorded(self, progress: Progress) -> str:
-        if not progress.batch:
-            return ""
-        step, size, digest = progress.batch
-        if self._digest(step, size) == digest:
-            return ""
+    The digest of one batch is in `progress`, and so in the checkpoint: a later run looks whether it gets the same.
+    """
+    # Of a job that prepares samples one by one, one says enough.
+    size = 1 if isinstance(job, LoadedJob) else size
+    if progress.batch and trees.checksum(job.batch(*progress.batch[:2])) != progress.batch[2]:
         return (
-            f"batch({step}, {size}) is not what it was in an earlier run. Data must follow from step and size alone: "
-            "what was saved goes on with other samples than it would have had"
+            f"batch({progress.batch[0]}, {progress.batch[1]}) is not what it was in an earlier run. Data must follow "
+            "from step and size alone: what was saved goes on with other samples than it would have had"
         )
-
-    def _repeated(self, step: int, size: int, digest: int) -> str:
-        if self._digest(step, size) == digest:
-            return ""
+    digest = trees.checksum(job.batch(progress.step, size))
+    if trees.checksum(job.batch(progress.step, size)) != digest:
         return (
-            f"batch({step}, {size}) gives other samples when it is asked again. Data must follow from step "
+            f"batch({progress.step}, {size}) gives other samples when it is asked again. Data must follow from step "
             "and size alone, as by torch.Generator().manual_seed(step): else nothing goes on after a pause as it would "
             "have, and replicas train on parts of different batches"
         )
-
-    def _size(self, size: int) -> int:
-        """Of a job that prepares samples one by one, one says enough."""
-        return 1 if isinstance(self._job, LoadedJob) else size
-
-    def _digest(self, step: int, size: int) -> int:
-        digest = 0
-        for each in pytree.tree_leaves(self._job.batch(step, size)):
-            if isinstance(each, torch.Tensor):
-                digest = zlib.crc32(each.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), digest)
-        return digest
+    progress.batch = [progress.step, size, digest]
+    return ""
 
 
 # `steps.csv`: a line for every step, of all runs of a job.
@@ -339,18 +279,6 @@ _STEPS_OF_SILENCE = 10
 _RECENT_STEPS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """Seconds from the launch to where building began, of building, and of loading; what else `Started` is to say."""
-
-    launch_s: float
-    build_s: float
-    load_s: float
-    layers: list[tuple[str, int, int]]
-    codecs: dict[str, list[float]]
-    bare_bytes: int
-
-
 class MeasuredSteps:
     """Measures the steps that an order asks for; see `Rebuild.steps`. now_s: when the order was carried out."""
 
@@ -374,6 +302,7 @@ class MeasuredSteps:
 class Loop:
     """The training of one rank, step by step, under one order. doing: what it is at, for error messages.
 
+    started: what is known of it before the first step. bare_bytes: what the process held before it had a job.
     rebuild: the order to build the model again, if one ended the loop.
     """
 
@@ -382,11 +311,14 @@ class Loop:
         start: Start,
         job: TrainingJob,
         trainer: Trainer,
-        progress: Progress | None,
+        progress: Progress,
         desk: Desk,
+        checkpoints: Checkpoints,
         agent: AgentConnection,
         pulse: Pulse,
-        began_with: Beginning,
+        *,
+        started: Started,
+        bare_bytes: int,
         order: Rebuild,
         orders: HeardOrders,
     ) -> None:
@@ -395,13 +327,13 @@ class Loop:
         self.doing = "starting to train"
         self._launch, self._rank, self._trainer = start.launch, start.rank, trainer
         self._job, self._observers = job, Observers(job, trainer, start, pulse)
-        self._progress = progress or Progress()
-        self._agent, self._pulse, self._began_with = agent, pulse, began_with
+        self._progress = progress
+        self._agent, self._pulse = agent, pulse
+        self._started, self._bare_bytes = started, bare_bytes
         self._folder = Path(start.launch.folder)
         self._desk = desk
         self._reports = start.rank == 0
-        self._purity = Purity(job) if self._reports and not isinstance(job, StreamedJob) else None
-        self._saves = Saves(trainer, start.launch, self._progress.step, desk, pulse, self._saved, self._note)
+        self._saves = Saves(trainer, start.launch, self._progress.step, checkpoints, pulse, self._saved, self._note)
         trainer.supply.meanwhile = self._await_data
         self._own, self._orders = Wishes(), orders
         self._measured = MeasuredSteps(order, time.monotonic())
@@ -474,8 +406,8 @@ class Loop:
                         report_due = ended + self._launch.report_s
                 if not started:
                     resources.forget()
+                    self._look_at_data()
                 started = True
-                self._look_at_data()
                 self._evaluate()
             return self._finish(0)
         finally:
@@ -544,7 +476,7 @@ class Loop:
         known = noise.statistics(progress)
         rate = noise.learning_rate_scale(self._job, plan.global_batch, initial, known, progress.work, self._launch.work)
         result = self._trainer.step(progress.step, rate=rate)
-        noise.observe_step(progress, result.squares, initial)
+        noise.observe(progress, result.squares, initial)
         self._exchanges.add(result.exchanged)
         self._judge(result)
         progress.step += 1
@@ -587,10 +519,10 @@ class Loop:
             self._note(f"step {step}: the gradient's norm is {result.grad_norm}, and the loss {result.loss}")
 
     def _look_at_data(self) -> None:
-        if self._purity is not None and (
-            odd := self._purity.look(self._progress, self._trainer.plan.global_batch, self._own.step_s)
-        ):
-            self._note(odd)
+        if self._reports and not isinstance(self._job, StreamedJob):
+            odd = odd_data(self._job, self._progress, self._trainer.plan.global_batch)
+            if odd:
+                self._note(odd)
 
     def _await_data(self, waiting: bool) -> None:
         if waiting:
@@ -624,22 +556,8 @@ class Loop:
         self._beat()
 
     def _say_started(self, first_step_s: float) -> None:
-        begun = self._began_with
-        self._agent.say(
-            Started(
-                run=self._launch.run,
-                step=self._progress.step,
-                samples=self._progress.samples,
-                work=self._progress.work,
-                launch_s=begun.launch_s,
-                build_s=begun.build_s,
-                load_s=begun.load_s,
-                first_step_s=first_step_s,
-                layers=begun.layers,
-                codecs=begun.codecs,
-                copy=self._copy,
-            )
-        )
+        done = {name: getattr(self._progress, name) for name in ("step", "samples", "work")}
+        self._agent.say(replace(self._started, **done, first_step_s=first_step_s))
 
     def _report(self, loss: float, measured_s: float = 0.0) -> None:
         progress, plan, times = self._progress, self._trainer.plan, self._clock.take()
@@ -666,7 +584,7 @@ class Loop:
                 told_s=time.monotonic(),
                 copy=self._copy,
                 measured_s=measured_s,
-                **resources.report(self._began_with.bare_bytes),
+                **resources.report(self._bare_bytes),
                 **self._exchanges.take(),
             )
         )

@@ -23,11 +23,14 @@ from torch import distributed
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from synergy_core.errors import InputError
-from synergy_exec.messages import PAUSED, Failure, Noted, Rebuild, Retune, Stop
+from synergy_exec.messages import PAUSED, Failure, Noted, Rebuild, Retune, Started, Stop
 from synergy_exec.training import loading, shelf
 from synergy_exec.training.cache import Cache
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression.choices import measured_codecs
 from synergy_exec.training.compression.exchange import layers_of
+from synergy_exec.training.compression.schemes import kinds
+from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.parallel import UnusedParametersError
@@ -37,11 +40,14 @@ from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import resources
 from synergy_exec.worker.agreement import LOOK_S, HeardOrders
-from synergy_exec.worker.loop import Beginning, Loop
+from synergy_exec.worker.loop import Loop
 from synergy_exec.worker.network import talk_over
 from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.saves import UnsavedError
 from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Start, see_only
+
+# Every scheme is imported with this module, so before ranks are forked.
+kinds()
 
 # What an error in a worker means: the job's own, or the echo of another rank's.
 
@@ -227,12 +233,30 @@ class Rank:
             codecs = measured_codecs(process.device)
         self._now("loading")
         began = time.monotonic()
-        checkpoints = folder / "checkpoints"
-        saved = None if anew else trainer.load(checkpoints, job=launch.job_uuid, saved_step=launch.saved_step)
+        checkpoints = Checkpoints(folder / "checkpoints", keep=launch.keep_checkpoints, job=launch.job_uuid, desk=desk)
+        loaded = None if anew else trainer.load(checkpoints, saved_step=launch.saved_step)
+        progress = loaded or Progress()
         load_s = time.monotonic() - began
-        layers = layers_of(trainer.parts) if launch.say_layers else []
-        began_with = Beginning(launched_s, build_s, load_s, layers, codecs, bare_bytes)
-        return Loop(start, job, trainer, saved, desk, self._agent, self._pulse, began_with, order, process.orders)
+        started = Started(
+            run=launch.run,
+            step=progress.step,
+            samples=progress.samples,
+            work=progress.work,
+            first_step_s=0.0,
+            launch_s=launched_s,
+            build_s=build_s,
+            load_s=load_s,
+            layers=layers_of(trainer.parts) if launch.say_layers else [],
+            codecs=codecs,
+            copy=start.copy,
+        )
+        return Loop(
+            *(start, job, trainer, progress, desk, checkpoints, self._agent, self._pulse),
+            started=started,
+            bare_bytes=bare_bytes,
+            order=order,
+            orders=process.orders,
+        )
 
     def _next_order(self, orders: HeardOrders) -> Rebuild | None:
         """Waits for the next order of a rank that trains nothing. None: it was told to stop, or its agent is silent."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from concurrent.futures import Future
 
 from synergy_core.errors import InputError
 from synergy_exec.messages import Launch, Saved
-from synergy_exec.training import checkpoint
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
-from synergy_exec.training.shelf import Desk
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.pulse import Pulse
 
@@ -34,17 +32,16 @@ class Saves:
         trainer: Trainer,
         launch: Launch,
         saved_step: int,
-        desk: Desk,
+        checkpoints: Checkpoints,
         pulse: Pulse,
         said: Callable[[Saved], None],
         warned: Callable[[str], None],
     ) -> None:
         self._trainer, self._launch, self._pulse = trainer, launch, pulse
         self._said, self._warned = said, warned
-        self._folder = Path(launch.folder) / "checkpoints"
+        self._checkpoints = checkpoints
         self._saved_step = self._sure_step = saved_step
-        self._as_filed: Any = {"keep": launch.keep_checkpoints, "job": launch.job_uuid, "desk": desk}
-        self._saving: checkpoint.Saving | None = None
+        self._saving: Future[None] | None = None
         self._as: Saved | None = None
         self._due = time.monotonic() + launch.checkpoint_interval_s
 
@@ -58,7 +55,7 @@ class Saves:
         began = time.monotonic()
         self._wait()
         try:
-            self._saving = self._trainer.save_later(self._folder, progress, **self._as_filed)
+            self._saving = self._checkpoints.save_later(self._trainer.state(), progress)
         except InputError as error:
             self._failed(error)
             return
@@ -81,7 +78,7 @@ class Saves:
                 return
             began = time.monotonic()
             try:
-                self._trainer.save(self._folder, progress, **self._as_filed)
+                self._checkpoints.save(self._trainer.state(), progress)
             except InputError as error:
                 if not left:
                     raise UnsavedError(str(error)) from error
@@ -96,7 +93,7 @@ class Saves:
         if saving is None or self._as is None:
             return
         try:
-            saving.wait()
+            saving.result()
         except InputError as error:
             self._failed(error)
         else:

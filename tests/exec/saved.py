@@ -1,48 +1,42 @@
-"""Checkpoints on disk: as workers leave them, made by hand; and of one small model under eight ways of splitting it.
-
-A step here is no more than the math.
-"""
+"""Checkpoints on disk: as workers leave them, made by hand; and of one small model under ways of splitting it."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
-from models import Layer
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
+from models import Layer, Net
+from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from synergy_exec import job_folder
-from synergy_exec.training import checkpoint, integrity, shelf
+from synergy_exec.messages import PlanMessage
+from synergy_exec.training import integrity, shelf
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
+from synergy_exec.training.job import Batch, TrainingJob
 from synergy_exec.training.shelf import Desk
+from synergy_exec.training.trainer import Trainer
 
-BYTES = 1_000
-"""Of each pretended checkpoint's only file beside `progress.json`."""
+FILE, BYTES = "rank-0.safetensors", 1_000
+"""Each pretended checkpoint's only file beside `progress.json`."""
 
 
 def checkpoint_of(folder: Path, step: int, uuid: str = "", *, work: float | None = None) -> Path:
     """A whole checkpoint in a job's folder; its weights are nothing that can be loaded."""
     path = folder / job_folder.CHECKPOINTS / shelf.name(step)
     path.mkdir(parents=True)
-    (path / "__0_0.distcp").write_bytes(bytes([step % 256]) * BYTES)
+    (path / FILE).write_bytes(bytes([step % 256]) * BYTES)
     progress = Progress(step=step, samples=32 * step, work=float(step) if work is None else work)
-    files = {"__0_0.distcp": integrity.digest(path / "__0_0.distcp")}
-    integrity.write(path, integrity.Manifest(progress, files, "2.13.0", uuid))
+    integrity.write(path, integrity.Manifest(progress, {FILE: integrity.digest(path / FILE)}, job=uuid))
     return path
 
 
-CHANGES = ((Path, "rename"), (Path, "mkdir"), (shutil, "rmtree"), (integrity, "write"), (shelf, "_sync"))
-"""What saving changes the file system by, beside torch's own files."""
+CHANGES = ((Path, "rename"), (Path, "mkdir"), (shutil, "rmtree"), (integrity, "write"), (shelf, "sync"))
+"""What saving changes the file system by, beside the ranks' own files."""
 
 
 def before_each_change(monkeypatch: Any, then: Callable[[int], None]) -> list[str]:
@@ -62,133 +56,73 @@ def before_each_change(monkeypatch: Any, then: Callable[[int], None]) -> list[st
     return made
 
 
-# A model, split
+# A small model under several ways of splitting it. A step here is no more than the math.
 
-FAMILIES: dict[str, tuple[int, int, int, str]] = {
-    "single": (1, 1, 1, ""),
-    "ddp2": (2, 1, 1, "ddp"),
-    "fsdp2": (2, 1, 1, "fsdp"),
-    "tp2": (1, 2, 1, ""),
-    "pp2": (1, 1, 2, ""),
-    "dp2tp2": (2, 2, 1, "fsdp"),
-    "dp2pp2": (2, 1, 2, "ddp"),
-    "tp2pp2": (1, 2, 2, ""),
+WIDTH, BATCH = 15, 8
+"""15 leaves FSDP2 uneven shards."""
+PLANS = {
+    "single": PlanMessage(micro_batch=8),
+    "ddp2": PlanMessage(data=2, micro_batch=4),
+    "fsdp2": PlanMessage(data=2, zero=3, micro_batch=4),
+    "tp2": PlanMessage(tensor=2, micro_batch=8),
+    "pp2": PlanMessage(pipeline=2, micro_batch=4, accumulation=2),
+    "ppi2": PlanMessage(pipeline=2, interleave=2, micro_batch=4, accumulation=2),
+    "dp2tp2": PlanMessage(data=2, tensor=2, zero=3, micro_batch=4),
+    "dp2pp2": PlanMessage(data=2, pipeline=2, micro_batch=2, accumulation=2),
+    "tp2pp2": PlanMessage(tensor=2, pipeline=2, micro_batch=4, accumulation=2),
 }
-"""Data, tensor, pipeline; data-parallel ones over two ranks are either DDP or FSDP2."""
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
     "adamw": lambda parameters: AdamW(parameters, lr=0.01),
 }
-WIDTH, BATCH = 15, 8
-"""15 leaves FSDP2 uneven shards."""
 
 
-class Model(nn.Module):
-    """Or a stage of it: what it has not is None, layers keep their global index."""
+class Small(TrainingJob):
+    blocks = "layers"
+    tensor_plan: ClassVar = {"layers.*.up": "column", "layers.*.down": "row"}
+    learning_rate_rule = "none"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed: nn.Linear | None = nn.Linear(4, WIDTH)
-        self.layers = nn.ModuleDict({str(index): Layer(WIDTH) for index in range(2)})
-        self.head: nn.Linear | None = nn.Linear(WIDTH, 3)
+    def __init__(self, optimizer: str) -> None:
+        self._optimizer = OPTIMIZERS[optimizer]
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = self.embed(hidden) if self.embed is not None else hidden
-        for layer in self.layers.values():
-            hidden = layer(hidden)
-        return self.head(hidden) if self.head is not None else hidden
+    def build_model(self) -> nn.Module:
+        return Net(4, WIDTH, 3, 4, lambda _: Layer(WIDTH))
+
+    def batch(self, step: int, size: int) -> Batch:
+        generator = torch.Generator().manual_seed(step)
+        return torch.randn(size, 4, generator=generator), torch.randn(size, 3, generator=generator)
+
+    def loss(self, output: Any, target: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(output, target)
+
+    def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return self._optimizer(parameters)
 
 
-def world(family: str) -> int:
-    data, tensor, pipeline, _ = FAMILIES[family]
-    return data * tensor * pipeline
+class Training:
+    """The small model in training, on the default process group of as many ranks as the plan has (none for one)."""
 
-
-@dataclass
-class Split:
-    """The part of the model that this rank has under a family, and how to train it."""
-
-    part: nn.Module
-    optimizer: Optimizer
-    mesh: DeviceMesh | None
-    data: int
-    pipeline: int
-
-    def coordinate(self, dimension: str) -> int:
-        return self.mesh.get_local_rank(dimension) if self.mesh else 0
+    def __init__(self, plan: str = "single", optimizer: str = "adamw", *, seed: int = 0) -> None:
+        self.trainer = Trainer(Small(optimizer), PLANS[plan], seed=seed, measure_squares=False)
+        self.part, self.optimizer = self.trainer.parts[0], self.trainer.optimizers[0]
 
     def step(self, number: int) -> float:
         """One optimizer step; the loss over the whole batch, the same on every rank."""
-        generator = torch.Generator().manual_seed(number)
-        inputs = torch.randn(BATCH, 4, generator=generator)
-        targets = torch.randn(BATCH, 3, generator=generator)
-        rows = slice(self.coordinate("data"), None, self.data)
-        loss = self._backward(inputs[rows], targets[rows])
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if self.mesh:
-            if self.pipeline > 1:
-                dist.broadcast(loss, group=self.mesh.get_group("pipeline"), group_src=1)
-            dist.all_reduce(loss, group=self.mesh.get_group("data"))
-        return loss.item() / self.data
-
-    def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        if self.pipeline == 1:
-            loss = nn.functional.mse_loss(self.part(inputs), targets)
-            loss.backward()
-            return loss.detach()
-        pair = self.mesh.get_group("pipeline")
-        if self.coordinate("pipeline") == 0:
-            hidden = self.part(inputs)
-            dist.send(hidden.detach(), group=pair, group_dst=1)
-            gradient = torch.empty_like(hidden)
-            dist.recv(gradient, group=pair, group_src=1)
-            hidden.backward(gradient)
-            return torch.zeros(())
-        hidden = torch.empty(len(inputs), WIDTH)
-        dist.recv(hidden, group=pair, group_src=0)
-        loss = nn.functional.mse_loss(self.part(hidden.requires_grad_()), targets)
-        loss.backward()
-        dist.send(hidden.grad, group=pair, group_dst=0)
-        return loss.detach()
+        return self.trainer.step(number).loss
 
     def save(self, folder: Path, progress: Progress, **more: Any) -> None:
-        checkpoint.save(folder, [self.part], [self.optimizer], progress, **more)
+        Checkpoints(folder, **more).save(self.trainer.state(), progress)
 
-    def load(self, folder: Path, **more: Any) -> Progress | None:
-        return checkpoint.load(folder, [self.part], [self.optimizer], **more)
-
-
-def split(family: str, optimizer: str = "adamw", *, seed: int = 0) -> Split:
-    """The model under the family, on the default process group of as many ranks (none for one)."""
-    data, tensor, pipeline, wrapper = FAMILIES[family]
-    torch.manual_seed(seed)
-    part: nn.Module = Model()
-    mesh = None
-    if dist.is_initialized():
-        mesh = init_device_mesh("cpu", (pipeline, data, tensor), mesh_dim_names=("pipeline", "data", "tensor"))
-    if mesh and pipeline > 1:
-        first = mesh.get_local_rank("pipeline") == 0
-        del part.layers["1" if first else "0"]
-        part.head, part.embed = (None, part.embed) if first else (part.head, None)
-    if mesh and tensor > 1:
-        for layer in part.layers.values():
-            parallelize_module(layer, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    if mesh and wrapper == "fsdp":
-        for layer in part.layers.values():
-            fully_shard(layer, mesh=mesh["data"])
-        fully_shard(part, mesh=mesh["data"])
-    if mesh and wrapper == "ddp":
-        part = DistributedDataParallel(part, process_group=mesh.get_group("data"))
-    return Split(part, OPTIMIZERS[optimizer](part.parameters()), mesh, data, pipeline)
+    def load(self, folder: Path, *, saved_step: int = 0, **more: Any) -> Progress | None:
+        return self.trainer.load(Checkpoints(folder, **more), saved_step=saved_step)
 
 
 # One process without a process group
 
 
-def trained(steps: int, optimizer: str = "adamw", folder: Path | None = None, *, seed: int = 0) -> Split:
+def trained(steps: int, optimizer: str = "adamw", folder: Path | None = None, *, seed: int = 0) -> Training:
     """Trained so far, with a checkpoint after every step if there is a folder."""
-    job = split("single", optimizer, seed=seed)
+    job = Training("single", optimizer, seed=seed)
     for number in range(steps):
         job.step(number)
         if folder:
@@ -201,15 +135,15 @@ def saved(folder: Path, steps: int, desk: Desk | None = None, **more: Any) -> No
     trained(steps, **more).save(folder, Progress(step=steps), **({"desk": desk} if desk else {}))
 
 
-def untrained() -> Split:
-    return split("single", seed=1)
+def untrained() -> Training:
+    return Training(seed=1)
 
 
 def names(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir())
 
 
-def weights(job: Split) -> torch.Tensor:
+def weights(job: Training) -> torch.Tensor:
     return torch.cat([each.detach().flatten() for each in job.part.parameters()])
 
 

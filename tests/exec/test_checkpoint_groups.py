@@ -1,5 +1,6 @@
-"""Checkpoints of process groups: any family reads what any family wrote, and what may happen to a group."""
+"""Checkpoints of process groups: any plan reads what any plan wrote, and what may happen to a group."""
 
+import itertools
 import os
 import pickle
 import random
@@ -12,13 +13,12 @@ from pathlib import Path
 import groups
 import pytest
 import torch.distributed as dist
-from exec.saved import FAMILIES, OPTIMIZERS, split, world
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from exec.saved import OPTIMIZERS, PLANS, Training
 
-from synergy_exec.training import checkpoint
-from synergy_exec.training.checkpoint import State
+from synergy_exec.training import checkpoint, integrity
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
+from synergy_exec.training.ranks import Ranks
 
 BEFORE, AFTER = 5, 5
 KILLS = 4
@@ -48,48 +48,61 @@ def raised(action):
 # What ranks do
 
 
-def write(family, optimizer, folder):
-    job = split(family, optimizer)
+def write(plan, optimizer, folder):
+    job = Training(plan, optimizer)
     losses = steps(job, 0, BEFORE)
-    job.save(folder / f"{family}-{optimizer}", progress_after(BEFORE))
+    job.save(folder / f"{plan}-{optimizer}", progress_after(BEFORE))
     return losses + steps(job, BEFORE)  # saving must not disturb the run that saves
 
 
 def read(writer, reader, optimizer, folder):
-    job = split(reader, optimizer, seed=1)
+    job = Training(reader, optimizer, seed=1)
     assert job.load(folder / f"{writer}-{optimizer}") == progress_after(BEFORE)
     return steps(job, BEFORE)
 
 
-def without_optimizer(family, optimizer, folder):
-    """Losses after loading the model alone. The optimizer's key is not asked for: asking would alias live state."""
-    job = split(family, optimizer, seed=1)
-    state = State([job.part], [job.optimizer], with_optimizer=False)
-    load_distributed(state.tree, storage_reader=FileSystemReader(folder / f"single-{optimizer}" / "step-00000005"))
-    state.apply()
+def without_optimizer(plan, optimizer, folder):
+    """Losses after loading the model alone."""
+    job = Training(plan, optimizer, seed=1)
+    path = folder / f"single-{optimizer}" / "step-00000005"
+    tensors = {f"model.{name}": each for part in job.trainer.parts for name, each in part.state_dict().items()}
+    checkpoint.read(path, integrity.read(path), tensors)
     return steps(job, BEFORE)
 
 
 def later(folder):
     """save_later under dp2tp2 while training goes on, twice without a wait between, then read back."""
-    job = split("dp2tp2")
+    job = Training("dp2tp2")
     losses = steps(job, 0, BEFORE)
-    first = checkpoint.save_later(folder, [job.part], [job.optimizer], progress_after(BEFORE))
+    checkpoints = Checkpoints(folder)
+    first = checkpoints.save_later(job.trainer.state(), progress_after(BEFORE))
     losses += steps(job, BEFORE)
-    second = checkpoint.save_later(folder, [job.part], [job.optimizer], progress_after(BEFORE + AFTER))
+    checkpoints.save_later(job.trainer.state(), progress_after(BEFORE + AFTER)).result()
     first_done = first.done()
-    second.wait()
     names = sorted(each.name for each in folder.iterdir())
     (folder / "step-00000010" / "progress.json").unlink(missing_ok=True)
     dist.barrier()
-    again = split("dp2tp2", seed=1)
+    again = Training("dp2tp2", seed=1)
     step = again.load(folder).step
     return first_done, names, step, losses[BEFORE:], steps(again, BEFORE)
 
 
+def talking(folder):
+    """What ranks tell each other while their checkpoints are written, as in an evaluation."""
+    job, checkpoints = Training("ddp2"), Checkpoints(folder)
+    job.step(0)
+    told = []
+    for step in range(1, 6):
+        saving = checkpoints.save_later(job.trainer.state(), progress_after(step))
+        while not everybodys(saving.done())[0]:
+            told.append(Ranks().together(dist.get_rank))
+        saving.result()
+    return told
+
+
 def refused(folder):
     """Rank 1 alone may write files of 4 KB at most: what every rank says, and what is left; then it may again."""
-    job = split("fsdp2")
+    job = Training("fsdp2")
     job.step(0)
     job.save(folder, progress_after(1))
     job.step(1)
@@ -107,14 +120,14 @@ def refused(folder):
 
 def damaged(folder):
     """Two checkpoints, the newer with a flipped bit in rank 1's file: both ranks take the older; then none is left."""
-    job = split("fsdp2", "sgd")
+    job = Training("fsdp2", "sgd")
     for step in (1, 2):
         job.step(step - 1)
         job.save(folder, progress_after(step))
     outcomes = []
     for step in (2, 1):
         if dist.get_rank() == 0:
-            path = folder / f"step-{step:08d}" / "__1_0.distcp"
+            path = folder / f"step-{step:08d}" / "rank-1.safetensors"
             contents = bytearray(path.read_bytes())
             contents[len(contents) // 2] ^= 1
             path.write_bytes(contents)
@@ -125,20 +138,20 @@ def damaged(folder):
 
 def save_for_ever(folder):
     """Every step a checkpoint, in turns at once and later, from the newest there is; ends by being killed."""
-    job = split("ddp2")
+    job, checkpoints = Training("ddp2"), Checkpoints(folder)
     progress = job.load(folder) or Progress()
     while True:
         job.step(progress.step)
         progress = progress_after(progress.step + 1)
-        method = checkpoint.save_later if progress.step % 2 else checkpoint.save
-        method(folder, [job.part], [job.optimizer], progress)
+        method = checkpoints.save_later if progress.step % 2 else checkpoints.save
+        method(job.trainer.state(), progress)
 
 
 def read_alone(folder):
     """What a lone reader loads, how often it had to pass one over, and how far that is from undisturbed training."""
     warned = []
     checkpoint._log.warning = lambda *args: warned.append(str(args))
-    job, reference = split("single", seed=1), split("single")
+    job, reference = Training("single", seed=1), Training("single")
     progress = job.load(folder)
     for number in range(progress.step):
         reference.step(number)
@@ -150,7 +163,7 @@ def newest(folder):
 
 
 def killed(folder):
-    """kill -9 of a whole group that saves all the time, at random moments; after each what a reader finds."""
+    """kill -9 of a whole group that saves all the time, as it writes a file; after each what a reader finds."""
     moments = random.Random(0)
     found, partials = [], 0
     for _ in range(KILLS):
@@ -160,7 +173,9 @@ def killed(folder):
             until_s = time.monotonic() + 60
             while time.monotonic() < until_s and newest(folder) <= before + 1:
                 time.sleep(0.01)
-            time.sleep(moments.uniform(0, 0.15))
+            time.sleep(moments.uniform(0, 0.05))
+            while time.monotonic() < until_s and not any(folder.glob(".partial-*/*")):
+                pass
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             for pid in pids:
@@ -176,31 +191,39 @@ def killed(folder):
 # What is shown
 
 
+def world(plan):
+    return PLANS[plan].world
+
+
 def optimizers_between(writer, reader):
     """With four ranks on either side one optimizer is enough: what the other adds shows between smaller worlds."""
     return ("adamw",) if max(world(writer), world(reader)) > 2 else tuple(OPTIMIZERS)
 
 
-PAIRS = [
-    (writer, reader) for writer in FAMILIES for reader in FAMILIES if writer == reader or "single" in (writer, reader)
-]
-"""Every family reads its own and the lone process's, which reads all: so each way to write and each to read."""
+def each_way(writer, reader):
+    """Every plan reads its own and the lone process's, which reads all: so each way to write and each to read."""
+    return writer == reader or "single" in (writer, reader)
+
+
+PAIRS = list(itertools.product(PLANS, PLANS))
 SAVED = Path("saved")
-KILLED, LATER, REFUSED, DAMAGED = ((case, Path(case.__name__)) for case in (killed, later, refused, damaged))
+KILLED, LATER, TALKING, REFUSED, DAMAGED = (
+    (case, Path(case.__name__)) for case in (killed, later, talking, refused, damaged)
+)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory, request):
     """What every case found; run once, however many processes the tests run in."""
-    writing, reading = {1: [], 2: [], 4: []}, {1: [KILLED], 2: [REFUSED, DAMAGED], 4: [LATER]}
-    for family in FAMILIES:
-        for optimizer in OPTIMIZERS:
-            writing[world(family)].append((write, family, optimizer, SAVED))
-            if world(family) < 4:
-                reading[world(family)].append((without_optimizer, family, optimizer, SAVED))
+    writing, reading = {1: [], 2: [], 4: []}, {1: [KILLED], 2: [TALKING, REFUSED, DAMAGED], 4: [LATER]}
+    for plan, optimizer in itertools.product(PLANS, OPTIMIZERS):
+        writing[world(plan)].append((write, plan, optimizer, SAVED))
+        if world(plan) < 4:
+            reading[world(plan)].append((without_optimizer, plan, optimizer, SAVED))
     for writer, reader in PAIRS:
-        optimizers = optimizers_between(writer, reader)
-        reading[world(reader)] += [(read, writer, reader, optimizer, SAVED) for optimizer in optimizers]
+        if each_way(writer, reader) or request.config.getoption("--thorough"):
+            optimizers = optimizers_between(writer, reader)
+            reading[world(reader)] += [(read, writer, reader, optimizer, SAVED) for optimizer in optimizers]
     return groups.run_once(tmp_path_factory, "checkpoints", writing, reading)
 
 
@@ -213,14 +236,16 @@ def largest_difference(one, other):
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def test_saving_disturbs_no_family(found):
-    for optimizer in OPTIMIZERS:
-        for family in FAMILIES:
-            losses = found[write, family, optimizer, SAVED]
-            assert largest_difference(losses, single(found, optimizer)) < 1e-5, family
+def test_saving_disturbs_no_plan(found):
+    for plan, optimizer in itertools.product(PLANS, OPTIMIZERS):
+        losses = found[write, plan, optimizer, SAVED]
+        assert largest_difference(losses, single(found, optimizer)) < 1e-5, plan
 
 
-@pytest.mark.parametrize(("writer", "reader"), PAIRS)
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [pytest.param(*pair, marks=[] if each_way(*pair) else pytest.mark.thorough) for pair in PAIRS],
+)
 def test_training_goes_on_as_if_uninterrupted(found, writer, reader):
     for optimizer in optimizers_between(writer, reader):
         losses = found[read, writer, reader, optimizer, SAVED]
@@ -228,7 +253,7 @@ def test_training_goes_on_as_if_uninterrupted(found, writer, reader):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("reader", [each for each in FAMILIES if world(each) < 4])
+@pytest.mark.parametrize("reader", [each for each in PLANS if world(each) < 4])
 def test_without_the_optimizer_the_comparison_fails(found, reader, optimizer):
     losses = found[without_optimizer, reader, optimizer, SAVED]
     assert largest_difference(losses, single(found, optimizer)[BEFORE:]) > 1e-3
@@ -236,10 +261,15 @@ def test_without_the_optimizer_the_comparison_fails(found, reader, optimizer):
 
 def test_saved_later_under_dp2tp2_is_the_state_at_the_call(found):
     first_done, names, step, losses, resumed = found[LATER]
-    assert first_done, "a second save_later must wait for the first"
+    assert first_done, "a second save_later is written after the first"
     assert names == ["step-00000005", "step-00000010"]
     assert step == 5
     assert largest_difference(resumed, losses) < 1e-5
+
+
+def test_ranks_talk_while_their_checkpoint_is_written(found):
+    assert len(found[TALKING]) > 5
+    assert all(each == [0, 1] for each in found[TALKING])
 
 
 def test_all_ranks_say_that_one_could_not_write(found):
@@ -257,10 +287,10 @@ def test_all_ranks_pass_over_the_same_damaged_checkpoint(found):
     assert older == [1, 1]
     assert none == its_peer
     assert none.startswith("InputError: no checkpoint in")
-    assert "step-00000001 (the contents of __1_0.distcp have changed" in none
+    assert "step-00000001 (the contents of rank-1.safetensors have changed" in none
 
 
-def test_kill_9_at_any_moment_leaves_whole_checkpoints(found):
+def test_kill_9_while_a_checkpoint_is_written_leaves_whole_ones(found):
     kills, partials = found[KILLED]
     for visible, step, warned, difference in kills:
         assert (step, warned, difference < 1e-5) == (visible, [], True)

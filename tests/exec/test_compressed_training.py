@@ -19,6 +19,7 @@ from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.admitted import refusal
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression import choices
 from synergy_exec.training.compression.choices import SchemeByLayer, _Case, measured_codecs
 from synergy_exec.training.compression.exchange import (
@@ -33,7 +34,7 @@ from synergy_exec.training.compression.scheme import GradientLayer, HeldBack, Pi
 from synergy_exec.training.compression.schemes.quantised import Quantised
 from synergy_exec.training.compression.wire import Wire
 from synergy_exec.training.integrity import Progress
-from synergy_exec.training.noise import estimate
+from synergy_exec.training.noise import GradientSquares, estimate
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.loop import worth_of_step
 
@@ -249,7 +250,7 @@ def pause(plan, folder, steps, more, seed=3):
     """A job that saves after some steps and goes on: losses, and what it held when it saved."""
     trainer = Trainer(SmallGpt(), plan, seed=seed)
     losses = [trainer.step(number).loss for number in range(steps)]
-    trainer.save(folder, Progress(step=steps))
+    Checkpoints(folder).save(trainer.state(), Progress(step=steps))
     held = trainer.exchange.held() if trainer.exchange else {}
     losses += [trainer.step(steps + number).loss for number in range(more)]
     return {"losses": losses, "held": held}
@@ -258,7 +259,7 @@ def pause(plan, folder, steps, more, seed=3):
 def resume(plan, folder, more):
     """One that goes on from there: what it holds as it begins, and its losses."""
     trainer = Trainer(SmallGpt(), plan, seed=4)
-    progress = trainer.load(folder)
+    progress = trainer.load(Checkpoints(folder))
     held = trainer.exchange.held() if trainer.exchange else {}
     losses = [trainer.step(progress.step + number).loss for number in range(more)]
     return {"losses": losses, "held": held, "differ": replicas_differ(trainer) if plan.world > 1 else []}
@@ -277,9 +278,8 @@ def noises(plan, steps):
     corrected, naive = [], []
     for number in range(0, MEASURED_EVERY * steps, MEASURED_EVERY):
         seen = trainer.step(number).squares
-        sizes = (seen.small, seen.small_batch, seen.big, seen.big_batch)
-        corrected.append(estimate(*sizes, distorted=seen.distorted, replicas=seen.replicas))
-        naive.append(estimate(*sizes))
+        corrected.append(estimate(seen))
+        naive.append(estimate(GradientSquares(seen.small, seen.small_batch, seen.big, seen.big_batch)))
     return {
         name: tuple(sum(each) / steps for each in zip(*values, strict=True))
         for name, values in (("corrected", corrected), ("naive", naive))

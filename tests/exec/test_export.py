@@ -19,6 +19,7 @@ from synergy_exec import job_folder
 from synergy_exec.commands import export
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import PlanMessage
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.trainer import Trainer
@@ -55,10 +56,11 @@ def train(plan, folder):
     trainer = Trainer(NetJob(), PLANS[plan], seed=4)
     for number in range(STEPS):
         trainer.step(number)
-    trainer.save(folder, Progress(step=STEPS), job="abc")
+    checkpoints = Checkpoints(folder, job="abc")
+    checkpoints.save(trainer.state(), Progress(step=STEPS))
     # A step's loss is that of the weights before it.
     found = trainer.step(STEPS).loss
-    trainer.save(folder, Progress(step=STEPS + 1), job="abc")
+    checkpoints.save(trainer.state(), Progress(step=STEPS + 1))
     return [found, trainer.step(STEPS + 1).loss]
 
 
@@ -126,10 +128,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_named_where_none_is_whole(train
     work = tmp_path / "fifo-0.work"
     shutil.copytree(trained[0], work)
     checkpoints = work / "jobs" / "0" / "checkpoints"
-    flipped(checkpoints / f"step-{STEPS + 1:08d}" / "__0_0.distcp")
+    flipped(checkpoints / f"step-{STEPS + 1:08d}" / "rank-0.safetensors")
     export.main(["alone", "--dir", str(work), "--out", str(tmp_path / "net.pt")])
     assert f"at step {STEPS}" in capsys.readouterr().out
-    flipped(checkpoints / f"step-{STEPS:08d}" / "__0_0.distcp")
+    flipped(checkpoints / f"step-{STEPS:08d}" / "rank-0.safetensors")
     with pytest.raises(InputError, match=r"no whole checkpoint is in it; .*passed over: .*have changed since"):
         export.main(["alone", "--dir", str(work), "--out", str(tmp_path / "other.pt")])
     assert not (tmp_path / "other.pt").exists()

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.bare import bare, constants
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.trainer import Trainer
@@ -215,7 +216,7 @@ def begin(job, plan, folder=""):
     logging.getLogger("synergy_exec.training.initial").addHandler(handler)
     seeded()
     trainer = Trainer(JOBS[job](), PLANS[plan], seed=SEED, begun=bool(folder))
-    progress = trainer.load(Path(folder)) if folder else Progress()
+    progress = trainer.load(Checkpoints(Path(folder))) if folder else Progress()
     logging.getLogger("synergy_exec.training.initial").removeHandler(handler)
     assert progress is not None
     together = {}
@@ -233,7 +234,7 @@ def save_two_steps(job, folder):
     trainer = Trainer(JOBS[job](), PLANS["one"], seed=SEED)
     for number in range(2):
         trainer.step(number)
-    trainer.save(Path(folder), Progress(step=2, samples=8, work=2.0))
+    Checkpoints(Path(folder)).save(trainer.state(), Progress(step=2, samples=8, work=2.0))
 
 
 # What is held
@@ -266,7 +267,7 @@ def peak_of(plan, folder):
         resources.forget()
         trainer = Trainer(large(hidden), PLANS[plan], begun=bool(folder))
         if folder:
-            assert trainer.load(Path(folder) / str(hidden)) is not None
+            assert trainer.load(Checkpoints(Path(folder) / str(hidden))) is not None
         most = resources.report(before)["memory_bytes"]
     parameters = [list(part.parameters()) for part in trainer.parts]
     owned = held_bytes(parameters)
@@ -281,7 +282,7 @@ def save_large(folder):
     for hidden in (32, 512):
         trainer = Trainer(large(hidden), PLANS["one"])
         trainer.step(0)
-        trainer.save(Path(folder) / str(hidden), Progress(step=1, samples=4, work=1.0))
+        Checkpoints(Path(folder) / str(hidden)).save(trainer.state(), Progress(step=1, samples=4, work=1.0))
 
 
 TOLERANCE = 2e-5
@@ -387,7 +388,7 @@ def test_constants_are_made_without_parameters_where_they_draw_nothing():
 
 def test_a_checkpoint_that_has_gone_is_an_error_where_numbers_were_to_come_from_it(tmp_path):
     trainer = Trainer(JOBS["Mixed"](), PLANS["one"], begun=True)
-    refuses("has no checkpoint, and there was one", trainer.load, tmp_path)
+    refuses("there is no checkpoint, and there was one", trainer.load, Checkpoints(tmp_path))
 
 
 def test_workers_draw_numbers_once_and_none_where_a_checkpoint_has_them(tmp_path):

@@ -14,6 +14,7 @@ from synergy_exec.training.integrity import FEWEST_NOISE_STEPS, Progress
 from synergy_exec.training.job import cosine, warmed_up
 from synergy_exec.training.noise import (
     TIME_CONSTANT_STEPS,
+    GradientSquares,
     estimate,
     learning_rate_factor,
     learning_rate_scale,
@@ -67,7 +68,7 @@ def batches(seed):
 def test_mean_estimates_are_within_their_error_of_single_sample_gradients(parts):
     net = model()
     sqr, trace = population(net, seed=1)
-    found = np.array([estimate(*squares(net, x, y, parts)) for x, y in batches(seed=1)])
+    found = np.array([estimate(GradientSquares(*squares(net, x, y, parts))) for x, y in batches(seed=1)])
     error = found.std(0, ddof=1) / math.sqrt(len(found))
     assert np.all(np.abs(found.mean(0) - [sqr, trace]) < 3 * error)
     # The test can tell: a third more or less would be seen.
@@ -92,7 +93,7 @@ def test_smoothed_efficiency_is_within_a_few_per_cent(phi):
     for seed in range(40):
         progress = Progress()
         for row in steps_of_noise(phi, 32, 2, 3 * TIME_CONSTANT_STEPS, seed):
-            observe(progress, *row, initial_batch=32)
+            observe(progress, GradientSquares(*row), 32)
         found = statistical_efficiency(256, noise_scale(*statistics(progress), 32), 32)
         errors.append(float(found / statistical_efficiency(256, phi, 32) - 1))
     assert math.sqrt(np.mean(np.square(errors))) < 0.1
@@ -102,7 +103,7 @@ def test_a_change_is_seen_within_two_time_constants():
     progress = Progress()
     for phi in (32.0, 320.0):
         for row in steps_of_noise(phi, 32, 4, 2 * TIME_CONSTANT_STEPS, seed=1):
-            observe(progress, *row, initial_batch=32)
+            observe(progress, GradientSquares(*row), 32)
     sqr, var = statistics(progress)
     assert float(noise_scale(sqr, var, 32)) > 0.7 * 320
 
@@ -112,7 +113,7 @@ def test_statistics_do_not_depend_on_how_the_batch_was_cut_or_how_large_it_was()
     for batch, parts in ((32, 2), (32, 8), (128, 4), (256, 16)):
         progress = Progress()
         for row in steps_of_noise(64.0, batch, parts, 3000, seed=3):
-            observe(progress, *row, initial_batch=32)
+            observe(progress, GradientSquares(*row), 32)
         found.append(statistics(progress))
     for sqr, var in found:
         assert sqr == pytest.approx(1.0, rel=0.25)
@@ -122,28 +123,28 @@ def test_statistics_do_not_depend_on_how_the_batch_was_cut_or_how_large_it_was()
 def test_unknown_before_a_few_steps_then_the_plain_mean():
     progress = Progress()
     for _ in range(FEWEST_NOISE_STEPS - 1):
-        observe(progress, 3.0, 16, 2.0, 32, initial_batch=32)
+        observe(progress, GradientSquares(3.0, 16, 2.0, 32), 32)
     assert statistics(progress) is None
-    observe(progress, 3.0, 16, 2.0, 32, initial_batch=32)
+    observe(progress, GradientSquares(3.0, 16, 2.0, 32), 32)
     assert statistics(progress) == pytest.approx((1.0, 1.0))
 
 
 def test_negative_and_infinite_estimates_do_no_harm():
     progress = Progress()
     for _ in range(FEWEST_NOISE_STEPS):
-        observe(progress, 3.0, 16, 1.0, 32, initial_batch=32)
-        observe(progress, math.inf, 16, 1.0, 32, initial_batch=32)
-        observe(progress, math.nan, 16, 1.0, 32, initial_batch=32)
+        observe(progress, GradientSquares(3.0, 16, 1.0, 32), 32)
+        observe(progress, GradientSquares(math.inf, 16, 1.0, 32), 32)
+        observe(progress, GradientSquares(math.nan, 16, 1.0, 32), 32)
     assert statistics(progress) == pytest.approx((0.0, 2.0))
     nothing = Progress()
     for _ in range(FEWEST_NOISE_STEPS):
-        observe(nothing, 0.0, 16, 0.0, 32, initial_batch=32)
+        observe(nothing, GradientSquares(0.0, 16, 0.0, 32), 32)
     assert statistics(nothing) is None
 
 
 def test_equal_batches_are_refused():
     with pytest.raises(ValueError, match="the first must be fewer"):
-        estimate(1.0, 32, 1.0, 32)
+        estimate(GradientSquares(1.0, 32, 1.0, 32))
 
 
 # Learning rates

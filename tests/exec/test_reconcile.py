@@ -177,14 +177,6 @@ def test_job_whose_checkpoints_are_gone_does_not_begin_again_unasked(tmp_path, c
     assert begun(tmp_path).jobs[0].seen.saved[0] == 0
 
 
-def test_checkpoint_whose_replacement_was_cut_off_is_not_gone(tmp_path, capsys):
-    broken_off(tmp_path, 1)
-    checkpoints = tmp_path / "jobs" / "0" / "checkpoints"
-    (checkpoints / "step-00000005").rename(checkpoints / ".replaced-step-00000005")
-    assert states(begun(tmp_path)) == {0: "waiting"}
-    assert said(capsys) == []
-
-
 def test_folder_of_an_ended_job_that_is_gone_is_said_once(tmp_path, capsys):
     broken_off(tmp_path)
     execution = begun(tmp_path)

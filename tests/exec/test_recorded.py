@@ -24,7 +24,7 @@ from synergy_exec.examples.mlp import Mlp
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import PlanMessage, Saved
 from synergy_exec.recorded import RecordedJob, RecordedStep, recorded_jobs
-from synergy_exec.training import checkpoint
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
@@ -55,7 +55,7 @@ def train_run(folder, number):
     """One run of the chain, on all ranks of its group; returns the step it began at, from 0."""
     plan = CHAIN[number]
     trainer = Trainer(load_job(SGD, {}), plan, seed=SEED)
-    progress = checkpoint.load(folder / "checkpoints", trainer.parts, trainer.optimizers) or Progress()
+    progress = trainer.load(Checkpoints(folder / "checkpoints")) or Progress()
     began = progress.step
     rank = distributed.get_rank() if distributed.is_initialized() else 0
     steps = StepsFile(folder / "steps.csv", number) if rank == 0 else None
@@ -68,7 +68,7 @@ def train_run(folder, number):
         if steps is not None:
             steps.add(progress.step, trainer.plan.global_batch, rate, result.loss, 0.01)
         if place == STEPS - 2:
-            checkpoint.save(folder / "checkpoints", trainer.parts, trainer.optimizers, progress)
+            Checkpoints(folder / "checkpoints").save(trainer.state(), progress)
     return began
 
 

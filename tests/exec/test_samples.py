@@ -13,8 +13,8 @@ from test_users_jobs import Streamed
 from synergy_core.errors import InputError
 from synergy_exec.examples.pictures import Pictures
 from synergy_exec.messages import PlanMessage
-from synergy_exec.training import checkpoint
 from synergy_exec.training.cache import Cache
+from synergy_exec.training.checkpoint import Checkpoints, State
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob
 from synergy_exec.training.stream import Stream
@@ -271,19 +271,19 @@ def test_what_is_no_loader_is_said(loader, says):
 def test_a_checkpoint_without_a_place_in_the_stream_is_refused(tmp_path):
     trainer = Trainer(Streamed(), PlanMessage(micro_batch=4))
     trainer.step(0)
-    checkpoint.save(tmp_path, trainer.parts, trainer.optimizers, Progress(step=1))
+    Checkpoints(tmp_path).save(State(trainer.parts, trainer.optimizers), Progress(step=1))
     with pytest.raises(InputError, match="does not say where the job's loader was"):
-        Trainer(Streamed(), PlanMessage(micro_batch=4)).load(tmp_path)
+        Trainer(Streamed(), PlanMessage(micro_batch=4)).load(Checkpoints(tmp_path))
 
 
 def test_a_checkpoint_on_its_way_to_disk_holds_the_place_of_its_step(tmp_path):
     trainer = Trainer(Streamed(), PlanMessage(micro_batch=4))
     losses = [trainer.step(number).loss for number in range(3)]
-    saving = trainer.save_later(tmp_path, Progress(step=3))
+    saving = Checkpoints(tmp_path).save_later(trainer.state(), Progress(step=3))
     losses += [trainer.step(number).loss for number in range(3, 9)]
-    saving.wait()
+    saving.result()
     again = Trainer(Streamed(), PlanMessage(micro_batch=4))
-    assert again.load(tmp_path) == Progress(step=3)
+    assert again.load(Checkpoints(tmp_path)) == Progress(step=3)
     assert [again.step(number).loss for number in range(3, 9)] == losses[3:]
 
 

@@ -15,6 +15,7 @@ from synergy_core.errors import InputError
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training import noise
 from synergy_exec.training.admitted import refusal
+from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import TrainingJob, cosine
 from synergy_exec.training.stream import StreamedJob
@@ -199,14 +200,14 @@ def run(job, plan, folder, steps=STEPS):
     """Goes on from the folder's checkpoint, if there is one, and saves at the end."""
     made, path = job(), Path(folder)
     trainer = Trainer(made, PLANS[plan], seed=SEED)
-    progress = trainer.load(path) or Progress()
+    progress = trainer.load(Checkpoints(path)) or Progress()
     found = []
     for _ in range(steps):
         rate = noise.learning_rate_scale(made, BATCH, BATCH, None, float(progress.step), TOTAL)
         result = trainer.step(progress.step, rate=rate)
         progress.step += 1
         found.append((result.loss, result.grad_norm, trainer.evaluate(progress.step)))
-    trainer.save(path, progress)
+    Checkpoints(path).save(trainer.state(), progress)
     return found
 
 
