@@ -13,7 +13,6 @@ import warnings
 from synergy_exec.worker.processes import adopt_orphans, die_with, end_all
 
 WARM = (
-    "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
