@@ -40,8 +40,8 @@ from torch import distributed
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.compression._compressor import LayerSizes
 from synergy_core.goodput.efficiency import ExchangeTerms, compressed_sync
+from synergy_core.planner.plan import Plan
 from synergy_exec.examples.gpt import Gpt
-from synergy_exec.messages import PlanMessage
 from synergy_exec.training.compression.exchange import FIRST_MEASURED, MEASURED_EVERY
 from synergy_exec.training.compression.wire import Wire
 from synergy_exec.training.trainer import Trainer
@@ -111,11 +111,11 @@ def rounds(ways: dict[str, Callable[[int], Step]], wanted: int, warm: int) -> tu
 def measure(rank: int, options: Any) -> dict[str, Any]:
     """What `predict` and `show` take."""
     job = Gpt(hidden=options.hidden, depth=options.depth, tokens=options.tokens)
-    alone = Trainer(job, PlanMessage(micro_batch=options.micro_batch))
+    alone = Trainer(job, Plan(micro_batch=options.micro_batch))
     slow_link.join(rank)
     ways = {ALONE: steps_of(alone), MEETING: steps_of(alone, meet=True)}
     for name in COMPRESSORS:
-        plan = PlanMessage(data=RANKS, micro_batch=options.micro_batch, compressor=name)
+        plan = Plan(data=RANKS, micro_batch=options.micro_batch, compressor=name)
         ways[name] = steps_of(Trainer(job, plan))
     found, others = rounds(ways, options.rounds, FIRST_MEASURED + options.warm)
     return {

@@ -40,7 +40,6 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.controller.jobs import ModelExchange
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.mlp import Mlp
-from synergy_exec.messages import PlanMessage
 from synergy_exec.training import noise
 from synergy_exec.training.compression.choices import measured_codecs
 from synergy_exec.training.compression.exchange import Exchanged, layers_of
@@ -98,7 +97,7 @@ class Known:
 
 def know(course: Course, rank: int) -> Known:
     """Measures, as the executor does; both ranks are told what rank 0 saw."""
-    trainer = Trainer(course.job, PlanMessage(data=RANKS, micro_batch=course.timed[0]))
+    trainer = Trainer(course.job, Plan(data=RANKS, micro_batch=course.timed[0]))
     steps = []
     for micro_batch in course.timed:
         trainer.retune(micro_batch, 1)
@@ -232,7 +231,7 @@ class Run:
 
 def race(course: Course, known: Known, ways: list[str], seed: int) -> list[dict[str, Any]]:
     """Every way from one seed until the loss, step by step in turn."""
-    start = PlanMessage(data=RANKS, micro_batch=INITIAL_BATCH // RANKS)
+    start = Plan(data=RANKS, micro_batch=INITIAL_BATCH // RANKS)
     running, found = [], []
     for way in ways:
         trainer = Trainer(course.job, start, seed=seed)

@@ -38,10 +38,10 @@ from torch import Tensor, distributed, multiprocessing, nn
 
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.efficiency import Distortion, compressed_gain
+from synergy_core.planner.plan import Plan
 from synergy_core.units import Floats
 from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
-from synergy_exec.messages import PlanMessage
 from synergy_exec.training import noise
 from synergy_exec.training.compression.exchange import MEASURED_EVERY
 from synergy_exec.training.integrity import Progress
@@ -66,7 +66,7 @@ LEAST_ERROR = 0.1
 
 def train(job: str, compressor: str, seed: int, steps: int) -> dict[str, Any]:
     kind, micro_batch = JOBS[job]
-    trainer = Trainer(kind, PlanMessage(data=RANKS, micro_batch=micro_batch, compressor=compressor), seed=seed)
+    trainer = Trainer(kind, Plan(data=RANKS, micro_batch=micro_batch, compressor=compressor), seed=seed)
     began_s, progress = time.process_time(), Progress()
     gradients = OwnGradients(trainer.parts[0]) if compressor == "none" else None
     results = []

@@ -24,13 +24,14 @@ from pathlib import Path
 
 from synergy_core.cluster import Cluster, NodeType, Share
 from synergy_core.jobs.testbed_profiles import Profile, ProfiledCosts, ProfiledInput, ProfiledModel
+from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
 from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_core.units import GB
 from synergy_exec.backends import get_backend
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Launch, PlanMessage, Report
+from synergy_exec.messages import Launch, Report
 from synergy_exec.nodes.runs import Run
 from synergy_exec.profiling.finder import Data
 from synergy_exec.profiling.measure import measured_input
@@ -120,7 +121,7 @@ def launches(folder: Path, files: Mapping[str, JobFile]):  # type: ignore[no-unt
 
 
 async def profiled(bench: Testbed, job: int) -> ProfiledInput:
-    plan, data = PlanMessage(micro_batch=BATCH), Data(PICTURES, ITEM_BYTES)
+    plan, data = Plan(micro_batch=BATCH), Data(PICTURES, ITEM_BYTES)
     return await measured_input(bench, job, plan, data, seconds=4.0, say=lambda _: None)
 
 
@@ -148,7 +149,7 @@ async def by_turns(
 ) -> tuple[list[dict[str, Window]], bool]:
     """Repetitions by setting: those that count, else all of them, and False."""
     first = next(iter(shares.values()))
-    plan = PlanMessage(micro_batch=BATCH)
+    plan = Plan(micro_batch=BATCH)
     runs = {name: bench.start(job, ((0, 1 << job),), plan, share) for job, (name, share) in enumerate(first.items())}
     for run in runs.values():
         await run.first_step()

@@ -12,8 +12,9 @@ import statistics
 import sys
 import time
 
+from synergy_core.planner.plan import Plan
 from synergy_exec.agent.forkserver import Forkserver
-from synergy_exec.messages import Launch, PlanMessage
+from synergy_exec.messages import Launch
 from synergy_exec.training.cache import Cache
 from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.start import Descriptors, Start
@@ -23,7 +24,7 @@ LAUNCH = Launch(
     job=0,
     # It says that there is no such class, and leaves.
     job_class="synergy_exec.examples.mlp:None",
-    plan=PlanMessage(),
+    plan=Plan(),
     initial_batch=1,
     work=1.0,
     slots=[0],

@@ -30,19 +30,19 @@ from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
+from synergy_core.planner.plan import Plan
 from synergy_exec.examples.gpt import Gpt
-from synergy_exec.messages import PlanMessage
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import resources
 
 PLANS = {
-    "alone": PlanMessage(micro_batch=2, accumulation=2),
-    "DDP 2": PlanMessage(data=2, micro_batch=1, accumulation=2),
-    "FSDP2 2": PlanMessage(data=2, zero=3, micro_batch=1, accumulation=2),
-    "TP 2": PlanMessage(tensor=2, micro_batch=2, accumulation=2),
-    "PP 2": PlanMessage(pipeline=2, micro_batch=2, accumulation=2),
+    "alone": Plan(micro_batch=2, accumulation=2),
+    "DDP 2": Plan(data=2, micro_batch=1, accumulation=2),
+    "FSDP2 2": Plan(data=2, zero=3, micro_batch=1, accumulation=2),
+    "TP 2": Plan(tensor=2, micro_batch=2, accumulation=2),
+    "PP 2": Plan(pipeline=2, micro_batch=2, accumulation=2),
 }
 MIB = 1 << 20
 
@@ -71,7 +71,7 @@ def held(values: Any) -> int:
     return sum(storages.values())
 
 
-def begun(job: Gpt, plan: PlanMessage, folder: Path | None) -> tuple[Trainer, int]:
+def begun(job: Gpt, plan: Plan, folder: Path | None) -> tuple[Trainer, int]:
     """A trainer that is about to take its first step, and the number of that, from a checkpoint if there is one."""
     trainer = Trainer(job, plan, begun=folder is not None)
     if folder is None:
@@ -81,7 +81,7 @@ def begun(job: Gpt, plan: PlanMessage, folder: Path | None) -> tuple[Trainer, in
     return trainer, progress.step
 
 
-def started(job: Gpt, plan: PlanMessage, folder: Path | None) -> Started:
+def started(job: Gpt, plan: Plan, folder: Path | None) -> Started:
     """Starts, from the folder's checkpoint if one is given, and takes a step."""
     tiny = gpt(32, 2)
     trainer, step = begun(tiny, plan, None)
@@ -92,7 +92,7 @@ def started(job: Gpt, plan: PlanMessage, folder: Path | None) -> Started:
         begun(tiny, plan, place)
     del trainer
     gc.collect()
-    if plan.world > 1:
+    if plan.gpus > 1:
         distributed.barrier()
     began = time.monotonic()
     before = resources.held_bytes()
@@ -119,23 +119,23 @@ def needed(trainer: Trainer) -> int:
     return max(*sizes, whole - sum(sizes))
 
 
-def rank_of(rank: int, job: Gpt, plan: PlanMessage, store: Path, folder: Path | None, answer: Connection) -> None:
+def rank_of(rank: int, job: Gpt, plan: Plan, store: Path, folder: Path | None, answer: Connection) -> None:
     """A rank of a group: its answer."""
     torch.set_num_threads(1)
-    if plan.world > 1:
-        meeting = distributed.FileStore(str(store), plan.world)
+    if plan.gpus > 1:
+        meeting = distributed.FileStore(str(store), plan.gpus)
         distributed.init_process_group(
-            "gloo", store=meeting, rank=rank, world_size=plan.world, timeout=timedelta(seconds=100)
+            "gloo", store=meeting, rank=rank, world_size=plan.gpus, timeout=timedelta(seconds=100)
         )
         distributed.all_reduce(torch.zeros(1))
     answer.send(started(job, plan, folder))
 
 
-def group(job: Gpt, plan: PlanMessage, folder: Path | None) -> list[Started]:
+def group(job: Gpt, plan: Plan, folder: Path | None) -> list[Started]:
     """What each rank of a group answers."""
     with tempfile.TemporaryDirectory() as place:
         ranks = []
-        for rank in range(plan.world):
+        for rank in range(plan.gpus):
             ours, theirs = multiprocessing.Pipe(duplex=False)
             arguments = (rank, job, plan, Path(place) / "store", folder, theirs)
             process = multiprocessing.get_context("fork").Process(target=rank_of, args=arguments)

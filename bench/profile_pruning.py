@@ -17,9 +17,8 @@ import numpy as np
 from synergy_core.commands._asking import table
 from synergy_core.planner.families import architecture_named
 from synergy_core.planner.machine import constants_for, machine_named, software_named
-from synergy_core.planner.plan import plans_of
+from synergy_core.planner.plan import Plan, plans_of
 from synergy_core.planner.step_time import step_time
-from synergy_exec.messages import PlanMessage
 from synergy_exec.profiling.finder import plans, sizes_of
 from synergy_exec.profiling.measure import Effort, Selection
 from synergy_exec.profiling.profile import QUICK
@@ -31,23 +30,23 @@ IN_A_HURRY = 24
 ON = [(model, gpu) for model in ("gpt-125m", "gpt-1.3b", "gpt-6.7b", "resnet-50") for gpu in ("a100-80gb", "v100")]
 
 
-def refusal(plan: PlanMessage) -> str | None:
+def refusal(plan: Plan) -> str | None:
     cut = BLOCKS % (plan.pipeline * plan.interleave)
     return plan_refusal(plan) or (f"{BLOCKS} blocks do not divide so" if cut else None)
 
 
-def truth(model: str, gpu: str, there: list[PlanMessage]) -> dict[PlanMessage, float]:
+def truth(model: str, gpu: str, there: list[Plan]) -> dict[Plan, float]:
     family, architecture = architecture_named(model)
     machine, software = machine_named(gpu), software_named("megatron")
-    columns = plans_of([plan.core for plan in there])
+    columns = plans_of(list(there))
     work = family.work(architecture, columns, software)
     seconds = step_time(work, columns, machine, software, constants_for(machine, software)).total_s
     return dict(zip(there, seconds.tolist(), strict=True))
 
 
 def measured(
-    candidates: dict[int, list[list[PlanMessage]]],
-    step_s: dict[PlanMessage, float],
+    candidates: dict[int, list[list[Plan]]],
+    step_s: dict[Plan, float],
     effort: Effort,
     seed: int,
     most: float = inf,
@@ -57,7 +56,7 @@ def measured(
     """
     random = np.random.default_rng(seed)
     selection = Selection(candidates, lambda size: 1, hopeless=effort.hopeless, every_batch=effort.every_batch)
-    chosen: dict[tuple[int, int], tuple[float, PlanMessage]] = {}
+    chosen: dict[tuple[int, int], tuple[float, Plan]] = {}
     count = 0
     while count < most and (same_degrees := selection.next()) is not None:
         for plan in same_degrees:
@@ -68,13 +67,13 @@ def measured(
                 continue
             seen_s = step_s[plan] * math.exp(NOISE * random.standard_normal())
             selection.measured(plan, seen_s)
-            key = plan.world, plan.global_batch
+            key = plan.gpus, plan.global_batch
             chosen[key] = min(chosen.get(key, (inf, plan)), (seen_s, plan), key=lambda each: each[0])
             count += 1
-    chosen = {(plan.world, plan.global_batch): (seen_s, plan) for plan, seen_s in selection.predicted()} | chosen
+    chosen = {(plan.gpus, plan.global_batch): (seen_s, plan) for plan, seen_s in selection.predicted()} | chosen
     best: dict[tuple[int, int], float] = {}
     for plan, took_s in step_s.items():
-        key = plan.world, plan.global_batch
+        key = plan.gpus, plan.global_batch
         best[key] = min(took_s, best.get(key, inf))
     return count, [step_s[chosen[key][1]] / best[key] - 1.0 for key in best]
 

@@ -25,40 +25,40 @@ import yaml  # type: ignore[import-untyped]
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from synergy_core.planner.plan import Plan
 from synergy_exec.job_file import job_of
-from synergy_exec.messages import PlanMessage
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.warm import WARM
 from synergy_exec.workload import models
 
 CASES = (
-    ("gpt", PlanMessage(micro_batch=4)),
-    ("gpt", PlanMessage(data=2, micro_batch=4)),
-    ("gpt", PlanMessage(pipeline=2, micro_batch=4, accumulation=2)),
-    ("mlp", PlanMessage(tensor=2, micro_batch=4)),
-    ("mlp", PlanMessage(pipeline=2, micro_batch=4, accumulation=2)),
-    ("gpt", PlanMessage(data=2, zero=3, micro_batch=4)),
+    ("gpt", Plan(micro_batch=4)),
+    ("gpt", Plan(data=2, micro_batch=4)),
+    ("gpt", Plan(pipeline=2, micro_batch=4, accumulation=2)),
+    ("mlp", Plan(tensor=2, micro_batch=4)),
+    ("mlp", Plan(pipeline=2, micro_batch=4, accumulation=2)),
+    ("gpt", Plan(data=2, zero=3, micro_batch=4)),
 )
 PARTS = ("meeting", "building", "first step", "next step")
 
 
-def rank(number: int, model: str, plan: PlanMessage, listening: socket.socket, kept: Path, said: int) -> None:
+def rank(number: int, model: str, plan: Plan, listening: socket.socket, kept: Path, said: int) -> None:
     """One rank's start; rank 0 writes its CPU seconds, by `PARTS`."""
     torch.set_num_threads(1)
     began = [time.process_time()]
-    if plan.world > 1:
+    if plan.gpus > 1:
         address, port = listening.getsockname()
         first = number == 0
         store = TCPStore(
             address,
             port,
-            plan.world,
+            plan.gpus,
             is_master=first,
             wait_for_workers=False,
             master_listen_fd=listening.fileno() if first else None,
         )
-        distributed.init_process_group("gloo", store=store, rank=number, world_size=plan.world)
+        distributed.init_process_group("gloo", store=store, rank=number, world_size=plan.gpus)
     began.append(time.process_time())
     path = models()[model]
     file = job_of(yaml.safe_load(path.read_text(encoding="utf-8")) | {"work": 1}, str(path))
@@ -71,14 +71,14 @@ def rank(number: int, model: str, plan: PlanMessage, listening: socket.socket, k
         os.write(said, json.dumps([b - a for a, b in itertools.pairwise(began)]).encode())
 
 
-def started(model: str, plan: PlanMessage, kept: Path) -> list[float]:
+def started(model: str, plan: Plan, kept: Path) -> list[float]:
     """Rank 0's CPU seconds, by `PARTS`."""
     heard, said = os.pipe()
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         children = []
-        for number in range(plan.world):
+        for number in range(plan.gpus):
             if (child := os.fork()) == 0:
                 try:
                     rank(number, model, plan, listening, kept, said)
@@ -107,7 +107,7 @@ def main() -> int:
                     starts[which].append(started(model, plan, Path(folder) / "form.json"))
         for which, found in starts.items():
             medians = [statistics.median(each) for each in zip(*found, strict=True)]
-            print(f"{model} {plan.core.describe():24} {which:5}" + "".join(f"{each:12.3f}" for each in medians))
+            print(f"{model} {plan.describe():24} {which:5}" + "".join(f"{each:12.3f}" for each in medians))
     return 0
 
 

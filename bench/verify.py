@@ -25,8 +25,8 @@ from typing import Literal, get_args
 import torch
 
 from synergy_core.errors import InputError
+from synergy_core.planner.plan import Plan
 from synergy_exec.controller.journal import RunRow, Timing
-from synergy_exec.messages import PlanMessage
 from synergy_exec.recorded import RecordedJob, chosen, open_journal, recorded_jobs
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
@@ -104,7 +104,7 @@ def verified(work: Path, wanted: Sequence[str], limit: float, *, processes: int)
     ]
 
 
-def plans_of_one_rank(job: RecordedJob, runs: Sequence[RunRow], timings: Sequence[Timing]) -> list[PlanMessage]:
+def plans_of_one_rank(job: RecordedJob, runs: Sequence[RunRow], timings: Sequence[Timing]) -> list[Plan]:
     """For each step a plan that cuts its batch as all ranks together did, so that sums round alike as far as they can.
 
     The journal says which plans a run went through, its steps which batch each had: a run goes on to the next of its
@@ -125,13 +125,11 @@ def plans_of_one_rank(job: RecordedJob, runs: Sequence[RunRow], timings: Sequenc
         if fitting:
             del left[: fitting[0]]
         micro_batch, accumulation = left[0] if fitting else (step.batch, 1)
-        result.append(PlanMessage(micro_batch=micro_batch, accumulation=accumulation))
+        result.append(Plan(micro_batch=micro_batch, accumulation=accumulation))
     return result
 
 
-def _again(
-    jobs: list[RecordedJob], plans: dict[int, list[PlanMessage]], seed: int, processes: int
-) -> dict[int, Replayed]:
+def _again(jobs: list[RecordedJob], plans: dict[int, list[Plan]], seed: int, processes: int) -> dict[int, Replayed]:
     """Each job replayed in a process of its own kind, the longest first."""
     pass
 
@@ -174,7 +172,7 @@ def continuity(
 
     compressed: runs in which gradients were, which training again in one process does not repeat.
     """
-    degrees = {run.run: PlanMessage(**run.plan).degrees for run in runs}
+    degrees = {run.run: Plan(**run.plan).degrees for run in runs}
     plans: list[str] = []
     changes: list[int] = []
     for step in job.steps:
@@ -262,7 +260,7 @@ class Replayed:
     differences: tuple[float, ...]
 
 
-def replayed(job: RecordedJob, plans: Sequence[PlanMessage], seed: int) -> Replayed:
+def replayed(job: RecordedJob, plans: Sequence[Plan], seed: int) -> Replayed:
     """Trains all recorded steps of a job on the CPU, one thread. plans: of one rank, for each step.
 
     seed: the run's. Raises InputError.
@@ -277,7 +275,7 @@ def replayed(job: RecordedJob, plans: Sequence[PlanMessage], seed: int) -> Repla
         raise InputError(f"job {job.name} cannot be trained again here ({reason}).") from error
 
 
-def _replayed(job: RecordedJob, plans: Sequence[PlanMessage], seed: int) -> Replayed:
+def _replayed(job: RecordedJob, plans: Sequence[Plan], seed: int) -> Replayed:
     trainer = _trainer(job, plans[0], seed)
     (optimizer,) = trainer.optimizers
     sgd = isinstance(optimizer, torch.optim.SGD)
@@ -287,13 +285,13 @@ def _replayed(job: RecordedJob, plans: Sequence[PlanMessage], seed: int) -> Repl
     return Replayed(type(optimizer).__name__, sgd, draws, differences)
 
 
-def _trainer(job: RecordedJob, plan: PlanMessage, seed: int) -> Trainer:
+def _trainer(job: RecordedJob, plan: Plan, seed: int) -> Trainer:
     made = load_job(job.file.job_class, job.file.arguments, job.code)
     weights = Path(job.file.weights) if job.file.weights else None
     return Trainer(made, plan, seed=seed, measure_squares=False, weights=weights)
 
 
-def _losses(trainer: Trainer, job: RecordedJob, plans: Sequence[PlanMessage]) -> list[float]:
+def _losses(trainer: Trainer, job: RecordedJob, plans: Sequence[Plan]) -> list[float]:
     """Losses of steps 1, 2, … up to the first that the record lacks, at recorded learning rates."""
     losses: list[float] = []
     for number, (step, plan) in enumerate(zip(job.steps, plans, strict=True)):

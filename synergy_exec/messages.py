@@ -27,75 +27,6 @@ class Message:
     KIND: ClassVar[str] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanMessage:
-    """Part of others: how to train. Degrees are fixed for a run, until a `Rebuild`.
-
-    The fields of `synergy_core.planner.plan.Plan` that the executor knows. accumulation: micro-batches per step and
-    replica. schedule: of a pipeline, `1f1b` (interleaved if interleave > 1) or `gpipe`. compressor: of the gradients
-    that replicas exchange, such as `q4`, and after commas of layers: `q4,token.weight=none,layers.*=powersgd-4`. The
-    controller has the names of the core's offers there, such as `layerwise-q4`, and tells workers what they stand for.
-    """
-
-    data: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    interleave: int = 1
-    zero: int = 0
-    micro_batch: int = 1
-    accumulation: int = 1
-    schedule: Literal["1f1b", "gpipe"] = "1f1b"
-    compressor: str = "none"
-
-    @classmethod
-    def of(cls, plan: Plan) -> PlanMessage:
-        """The core's plan as the executor carries it out; a pipeline runs 1F1B, interleaved where the plan is."""
-        return cls(
-            data=plan.data,
-            tensor=plan.tensor,
-            pipeline=plan.pipeline,
-            interleave=plan.interleave,
-            zero=plan.zero,
-            micro_batch=plan.micro_batch,
-            accumulation=plan.accumulation,
-            compressor=plan.compressor,
-        )
-
-    @property
-    def core(self) -> Plan:
-        """The core's plan."""
-        return Plan(
-            tensor=self.tensor,
-            pipeline=self.pipeline,
-            data=self.data,
-            interleave=self.interleave,
-            micro_batch=self.micro_batch,
-            accumulation=self.accumulation,
-            zero=self.zero,
-            compressor=self.compressor,
-        )
-
-    @property
-    def world(self) -> int:
-        """How many ranks it takes."""
-        return self.data * self.tensor * self.pipeline
-
-    @property
-    def global_batch(self) -> int:
-        """Samples per step."""
-        return self.data * self.micro_batch * self.accumulation
-
-    @property
-    def degrees(self) -> str:
-        """What cannot change within a run, as text: `tp2 dp2 zero3` or `pp2×2 gpipe`; `1` for one slot."""
-        interleaved = f"×{self.interleave}" if self.interleave > 1 else ""
-        named = (("tp", self.tensor, ""), ("pp", self.pipeline, interleaved), ("dp", self.data, ""))
-        parts = [f"{name}{degree}{more}" for name, degree, more in named if degree > 1]
-        parts += [f"zero{self.zero}"] if self.zero else []
-        parts += [self.schedule] if self.pipeline > 1 and self.schedule != "1f1b" else []
-        return " ".join(parts) or "1"
-
-
 # Controller → agent
 
 
@@ -117,6 +48,10 @@ class Reserve(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch(Message, RunSettings):
     """Start this node's workers of a run.
+
+    plan: its degrees are fixed for the run, until a `Rebuild`. Its compressor is that of the gradients that replicas
+    exchange, such as `q4`, and after commas of layers: `q4,token.weight=none,layers.*=powersgd-4`; the controller has
+    the names of the core's offers there, such as `layerwise-q4`, and tells workers what they stand for.
 
     job_class: `package.module:Class` or `/path/file.py:Class`; "" of a job that is a command, of which a node has one
     process: command, directory and grace_s are those of its job file; this is node `node_rank` of `nodes`. slots: which
@@ -141,7 +76,7 @@ class Launch(Message, RunSettings):
     job: int
     job_class: str
     arguments: dict[str, Any] = field(default_factory=dict)
-    plan: PlanMessage
+    plan: Plan
     initial_batch: int
     work: float
     slots: list[int]
@@ -215,7 +150,7 @@ class Rebuild(Message):
 
     KIND: ClassVar[str] = "rebuild"
     run: int
-    plan: PlanMessage
+    plan: Plan
     copies: list[list[int]] = field(default_factory=list)
     steps: int = 0
     seconds: float = 0.0

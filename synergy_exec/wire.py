@@ -16,7 +16,8 @@ from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError
-from synergy_exec.messages import Message, PlanMessage
+from synergy_core.planner.plan import Plan
+from synergy_exec.messages import Message
 
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 KINDS: dict[str, type[Message]] = {each.KIND: each for each in Message.__subclasses__()}
@@ -58,7 +59,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def _part(hint: Any, value: Any) -> Any:
-    if hint is PlanMessage:
+    if hint is Plan:
         return _build(hint, value)
     if value is not None and hint in (Share, Share | None):
         return Share(*map(float, value))

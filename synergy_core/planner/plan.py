@@ -92,6 +92,14 @@ class Plan:
         """Sequences (or images) a step."""
         return self.micro_batch * self.accumulation * self.data
 
+    @property
+    def degrees(self) -> str:
+        """What a running job cannot change, as text: `tp2 dp2 zero3` or `pp2×2`; `1` for one GPU."""
+        interleaved = f"×{self.interleave}" if self.interleave > 1 else ""
+        named = (("tp", self.tensor, ""), ("pp", self.pipeline, interleaved), ("dp", self.data, ""))
+        parts = [f"{name}{degree}{more}" for name, degree, more in named if degree > 1]
+        return " ".join([*parts, *([f"zero{self.zero}"] if self.zero else [])]) or "1"
+
     def describe(self) -> str:
         """`tp8 pp4×2 dp2 · 1×16 · zero1 · selective`; degrees of 1 and unused options are left out."""
         degrees = {"tp": self.tensor, "pp": self.pipeline, "cp": self.context, "dp": self.data, "ep": self.expert}

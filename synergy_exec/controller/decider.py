@@ -25,7 +25,7 @@ from synergy_core.units import HOUR_S
 from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import Observation
 from synergy_exec.controller.learning import Learning
-from synergy_exec.messages import Failure, PlanMessage, Report
+from synergy_exec.messages import Failure, Report
 from synergy_exec.nodes.runs import Run, Slot
 from synergy_exec.settings import Settings
 
@@ -164,7 +164,7 @@ FILLED = 0.9
 """Of a GPU's memory: the rest is for pieces that nothing fits into, and for what libraries take."""
 
 
-def remedy(seen: Seen, plan: PlanMessage, failure: Failure) -> str:
+def remedy(seen: Seen, plan: Plan, failure: Failure) -> str:
     """Enters in what is known of the job that it fails no more of this, and says what, in a sentence; "" for nothing.
 
     plan: that it trained with.
@@ -203,7 +203,7 @@ def most_micro_batch(seen: Seen) -> int:
     return min(known, default=0)
 
 
-def fitting(plan: PlanMessage, most: int) -> PlanMessage:
+def fitting(plan: Plan, most: int) -> Plan:
     """The plan with the same batch in micro-batches of at most so many, as large as may be. 0: it stays as it is."""
     if not 0 < most < plan.micro_batch:
         return plan
@@ -226,7 +226,7 @@ class Choices:
     tunes_batch: bool
     profile: Profile
 
-    def choose(self, job: ExecutedJob, shape: Shape, held: PlanMessage | None = None) -> PlanMessage:
+    def choose(self, job: ExecutedJob, shape: Shape, held: Plan | None = None) -> Plan:
         """The plan on that shape. held: what it trains with there now; returned as it is where nothing is to change.
 
         For a profiled job the scheduler has chosen it (`Job.plan`); under policies that choose none, it is the fastest
@@ -235,7 +235,7 @@ class Choices:
         """
         planned = job.plan or self._measured(job, shape)
         core = planned or self._data_parallel(job, shape, held)
-        chosen = fitting(PlanMessage.of(core), most_micro_batch(job.seen))
+        chosen = fitting(core, most_micro_batch(job.seen))
         if planned is not None or held is None:
             return chosen
         near = abs(chosen.global_batch - held.global_batch) <= SAME_BATCH_FRACTION * held.global_batch
@@ -249,21 +249,21 @@ class Choices:
         row = self.profile[spec.architecture].best(shape.gpu_type, shape.nodes, shape.gpus, spec.requested_batch)
         return None if row is None else row.plan
 
-    def _data_parallel(self, job: ExecutedJob, shape: Shape, held: PlanMessage | None) -> Plan:
+    def _data_parallel(self, job: ExecutedJob, shape: Shape, held: Plan | None) -> Plan:
         spec = job.spec
         assert spec is not None
         if not self.tunes_batch or job.task is None:
             plan = as_requested(spec, shape)
             only = None if spec.exchange is None else spec.exchange.only
             return plan if only is None or shape.gpus == 1 else dataclasses.replace(plan, compressor=only)
-        plan = job.task.train_on(shape, None if held is None else held.core)
+        plan = job.task.train_on(shape, held)
         if shape.gpus == 1 and plan.accumulation == 1 and plan.micro_batch % 2 == 0:
             # One micro-batch would tell nothing of noise.
             return Plan(micro_batch=plan.micro_batch // 2, accumulation=2)
         return plan
 
 
-def goes_on(one: PlanMessage, other: PlanMessage) -> bool:
+def goes_on(one: Plan, other: Plan) -> bool:
     """Whether a run can go from one to the other without a restart: only batch and compressor differ."""
     one, other = (dataclasses.replace(each, micro_batch=1, accumulation=1, compressor="none") for each in (one, other))
     return one == other
@@ -281,8 +281,8 @@ class Orders:
     """What to carry out, stops first. retunes: runs that go on at another micro-batch or accumulation."""
 
     stops: list[ExecutedJob] = field(default_factory=list)
-    starts: list[tuple[ExecutedJob, Placed, PlanMessage]] = field(default_factory=list)
-    retunes: list[tuple[ExecutedJob, PlanMessage]] = field(default_factory=list)
+    starts: list[tuple[ExecutedJob, Placed, Plan]] = field(default_factory=list)
+    retunes: list[tuple[ExecutedJob, Plan]] = field(default_factory=list)
     took_s: float = 0.0
     objective: float = NONE
     bound: float = NONE
@@ -292,7 +292,7 @@ class Carried(NamedTuple):
     """What a job held when decisions went to another cluster. placed: as agents number it."""
 
     placed: Placed
-    plan: PlanMessage
+    plan: Plan
     unlaunched: bool
 
 
@@ -319,7 +319,7 @@ class Decider:
         self.scheduler = self._at_work()
         self.choices = Choices(tunes_batch=policy.tunes_batch, profile=profile)
         self.active: dict[int, ExecutedJob] = {}
-        self.plans: dict[int, PlanMessage] = {}
+        self.plans: dict[int, Plan] = {}
         self._withdrawn: set[int] = set()
         self._unlaunched: set[int] = set()
         self._leaving_since_s: dict[int, float] = {}
@@ -458,7 +458,7 @@ class Decider:
         of_plan = (said.micro_batch, said.accumulation) == (held.micro_batch, held.accumulation)
         if said.steps < FEWEST_STEPS or said.step_s <= 0 or not of_plan:
             return
-        if self._learning.seen(job.file, self._shape(job.placement), held.core, said):
+        if self._learning.seen(job.file, self._shape(job.placement), held, said):
             for each in self.active.values():
                 if each.file.application == job.file.application:
                     self._believe_anew(each)
@@ -478,7 +478,7 @@ class Decider:
         job.spec = replace(job.spec, architecture=model.name)
         self.scheduler.respecified(job)
         if held is not None and job.task is not None and job.task.scheduled:
-            job.plan = held.core
+            job.plan = held
 
     def _explore(self, learning: Learning) -> None:
         """Which jobs may take a restart for a plan that nobody tried."""
@@ -487,9 +487,7 @@ class Decider:
                 trained_s = job.attained_service_gpu_s / max(1, job.held_gpus)
                 job.task.explores = learning.may_try(trained_s, job.trials, job.task.spec.restart_s)
 
-    def refused(
-        self, job: ExecutedJob, placed: Placed, plan: PlanMessage, reason: str, failure: Failure | None = None
-    ) -> str:
+    def refused(self, job: ExecutedJob, placed: Placed, plan: Plan, reason: str, failure: Failure | None = None) -> str:
         """What is to be said where a run failed under a plan that was only tried, which it is not again; else ""."""
         if self._learning is None:
             return ""
@@ -631,7 +629,7 @@ class Decider:
         snapshot = Snapshot(policy, self.cluster, list(records.values()), now_s)
         return {number: snapshot.why(records[number]) or [NEXT_DECISION] for number in waiting}
 
-    def _plan(self, job: ExecutedJob, placed: Placed, held: PlanMessage | None = None) -> PlanMessage:
+    def _plan(self, job: ExecutedJob, placed: Placed, held: Plan | None = None) -> Plan:
         return self.choices.choose(job, self._shape(placed), held)
 
 

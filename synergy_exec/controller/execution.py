@@ -18,6 +18,7 @@ from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.record import gpus_in
 from synergy_core.jobs.spec import Shape
 from synergy_core.jobs.testbed_profiles import Profile
+from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy, get_policy, policy_names
 from synergy_core.scheduling.reasons import Stopped
 from synergy_core.units import HOUR_S
@@ -28,7 +29,7 @@ from synergy_exec.controller.journal import JobRow, Journal, Observation
 from synergy_exec.controller.learning import Learning
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import freeze, kept_code
-from synergy_exec.messages import Failure, Launch, Message, Noted, PlanMessage, Report, Saved, Started
+from synergy_exec.messages import Failure, Launch, Message, Noted, Report, Saved, Started
 from synergy_exec.nodes.runs import Dropped, Happened, Launched, Left, Run, Runs, Stepped
 from synergy_exec.settings import QuotaSettings, Settings
 from synergy_runs.facts import Kind
@@ -558,7 +559,7 @@ class Execution:
             **self.settings.of_runs(),
         )
 
-    def _trained_with(self, plan: PlanMessage) -> dict[str, Any]:
+    def _trained_with(self, plan: Plan) -> dict[str, Any]:
         """What the journal keeps of a plan beside its run; the compressor where there may be one."""
         parts: dict[str, Any] = {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation}
         return parts if self.settings.compression == "none" else {**parts, "compressor": plan.compressor}

@@ -17,11 +17,10 @@ from synergy_core.jobs.exchange import Compression, GradientExchange, before_lay
 from synergy_core.jobs.record import Job
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.planner.plan import NO_COMPRESSOR
+from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 from synergy_core.scheduling.reasons import Stopped
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import Filed
-from synergy_exec.messages import PlanMessage
 
 # A job's losses, in few enough points to be drawn small, whatever the number of reports.
 
@@ -56,7 +55,7 @@ class Curve:
 Layers = Sequence[tuple[str, int, int]]
 """Name, rows and columns of each parameter, as in `messages.Started`."""
 _ODD = str.maketrans({",": "?", "=": "?", "[": "[[]", "*": "[*]", "?": "[?]"})
-"""What has a meaning in `PlanMessage.compressor`, as a pattern that fits it."""
+"""What has a meaning in `Plan.compressor`, as a pattern that fits it."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class ModelExchange:
     exchange: GradientExchange
 
     def as_told(self, compressor: str) -> str:
-        """An offer's name as `PlanMessage.compressor` has it for workers: by layer, where layers differ."""
+        """An offer's name as `Plan.compressor` has it for workers: by layer, where layers differ."""
         offer = self.exchange.offer(compressor)
         chosen = [offer.parts[at].name for at in np.broadcast_to(offer.choice, len(self.names)).tolist()]
         if compressor == NO_COMPRESSOR or not chosen:
@@ -265,7 +264,7 @@ class ExecutedJob(Job):
         if self.task is not None and self.task.exchange is not None:
             self.task.may_exchange(exchange.exchange)
 
-    def as_told(self, plan: PlanMessage) -> PlanMessage:
+    def as_told(self, plan: Plan) -> Plan:
         """The plan as its workers are told it."""
         if self.exchange is None:
             return plan

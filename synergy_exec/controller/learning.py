@@ -30,7 +30,7 @@ from synergy_core.jobs.testbed_profiles import (
 from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Failure, PlanMessage, Report
+from synergy_exec.messages import Failure, Report
 from synergy_exec.profiling.finder import CandidatePlans
 from synergy_exec.profiling.machine import keep_profile, parts_of, profile_in
 from synergy_exec.profiling.machine import sizes as measured_sizes
@@ -79,12 +79,12 @@ class Learning:
         """
         return 2.0 * (trials + 1) * restart_s <= self._fraction * trained_s
 
-    def is_trial(self, file: JobFile, shape: Shape, plan: PlanMessage) -> bool:
+    def is_trial(self, file: JobFile, shape: Shape, plan: Plan) -> bool:
         """Whether nobody has seen such a plan train there."""
         model = self._of(file)
         if model is None:
             return False
-        degrees = degrees_of(plan.core)
+        degrees = degrees_of(plan)
         return model.tried.with_degrees(shape.gpu_type, shape.nodes, plan.global_batch, degrees) is None
 
     def seen(self, file: JobFile, shape: Shape, plan: Plan, said: Report) -> bool:
@@ -109,7 +109,7 @@ class Learning:
             self._keep()
         return new
 
-    def refused(self, file: JobFile, shape: Shape, plan: PlanMessage, reason: str, failure: Failure | None) -> str:
+    def refused(self, file: JobFile, shape: Shape, plan: Plan, reason: str, failure: Failure | None) -> str:
         """A run failed under that plan. Where nobody ever saw such a plan train, it is not tried again, and the job
         goes on: a sentence that says so; else "".
         """
@@ -117,13 +117,13 @@ class Learning:
         if model is None or not grows(model):
             return ""
         least = plan.micro_batch if failure is not None and failure.out_of_memory else 1
-        degrees = degrees_of(plan.core)
+        degrees = degrees_of(plan)
         alike = [row for row in model.rows if row.gpu_type == shape.gpu_type and degrees_of(row.plan) == degrees]
         if not alike or any(not row.predicted and row.plan.micro_batch >= least for row in alike):
             return ""
-        self._models[model.name] = without(model, shape, plan.core, least_micro_batch=least)
+        self._models[model.name] = without(model, shape, plan, least_micro_batch=least)
         self._keep()
-        return f"{plan.core.describe()} was tried, does not train, and is not tried again: {reason}"
+        return f"{plan.describe()} was tried, does not train, and is not tried again: {reason}"
 
     def _of(self, file: JobFile) -> ProfiledModel | None:
         return self.profile.of(file.name, file.application)
@@ -134,7 +134,7 @@ class Learning:
         if candidates is None:
             return None
         rows = tuple(
-            ProfiledRow(part.gpu_type, part.nodes_of(size), plan.core, 1.0, predicted=True)
+            ProfiledRow(part.gpu_type, part.nodes_of(size), plan, 1.0, predicted=True)
             for part in parts_of(self._cluster)
             for size, lists in candidates.plans.items()
             if size <= part.nodes * part.per_node

@@ -13,6 +13,7 @@ from typing import Literal
 
 from synergy_core.cluster import Share
 from synergy_core.jobs.record import Placed, gpus_in
+from synergy_core.planner.plan import Plan
 from synergy_exec.messages import (
     KILLED,
     LOST_PEERS,
@@ -21,7 +22,6 @@ from synergy_exec.messages import (
     Launch,
     Message,
     Outcome,
-    PlanMessage,
     Rebuild,
     Reserve,
     Reserved,
@@ -51,7 +51,7 @@ class Run:
     number: int
     job: int
     placed: Placed
-    plan: PlanMessage
+    plan: Plan
     share: Share | None = None
     stage: Stage = "waiting"
     stopping: bool = False
@@ -162,7 +162,7 @@ class Runs:
         run.stopping = run.killed = True
         self._kill_rest(run)
 
-    def retune(self, number: int, plan: PlanMessage, steps: int = 0, seconds: float = 0.0) -> None:
+    def retune(self, number: int, plan: Plan, steps: int = 0, seconds: float = 0.0) -> None:
         """The run goes on with another micro-batch, accumulation or compressor. steps, seconds: see `Rebuild`."""
         run = self.runs.get(number)
         if run is None or run.stopping:

@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
 from synergy_core.errors import InputError
+from synergy_core.planner.plan import Plan
 from synergy_exec.backends._agents import package_environment
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import PlanMessage
 
 # Which configurations of a model are measured.
 
 
-Refusal = Callable[[PlanMessage], str | None]
+Refusal = Callable[[Plan], str | None]
 ZEROS = (0, 3)
 INTERLEAVES = (1, 2)
 
@@ -37,13 +37,13 @@ def sizes_of(slots: int) -> list[int]:
     return powers if powers[-1] == slots else [*powers, slots]
 
 
-def plans(slots: int, batches: list[int], refusal: Refusal) -> list[list[PlanMessage]]:
+def plans(slots: int, batches: list[int], refusal: Refusal) -> list[list[Plan]]:
     """Admitted plans on exactly so many slots, one list per degrees, batches ascending; empty lists left out."""
     found = []
     for data, tensor, pipeline in _splits(slots):
         for zero in ZEROS if data > 1 else (0,):
             for interleave in INTERLEAVES if pipeline > 1 else (1,):
-                degrees = PlanMessage(data=data, tensor=tensor, pipeline=pipeline, interleave=interleave, zero=zero)
+                degrees = Plan(data=data, tensor=tensor, pipeline=pipeline, interleave=interleave, zero=zero)
                 each = [plan for batch in batches for plan in _cut(degrees, batch) if refusal(plan) is None]
                 if each:
                     found.append(each)
@@ -57,14 +57,14 @@ def _splits(slots: int) -> Iterator[tuple[int, int, int]]:
                 yield data, tensor, slots // (data * tensor)
 
 
-def _cut(degrees: PlanMessage, batch: int) -> list[PlanMessage]:
+def _cut(degrees: Plan, batch: int) -> list[Plan]:
     """How that batch may be cut: a pipeline takes as many micro-batches as stages or twice that; anything else as few
     as the noise scale can be read from, two on one replica.
     """
     pipeline, data = degrees.pipeline, degrees.data
     cuts = (pipeline, 2 * pipeline) if pipeline > 1 else ((1,) if data > 1 else (2,))
     return [
-        PlanMessage(
+        Plan(
             data=data,
             tensor=degrees.tensor,
             pipeline=pipeline,
@@ -95,7 +95,7 @@ class CandidatePlans(NamedTuple):
     """
 
     parameters: float
-    plans: dict[int, list[list[PlanMessage]]]
+    plans: dict[int, list[list[Plan]]]
     data: Data | None = None
     held_bytes: float = 0.0
 
@@ -130,7 +130,7 @@ class Finder:
         if "error" in answer:
             raise InputError(answer["error"])
         found = {
-            int(size): [[PlanMessage(**each) for each in same_degrees] for same_degrees in lists]
+            int(size): [[Plan(**each) for each in same_degrees] for same_degrees in lists]
             for size, lists in answer["plans"].items()
         }
         data = answer["data"]

@@ -25,9 +25,10 @@ from synergy_core.jobs.testbed_profiles import (
     StepAtCpus,
     degrees_of,
 )
+from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import PlanMessage, Report
+from synergy_exec.messages import Report
 from synergy_exec.profiling.finder import CandidatePlans, Data
 from synergy_exec.profiling.machine import Part, parts_of
 from synergy_exec.profiling.testbed import Copy, RunOnTestbed, Testbed
@@ -42,7 +43,7 @@ MEMORY = 2.0
 
 
 async def measured_input(
-    testbed: Testbed, job: int, plan: PlanMessage, data: Data, *, seconds: float, say: Callable[[int], None]
+    testbed: Testbed, job: int, plan: Plan, data: Data, *, seconds: float, say: Callable[[int], None]
 ) -> ProfiledInput:
     """The input of a job that is measured on one slot of the first node, alone. seconds: of training at each number of
     CPUs; say: is told each. Raises InputError where it does not train.
@@ -120,7 +121,7 @@ class Selection:
 
     def __init__(
         self,
-        candidates: Mapping[int, list[list[PlanMessage]]],
+        candidates: Mapping[int, list[list[Plan]]],
         nodes_of: Callable[[int], int],
         *,
         hopeless: float,
@@ -130,19 +131,19 @@ class Selection:
     ) -> None:
         self._nodes_of, self._hopeless, self._held_bytes = nodes_of, hopeless, held_bytes
         self._all = [plan for lists in candidates.values() for same in lists for plan in same]
-        self._ends, self._middles = list[list[PlanMessage]](), list[list[PlanMessage]]()
+        self._ends, self._middles = list[list[Plan]](), list[list[Plan]]()
         for same in (same for size in sorted(candidates) for same in candidates[size]):
             ends, middle = _ends_first(same, every_cut=every_batch)
             self._ends.append(ends)
             self._middles += [middle] if middle else []
-        self._first = {degrees_of(lists[0][0].core) for lists in candidates.values() if lists}
-        self._seen: dict[PlanMessage, float] = {}
+        self._first = {degrees_of(lists[0][0]) for lists in candidates.values() if lists}
+        self._seen: dict[Plan, float] = {}
         self._best: dict[tuple[int, int], float] = {}
         self._times: PlanTimes | None = None
-        self._too_large: list[PlanMessage] = []
+        self._too_large: list[Plan] = []
         self._failed: set[Degrees] = set()
         self.memory_bytes = memory_bytes
-        self._left_out: dict[PlanMessage, str] = {}
+        self._left_out: dict[Plan, str] = {}
         if not every_batch:
             self._left_out |= {plan: BETWEEN for same in self._middles for plan in same}
             self._middles.clear()
@@ -163,7 +164,7 @@ class Selection:
         decided = {*self._seen, *self._left_out}
         return sum(plan not in decided and not self._has_failed(plan) for plan in self._all)
 
-    def next(self) -> list[PlanMessage] | None:
+    def next(self) -> list[Plan] | None:
         """What to measure now; None when nothing is left that is worth it.
 
         First the smallest and the largest batch of each kind of plan, which tell of those between them; the others only
@@ -181,75 +182,75 @@ class Selection:
                 self.leave_out(plan)
         return None
 
-    def _turn(self, same: list[PlanMessage]) -> tuple[int, int]:
+    def _turn(self, same: list[Plan]) -> tuple[int, int]:
         """0 for what its slots fall back on, 1 for others; and the slots."""
-        return int(degrees_of(same[0].core) not in self._first), same[0].world
+        return int(degrees_of(same[0]) not in self._first), same[0].gpus
 
-    def worth(self, plan: PlanMessage) -> bool:
+    def worth(self, plan: Plan) -> bool:
         """Whether it is to be measured: it may fit in memory, and may be the fastest at its batch or shows what its
         degrees do.
         """
         if self._does_not_fit(plan):
             return False
-        degrees = degrees_of(plan.core)
-        unknown = degrees not in {degrees_of(each.core) for each in self._seen}
+        degrees = degrees_of(plan)
+        unknown = degrees not in {degrees_of(each) for each in self._seen}
         return degrees in self._first or unknown or self._ratio(plan) <= self._hopeless
 
-    def leave_out(self, plan: PlanMessage) -> None:
+    def leave_out(self, plan: Plan) -> None:
         """It is not measured, unless it was."""
         if plan not in self._seen:
             self._left_out[plan] = SELECTION_MEMORY if self._does_not_fit(plan) else SLOWER
 
-    def measured(self, plan: PlanMessage, step_s: float, *, fits: bool = True) -> None:
+    def measured(self, plan: Plan, step_s: float, *, fits: bool = True) -> None:
         """A step took so long. fits: in memory; else it tells of others and is none to be chosen."""
         self._seen[plan] = step_s
-        key = plan.world, plan.global_batch
+        key = plan.gpus, plan.global_batch
         if fits:
             self._best[key] = min(step_s, self._best.get(key, inf))
         else:
             self._too_large.append(plan)
-        seen = [SeenPlan(each.core, self._nodes_of(each.world), took_s) for each, took_s in self._seen.items()]
+        seen = [SeenPlan(each, self._nodes_of(each.gpus), took_s) for each, took_s in self._seen.items()]
         self._times = PlanTimes(seen)
 
-    def failed(self, plan: PlanMessage, *, out_of_memory: bool) -> None:
+    def failed(self, plan: Plan, *, out_of_memory: bool) -> None:
         """It did not run: for lack of memory, or because its degrees do not, at any batch."""
         if out_of_memory:
             self._too_large.append(plan)
         else:
-            self._failed.add(degrees_of(plan.core))
+            self._failed.add(degrees_of(plan))
 
-    def predicted(self) -> list[tuple[PlanMessage, float]]:
+    def predicted(self) -> list[tuple[Plan, float]]:
         """Where nothing was measured, by slots and batch: the plan that should be fastest, and seconds of its step; one
         of a kind that was never seen only where no other fits, for it is believed to be faster than it is.
         """
         if self._times is None:
             return []
         seen = {_kind(plan) for plan in self._seen}
-        found: dict[tuple[int, int], tuple[bool, float, PlanMessage]] = {}
+        found: dict[tuple[int, int], tuple[bool, float, Plan]] = {}
         for plan in self._all:
-            key = plan.world, plan.global_batch
+            key = plan.gpus, plan.global_batch
             if key in self._best or self._does_not_fit(plan) or self._has_failed(plan):
                 continue
-            unseen = _kind(plan) not in seen and degrees_of(plan.core) not in self._first
+            unseen = _kind(plan) not in seen and degrees_of(plan) not in self._first
             ranked = unseen, self._step_s(plan), plan
             if key not in found or ranked[:2] < found[key][:2]:
                 found[key] = ranked
         return [(plan, step_s) for _, step_s, plan in found.values()]
 
-    def _step_s(self, plan: PlanMessage) -> float:
+    def _step_s(self, plan: Plan) -> float:
         assert self._times is not None
-        return self._times.step_s(plan.core, self._nodes_of(plan.world))
+        return self._times.step_s(plan, self._nodes_of(plan.gpus))
 
-    def _ratio(self, plan: PlanMessage) -> float:
+    def _ratio(self, plan: Plan) -> float:
         """Of its step to the fastest that was measured on as many slots at its batch; 0 where nothing was."""
-        best_s = self._best.get((plan.world, plan.global_batch), inf)
+        best_s = self._best.get((plan.gpus, plan.global_batch), inf)
         return 0.0 if best_s == inf else self._step_s(plan) / best_s
 
-    def _has_failed(self, plan: PlanMessage) -> bool:
+    def _has_failed(self, plan: Plan) -> bool:
         """Whether it ran out of memory itself, or its degrees do not run."""
-        return plan not in self._seen and (plan in self._too_large or degrees_of(plan.core) in self._failed)
+        return plan not in self._seen and (plan in self._too_large or degrees_of(plan) in self._failed)
 
-    def _does_not_fit(self, plan: PlanMessage) -> bool:
+    def _does_not_fit(self, plan: Plan) -> bool:
         """Whether its share of weights and gradients alone is too much, or it holds no less than one that was."""
         replicas = plan.data if plan.zero else 1
         if self._held_bytes > self.memory_bytes * plan.tensor * plan.pipeline * replicas:
@@ -257,7 +258,7 @@ class Selection:
         return any(_parts(each) == _parts(plan) and each.micro_batch <= plan.micro_batch for each in self._too_large)
 
 
-def _ends_first(same: list[PlanMessage], *, every_cut: bool) -> tuple[list[PlanMessage], list[PlanMessage]]:
+def _ends_first(same: list[Plan], *, every_cut: bool) -> tuple[list[Plan], list[Plan]]:
     """Those of the smallest batch, in its first cut or every one, and of the largest; and the others."""
     smallest = min(map(_batch, same))
     first = [plan for plan in same if _batch(plan) == smallest]
@@ -266,15 +267,15 @@ def _ends_first(same: list[PlanMessage], *, every_cut: bool) -> tuple[list[PlanM
     return ends, [plan for plan in same if plan not in ends]
 
 
-def _batch(plan: PlanMessage) -> int:
+def _batch(plan: Plan) -> int:
     return plan.global_batch
 
 
-def _kind(plan: PlanMessage) -> tuple[bool, ...]:
+def _kind(plan: Plan) -> tuple[bool, ...]:
     return plan.zero > 0, plan.tensor > 1, plan.pipeline > 1, plan.interleave > 1
 
 
-def _parts(plan: PlanMessage) -> tuple[int, ...]:
+def _parts(plan: Plan) -> tuple[int, ...]:
     """What a rank holds of the model; where there are stages, of as many micro-batches at once as there are."""
     return plan.tensor, plan.pipeline, plan.interleave, plan.zero, plan.data if plan.zero else 1
 
@@ -383,7 +384,7 @@ class Measuring:
         try:
             for part, selection in self.parts:
                 while (same_degrees := selection.next()) is not None:
-                    self._say(f"{same_degrees[0].degrees} on {same_degrees[0].world} × {part.gpu_type}")
+                    self._say(f"{same_degrees[0].degrees} on {same_degrees[0].gpus} × {part.gpu_type}")
                     await self._degrees(part, selection, same_degrees)
                     if input_too:  # after the first plan: before, one could not tell what a fresh start takes
                         input_too = False
@@ -394,24 +395,24 @@ class Measuring:
         finally:
             await self._end_copies()
 
-    async def _degrees(self, part: Part, selection: Selection, plans: list[PlanMessage]) -> None:
+    async def _degrees(self, part: Part, selection: Selection, plans: list[Plan]) -> None:
         """Measures plans of the same degrees. If one runs out of memory, smaller pieces are tried in new processes."""
         # Noise is measured under a plan of several slots, where there is one: two replicas show it at once.
         several = min(2, max((size for size, found in self._candidates.plans.items() if found), default=1))
         while any(selection.worth(plan) for plan in plans):
-            noise = plans[0].world >= several and not self._looked_for_noise
+            noise = plans[0].gpus >= several and not self._looked_for_noise
             attempt = await self._measured(part, selection, plans, noise)
             self.found.add(attempt.found)
             if not attempt.failure:
                 self._looked_for_noise |= noise
                 break
-            self.found.failed.append(f"{attempt.plan.core.describe()}: {attempt.failure}")
+            self.found.failed.append(f"{attempt.plan.describe()}: {attempt.failure}")
             selection.failed(attempt.plan, out_of_memory=attempt.out_of_memory)
             plans = plans[plans.index(attempt.plan) + 1 :] if attempt.out_of_memory else []
         for plan in plans:
             selection.leave_out(plan)
 
-    async def _measured(self, part: Part, selection: Selection, plans: list[PlanMessage], noise: bool) -> Copies:
+    async def _measured(self, part: Part, selection: Selection, plans: list[Plan], noise: bool) -> Copies:
         """Measures those plans, and again if an agent was lost meanwhile. Raises TestbedError."""
         while True:
             losses = self._testbed.losses
@@ -448,8 +449,8 @@ class Measuring:
         if not rows:
             return
         row = max(rows, key=lambda row: row.plan.gpus > 1)
-        plan = PlanMessage.of(row.plan)
-        placed = list(zip(self._jobs[1:], part.places(plan.world), strict=False))
+        plan = row.plan
+        placed = list(zip(self._jobs[1:], part.places(plan.gpus), strict=False))
         losses = -1
         while losses != self._testbed.losses:
             losses, found = self._testbed.losses, Measurements()
@@ -465,7 +466,7 @@ class Measuring:
                         await _end(runs)
             except InputError as error:
                 self._testbed.check()
-                found.failed.append(f"starting and stopping {plan.core.describe()}: {error}")
+                found.failed.append(f"starting and stopping {plan.describe()}: {error}")
         self.found.add(found)
 
     async def _input(self) -> ProfiledInput | None:
@@ -507,7 +508,7 @@ class Copies:
         self._run: RunOnTestbed | None = None
         self._seen: set[tuple[bool, ...]] = set()
         self.found = Measurements()
-        self.plan: PlanMessage
+        self.plan: Plan
         self.failure, self.out_of_memory = "", False
 
     @property
@@ -515,7 +516,7 @@ class Copies:
         """Whether the run may go on, or has yet to start."""
         return self._run is None or not self._run.left.done()
 
-    async def measure(self, plans: list[PlanMessage], *, noise: bool) -> None:
+    async def measure(self, plans: list[Plan], *, noise: bool) -> None:
         """Measures the plans that are worth it. noise: and the gradient noise. Raises InputError if one fails."""
         self.found, self.failure = Measurements(), ""
         # If an agent was lost after all of them were measured, none is worth it any more: the first is measured again.
@@ -528,7 +529,7 @@ class Copies:
         self._seen.add(kind)
         is_new = self._run is None
         run = self._run = self._run or self._testbed.start(self._job, self.part.whole, first)
-        run.rebuild(first, self.part.ranks(first.world), steps, seconds)
+        run.rebuild(first, self.part.ranks(first.gpus), steps, seconds)
         await _all(copy.first_step() for copy in run.copies)
         step_s = await self._measure(run)
         if is_new:
@@ -567,7 +568,7 @@ class Copies:
         times = [each.measured_s for each in said]
         step_s, memory = mean(times), max(each.memory_bytes for each in said)
         spread = (max(times) - min(times)) / step_s
-        row = ProfiledRow(part.gpu_type, part.nodes_of(plan.world), plan.core, step_s, spread, float(memory))
+        row = ProfiledRow(part.gpu_type, part.nodes_of(plan.gpus), plan, step_s, spread, float(memory))
         self.found.rows.append(row)
         self._selection.measured(plan, step_s, fits=memory <= self._selection.memory_bytes)
         limits = [each.memory_limit_bytes for each in said if each.memory_limit_bytes]
@@ -608,7 +609,7 @@ async def measured(
     launch_s = median(found.starts)
     costs = ProfiledCosts(launch_s, median(found.restarts or [launch_s]), median(found.exits or [launch_s]))
     predicted = [
-        ProfiledRow(part.gpu_type, part.nodes_of(plan.world), plan.core, step_s, predicted=True)
+        ProfiledRow(part.gpu_type, part.nodes_of(plan.gpus), plan, step_s, predicted=True)
         for part, selection in measuring.parts
         for plan, step_s in selection.predicted()
     ]

@@ -158,7 +158,7 @@ async def _made(
                 work=ENDLESS,
                 slots=[],
                 first_rank=0,
-                world=run.plan.world,
+                world=run.plan.gpus,
                 store_host="",
                 store_port=0,
                 folder=str(folder / "jobs" / str(run.job)),

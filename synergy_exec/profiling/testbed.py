@@ -14,6 +14,7 @@ from aiohttp import web
 from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
+from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.messages import (
@@ -23,7 +24,6 @@ from synergy_exec.messages import (
     Launch,
     Message,
     Outcome,
-    PlanMessage,
     Rebuild,
     Report,
     Started,
@@ -101,11 +101,11 @@ class RunOnTestbed(Copy):
         """Seconds from its launch until all copies had started their first step, which took `step_s`."""
         return max(copy.stepped_s for copy in self.copies) - self.launched_s - step_s
 
-    def retune(self, plan: PlanMessage, steps: int = 0, seconds: float = 0.0) -> None:
+    def retune(self, plan: Plan, steps: int = 0, seconds: float = 0.0) -> None:
         """Makes it go on with another micro-batch or accumulation. steps, seconds: see `Rebuild`."""
         self._testbed.retune(self.number, plan, steps, seconds)
 
-    def rebuild(self, plan: PlanMessage, copies: list[list[int]], steps: int, seconds: float) -> None:
+    def rebuild(self, plan: Plan, copies: list[list[int]], steps: int, seconds: float) -> None:
         """Makes it build its model again; see `Rebuild`. Its copies are new ones, which have reported nothing."""
         self.copies = [Copy(self.left) for _ in copies]
         self._testbed.rebuild(Rebuild(run=self.number, plan=plan, copies=copies, steps=steps, seconds=seconds))
@@ -151,7 +151,7 @@ class Testbed(Listener):
         self.losses = 0
         self.cluster: Cluster
 
-    def start(self, job: int, placed: Placed, plan: PlanMessage, share: Share | None = None) -> RunOnTestbed:
+    def start(self, job: int, placed: Placed, plan: Plan, share: Share | None = None) -> RunOnTestbed:
         """Launches a run there, as soon as its slots are free. Raises TestbedError."""
         self.check()
         number = len(self._mine)
@@ -170,7 +170,7 @@ class Testbed(Listener):
         self._runs.kill(number)
         self._flush()
 
-    def retune(self, number: int, plan: PlanMessage, steps: int = 0, seconds: float = 0.0) -> None:
+    def retune(self, number: int, plan: Plan, steps: int = 0, seconds: float = 0.0) -> None:
         """Has a run go on at another micro-batch or accumulation."""
         self._runs.retune(number, plan, steps, seconds)
         self._flush()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from synergy_core.errors import InputError
-from synergy_exec.messages import PlanMessage
+from synergy_core.planner.plan import Plan
 from synergy_exec.training import trees
 from synergy_exec.training.bare import Bare, Generators, bare
 from synergy_exec.training.compression.choices import SchemeByLayer
@@ -34,9 +34,9 @@ class PlanKind(NamedTuple):
     schedule: str
 
 
-def kind(plan: PlanMessage) -> PlanKind:
+def kind(plan: Plan) -> PlanKind:
     """The kind of a plan."""
-    schedule = "interleaved" if plan.interleave > 1 else plan.schedule
+    schedule = "interleaved" if plan.interleave > 1 else "1f1b"
     return PlanKind(
         zero=plan.zero if plan.data > 1 else None,
         tensor=plan.tensor > 1,
@@ -46,37 +46,33 @@ def kind(plan: PlanMessage) -> PlanKind:
 
 PROVEN: frozenset[PlanKind] = frozenset(
     PlanKind(zero, tensor, schedule)
-    for zero, tensor, schedule in product((None, 0, 2, 3), (False, True), ("", "gpipe", "1f1b", "interleaved"))
+    for zero, tensor, schedule in product((None, 0, 2, 3), (False, True), ("", "1f1b", "interleaved"))
     if not (zero == 0 and tensor)
 )
 """The kinds that train what one process would: tests/exec/test_equality.py compares each with a single process."""
 
 
-def refusal(job: TrainingJob, plan: PlanMessage) -> str | None:
+def refusal(job: TrainingJob, plan: Plan) -> str | None:
     """Why this job cannot be trained under this plan, in a sentence that says what to change; None: it can."""
     return Admission(job).refusal(plan)
 
 
-def plan_refusal(plan: PlanMessage) -> str | None:
+def plan_refusal(plan: Plan) -> str | None:
     """Why no job can be trained under this plan, in a sentence that says what to change; None: the plan allows it."""
     return _ill_formed(plan) or _unproven(plan) or _uncompressed(plan)
 
 
-def _ill_formed(plan: PlanMessage) -> str | None:
+def _ill_formed(plan: Plan) -> str | None:
     for name in ("data", "tensor", "pipeline", "interleave", "micro_batch", "accumulation"):
         value = getattr(plan, name)
         if not isinstance(value, int) or value < 1:
             return f"{name} is {value!r}; write a whole number from 1"
-    if plan.schedule not in ("1f1b", "gpipe"):
-        return f"there is no schedule '{plan.schedule}'; write 1f1b or gpipe"
     if plan.pipeline == 1 and plan.interleave > 1:
         return f"interleave {plan.interleave} needs a pipeline; with pipeline 1, take interleave 1"
-    if plan.schedule == "gpipe" and plan.interleave > 1:
-        return f"gpipe has one stage a rank, not {plan.interleave}; take interleave 1, or schedule 1f1b"
     return None
 
 
-def _unproven(plan: PlanMessage) -> str | None:
+def _unproven(plan: Plan) -> str | None:
     if plan.zero not in (0, 2, 3):
         return f"zero {plan.zero} is not built; take zero 0 (DDP), 2 or 3 (FSDP)"
     if plan.zero and plan.data == 1:
@@ -97,7 +93,7 @@ def _unproven(plan: PlanMessage) -> str | None:
     return None
 
 
-def _uncompressed(plan: PlanMessage) -> str | None:
+def _uncompressed(plan: Plan) -> str | None:
     """What is in the way of the plan's compressor. One replica exchanges nothing, whatever the compressor."""
     try:
         choices = SchemeByLayer.named(plan.compressor)
@@ -123,11 +119,11 @@ class Admission:
         self._job = job
         self.answers: dict[str, Any] = {}
 
-    def refusal(self, plan: PlanMessage) -> str | None:
+    def refusal(self, plan: Plan) -> str | None:
         """Why the job cannot be trained under this plan, in a sentence that says what to change; None: it can."""
         return plan_refusal(plan) or self._unfit(plan)
 
-    def asks(self, plan: PlanMessage) -> bool:
+    def asks(self, plan: Plan) -> bool:
         """Whether it is the model that tells whether the plan can be had."""
         return plan.tensor > 1 or plan.pipeline > 1 or (plan.zero > 0 and bool(self._job.blocks))
 
@@ -203,7 +199,7 @@ class Admission:
             return False
         return True
 
-    def _unfit(self, plan: PlanMessage) -> str | None:
+    def _unfit(self, plan: Plan) -> str | None:
         job = self._job
         if plan.compressor != "none" and (reason := self._unknown_layer(plan.compressor)):
             return reason

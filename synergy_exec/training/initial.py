@@ -21,7 +21,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from synergy_core.errors import InputError
-from synergy_exec.messages import PlanMessage
+from synergy_core.planner.plan import Plan
 from synergy_exec.training.admitted import Admission
 from synergy_exec.training.bare import Generators, constants, digest, lasting, named_tensors
 from synergy_exec.training.checkpoint import block
@@ -120,7 +120,7 @@ class Initial:
     def __init__(
         self,
         job: TrainingJob,
-        plan: PlanMessage,
+        plan: Plan,
         mesh: DeviceMesh | None,
         device: torch.device,
         admission: Admission,
@@ -138,7 +138,7 @@ class Initial:
         beat: called while this rank waits for others. All ranks of the plan call it together.
         """
         plan = self._plan
-        if self._mesh is None or (plan.world == plan.data and not plan.zero):
+        if self._mesh is None or (plan.gpus == plan.data and not plan.zero):
             return self._whole()
         ranks = Ranks()
         verdicts = [_Verdict(*each) for each in ranks.together(lambda: self._verdict(ranks.rank, begun), beat)]

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.nn.parallel import DistributedDataParallel
 
 from synergy_core.errors import InputError
-from synergy_exec.messages import PlanMessage
+from synergy_core.planner.plan import Plan
 from synergy_exec.training.bare import sharing
 
 
@@ -139,7 +139,7 @@ _FORM = 12
 """Numbers that say what comes: the type, how many dimensions, and their lengths."""
 
 
-def owned_stages(rank: int, plan: PlanMessage) -> range:
+def owned_stages(rank: int, plan: Plan) -> range:
     """The stages that a rank of the pipeline holds: every `pipeline`-th, from its own place."""
     return range(rank, plan.pipeline * plan.interleave, plan.pipeline)
 
@@ -148,7 +148,7 @@ class OwnedStages:
     """This rank's stages, for micro-batches of one size and one number of them a step."""
 
     def __init__(
-        self, modules: Sequence[nn.Module], plan: PlanMessage, group: ProcessGroup, device: torch.device, loss: Loss
+        self, modules: Sequence[nn.Module], plan: Plan, group: ProcessGroup, device: torch.device, loss: Loss
     ) -> None:
         owned = owned_stages(group.rank(), plan)
         count = plan.pipeline * plan.interleave
@@ -162,12 +162,11 @@ class OwnedStages:
         self._parts: dict[int, nn.Module] = dict(zip(owned, parts, strict=True))
         self._takes_inputs = owned[0] == 0
         self._gives_losses = owned[-1] == count - 1
-        self._schedule: ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
+        self._schedule: Schedule1F1B | ScheduleInterleaved1F1B
         if plan.interleave > 1:
             self._schedule = ScheduleInterleaved1F1B(stages, plan.accumulation, loss_fn=loss)
         else:
-            schedule = ScheduleGPipe if plan.schedule == "gpipe" else Schedule1F1B
-            self._schedule = schedule(stages[0], plan.accumulation, loss_fn=loss)
+            self._schedule = Schedule1F1B(stages[0], plan.accumulation, loss_fn=loss)
 
     def backward(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Gradients of the mean loss over this replica's samples, on every stage; the loss on the last, else None.

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from synergy_core import __version__
 from synergy_core.errors import InputError
 from synergy_core.goodput.efficiency import UNDISTORTED, Distortion, GradientErrors
-from synergy_exec.messages import PlanMessage
+from synergy_core.planner.plan import Plan
 from synergy_exec.training import loading, trees
 from synergy_exec.training.admitted import Admission, plan_refusal
 from synergy_exec.training.checkpoint import Checkpoints, State
@@ -46,7 +46,7 @@ from synergy_runs.files import atomic_file
 # model and the same torch.
 
 
-def admit(job: TrainingJob, plan: PlanMessage, kept: Path | None) -> Admission:
+def admit(job: TrainingJob, plan: Plan, kept: Path | None) -> Admission:
     """What is known of the job's model once the plan is admitted. Raises InputError where it is not.
 
     kept: where answers stand from run to run; None: nowhere. All ranks call it together.
@@ -70,7 +70,7 @@ def admit(job: TrainingJob, plan: PlanMessage, kept: Path | None) -> Admission:
     return admission
 
 
-def _require(admission: Admission, plan: PlanMessage) -> None:
+def _require(admission: Admission, plan: Plan) -> None:
     if reason := admission.refusal(plan):
         raise InputError(reason)
 
@@ -230,7 +230,7 @@ def evaluated(
     job: TrainingJob,
     parts: Sequence[nn.Module],
     pipeline: OwnedStages | None,
-    plan: PlanMessage,
+    plan: Plan,
     replica: int,
     device: torch.device,
     beat: Callable[[], None],
@@ -265,7 +265,7 @@ def evaluated(
     return {name: math.fsum(total for total, _ in each) / sum(of for _, of in each) for name, each in every.items()}
 
 
-def _pieces(job: TrainingJob, batch: Any, plan: PlanMessage, replica: int) -> Iterator[tuple[int, Any, Any]]:
+def _pieces(job: TrainingJob, batch: Any, plan: Plan, replica: int) -> Iterator[tuple[int, Any, Any]]:
     """(samples, inputs, targets), as many on every replica; where there are none, one that does not count."""
     inputs, targets = trees.pair(f"{type(job).__name__}.evaluation()", batch)
     (whole,) = trees.lengths((inputs, targets))
@@ -307,7 +307,7 @@ class StepResult:
 
 
 class Trainer:
-    """The job's model under a plan, on the default process group of `plan.world` ranks (none needed for one).
+    """The job's model under a plan, on the default process group of `plan.gpus` ranks (none needed for one).
 
     parts, optimizers: one of each per pipeline stage that this rank owns (one in all without a pipeline); parameters
     have the names they have in the whole model. Before any step the weights are those a single process draws after
@@ -323,7 +323,7 @@ class Trainer:
     def __init__(
         self,
         job: TrainingJob,
-        plan: PlanMessage,
+        plan: Plan,
         device: torch.device | str = "cpu",
         *,
         seed: int = 0,
@@ -527,12 +527,12 @@ def _quotient(part: float, whole: float) -> float:
     return part / whole if whole > 0 and math.isfinite(part / whole) else 0.0
 
 
-def _mesh(plan: PlanMessage, device: torch.device) -> DeviceMesh | None:
+def _mesh(plan: Plan, device: torch.device) -> DeviceMesh | None:
     world = distributed.get_world_size() if distributed.is_initialized() else 1
-    if world != plan.world:
+    if world != plan.gpus:
         raise InputError(
-            f"data({plan.data}) × tensor({plan.tensor}) × pipeline({plan.pipeline}) is {plan.world} ranks, "
-            f"but the process group has {world}; start {plan.world}."
+            f"data({plan.data}) × tensor({plan.tensor}) × pipeline({plan.pipeline}) is {plan.gpus} ranks, "
+            f"but the process group has {world}; start {plan.gpus}."
         )
     if world == 1:
         return None

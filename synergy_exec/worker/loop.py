@@ -13,13 +13,13 @@ from pathlib import Path
 
 from synergy_core.errors import InputError
 from synergy_core.goodput.efficiency import GradientErrors, gain
+from synergy_core.planner.plan import Plan
 from synergy_exec.messages import (
     PAUSED,
     Granted,
     MeansToLeave,
     Message,
     Noted,
-    PlanMessage,
     Rebuild,
     Report,
     Retune,
@@ -591,7 +591,7 @@ class Loop:
 
 
 def worth_of_step(
-    plan: PlanMessage, known: tuple[float, float] | None, initial_batch: int, errors: GradientErrors | None
+    plan: Plan, known: tuple[float, float] | None, initial_batch: int, errors: GradientErrors | None
 ) -> float:
     """Iterations at the initial batch that a step is worth; while nothing is known, the least it can be uncompressed.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from itertools import zip_longest
 from pathlib import Path
@@ -34,7 +34,6 @@ from synergy_core.policies import Policy
 from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_exec.controller.decider import FEWEST_STEPS, SAME_BATCH_FRACTION, Decider, Orders
 from synergy_exec.controller.jobs import ExecutedJob
-from synergy_exec.messages import PlanMessage
 from synergy_exec.settings import Settings
 from synergy_sim.drivers import Rounds
 from synergy_sim.execution import ExecutionModel, SimulatedJob
@@ -104,6 +103,8 @@ def seen_by_policy(scheduler: Any) -> dict[str, Any]:
         return {}
     columns = {each.name: getattr(last[0], each.name) for each in fields(last[0])}
     columns.pop("beliefs", None)
+    if is_dataclass(memory := columns.get("memory")):
+        columns["memory"] = asdict(memory)
     columns["tasks"] = [_beliefs(task) for task in columns.pop("tasks", ())]
     return columns
 
@@ -346,7 +347,7 @@ class Driver:
 
     def stepped(self, job_id: int, micro_batch: int = 1, accumulation: int = 1, step_s: float = 0.0) -> None:
         grad_sqr, grad_var = self.statistics.get(job_id, (0.0, 0.0))
-        launch = launch_of(plan=PlanMessage(micro_batch=micro_batch, accumulation=accumulation))
+        launch = launch_of(plan=Plan(micro_batch=micro_batch, accumulation=accumulation))
         measured = {"step_s": step_s, "sync_s": 0.0, "steps": FEWEST_STEPS if step_s else 0}
         said = dataclasses.replace(
             report(0, launch, self.moment.work.get(job_id, 0.0)),
@@ -386,23 +387,23 @@ class Driver:
             if job_id in self.ending and job_id not in moment.chosen:
                 continue
             if job.plan is not None:
-                _same(plan, PlanMessage.of(job.plan), f"plan of job {job_id} {where}")
+                _same(plan, job.plan, f"plan of job {job_id} {where}")
             elif job_id in self.trains:
                 self._compare_batch(job, plan, self.trains[job_id], f"of job {job_id} {where}")
             self.compared_batches += 1
 
-    def _compare_batch(self, job: ExecutedJob, plan: PlanMessage, wanted: tuple[Plan, float], where: str) -> None:
+    def _compare_batch(self, job: ExecutedJob, plan: Plan, wanted: tuple[Plan, float], where: str) -> None:
         trained, step_s = wanted
         if job.spec is not None and job.spec.architecture:
             model = self.decider.choices.profile[job.spec.architecture]
             row = model.best("cpu", len(self.held[job.job_id]), job.held_gpus, plan.global_batch)
             _same(plan.global_batch, trained.global_batch, f"batch {where}")
-            _same((plan, row.step_s), (PlanMessage.of(row.plan), step_s), f"plan {where}")
+            _same((plan, row.step_s), (row.plan, step_s), f"plan {where}")
             return
         micro_batch, accumulation = trained.micro_batch, trained.accumulation
         if self.decider.choices.tunes_batch and job.held_gpus == accumulation == 1 and micro_batch % 2 == 0:
             micro_batch, accumulation = micro_batch // 2, 2  # who trains alone sees noise only between two halves
-        chosen = PlanMessage(data=job.held_gpus, micro_batch=micro_batch, accumulation=accumulation)
+        chosen = Plan(data=job.held_gpus, micro_batch=micro_batch, accumulation=accumulation)
         if abs(plan.global_batch - chosen.global_batch) <= SAME_BATCH_FRACTION * plan.global_batch:
             # The executor keeps a batch this close to the best one, chosen with an older model; now it would choose:
             gpu_type = self.decider.cluster.node_type_of[job.placement[0][0]].gpu_type

@@ -12,12 +12,13 @@ import pytest
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile
+from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy, get_policy
 from synergy_exec import messages as said
 from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Ended, Launch, Message, Outcome, PlanMessage, Rebuild, Report, Reshare, Retune
+from synergy_exec.messages import Ended, Launch, Message, Outcome, Rebuild, Report, Reshare, Retune
 from synergy_exec.settings import Settings
 from synergy_exec.wire import decode, encode
 from synergy_runs.facts import Kind
@@ -45,7 +46,7 @@ def file_of(work: float = 100.0, slots: int = 1, **more: Any) -> JobFile:
 
 def launch_of(**more: Any) -> Launch:
     """One rank of a job of which nothing else matters."""
-    values = {"run": 0, "job": 0, "job_class": "a:B", "plan": PlanMessage(), "initial_batch": 1, "work": 1.0}
+    values = {"run": 0, "job": 0, "job_class": "a:B", "plan": Plan(), "initial_batch": 1, "work": 1.0}
     values |= {"slots": [0], "first_rank": 0, "world": 1, "store_host": "", "store_port": 0, "folder": "/tmp"}
     return Launch(**values | more)
 
@@ -143,7 +144,7 @@ class FakeAgent:
             run.began_s = now_s
             if first and not run.measured:
                 run.measured = run.order is not None and run.order.steps > 0
-                measured_s = STEP_S / launch.plan.world if run.measured else 0.0
+                measured_s = STEP_S / launch.plan.gpus if run.measured else 0.0
                 seen = replace(report(number, launch, run.done), told_s=now_s, measured_s=measured_s)
                 told += [replace(self.measured(seen, launch), copy=copy) for copy in copies]
             if run.done >= launch.work:

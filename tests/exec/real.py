@@ -20,6 +20,7 @@ from aiohttp import WSMsgType, web
 from exec.pretended import launch_of
 
 from synergy_core.errors import InputError
+from synergy_core.planner.plan import Plan
 from synergy_exec.backends import Meeting
 from synergy_exec.client import client_for
 from synergy_exec.messages import (
@@ -27,7 +28,6 @@ from synergy_exec.messages import (
     Hello,
     Launch,
     Message,
-    PlanMessage,
     Report,
     Reserve,
     Reserved,
@@ -242,7 +242,7 @@ class Controller:
         if len(more.get("slots", range(world))) < world and "store_port" not in more:  # the others are elsewhere
             address = self.reserved(run)
         values = {"run": run, "job": run, "job_class": f"{JOBS}:{name}", "arguments": arguments or {}, "work": 20.0}
-        values |= {"plan": PlanMessage(data=world, micro_batch=4), "initial_batch": 4 * world, "world": world}
+        values |= {"plan": Plan(data=world, micro_batch=4), "initial_batch": 4 * world, "world": world}
         values |= {"slots": list(range(world)), "store_host": address.host, "store_port": address.port}
         values |= {"folder": str(self.folder / f"job-{run}"), "report_s": 0.1}
         launch = launch_of(**values | more)

@@ -12,8 +12,8 @@ from models import Layer, Net
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from synergy_core.planner.plan import Plan
 from synergy_exec import job_folder
-from synergy_exec.messages import PlanMessage
 from synergy_exec.training import integrity, shelf
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
@@ -61,15 +61,15 @@ def before_each_change(monkeypatch: Any, then: Callable[[int], None]) -> list[st
 WIDTH, BATCH = 15, 8
 """15 leaves FSDP2 uneven shards."""
 PLANS = {
-    "single": PlanMessage(micro_batch=8),
-    "ddp2": PlanMessage(data=2, micro_batch=4),
-    "fsdp2": PlanMessage(data=2, zero=3, micro_batch=4),
-    "tp2": PlanMessage(tensor=2, micro_batch=8),
-    "pp2": PlanMessage(pipeline=2, micro_batch=4, accumulation=2),
-    "ppi2": PlanMessage(pipeline=2, interleave=2, micro_batch=4, accumulation=2),
-    "dp2tp2": PlanMessage(data=2, tensor=2, zero=3, micro_batch=4),
-    "dp2pp2": PlanMessage(data=2, pipeline=2, micro_batch=2, accumulation=2),
-    "tp2pp2": PlanMessage(tensor=2, pipeline=2, micro_batch=4, accumulation=2),
+    "single": Plan(micro_batch=8),
+    "ddp2": Plan(data=2, micro_batch=4),
+    "fsdp2": Plan(data=2, zero=3, micro_batch=4),
+    "tp2": Plan(tensor=2, micro_batch=8),
+    "pp2": Plan(pipeline=2, micro_batch=4, accumulation=2),
+    "ppi2": Plan(pipeline=2, interleave=2, micro_batch=4, accumulation=2),
+    "dp2tp2": Plan(data=2, tensor=2, zero=3, micro_batch=4),
+    "dp2pp2": Plan(data=2, pipeline=2, micro_batch=2, accumulation=2),
+    "tp2pp2": Plan(tensor=2, pipeline=2, micro_batch=4, accumulation=2),
 }
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),

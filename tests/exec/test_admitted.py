@@ -6,10 +6,10 @@ from exec.pretended import refuses
 from torch import nn
 
 from synergy_core.errors import InputError
+from synergy_core.planner.plan import Plan
 from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.mlp import Mlp, Perceptron
-from synergy_exec.messages import PlanMessage
 from synergy_exec.profiling.finder import plans
 from synergy_exec.training.admitted import Admission, refusal
 from synergy_exec.training.loading import load_job
@@ -18,9 +18,7 @@ from synergy_exec.training.trainer import Trainer, admit
 REFUSED = [
     (Mlp(), {"data": 0}, "data is 0; write a whole number from 1"),
     (Mlp(), {"micro_batch": 0}, "micro_batch is 0"),
-    (Mlp(), {"schedule": "zbv"}, "no schedule 'zbv'; write 1f1b or gpipe"),
     (Mlp(), {"interleave": 2}, "take interleave 1"),
-    (Mlp(), {"pipeline": 2, "interleave": 2, "accumulation": 2, "schedule": "gpipe"}, "or schedule 1f1b"),
     (Mlp(), {"data": 2, "zero": 1}, "zero 1 is not built; take zero 0"),
     (Mlp(), {"zero": 3}, "take zero 0, or data 2 or more"),
     (Mlp(), {"data": 2, "tensor": 2}, "take zero 2 or 3"),
@@ -38,14 +36,13 @@ REFUSED = [
 ADMITTED = [
     (Cnn(), {"data": 2, "zero": 2, "pipeline": 3, "accumulation": 5}),
     (Gpt(), {"data": 2, "zero": 3, "tensor": 4, "pipeline": 2, "interleave": 2, "accumulation": 4}),
-    (Mlp(), {"tensor": 2, "pipeline": 2, "accumulation": 2, "schedule": "gpipe"}),
     (Mlp(), {"data": 8, "micro_batch": 3, "accumulation": 7}),
 ]
 
 
 @pytest.mark.parametrize(("job", "fields"), ADMITTED)
 def test_these_are_admitted(job, fields):
-    assert refusal(job, PlanMessage(**fields)) is None
+    assert refusal(job, Plan(**fields)) is None
 
 
 class Tied(Perceptron):
@@ -98,9 +95,9 @@ ODD = [
 
 
 def test_replicas_that_share_out_need_the_blocks_they_name():
-    reason = refusal(Odd(PERCEPTRON, blocks="blocks"), PlanMessage(data=2, zero=3))
+    reason = refusal(Odd(PERCEPTRON, blocks="blocks"), Plan(data=2, zero=3))
     assert "the model has no 'blocks'" in reason
-    assert refusal(Odd(PERCEPTRON, blocks="blocks"), PlanMessage(data=2)) is None
+    assert refusal(Odd(PERCEPTRON, blocks="blocks"), Plan(data=2)) is None
 
 
 class Short(Mlp):
@@ -110,7 +107,7 @@ class Short(Mlp):
 
 def test_a_batch_of_another_size_is_an_error():
     with pytest.raises(InputError, match=r"Short.batch\(4, 8\) gave 7 inputs and 7 targets; give 8 of each"):
-        Trainer(Short(), PlanMessage(micro_batch=8)).step(4)
+        Trainer(Short(), Plan(micro_batch=8)).step(4)
 
 
 UNSPLIT = [
@@ -128,7 +125,7 @@ REFUSED += [(Odd(Perceptron(4, 8, 2, 4), tensor_plan=plan), {"tensor": 2}, says)
 
 @pytest.mark.parametrize(("job", "fields", "says"), REFUSED, ids=[says for _, _, says in REFUSED])
 def test_refusal_says_what_to_change(job, fields, says):
-    assert says in refusal(job, PlanMessage(**fields))
+    assert says in refusal(job, Plan(**fields))
 
 
 @pytest.mark.parametrize("kind", [Mlp, Gpt, Cnn])
@@ -155,11 +152,11 @@ def test_asking_draws_nothing_from_the_generator():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    refusal(Gpt(), PlanMessage(tensor=2, pipeline=2, accumulation=2))
+    refusal(Gpt(), Plan(tensor=2, pipeline=2, accumulation=2))
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("plan", [PlanMessage(tensor=2), PlanMessage(pipeline=2, accumulation=2)])
+@pytest.mark.parametrize("plan", [Plan(tensor=2), Plan(pipeline=2, accumulation=2)])
 def test_a_model_is_run_once_to_admit_a_plan_and_not_again_for_later_runs(tmp_path, monkeypatch, plan):
     kept, runs, forward = tmp_path / "form.json", [], Perceptron.forward
     monkeypatch.setattr(Perceptron, "forward", lambda self, x: runs.append(1) or forward(self, x))
@@ -179,13 +176,13 @@ def test_a_model_is_run_once_to_admit_a_plan_and_not_again_for_later_runs(tmp_pa
 
 def test_a_refused_plan_is_asked_for_again(tmp_path):
     for _ in range(2):
-        refuses("take at most 3", admit, Mlp(depth=3), PlanMessage(pipeline=4, accumulation=4), tmp_path / "form.json")
+        refuses("take at most 3", admit, Mlp(depth=3), Plan(pipeline=4, accumulation=4), tmp_path / "form.json")
 
 
 def test_trainer_refuses_what_is_refused_and_a_wrong_number_of_ranks():
-    refuses("take zero 0", Trainer, Mlp(), PlanMessage(zero=3))
-    refuses(r"is 2 ranks, but the process group has 1; start 2", Trainer, Mlp(), PlanMessage(data=2))
-    trainer = Trainer(Mlp(), PlanMessage())
+    refuses("take zero 0", Trainer, Mlp(), Plan(zero=3))
+    refuses(r"is 2 ranks, but the process group has 1; start 2", Trainer, Mlp(), Plan(data=2))
+    trainer = Trainer(Mlp(), Plan())
     refuses("micro_batch is 0", trainer.retune, 0, 1)
 
 

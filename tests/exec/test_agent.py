@@ -12,8 +12,9 @@ from exec.pretended import refuses
 from exec.real import JOBS, Controller, gone, log_of, steps_of
 
 from synergy_core.cluster import Share
+from synergy_core.planner.plan import Plan
 from synergy_exec.examples.pictures import Pictures
-from synergy_exec.messages import Failure, Granted, Noted, PlanMessage, Rebuild, Report, Reshare, Retune, Started
+from synergy_exec.messages import Failure, Granted, Noted, Rebuild, Report, Reshare, Retune, Started
 from synergy_exec.recorded import evaluations
 from synergy_exec.training.initial import read_into
 from synergy_exec.training.trainer import Trainer
@@ -56,7 +57,7 @@ def test_stopped_run_goes_on_elsewhere_and_counts_every_sample_once(controller, 
     assert 5 <= held.step < 60
     # On the other number of ranks, at the same batch.
     other, batch = 3 - world, 4 * world
-    plan = PlanMessage(data=other, micro_batch=batch // other)
+    plan = Plan(data=other, micro_batch=batch // other)
     second = controller.done("Plain", world=other, plan=plan, initial_batch=batch, work=60.0, folder=first.folder)
     last = controller.of(second, Report)[-1]
     assert (last.step, last.samples, last.work) == (60, 60 * batch, 60.0)
@@ -81,7 +82,7 @@ def test_copies_are_measured_one_plan_after_another_in_the_same_processes(contro
     """Three single ranks, then two of them together and one that is in no copy, then all three; each waits after its
     steps, and a plan of other degrees begins with the first weights.
     """
-    alone = PlanMessage(micro_batch=4, accumulation=2)
+    alone = Plan(micro_batch=4, accumulation=2)
     first = controller.launch("", {"width": 64}, world=3, plan=alone, initial_batch=8, waits=True, **MLP)
     controller.say(Rebuild(run=first.run, plan=alone, copies=[[0], [1], [2]], steps=3))
 
@@ -95,11 +96,11 @@ def test_copies_are_measured_one_plan_after_another_in_the_same_processes(contro
     assert [measured(copy, alone) for copy in range(3)] == [3, 3, 3]
     pids = controller.workers()
     controller.say(Retune(run=first.run, micro_batch=8, accumulation=2, steps=2))
-    assert [measured(copy, PlanMessage(micro_batch=8, accumulation=2)) for copy in range(3)] == [5, 5, 5]
-    split = PlanMessage(tensor=2, micro_batch=2, accumulation=4)
+    assert [measured(copy, Plan(micro_batch=8, accumulation=2)) for copy in range(3)] == [5, 5, 5]
+    split = Plan(tensor=2, micro_batch=2, accumulation=4)
     controller.say(Rebuild(run=first.run, plan=split, copies=[[0, 2]], steps=2))
     assert measured(0, split) == 2
-    replicas = PlanMessage(data=3, micro_batch=4)
+    replicas = Plan(data=3, micro_batch=4)
     controller.say(Rebuild(run=first.run, plan=replicas, copies=[[2, 0, 1]], steps=4, seconds=0.05))
     assert measured(0, replicas) >= 4
     assert controller.workers() == pids
@@ -110,7 +111,7 @@ def test_copies_are_measured_one_plan_after_another_in_the_same_processes(contro
 
 
 def test_compressed_run_reports_its_bytes_is_retuned_and_goes_on_elsewhere(controller):
-    plan = PlanMessage(data=2, micro_batch=8, compressor="powersgd-4")
+    plan = Plan(data=2, micro_batch=8, compressor="powersgd-4")
     first = controller.launch("", {"width": 64}, world=2, plan=plan, initial_batch=16, **MLP)
     seen = controller.of_run(first, Report, lambda each: each.layers)
     assert seen.codec_s > 0
@@ -126,7 +127,7 @@ def test_compressed_run_reports_its_bytes_is_retuned_and_goes_on_elsewhere(contr
     assert controller.of(first, Report)[-1].grad_var > 0
     controller.stop(first)
     held = controller.saved(first)
-    plan = PlanMessage(data=3, micro_batch=16, compressor="powersgd-4")
+    plan = Plan(data=3, micro_batch=16, compressor="powersgd-4")
     elsewhere = {"world": 3, "plan": plan, "initial_batch": 16, "folder": first.folder}
     second = controller.done("", {"width": 64}, **elsewhere, **MLP | {"work": held.work + 20})
     losses = column(second, "loss")
@@ -134,7 +135,7 @@ def test_compressed_run_reports_its_bytes_is_retuned_and_goes_on_elsewhere(contr
 
 
 def test_large_batch_counts_by_the_gain_it_was_measured_to_have(controller):
-    plan = PlanMessage(micro_batch=4, accumulation=4)
+    plan = Plan(micro_batch=4, accumulation=4)
     launch = controller.done("Plain", plan=plan, initial_batch=4, work=60.0)
     last = controller.of(launch, Report)[-1]
     assert last.grad_var > 0
@@ -172,7 +173,7 @@ def test_broken_job_is_failed_with_rank_and_error(controller, name, arguments, r
 
 @pytest.mark.parametrize(
     ("more", "reason"),
-    [({"plan": PlanMessage(tensor=2, micro_batch=4), "world": 2}, "tensor"), ({"slots": [9]}, "no slot 9 of 4")],
+    [({"plan": Plan(tensor=2, micro_batch=4), "world": 2}, "tensor"), ({"slots": [9]}, "no slot 9 of 4")],
 )
 def test_what_cannot_be_launched_is_refused(controller, more, reason):
     assert reason in controller.ends(controller.launch("Plain", **more), "failed").reason
@@ -201,11 +202,11 @@ def noting(controller, note, arguments=None, **more):
 
 def test_job_is_evaluated_and_told_of_each_step_once_across_a_change_of_plan(controller, tmp_path):
     note, given = tmp_path / "told", {"work": 60.0, "initial_batch": 8}
-    first = noting(controller, note, SLOW, plan=PlanMessage(micro_batch=8), **given)
+    first = noting(controller, note, SLOW, plan=Plan(micro_batch=8), **given)
     controller.reached(first, 5)
     controller.stop(first)
     held = controller.saved(first).step
-    plan = PlanMessage(data=2, micro_batch=2, accumulation=2)
+    plan = Plan(data=2, micro_batch=2, accumulation=2)
     second = noting(controller, note, SLOW, world=2, plan=plan, folder=first.folder, **given)
     controller.ends(second, "done")
     lines = [json.loads(line) for line in note.read_text().splitlines()]
@@ -342,11 +343,11 @@ def test_share_is_cores_and_loaders_and_changes_while_it_trains(controller):
 @several_cores
 def test_losses_are_the_same_whatever_the_job_was_given(controller):
     size, work = 8, 30
-    plan = PlanMessage(micro_batch=size)
+    plan = Plan(micro_batch=size)
     trainer = Trainer(Pictures(pictures=64), plan, measure_squares=False)
     alone = [trainer.step(number).loss for number in range(work)]
     given = {"initial_batch": size, "work": float(work), "noise": False}
-    half = PlanMessage(data=2, micro_batch=size // 2)
+    half = Plan(data=2, micro_batch=size // 2)
     runs = {
         "no share": pictures(controller, plan=plan, **given),
         "one core": pictures(controller, cpus=1.0, memory_bytes=2e4, plan=plan, **given),

@@ -8,10 +8,11 @@ from exec.pretended import FakeAgent, Stage, cluster_of, execution_of
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.jobs.record import Job, gpus_in
+from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
 from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_exec.controller.decider import Aside
-from synergy_exec.messages import Ended, PlanMessage
+from synergy_exec.messages import Ended
 from synergy_exec.nodes.runs import Run
 
 
@@ -124,7 +125,7 @@ def test_a_run_may_be_lost_on_a_node_after_one_that_is_not_used(tmp_path):
 
 
 def run_of(number, job, *placed):
-    return Run(number, job, placed, PlanMessage(data=1, micro_batch=1))
+    return Run(number, job, placed, Plan(data=1, micro_batch=1))
 
 
 def test_gpu_types_keep_their_order_and_quotas_fit_into_what_is_left():

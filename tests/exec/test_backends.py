@@ -22,10 +22,11 @@ from exec.pretended import launch_of, refuses
 from exec.real import AGENT_S, JOBS, TOKEN, Controller, asked, descendants, wait_until
 
 from synergy_core.errors import InputError
+from synergy_core.planner.plan import Plan
 from synergy_exec.backends import backend_names, get_backend, slurm
 from synergy_exec.backends._agents import AgentPlace, require_reachable
 from synergy_exec.backends.ray import bundles_of
-from synergy_exec.messages import Ended, PlanMessage, Report, Shutdown
+from synergy_exec.messages import Ended, Report, Shutdown
 from synergy_exec.worker.network import addresses
 
 SCONTROL = """#!/bin/sh
@@ -535,7 +536,7 @@ def launch(controller, run, folder, *, work):
     meeting = controller.reserved(run)
     for node in range(2):
         message = launch_of(
-            run=run, job=run, job_class="synergy_exec.examples.mlp:Mlp", plan=PlanMessage(data=2, micro_batch=4),
+            run=run, job=run, job_class="synergy_exec.examples.mlp:Mlp", plan=Plan(data=2, micro_batch=4),
             initial_batch=8, work=work, first_rank=node, world=2, store_host=meeting.host, store_port=meeting.port,
             folder=str(folder / f"job-{run}"), noise=False, report_s=0.1,
         )  # fmt: skip

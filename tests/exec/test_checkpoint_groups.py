@@ -192,7 +192,7 @@ def killed(folder):
 
 
 def world(plan):
-    return PLANS[plan].world
+    return PLANS[plan].gpus
 
 
 def optimizers_between(writer, reader):

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 from synergy_core.goodput.compression import compressor_named, compressors
 from synergy_core.goodput.compression._compressor import CodecSpeed, Gradients, LayerSizes, codec_s
 from synergy_core.goodput.efficiency import GradientErrors, gain, uniform
+from synergy_core.planner.plan import Plan
 from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
-from synergy_exec.messages import PlanMessage
 from synergy_exec.training.admitted import refusal
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression import choices
@@ -262,7 +262,7 @@ def resume(plan, folder, more):
     progress = trainer.load(Checkpoints(folder))
     held = trainer.exchange.held() if trainer.exchange else {}
     losses = [trainer.step(progress.step + number).loss for number in range(more)]
-    return {"losses": losses, "held": held, "differ": replicas_differ(trainer) if plan.world > 1 else []}
+    return {"losses": losses, "held": held, "differ": replicas_differ(trainer) if plan.gpus > 1 else []}
 
 
 class StillGpt(SmallGpt):
@@ -296,15 +296,15 @@ ODD = [("nan", 1), ("inf", 500)]
 
 
 def trains(compressor, **plan):
-    return trained, SmallGpt, PlanMessage(micro_batch=4, accumulation=2, compressor=compressor, **plan), STEPS
+    return trained, SmallGpt, Plan(micro_batch=4, accumulation=2, compressor=compressor, **plan), STEPS
 
 
 def noise_of(compressor, zero=0):
-    return noises, PlanMessage(data=2, zero=zero, micro_batch=4, accumulation=2, compressor=compressor), 100
+    return noises, Plan(data=2, zero=zero, micro_batch=4, accumulation=2, compressor=compressor), 100
 
 
 def frozen(zero, compressor):
-    return trained, FrozenGpt, PlanMessage(data=2, zero=zero, micro_batch=8, compressor=compressor), 10
+    return trained, FrozenGpt, Plan(data=2, zero=zero, micro_batch=8, compressor=compressor), 10
 
 
 SWAPPED = [(swapped, "float32", 3), (swapped, "bfloat16", 0), (swapped, "uint8", 2_500_000)]
@@ -312,8 +312,8 @@ MEANS = [*((means, each) for each in SCHEMES), *((conserved, each) for each in H
 UNDER_DDP = [trains(each, data=2) for each in ("none", "bf16", "fp16", *QUANTISED, "topk-0.05", "powersgd-2", MIXED)]
 SHARED = [trains("q4", data=2, zero=2), *(trains(each, data=2, zero=3) for each in ("none", "bf16", *QUANTISED))]
 RETUNED = [
-    (retuned, PlanMessage(data=2, micro_batch=8), ("none", "powersgd-2", "topk-0.05", "q4", MIXED, "none")),
-    (retuned, PlanMessage(data=2, zero=3, micro_batch=8), ("none", "q4", "bf16", "none")),
+    (retuned, Plan(data=2, micro_batch=8), ("none", "powersgd-2", "topk-0.05", "q4", MIXED, "none")),
+    (retuned, Plan(data=2, zero=3, micro_batch=8), ("none", "q4", "bf16", "none")),
 ]
 NOISES = [*map(noise_of, ("none", "q4", "q2", "topk-0.05")), noise_of("q2", zero=3)]
 AT_TWO = [
@@ -512,15 +512,15 @@ def test_a_compressor_changes_without_a_restart_and_forgets(at_two):
 )
 def test_odd_names_are_refused(name, says):
     refuses(says, SchemeByLayer.named, name)
-    assert says in str(refusal(SmallGpt(), PlanMessage(data=2, compressor=name)))
+    assert says in str(refusal(SmallGpt(), Plan(data=2, compressor=name)))
 
 
 def test_plans_that_no_compressor_is_right_for_are_refused():
     for compressor in ("topk-0.01", "powersgd-4", "q4,layers.*=powersgd-4"):
-        reason = refusal(SmallGpt(), PlanMessage(data=2, zero=3, compressor=compressor))
+        reason = refusal(SmallGpt(), Plan(data=2, zero=3, compressor=compressor))
         assert "take zero 0, or a compressor that sums to shards, such as bf16 or q4" in reason
-        assert refusal(SmallGpt(), PlanMessage(data=2, compressor=compressor)) is None
-    reason = refusal(SmallGpt(), PlanMessage(data=2, compressor="q4,layer.*=none"))
+        assert refusal(SmallGpt(), Plan(data=2, compressor=compressor)) is None
+    reason = refusal(SmallGpt(), Plan(data=2, compressor="q4,layer.*=none"))
     assert "names 'layer.*', which is no parameter's name" in reason
 
 
@@ -530,10 +530,10 @@ def test_plans_that_no_compressor_is_right_for_are_refused():
 def test_training_goes_on_under_another_plan(tmp_path):
     compressors = ["topk-0.05", "powersgd-2", "q4"]
     plans = {
-        "two": PlanMessage(data=2, micro_batch=8),
-        "one": PlanMessage(micro_batch=16),
-        "four": PlanMessage(data=4, micro_batch=4),
-        "stages": PlanMessage(data=2, pipeline=2, micro_batch=4, accumulation=2),
+        "two": Plan(data=2, micro_batch=8),
+        "one": Plan(micro_batch=16),
+        "four": Plan(data=4, micro_batch=4),
+        "stages": Plan(data=2, pipeline=2, micro_batch=4, accumulation=2),
     }
 
     cases = {2: [(pause, replace(plans["two"], compressor=each), tmp_path / each, 10, 10) for each in compressors]}
@@ -544,7 +544,7 @@ def test_training_goes_on_under_another_plan(tmp_path):
         for each in compressors
     }
     for case in going_on.values():
-        cases.setdefault(case[1].world, []).append(case)
+        cases.setdefault(case[1].gpus, []).append(case)
     answers = groups.run(cases)
     for compressor in compressors:
         paused = answers[paused_as[compressor]]
@@ -637,12 +637,12 @@ def test_errors_are_those_of_the_cores_compressor(alone, name):
 
 
 def test_what_a_step_is_worth():
-    plan, known = PlanMessage(data=2, micro_batch=16), (1.0, 3.0)
+    plan, known = Plan(data=2, micro_batch=16), (1.0, 3.0)
     assert worth_of_step(plan, None, 8, None) == 1.0
     assert worth_of_step(plan, known, 8, None) == gain(4.0, *known)
     lossy = GradientErrors(0.5, 0.5, False)
     assert worth_of_step(plan, known, 8, lossy) == pytest.approx(0.5 * gain(4.0, *known))
-    alone = PlanMessage(data=1, micro_batch=32)
+    alone = Plan(data=1, micro_batch=32)
     assert worth_of_step(alone, known, 8, lossy) == pytest.approx(gain(4.0, *known))
     noisy = GradientErrors(0.2, 0.2, True)
     assert 0.5 < worth_of_step(plan, known, 8, noisy) / gain(4.0, *known) < 1.0

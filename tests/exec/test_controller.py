@@ -17,7 +17,7 @@ from synergy_exec.controller.decider import FILLED, fitting, learn_memory, most_
 from synergy_exec.controller.jobs import Seen
 from synergy_exec.controller.journal import Journal
 from synergy_exec.controller.reconcile import retry, retry_in
-from synergy_exec.messages import LOST_PEERS, Ended, Failure, PlanMessage
+from synergy_exec.messages import LOST_PEERS, Ended, Failure
 from synergy_exec.settings import Settings
 from synergy_runs.facts import Kind
 
@@ -295,7 +295,7 @@ def test_parameters_without_a_part_are_told_to_the_next_run_once(tmp_path):
 
 @given(st.integers(1, 600), st.integers(1, 8), st.integers(0, 700))
 def test_a_batch_is_cut_into_what_fits_and_stays_the_same(micro_batch, accumulation, most):
-    cut = fitting(PlanMessage(micro_batch=micro_batch, accumulation=accumulation), most)
+    cut = fitting(Plan(micro_batch=micro_batch, accumulation=accumulation), most)
     assert cut.micro_batch * cut.accumulation == micro_batch * accumulation
     divisors = [each for each in range(1, min(most or micro_batch, micro_batch) + 1) if micro_batch % each == 0]
     assert cut.micro_batch == max(divisors)
@@ -310,7 +310,7 @@ def test_batches_grow_as_far_as_memory_reaches(standing, first, each):
 
     if used(first) > FILLED:
         return
-    seen, launch = Seen(), SimpleNamespace(plan=PlanMessage(micro_batch=first))
+    seen, launch = Seen(), SimpleNamespace(plan=Plan(micro_batch=first))
     parts = {"memory_bytes": used(first), "standing_bytes": standing, "memory_limit_bytes": 1.0}
     said = report(0, launch, 1.0)
     learn_memory(seen, replace(said, **{name: int(part * 1e12) for name, part in parts.items()}))

@@ -6,8 +6,8 @@ import groups
 import pytest
 import torch
 
+from synergy_core.planner.plan import Plan
 from synergy_exec.examples.gpt import Gpt
-from synergy_exec.messages import PlanMessage
 from synergy_exec.training.admitted import PROVEN, kind
 from synergy_exec.training.pipeline import OwnedStages
 from synergy_exec.training.trainer import Trainer
@@ -47,7 +47,7 @@ def smallest(kind):
     """The plan of a kind with the fewest ranks; where layers are split, with the fewest micro-batches: it is slow."""
     data, tensor, pipeline = (2 if each else 1 for each in (kind.zero is not None, kind.tensor, kind.schedule))
     accumulation = 2 if kind.tensor else 4
-    return PlanMessage(
+    return Plan(
         data=data,
         tensor=tensor,
         pipeline=pipeline,
@@ -55,15 +55,14 @@ def smallest(kind):
         zero=kind.zero or 0,
         micro_batch=GLOBAL_BATCH // data // accumulation,
         accumulation=accumulation,
-        schedule="gpipe" if kind.schedule == "gpipe" else "1f1b",
     )
 
 
 PLANS = [
     *map(smallest, sorted(PROVEN, key=str)),
-    PlanMessage(micro_batch=GLOBAL_BATCH),
-    *(PlanMessage(data=4, zero=zero, micro_batch=4) for zero in (0, 3)),
-    PlanMessage(pipeline=4, micro_batch=2, accumulation=8),
+    Plan(micro_batch=GLOBAL_BATCH),
+    *(Plan(data=4, zero=zero, micro_batch=4) for zero in (0, 3)),
+    Plan(pipeline=4, micro_batch=2, accumulation=8),
 ]
 """One of every proven kind, and some of other degrees."""
 
@@ -108,7 +107,7 @@ def unmeasured(plan):
 def parameter_names(plan):
     """The names of every rank's parameters."""
     own = [each for part in Trainer(SgdGpt(), plan).parts for each, _ in part.named_parameters()]
-    every = [[] for _ in range(plan.world)]
+    every = [[] for _ in range(plan.gpus)]
     torch.distributed.all_gather_object(every, own)
     return every
 
@@ -117,13 +116,13 @@ def parameter_names(plan):
 
 TOLERANCE = 1e-5
 CONTINUED = [
-    PlanMessage(data=2, micro_batch=4, accumulation=2),
-    PlanMessage(data=2, zero=3, micro_batch=4, accumulation=2),
-    PlanMessage(pipeline=2, micro_batch=4, accumulation=4),
-    PlanMessage(pipeline=2, interleave=2, micro_batch=4, accumulation=4),
+    Plan(data=2, micro_batch=4, accumulation=2),
+    Plan(data=2, zero=3, micro_batch=4, accumulation=2),
+    Plan(pipeline=2, micro_batch=4, accumulation=4),
+    Plan(pipeline=2, interleave=2, micro_batch=4, accumulation=4),
 ]
 """Retuned in the middle."""
-PIPELINE = PlanMessage(pipeline=2, micro_batch=4, accumulation=4)
+PIPELINE = Plan(pipeline=2, micro_batch=4, accumulation=4)
 
 
 @cache
@@ -185,7 +184,7 @@ def check(plans, answers):
 
 
 def of_world(world):
-    return [plan for plan in PLANS if plan.world == world]
+    return [plan for plan in PLANS if plan.gpus == world]
 
 
 def simplest(plans):
@@ -208,8 +207,7 @@ def test_every_admitted_kind_is_among_the_plans():
 
 def test_plans_of_one_and_two_ranks_equal_a_single_process_and_wrong_ones_do_not():
     doubled = [
-        (train, plan, DoublingGpt)
-        for plan in (PlanMessage(micro_batch=16), PlanMessage(data=2, zero=2, micro_batch=8), PIPELINE)
+        (train, plan, DoublingGpt) for plan in (Plan(micro_batch=16), Plan(data=2, zero=2, micro_batch=8), PIPELINE)
     ]
     continued = [(train_retuned, plan) for plan in CONTINUED]
     two = [*equality(of_world(2)), *doubled[1:], (train_twice, PIPELINE), (unmeasured, PIPELINE), *continued]
@@ -229,7 +227,7 @@ def test_plans_of_one_and_two_ranks_equal_a_single_process_and_wrong_ones_do_not
 
 def test_plans_of_four_ranks_equal_a_single_process():
     plans = simplest(of_world(4))
-    names = (parameter_names, PlanMessage(data=2, pipeline=2, interleave=2, accumulation=2))
+    names = (parameter_names, Plan(data=2, pipeline=2, interleave=2, accumulation=2))
     answers = groups.run({4: [*equality(plans), names]})
     check(plans, answers)
     whole = {name for name, _ in SgdGpt().build_model().named_parameters()}

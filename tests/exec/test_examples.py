@@ -9,12 +9,12 @@ import pytest
 import torch
 import yaml
 
+from synergy_core.planner.plan import Plan
 from synergy_exec import examples
 from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.mlp import Mlp
 from synergy_exec.job_file import read_job_file
-from synergy_exec.messages import PlanMessage
 from synergy_exec.training import noise, trees
 from synergy_exec.training.admitted import refusal
 from synergy_exec.training.loading import load_job
@@ -77,11 +77,11 @@ def train(name, plan, bfloat16=False):
 
 
 PLANS = {
-    "one": PlanMessage(micro_batch=2, accumulation=4),
-    "ddp": PlanMessage(data=2, micro_batch=2, accumulation=2),
-    "fsdp": PlanMessage(data=2, zero=3, micro_batch=2, accumulation=2),
-    "pp": PlanMessage(pipeline=2, micro_batch=2, accumulation=4),
-    "tp": PlanMessage(tensor=2, micro_batch=8),
+    "one": Plan(micro_batch=2, accumulation=4),
+    "ddp": Plan(data=2, micro_batch=2, accumulation=2),
+    "fsdp": Plan(data=2, zero=3, micro_batch=2, accumulation=2),
+    "pp": Plan(pipeline=2, micro_batch=2, accumulation=4),
+    "tp": Plan(tensor=2, micro_batch=8),
 }
 OFFERED = {**dict.fromkeys(("uneven", "mlp", "gpt", "nanogpt"), tuple(PLANS)[1:]), "cnn": ("ddp", "fsdp", "pp")}
 OFFERED["bert"] = ("ddp", "fsdp")
@@ -116,7 +116,7 @@ SHIPPED = {
 @pytest.mark.parametrize("job", SHIPPED.values(), ids=SHIPPED)
 def test_an_example_learns(job):
     """Its loss falls to less than half within 40 steps."""
-    trainer = Trainer(job, PlanMessage(micro_batch=32))
+    trainer = Trainer(job, Plan(micro_batch=32))
     losses = [trainer.step(number).loss for number in range(40)]
     assert sum(losses[-5:]) / 5 < losses[0] / 2
 
@@ -141,7 +141,7 @@ def test_data_follow_from_step_and_size_alone(job):
 def test_a_strangers_job_learns_what_was_held_out(name, arguments):
     pytest.importorskip("transformers" if name == "bert" else "torch")
     job = load_job(file_of(name).job_class, arguments)
-    trainer = Trainer(job, PlanMessage(micro_batch=2 * file_of(name).initial_batch))
+    trainer = Trainer(job, Plan(micro_batch=2 * file_of(name).initial_batch))
     before = trainer.evaluate(0)["loss"]
     for step in range(60):
         trainer.step(step, rate=noise.learning_rate_scale(job, 16, 16, None, float(step), 80.0))

@@ -24,6 +24,7 @@ from exec.served import executed, settings_values, trace_of
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.commands import INTERRUPTED
 from synergy_core.errors import InputError
+from synergy_core.planner.plan import Plan
 from synergy_exec import __main__ as program
 from synergy_exec.backends import Meeting, _agents
 from synergy_exec.client import client_for
@@ -32,7 +33,6 @@ from synergy_exec.commands.resume import changed
 from synergy_exec.controller.controller import enter, whole_cluster
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import job_of, read_job_file
-from synergy_exec.messages import PlanMessage
 from synergy_exec.recorded import recorded_jobs
 from synergy_exec.run import SOME_FAILED, write_losses, write_metrics
 from synergy_exec.settings import CHANGEABLE, EXECUTOR, Settings
@@ -118,7 +118,7 @@ def test_the_job_of_the_readme_learns(tmp_path):
     for _, name, text in blocks:
         (tmp_path / name).write_text(text, encoding="utf-8")
     file = read_job_file(tmp_path / "job.yaml")
-    trainer = Trainer(load_job(file.job_class, file.arguments), PlanMessage(micro_batch=file.initial_batch))
+    trainer = Trainer(load_job(file.job_class, file.arguments), Plan(micro_batch=file.initial_batch))
     losses = [trainer.step(number).loss for number in range(60)]
     assert losses[-1] < 0.5 * losses[0]
 

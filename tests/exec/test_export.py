@@ -15,10 +15,10 @@ from exec.saved import flipped
 from exported_model import BATCH, batch, loss, net
 
 from synergy_core.errors import InputError
+from synergy_core.planner.plan import Plan
 from synergy_exec import job_folder
 from synergy_exec.commands import export
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import PlanMessage
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import TrainingJob
@@ -26,11 +26,11 @@ from synergy_exec.training.trainer import Trainer
 
 STEPS = 3
 PLANS = {
-    "alone": PlanMessage(micro_batch=BATCH),
-    "ddp": PlanMessage(data=2, micro_batch=BATCH // 2),
-    "fsdp2": PlanMessage(data=2, zero=3, micro_batch=BATCH // 2),
-    "tp": PlanMessage(tensor=2, micro_batch=BATCH),
-    "pp": PlanMessage(pipeline=2, micro_batch=BATCH // 4, accumulation=4),
+    "alone": Plan(micro_batch=BATCH),
+    "ddp": Plan(data=2, micro_batch=BATCH // 2),
+    "fsdp2": Plan(data=2, zero=3, micro_batch=BATCH // 2),
+    "tp": Plan(tensor=2, micro_batch=BATCH),
+    "pp": Plan(pipeline=2, micro_batch=BATCH // 4, accumulation=4),
 }
 
 
@@ -75,7 +75,7 @@ def trained(tmp_path_factory):
     for number, (name, plan) in enumerate(PLANS.items()):
         folder = work / "jobs" / str(number)
         job_folder.describe(folder, job_folder.Filed(number, "abc", name, 0.0, None, FILE))
-        cases[plan.world].append((train, name, folder / "checkpoints"))
+        cases[plan.gpus].append((train, name, folder / "checkpoints"))
     return work, {case[1]: losses for case, losses in groups.run(cases).items()}
 
 

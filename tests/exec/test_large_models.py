@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
+from synergy_core.planner.plan import Plan
 from synergy_exec.examples.gpt import Gpt
-from synergy_exec.messages import PlanMessage
 from synergy_exec.training.bare import bare, constants
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
@@ -31,13 +31,13 @@ SEED, STEPS = 7, 2
 M_MMAP_THRESHOLD = -3
 """Of malloc.h."""
 PLANS = {
-    "one": PlanMessage(micro_batch=2, accumulation=2),
-    "ddp": PlanMessage(data=2, micro_batch=2),
-    "fsdp": PlanMessage(data=2, zero=3, micro_batch=2),
-    "zero2": PlanMessage(data=2, zero=2, micro_batch=2),
-    "tp": PlanMessage(tensor=2, micro_batch=2, accumulation=2),
-    "pp": PlanMessage(pipeline=2, micro_batch=2, accumulation=2),
-    "v2": PlanMessage(pipeline=2, interleave=2, micro_batch=2, accumulation=2),
+    "one": Plan(micro_batch=2, accumulation=2),
+    "ddp": Plan(data=2, micro_batch=2),
+    "fsdp": Plan(data=2, zero=3, micro_batch=2),
+    "zero2": Plan(data=2, zero=2, micro_batch=2),
+    "tp": Plan(tensor=2, micro_batch=2, accumulation=2),
+    "pp": Plan(pipeline=2, micro_batch=2, accumulation=2),
+    "v2": Plan(pipeline=2, interleave=2, micro_batch=2, accumulation=2),
 }
 WIDTH = 6
 
@@ -394,7 +394,7 @@ def test_a_checkpoint_that_has_gone_is_an_error_where_numbers_were_to_come_from_
 def test_workers_draw_numbers_once_and_none_where_a_checkpoint_has_them(tmp_path):
     with Controller(tmp_path) as controller:
         controller.start_agent(slots=2)
-        plan = PlanMessage(data=2, zero=3, micro_batch=4)
+        plan = Plan(data=2, zero=3, micro_batch=4)
         first = controller.launch("Saying", {"pause_s": 0.02}, world=2, plan=plan, work=1e6)
         controller.reached(first, 3)
         controller.stop(first)

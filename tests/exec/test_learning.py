@@ -35,7 +35,7 @@ from synergy_core.policies import get_policy
 from synergy_exec.controller import controller as controller_module
 from synergy_exec.controller.controller import resume
 from synergy_exec.controller.jobs import ModelExchange, ModelExchanges, spec_of
-from synergy_exec.messages import Hello, PlanMessage, Started
+from synergy_exec.messages import Hello, Started
 from synergy_exec.nodes.agents import cluster_of
 from synergy_exec.nodes.runs import Run
 from synergy_exec.profiling.finder import CandidatePlans, plans
@@ -53,7 +53,7 @@ MODEL = {"max_batch": 64, "slots": 2}
 
 def step_s(plan):
     """Replicas exchange for longer than they compute; two stages are the fastest, tensor parallelism hopeless."""
-    alone_s = 0.004 * plan.global_batch / plan.world
+    alone_s = 0.004 * plan.global_batch / plan.gpus
     return alone_s + EXCHANGE_S * (plan.data > 1) + 0.02 * (plan.pipeline > 1) + 0.5 * (plan.tensor > 1)
 
 
@@ -104,7 +104,7 @@ def answered(stage):
 
 
 def degrees(stage, job):
-    return [PlanMessage(**each.plan).degrees for each in stage.execution.journal.runs() if each.job == job]
+    return [Plan(**each.plan).degrees for each in stage.execution.journal.runs() if each.job == job]
 
 
 def test_submitted_job_tries_each_kind_of_plan_once_and_stays_with_the_fastest(tmp_path):
@@ -124,7 +124,7 @@ def test_submitted_job_tries_each_kind_of_plan_once_and_stays_with_the_fastest(t
     assert job.state == "done"
     model = read_profile(tmp_path / "profile.json").of("mlp", job.file.application)
     measured = {(row.plan.gpus, row.plan.pipeline): row for row in model.rows if not row.predicted}
-    assert measured[2, 2].step_s == pytest.approx(step_s(PlanMessage.of(measured[2, 2].plan)))
+    assert measured[2, 2].step_s == pytest.approx(step_s(measured[2, 2].plan))
     # Every step once: each run begins where the one before it had saved.
     outcomes = [each.outcome for each in stage.execution.journal.runs()]
     assert outcomes == ["paused"] * (len(outcomes) - 1) + ["done"]
@@ -398,7 +398,7 @@ def test_a_policy_without_beliefs_has_the_one_offer_too(tmp_path):
     stage = compressing(tmp_path, "uniform", "las", compressor="bf16")
     stage.submit(1e6, slots=2)
     advance(stage, 3)
-    assert stage.launch().plan == PlanMessage(data=2, micro_batch=16, compressor="bf16")
+    assert stage.launch().plan == Plan(data=2, micro_batch=16, compressor="bf16")
 
 
 def test_a_resumed_controller_knows_layers_and_goes_on_compressing(tmp_path):
@@ -539,7 +539,7 @@ def test_cluster_of_agents_names_cpus_only_where_they_are_shared_out():
 def test_share_of_a_run_that_waits_for_its_slots_is_the_newest(tmp_path):
     stage = profiled(tmp_path, "fifo+tune", HUNGRY)
     runs = stage.execution.runs
-    run = Run(0, 0, ((0, 1),), PlanMessage(), Share(1.0, GB))
+    run = Run(0, 0, ((0, 1),), Plan(), Share(1.0, GB))
     stage.execution.jobs[0] = stage.execution.made(0, "hungry", file_of(name="hungry"), 0.0, None)
     runs.connected.clear()
     runs.start(run)
@@ -615,7 +615,7 @@ def test_shares_follow_what_jobs_report_and_no_profile_is_needed(tmp_path):
 
 def recorded(cpus, step_s, waited_s):
     """Of a job of 32 samples on one GPU, as a worker says it."""
-    said = report(0, launch_of(plan=PlanMessage(micro_batch=32)), 10.0)
+    said = report(0, launch_of(plan=Plan(micro_batch=32)), 10.0)
     return replace(said, step_s=step_s, waited_s=waited_s, cpus=cpus, data_bytes=GB)
 
 

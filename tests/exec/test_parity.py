@@ -17,7 +17,6 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import AllocationPolicy, get_policy, policy_names
-from synergy_exec.messages import PlanMessage
 from synergy_exec.settings import Settings
 from synergy_runs.settings import build
 from synergy_sim.assignment import as_given
@@ -238,7 +237,7 @@ def test_what_an_executor_decided_the_simulators_scheduler_decides(tmp_path, nam
     plans = {(moment.now_s, number): plan for moment in moments for number, plan in moment.plans.items()}
     for row in rows:
         if plan := plans.get((row.decided_s, row.job)):
-            first = PlanMessage.of(plan)
+            first = plan
             assert (row.plan["data"], row.plan["pipeline"]) == (first.data, first.pipeline)
     assert len(moments) >= FEWEST_DECISIONS
     assert len(starts) > FEWEST_JOBS  # some started again

@@ -27,7 +27,7 @@ from synergy_exec.backends import get_backend
 from synergy_exec.commands import profile as command
 from synergy_exec.commands.profile import table
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Failure, Launch, PlanMessage, Rebuild
+from synergy_exec.messages import Failure, Launch, Rebuild
 from synergy_exec.profiling import profile as profiling
 from synergy_exec.profiling.finder import CandidatePlans, batches_of, finder, plans, sizes_of
 from synergy_exec.profiling.measure import Effort, Selection, noise_curve
@@ -146,7 +146,7 @@ def test_models_are_built_outside_the_process_that_listens_and_once(tmp_path):
     assert "its model cannot be built: OSError: no data here" in str(broken)
     assert "Fatal: the process that builds its model left with exit code 7" in str(fatal)
     assert noted.parameters > 100
-    assert {plan.world for lists in noted.plans.values() for plans in lists for plan in plans} == {1, 2}
+    assert {plan.gpus for lists in noted.plans.values() for plans in lists for plan in plans} == {1, 2}
     (pid,) = (tmp_path / "pids").read_text().split()
     assert int(pid) != os.getpid()
 
@@ -240,7 +240,7 @@ class Forgetful(FakeAgent):
 
     def pass_time(self, now_s):
         for number, run in list(self.runs.items()):
-            if self.stuck and run.launch.plan.world > 1:
+            if self.stuck and run.launch.plan.gpus > 1:
                 run.began_s, run.launch = now_s, dataclasses.replace(run.launch, first_rank=1)
             elif run.launch.plan.micro_batch >= LARGE:
                 reason = "rank 0: OutOfMemoryError"
@@ -397,7 +397,7 @@ def test_every_plan_fills_the_slots_at_a_batch_that_was_asked_for(slots):
     for same_degrees in found:
         assert len({(each.data, each.tensor, each.pipeline, each.interleave, each.zero) for each in same_degrees}) == 1
         for each in same_degrees:
-            assert each.world == slots
+            assert each.gpus == slots
             assert each.global_batch in (16, 32)
             assert each.data > 1 or each.accumulation > 1  # else its noise could not be measured
 
@@ -428,7 +428,7 @@ def planned(model, gpu):
     there = all_of(candidates())
     family, architecture = architecture_named(model)
     machine, software = machine_named(gpu), software_named("megatron")
-    columns = plans_of([plan.core for plan in there])
+    columns = plans_of(list(there))
     work = family.work(architecture, columns, software)
     times = step_time(work, columns, machine, software, constants_for(machine, software))
     return dict(zip(there, times.total_s.tolist(), strict=True))
@@ -442,7 +442,7 @@ def test_on_eight_slots_a_third_is_measured_and_the_fastest_is_among_it(model, g
     while (same := selection.next()) is not None:
         for plan in same:
             if selection.worth(plan):
-                key = plan.world, plan.global_batch
+                key = plan.gpus, plan.global_batch
                 found[key] = min(truth[plan], found.get(key, inf))
                 selection.measured(plan, truth[plan])
             else:
@@ -450,7 +450,7 @@ def test_on_eight_slots_a_third_is_measured_and_the_fastest_is_among_it(model, g
     measured = selection.plans - selection.left_out.total()
     assert measured < selection.plans / 3
     assert selection.undecided == 0
-    best = {key: min(truth[plan] for plan in truth if (plan.world, plan.global_batch) == key) for key in found}
+    best = {key: min(truth[plan] for plan in truth if (plan.gpus, plan.global_batch) == key) for key in found}
     assert len(best) == 2 * len(sizes_of(SLOTS))
     assert max(found[key] / best[key] for key in best) < 1.05
 
@@ -459,7 +459,7 @@ def test_what_jobs_fall_back_on_comes_first_then_the_fewest_slots():
     """The smallest and the largest batch of each, then those between; failed before: replicas at every batch took the
     time there was, and of a model with slow steps nothing else was measured.
     """
-    selection, order = Selection(candidates(), lambda size: 1, hopeless=inf), list[list[PlanMessage]]()
+    selection, order = Selection(candidates(), lambda size: 1, hopeless=inf), list[list[Plan]]()
     while (same := selection.next()) is not None:
         order.append(same)
         for plan in same:
@@ -467,7 +467,7 @@ def test_what_jobs_fall_back_on_comes_first_then_the_fewest_slots():
     kinds = len(order) // 2
     for half, batches in ((order[:kinds], {BATCHES[0], BATCHES[-1]}), (order[kinds:], {*BATCHES[1:-1]})):
         assert [same[0].degrees for same in half[:4]] == ["1", "dp2", "dp4", "dp8"]
-        assert all(one[0].world <= other[0].world for one, other in pairwise(half[4:]))
+        assert all(one[0].gpus <= other[0].gpus for one, other in pairwise(half[4:]))
         assert {plan.global_batch for same in half for plan in same} == batches
     assert selection.undecided == 0
 
@@ -502,7 +502,7 @@ def test_what_trains_in_too_much_memory_hides_no_plan_that_fits():
     selection.measured(sharded[0], 0.9)
     assert selection.worth(sharded[1])
     assert not selection.worth(there[2][0][2])
-    assert (2, BATCHES[0]) not in {(plan.world, plan.global_batch) for plan, _ in selection.predicted()}
+    assert (2, BATCHES[0]) not in {(plan.gpus, plan.global_batch) for plan, _ in selection.predicted()}
 
 
 def test_weights_that_no_slot_can_hold_alone_are_not_tried_whole():

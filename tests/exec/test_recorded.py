@@ -17,12 +17,13 @@ from exec.real import wait_until
 from test_equality import SgdGpt
 from torch import distributed, nn
 
+from synergy_core.planner.plan import Plan
 from synergy_exec.agent.logs import bound, logs, opened
 from synergy_exec.commands import logs as logs_command
 from synergy_exec.controller.journal import JobRow, Journal, RunRow
 from synergy_exec.examples.mlp import Mlp
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import PlanMessage, Saved
+from synergy_exec.messages import Saved
 from synergy_exec.recorded import RecordedJob, RecordedStep, recorded_jobs
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
@@ -39,11 +40,11 @@ from verify import Replayed, difference, replayed  # noqa: E402
 
 SEED, BATCH = 7, 16
 SGD = "test_equality:SgdGpt"
-ONE = PlanMessage(micro_batch=BATCH)
+ONE = Plan(micro_batch=BATCH)
 CHAIN = (
-    PlanMessage(data=2, zero=3, micro_batch=4, accumulation=2),
-    PlanMessage(pipeline=2, micro_batch=4, accumulation=4),
-    PlanMessage(micro_batch=8, accumulation=2),
+    Plan(data=2, zero=3, micro_batch=4, accumulation=2),
+    Plan(pipeline=2, micro_batch=4, accumulation=4),
+    Plan(micro_batch=8, accumulation=2),
 )
 """Plans that a job goes through, a run each."""
 STEPS = 5
@@ -103,14 +104,14 @@ def add_runs(journal, job, name, plans, *, first=0):
     journal.submitted(JobRow(job, name, job_file(name).values(), 0.0, None, "done", "", 0, 0, f"u{job}"))
     journal.fact(0.0, Kind.SUBMIT, job, 1)
     for place, plan in enumerate(plans):
-        run, placed = first + place, ((0, (1 << plan.world) - 1),)
+        run, placed = first + place, ((0, (1 << plan.gpus) - 1),)
         journal.decided_run(run, job, float(place), placed, dataclasses.asdict(plan))
         parts = {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation}
         journal.timing(run, float(place), "plan", parts)
         journal.launched(run)
-        journal.fact(float(place), Kind.START, job, plan.world, placed)
+        journal.fact(float(place), Kind.START, job, plan.gpus, placed)
         last = place == len(plans) - 1
-        journal.fact(place + 1.0, Kind.FINISH if last else Kind.STOP, job, plan.world)
+        journal.fact(place + 1.0, Kind.FINISH if last else Kind.STOP, job, plan.gpus)
         journal.ended(run, "done" if last else "paused", "")
 
 
@@ -188,7 +189,7 @@ def test_loss_that_is_off_by_a_hundredth_is_found(work, tmp_path):
 
 def test_another_seed_is_another_training_and_a_missing_step_ends_it(work):
     job = recorded_jobs(work)[0]
-    plans = [PlanMessage(micro_batch=step.batch) for step in job.steps]
+    plans = [Plan(micro_batch=step.batch) for step in job.steps]
     assert max(replayed(job, plans, SEED).differences) <= 1e-5
     assert max(replayed(job, plans, SEED + 1).differences) > 1e-2
     lacking = RecordedJob(0, "chain", job.file, job.steps[:3] + job.steps[4:])
@@ -348,7 +349,7 @@ def test_a_name_that_two_jobs_have_is_not_guessed_but_the_last_run_is(three_jobs
 
 def test_following_goes_on_until_the_job_has_ended(three_jobs):
     journal = Journal(three_jobs / "journal.sqlite")
-    add_runs(journal, 0, "a", [PlanMessage()])
+    add_runs(journal, 0, "a", [Plan()])
     journal.job_is(0, "waiting", "", 0, 0)
     journal.commit()
     command = [sys.executable, "-m", "synergy_exec", "logs", "a", "--follow", "--dir", str(three_jobs)]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from test_users_jobs import Streamed
 
 from synergy_core.errors import InputError
+from synergy_core.planner.plan import Plan
 from synergy_exec.examples.pictures import Pictures
-from synergy_exec.messages import PlanMessage
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.checkpoint import Checkpoints, State
 from synergy_exec.training.integrity import Progress
@@ -115,7 +115,7 @@ def test_models_draw_the_same_numbers_with_loaders_and_without():
     states = []
     for loaders in (0, 1):
         job = Pictures(pictures=16)
-        trainer = Trainer(job, PlanMessage(micro_batch=4), supply=Supply(job, loaders=loaders))
+        trainer = Trainer(job, Plan(micro_batch=4), supply=Supply(job, loaders=loaders))
         trainer.step(0)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
@@ -269,20 +269,20 @@ def test_what_is_no_loader_is_said(loader, says):
 
 
 def test_a_checkpoint_without_a_place_in_the_stream_is_refused(tmp_path):
-    trainer = Trainer(Streamed(), PlanMessage(micro_batch=4))
+    trainer = Trainer(Streamed(), Plan(micro_batch=4))
     trainer.step(0)
     Checkpoints(tmp_path).save(State(trainer.parts, trainer.optimizers), Progress(step=1))
     with pytest.raises(InputError, match="does not say where the job's loader was"):
-        Trainer(Streamed(), PlanMessage(micro_batch=4)).load(Checkpoints(tmp_path))
+        Trainer(Streamed(), Plan(micro_batch=4)).load(Checkpoints(tmp_path))
 
 
 def test_a_checkpoint_on_its_way_to_disk_holds_the_place_of_its_step(tmp_path):
-    trainer = Trainer(Streamed(), PlanMessage(micro_batch=4))
+    trainer = Trainer(Streamed(), Plan(micro_batch=4))
     losses = [trainer.step(number).loss for number in range(3)]
     saving = Checkpoints(tmp_path).save_later(trainer.state(), Progress(step=3))
     losses += [trainer.step(number).loss for number in range(3, 9)]
     saving.result()
-    again = Trainer(Streamed(), PlanMessage(micro_batch=4))
+    again = Trainer(Streamed(), Plan(micro_batch=4))
     assert again.load(Checkpoints(tmp_path)) == Progress(step=3)
     assert [again.step(number).loss for number in range(3, 9)] == losses[3:]
 

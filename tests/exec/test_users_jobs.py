@@ -12,7 +12,7 @@ from torch import distributed, nn
 from torch.nn import functional
 
 from synergy_core.errors import InputError
-from synergy_exec.messages import PlanMessage
+from synergy_core.planner.plan import Plan
 from synergy_exec.training import noise
 from synergy_exec.training.admitted import refusal
 from synergy_exec.training.checkpoint import Checkpoints
@@ -27,13 +27,13 @@ STEPS, TOTAL = 3, 18.0
 WORDS, WIDTH, CLASSES = 6, 8, 3
 
 PLANS = {
-    "one": PlanMessage(micro_batch=MICRO, accumulation=4),
-    "ddp": PlanMessage(data=2, micro_batch=MICRO, accumulation=2),
-    "fsdp": PlanMessage(data=2, zero=3, micro_batch=MICRO, accumulation=2),
-    "zero2": PlanMessage(data=2, zero=2, micro_batch=MICRO, accumulation=2),
-    "tp": PlanMessage(tensor=2, micro_batch=MICRO, accumulation=4),
-    "pp": PlanMessage(pipeline=2, micro_batch=MICRO, accumulation=4),
-    "v2": PlanMessage(pipeline=2, interleave=2, micro_batch=MICRO, accumulation=4),
+    "one": Plan(micro_batch=MICRO, accumulation=4),
+    "ddp": Plan(data=2, micro_batch=MICRO, accumulation=2),
+    "fsdp": Plan(data=2, zero=3, micro_batch=MICRO, accumulation=2),
+    "zero2": Plan(data=2, zero=2, micro_batch=MICRO, accumulation=2),
+    "tp": Plan(tensor=2, micro_batch=MICRO, accumulation=4),
+    "pp": Plan(pipeline=2, micro_batch=MICRO, accumulation=4),
+    "v2": Plan(pipeline=2, interleave=2, micro_batch=MICRO, accumulation=4),
 }
 """All with the same micro-batches."""
 
@@ -348,13 +348,13 @@ def test_loaders_that_differ_between_ranks_are_found_out(answers):
 
 
 def test_what_a_pipeline_cannot_send_is_refused_before_the_start():
-    reason = refusal(Masked(), PlanMessage(pipeline=2, accumulation=2))
+    reason = refusal(Masked(), Plan(pipeline=2, accumulation=2))
     assert reason == (
         "a pipeline takes one tensor of inputs and one of targets, and Masked.batch gives a dict; give tensors, or "
         "take pipeline 1 instead of 2"
     )
-    assert refusal(Masked(), PlanMessage(tensor=2)) is None
-    assert refusal(Normed(), PlanMessage(pipeline=2, accumulation=2)) is None
+    assert refusal(Masked(), Plan(tensor=2)) is None
+    assert refusal(Normed(), Plan(pipeline=2, accumulation=2)) is None
 
 
 def masked_short(job, step, size):
@@ -377,7 +377,7 @@ def lopsided(job):
     ],
 )
 def test_tensors_of_another_length_and_evaluations_of_nothing_are_errors(kind, odd, says):
-    trainer = Trainer(type("Odd", (kind,), odd)(), PlanMessage(micro_batch=2))
+    trainer = Trainer(type("Odd", (kind,), odd)(), Plan(micro_batch=2))
 
     def step_and_evaluate():
         trainer.step(0)

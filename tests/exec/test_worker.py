@@ -15,9 +15,10 @@ from torch import distributed
 
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError
+from synergy_core.planner.plan import Plan
 from synergy_exec.agent.cores import CoreGrant, Cores, divide
 from synergy_exec.backends import local
-from synergy_exec.messages import Kill, Launch, PlanMessage, Reshare, Retune, Stop
+from synergy_exec.messages import Kill, Launch, Reshare, Retune, Stop
 from synergy_exec.recorded import steps_of
 from synergy_exec.wire import cut_to_lines, decode, encode, whole_lines
 from synergy_exec.worker.loop import LEEWAY_S, WARM_UP_STEPS, WINDOW_STEPS, Pace, StepClock, StepMedians, StepsFile
@@ -43,7 +44,7 @@ def test_connection_reads_whole_lines_and_never_waits():
 
 
 def test_messages_are_read_as_written_older_ones_too_and_odd_ones_refused():
-    launch = launch_of(arguments={"x": [1]}, plan=PlanMessage(data=2), slots=[0, 1], world=2, share=Share(1.5, 2e9))
+    launch = launch_of(arguments={"x": [1]}, plan=Plan(data=2), slots=[0, 1], world=2, share=Share(1.5, 2e9))
     reshare = Reshare(run=1, share=Share(0.5, 0.0))
     assert [decode(encode(each)) for each in (launch, reshare)] == [launch, reshare]
     start = Start(launch=launch, rank=1, cores=(0, 2), cpus=1.5, gpu=None, launched_s=1.5)

@@ -35,7 +35,7 @@ class SchemeByLayer:
 
     @classmethod
     def named(cls, text: str) -> SchemeByLayer:
-        """As in `PlanMessage.compressor`: `q4`, by layer `q4,token.weight=none,layers.*=q2`. Raises InputError."""
+        """As in `Plan.compressor`: `q4`, by layer `q4,token.weight=none,layers.*=q2`. Raises InputError."""
         rest, *layers = text.split(",")
         chosen = []
         for each in layers:

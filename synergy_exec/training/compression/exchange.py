@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.compression._compressor import Gradients, LayerSizes
 from synergy_core.goodput.efficiency import GradientErrors, Offer
-from synergy_exec.messages import PlanMessage
+from synergy_core.planner.plan import Plan
 from synergy_exec.training.compression.choices import SchemeByLayer
 from synergy_exec.training.compression.scheme import GradientLayer, HeldBack, Piece, Scheme, SharedScheme
 from synergy_exec.training.compression.schemes import kinds
@@ -324,7 +324,7 @@ class Exchange:
         self,
         parts: Sequence[nn.Module],
         modules: Sequence[nn.Module],
-        plan: PlanMessage,
+        plan: Plan,
         group: ProcessGroup,
         device: torch.device,
         seed: int,
@@ -374,7 +374,7 @@ class Exchange:
         found = errors_over_ranks(chosen, self._wire.device)
         return dataclasses.replace(found, rounds_sum=bool(found.rounds_sum) and not self._shards)
 
-    def retune(self, plan: PlanMessage) -> None:
+    def retune(self, plan: Plan) -> None:
         """As the plan says from the next step on; layers whose scheme holds nothing back forget what was."""
         self._choices = SchemeByLayer.named(plan.compressor)
         if self.compresses and not self._replicas and not self._shards:
@@ -482,7 +482,7 @@ class Exchange:
         return [memory for each in self._replicas for memory in each.memories.values()]
 
 
-def _scale(plan: PlanMessage) -> float:
+def _scale(plan: Plan) -> float:
     """Gradients as they are exchanged ÷ those of the mean loss: a pipeline divides by its micro-batches afterwards."""
     return float(plan.accumulation) if plan.pipeline > 1 else 1.0
 
