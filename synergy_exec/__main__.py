@@ -11,7 +11,6 @@ from synergy_core.errors import InputError
 from synergy_core.policies import policy_names
 from synergy_exec.backends import backend_names
 from synergy_exec.settings import EXECUTOR, Settings
-from synergy_exec.workload import models
 from synergy_runs.command_line import composed, options, text_asked_for
 from synergy_runs.settings import keys
 
@@ -21,13 +20,14 @@ def main() -> None:
     exits.run("synergy_exec", _main, interrupted="the same command goes on from what was saved.")
 
 
-def _require_extra() -> None:
-    missing = [each for each in ("torch", "aiohttp", "prometheus_client") if importlib.util.find_spec(each) is None]
+def _require(*modules: str) -> None:
+    missing = [each for each in modules if importlib.util.find_spec(each) is None]
     if missing:
-        raise InputError(f"{' and '.join(missing)} is not installed here; type: pip install -e '.[exec]'")
+        raise InputError(f"not installed here: {', '.join(missing)}. Type: pip install -e '.[exec]'")
 
 
 def _main() -> None:
+    _require("aiohttp", "prometheus_client")
     from synergy_core import module_names
     from synergy_exec import commands
     from synergy_exec.commands import _asking
@@ -38,12 +38,12 @@ def _main() -> None:
     if arguments and arguments[0] in module_names(commands.__name__):
         command = importlib.import_module(f"{commands.__name__}.{arguments[0]}")
         if getattr(command, "TRAINS", False):
-            _require_extra()
+            _require("torch", "safetensors")
         sys.exit(command.main(arguments[1:]))
     if (text := text_asked_for(EXECUTOR, arguments, usage)) is not None:
         print(text, end="")
         return
-    _require_extra()
+    _require("torch", "safetensors")
     values = composed(EXECUTOR, arguments)
     from synergy_exec.run import run  # slow to import, and not needed for a refusal
 
@@ -85,6 +85,8 @@ Keys
 
 def usage() -> str:
     """The whole text."""
+    from synergy_exec.workload import models  # it needs what `_require` looks for
+
     return TEXT.format(
         traces="  ".join(options("trace")),
         models="  ".join(models()) + "  (files in conf/jobs)",
