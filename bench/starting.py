@@ -29,7 +29,7 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.job_file import job_of
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
-from synergy_exec.worker.warm import WARM
+from synergy_exec.worker.start import WARM
 from synergy_exec.workload import models
 
 CASES = (

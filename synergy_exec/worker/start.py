@@ -86,6 +86,16 @@ def _received(*sent: Any) -> Descriptors:
 # What runs in a fork of the forkserver.
 
 
+WARM = (
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+    "synergy_exec.worker.rank",
+)
+"""What a worker needs and the forkserver has imported (`warm.py`)."""
+
+
 def ready(answer: Connection) -> None:
     """Says which process the forkserver is."""
     answer.send(os.getppid())

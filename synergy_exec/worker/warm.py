@@ -11,14 +11,8 @@ import sys
 import warnings
 
 from synergy_exec.worker.processes import adopt_orphans, die_with, end_all
+from synergy_exec.worker.start import WARM
 
-WARM = (
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-    "torch.nn.parallel",
-    "synergy_exec.worker.rank",
-)
 _FORKSERVER, _AGENT = os.getpid(), os.getppid()
 
 

@@ -103,9 +103,9 @@ def test_megatron_knows_every_argument_and_its_rules_hold():
 MEGATRON_CORE = """
 import dataclasses, json, sys, warnings
 warnings.simplefilter("ignore")
-from megatron.distributed import DistributedDataParallelConfig
-from megatron.transformer import MLATransformerConfig, TransformerConfig
-from megatron.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 for each in json.load(sys.stdin):
     kind = MLATransformerConfig if each.pop("multi_latent_attention") else TransformerConfig
