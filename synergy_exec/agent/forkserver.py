@@ -122,7 +122,10 @@ class Forkserver:
         async with self._one:
             if self.why:
                 raise OSError(self.why)
-            await asyncio.to_thread(process.start)
+            try:
+                await asyncio.to_thread(process.start)
+            except EOFError:
+                raise OSError("the parent of workers has just died") from None
         assert process.pid is not None
         self._workers[process.pid] = process, cgroup, left
         asyncio.get_running_loop().add_reader(process.sentinel, self._ended, process.pid)
