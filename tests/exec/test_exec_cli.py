@@ -135,7 +135,7 @@ def test_command_line_says_what_to_type(tmp_path, monkeypatch):
         assert (wrong.returncode, says in wrong.stderr) == (2, True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "aiohttp" else name)
     monkeypatch.setattr(sys, "argv", ["synergy_exec", "+trace=demo"])
-    refuses(r"type: pip install -e '\.\[exec\]'", program._main)
+    refuses(r"pip install -e '\.\[exec\]'", program._main)
 
 
 def test_nobody_there_to_ask(tmp_path):
