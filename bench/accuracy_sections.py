@@ -78,7 +78,7 @@ def rubick_body(asked: Asked) -> str:
 
 
 def arena_body(asked: Asked) -> str:
-    """The section on Arena: as `rubick_body`."""
+    """The section on Arena: its set-up, the table that bench/published_plans.py prints, and how to read it."""
     return ARENA.format(table=printed_by(asked, "published_plans.py", "arena").strip())
 
 

@@ -44,8 +44,8 @@ class JobFile:
     were measured to need more are not used. 0: whatever there is.
     command: in place of a class: the words of a command, such as [torchrun, train.py], which runs on `slots` slots,
     once on each node, in `directory`. `{slots}` and `{folder}`, the job's own, are filled in. grace_s: that it gets to
-    save when it is moved. Its work is in seconds: how long it may run, by the user's estimate.
-    max_seconds: for how long the job may run, all its runs together; 0: for ever.
+    save when it is moved. Its work is the user's estimate of its run time in seconds.
+    max_seconds: how long the job may run, in all its runs together; 0: without limit.
     user, virtual_cluster: whose it is and whose quota it counts against; "": nobody's. priority: for policies that
     read it; the higher, the sooner.
     """
@@ -83,7 +83,7 @@ class JobFile:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> JobFile:
-        """What `values` was made from; nothing is checked."""
+        """The job that gave these `values`. Nothing is checked."""
         given = dict(values)
         if "command" in given:
             return cls(initial_batch=given["slots"], max_batch=given["slots"], **given)
@@ -114,7 +114,7 @@ _OF_CLASSES = ("job_class", "arguments", "initial_batch", "max_batch", "batch", 
 _OF_COMMANDS = ("command", "directory", "grace_s")
 MOST_WORDS, MOST_GRACE_S = 200, 600.0
 DEFAULT_COMMAND_S = 3_600.0
-"""How long a command is taken to run if its job file says neither `work` nor `max_seconds`."""
+"""Assumed run time of a command whose job file has neither `work` nor `max_seconds`."""
 
 
 def read_job_file(path: Path) -> JobFile:

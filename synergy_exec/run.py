@@ -355,8 +355,6 @@ def _execute_one(
     async def through() -> Controller:
         controller = Controller(policy, arrivals, backend, settings, work, profile)
         if settings.live and sys.stderr.isatty():
-            pass
-
             async with live_table(controller):
                 await controller.run()
         else:

@@ -25,11 +25,11 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         for path in (*partial.iterdir(), partial):
-            _flush(path)
+            flush(path)
         if folder.exists():
             folder.rename(replaced)
         partial.rename(folder)
-        _flush(folder.parent)
+        flush(folder.parent)
     except OSError as error:
         raise InputError(
             f"{folder}: the result cannot be written: {error.strerror or error}. "
@@ -60,7 +60,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Flushes a file or folder to disk; otherwise a renamed file could be empty after a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -219,10 +219,8 @@ class Observations:
     inputs: reported input speeds, None if they are not learned. plain_exchanges: step and synchronisation seconds of
     uncompressed exchanges, by GPU type and whether across nodes, if measured separately. exchanges: learned ratios of
     compressed exchanges. most_gpus: the largest number of GPUs observed. overhead: wall time of iterations ÷ sum of
-    measured step times. too_large: GPUs on which a job with that
-    requested batch ran out of memory under its plan. version: grows with every
-    new model. Jobs with plans have ratios of observed to planned step
-    times instead of models.
+    measured step times. too_large: shapes on which a job with that requested batch ran out of memory. version: grows
+    with every new model. Jobs with plans have ratios of observed to planned step times instead of models.
     """
 
     inputs: InputReports | None = None

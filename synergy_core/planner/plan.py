@@ -47,7 +47,7 @@ class Recompute(IntEnum):
 
 
 RISING = (Recompute.NONE, Recompute.SELECTIVE, Recompute.OPERATORS, Recompute.MODULES, Recompute.FULL)
-"""The kinds from least time and most memory to most time and least memory."""
+"""Kinds of recomputation, from the fastest, with most memory, to the slowest, with least."""
 
 SPLITS = ("tensor", "pipeline", "context", "expert", "interleave")
 """The degrees that training software may lack; without one, it is 1."""

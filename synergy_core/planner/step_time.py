@@ -22,9 +22,9 @@ from synergy_core.planner.work import Block, Work, block_time
 from synergy_core.units import Floats
 
 HOST_UPDATE_S = 8.5e-10
-"""Seconds in which the CPUs of one GPU, eight threads, update a parameter of an offloaded optimizer."""
+"""Seconds that the eight CPU threads of one GPU take to update a parameter of an offloaded optimizer."""
 HOST_COPY_EFFICIENCY = 0.44
-"""Fraction of PCIe's rate at which an offloaded step moves as many bytes as a GPU's gradients have before sharding.
+"""Fraction of PCIe's rate at which an offloaded step copies the bytes of a GPU's gradients before sharding.
 
 Both fitted to bert and gpt2 of Rubick's rows by bench/fit_offload.py, which scores them on the other models.
 """

@@ -148,9 +148,8 @@ class Work:
 
 
 MIN_TOKENS_PER_CONTEXT_RANK = 4096
-"""A search cuts sequences into no shorter pieces. No software forbids them, but no timed run of the data has any, so
-that nothing tells whether what the planner expects of them holds: up to 5 % less time a step for llama-3-70b on 512
-H100, at most 2 % on A100 and for other models. A fixed context= may be any."""
+"""A search does not cut sequences into shorter pieces. Software allows them, but none was ever measured, so that the
+planner's predictions for them could not be checked. A fixed context= may be any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def choose_rows(
     utility: (jobs, rows), −inf where a row is not allowed; having no row is worth 0. Quotas bind unless the cluster
     lets tenants borrow. method: of `allocator.solve`. keeps_equals: all jobs keep their rows if nothing is worth more.
     In most rounds the prices of the round before prove that, and the allocator is not asked; the answer is the same.
-    Nor is it asked for the solution of the problem of the round before.
+    A problem that is equal to that of the round before has the same solution, and is not solved again either.
     """
     last: Solved | None = state.memory
     utility = np.where(state.suits(rows.gpu_type), utility, -np.inf)

@@ -20,23 +20,23 @@ from synergy_core.errors import InputError
 from synergy_exec.worker import processes
 from synergy_exec.worker.start import Descriptors, Start, ready, work
 
-# Whether a process does anything, by the kernel's account of it.
+# Whether a process does anything: its CPU time and the bytes that it moves, as the kernel counts them.
 
 
 LEAST_CPU = 0.02
-"""Of the time that passes: what a process uses that only waits is less."""
+"""CPU time as a fraction of the time that passes; a process that only waits uses less."""
 LEAST_BYTES_PER_S = 100_000.0
 
 
 class Activity:
-    """Looks at a process again and again."""
+    """The activity of one process, from one question to the next."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._cpu_s, self._bytes = _used(pid)
 
     def since(self, passed_s: float) -> bool:
-        """Whether it has computed, read or written something worth the name in the time since it was last asked."""
+        """Whether it has used CPU or moved bytes since the last question. passed_s: the time since then."""
         cpu_s, moved = _used(self._pid)
         active = cpu_s - self._cpu_s > LEAST_CPU * passed_s or moved - self._bytes > LEAST_BYTES_PER_S * passed_s
         self._cpu_s, self._bytes = cpu_s, moved
@@ -44,7 +44,7 @@ class Activity:
 
 
 def _used(pid: int) -> tuple[float, float]:
-    """CPU-seconds, of children that it has waited for too, and bytes read and written; zeros of one that is gone."""
+    """CPU seconds, including those of children it has waited for, and bytes read and written; zeros if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         rows = (line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
@@ -74,7 +74,7 @@ _PAUSE_S = 0.002
 class Forkserver:
     """The warm process of one agent.
 
-    died: set when it is gone, and every worker with it. why: of that, in words; "" before.
+    died: set when it is gone, and every worker with it. why: the cause, in words; "" while it lives.
     """
 
     def __init__(self, context: ForkServerContext, pid: int) -> None:
@@ -90,7 +90,7 @@ class Forkserver:
 
     @staticmethod
     async def start() -> Forkserver:
-        """One that has imported torch. Raises InputError if it does not start; what it says is on standard error."""
+        """Starts it, and returns when it has imported torch. Raises InputError if it fails; standard error says why."""
         os.environ |= {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([_PRELOAD])
@@ -113,10 +113,10 @@ class Forkserver:
             ) from None
 
     async def fork(self, start: Start, descriptors: Descriptors, left: Callable[[int], None], cgroup: str = "") -> int:
-        """A new worker's process id. cgroup: the folder of the worker's own, "" for none.
+        """Starts a worker and returns its process id. cgroup: folder of the worker's own cgroup, "" for none.
 
-        left: called once, when nothing is left of the worker and of what it started, with its exit code, or minus the
-        number of a signal. Raises OSError.
+        left: called once, when the worker and everything that it started is gone, with its exit code, or minus the
+        number of the signal that ended it. Raises OSError.
         """
         process = self._context.Process(target=work, args=(start.text(), descriptors, cgroup))
         async with self._one:
@@ -178,7 +178,7 @@ class Forkserver:
             time.sleep(_PAUSE_S)
 
     def _strays(self) -> set[int]:
-        """What the forkserver has adopted; where it is gone, what this process has."""
+        """Processes that the forkserver has adopted; once it is gone, those that this process has adopted."""
         if processes.lives(self._pid, self._began):
             return set(processes.children(self._pid)) - self._workers.keys()
         left = set(processes.children(os.getpid())) - self._others
@@ -188,7 +188,7 @@ class Forkserver:
         return left
 
     async def _watch(self) -> None:
-        """Notices that the forkserver is gone; one that somebody has stopped is killed, as it starts nothing more."""
+        """Notices when the forkserver is gone. One that somebody has stopped is killed: it could start nothing more."""
         stopped = 0
         while processes.lives(self._pid, self._began):
             stopped = stopped + 1 if processes.is_stopped(self._pid) else 0

@@ -16,7 +16,7 @@ from synergy_exec.folders import number_of, work_of
 from synergy_exec.settings import Settings
 from synergy_exec.training import checkpoint, integrity, shelf
 from synergy_exec.training.integrity import DamagedError, Progress
-from synergy_runs.files import atomic_file
+from synergy_runs.files import atomic_file, flush
 
 SAFETENSORS = ".safetensors"
 FORMATS = (SAFETENSORS, ".pt")
@@ -53,7 +53,7 @@ def write(tensors: dict[str, Tensor], path: Path, told: dict[str, str], *, safe:
         save_file(tensors, path, metadata={"format": "pt", **told})
     else:
         torch.save(tensors, path)
-    shelf.sync(path)
+    flush(path)
 
 
 TRAINS = True

@@ -171,7 +171,7 @@ SUBMIT, START, STOP, FINISH = (int(kind) for kind in Kind)
 STARTED_PARTS = ("launch_s", "build_s", "load_s", "first_step_s")
 """Seconds of `messages.Started` that the journal keeps."""
 MOST_STACK = 2_000
-"""Characters of a hung rank's stack that are told."""
+"""Characters of a hung rank's stack that the job's reason repeats."""
 EXCHANGES = "exchanges"
 """Under which name the journal's `meta` has what `ModelExchanges.known` answers."""
 
@@ -476,7 +476,7 @@ class Execution:
             self.tell(self.decider.died(run, run.died, now_s))
 
     def _stack(self, run: Run) -> str:
-        """Where the run's ranks stood, as they wrote it into its log; "" where it is not there."""
+        """The stack that rank 0 of a hung run wrote into its log; "" if there is none."""
         log = self.jobs_folder / str(run.job) / f"log-{run.number}.txt"
         try:
             text = log.read_text(encoding="utf-8", errors="replace")
@@ -486,7 +486,7 @@ class Execution:
         return f"\n{stack.strip()[:MOST_STACK]}" if found else ""
 
     def end_overdue(self, now_s: float) -> None:
-        """Ends jobs that have run for as long as their files allow."""
+        """Ends jobs that have run for the `max_seconds` of their job files."""
         for job in list(self.decider.active.values()):
             if 0 < job.file.max_seconds <= job.ran_seconds(now_s):
                 self._end(job, "failed", f"it has run for max_seconds={job.file.max_seconds:g}", now_s)

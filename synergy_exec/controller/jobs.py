@@ -285,7 +285,7 @@ class ExecutedJob(Job):
         return (gain(batch / self.file.initial_batch, *known) if known else 1.0) / seen.step_s
 
     def ran_seconds(self, now_s: float) -> float:
-        """For how long it has run, all its runs together."""
+        """Seconds that the job has run, in all its runs together."""
         return self.ran_s + max(0.0, now_s - self.launched_s)
 
     @property

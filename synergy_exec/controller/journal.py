@@ -28,7 +28,7 @@ from synergy_runs.files import atomic_file
 NAME = "journal.sqlite"
 BACKUP = "journal.backup.sqlite"
 BACKUP_S = 60.0
-"""From one copy to the next, while anything is written."""
+"""Seconds between two copies of the journal, while it changes."""
 
 _OBSERVED = "job, gpu_type, nodes, gpus, micro_batch, step_s, sync_s"
 
@@ -112,7 +112,7 @@ class Timing(NamedTuple):
 
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 TERM, FENCED_OUT = "term", 3
-"""Under which name `meta` has the number of the controller that writes; and the exit code of one that is replaced."""
+"""Name in `meta` of the number of the controller that may write, and exit code of a controller that was replaced."""
 _TRY_S, _PATIENCE_S = 0.5, 60.0
 """From one try to the next, and in all; agents that hear nothing leave no sooner."""
 
@@ -162,16 +162,16 @@ class Journal:
         if not self._connection.in_transaction:
             self._executed()
         # Nobody else can write between this look and the commit: the transaction began IMMEDIATE.
-        if self._term and self.meta().get(TERM, 0) != self._term:
+        if self._term and self._all(f"SELECT value FROM meta WHERE name = '{TERM}'") != [(str(self._term),)]:
             # An exception would be handled by code that writes, and nothing may be written any more.
             print(f"{self.path.parent}: another controller has taken this run over; this one stops.", file=sys.stderr)
             os._exit(FENCED_OUT)
         self._connection.execute("COMMIT")
 
     def take_over(self) -> None:
-        """From now on this controller alone may write: each has a number, and one that finds a higher one stops.
+        """Takes the next number. From now on only this controller may write; a controller with a lower number stops.
 
-        A lock keeps two out of one folder (`folders.lock`), but not every file system that machines share keeps locks.
+        `folders.lock` already keeps two controllers apart, but not on every file system that machines share.
         """
         term = int(self.meta().get(TERM, 0)) + 1
         self.set_meta(TERM, term)
@@ -439,9 +439,9 @@ def back_up(work: Path) -> None:
 
 
 def restore_if_damaged(work: Path) -> None:
-    """Takes the last copy in place of a journal that is damaged or gone, and says so. The folder is the caller's.
+    """Replaces a journal that is damaged or gone by its last copy, and says so. The caller must hold the folder's lock.
 
-    Raises InputError where there is no copy either.
+    Raises InputError if there is no whole copy.
     """
     path, copy = work / NAME, work / BACKUP
     if not path.is_file() and not copy.is_file():

@@ -62,11 +62,19 @@ def plan_refusal(plan: Plan) -> str | None:
     return _ill_formed(plan) or _unproven(plan) or _uncompressed(plan)
 
 
+_NOT_BUILT = ("context", "expert", "recompute", "sequence", "offload")
+"""Fields of a plan that the executor has only at their defaults."""
+
+
 def _ill_formed(plan: Plan) -> str | None:
     for name in ("data", "tensor", "pipeline", "interleave", "micro_batch", "accumulation"):
         value = getattr(plan, name)
         if not isinstance(value, int) or value < 1:
             return f"{name} is {value!r}; write a whole number from 1"
+    for name in _NOT_BUILT:
+        value, only = getattr(plan, name), getattr(Plan(), name)
+        if value != only:
+            return f"{name} {value} is not built; take {name} {only}"
     if plan.pipeline == 1 and plan.interleave > 1:
         return f"interleave {plan.interleave} needs a pipeline; with pipeline 1, take interleave 1"
     return None

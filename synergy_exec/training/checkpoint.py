@@ -34,13 +34,14 @@ from synergy_exec.training import integrity, shelf
 from synergy_exec.training.integrity import DamagedError, Digest, Manifest, Piece, Progress, Stored, Trained
 from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.shelf import Desk
+from synergy_runs.files import flush
 
 MODEL = "model."
 _OPTIMIZER = "optimizer."
 _HELD = "compression."
 _DATA = "data"
 _MOST_MAPPED_BYTES = 8 << 20
-"""After so many bytes were read, files are opened anew: what is mapped counts as memory of the rank."""
+"""Files are opened anew after so many bytes were read, because mapped pages count as memory of the rank."""
 
 _log = logging.getLogger(__name__)
 
@@ -196,11 +197,11 @@ class Checkpoints:
 
 
 def _ranks() -> Ranks:
-    """In a group of their own: a checkpoint is written while training goes on, whose ranks talk to each other too."""
+    """The ranks in a group of their own, because a checkpoint is written while training communicates in another."""
     return Ranks("checkpoints")
 
 
-# What there is to save, by name, live. Before the first step optimizers have no state.
+# The tensors to save, by name. They are the live ones. Before the first step optimizers have no state.
 
 
 def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
@@ -334,7 +335,7 @@ def _written(path: Path, blocks: Mapping[str, Block], tensors: Mapping[str, Stor
     except SafetensorError as error:
         raise OSError(str(error)) from error
     with ThreadPoolExecutor(1) as beside:
-        on_disk = beside.submit(shelf.sync, path)
+        on_disk = beside.submit(flush, path)
         digest = integrity.digest(path)
         on_disk.result()
     return digest
@@ -376,7 +377,7 @@ def _load(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
 
 
 def _compare(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
-    """Raises InputError unless checkpoint and ranks together have the same tensors and the same optimizers."""
+    """Raises InputError if the checkpoint's tensors and optimizers are not those that the ranks have together."""
 
     def own() -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -399,7 +400,7 @@ def _compare(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None
 
 
 def _make_optimizer_states(state: State, manifest: Manifest) -> None:
-    """Gives every optimizer the state that it has in the checkpoint; its tensors' numbers are still any."""
+    """Gives every optimizer the entries of its state in the checkpoint; `read` fills the tensors afterwards."""
     keys: dict[str, list[str]] = {}
     for name in manifest.tensors:
         if name.startswith(_OPTIMIZER):
@@ -412,7 +413,7 @@ def _make_optimizer_states(state: State, manifest: Manifest) -> None:
         values: dict[str, Any] = dict(trained.state)
         for key in keys.get(name, ()):
             stored = manifest.tensors[_name(key, name)]
-            # Torch's optimizers have the count of steps on the host, but for these.
+            # Torch's optimizers keep the count of steps on the host, unless they are capturable or fused.
             on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
             values[key] = empty(stored) if on_host else _empty_beside(parameter, stored)
         optimizer.state[parameter] = values
@@ -423,7 +424,9 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _empty_beside(parameter: Tensor, stored: Stored) -> Tensor:
-    """A tensor of an optimizer's state where its parameter is: split as that is, if it has its shape, else whole."""
+    """An empty tensor of an optimizer's state on its parameter's device: split like the parameter if it has the same
+    shape, else whole.
+    """
     if not isinstance(parameter, DTensor):
         return empty(stored).to(parameter.device)
     mesh = parameter.device_mesh

@@ -31,7 +31,7 @@ from synergy_exec.training.pipeline import Ends, cut, ends, owned_stages
 from synergy_exec.training.ranks import Ranks
 
 _SMALL_BYTES = 1 << 16
-"""Smaller tensors are sent together as rank 0 hands numbers out, larger ones by themselves."""
+"""Rank 0 sends tensors below this size together, and larger ones one by one."""
 
 
 class Outline(NamedTuple):

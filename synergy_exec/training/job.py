@@ -78,7 +78,7 @@ class TrainingJob(ABC):
 
         A function of the work done, in iterations at the initial batch, of `total` that the job file says: a step at
         a larger batch goes as far along the schedule as it is worth, so that batches and plans do not move it.
-        `schedules.py` has warm-up and cosine.
+        `warmed_up` and `cosine` below are two.
         """
         return 1.0
 

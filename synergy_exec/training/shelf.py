@@ -13,7 +13,6 @@ only one process anyway, the folder itself is the desk.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import uuid
@@ -21,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from synergy_exec.training import integrity
+from synergy_runs.files import flush
 
 _COMPLETE = re.compile(r"step-(\d{8,})")
 _PARTIAL = ".partial-"
@@ -32,7 +32,7 @@ def name(step: int) -> str:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """All that have a complete one's name, the most steps first."""
+    """All folders with the name of a complete checkpoint, the one with most steps first."""
     if not folder.is_dir():
         return []
     found = [(int(match[1]), each) for each in folder.iterdir() if (match := _COMPLETE.fullmatch(each.name))]
@@ -51,14 +51,14 @@ def begin(desk: Path, step: int) -> Path:
 def publish(folder: Path, partial: Path, step: int) -> None:
     """Gives the partial folder its complete name; lasting when it returns.
 
-    One of that name is there only if it was passed over as damaged, for the run went on from an earlier one.
+    A folder of that name can only be a damaged checkpoint that the run passed over; it is deleted.
     """
     final = folder / name(step)
-    sync(partial)
+    flush(partial)
     if final.exists():
         _delete(final, partial.parent)
     partial.rename(final)
-    sync(folder)
+    flush(folder)
 
 
 def prune(folder: Path, desk: Path, step: int, keep: int) -> None:
@@ -81,15 +81,6 @@ def looks_complete(path: Path) -> bool:
     except integrity.DamagedError:
         return False
     return True
-
-
-def sync(path: Path) -> None:
-    """Returns once a file or a folder's entries are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _delete(path: Path, desk: Path) -> None:
@@ -154,7 +145,7 @@ class Desk:
             # Else beside the file, where a run that is overtaken at this very moment is not kept out.
             copy = self.path / path.name if same_disk else path.with_name(f".{path.name}-{self._run}")
             shutil.copyfile(path, copy)
-            sync(copy)
+            flush(copy)
             copy.rename(path)
         except FileNotFoundError:
             raise FencedError(self._reason) from None

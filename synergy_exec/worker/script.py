@@ -20,21 +20,20 @@ from typing import Any
 
 from synergy_core.errors import InputError
 from synergy_exec.messages import PAUSED, Failure, MeansToLeave, Report, Started, Stop
-from synergy_exec.wire import whole_lines
 from synergy_exec.worker import processes
 from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.start import FAILED, AgentConnection, Descriptors, Start, see_only
 from synergy_runs.files import atomic_file
 
 PROGRESS = "progress.json"
-"""In the job's folder: for how many seconds the command has run, all its runs together."""
-_LOOK_S = 0.2
+"""File in the job's folder with the seconds that the command has run, in all its runs together."""
+_LOOK_S, _TAIL_BYTES = 0.2, 4096
 _BEAT_S = 600.0
-"""Nobody knows what a command does: it is never taken to hang."""
+"""A command is never taken to hang, because nobody knows what it does."""
 
 
 def run(start: Start, descriptors: Descriptors) -> int:
-    """Runs the command to its end, or until it has left as asked; returns the exit code."""
+    """Runs the command until it ends, by itself or because it was told to stop; returns the exit code."""
     agent, pulse = AgentConnection(descriptors.agent), Pulse(descriptors.pulse)
     told_to_stop = False
 
@@ -129,8 +128,14 @@ def _started(start: Start, before_s: float) -> Started:
 
 
 def _last_report(path: Path) -> dict[str, Any]:
-    """The last line that is a report; numbers alone."""
-    for line in reversed(whole_lines(path)):
+    """The numbers in the last whole line of the file that is a report; only the file's end is read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-min(_TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            lines = file.read().rpartition(b"\n")[0].splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
         with contextlib.suppress(ValueError, AttributeError):
             values = json.loads(line)
             return {name: value for name, value in values.items() if isinstance(value, int | float)}
@@ -149,7 +154,10 @@ def _filled(word: str, start: Start) -> str:
 
 
 def _environment(start: Start, reports: Path) -> dict[str, str]:
-    """This process's, with what the command is to know. torchrun takes its arguments from variables PET_*."""
+    """This process's environment, with variables that tell the command about its run.
+
+    torchrun takes its arguments from the variables PET_*.
+    """
     launch, slots = start.launch, len(start.launch.slots)
     port = launch.store_port
     if not port:

@@ -97,12 +97,12 @@ WARM = (
 
 
 def ready(answer: Connection) -> None:
-    """Says which process the forkserver is."""
+    """Answers with the process id of the forkserver, which is this process's parent."""
     answer.send(os.getppid())
 
 
 def work(start: str, descriptors: Descriptors, cgroup: str) -> NoReturn:
-    """One rank, from its fork to its exit code. cgroup: the folder of its own, "" for none."""
+    """Runs one rank, from its fork to its exit. cgroup: folder of its own cgroup, "" for none."""
     code = FAILED
     try:
         # Its own process group can be bound to other cores as a whole, and gets no signals from the terminal.

@@ -322,7 +322,8 @@ def strip(run: StoredRun, held: Held, stretch_s: tuple[float, float]) -> Figure:
     axes.set_yticks((base[:nodes] + base[1 : nodes + 1]) / 2, [f"node {node}" for node in range(nodes)], fontsize=8)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"time since the window's start, {unit}")
-    part = f"all {total} nodes" if nodes == total else f"nodes 0–{nodes - 1} of {total}"
+    whole = "the only node" if total == 1 else f"all {total} nodes"
+    part = whole if nodes == total else f"nodes 0–{nodes - 1} of {total}"
     axes.set_title(f"{run.label}: {part}, one row per {slot}", loc="left", fontsize=9)
     legend(figure, axes)
     return figure
