@@ -35,7 +35,7 @@ def checkpoint_of(folder: Path, step: int, uuid: str = "", *, work: float | None
     return path
 
 
-CHANGES = ((Path, "rename"), (Path, "mkdir"), (shutil, "rmtree"), (integrity, "write"), (shelf, "sync"))
+CHANGES = ((Path, "rename"), (Path, "mkdir"), (shutil, "rmtree"), (integrity, "write"), (shelf, "flush"))
 """What saving changes the file system by, beside the ranks' own files."""
 
 

@@ -65,7 +65,7 @@ def test_summary_is_strict_json(tmp_path):
 
 
 @pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("at", ["_write_parquet", "strict_json", "_flush"])
+@pytest.mark.parametrize("at", ["_write_parquet", "strict_json", "flush"])
 def test_failed_write_leaves_the_older_result_and_nothing_else(tmp_path, small_run, monkeypatch, fault, at):
     folder = tmp_path / "fifo-0"
     write_run(small_run, folder, "old: 1\n")
@@ -73,7 +73,7 @@ def test_failed_write_leaves_the_older_result_and_nothing_else(tmp_path, small_r
     def fail(*_):
         raise fault
 
-    monkeypatch.setattr(atomic if at == "_flush" else results, at, fail)
+    monkeypatch.setattr(atomic if at == "flush" else results, at, fail)
     with pytest.raises((InputError, KeyboardInterrupt)) as caught:
         write_run(small_run, folder, "new: 1\n")
     if isinstance(fault, OSError):
