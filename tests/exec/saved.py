@@ -14,7 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from synergy_core.planner.plan import Plan
 from synergy_exec import job_folder
-from synergy_exec.training import integrity, shelf
+from synergy_exec.training import checkpoint, integrity, shelf
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import Batch, TrainingJob
@@ -35,7 +35,14 @@ def checkpoint_of(folder: Path, step: int, uuid: str = "", *, work: float | None
     return path
 
 
-CHANGES = ((Path, "rename"), (Path, "mkdir"), (shutil, "rmtree"), (integrity, "write"), (shelf, "flush"))
+CHANGES = (
+    (Path, "rename"),
+    (Path, "mkdir"),
+    (shutil, "rmtree"),
+    (integrity, "write"),
+    (checkpoint, "flush"),
+    (shelf, "flush"),
+)
 """What saving changes the file system by, beside the ranks' own files."""
 
 
