@@ -33,9 +33,9 @@ from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Launch, Report
 from synergy_exec.nodes.runs import Run
-from synergy_exec.profiling.finder import Data
-from synergy_exec.profiling.measure import measured_input
-from synergy_exec.profiling.testbed import RunOnTestbed, Testbed, testbed
+from synergy_exec.profiling.profile import add_to_profile
+from synergy_exec.profiling.selection import Effort
+from synergy_exec.profiling.testbed import Testbed, TestbedRun, testbed
 from synergy_exec.settings import Settings
 from synergy_exec.worker import processes
 
@@ -68,19 +68,25 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each repetition and setting")
     parser.add_argument("--tries", type=int, default=40, help="repetitions at most, those that do not count included")
     given = parser.parse_args()
-    return asyncio.run(compared(given.repetitions, given.seconds, given.tries))
-
-
-async def compared(repetitions: int, seconds: float, tries: int) -> int:
     files = {name: file_of(name) for name in ARGUMENTS}
-    with tempfile.TemporaryDirectory(prefix="synergy-cpu-shares-") as text:
-        folder = Path(text)
-        async with testbed(get_backend("local", {"slots": 2}), folder, launches(folder, files), Settings()) as bench:
-            inputs = {name: await profiled(bench, job) for job, name in enumerate(files)}
-            cores = bench.cores(0)
-            equal = dict.fromkeys(files, Share(cores / len(files), GB))
-            shares = {"equal": equal, "decided": decided(files, inputs, cores)}
-            windows, judged = await by_turns(bench, shares, repetitions, seconds, tries)
+    with tempfile.TemporaryDirectory(prefix="synergy-cpu-shares-") as folder:
+        inputs = profiled(Path(folder), files)
+        return asyncio.run(compared(Path(folder), files, inputs, given.repetitions, given.seconds, given.tries))
+
+
+async def compared(
+    folder: Path,
+    files: Mapping[str, JobFile],
+    inputs: Mapping[str, ProfiledInput],
+    repetitions: int,
+    seconds: float,
+    tries: int,
+) -> int:
+    async with testbed(get_backend("local", {"slots": 2}), folder, launches(folder, files), Settings()) as bench:
+        cores = bench.cores(0)
+        equal = dict.fromkeys(files, Share(cores / len(files), GB))
+        shares = {"equal": equal, "decided": decided(files, inputs, cores)}
+        windows, judged = await by_turns(bench, shares, repetitions, seconds, tries)
     return shown(inputs, shares, windows, judged)
 
 
@@ -120,9 +126,12 @@ def launches(folder: Path, files: Mapping[str, JobFile]):  # type: ignore[no-unt
     return launch_of
 
 
-async def profiled(bench: Testbed, job: int) -> ProfiledInput:
-    plan, data = Plan(micro_batch=BATCH), Data(PICTURES, ITEM_BYTES)
-    return await measured_input(bench, job, plan, data, seconds=4.0, say=lambda _: None)
+def profiled(folder: Path, files: Mapping[str, JobFile]) -> dict[str, ProfiledInput]:
+    backend, effort = get_backend("local", {"slots": 2}), Effort(seconds=4.0, every_batch=False, noise_s=0.0)
+    made = add_to_profile(
+        folder / "profile.json", list(files.values()), backend, "here", effort, lambda _: None, Settings()
+    )
+    return {model.name: model.input for model in made.models if model.input is not None}
 
 
 def decided(files: Mapping[str, JobFile], inputs: Mapping[str, ProfiledInput], cores: int) -> dict[str, Share]:
@@ -156,20 +165,20 @@ async def by_turns(
     found: list[dict[str, Window]] = []
     quiet: list[dict[str, Window]] = []
     while len(quiet) < repetitions and len(found) < tries:
-        found.append({setting: await window(runs, shares[setting], seconds) for setting in shares})
+        found.append({setting: await window(bench, runs, shares[setting], seconds) for setting in shares})
         if max(each.others for each in found[-1].values()) <= QUIET_CPUS:
             quiet.append(found[-1])
         others = ", ".join(f"{each.others:.2f}" for each in found[-1].values())
         print(f"repetition {len(found)}: CPUs of others {others}", file=sys.stderr, flush=True)
-    await asyncio.gather(*(run.stop() for run in runs.values()))
+    await asyncio.gather(*(bench.stop(run) for run in runs.values()))
     print(f"{len(found)} repetitions, in {len(quiet)} of which others used at most {QUIET_CPUS:g} of a core\n")
     return (quiet, True) if quiet else (found, False)
 
 
-async def window(runs: Mapping[str, RunOnTestbed], shares: Mapping[str, Share], seconds: float) -> Window:
+async def window(bench: Testbed, runs: Mapping[str, TestbedRun], shares: Mapping[str, Share], seconds: float) -> Window:
     """The jobs with these shares. Those who give cores up come first."""
     for name in sorted(runs, key=lambda name: shares[name].cpus):
-        runs[name].reshare(shares[name])
+        bench.reshare(runs[name], shares[name])
     await asyncio.sleep(SETTLING_S)
     began = {name: await fresh(run, shares[name].cpus) for name, run in runs.items()}
     busy_s, own_s, began_s = busy(), own(), time.monotonic()
@@ -183,12 +192,12 @@ async def window(runs: Mapping[str, RunOnTestbed], shares: Mapping[str, Share], 
     return Window(rates, {name: rates[name] * ended[name][1].cpu_s / BATCH for name in runs}, others)
 
 
-async def fresh(run: RunOnTestbed, cpus: float) -> tuple[float, Report]:
+async def fresh(run: TestbedRun, cpus: float) -> tuple[float, Report]:
     """The first report that comes from now on, of steps with that share."""
     while not run.reports.empty():
         run.reports.get_nowait()
     while True:
-        report = await run.report()
+        report = await run.reports.get()
         if abs(report.cpus - cpus) < 1e-2 and report.cpu_s:
             return report.told_s, report
 

@@ -20,8 +20,9 @@ from synergy_core.planner.machine import constants_for, machine_named, software_
 from synergy_core.planner.plan import Plan, plans_of
 from synergy_core.planner.step_time import step_time
 from synergy_exec.profiling.finder import plans, sizes_of
-from synergy_exec.profiling.measure import Effort, Selection
+from synergy_exec.profiling.machine import Part
 from synergy_exec.profiling.profile import QUICK
+from synergy_exec.profiling.selection import Effort, Selection, Task
 from synergy_exec.training.admitted import plan_refusal
 
 SLOTS, BATCHES, BLOCKS = 8, [16, 32, 64, 128], 24
@@ -55,21 +56,15 @@ def measured(
     batch.
     """
     random = np.random.default_rng(seed)
-    selection = Selection(candidates, lambda size: 1, hopeless=effort.hopeless, every_batch=effort.every_batch)
+    selection = Selection(Task(part=Part("gpu", 0, 1, SLOTS), plans=candidates, effort=effort))
     chosen: dict[tuple[int, int], tuple[float, Plan]] = {}
     count = 0
-    while count < most and (same_degrees := selection.next()) is not None:
-        for plan in same_degrees:
-            if count >= most:
-                break
-            if not selection.worth(plan):
-                selection.leave_out(plan)
-                continue
-            seen_s = step_s[plan] * math.exp(NOISE * random.standard_normal())
-            selection.measured(plan, seen_s)
-            key = plan.gpus, plan.global_batch
-            chosen[key] = min(chosen.get(key, (inf, plan)), (seen_s, plan), key=lambda each: each[0])
-            count += 1
+    while count < most and (plan := selection.next()) is not None:
+        seen_s = step_s[plan] * math.exp(NOISE * random.standard_normal())
+        selection.measured(plan, seen_s)
+        key = plan.gpus, plan.global_batch
+        chosen[key] = min(chosen.get(key, (inf, plan)), (seen_s, plan), key=lambda each: each[0])
+        count += 1
     chosen = {(plan.gpus, plan.global_batch): (seen_s, plan) for plan, seen_s in selection.predicted()} | chosen
     best: dict[tuple[int, int], float] = {}
     for plan, took_s in step_s.items():

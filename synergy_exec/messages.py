@@ -68,7 +68,8 @@ class Launch(Message, RunSettings):
     file with the state_dict that the first run begins with; "" for none. observed: whether the job evaluates and is
     told of steps. spare_memory: whether ranks give memory back as soon as it is free, which takes time.
     agent_silence_s: ranks whose agent gives no sign of life for longer save and leave; less than the controller waits.
-    waits: nothing is built until a `Rebuild` comes.
+    waits: nothing is built until a `Rebuild` comes. measure: the file of what is to be measured, in place of training
+    (`profiling.selection.Task`); "" for none.
     """
 
     KIND: ClassVar[str] = "launch"
@@ -99,6 +100,7 @@ class Launch(Message, RunSettings):
     saved_step: int = 0
     agent_silence_s: float = 30.0
     waits: bool = False
+    measure: str = ""
     command: list[str] = field(default_factory=list)
     directory: str = ""
     grace_s: float = 0.0

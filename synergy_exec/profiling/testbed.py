@@ -17,17 +17,7 @@ from synergy_core.jobs.record import Placed
 from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
 from synergy_exec.backends import Backend, Meeting
-from synergy_exec.messages import (
-    Failure,
-    Granted,
-    Hello,
-    Launch,
-    Message,
-    Outcome,
-    Rebuild,
-    Report,
-    Started,
-)
+from synergy_exec.messages import Failure, Hello, Launch, Message, Outcome, Report, Started
 from synergy_exec.nodes.agents import AgentLink, Agents
 from synergy_exec.nodes.listening import Listener, listening
 from synergy_exec.nodes.runs import Dropped, Left, Run, Runs
@@ -38,99 +28,25 @@ class TestbedError(InputError):
     """Agents are lost again and again, so that nothing can be measured any more."""
 
 
-class Copy:
-    """One copy of a job, and what it has reported. left: how its run ended.
-
-    has_started: its first step is done; stepped_s: when that was, on the monotonic clock. last: the newest report that
-    was read.
+class TestbedRun:
+    """One run. launched_s: when it was asked for, on the monotonic clock; stepped: when its first step was done. left:
+    how it ended. reports: what rank 0 has said of its steps. out_of_memory: whether it failed for lack of memory.
     """
 
-    def __init__(self, left: asyncio.Future[tuple[Outcome, str]]) -> None:
-        self.left = left
-        self.stepped_s = float("nan")
-        self.reports: asyncio.Queue[Report] = asyncio.Queue()
-        self.last: Report | None = None
-        self._stepped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def has_started(self) -> bool:
-        return self._stepped.done()
-
-    async def first_step(self) -> None:
-        """Waits until its first step is done. Raises InputError if the run ends before."""
-        await asyncio.wait((self._stepped, self.left), return_when=asyncio.FIRST_COMPLETED)
-        self._check()
-
-    def start(self) -> None:
-        """Its first step is done."""
-        self.stepped_s = time.monotonic()
-        self._stepped.set_result(None)
-
-    async def report(self) -> Report:
-        """The next report. Raises InputError if the run ends before."""
-        getting = asyncio.ensure_future(self.reports.get())
-        await asyncio.wait((getting, self.left), return_when=asyncio.FIRST_COMPLETED)
-        if not getting.done():
-            getting.cancel()
-            self._check()
-        self.last = await getting
-        return self.last
-
-    def _check(self) -> None:
-        if self.left.done():
-            raise InputError(self.left.result()[1] or "the run ended by itself")
-
-
-class RunOnTestbed(Copy):
-    """One run. launched_s: when it was asked for, on the monotonic clock.
-
-    copies: the copies of its job; a run that was not rebuilt is its own only copy. granted: by rank, the CPUs that it
-    was last granted. out_of_memory: whether it failed for lack of memory.
-    """
-
-    def __init__(self, testbed: Testbed, number: int) -> None:
-        super().__init__(asyncio.get_running_loop().create_future())
-        self._testbed = testbed
-        self.number = number
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
         self.launched_s = time.monotonic()
-        self.copies: list[Copy] = [self]
-        self.granted: dict[int, Granted] = {}
+        self.stepped: asyncio.Future[float] = loop.create_future()
+        self.left: asyncio.Future[tuple[Outcome, str]] = loop.create_future()
+        self.reports: asyncio.Queue[Report] = asyncio.Queue()
         self.out_of_memory = False
 
-    def standstill_s(self, step_s: float) -> float:
-        """Seconds from its launch until all copies had started their first step, which took `step_s`."""
-        return max(copy.stepped_s for copy in self.copies) - self.launched_s - step_s
-
-    def retune(self, plan: Plan, steps: int = 0, seconds: float = 0.0) -> None:
-        """Makes it go on with another micro-batch or accumulation. steps, seconds: see `Rebuild`."""
-        self._testbed.retune(self.number, plan, steps, seconds)
-
-    def rebuild(self, plan: Plan, copies: list[list[int]], steps: int, seconds: float) -> None:
-        """Makes it build its model again; see `Rebuild`. Its copies are new ones, which have reported nothing."""
-        self.copies = [Copy(self.left) for _ in copies]
-        self._testbed.rebuild(Rebuild(run=self.number, plan=plan, copies=copies, steps=steps, seconds=seconds))
-
-    def reshare(self, share: Share) -> None:
-        """Has it go on with other CPUs and memory; it was started with some."""
-        self._testbed.reshare(self.number, share)
-
-    async def stop(self) -> float:
-        """Has it save and leave; the seconds until it has."""
-        began_s = time.monotonic()
-        self._testbed.stop(self.number)
-        outcome, reason = await self.left
-        if outcome not in ("paused", "done"):
-            raise InputError(reason)
-        return time.monotonic() - began_s
-
-    def kill(self) -> None:
-        """Has it leave at once, unsaved; its slots are free again when it has."""
-        self._testbed.kill(self.number)
-
-    def lose(self, reason: str) -> None:
-        """Fails what waits for the run, of which nothing will be heard any more."""
-        if not self.left.done():
-            self.left.set_result(("lost", reason))
+    async def first_step(self) -> float:
+        """Seconds from its launch until its first step was done. Raises InputError if the run ends before."""
+        await asyncio.wait((self.stepped, self.left), return_when=asyncio.FIRST_COMPLETED)
+        if not self.stepped.done():
+            raise InputError(self.left.result()[1] or "the run ended by itself")
+        return self.stepped.result() - self.launched_s
 
 
 class Testbed(Listener):
@@ -143,7 +59,7 @@ class Testbed(Listener):
         self.agents = Agents(backend, settings.agents_per_hour)
         self._settings = settings
         self._runs = Runs(launch_of, settings.ports or "")
-        self._mine: dict[int, RunOnTestbed] = {}
+        self._mine: list[TestbedRun] = []
         self._broken: TestbedError | None = None
         self._gathered, self._closing = False, False
         self._returning: set[asyncio.Future[None]] = set()
@@ -151,38 +67,35 @@ class Testbed(Listener):
         self.losses = 0
         self.cluster: Cluster
 
-    def start(self, job: int, placed: Placed, plan: Plan, share: Share | None = None) -> RunOnTestbed:
+    def start(self, job: int, placed: Placed, plan: Plan, share: Share | None = None) -> TestbedRun:
         """Launches a run there, as soon as its slots are free. Raises TestbedError."""
         self.check()
-        number = len(self._mine)
-        mine = self._mine[number] = RunOnTestbed(self, number)
-        self._runs.start(Run(number, job, placed, plan, share))
+        self._mine.append(TestbedRun())
+        self._runs.start(Run(len(self._mine) - 1, job, placed, plan, share))
         self._flush()
-        return mine
+        return self._mine[-1]
 
-    def stop(self, number: int) -> None:
-        """Has a run save and leave."""
-        self._runs.stop(number)
+    async def stop(self, run: TestbedRun) -> float:
+        """Has a run save and leave; the seconds until it has. Raises InputError where it fails."""
+        began_s = time.monotonic()
+        self._runs.stop(self._mine.index(run))
         self._flush()
+        outcome, reason = await run.left
+        if outcome not in ("paused", "done"):
+            raise InputError(reason)
+        return time.monotonic() - began_s
 
-    def kill(self, number: int) -> None:
-        """Has a run leave at once, unsaved."""
-        self._runs.kill(number)
+    async def kill(self, *runs: TestbedRun) -> None:
+        """Has runs leave at once, unsaved, and waits until no process of them is left."""
+        for run in runs:
+            self._runs.kill(self._mine.index(run))
         self._flush()
+        for run in runs:
+            await run.left
 
-    def retune(self, number: int, plan: Plan, steps: int = 0, seconds: float = 0.0) -> None:
-        """Has a run go on at another micro-batch or accumulation."""
-        self._runs.retune(number, plan, steps, seconds)
-        self._flush()
-
-    def rebuild(self, order: Rebuild) -> None:
-        """Makes a run build its model again."""
-        self._runs.rebuild(order)
-        self._flush()
-
-    def reshare(self, number: int, share: Share) -> None:
-        """Has a run go on with other CPUs and memory."""
-        self._runs.reshare(number, share)
+    def reshare(self, run: TestbedRun, share: Share) -> None:
+        """Has a run go on with other CPUs and memory; it was started with some."""
+        self._runs.reshare(self._mine.index(run), share)
         self._flush()
 
     def cores(self, node: int) -> int:
@@ -213,17 +126,14 @@ class Testbed(Listener):
     def heard(self, link: AgentLink, message: Message) -> None:
         if not self._gathered:
             return
-        if isinstance(message, Started) and message.run in self._mine:
-            self._mine[message.run].copies[message.copy].start()
-        if isinstance(message, Report) and message.run in self._mine:
-            copies = self._mine[message.run].copies
-            # A copy that has not started did not send this: it is the last report under the plan before.
-            if message.copy < len(copies) and copies[message.copy].has_started:
-                copies[message.copy].reports.put_nowait(message)
-        if isinstance(message, Granted) and message.run in self._mine:
-            self._mine[message.run].granted[message.rank] = message
-        if isinstance(message, Failure) and message.run in self._mine:
-            self._mine[message.run].out_of_memory |= message.out_of_memory
+        if isinstance(message, Started | Report | Failure) and 0 <= message.run < len(self._mine):
+            run = self._mine[message.run]
+            if isinstance(message, Failure):
+                run.out_of_memory |= message.out_of_memory
+            elif isinstance(message, Report):
+                run.reports.put_nowait(message)
+            elif not run.stepped.done():
+                run.stepped.set_result(time.monotonic())
         self._runs.heard(self.agents.number(link), message)
         self._flush()
 
@@ -248,17 +158,20 @@ class Testbed(Listener):
         self._broken = self._broken or TestbedError(str(error) or repr(error))
         if not self._over.done():
             self._over.set_result(None)
-        for each in self._mine.values():
-            each.lose(str(self._broken))
+        for run in self._mine:
+            if not run.left.done():
+                run.left.set_result(("lost", str(self._broken)))
 
     def _flush(self) -> None:
         self.agents.say(self._runs.outbox)
         for each in self._runs.happened:
-            mine = self._mine[each.run.number]
-            if isinstance(each, Left) and not mine.left.done():
-                mine.left.set_result((each.outcome, each.reason))
+            left = self._mine[each.run.number].left
+            if left.done():
+                continue
+            if isinstance(each, Left):
+                left.set_result((each.outcome, each.reason))
             elif isinstance(each, Dropped):
-                mine.lose("it was told to leave before it began")
+                left.set_result(("lost", "it was told to leave before it began"))
         self._runs.happened.clear()
 
     async def gather(self, meeting: Meeting) -> None:

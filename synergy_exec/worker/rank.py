@@ -116,9 +116,14 @@ LONGEST_WAIT = timedelta(minutes=30)
 
 
 def run(start: Start, descriptors: Descriptors) -> int:
-    """Trains until done, stopped or failed; returns the exit code. Errors go to the log and to the agent."""
+    """Trains until done, stopped or failed; returns the exit code."""
+    return guarded(Rank, start, descriptors)
+
+
+def guarded(kind: type[Rank], start: Start, descriptors: Descriptors) -> int:
+    """Has a rank do its work; returns the exit code. Errors go to the log and to the agent."""
     agent, pulse = AgentConnection(descriptors.agent), Pulse(descriptors.pulse)
-    rank = Rank(start, agent, pulse)
+    rank = kind(start, agent, pulse)
     try:
         return rank.train(descriptors)
     except BaseException as error:
@@ -159,6 +164,7 @@ class Rank:
         self._start, self._agent, self._pulse = start, agent, pulse
         self._loop: Loop | None = None
         self._desk: Desk | None = None
+        self._device = torch.device("cpu")
         self._doing = "starting"
         self._stop = False
 
@@ -334,14 +340,19 @@ class Rank:
         if process.store is None or start.launch.world == 1:
             return
         self._now("meeting the other ranks")
-        cpu = process.device.type == "cpu"
+        self._device = process.device
+        self._join(PrefixStore(_meeting(start, process), process.store), start.rank, start.launch.world)
+
+    def _join(self, store: Store, rank: int, world: int) -> None:
+        """Makes the default process group of so many ranks."""
+        cpu = self._device.type == "cpu"
         distributed.init_process_group(
             "gloo" if cpu else "cpu:gloo,cuda:nccl",
-            store=PrefixStore(_meeting(start, process), process.store),
-            rank=start.rank,
-            world_size=start.launch.world,
+            store=store,
+            rank=rank,
+            world_size=world,
             timeout=self._patience,
-            device_id=None if cpu else process.device,
+            device_id=None if cpu else self._device,
         )
 
     def _part(self, start: Start, process: Process) -> None:

@@ -117,8 +117,7 @@ def work(start: str, descriptors: Descriptors, cgroup: str) -> NoReturn:
             except OSError as error:
                 print(f"{cgroup} cannot be entered: {error.strerror}", flush=True)
         given = Start.parse(start)
-        module = importlib.import_module(f"synergy_exec.worker.{'script' if given.launch.command else 'rank'}")
-        code = module.run(given, descriptors)
+        code = importlib.import_module(_module_for(given.launch)).run(given, descriptors)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -127,6 +126,13 @@ def work(start: str, descriptors: Descriptors, cgroup: str) -> NoReturn:
             sys.stderr.flush()
         # Threads of torch may still wait for peers; nothing of this process is needed any more.
         os._exit(code)
+
+
+def _module_for(launch: Launch) -> str:
+    """The module that carries a launch out."""
+    if launch.command:
+        return "synergy_exec.worker.script"
+    return "synergy_exec.profiling.measuring" if launch.measure else "synergy_exec.worker.rank"
 
 
 # Exit codes of a worker, beside 0 (done) and PAUSED (saved and left as asked).

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -10,15 +9,24 @@ import subprocess
 import sys
 from itertools import pairwise
 from math import inf
+from pathlib import Path
 
 import pytest
 from exec import served
-from exec.pretended import FakeAgent, refuses
+from exec.pretended import STEP_S, FakeAgent, refuses
 from exec.real import wait_until
 from exec.served import TaskBackend, through
 
 from synergy_core.errors import InputError
-from synergy_core.jobs.testbed_profiles import NoiseFrom, PlanTimes, Profile, ProfiledCosts, ProfiledModel, SeenPlan
+from synergy_core.jobs.testbed_profiles import (
+    NoiseFrom,
+    PlanTimes,
+    Profile,
+    ProfiledCosts,
+    ProfiledModel,
+    SeenPlan,
+    degrees_of,
+)
 from synergy_core.planner.families import architecture_named
 from synergy_core.planner.machine import constants_for, machine_named, software_named
 from synergy_core.planner.plan import Plan, plans_of
@@ -27,11 +35,13 @@ from synergy_exec.backends import get_backend
 from synergy_exec.commands import profile as command
 from synergy_exec.commands.profile import table
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Failure, Launch, Rebuild
+from synergy_exec.messages import Failure, Launch
 from synergy_exec.profiling import profile as profiling
 from synergy_exec.profiling.finder import CandidatePlans, batches_of, finder, plans, sizes_of
-from synergy_exec.profiling.measure import Effort, Selection, noise_curve
-from synergy_exec.profiling.profile import QUICK, Made, add_to_profile, current_profile
+from synergy_exec.profiling.machine import Part
+from synergy_exec.profiling.measuring import Orders
+from synergy_exec.profiling.profile import QUICK, Made, add_to_profile, current_profile, noise_curve
+from synergy_exec.profiling.selection import Effort, Selection, Task, record_of
 from synergy_exec.settings import Settings
 from synergy_exec.worker import processes
 from synergy_runs.inputs import read_profile, write_profile
@@ -82,7 +92,7 @@ def test_input_is_measured_in_cpu_seconds_whatever_else_the_machine_does(tmp_pat
     given = model.input
     cores = len(os.sched_getaffinity(0))
     assert {1.0, float(cores)} <= {each.cpus for each in given.steps}
-    assert [each for each in said if each.startswith(f"pictures: input with {cores} CPUs (1 of 1 step times decided, ")]
+    assert [each for each in said if each.startswith(f"pictures: input with {cores} CPUs")]
     assert 0.027 < given.cpu_s < 0.045
     assert all(each.step_s >= 4 * 0.027 / each.cpus and each.waited_s < each.step_s for each in given.steps)
     assert (given.batch, given.sample_bytes, given.data_bytes) == (4, 832.0, 32 * 832.0)
@@ -227,26 +237,41 @@ LARGE = 16
 
 
 class Forgetful(FakeAgent):
-    """Has no memory for large micro-batches; what is to run on several slots in `stuck` never steps."""
+    """Carries out measuring runs at once. It has no memory for large micro-batches, and is `stuck` on several slots."""
 
     launches: list[Launch]
     stuck = False
 
     def hear(self, message, now_s):
         answers = super().hear(message, now_s)
-        if isinstance(message, Rebuild) or (isinstance(message, Launch) and not message.waits):
-            self.launches.append(self.runs[message.run].launch)
+        if isinstance(message, Launch):
+            self.launches.append(message)
+        if isinstance(message, Launch) and message.measure:
+            answers += self.measure(message)
         return answers
 
-    def pass_time(self, now_s):
-        for number, run in list(self.runs.items()):
-            if self.stuck and run.launch.plan.gpus > 1:
-                run.began_s, run.launch = now_s, dataclasses.replace(run.launch, first_rank=1)
-            elif run.launch.plan.micro_batch >= LARGE:
+    def measure(self, launch):
+        if launch.first_rank:
+            return [self.end(launch.run, "done")]
+        path = Path(launch.measure)
+
+        def write(kind, **values):
+            with record_of(path).open("a") as file:
+                file.write(json.dumps({"kind": kind, **values}) + "\n")
+
+        orders = Orders(Task.read(path), record_of(path), write)
+        while (order := orders.next()) is not None:
+            plan = Plan(**order["plan"])
+            self.tried.append(plan)
+            if self.stuck and plan.gpus > 1:
+                return []
+            if plan.micro_batch >= LARGE:
                 reason = "rank 0: OutOfMemoryError"
-                failure = Failure(run=number, rank=0, reason=reason, out_of_memory=True)
-                return [failure, self.end(number, "failed", reason)]
-        return super().pass_time(now_s)
+                failure = Failure(run=launch.run, rank=0, reason=reason, out_of_memory=True)
+                return [failure, self.end(launch.run, "failed", reason)]
+            times = {"step_s": STEP_S / plan.gpus, "memory_bytes": 0, "limit_bytes": 0}
+            orders.done([[] if order["noise"] else times] * len(order["copies"]))
+        return [self.end(launch.run, "done")]
 
 
 class Found:
@@ -270,6 +295,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(profiling, "finder", finder)
     monkeypatch.setattr(served, "FakeAgent", Forgetful)
     monkeypatch.setattr(Forgetful, "launches", [], raising=False)
+    monkeypatch.setattr(Forgetful, "tried", [], raising=False)
     return Forgetful.launches
 
 
@@ -291,11 +317,9 @@ def test_time_that_is_up_ends_measuring_and_what_there_was_none_for_is_predicted
         assert known == {(1, 4, False), (1, 8, False), (2, 4, True), (2, 8, True)}
         assert [line.endswith(", predicted") for line in table(model)[1:]] == [False, False, True, True]
     assert made.remarks[0].startswith("first: left out, dp2 · 2×1: it was not measured after 2.")
-    assert made.remarks[1].startswith(
-        "first: time was up before 4 more step times were measured; 2 of them are predict"
-    )
+    assert any("time was up before 4 more step times were measured; 2 of them are predict" in x for x in made.remarks)
     assert said[0].startswith("first: 1 on 1 × cpu (0 of 8 step times decided, ")
-    assert said[1].startswith("first: dp2 on 2 × cpu (2 of 8 step times decided, ")
+    assert said[2].startswith("first: dp2 on 2 × cpu (2 of 8 step times decided, ")
     assert "first: 2 of 8 step times measured" in said
 
 
@@ -331,19 +355,19 @@ def test_smaller_pieces_are_measured_where_memory_ran_out(tmp_path, launches):
         " left out, 1 GPU · 16×2: rank 0: OutOfMemoryError",
         " left out, pp2 · 16×2: rank 0: OutOfMemoryError",
     ]
-    assert len([each for each in launches if each.plan.pipeline == 2]) == 3  # what fits of 32, and 16
+    too_large = [each for each in Forgetful.tried if each.micro_batch >= LARGE]
+    assert [(each.data, each.pipeline) for each in too_large] == [(1, 1), (1, 2)]
 
 
 def test_plan_is_measured_again_where_its_agent_was_lost_meanwhile(tmp_path, launches, monkeypatch):
-    """It is lost when its ranks are to build the model anew, and with it all that was warm."""
     left = []
 
     class Leaving(Forgetful):
-        def hear(self, message, now_s):
-            if isinstance(message, Rebuild) and not left and message.plan.pipeline > 1:
-                left.append(message.run)
+        def measure(self, launch):
+            if not left:
+                left.append(launch.run)
                 raise asyncio.CancelledError
-            return super().hear(message, now_s)
+            return super().measure(launch)
 
     monkeypatch.setattr(served, "FakeAgent", Leaving)
     path, file = tmp_path / "profile.json", unbuilt("small", max_batch=4)
@@ -419,6 +443,10 @@ def candidates(slots=SLOTS):
     return {size: plans(size, BATCHES, refused) for size in sizes_of(slots)}
 
 
+def task(there, effort, **more):
+    return Task(part=Part("cpu", 0, 1, SLOTS), plans=there, effort=effort, **more)
+
+
 def all_of(there):
     return [plan for lists in there.values() for same in lists for plan in same]
 
@@ -437,16 +465,12 @@ def planned(model, gpu):
 @pytest.mark.parametrize(("model", "gpu"), [("gpt-350m", "a100-80gb"), ("gpt-1.3b", "v100"), ("resnet-50", "v100")])
 def test_on_eight_slots_a_third_is_measured_and_the_fastest_is_among_it(model, gpu):
     truth = planned(model, gpu)
-    selection = Selection(candidates(), lambda size: 1, hopeless=QUICK.hopeless, every_batch=QUICK.every_batch)
+    selection = Selection(task(candidates(), QUICK))
     found = {}
-    while (same := selection.next()) is not None:
-        for plan in same:
-            if selection.worth(plan):
-                key = plan.gpus, plan.global_batch
-                found[key] = min(truth[plan], found.get(key, inf))
-                selection.measured(plan, truth[plan])
-            else:
-                selection.leave_out(plan)
+    while (plan := selection.next()) is not None:
+        key = plan.gpus, plan.global_batch
+        found[key] = min(truth[plan], found.get(key, inf))
+        selection.measured(plan, truth[plan])
     measured = selection.plans - selection.left_out.total()
     assert measured < selection.plans / 3
     assert selection.undecided == 0
@@ -459,11 +483,12 @@ def test_what_jobs_fall_back_on_comes_first_then_the_fewest_slots():
     """The smallest and the largest batch of each, then those between; failed before: replicas at every batch took the
     time there was, and of a model with slow steps nothing else was measured.
     """
-    selection, order = Selection(candidates(), lambda size: 1, hopeless=inf), list[list[Plan]]()
-    while (same := selection.next()) is not None:
-        order.append(same)
-        for plan in same:
-            selection.measured(plan, 1.0)
+    selection, order = Selection(task(candidates(), Effort(hopeless=inf))), list[list[Plan]]()
+    while (plan := selection.next()) is not None:
+        if not order or degrees_of(order[-1][-1]) != degrees_of(plan):
+            order.append([])
+        order[-1].append(plan)
+        selection.measured(plan, 1.0)
     kinds = len(order) // 2
     for half, batches in ((order[:kinds], {BATCHES[0], BATCHES[-1]}), (order[kinds:], {*BATCHES[1:-1]})):
         assert [same[0].degrees for same in half[:4]] == ["1", "dp2", "dp4", "dp8"]
@@ -495,9 +520,9 @@ def test_a_plan_that_was_never_tried_is_believed_to_be_as_fast_as_it_could_be():
 
 def test_what_trains_in_too_much_memory_hides_no_plan_that_fits():
     there = candidates(2)
-    selection = Selection(there, lambda size: 1, hopeless=1.25)
+    selection = Selection(task(there, Effort(hopeless=1.25), memory_bytes=1.0))
     for plan in there[2][0][:2]:
-        selection.measured(plan, 0.1, fits=False)
+        selection.measured(plan, 0.1, memory_bytes=2.0)
     sharded = next(same for same in there[2] if same[0].degrees == "dp2 zero3")
     selection.measured(sharded[0], 0.9)
     assert selection.worth(sharded[1])
@@ -507,7 +532,7 @@ def test_what_trains_in_too_much_memory_hides_no_plan_that_fits():
 
 def test_weights_that_no_slot_can_hold_alone_are_not_tried_whole():
     there = candidates(4)
-    selection = Selection(there, lambda size: 1, hopeless=inf, held_bytes=3e9, memory_bytes=1e9)
+    selection = Selection(task(there, Effort(hopeless=inf), held_bytes=3e9, memory_bytes=1e9))
     worth = {plan.degrees for plan in all_of(there) if selection.worth(plan)}
     assert worth == {
         "pp4",
