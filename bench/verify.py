@@ -20,14 +20,16 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
+from synergy_exec import job_folder
 from synergy_exec.controller.journal import RunRow, Timing
-from synergy_exec.recorded import RecordedJob, chosen, open_journal, recorded_jobs
+from synergy_exec.job_file import JobFile
+from synergy_exec.recorded import EVALUATIONS, STEPS, open_journal, recorded
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 from synergy_runs.files import atomic_file
@@ -38,6 +40,70 @@ STEPS_AFTER_CHANGE = 10
 _MISSED = 1
 
 Verdict = Literal["met", "missed", "not judged"]
+
+
+class RecordedStep(NamedTuple):
+    """A line of steps.csv. number: from 1. rate: the factor on the learning rate. run: of the job, that trained it."""
+
+    number: int
+    batch: int
+    rate: float
+    loss: float
+    seconds: float
+    run: int
+
+
+class RecordedValue(NamedTuple):
+    """A line of evaluations.csv: what a metric was after so many steps. run: of the job, that evaluated."""
+
+    step: int
+    metric: str
+    value: float
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedJob:
+    """A job that has a folder. name: as it was submitted. steps: each once, in order. evaluations: each once, by step.
+    code: the copy of its file, None of a class of a package.
+    """
+
+    number: int
+    name: str
+    file: JobFile
+    steps: tuple[RecordedStep, ...]
+    evaluations: tuple[RecordedValue, ...] = ()
+    code: Path | None = None
+
+
+def recorded_jobs(work: Path) -> list[RecordedJob]:
+    """All jobs of a run that have a folder, by number. Raises InputError for what cannot be read."""
+    folders = sorted(job_folder.folders(work).items())
+    return [_job(folder) for _, folder in folders if (folder / job_folder.DESCRIPTION).is_file()]
+
+
+def chosen(jobs: list[RecordedJob], wanted: list[str]) -> list[RecordedJob]:
+    """The jobs of these names or numbers; all, where none is wanted. Raises InputError for one that is not there."""
+    known = {each.name: each for each in jobs} | {str(each.number): each for each in jobs}
+    if missing := [each for each in wanted if each not in known]:
+        names = ", ".join(each.name for each in jobs) or "none"
+        raise InputError(f"job '{missing[0]}' has no folder in this run; those that do: {names}.")
+    numbers = {known[each].number for each in wanted}
+    return [each for each in jobs if each.number in numbers or not wanted]
+
+
+def _job(folder: Path) -> RecordedJob:
+    filed = job_folder.described(folder)
+    steps = recorded(folder / job_folder.STEPS, STEPS).itertuples(index=False)
+    values = recorded(folder / "evaluations.csv", EVALUATIONS).itertuples(index=False)
+    return RecordedJob(
+        filed.number,
+        filed.name,
+        filed.file,
+        tuple(RecordedStep(*each) for each in steps),
+        tuple(RecordedValue(*each) for each in values),
+        job_folder.kept_code(filed.file.job_class, folder),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,53 +1,22 @@
-"""What the work folder of a run holds: its journal, its jobs, and every step they trained."""
+"""What a run wrote while it trained: its journal, the loss of every step, evaluations."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import io
 from pathlib import Path
-from typing import NamedTuple
+
+import pandas as pd
 
 from synergy_core.errors import InputError
 from synergy_exec import job_folder
 from synergy_exec.controller.journal import Journal
-from synergy_exec.job_file import JobFile
-from synergy_exec.job_folder import kept_code
 from synergy_exec.wire import whole_lines
+from synergy_runs.files import atomic_file
 
-_CELLS = 6
-
-
-class RecordedStep(NamedTuple):
-    """A line of steps.csv. number: from 1. rate: the factor on the learning rate. run: of the job, that trained it."""
-
-    number: int
-    batch: int
-    rate: float
-    loss: float
-    seconds: float
-    run: int
-
-
-class RecordedValue(NamedTuple):
-    """A line of evaluations.csv: what a metric was after so many steps. run: of the job, that evaluated."""
-
-    step: int
-    metric: str
-    value: float
-    run: int
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedJob:
-    """A job that has a folder. name: as it was submitted. steps: each once, in order. evaluations: each once, by step.
-    code: the copy of its file, None of a class of a package.
-    """
-
-    number: int
-    name: str
-    file: JobFile
-    steps: tuple[RecordedStep, ...]
-    evaluations: tuple[RecordedValue, ...] = ()
-    code: Path | None = None
+STEPS = {"step": int, "batch": int, "rate": float, "loss": float, "seconds": float, "run": int}
+"""Columns of steps.csv. step: from 1. batch: samples. rate: factor on the learning rate. run: that trained the step."""
+EVALUATIONS = {"step": int, "metric": str, "value": float, "run": int}
+"""Columns of evaluations.csv: what a metric was after so many steps."""
 
 
 def open_journal(work: Path) -> Journal:
@@ -67,61 +36,35 @@ def _newest(work: Path) -> str:
     return f" The newest of that name: {runs[-1]}." if runs else ""
 
 
-def recorded_jobs(work: Path) -> list[RecordedJob]:
-    """All jobs of a run that have a folder, by number. Raises InputError for what cannot be read."""
-    folders = sorted(job_folder.folders(work).items())
-    return [_job(folder) for _, folder in folders if (folder / job_folder.DESCRIPTION).is_file()]
-
-
-def chosen(jobs: list[RecordedJob], wanted: list[str]) -> list[RecordedJob]:
-    """The jobs of these names or numbers; all, where none is wanted. Raises InputError for one that is not there."""
-    known = {each.name: each for each in jobs} | {str(each.number): each for each in jobs}
-    if missing := [each for each in wanted if each not in known]:
-        names = ", ".join(each.name for each in jobs) or "none"
-        raise InputError(f"job '{missing[0]}' has no folder in this run; those that do: {names}.")
-    numbers = {known[each].number for each in wanted}
-    return [each for each in jobs if each.number in numbers or not wanted]
-
-
-def _job(folder: Path) -> RecordedJob:
-    filed = job_folder.described(folder)
-    return RecordedJob(
-        filed.number,
-        filed.name,
-        filed.file,
-        steps_of(folder / job_folder.STEPS),
-        evaluations(folder / "evaluations.csv"),
-        kept_code(filed.file.job_class, folder),
+def recorded(path: Path, columns: dict[str, type]) -> pd.DataFrame:
+    """The rows of a steps.csv or evaluations.csv by step. Of what was done twice the later run's row counts; a line
+    that is not a whole row is left out.
+    """
+    rows = pd.read_csv(
+        io.StringIO("\n".join(whole_lines(path)[1:])),
+        names=list(columns),
+        dtype=str,
+        on_bad_lines="skip",
+        keep_default_na=False,
     )
+    for name in columns:
+        if columns[name] is not str:
+            rows[name] = pd.to_numeric(rows[name].replace("nan", "NaN"), errors="coerce")
+    rows = rows[rows["run"].notna() & rows["step"].notna()].astype(columns)
+    key = [name for name in ("step", "metric") if name in columns]
+    return rows.sort_values("run", kind="stable").drop_duplicates(key, keep="last").sort_values("step", kind="stable")
 
 
-def steps_of(path: Path) -> tuple[RecordedStep, ...]:
-    """The steps of a steps.csv in order; of one trained twice the later run, without a line cut off by a crash."""
-    latest: dict[int, RecordedStep] = {}
-    for line in whole_lines(path):
-        cells = line.split(",")
-        if len(cells) != _CELLS:
-            continue
-        try:
-            step = RecordedStep(
-                int(cells[0]), int(cells[1]), float(cells[2]), float(cells[3]), float(cells[4]), int(cells[5])
-            )
-        except ValueError:
-            continue
-        latest[step.number] = step
-    return tuple(latest[number] for number in sorted(latest))
-
-
-def evaluations(path: Path) -> tuple[RecordedValue, ...]:
-    """The lines of an evaluations.csv by step, metrics as they came; of one evaluated twice the later run."""
-    latest: dict[tuple[int, str], RecordedValue] = {}
-    for line in whole_lines(path):
-        cells = line.split(",")
-        try:
-            step, metric, value, run = cells
-            found = RecordedValue(int(step), metric, float(value), int(run))
-        except ValueError:
-            continue  # the heading, or a line that is none
-        if found.run >= latest.get((found.step, metric), found).run:
-            latest[found.step, metric] = found
-    return tuple(sorted(latest.values(), key=lambda each: each.step))
+def write_recorded(jobs: Path, file: str, columns: dict[str, type], into: Path) -> None:
+    """The rows of a file in every folder of a job below `jobs` as one table, with a column `job_id`; no table where
+    there are none.
+    """
+    found = []
+    for number, folder in sorted(job_folder.folders(jobs.parent).items()):
+        rows = recorded(folder / file, columns)
+        rows.insert(0, "job_id", number)
+        found.append(rows)
+    if not any(map(len, found)):
+        return
+    with atomic_file(into) as partial:
+        pd.concat(found).to_parquet(partial, compression="zstd", index=False)

@@ -25,6 +25,7 @@ from synergy_core.goodput.compression import compressor_named
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
 from synergy_core.units import format_duration
+from synergy_exec import job_folder
 from synergy_exec.backends import Backend, checked_options, get_backend
 from synergy_exec.controller.api import shown
 from synergy_exec.controller.controller import Arrival, Controller, whole_cluster
@@ -35,13 +36,13 @@ from synergy_exec.controller.reconcile import ADOPTED
 from synergy_exec.folders import RESULTS, WORK, Place, claimed
 from synergy_exec.plain import plain, plain_lines
 from synergy_exec.profiling.machine import known_profile, machine, profile_in
-from synergy_exec.recorded import evaluations, open_journal, steps_of
+from synergy_exec.recorded import EVALUATIONS, STEPS, open_journal, write_recorded
 from synergy_exec.settings import AUTO, Settings
 from synergy_exec.worker.network import check_interface
 from synergy_exec.workload import arrivals_of, as_executed
 from synergy_runs.asked import policies_of, terms_of
 from synergy_runs.facts import TRUE_RUN_TIMES, CompressionLog, Compressions, Kind, Run
-from synergy_runs.files import atomic_file, atomic_folder
+from synergy_runs.files import atomic_folder
 from synergy_runs.inputs import check_compression, read_profile
 from synergy_runs.invariants import check
 from synergy_runs.results import is_unended, new_run, resumed_run, show, write_run
@@ -126,53 +127,6 @@ def _trained(values: dict[str, Any]) -> str:
     if values["plan"] is None:
         return "–"
     return values["plan"] if values["compressor"] == "none" else f"{values['plan']} {values['compressor']}"
-
-
-# Loss curves and evaluations of a run's jobs, gathered from what workers wrote.
-
-
-COLUMNS = ("step", "batch", "rate", "loss", "seconds", "run")
-
-
-def write_losses(jobs: Path, path: Path) -> None:
-    """Every `<job>/steps.csv` below `jobs` as one table with a column `job_id`; a step trained twice stands once.
-
-    Where a step was trained twice, the later run counts. A line that was cut off by a crash is passed over.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows: list[tuple[float, ...]] = []
-    for folder in _folders(jobs):
-        rows += [(int(folder.name), *step) for step in steps_of(folder / "steps.csv")]
-    names = ("job_id", *COLUMNS)
-    whole = {"job_id", "step", "batch", "run"}
-    columns = {
-        name: pa.array([row[at] for row in rows], type=pa.int64() if name in whole else pa.float64())
-        for at, name in enumerate(names)
-    }
-    with atomic_file(path) as partial:
-        pq.write_table(pa.table(columns), partial, compression="zstd")
-
-
-def write_metrics(jobs: Path, path: Path) -> None:
-    """Every `<job>/evaluations.csv` below `jobs` as one table; none where no job evaluated anything."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = [(int(each.name), *value) for each in _folders(jobs) for value in evaluations(each / "evaluations.csv")]
-    if not rows:
-        return
-    kinds = {"job_id": pa.int64(), "step": pa.int64(), "metric": pa.string(), "value": pa.float64(), "run": pa.int64()}
-    columns = {name: pa.array([row[at] for row in rows], type=kind) for at, (name, kind) in enumerate(kinds.items())}
-    with atomic_file(path) as partial:
-        pq.write_table(pa.table(columns), partial, compression="zstd")
-
-
-def _folders(jobs: Path) -> list[Path]:
-    """The folders of jobs below this one, by number."""
-    found = [each for each in jobs.glob("*") if each.name.isdigit()] if jobs.is_dir() else []
-    return sorted(found, key=lambda each: int(each.name))
 
 
 SOME_FAILED = 1
@@ -284,8 +238,8 @@ def execute_all(
                 _note(work, RESULTS, str(results.relative_to(folder)))
                 run = _execute_one(settings, policy, trace, arrivals, profile, work, make_backend())
                 write_run(run, results, OmegaConf.to_yaml(OmegaConf.create(own[name])))
-                write_losses(work / "jobs", results / "losses.parquet")
-                write_metrics(work / "jobs", results / "metrics.parquet")
+                write_recorded(work / "jobs", job_folder.STEPS, STEPS, results / "losses.parquet")
+                write_recorded(work / "jobs", "evaluations.csv", EVALUATIONS, results / "metrics.parquet")
                 _note(work, "written", True)
             with contextlib.suppress(OSError):  # it is there already, or links cannot be made
                 (into / f"{results.name}{WORK}").symlink_to(Path("..") / work.name, target_is_directory=True)

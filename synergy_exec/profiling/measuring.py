@@ -217,11 +217,12 @@ class MeasuringRank(Rank):
         began_s = looked_s = time.monotonic()
         while not agree(Wishes(stop=enough)).stop:
             self._step()
-            now_s, known = time.monotonic(), noise.statistics(self._progress)
-            if known is not None and (not seen or now_s - looked_s >= effort.seconds / NOISE_LOOKS):
-                seen.append((self._progress.work, known[1] / known[0]))
+            now_s = time.monotonic()
+            squared_norm, variance = noise.statistics(self._progress) or (0.0, 0.0)
+            if squared_norm > 0 and (not seen or now_s - looked_s >= effort.seconds / NOISE_LOOKS):
+                seen.append((self._progress.work, variance / squared_norm))
                 looked_s = now_s
-            found = known is not None or self._progress.step >= MAX_NOISE_STEPS
+            found = squared_norm > 0 or self._progress.step >= MAX_NOISE_STEPS
             enough = found and now_s - began_s >= effort.noise_s and distributed_rank() == 0
         return seen
 

@@ -346,14 +346,15 @@ class Measuring:
             if self._testbed.losses != losses:
                 continue
             lines = _lines(path)
-            if not lines or lines[-1]["kind"] not in ("begun", "measured"):
+            last = lines[-1]["kind"] if lines else ""
+            if last == "begun":
+                why = f"it was not measured after {self._longest_s:.3g} s" if hung else reason
+                line = {"kind": "failed", "plan": lines[-1]["plan"], "reason": why, "out_of_memory": run.out_of_memory}
+            elif last == "measured":
+                self._failed.append(f"gradient noise: {reason}")
+                line = {"kind": "noise", "seen": []}
+            else:
                 raise InputError(reason or "the run ended by itself")
-            line = {
-                "kind": "failed",
-                "plan": lines[-1]["plan"],
-                "reason": f"it was not measured after {self._longest_s:.3g} s" if hung else reason,
-                "out_of_memory": run.out_of_memory,
-            }
             with record.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 

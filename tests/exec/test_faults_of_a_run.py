@@ -16,7 +16,8 @@ from exec.pretended import refuses
 from exec.real import JOBS, asked, descendants, wait_until
 
 from synergy_exec.client import Client, client_for
-from synergy_exec.recorded import open_journal, recorded_jobs
+from synergy_exec.job_folder import described, folders
+from synergy_exec.recorded import STEPS, open_journal, recorded
 from synergy_exec.worker import processes
 
 DETECTION_S = 10.0
@@ -63,7 +64,11 @@ class Served:
 
     def trained(self):
         """By job, (step, batch) of every step that counts."""
-        return {job.file.name: [(step.number, step.batch) for step in job.steps] for job in recorded_jobs(self.work)}
+        found = {}
+        for folder in folders(self.work).values():
+            steps = recorded(folder / "steps.csv", STEPS)
+            found[described(folder).file.name] = list(zip(steps["step"], steps["batch"], strict=True))
+        return found
 
     def runs(self):
         with contextlib.closing(open_journal(self.work)) as journal:

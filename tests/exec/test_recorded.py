@@ -24,7 +24,6 @@ from synergy_exec.controller.journal import JobRow, Journal, RunRow
 from synergy_exec.examples.mlp import Mlp
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Saved
-from synergy_exec.recorded import RecordedJob, RecordedStep, recorded_jobs
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.loading import load_job
@@ -36,7 +35,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 import verify  # noqa: E402
 from executor import overheads  # noqa: E402
-from verify import Replayed, difference, replayed  # noqa: E402
+from verify import RecordedJob, RecordedStep, Replayed, difference, recorded_jobs, replayed  # noqa: E402
 
 SEED, BATCH = 7, 16
 SGD = "test_equality:SgdGpt"

@@ -19,7 +19,7 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.agent.cores import CoreGrant, Cores, divide
 from synergy_exec.backends import local
 from synergy_exec.messages import Kill, Launch, Reshare, Retune, Stop
-from synergy_exec.recorded import steps_of
+from synergy_exec.recorded import STEPS, recorded
 from synergy_exec.wire import cut_to_lines, decode, encode, whole_lines
 from synergy_exec.worker.loop import LEEWAY_S, WARM_UP_STEPS, WINDOW_STEPS, Pace, StepClock, StepMedians, StepsFile
 from synergy_exec.worker.rank import broken_device, from_peers, out_of_memory, sentence
@@ -108,7 +108,8 @@ def test_the_run_after_a_full_disk_begins_a_line_of_its_own(tmp_path):
     for step in (821, 822):
         second.add(step, 8, 1.0, 0.02, 0.09)
     second.close()
-    assert [(each.number, each.run) for each in steps_of(path)] == [(821, 306), (822, 306), (848, 303)]
+    found = recorded(path, STEPS)
+    assert list(zip(found["step"], found["run"], strict=True)) == [(821, 306), (822, 306), (848, 303)]
 
 
 @pytest.mark.parametrize(
