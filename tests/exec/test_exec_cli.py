@@ -289,7 +289,6 @@ def test_two_policies_end_and_are_filed_as_the_simulators(tmp_path):
     for folder in folders:
         assert summary_of(folder) == (4, 0, 0)
         assert read_run(folder).jobs("restarts")["restarts"].tolist() == [0, 0, 0, 0] or folder.name != "fifo-0"
-        assert (folder / "losses.parquet").is_file()
         assert (folder.with_name(folder.name + ".work") / "jobs" / "0" / "job.json").is_file()
 
 
