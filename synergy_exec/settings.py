@@ -62,9 +62,8 @@ class RunSettings:
         "seconds without a step after which a job is taken to hang, unless its steps are long", 60.0, ABOVE_ZERO
     )
     start_s: float = key(
-        "seconds that a job may take to build, to load, to save, to wait for data, or to its first step, without "
-        "computing, reading or writing anything meanwhile",
-        120.0,
+        "seconds that a job may take to build, to load, to save, to wait for data, or to its first step",
+        600.0,
         ABOVE_ZERO,
     )
     not_finite: Literal["warn", "stop"] = key(

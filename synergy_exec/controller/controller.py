@@ -32,7 +32,7 @@ from synergy_exec.controller.api import PUBLIC, routes
 from synergy_exec.controller.execution import EXCHANGES, FINISH, START, STOP, Execution, check_asks, recall, with_quotas
 from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import BACKUP_S, Journal, back_up
-from synergy_exec.controller.reconcile import compare
+from synergy_exec.controller.reconcile import adopt
 from synergy_exec.job_file import MOST_BYTES, JobFile
 from synergy_exec.messages import Hello, Message
 from synergy_exec.nodes.agents import AgentLink, Agents
@@ -48,10 +48,7 @@ from synergy_runs.files import atomic_file
 
 
 def resume(execution: Execution, now_s: float) -> None:
-    """Takes over what the journal holds: runs that had not ended are lost, jobs that had not ended wait.
-
-    Where it and the jobs' folders do not agree, that is said.
-    """
+    """Takes over what the journal holds: runs that had not ended are lost, jobs that had not ended wait."""
     journal, decider = execution.journal, execution.decider
     reports = journal.reports()
     if (known := journal.meta().get(EXCHANGES)) is not None:
@@ -61,8 +58,8 @@ def resume(execution: Execution, now_s: float) -> None:
         job.state, job.reason, job.losses = row.state, row.reason, row.losses  # type: ignore[assignment]
         if row.job in reports:
             seen = reports[row.job]
-            statistics = seen.pop("statistics")
-            job.seen = Seen(**seen, statistics=None if statistics is None else (statistics[0], statistics[1]))
+            job.seen = Seen(**{name: seen[name] for name in Seen.__slots__ if name in seen})
+            job.seen.statistics = seen["statistics"] and tuple(seen["statistics"])
         job.seen.best_step = max(job.seen.best_step, row.best_step)
         execution.next_job = max(execution.next_job, row.job + 1)
     for run in journal.runs():
@@ -75,7 +72,7 @@ def resume(execution: Execution, now_s: float) -> None:
                 journal.fact(now_s, kind, run.job, gpus_in(run.placement), reason=reason)
         execution.jobs[run.job].run = run.run
     journal.commit()
-    for each in compare(execution, now_s):
+    for each in adopt(execution, now_s):
         print(each, file=sys.stderr)
     _restore_service(execution)
     for job in execution.jobs.values():

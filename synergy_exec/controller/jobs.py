@@ -19,35 +19,9 @@ from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 from synergy_core.scheduling.reasons import Stopped
+from synergy_exec.controller.journal import ENDED
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import Filed
-
-# A job's losses, in few enough points to be drawn small, whatever the number of reports.
-
-
-MOST_POINTS = 64
-
-
-class Curve:
-    """Losses at even distances, the first to the last; the distance doubles when there would be too many."""
-
-    __slots__ = ("_every", "_seen", "points")
-
-    def __init__(self) -> None:
-        self.points: list[float] = []
-        self._every, self._seen = 1, 0
-
-    def add(self, loss: float) -> None:
-        """One more; what is no number is passed over."""
-        if not math.isfinite(loss):
-            return
-        if self._seen % self._every == 0:
-            self.points.append(loss)
-        self._seen += 1
-        if len(self.points) > MOST_POINTS:
-            self.points = self.points[::2]
-            self._every *= 2
-
 
 # What the exchange of each model's gradients may be: known once a worker has said what the model's layers are.
 
@@ -141,7 +115,6 @@ class ModelExchanges:
 
 State = Literal["waiting", "starting", "running", "stopping", "done", "failed", "cancelled"]
 STATES: tuple[State, ...] = get_args(State)
-ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
 
 
 @dataclass(slots=True)
@@ -149,8 +122,7 @@ class Seen:
     """What a job last reported; `best_step` is the furthest step of any run.
 
     saved: as it stands on disk: steps, samples, work. note: what it last noted. spared_micro_batch: the most since
-    memory ran out; fitting_micro_batch: the most that fits in memory by what reports said of it; 0: nothing is known.
-    unused: some parameters have no part in some steps.
+    memory ran out; 0: it never did. unused: some parameters have no part in some steps.
     """
 
     step: int = 0
@@ -164,7 +136,6 @@ class Seen:
     saved: tuple[int, int, float] = (0, 0, 0.0)
     note: str = ""
     spared_micro_batch: int = 0
-    fitting_micro_batch: int = 0
     unused: bool = False
 
     def values(self) -> dict[str, Any]:
@@ -184,31 +155,9 @@ class ExecutedJob(Job):
     for how long it had run before.
     stopped_for: why it was last stopped before its end, None if it never was.
     row: of the workload, None if it came over the API. queued: whether the scheduler has been told that it waits.
-    exchange: what the exchange of its gradients may be; None where nobody is to compress them. curve: its losses as
-    this controller heard of them. moved_s: when it was last submitted, launched, heard of a step of, or ended.
+    exchange: what the exchange of its gradients may be; None where nobody is to compress them.
+    moved_s: when it was last submitted, launched, heard of a step of, or ended.
     """
-
-    __slots__ = (
-        "curve",
-        "exchange",
-        "file",
-        "hung_step",
-        "launched_s",
-        "losses",
-        "lost_s",
-        "moved_s",
-        "name",
-        "queued",
-        "ran_s",
-        "reason",
-        "row",
-        "run",
-        "seen",
-        "state",
-        "stopped_for",
-        "trials",
-        "uuid",
-    )
 
     def __init__(
         self,
@@ -253,7 +202,6 @@ class ExecutedJob(Job):
         self.uuid = uuid
         self.queued = False
         self.seen = Seen()
-        self.curve = Curve()
         self.moved_s = submit_time_s
 
     def may_exchange(self, exchange: ModelExchange) -> None:

@@ -30,7 +30,7 @@ from synergy_exec.messages import (
 )
 from synergy_exec.nodes.agents import AgentLink, Agents
 from synergy_exec.nodes.listening import Listener, listening
-from synergy_exec.nodes.runs import Dropped, Left, Run, Runs
+from synergy_exec.nodes.runs import Run, Runs
 from synergy_exec.settings import Settings
 
 
@@ -255,9 +255,9 @@ class Testbed(Listener):
         self.agents.say(self._runs.outbox)
         for each in self._runs.happened:
             mine = self._mine[each.run.number]
-            if isinstance(each, Left) and not mine.left.done():
+            if each.what == "left" and not mine.left.done():
                 mine.left.set_result((each.outcome, each.reason))
-            elif isinstance(each, Dropped):
+            elif each.what == "dropped":
                 mine.lose("it was told to leave before it began")
         self._runs.happened.clear()
 

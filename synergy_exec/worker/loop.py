@@ -38,9 +38,8 @@ from synergy_exec.training.trainer import StepResult, Trainer
 from synergy_exec.wire import cut_to_lines
 from synergy_exec.worker import processes, resources
 from synergy_exec.worker.agreement import LOOK_S, HeardOrders, Wishes, agree
-from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.saves import Saves
-from synergy_exec.worker.start import AgentConnection, Start
+from synergy_exec.worker.start import AgentConnection, Pulse, Start
 
 WARM_UP_STEPS = 3
 """Steps left out after a start or a change of batch: compilation, memory allocation, DDP's rebuilt buckets."""
@@ -172,7 +171,7 @@ class Observers:
 
     def _beat(self) -> None:
         """What the job does takes as long as it takes; the loop's next beat is a step's again."""
-        self._pulse.beat(self._launch.start_s, patient=True)
+        self._pulse.beat(self._launch.start_s)
 
 
 def _plain(name: str) -> str:
@@ -435,7 +434,7 @@ class Loop:
     def _hold(self) -> None:
         """Waits for the next order or for a stop."""
         while self._orders.count <= self._orders.done and not self._wishes().stop:
-            self._pulse.beat(self._launch.start_s, patient=True)
+            self._pulse.beat(self._launch.start_s)
             time.sleep(LOOK_S)
         self._beat()
 
@@ -526,7 +525,7 @@ class Loop:
 
     def _await_data(self, waiting: bool) -> None:
         if waiting:
-            self._pulse.beat(self._launch.start_s, patient=True)
+            self._pulse.beat(self._launch.start_s)
         else:
             self._beat()
 

@@ -42,9 +42,8 @@ from synergy_exec.worker import resources
 from synergy_exec.worker.agreement import LOOK_S, HeardOrders
 from synergy_exec.worker.loop import Loop
 from synergy_exec.worker.network import talk_over
-from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.saves import UnsavedError
-from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Start, see_only
+from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Pulse, Start, see_only
 
 # Every scheme is imported with this module, so before ranks are forked.
 kinds()
@@ -132,10 +131,9 @@ def run(start: Start, descriptors: Descriptors) -> int:
                 rank=start.rank,
                 reason=sentence(start.rank, rank.doing, error),
                 from_peers=echo,
-                unsaved=isinstance(error, UnsavedError | FencedError) or disk_full(error),
+                unsaved=isinstance(error, UnsavedError | FencedError) or disk_full(error) or broken_device(error),
                 out_of_memory=out_of_memory(error),
                 unused=isinstance(error, UnusedParametersError),
-                broken_device=broken_device(error),
             )
         )
         # The rank that failed by itself says why.
@@ -284,7 +282,7 @@ class Rank:
         self._beat()
 
     def _beat(self) -> None:
-        self._pulse.beat(self._start.launch.start_s, patient=True)
+        self._pulse.beat(self._start.launch.start_s)
 
     def _terminate(self, *_: object) -> None:
         self._stop = True

@@ -11,7 +11,7 @@ from synergy_exec.messages import Launch, Saved
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.trainer import Trainer
-from synergy_exec.worker.pulse import Pulse
+from synergy_exec.worker.start import Pulse
 
 AGAIN_S = 15.0
 """From a checkpoint that could not be written to the next try, at most; nor longer than from one to the next."""
@@ -51,7 +51,7 @@ class Saves:
 
     def later(self, progress: Progress) -> None:
         """Copies everything, and writes it while training goes on."""
-        self._pulse.beat(self._launch.start_s, patient=True)
+        self._pulse.beat(self._launch.start_s)
         began = time.monotonic()
         self._wait()
         try:
@@ -71,7 +71,7 @@ class Saves:
 
     def finish(self, progress: Progress) -> None:
         """Saves, unless every step done is on disk already. Raises UnsavedError where the disk refuses to the last."""
-        self._pulse.beat(self._launch.start_s, patient=True)
+        self._pulse.beat(self._launch.start_s)
         self._wait()
         for left in reversed(range(LAST_TRIES)):
             if progress.step <= self._saved_step:

@@ -21,8 +21,7 @@ from typing import Any
 from synergy_core.errors import InputError
 from synergy_exec.messages import PAUSED, Failure, MeansToLeave, Report, Started, Stop
 from synergy_exec.worker import processes
-from synergy_exec.worker.pulse import Pulse
-from synergy_exec.worker.start import FAILED, AgentConnection, Descriptors, Start, see_only
+from synergy_exec.worker.start import FAILED, AgentConnection, Descriptors, Pulse, Start, see_only
 from synergy_runs.files import atomic_file
 
 PROGRESS = "progress.json"

@@ -32,7 +32,8 @@ def filled(path):
     journal.decided_run(0, 0, 1.0, ((0, 1), (1, 2)), {"data": 2})
     journal.launched(0)
     journal.fact(1.0, int(Kind.START), 0, 2, ((0, 1), (1, 2)))
-    journal.decision(1.0, 0.01, (1, 0, 1, 0, 2), (float("nan"), 3.0))
+    counts = {"started": 1, "stopped": 0, "running": 1, "queued": 0, "gpus_used": 2}
+    journal.decision(time_s=1.0, decision_s=0.01, **counts, objective=float("nan"), bound=3.0)
     journal.reported(0, {"step": 3})
     journal.observed(0, Observation("cpu", 1, 1, 32, 0.1, 0.01))
     journal.observed(0, Observation("cpu", 1, 1, 32, 0.2, 0.01))
@@ -110,12 +111,8 @@ def test_damaged_foreign_and_newer_files_are_refused(tmp_path):
         refuses(says, Journal, tmp_path / name)
 
 
-def test_a_disk_that_refuses_is_said_in_a_sentence(tmp_path):
+def test_a_disk_that_refuses_is_said_in_a_sentence():
     refuses("journal cannot be used", Journal, Path("/proc/nowhere/j"))
-    journal = filled(tmp_path / "j")
-    journal._connection.execute("PRAGMA max_page_count=1")
-    journal.reported(1, {"filler": "x" * 100_000})
-    refuses("cannot be written", journal.commit)
 
 
 @pytest.mark.parametrize(("ids", "measured"), [("1-2", [False, True, True, False]), (None, [True] * 4)])
@@ -159,7 +156,8 @@ def test_a_disk_that_stays_full_ends_it_with_what_to_do(tmp_path, monkeypatch):
     journal = Journal(tmp_path / "journal.sqlite")
     monkeypatch.setattr("synergy_exec.controller.journal.time.sleep", lambda _: None)
     journal._connection.execute("PRAGMA max_page_count=1")
-    refuses("Free some space", journal.set_meta, "name", "x" * 100_000)
+    journal.set_meta("name", "x" * 100_000)
+    refuses("Free some space", journal.commit)
 
 
 # Damage, and the copy that takes a damaged journal's place

@@ -2,7 +2,6 @@
 
 import random
 import shutil
-import sqlite3
 
 import pytest
 from exec.pretended import FakeAgent, Stage, execution_of, file_of, refuses
@@ -34,14 +33,6 @@ def stage_of(execution, jobs=0):
 
 def states(execution):
     return {number: job.state for number, job in sorted(execution.jobs.items())}
-
-
-def changed(folder, *statements):
-    other = sqlite3.connect(folder / "journal.sqlite")
-    for each in statements:
-        other.execute(each)
-    other.commit()
-    other.close()
 
 
 def broken_off(folder, jobs=3):
@@ -134,59 +125,6 @@ def test_job_whose_number_has_foreign_checkpoints_does_not_train_on_them(tmp_pat
     assert not left.exists()
     assert (tmp_path / "jobs" / "0" / "given-up-1" / "checkpoints" / "step-00000009").is_dir()
     assert said(capsys)[1] == f"job 0 is new; what lay in its folder is in {tmp_path}/jobs/0/given-up-1 now"
-
-
-def test_swapped_folders_fail_both_jobs_until_they_are_back(tmp_path, capsys):
-    uuids = broken_off(tmp_path)
-    jobs = tmp_path / "jobs"
-
-    def swap():
-        (jobs / "0").rename(jobs / "aside")
-        (jobs / "1").rename(jobs / "0")
-        (jobs / "aside").rename(jobs / "1")
-
-    swap()
-    execution = begun(tmp_path)
-    assert states(execution) == {0: "failed", 1: "failed", 2: "waiting"}
-    told = said(capsys)[0]
-    for fact in (f"job 0 (j0): {jobs}/0", uuids[1], uuids[0], f"retry 0 --dir {tmp_path}", "--from-start"):
-        assert fact in told
-    refuses("is another job's", retry, execution, execution.jobs[0], 2.0, from_start=False)
-    swap()
-    retry(execution, execution.jobs[0], 2.0, from_start=False)
-    swap()
-    retry(execution, execution.jobs[1], 2.0, from_start=True)
-    assert states(execution) == dict.fromkeys(range(3), "waiting")
-    assert (jobs / "1" / "given-up-1" / "checkpoints" / "step-00000005").is_dir()
-    assert job_folder.described(jobs / "1").uuid == uuids[1]
-
-
-def test_job_whose_checkpoints_are_gone_does_not_begin_again_unasked(tmp_path, capsys):
-    broken_off(tmp_path)
-    shutil.rmtree(tmp_path / "jobs" / "0")
-    shutil.rmtree(tmp_path / "jobs" / "1" / "checkpoints" / "step-00000005")
-    execution = begun(tmp_path)
-    assert states(execution) == {0: "failed", 1: "failed", 2: "waiting"}
-    for number, sentence in enumerate(said(capsys)):
-        assert sentence.startswith(f"job {number} (j{number}): step 5 had been saved")
-        assert f"python -m synergy_exec retry {number} --dir {tmp_path}; " in sentence
-    refuses("step 5 had been saved", retry, execution, execution.jobs[0], 2.0, from_start=False)
-    retry(execution, execution.jobs[0], 2.0, from_start=True)
-    assert (states(execution)[0], execution.jobs[0].seen.saved[0]) == ("waiting", 0)
-    execution.journal.close()
-    assert begun(tmp_path).jobs[0].seen.saved[0] == 0
-
-
-def test_folder_of_an_ended_job_that_is_gone_is_said_once(tmp_path, capsys):
-    broken_off(tmp_path)
-    execution = begun(tmp_path)
-    execution.cancel(execution.jobs[2], 3.0)
-    execution.journal.close()
-    shutil.rmtree(tmp_path / "jobs" / "2")
-    begun(tmp_path).journal.close()
-    assert said(capsys) == [f"job 2 (j2) is cancelled; its folder {tmp_path}/jobs/2 is gone."]
-    begun(tmp_path)
-    assert said(capsys) == []
 
 
 # What a worker does by itself

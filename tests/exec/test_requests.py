@@ -221,14 +221,14 @@ def test_what_users_write_moves_no_cursor(monkeypatch, capsys):
     texts = {"name": f"n{ESCAPES}", "note": "", "reason": f"rank 0: ValueError: {ESCAPES}\nline 2\rjob 7 done"}
     numbers = dict.fromkeys(("job", "slots", "slots_asked", "step", "work", "restarts"), 0)
     known = {"state": "failed", "plan": None, "compressor": None, "batch": None, "loss": None, "work_total": 1.0}
-    aside = {"aside": [[0, 1, f"workers died on it, {ESCAPES}"]]}
+    aside = {"aside": [f"node 0 is not used, {ESCAPES}"]}
     answers = {"/jobs": [{**texts, **numbers, **known}], "/state?most=0": aside}
     monkeypatch.setattr(Client, "ask", lambda self, method, path: answers[path])
     list_jobs(argparse.Namespace(json=False), Client("http://nowhere", ""))
     said = capsys.readouterr().out
     assert all(each.isprintable() for each in said.split("\n"))
     assert r"rank 0: ValueError: \x1b]0;owned\x07\x1b[2J" in said
-    assert "node 0, slot 1 is set aside: workers died on it" in said
+    assert "node 0 is not used" in said
 
 
 BILLION = "{a: &a [x,x,x,x,x,x,x,x,x,x]"

@@ -23,7 +23,7 @@ from synergy_exec.recorded import steps_of
 from synergy_exec.wire import cut_to_lines, decode, encode, whole_lines
 from synergy_exec.worker.loop import LEEWAY_S, WARM_UP_STEPS, WINDOW_STEPS, Pace, StepClock, StepMedians, StepsFile
 from synergy_exec.worker.rank import broken_device, from_peers, out_of_memory, sentence
-from synergy_exec.worker.start import AgentConnection, Start, see_only
+from synergy_exec.worker.start import AgentConnection, see_only
 
 # Orders
 
@@ -47,8 +47,6 @@ def test_messages_are_read_as_written_older_ones_too_and_odd_ones_refused():
     launch = launch_of(arguments={"x": [1]}, plan=Plan(data=2), slots=[0, 1], world=2, share=Share(1.5, 2e9))
     reshare = Reshare(run=1, share=Share(0.5, 0.0))
     assert [decode(encode(each)) for each in (launch, reshare)] == [launch, reshare]
-    start = Start(launch=launch, rank=1, cores=(0, 2), cpus=1.5, gpu=None, launched_s=1.5)
-    assert Start.parse(start.text()) == start
     older = encode(launch).replace(',"share":[1.5,2000000000.0]', "")
     assert '"share"' not in older
     found = decode(older)
