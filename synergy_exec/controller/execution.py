@@ -421,6 +421,8 @@ class Execution:
     def _lost(self, job: ExecutedJob, what: Happened, now_s: float) -> str:
         """A run of the job was lost; what says that it is lost again and again by its own fault, "" if it is not."""
         run = what.run
+        if run.excused:
+            return ""
         if not run.agent_lost and (said := self.decider.refused(job, run.placed, run.plan, what.reason)):
             self._note(job, said)
             return ""

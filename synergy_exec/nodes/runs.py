@@ -43,7 +43,8 @@ class Run:
     """A job on fixed slots. stage: how far it is; stopping: it was told to leave, or is being killed.
 
     share: what each of its slots brings of its node's CPUs and memory, None where nobody looks at them. said: what
-    each node's agent has said of its end; agent_lost: one was lost before it could. store: where its ranks meet who
+    each node's agent has said of its end; agent_lost: one was lost before it could; excused: while other runs were on
+    its node, too, any of which may have been the cause. store: where its ranks meet who
     are on several nodes. hung: as `messages.Ended` has it. rebuild: an order that it waits for when it is launched.
     """
 
@@ -58,6 +59,7 @@ class Run:
     store: tuple[str, int] = ("", 0)
     said: dict[int, tuple[Outcome, str]] = field(default_factory=dict)
     agent_lost: bool = False
+    excused: bool = False
     hung: bool = False
     rebuild: Rebuild | None = None
 
@@ -179,13 +181,12 @@ class Runs:
     def agent_left(self, node: int) -> None:
         """An agent is gone, and with it everything that ran on its node: those runs are lost."""
         self.connected.discard(node)
-        for run in list(self.runs.values()):
-            if node not in run.nodes or run.stage == "waiting":
-                continue
+        there = [run for run in self.runs.values() if node in run.nodes and run.stage != "waiting"]
+        for run in there:
             if run.stage == "reserving":
                 self._back_to_waiting(run)
             elif node not in run.said:
-                run.agent_lost = True
+                run.agent_lost, run.excused = True, len(there) > 1
                 self._part_ended(run, node, "lost", f"the agent of node {node} was lost")
         self._launch_waiting()
 
