@@ -253,9 +253,9 @@ class Started(Message):
     samples: int
     work: float
     launch_s: float
-    build_s: float
-    load_s: float
-    first_step_s: float
+    build_s: float = 0.0
+    load_s: float = 0.0
+    first_step_s: float = 0.0
     layers: list[tuple[str, int, int]] = field(default_factory=list)
     codecs: dict[str, list[float]] = field(default_factory=dict)
     copy: int = 0
@@ -288,11 +288,11 @@ class Report(Message):
     micro_batch: int
     accumulation: int
     step_s: float
-    sync_s: float
+    sync_s: float = 0.0
     steps: int
-    grad_sqr: float
-    grad_var: float
-    memory_bytes: int
+    grad_sqr: float = 0.0
+    grad_var: float = 0.0
+    memory_bytes: int = 0
     memory_limit_bytes: int = 0
     waited_s: float = 0.0
     cpu_s: float = 0.0

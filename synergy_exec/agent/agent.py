@@ -250,7 +250,6 @@ class Agent:
             run.tell(message)
 
     async def _end_runs(self) -> None:
-        """Stops every run with a checkpoint, and kills those that take too long."""
         for number, run in self._runs.items():
             run.tell(Stop(run=number))
         if self._tasks:

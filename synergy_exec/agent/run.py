@@ -177,7 +177,6 @@ class NodeRun:
             worker.tell(message)
 
     def grant(self, rank: int, grant: CoreGrant) -> None:
-        """Other cores for a rank, at once."""
         self._grants[rank] = grant
         self._say(self._granted(rank))
         if rank in self._workers:
@@ -198,7 +197,6 @@ class NodeRun:
             worker.tell(self._granted(rank))
 
     def kill(self, reason: str) -> None:
-        """Ends every worker at once."""
         self._kill(reason)
 
     def _tell_end(self) -> None:

@@ -142,7 +142,6 @@ class Api:
         self._controller = controller
 
     async def jobs(self, _: web.Request) -> web.Response:
-        """All jobs."""
         return web.json_response(self._listed(self._execution().jobs.values()))
 
     async def submit(self, request: web.Request) -> web.Response:
@@ -229,7 +228,6 @@ class Api:
         return web.json_response(answer, status=200 if ok else 503)
 
     async def metrics(self, _: web.Request) -> web.Response:
-        """For Prometheus."""
         controller = self._controller
         text = metrics(controller.agents, controller.execution, controller.now_s())
         return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
@@ -252,7 +250,6 @@ class Api:
         return self._controller.execution
 
     def _job_of(self, request: web.Request) -> ExecutedJob:
-        """The job that a request's path names. Raises InputError."""
         wanted = request.match_info["job"]
         job = named(self._execution().jobs, wanted)
         if job is None:

@@ -245,7 +245,6 @@ class Controller:
             print(f"an agent of an earlier controller, process {pid}, had to be killed", file=sys.stderr)
 
     def _announce(self, meeting: Meeting) -> None:
-        """Writes the file by which commands find this controller."""
         me = {"url": meeting.url, "host": socket.gethostname(), "pid": os.getpid()}
         with atomic_file(self.folder / "controller.json") as partial:
             partial.touch(mode=0o600)
@@ -354,7 +353,6 @@ class Controller:
             back_up(self.folder)
 
     async def _back_up(self) -> None:
-        """Copies the journal once a minute if it has changed."""
         copied = -1
         while True:
             if (changes := self._journal.changes) != copied:
@@ -378,7 +376,6 @@ class Controller:
                         learning.found(file, await find.candidates(file, learning.sizes(file)))
 
     def changed(self) -> None:
-        """A job came, or was cancelled."""
         self._something.set()
         self._flush()
 
@@ -397,7 +394,6 @@ class Controller:
     # Ending
 
     def fail(self, error: Exception) -> None:
-        """Ends the run with this error."""
         if not self._over.done():
             self._over.set_exception(error)
 
@@ -427,7 +423,6 @@ class Controller:
         return task
 
     async def _leave(self) -> None:
-        """Agents save and leave, then everything that was started is ended."""
         self.closing = True
         for task in list(self._tasks):
             task.cancel()

@@ -214,13 +214,11 @@ class Decider:
         return said
 
     def arrive(self, job: ExecutedJob) -> None:
-        """A job was submitted."""
         self.active[job.job_id] = job
         job.queued = True
         self.scheduler.arrive(job)
 
     def finish(self, job: ExecutedJob, now_s: float) -> None:
-        """A job has ended, wherever it was."""
         del self.active[job.job_id]
         for known in (self.plans, self._placed, self._carried):
             known.pop(job.job_id, None)
@@ -232,7 +230,6 @@ class Decider:
             self.scheduler.finish(job, now_s)
 
     def requeue(self, job: ExecutedJob) -> None:
-        """A stopped job has left its slots, and waits."""
         job.queued = True
         self.scheduler.requeue(job)
 

@@ -181,12 +181,10 @@ class Execution:
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to decide."""
         return bool(self.decider.active)
 
     @property
     def idle(self) -> bool:
-        """Whether every job has ended, and left."""
         return not self.decider.active and not self.runs.runs
 
     def decide(self, now_s: float) -> Orders:
@@ -243,7 +241,6 @@ class Execution:
         return answer
 
     def _reshared(self) -> list[tuple[int, Share]]:
-        """Runs that go on with another share than they have, and which."""
         now = ((run, self.jobs[run.job]) for run in self.runs.runs.values() if not run.stopping)
         return [
             (run.number, job.share)
@@ -258,17 +255,14 @@ class Execution:
             recall(self.decider.active, self.journal.observations())
 
     def agent_came(self, node: int, now_s: float) -> None:
-        """An agent is there."""
         self.runs.agent_came(node)
         self._settle(now_s)
 
     def agent_left(self, node: int, now_s: float) -> None:
-        """An agent is gone."""
         self.runs.agent_left(node)
         self._settle(now_s)
 
     def heard(self, node: int, message: Message, now_s: float) -> None:
-        """One message of an agent."""
         run = self.runs.runs.get(getattr(message, "run", -1))
         if run is not None and node in run.nodes:
             self._learn(self.jobs[run.job], run, message, now_s)
@@ -412,7 +406,6 @@ class Execution:
         return f"\n{stack.strip()[:MOST_STACK]}" if found else ""
 
     def end_overdue(self, now_s: float) -> None:
-        """Ends jobs that have run for the `max_seconds` of their job files."""
         for job in list(self.decider.active.values()):
             if 0 < job.file.max_seconds <= job.ran_seconds(now_s):
                 self._end(job, "failed", f"it has run for max_seconds={job.file.max_seconds:g}", now_s)
@@ -435,7 +428,6 @@ class Execution:
                 self.decider.requeue(job)
 
     def _end(self, job: ExecutedJob, state: Any, reason: str, now_s: float) -> None:
-        """The job is over, whatever is still there of it."""
         job.state, job.reason, job.moved_s = state, reason, now_s
         self._journal_job(job)
         self.journal.commit()
@@ -449,7 +441,6 @@ class Execution:
         self.journal.job_is(job.job_id, state, job.reason, job.losses, job.seen.best_step)
 
     def folder_of(self, job: ExecutedJob) -> Path:
-        """Where the job's files lie."""
         return self.jobs_folder / str(job.job_id)
 
     def _launch_of(self, run: Run) -> Launch:

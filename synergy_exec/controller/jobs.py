@@ -66,15 +66,12 @@ class ModelExchanges:
         self._nothing = before_layers(mode)
 
     def lacks_layers(self, application: str) -> bool:
-        """Whether a worker of that model is to say what its layers are."""
         return self._mode != "none" and application not in self._layers
 
     def lacks_codecs(self, gpu_type: str) -> bool:
-        """Whether a worker there is to measure how fast gradients are encoded."""
         return self._mode != "none" and gpu_type not in self._codecs
 
     def learn_layers(self, application: str, layers: Layers) -> None:
-        """What a model's parameters are."""
         self._layers[application] = [(name, rows, columns) for name, rows, columns in layers]
 
     def learn_codecs(self, gpu_type: str, speeds: Mapping[str, Sequence[float]]) -> None:
@@ -106,7 +103,6 @@ class ModelExchanges:
         return {"layers": dict(self._layers), "codecs": codecs}
 
     def restore(self, known: Mapping[str, Any]) -> None:
-        """What was known when an earlier controller ended."""
         for application, layers in known["layers"].items():
             self.learn_layers(application, layers)
         for gpu_type, speeds in known["codecs"].items():
@@ -146,18 +142,26 @@ class Seen:
 class ExecutedJob(Job):
     """A job of the executor.
 
-    state: what is being done about it; running and stopping mean that workers exist, or may.
+    state: what is being done about it; running and stopping mean that workers exist, or may. reason: why it failed.
+    stopped_for: why it was last stopped before its end. queued: whether the scheduler has been told that it waits.
 
-    file: what was submitted. reason: why it failed. run: the number of its present or last run, −1 before the first.
-    losses: runs lost in a row without a step of progress; lost_s: when runs were lost, within the last hour. trials:
-    how often it was restarted for a plan that nobody had tried. uuid: by which its folder and checkpoints are known.
-    hung_step: the step at which its last run hung, −1 for none. launched_s: when its present run was launched; ran_s:
-    for how long it had run before.
-    stopped_for: why it was last stopped before its end, None if it never was.
-    row: of the workload, None if it came over the API. queued: whether the scheduler has been told that it waits.
-    exchange: what the exchange of its gradients may be; None where nobody is to compress them.
-    moved_s: when it was last submitted, launched, heard of a step of, or ended.
+    file: what was submitted. uuid: by which its folder and checkpoints are known. row: of the workload, None if it came
+    over the API. exchange: what the exchange of its gradients may be; None where nobody is to compress them.
+    run: the number of its present or last run, −1 before the first. launched_s: when its present run was launched;
+    ran_s: for how long it had run before. moved_s: when it was last submitted, launched, heard of a step of, or ended.
+    losses: runs lost in a row without a step of progress; lost_s: when runs were lost, within the last hour.
+    hung_step: the step at which its last run hung, −1 for none.
+    trials: how often it was restarted for a plan that nobody had tried.
     """
+
+    state: State = "waiting"
+    reason = ""
+    stopped_for: Stopped | None = None
+    queued = False
+    exchange: ModelExchange | None = None
+    run, hung_step = -1, -1
+    launched_s, ran_s = math.inf, 0.0
+    losses, trials = 0, 0
 
     def __init__(
         self,
@@ -183,24 +187,11 @@ class ExecutedJob(Job):
             estimate_s=estimate_s,
             priority=file.priority,
         )
-        self.name = name
-        self.file = file
+        self.name, self.file, self.row, self.uuid = name, file, row, uuid
         self.spec = spec_of(file, gpu_types, restart_s, profile)
-        self.exchange: ModelExchange | None = None
         if exchange is not None:
             self.may_exchange(exchange)
-        self.row = row
-        self.state: State = "waiting"
-        self.reason = ""
-        self.stopped_for: Stopped | None = None
-        self.run = -1
-        self.trials = 0
-        self.hung_step = -1
-        self.launched_s, self.ran_s = math.inf, 0.0
-        self.losses = 0
         self.lost_s: list[float] = []
-        self.uuid = uuid
-        self.queued = False
         self.seen = Seen()
         self.moved_s = submit_time_s
 
@@ -233,17 +224,14 @@ class ExecutedJob(Job):
         return (gain(batch / self.file.initial_batch, *known) if known else 1.0) / seen.step_s
 
     def ran_seconds(self, now_s: float) -> float:
-        """Seconds that the job has run, in all its runs together."""
         return self.ran_s + max(0.0, now_s - self.launched_s)
 
     @property
     def filed(self) -> Filed:
-        """What its folder is to say of it."""
         return Filed(self.job_id, self.uuid, self.name, self.submit_time_s, self.row, self.file)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to it."""
         return self.state in ENDED
 
 

@@ -54,12 +54,10 @@ class JobRow(NamedTuple):
 
     @property
     def job_file(self) -> JobFile:
-        """The job file that was submitted."""
         return JobFile.of_values(self.file)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to it."""
         return self.state in ENDED
 
 
@@ -139,7 +137,6 @@ class Journal:
         self._reported: dict[int, dict[str, Any]] = {}
 
     def close(self) -> None:
-        """Commits and closes."""
         self.commit()
         self._connection.close()
 
@@ -190,7 +187,6 @@ class Journal:
 
     @property
     def changes(self) -> int:
-        """Rows that were written since it was opened."""
         return self._connection.total_changes
 
     # What is recorded; nothing is on disk before `commit`
@@ -252,7 +248,6 @@ class Journal:
         self._reported[job] = progress
 
     def observed(self, job: int, seen: Observation) -> None:
-        """Records a step time; the first of a job on a shape stands."""
         self._insert("observations", {"job": job, **seen._asdict()})
 
     def agent(self, node: int, host: str, pid: int, began: int) -> None:
@@ -314,7 +309,6 @@ class Journal:
         return log
 
     def decisions(self) -> DecisionLog:
-        """All decisions, as the simulator logs them."""
         log = DecisionLog()
         columns = ("time_s", "decision_s", "started", "stopped", "running", "queued", "gpus_used", "objective", "bound")
         for *row, objective, bound in self._rows("decisions", columns, "serial"):

@@ -172,7 +172,6 @@ class Agents:
         return len(self._lost_s[node])
 
     async def connection(self, request: web.Request) -> web.WebSocketResponse:
-        """An agent's connection, from its hello to its end."""
         channel = web.WebSocketResponse(autoping=False, max_msg_size=MAX_MESSAGE_BYTES)
         await channel.prepare(request)
         ear = Ear(channel)
@@ -213,7 +212,6 @@ class Agents:
         return channel
 
     def _check(self, hello: Hello) -> None:
-        """Raises InputError for an agent that is not expected."""
         known = self._known.get(hello.node)
         if not 0 <= hello.node < self.backend.nodes:
             raise InputError(f"node {hello.node}: expected 0 to {self.backend.nodes - 1}.")
@@ -233,7 +231,6 @@ class Agents:
             self._all_there.set()
 
     def there(self) -> dict[int, Hello]:
-        """The agents that are connected, by the cluster's numbers of their nodes."""
         return {self._order.index(node): link.hello for node, link in self.links.items()}
 
     def away(self) -> set[int]:

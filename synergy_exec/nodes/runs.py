@@ -65,12 +65,10 @@ class Run:
 
     @property
     def nodes(self) -> list[int]:
-        """Its nodes, in order of their ranks."""
         return [node for node, _ in self.placed]
 
     @property
     def slots(self) -> set[Slot]:
-        """All of its slots."""
         return {(node, slot) for node, mask in self.placed for slot in _bits(mask)}
 
 
@@ -168,13 +166,11 @@ class Runs:
                     self._send(node, message)
 
     def of_job(self, job: int) -> Run | None:
-        """The newest run of a job that has not ended."""
         return max((run for run in self.runs.values() if run.job == job), key=lambda run: run.number, default=None)
 
     # What agents say
 
     def agent_came(self, node: int) -> None:
-        """An agent is there, and runs nothing yet."""
         self.connected.add(node)
         self._launch_waiting()
 

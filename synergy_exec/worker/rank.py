@@ -39,10 +39,8 @@ from synergy_exec.training.shelf import Desk, FencedError
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import resources
-from synergy_exec.worker.agreement import LOOK_S, HeardOrders
-from synergy_exec.worker.loop import Loop
+from synergy_exec.worker.loop import LOOK_S, HeardOrders, Loop, UnsavedError
 from synergy_exec.worker.network import talk_over
-from synergy_exec.worker.saves import UnsavedError
 from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Pulse, Start, see_only
 
 # Every scheme is imported with this module, so before ranks are forked.
@@ -166,7 +164,6 @@ class Rank:
         return self._loop.doing if self._loop else self._doing
 
     def train(self, descriptors: Descriptors) -> int:
-        """Trains until done or stopped; returns the exit code."""
         signal.signal(signal.SIGTERM, self._terminate)
         # A hung rank shows where it stands before it is killed.
         faulthandler.register(signal.SIGUSR1)
@@ -240,7 +237,6 @@ class Rank:
             step=progress.step,
             samples=progress.samples,
             work=progress.work,
-            first_step_s=0.0,
             launch_s=launched_s,
             build_s=build_s,
             load_s=load_s,
@@ -328,7 +324,6 @@ class Rank:
         return max(timedelta(seconds=self._start.launch.start_s), LONGEST_WAIT)
 
     def _meet(self, start: Start, process: Process) -> None:
-        """Makes the process group of this copy's ranks."""
         if process.store is None or start.launch.world == 1:
             return
         self._now("meeting the other ranks")

@@ -141,7 +141,6 @@ class Pulse:
 
     @staticmethod
     def create() -> int:
-        """The descriptor of new shared memory."""
         descriptor = os.memfd_create("pulse")
         os.ftruncate(descriptor, Pulse._FORM.size)
         return descriptor
@@ -157,7 +156,6 @@ class Pulse:
         return silence_s if silence_s > allowed_s else 0.0
 
     def answer(self) -> None:
-        """The agent says: alive."""
         struct.pack_into("d", self._memory, 16, time.monotonic())
 
     def unanswered_s(self) -> float:
@@ -173,11 +171,9 @@ class AgentConnection:
         self._unread = b""
 
     def say(self, message: Message) -> None:
-        """Sends a message to the agent."""
         self._socket.sendall(encode(message).encode() + b"\n")
 
     def heard(self) -> list[Stop | Retune | Rebuild | Granted]:
-        """What the agent has said since the last call."""
         while True:
             try:
                 received = self._socket.recv(4096, socket.MSG_DONTWAIT)

@@ -29,7 +29,7 @@ from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
-from synergy_exec.worker.loop import StepsFile
+from synergy_exec.worker.steps import StepsFile
 from synergy_runs.facts import Kind
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"

@@ -21,9 +21,9 @@ from synergy_exec.backends import local
 from synergy_exec.messages import Kill, Launch, Reshare, Retune, Stop
 from synergy_exec.recorded import steps_of
 from synergy_exec.wire import cut_to_lines, decode, encode, whole_lines
-from synergy_exec.worker.loop import LEEWAY_S, WARM_UP_STEPS, WINDOW_STEPS, Pace, StepClock, StepMedians, StepsFile
 from synergy_exec.worker.rank import broken_device, from_peers, out_of_memory, sentence
 from synergy_exec.worker.start import AgentConnection, see_only
+from synergy_exec.worker.steps import LEEWAY_S, WARM_UP_STEPS, WINDOW_STEPS, Pace, StepClock, StepMedians, StepsFile
 
 # Orders
 
