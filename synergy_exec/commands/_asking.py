@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from synergy_core.commands import Parser
 from synergy_exec.client import Client, client_for, running
-from synergy_exec.controller.reconcile import retry_in
+from synergy_exec.controller.journal import retry_in
 from synergy_exec.folders import lock, work_of
 from synergy_exec.job_file import read_job_file
 from synergy_exec.plain import plain, plain_lines

@@ -19,7 +19,7 @@ from aiohttp import web
 from synergy_core.errors import InputError
 from synergy_exec.controller.execution import Execution, shares
 from synergy_exec.controller.jobs import STATES, ExecutedJob
-from synergy_exec.controller.reconcile import named, retry
+from synergy_exec.controller.journal import named
 from synergy_exec.job_file import job_of
 from synergy_exec.nodes.agents import Agents
 from synergy_exec.nodes.listening import RefusedError
@@ -167,7 +167,7 @@ class Api:
         if values not in ({}, {"from_start": False}, {"from_start": True}):
             raise InputError('expected {"from_start": true}, or {} to go on from the last checkpoint.')
         job = self._job_of(request)
-        retry(self._execution(), job, self._controller.now_s(), from_start=values.get("from_start", False))
+        self._execution().retry(job, self._controller.now_s(), from_start=values.get("from_start", False))
         self._controller.changed()
         return web.json_response(self._listed([job])[0])
 

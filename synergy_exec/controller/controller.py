@@ -25,12 +25,12 @@ from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy, SharingPolicy
 from synergy_core.scheduling.reasons import Stopped
 from synergy_core.units import MB, on_grid
+from synergy_exec import job_folder
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.controller.api import PUBLIC, routes
 from synergy_exec.controller.execution import EXCHANGES, FINISH, START, STOP, Execution, check_asks, recall, with_quotas
 from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import BACKUP_S, Journal, back_up
-from synergy_exec.controller.reconcile import adopt
 from synergy_exec.job_file import MOST_BYTES, JobFile
 from synergy_exec.messages import Hello, Message
 from synergy_exec.nodes.agents import Agents
@@ -70,8 +70,13 @@ def resume(execution: Execution, now_s: float) -> None:
                 journal.fact(now_s, kind, run.job, gpus_in(run.placement), reason=reason)
         execution.jobs[run.job].run = run.run
     journal.commit()
-    for each in adopt(execution, now_s):
-        print(each, file=sys.stderr)
+    for number, folder in job_folder.folders(execution.folder).items():
+        # No number of a job or a run that has a folder or a log is given to another.
+        execution.next_job = max(execution.next_job, number + 1)
+        execution.next_run = max(execution.next_run, job_folder.newest_run(folder) + 1)
+        if number not in execution.jobs:
+            what = f"python -m synergy_exec export {folder} reads its weights; submit the job again to train it"
+            print(f"{folder}: the journal does not know this job. {what}.", file=sys.stderr)
     _restore_service(execution)
     for job in execution.jobs.values():
         if not job.ended:
@@ -177,11 +182,7 @@ class Controller:
         self.policy, self.arrivals = policy, arrivals
         self.settings, self.folder, self.profile = settings, folder, profile
         self.agents = Agents(
-            backend,
-            self,
-            at_once=settings.agents_per_hour,
-            patience_s=settings.nodes_s,
-            give_up=not settings.serve,
+            backend, self, at_once=settings.agents_per_hour, patience_s=settings.nodes_s, give_up=not settings.serve
         )
         self.execution: Execution | None = None
         self.interrupted = False

@@ -23,8 +23,8 @@ from synergy_core.policies import Policy, get_policy, policy_names
 from synergy_core.scheduling.reasons import Stopped
 from synergy_exec import job_folder
 from synergy_exec.controller.decider import Decider, Orders, lost_too_often, remedy
-from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges
-from synergy_exec.controller.journal import JobRow, Journal, Observation
+from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges, Seen
+from synergy_exec.controller.journal import JobRow, Journal, Observation, reopen
 from synergy_exec.controller.learning import Learning
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import freeze, kept_code
@@ -178,6 +178,20 @@ class Execution:
             raise InputError(f"job {job.name} has ended: {job.state}.")
         self._end(job, "cancelled", "cancelled by its user", now_s)
         self._settle(now_s)
+
+    def retry(self, job: ExecutedJob, now_s: float, *, from_start: bool) -> None:
+        """A job that had failed or was cancelled waits again; see `journal.reopen`. Raises InputError."""
+        if job.ended and self.runs.of_job(job.job_id) is not None:
+            raise InputError(f"job {job.name}: its last processes are leaving still; type it again in some seconds.")
+        reopen(self.journal, self.folder_of(job), job.job_id, job.name, job.state, from_start=from_start)
+        job.state, job.reason, job.losses, job.lost_s, job.hung_step = "waiting", "", 0, [], -1
+        if from_start:
+            # What was learned of the model stays true.
+            job.seen = Seen(spared_micro_batch=job.seen.spared_micro_batch, unused=job.seen.unused)
+        self.decider.back(job, now_s)
+        job.stands_at(*job.seen.saved)
+        if job.task is not None:
+            job.task.statistics = job.seen.statistics
 
     @property
     def active(self) -> bool:

@@ -17,10 +17,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from synergy_core.errors import InputError
+from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.record import Placed
+from synergy_exec import job_folder
 from synergy_exec.job_file import JobFile
 from synergy_runs.facts import DecisionLog, EventLog, Kind
 from synergy_runs.files import atomic_file
@@ -434,8 +435,8 @@ def restore_if_damaged(work: Path) -> None:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(copy.stat().st_mtime))
     print(
         f"{path}: the journal is damaged ({damage}) and put aside as {NAME}.damaged-{number}; its copy of {made} is "
-        "used. What happened since is forgotten: jobs that ended since go on from their last checkpoints, and jobs "
-        "submitted since are taken in from their folders as failed.",
+        "used. What happened since is forgotten: jobs that ended since go on from their last checkpoints, and what was "
+        "submitted since must be submitted again.",
         file=sys.stderr,
         flush=True,
     )
@@ -450,3 +451,65 @@ def _damage(path: Path) -> str:
     except (sqlite3.Error, UnicodeError) as error:
         return str(error)
     return ("" if tables else "it is empty") if found == "ok" else found.replace("\n", " ")
+
+
+# A job that had failed or was cancelled waits again: in a controller that runs, or in the journal of one that will.
+
+
+def reopen(journal: Journal, folder: Path, number: int, name: str, state: str, *, from_start: bool) -> None:
+    """The job in that folder waits, from its last checkpoint or from the start; it is in the journal then.
+
+    Raises InputError for a job that has not ended, or is done.
+    """
+    if state == "done":
+        raise InputError(f"job {name} is done; to train it anew, submit it again.")
+    if state not in ENDED:
+        raise InputError(f"job {name} has not ended; nothing keeps it from going on.")
+    if from_start and (aside := job_folder.give_up(folder)) is not None:
+        print(f"what job {number} had trained is in {aside} now", file=sys.stderr)
+    journal.job_waits_again(number, from_start=from_start)
+    journal.commit()
+
+
+def retry_in(work: Path, wanted: str, *, from_start: bool) -> JobRow:
+    """The same in the folder of a run that no controller has; returns the job as it was. Raises InputError."""
+    journal = Journal(work / NAME)
+    try:
+        jobs = {row.job: row for row in journal.jobs()}
+        row = named(jobs, wanted)
+        if row is None:
+            raise unknown("job", wanted, [each.name for each in jobs.values()])
+        reopen(journal, work / "jobs" / str(row.job), row.job, row.name, row.state, from_start=from_start)
+        # What was filed of the run is filed anew when this job has ended, too.
+        journal.set_meta("over", False)
+        journal.set_meta("written", False)
+    finally:
+        journal.close()
+    return row
+
+
+class Named(Protocol):
+    """A job, wherever it is kept."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+
+Kept = TypeVar("Kept", bound=Named)
+
+
+def named(jobs: Mapping[int, Kept], wanted: str) -> Kept | None:
+    """The job of that name, or number; None where there is none.
+
+    Of several of that name it is the one that has not ended. Raises InputError where that is none, or several.
+    """
+    found = {number: job for number, job in jobs.items() if job.name == wanted}
+    chosen = [job for job in found.values() if not job.ended or len(found) == 1]
+    if len(chosen) == 1:
+        return chosen[0]
+    if found:
+        raise InputError(f"{len(found)} jobs are called {wanted}; take a number: {', '.join(map(str, found))}.")
+    return next((job for number, job in jobs.items() if str(number) == wanted), None)

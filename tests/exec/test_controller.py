@@ -13,8 +13,7 @@ from synergy_core.planner.plan import Plan
 from synergy_core.scheduling.reasons import Stopped, Waiting
 from synergy_exec.controller.controller import resume
 from synergy_exec.controller.decider import fitting
-from synergy_exec.controller.journal import Journal
-from synergy_exec.controller.reconcile import retry, retry_in
+from synergy_exec.controller.journal import Journal, retry_in
 from synergy_exec.messages import LOST_PEERS, Ended, Failure
 from synergy_exec.settings import Settings
 from synergy_runs.facts import Kind
@@ -332,7 +331,7 @@ def test_failed_job_waits_again_and_ends_once(tmp_path, policy):
     assert stage.states() == {0: "done", 1: "failed", 2: "done"}
     for agent in stage.agents.values():
         agent.failing.clear()
-    retry(stage.execution, stage.execution.jobs[1], stage.now_s, from_start=False)
+    stage.execution.retry(stage.execution.jobs[1], stage.now_s, from_start=False)
     assert [row.state for row in Journal(tmp_path / "journal.sqlite").jobs()] == ["done", "waiting", "done"]
     stage.finish()
     assert stage.states() == dict.fromkeys(range(3), "done")
@@ -351,9 +350,9 @@ def test_cancelled_job_waits_again_whether_or_not_it_ran(tmp_path, policy, runs)
     (chosen,) = [each for each in jobs if each.running == runs]
     execution.cancel(chosen, stage.now_s)
     if runs:
-        refuses("leaving still", retry, execution, chosen, stage.now_s, from_start=False)
+        refuses("leaving still", execution.retry, chosen, stage.now_s, from_start=False)
         stage.deliver()
-    retry(execution, chosen, stage.now_s, from_start=chosen.seen.best_step > 0)
+    execution.retry(chosen, stage.now_s, from_start=chosen.seen.best_step > 0)
     stage.finish()
     assert stage.states() == {0: "done", 1: "done"}
     stage.facts_hold()
@@ -367,7 +366,7 @@ def test_what_cannot_be_retried(tmp_path):
         stage.advance(1.0)
     stage.advance(1.0)
     for job, says in ((done, "is done"), (going, "has not ended")):
-        refuses(f"job {job.name} {says}", retry, stage.execution, job, stage.now_s, from_start=True)
+        refuses(f"job {job.name} {says}", stage.execution.retry, job, stage.now_s, from_start=True)
 
 
 def cancelled(folder):
@@ -386,7 +385,7 @@ def test_what_a_job_had_trained_is_put_aside_when_it_begins_from_the_start(tmp_p
     execution = stage.execution
     checkpoint_of(execution.folder_of(job), 2, job.uuid)
     (execution.folder_of(job) / "steps.csv").write_text("step,batch,rate,loss,seconds,run\n")
-    retry(execution, job, stage.now_s, from_start=True)
+    execution.retry(job, stage.now_s, from_start=True)
     aside = execution.folder_of(job) / "given-up-1"
     assert sorted(each.name for each in aside.iterdir()) == ["checkpoints", "steps.csv"]
     assert (job.seen.step, job.seen.best_step, job.seen.saved[0]) == (0, 0, 0)
