@@ -99,18 +99,6 @@ def test_slots_are_given_away_when_a_job_ends_not_at_the_next_round(tmp_path):
     assert [job.state for job in controller.execution.jobs.values()] == ["done"] * 3
 
 
-def test_trace_arrives_by_the_clock_and_the_run_ends_by_itself(tmp_path):
-    controller = controller_of(tmp_path, 1, 1, arrivals=arriving(5.0, 5.0, 5.0, apart_s=0.3))
-    through(controller.run)
-    assert [each.state for each in controller.execution.jobs.values()] == ["done"] * 3
-    for number, each in controller.execution.jobs.items():
-        assert 0.3 * number <= each.submit_time_s < 0.3 * number + 2.0
-    journal = Journal(tmp_path / "journal.sqlite")
-    assert journal.meta()["over"] is True
-    assert not journal.agents()
-    assert not (tmp_path / "controller.json").exists()
-
-
 def losing_its_agent(controller):
     """Runs to the end; the agent is lost when the first job runs."""
 
@@ -170,7 +158,7 @@ def test_agent_that_talks_nonsense_is_cut_off(tmp_path):
     served(tmp_path, work, 1)
 
 
-# Alerts: silent while all is well, else a line for each thing that somebody should look at, and exit code 1
+# What monitors read
 
 
 ODD = 'a "quoted" \\ name\nsynergy_slots 1e9'

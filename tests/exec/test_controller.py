@@ -8,11 +8,12 @@ from exec.saved import checkpoint_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synergy_core.cluster import Cluster, NodeType
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.planner.plan import Plan
 from synergy_core.scheduling.reasons import Stopped, Waiting
 from synergy_exec.controller.controller import resume
-from synergy_exec.controller.decider import fitting
+from synergy_exec.controller.decider import Aside, fitting
 from synergy_exec.controller.journal import Journal, retry_in
 from synergy_exec.messages import LOST_PEERS, Ended, Failure
 from synergy_exec.settings import Settings
@@ -116,6 +117,71 @@ def test_cancelled_wherever_it_is(tmp_path, policy):
     assert (running.state, waiting.state, last.state) == ("cancelled", "cancelled", "done")
     assert stage.agents[0].launched.count(waiting.job_id) == 0
     stage.facts_hold()
+
+
+# Nodes without an agent
+
+
+@pytest.mark.parametrize("policy", ["fifo", "las", "synergy"])
+def test_a_node_without_an_agent_gets_no_job_until_it_has_one(tmp_path, policy):
+    stage = staged(tmp_path, policy, (1, 1))
+    execution = stage.execution
+    jobs = stage.submit(80.0, 80.0, max_batch=32)
+    stage.advance(0.0, 1.0)
+    gone = stage.agents.pop(1)
+    gone.runs.clear()
+    execution.agent_left(1, stage.now_s)
+    for _ in range(2):
+        execution.tell(execution.decider.without({1}, stage.now_s))
+        stage.advance(1.0)
+    assert execution.notes == ["node 1 is not used until it has an agent again"]
+    assert [job.state for job in jobs].count("waiting") == 1
+    assert sum(job.restarts for job in jobs) == 0
+    stage.agents[1] = gone
+    execution.agent_came(1, stage.now_s)
+    execution.tell(execution.decider.without(set(), stage.now_s))
+    stage.finish()
+    assert execution.notes[1:] == ["node 1 is used again: it has an agent"]
+    assert stage.states() == {0: "done", 1: "done"}
+    assert all(agent.launched for agent in stage.agents.values())
+    stage.facts_hold()
+
+
+def test_a_run_may_be_lost_on_a_node_after_one_that_is_not_used(tmp_path):
+    """Failed before, and ended the controller: its place was looked up among the nodes that are left."""
+    stage = staged(tmp_path, "fifo", (1, 1))
+    execution = stage.execution
+    stage.agents.pop(0)
+    execution.agent_left(0, stage.now_s)
+    execution.tell(execution.decider.without({0}, stage.now_s))
+    stage.submit(20.0)
+    stage.advance(0.0, 1.0)
+    (run,) = stage.agents[1].runs
+    execution.heard(1, stage.agents[1].end(run, "lost", "a peer is gone"), stage.now_s)
+    stage.finish()
+    assert stage.states() == {0: "done"}
+
+
+def test_gpu_types_keep_their_order_and_quotas_fit_into_what_is_left():
+    types = NodeType("a", "h100", 1, 2), NodeType("b", "cpu", 1, 2), NodeType("c", "h100", 1, 1)
+    aside = Aside(Cluster(types, virtual_clusters={"x": 3, "y": 2}))
+    assert len(aside.without({0}, [1])) == 1
+    assert aside.cluster.gpu_types == ("h100", "cpu")
+    assert aside.placed(((0, 1),)) == ((2, 1),)
+    assert aside.cluster.virtual_clusters == {"x": 1, "y": 2}
+    assert len(aside.without(set(), [1])) == 1
+    assert aside.cluster.virtual_clusters == {"x": 3, "y": 2}
+    assert (aside.cluster.gpus, aside.nodes) == (5, frozenset())
+
+
+def test_what_jobs_ask_for_and_the_last_node_of_a_type_stay():
+    cluster = Cluster((NodeType("a", "cpu", 2, 2), NodeType("b", "h100", 1, 1)))
+    aside = Aside(cluster)
+    assert aside.without({2}, [1]) == []
+    assert aside.without({0}, [4]) == []
+    assert aside.cluster is cluster
+    assert len(aside.without({0, 1}, [2])) == 1
+    assert aside.placed(((0, 0b10), (1, 1))) == ((1, 0b10), (2, 1))
 
 
 # Losses
@@ -319,24 +385,6 @@ def test_resumed_controller_believes_what_was_observed(tmp_path):
 
 
 # Jobs that had ended wait again
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_failed_job_waits_again_and_ends_once(tmp_path, policy):
-    stage = staged(tmp_path, policy, (2, 2))
-    stage.submit(20.0, 20.0, 20.0)
-    for agent in stage.agents.values():
-        agent.failing.add(1)
-    stage.finish()
-    assert stage.states() == {0: "done", 1: "failed", 2: "done"}
-    for agent in stage.agents.values():
-        agent.failing.clear()
-    stage.execution.retry(stage.execution.jobs[1], stage.now_s, from_start=False)
-    assert [row.state for row in Journal(tmp_path / "journal.sqlite").jobs()] == ["done", "waiting", "done"]
-    stage.finish()
-    assert stage.states() == dict.fromkeys(range(3), "done")
-    stage.facts_hold()
-    assert stage.finished() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("policy", POLICIES[:-1])

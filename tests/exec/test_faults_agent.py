@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from exec.real import Controller, descendants, end, forkserver, gone, log_of, steps_of, wait_until, workers
 
-from synergy_exec.agent.cgroups import Cgroups, family_of, own_folder
+from synergy_exec.agent.cgroups import Cgroups, own_folder
 from synergy_exec.agent.run import outcome
 from synergy_exec.messages import LOST_PEERS, Ended, Failure, Hello, Kill, Noted, Report, Saved
 from synergy_exec.training import shelf
@@ -301,14 +300,6 @@ def test_nothing_of_a_job_is_left_when_its_run_has_ended(shared, tmp_path, way, 
     assert (ended.outcome, reason in ended.reason) == (outcome, True), shared.told()
 
 
-def test_other_jobs_of_the_node_train_on_meanwhile(shared, tmp_path):
-    other = shared.launch("Plain", SLOW, slots=[1], work=1e6)
-    shared.reached(other, 5)
-    shared.ends(launched(shared, tmp_path / "note", "bomb"), "done")
-    assert shared.of(other, Ended) == []
-    shared.reached(other, shared.reached(other, 5).step + 5)
-
-
 @pytest.mark.parametrize("victim", ["forkserver", "agent"])
 def test_killed_forkserver_or_agent_leaves_nothing(fresh, tmp_path, victim):
     note = tmp_path / "note"
@@ -443,14 +434,6 @@ def test_own_processes_are_moved_apart_if_they_are_alone(tmp_path, others, moved
     assert (own / "synergy-own").exists() == moved
 
 
-def test_family_is_the_parent_and_all_below_it():
-    with subprocess.Popen(["sleep", "60"]) as child:
-        assert {os.getpid(), child.pid} <= family_of(os.getpid())
-        assert os.getpid() not in family_of(child.pid)
-        child.kill()
-    assert family_of(None) == set(descendants(os.getpid()))
-
-
 def test_agent_says_whether_it_can_limit_memory_and_job_that_uses_more_fails(fresh, tmp_path):
     if reason := fresh.wait(Hello).no_limit:
         pytest.skip(f"no limit of memory can be kept here: {reason}")
@@ -463,20 +446,3 @@ def test_agent_says_whether_it_can_limit_memory_and_job_that_uses_more_fails(fre
     fresh.close()
     fresh.agent.wait(30)
     assert not mine.exists()
-
-
-# Memory
-
-
-LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-@pytest.mark.skipif(
-    not LARGE_PAGES.is_file() or "[never]" in LARGE_PAGES.read_text(), reason="this kernel gives no large pages"
-)
-def test_large_tensors_of_a_job_lie_on_large_pages(fresh):
-    mlp = "synergy_exec.examples.mlp:Mlp"
-    fresh.reached(fresh.launch("", {"width": 1024, "depth": 1}, work=1e6, job_class=mlp), 2)
-    (pid,) = fresh.workers()
-    held = dict(line.split(":") for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
-    assert int(held["AnonHugePages"].split()[0]) >= 4 * 1024  # one layer's weights, in kB
