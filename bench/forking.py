@@ -16,8 +16,7 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.agent.forkserver import Forkserver
 from synergy_exec.messages import Launch
 from synergy_exec.training.cache import Cache
-from synergy_exec.worker.pulse import Pulse
-from synergy_exec.worker.start import Descriptors, Start
+from synergy_exec.worker.start import Descriptors, Pulse, Start
 
 LAUNCH = Launch(
     run=0,

@@ -228,15 +228,12 @@ class Ended(Message):
     A part that only suffered from another says `lost`, with `LOST_PEERS` or `KILLED` in its reason.
     outcome: done only if all its workers said so. reason: for failed and lost, one sentence that names rank and error.
     hung: whether a worker was ended because it trained no step for too long.
-    died: the slot of a worker that was ended by a signal which nobody sends, such as SIGSEGV, or whose device says that
-    it is broken; −1: there was none.
     """
 
     KIND: ClassVar[str] = "ended"
     run: int
     outcome: Outcome
     reason: str = ""
-    died: int = -1
     hung: bool = False
 
 
@@ -258,9 +255,9 @@ class Started(Message):
     samples: int
     work: float
     launch_s: float
-    build_s: float
-    load_s: float
-    first_step_s: float
+    build_s: float = 0.0
+    load_s: float = 0.0
+    first_step_s: float = 0.0
     layers: list[tuple[str, int, int]] = field(default_factory=list)
     codecs: dict[str, list[float]] = field(default_factory=dict)
     copy: int = 0
@@ -274,8 +271,7 @@ class Report(Message):
     two reports took the difference. loss: of the last step. step_s: median of the slowest rank's step times at this
     batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, seconds in which gradients
     were exchanged and nothing was computed, on the rank that waited least.
-    memory_bytes: the most that rank 0 has held at this micro-batch; standing_bytes: of that, between two steps;
-    memory_limit_bytes: of its GPU. The last two are 0 without one.
+    memory_bytes: the most that rank 0 has held at this micro-batch. memory_limit_bytes: of its GPU; 0 without one.
     grad_sqr, grad_var: smoothed squared norm and variance at the initial batch, NaN-free; both 0 while unknown.
     waited_s: of step_s, that the rank with the slowest input waited for data. cpu_s: that rank 0 and its loaders used
     for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share. data_bytes: of the job's data set; 0 of
@@ -294,12 +290,11 @@ class Report(Message):
     micro_batch: int
     accumulation: int
     step_s: float
-    sync_s: float
+    sync_s: float = 0.0
     steps: int
-    grad_sqr: float
-    grad_var: float
-    memory_bytes: int
-    standing_bytes: int = 0
+    grad_sqr: float = 0.0
+    grad_var: float = 0.0
+    memory_bytes: int = 0
     memory_limit_bytes: int = 0
     waited_s: float = 0.0
     cpu_s: float = 0.0
@@ -331,8 +326,8 @@ class Failure(Message):
     """A rank says why it fails, in one sentence, before it exits.
 
     from_peers: it may only say that another rank is gone, which counts where no rank failed by itself. unsaved: the
-    disk refused its last checkpoint, or a newer run has begun, which is not the job's fault. out_of_memory, unused:
-    what the controller can remedy, by a smaller micro-batch or `Launch.unused`. broken_device: so it says itself.
+    disk refused its last checkpoint, a newer run has begun, or the device says that it is broken, which is not the
+    job's fault. out_of_memory, unused: what the controller can remedy, by a smaller micro-batch or `Launch.unused`.
     """
 
     KIND: ClassVar[str] = "failure"
@@ -343,7 +338,6 @@ class Failure(Message):
     unsaved: bool = False
     out_of_memory: bool = False
     unused: bool = False
-    broken_device: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,6 @@ from synergy_exec.controller.controller import Arrival, Controller, whole_cluste
 from synergy_exec.controller.execution import Execution, with_quotas
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import Journal
-from synergy_exec.controller.reconcile import ADOPTED
 from synergy_exec.folders import RESULTS, WORK, Place, claimed
 from synergy_exec.plain import plain, plain_lines
 from synergy_exec.profiling.machine import known_profile, machine, profile_in
@@ -357,10 +356,10 @@ def executed(
 
 
 def _whole(journal: Journal) -> bool:
-    """Whether the log has every job's end: not of one that ended while it held nothing, nor where facts are lost."""
+    """Whether the log has every job's end: not of one that ended while it held nothing."""
     ends = {fact.job for fact in journal.facts() if fact.kind == Kind.FINISH}
     unended = [job for job in journal.jobs() if job.job not in ends]
-    return all(job.state == "done" for job in unended) and ADOPTED not in journal.meta()
+    return all(job.state == "done" for job in unended)
 
 
 def _compressions(journal: Journal, numbers: dict[int, int]) -> Compressions | None:

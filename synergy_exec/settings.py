@@ -62,9 +62,8 @@ class RunSettings:
         "seconds without a step after which a job is taken to hang, unless its steps are long", 60.0, ABOVE_ZERO
     )
     start_s: float = key(
-        "seconds that a job may take to build, to load, to save, to wait for data, or to its first step, without "
-        "computing, reading or writing anything meanwhile",
-        120.0,
+        "seconds that a job may take to build, to load, to save, to wait for data, or to its first step",
+        600.0,
         ABOVE_ZERO,
     )
     not_finite: Literal["warn", "stop"] = key(
@@ -159,8 +158,8 @@ class Settings(RunSettings):
         "how many runs a job may lose within an hour, whatever progress it makes, before it counts as failed", 10, COUNT
     )
     agents_per_hour: int = key(
-        "how often within an hour a node's agent that was lost is started again at once; a job that was there as often "
-        "trains alone from then on, until it is known whether it is the cause",
+        "how often within an hour a node's agent that was lost is started again at once; after that, with serve=true, "
+        "there are pauses, and the node is left out until it has an agent again",
         3,
         COUNT,
     )

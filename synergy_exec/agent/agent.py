@@ -94,8 +94,6 @@ class Agent:
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
             # First, as it may fail at once; the forkserver takes seconds.
             connection = await _connect(session, url)
-            if self._cgroups.lacking:
-                _log(f"runs have no cgroups here: {self._cgroups.lacking}")
             hearing = asyncio.create_task(self._hear(connection))
             self._forkserver = await Forkserver.start()
             try:
@@ -209,8 +207,7 @@ class Agent:
                 self._cores.take(owner, launch.share.cpus)
         grants = {rank: self._cores.grant((number, rank)) for number, rank in owners if launch.share}
         limit_gb = launch.memory_gb_per_slot
-        limit_bytes = None if limit_gb is None else int(limit_gb * len(slots) * GB)
-        cgroup = self._cgroups.of_run(launch.run, limit_bytes)
+        cgroup = None if limit_gb is None else self._cgroups.of_run(launch.run, int(limit_gb * len(slots) * GB))
         run = self._runs[launch.run] = NodeRun(launch, self._forkserver, self._say, grants, cgroup)
         self._tasks[launch.run] = asyncio.create_task(self._carry_out(run, slots, store))
 
@@ -253,7 +250,6 @@ class Agent:
             run.tell(message)
 
     async def _end_runs(self) -> None:
-        """Stops every run with a checkpoint, and kills those that take too long."""
         for number, run in self._runs.items():
             run.tell(Stop(run=number))
         if self._tasks:

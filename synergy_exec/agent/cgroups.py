@@ -1,11 +1,11 @@
-"""A cgroup (v2) for each run and rank, where this machine lets the agent make them.
+"""A cgroup (v2) for each run whose memory is limited, where this machine lets the agent make them.
 
-    <the agent's own>/synergy-<pid>/run-<number>/rank-<rank>
+    <the agent's own>/synergy-<pid>/run-<number>
 
-What is in a rank's can be killed at one stroke, and what is in a run's may have a limit of memory. Linux lets a process
-divide its cgroup where it may write there: as root, or with systemd's Delegate=yes. Limits it allows only where no
-process is in the divided cgroup itself; so the agent moves itself and what it was started by to `synergy-own`, if
-nobody else is there. See https://docs.kernel.org/admin-guide/cgroup-v2.html, "No Internal Process Constraint".
+Linux lets a process divide its cgroup where it may write there: as root, or with systemd's Delegate=yes. Limits it
+allows only where no process is in the divided cgroup itself; so the agent moves itself and what it was started by to
+`synergy-own`, if nobody else is there. See https://docs.kernel.org/admin-guide/cgroup-v2.html, "No Internal Process
+Constraint".
 """
 
 from __future__ import annotations
@@ -32,64 +32,55 @@ def own_folder(mounts: Path = Path("/proc/self/mounts"), own: Path = Path("/proc
 
 
 class Cgroups:
-    """An agent's. lacking: why it has none, no_limit: why it cannot limit memory; "" where it has, and can."""
+    """An agent's. no_limit: why it cannot limit memory; "" where it can."""
 
     def __init__(self, own: Path | None, family: Collection[int] = ()) -> None:
         """own: the folder that is divided. family: processes in it that may be moved."""
-        self._folder: Path | None = None
-        self.lacking = self.no_limit = "no cgroup2 file system is mounted"
+        self.no_limit = "no cgroup2 file system is mounted"
         if own is None:
             return
         _clear_away(own)
-        folder = own / f"synergy-{os.getpid()}"
+        self._folder = own / f"synergy-{os.getpid()}"
         try:
-            folder.mkdir()
+            self._folder.mkdir()
         except OSError as error:
-            self.lacking = self.no_limit = f"{own} may not be divided ({error.strerror})"
+            self.no_limit = f"{own} may not be divided ({error.strerror})"
             return
-        self._folder, self.lacking = folder, ""
-        self.no_limit = _without_limit(own, folder, family)
+        self.no_limit = _without_limit(own, self._folder, family)
+        if self.no_limit:
+            _remove(self._folder)
 
-    def of_run(self, number: int, limit_bytes: int | None) -> RunCgroup | None:
-        """A new one; None where there can be none. limit_bytes: of the memory of all its ranks together."""
-        if self._folder is None:
+    def of_run(self, number: int, limit_bytes: int) -> RunCgroup | None:
+        """A new one; None where there can be none. limit_bytes: of the memory of all its ranks here together."""
+        if self.no_limit:
             return None
         try:
-            return RunCgroup(self._folder / f"run-{number}", None if self.no_limit else limit_bytes)
+            return RunCgroup(self._folder / f"run-{number}", limit_bytes)
         except OSError as error:
             print(f"run {number} has no cgroup: {error}", flush=True)
             return None
 
     def close(self) -> None:
         """Removes it; no run is left."""
-        if self._folder is not None:
+        if not self.no_limit:
             _remove(self._folder)
 
 
 class RunCgroup:
     """Of the ranks of a run on this node."""
 
-    def __init__(self, folder: Path, limit_bytes: int | None) -> None:
-        self._folder, self._limit_bytes = folder, limit_bytes
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self.folder, self._limit_bytes = folder, limit_bytes
         folder.mkdir()
-        if limit_bytes is not None:
-            (folder / "memory.max").write_text(str(limit_bytes))
-            # A rank without its peers, or without its loaders, is of no use.
-            (folder / "memory.oom.group").write_text("1")
-            with suppress(OSError):  # a kernel without swap has none
-                (folder / "memory.swap.max").write_text("0")
-
-    def of_rank(self, rank: int) -> str:
-        """The folder of a new one, for a rank alone."""
-        folder = self._folder / f"rank-{rank}"
-        folder.mkdir()
-        return str(folder)
+        (folder / "memory.max").write_text(str(limit_bytes))
+        # A rank without its peers, or without its loaders, is of no use.
+        (folder / "memory.oom.group").write_text("1")
+        with suppress(OSError):  # a kernel without swap has none
+            (folder / "memory.swap.max").write_text("0")
 
     def used_up(self) -> str:
         """What it did, in words, where its memory ran out and the kernel killed it; "" else."""
-        if self._limit_bytes is None:
-            return ""
-        events = dict(line.split() for line in (self._folder / "memory.events").read_text().splitlines())
+        events = dict(line.split() for line in (self.folder / "memory.events").read_text().splitlines())
         # Where the whole machine ran out, `oom` is 0.
         if not (int(events.get("oom", 0)) and int(events.get("oom_kill", 0))):
             return ""
@@ -100,9 +91,7 @@ class RunCgroup:
 
     def close(self) -> None:
         """Removes it; no process is left in it."""
-        for folder in self._folder.glob("rank-*"):
-            _remove(folder)
-        _remove(self._folder)
+        _remove(self.folder)
 
 
 def _without_limit(own: Path, folder: Path, family: Collection[int]) -> str:
@@ -137,10 +126,9 @@ def _clear_away(own: Path) -> None:
     """Removes what agents left behind that were killed; one in which anything lives stays."""
     for folder in own.glob("synergy-[0-9]*"):
         if not Path("/proc", folder.name.removeprefix("synergy-")).exists():
-            for pattern in ("run-*/rank-*", "run-*"):
-                with suppress(FileNotFoundError):  # another agent clears it away as well
-                    for each in list(folder.glob(pattern)):
-                        _remove(each)
+            with suppress(FileNotFoundError):  # another agent clears it away as well
+                for each in list(folder.glob("run-*")):
+                    _remove(each)
             _remove(folder)
 
 

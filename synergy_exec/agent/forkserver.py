@@ -14,46 +14,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from pathlib import Path
 
 from synergy_core.errors import InputError
 from synergy_exec.worker import processes
 from synergy_exec.worker.start import Descriptors, Start, ready, work
-
-# Whether a process does anything: its CPU time and the bytes that it moves, as the kernel counts them.
-
-
-LEAST_CPU = 0.02
-"""CPU time as a fraction of the time that passes; a process that only waits uses less."""
-LEAST_BYTES_PER_S = 100_000.0
-
-
-class Activity:
-    """The activity of one process, from one question to the next."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._cpu_s, self._bytes = _used(pid)
-
-    def since(self, passed_s: float) -> bool:
-        """Whether it has used CPU or moved bytes since the last question. passed_s: the time since then."""
-        cpu_s, moved = _used(self._pid)
-        active = cpu_s - self._cpu_s > LEAST_CPU * passed_s or moved - self._bytes > LEAST_BYTES_PER_S * passed_s
-        self._cpu_s, self._bytes = cpu_s, moved
-        return active
-
-
-def _used(pid: int) -> tuple[float, float]:
-    """CPU seconds, including those of children it has waited for, and bytes read and written; zeros if it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        rows = (line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-        moved = {name: int(value) for name, value in rows}
-    except (OSError, ValueError):
-        return 0.0, 0.0
-    ticks = sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK"), float(moved["rchar"] + moved["wchar"])
-
 
 _ENVIRONMENT = {
     # Torch asks the kernel for pages of 2 MB for tensors of at least that size. Every rank is a new process, and
@@ -80,7 +44,7 @@ class Forkserver:
     def __init__(self, context: ForkServerContext, pid: int) -> None:
         self._context, self._pid = context, pid
         self._began = processes.began(pid)
-        self._workers: dict[int, tuple[ForkServerProcess, str, Callable[[int], None]]] = {}
+        self._workers: dict[int, tuple[ForkServerProcess, Callable[[int], None]]] = {}
         self._others = set(processes.children(os.getpid()))
         self._one = asyncio.Lock()
         self._cleaning: set[asyncio.Task[None]] = set()
@@ -112,13 +76,13 @@ class Forkserver:
                 "here? What it said stands above."
             ) from None
 
-    async def fork(self, start: Start, descriptors: Descriptors, left: Callable[[int], None], cgroup: str = "") -> int:
-        """Starts a worker and returns its process id. cgroup: folder of the worker's own cgroup, "" for none.
+    async def fork(self, start: Start, descriptors: Descriptors, left: Callable[[int], None]) -> int:
+        """Starts a worker and returns its process id.
 
         left: called once, when the worker and everything that it started is gone, with its exit code, or minus the
         number of the signal that ended it. Raises OSError.
         """
-        process = self._context.Process(target=work, args=(start.text(), descriptors, cgroup))
+        process = self._context.Process(target=work, args=(start, descriptors))
         async with self._one:
             if self.why:
                 raise OSError(self.why)
@@ -127,7 +91,7 @@ class Forkserver:
             except EOFError:
                 raise OSError("the parent of workers has just died") from None
         assert process.pid is not None
-        self._workers[process.pid] = process, cgroup, left
+        self._workers[process.pid] = process, left
         asyncio.get_running_loop().add_reader(process.sentinel, self._ended, process.pid)
         return process.pid
 
@@ -150,29 +114,26 @@ class Forkserver:
         await asyncio.to_thread(processes.end_all)
 
     def _ended(self, pid: int) -> None:
-        process, cgroup, left = self._workers.pop(pid)
+        process, left = self._workers.pop(pid)
         asyncio.get_running_loop().remove_reader(process.sentinel)
         process.join()
         code = process.exitcode
         assert code is not None
         process.close()
-        cleaning = asyncio.create_task(self._clean(cgroup, left, code))
+        cleaning = asyncio.create_task(self._clean(left, code))
         self._cleaning.add(cleaning)
         cleaning.add_done_callback(self._cleaning.discard)
 
-    async def _clean(self, cgroup: str, left: Callable[[int], None], code: int) -> None:
+    async def _clean(self, left: Callable[[int], None], code: int) -> None:
         if code == _LOST_PARENT:
             await asyncio.sleep(_DYING_S)
             code = code if processes.lives(self._pid, self._began) else -signal.SIGKILL
         async with self._one:  # a worker that is just being forked is not known yet
-            await asyncio.to_thread(self._sweep, cgroup)
+            await asyncio.to_thread(self._sweep)
         left(code)
 
-    def _sweep(self, cgroup: str) -> None:
+    def _sweep(self) -> None:
         """Kills what workers that have ended left behind, and waits until the forkserver has reaped it."""
-        if cgroup:
-            with suppress(OSError):  # kernels before 5.14 lack it
-                Path(cgroup, "cgroup.kill").write_text("1")
         while strays := self._strays():
             processes.kill(strays)
             time.sleep(_PAUSE_S)

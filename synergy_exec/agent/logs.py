@@ -18,7 +18,6 @@ from synergy_core.units import MB
 from synergy_exec.messages import Launch
 from synergy_runs.files import atomic_file
 
-_MOST_PASSES = 8
 _NAME = re.compile(r"log-(\d+)(\.old)?\.txt")
 
 
@@ -62,10 +61,7 @@ def _turn_over(path: Path, most_bytes: int) -> None:
     kept = path.with_name(f"{path.stem}.old.txt")
     with path.open("rb") as file, atomic_file(kept) as partial, partial.open("wb", buffering=0) as copy:
         file.seek(size - most_bytes)
-        for _ in range(_MOST_PASSES):
-            if not (text := file.read(most_bytes)):
-                break  # nothing has come meanwhile
-            copy.write(text)
+        copy.write(file.read())
         os.truncate(path, 0)
 
 

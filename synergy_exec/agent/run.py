@@ -13,7 +13,7 @@ from synergy_core.errors import InputError
 from synergy_exec.agent import logs
 from synergy_exec.agent.cgroups import RunCgroup
 from synergy_exec.agent.cores import CoreGrant, Slot
-from synergy_exec.agent.forkserver import Activity, Forkserver
+from synergy_exec.agent.forkserver import Forkserver
 from synergy_exec.messages import (
     LOST_PEERS,
     PAUSED,
@@ -31,14 +31,9 @@ from synergy_exec.messages import (
 from synergy_exec.training.cache import Cache
 from synergy_exec.wire import decode, encode
 from synergy_exec.worker import processes
-from synergy_exec.worker.pulse import Beat, Pulse
-from synergy_exec.worker.start import PEER_LOST, Descriptors, Start
+from synergy_exec.worker.start import PEER_LOST, Descriptors, Pulse, Start
 
 # Why a run ended, from all that was seen of its workers on this node.
-
-
-_NOBODY_SENDS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
-"""What broken code gets, and code on a broken device."""
 
 
 def outcome(
@@ -62,7 +57,7 @@ def outcome(
     erred += [rank for rank in failed if rank not in erred and rank in killed]
     for rank in sorted(erred, key=lambda rank: not _out_of_memory(failed.get(rank))):
         failure = failed.get(rank)
-        if failure is not None and (failure.unsaved or failure.broken_device):
+        if failure is not None and failure.unsaved:
             return "lost", failure.reason
         return "failed", failure.reason if failure else f"rank {rank} left with exit code {own[rank]}"
     # Of code 0 and PAUSED too, which a job's own code may leave with at any time.
@@ -80,13 +75,6 @@ def outcome(
     if set(codes.values()) <= {0}:
         return "done", ""
     return "paused", ""
-
-
-def died_there(codes: Mapping[int, int], failures: Mapping[int, Failure], killed: Collection[int]) -> int | None:
-    """The first rank that the place where it was may have ended; arguments as of `outcome`."""
-    broken = [rank for rank, failure in failures.items() if failure.broken_device]
-    signalled = [rank for rank, code in codes.items() if -code in _NOBODY_SENDS and rank not in killed]
-    return next(iter([*broken, *signalled]), None)
 
 
 def _out_of_memory(failure: Failure | None) -> bool:
@@ -108,49 +96,16 @@ _ALL_DUMPING_S = 0.8
 
 
 class Worker:
-    """One process. allowed_s: how long its first sign of life may take. code: its exit code, once it has left. meant:
-    the code that it said it would leave with.
-    """
+    """One process. code: its exit code, once it has left. meant: the code that it said it would leave with."""
 
     def __init__(self, pulse: Pulse, writer: asyncio.StreamWriter, allowed_s: float) -> None:
-        self._pulse, self._writer = pulse, writer
+        """allowed_s: how long its first sign of life may take."""
+        self.pulse, self._writer = pulse, writer
         self.pid: int | None = None
         self.code: int | None = None
         self.meant: int | None = None
-        self._beat = Beat(0.0, allowed_s, patient=True)
-        self._stood_since = time.monotonic()
-        self._activity: Activity | None = None
-        self.reassure()
-
-    @property
-    def patient(self) -> bool:
-        """Whether it is at something of which nobody knows how long it takes."""
-        return self._beat.patient
-
-    def reassure(self) -> None:
-        """Has it know that its agent lives."""
-        self._pulse.answer()
-
-    def silence_s(self) -> float:
-        """For how long it has been silent, if that is longer than it may; else 0."""
-        beat, now = self._pulse.read(), time.monotonic()
-        if beat.number != self._beat.number:
-            self._beat, self._stood_since, self._activity = beat, now, None
-        silent_s = now - self._stood_since
-        if silent_s <= self._beat.allowed_s:
-            return 0.0
-        if self._beat.patient and self.pid is not None and self._does_something():
-            self._stood_since = now
-            return 0.0
-        return silent_s
-
-    def _does_something(self) -> bool:
-        """Whether it has since it was last looked at; the first look is at the end of what it was allowed."""
-        assert self.pid is not None
-        if self._activity is None:
-            self._activity = Activity(self.pid)
-            return True
-        return self._activity.since(self._beat.allowed_s)
+        pulse.beat(allowed_s)
+        pulse.answer()
 
     def tell(self, message: Message) -> None:
         """Sends it a message; one that has left hears nothing."""
@@ -162,7 +117,7 @@ class NodeRun:
     """From launch to the one `Ended` that says that no process of the run is left here.
 
     grants: by rank, what it has of the node's cores, if the run was launched with a share. cgroup: the run's here, None
-    where there are none.
+    where its memory is not limited.
     """
 
     def __init__(
@@ -222,7 +177,6 @@ class NodeRun:
             worker.tell(message)
 
     def grant(self, rank: int, grant: CoreGrant) -> None:
-        """Other cores for a rank, at once."""
         self._grants[rank] = grant
         self._say(self._granted(rank))
         if rank in self._workers:
@@ -243,7 +197,6 @@ class NodeRun:
             worker.tell(self._granted(rank))
 
     def kill(self, reason: str) -> None:
-        """Ends every worker at once."""
         self._kill(reason)
 
     def _tell_end(self) -> None:
@@ -260,9 +213,7 @@ class NodeRun:
         for failure in self._failures.values():
             if failure.reason == reason:
                 self._say(failure)
-        rank = died_there(codes, self._failures, self._killed) if result == "lost" else None
-        died = -1 if rank is None else self.launch.slots[rank - self.launch.first_rank]
-        self._say(Ended(run=self.launch.run, outcome=result, reason=reason, died=died, hung=self._hung))
+        self._say(Ended(run=self.launch.run, outcome=result, reason=reason, hung=self._hung))
 
     async def _start(self, rank: int, slot: Slot, store: int | None, own: list[Slot]) -> asyncio.Task[None]:
         """own: the slots that the process has; of a command, all slots of the run."""
@@ -277,6 +228,7 @@ class NodeRun:
             gpu=slot.gpu,
             launched_s=started_s,
             gpus=tuple(each.gpu for each in own if each.gpu is not None) if launch.command else (),
+            cgroup="" if self._cgroup is None else str(self._cgroup.folder),
         )
         ours, theirs = socket.socketpair()
         pulse, log = Pulse.create(), logs.opened(launch)
@@ -284,8 +236,7 @@ class NodeRun:
         worker = Worker(Pulse(pulse), writer, launch.start_s)
         descriptors = Descriptors(theirs.fileno(), pulse, log, self._cache, store)
         try:
-            cgroup = "" if self._cgroup is None else self._cgroup.of_rank(rank)
-            worker.pid = await self._forkserver.fork(start, descriptors, lambda code: self._left(rank, code), cgroup)
+            worker.pid = await self._forkserver.fork(start, descriptors, lambda code: self._left(rank, code))
         except OSError:
             writer.close()
             raise
@@ -343,12 +294,12 @@ class NodeRun:
             logs.bound(self.launch)
             alive = {rank: each for rank, each in self._workers.items() if each.code is None}
             for each in alive.values():
-                each.reassure()
-            silent = {rank: each.silence_s() for rank, each in alive.items()}
-            rank, silence_s = max(silent.items(), key=lambda item: item[1], default=(0, 0.0))
-            # The others wait for one that builds, saves or waits for data.
-            if silence_s and not any(each.patient and not silent[rank] for rank, each in alive.items()):
-                await self._end_hang(rank, silence_s)
+                each.pulse.answer()
+            silent = {rank: each.pulse.silence_s() for rank, each in alive.items()}
+            # As long as one of them may still build, save or wait for data, the others wait for it.
+            if silent and all(silent.values()):
+                rank = max(silent, key=lambda rank: silent[rank])
+                await self._end_hang(rank, silent[rank])
                 return
 
     async def _end_hang(self, rank: int, silence_s: float) -> None:

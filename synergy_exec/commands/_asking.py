@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from synergy_core.commands import Parser
 from synergy_exec.client import Client, client_for, running
-from synergy_exec.controller.reconcile import retry_in
+from synergy_exec.controller.journal import retry_in
 from synergy_exec.folders import lock, work_of
 from synergy_exec.job_file import read_job_file
 from synergy_exec.plain import plain, plain_lines
@@ -30,7 +30,7 @@ _WHOSE = {"user": "user", "virtual cluster": "virtual_cluster", "priority": "pri
 
 
 def list_jobs(given: argparse.Namespace, client: Client) -> None:
-    """Lists all jobs, and the slots that are set aside."""
+    """Lists all jobs, and the nodes that are not used."""
     jobs = client.ask("GET", "/jobs")
     if given.json:
         print(json.dumps(jobs, indent=1))
@@ -47,8 +47,8 @@ def list_jobs(given: argparse.Namespace, client: Client) -> None:
             print(f"job {job['job']} ({plain(job['name'])}) failed: {plain_lines(job['reason'])}")
         elif job["note"]:
             print(f"job {job['job']} ({plain(job['name'])}): {plain_lines(job['note'])}")
-    for node, slot, why in client.ask("GET", "/state?most=0")["aside"]:
-        print(f"node {node}, slot {slot} is set aside: {plain(why)}")
+    for sentence in client.ask("GET", "/state?most=0")["aside"]:
+        print(plain(sentence))
 
 
 def _cells(job: dict[str, Any]) -> tuple[str, ...]:

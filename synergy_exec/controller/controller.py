@@ -14,11 +14,9 @@ import sqlite3
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from aiohttp import web
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
@@ -27,16 +25,16 @@ from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy, SharingPolicy
 from synergy_core.scheduling.reasons import Stopped
 from synergy_core.units import MB, on_grid
+from synergy_exec import job_folder
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.controller.api import PUBLIC, routes
 from synergy_exec.controller.execution import EXCHANGES, FINISH, START, STOP, Execution, check_asks, recall, with_quotas
 from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import BACKUP_S, Journal, back_up
-from synergy_exec.controller.reconcile import compare
 from synergy_exec.job_file import MOST_BYTES, JobFile
 from synergy_exec.messages import Hello, Message
-from synergy_exec.nodes.agents import AgentLink, Agents
-from synergy_exec.nodes.listening import Listener, listening
+from synergy_exec.nodes.agents import Agents
+from synergy_exec.nodes.listening import listening
 from synergy_exec.plain import plain_lines
 from synergy_exec.profiling.finder import finder
 from synergy_exec.settings import Settings
@@ -48,10 +46,7 @@ from synergy_runs.files import atomic_file
 
 
 def resume(execution: Execution, now_s: float) -> None:
-    """Takes over what the journal holds: runs that had not ended are lost, jobs that had not ended wait.
-
-    Where it and the jobs' folders do not agree, that is said.
-    """
+    """Takes over what the journal holds: runs that had not ended are lost, jobs that had not ended wait."""
     journal, decider = execution.journal, execution.decider
     reports = journal.reports()
     if (known := journal.meta().get(EXCHANGES)) is not None:
@@ -61,8 +56,8 @@ def resume(execution: Execution, now_s: float) -> None:
         job.state, job.reason, job.losses = row.state, row.reason, row.losses  # type: ignore[assignment]
         if row.job in reports:
             seen = reports[row.job]
-            statistics = seen.pop("statistics")
-            job.seen = Seen(**seen, statistics=None if statistics is None else (statistics[0], statistics[1]))
+            job.seen = Seen(**{name: seen[name] for name in Seen.__slots__ if name in seen})
+            job.seen.statistics = seen["statistics"] and tuple(seen["statistics"])
         job.seen.best_step = max(job.seen.best_step, row.best_step)
         execution.next_job = max(execution.next_job, row.job + 1)
     for run in journal.runs():
@@ -75,8 +70,13 @@ def resume(execution: Execution, now_s: float) -> None:
                 journal.fact(now_s, kind, run.job, gpus_in(run.placement), reason=reason)
         execution.jobs[run.job].run = run.run
     journal.commit()
-    for each in compare(execution, now_s):
-        print(each, file=sys.stderr)
+    for number, folder in job_folder.folders(execution.folder).items():
+        # No number of a job or a run that has a folder or a log is given to another.
+        execution.next_job = max(execution.next_job, number + 1)
+        execution.next_run = max(execution.next_run, job_folder.newest_run(folder) + 1)
+        if number not in execution.jobs:
+            what = f"python -m synergy_exec export {folder} reads its weights; submit the job again to train it"
+            print(f"{folder}: the journal does not know this job. {what}.", file=sys.stderr)
     _restore_service(execution)
     for job in execution.jobs.values():
         if not job.ended:
@@ -146,19 +146,9 @@ def _united(one: Cluster, other: Cluster) -> Cluster:
                 f"node {number} has {there.gpu_type} now, and had {here.gpu_type} when this run began. Give it nodes "
                 "as it had, of other sizes or numbers if need be; or begin another run with results_dir=DIR."
             )
-        nodes.append(max((each for each in (here, there) if each is not None), key=_size))
-    # Neighbours that are alike make a type, so that every node keeps its number.
-    alike = [list(group) for _, group in groupby(nodes, key=lambda each: (each.gpu_type, *_size(each)))]
-    return Cluster(
-        tuple(
-            dataclasses.replace(group[0], name=f"{group[0].gpu_type}-{number}", nodes=len(group))
-            for number, group in enumerate(alike)
-        )
-    )
-
-
-def _size(node: NodeType) -> tuple[float, ...]:
-    return node.gpus_per_node, node.cpus, node.memory_bytes
+        larger = max(filter(None, (here, there)), key=lambda each: (each.gpus_per_node, each.cpus, each.memory_bytes))
+        nodes.append(dataclasses.replace(larger, name=f"{larger.gpu_type}-{number}", nodes=1))
+    return Cluster(tuple(nodes))
 
 
 LATE_S = 0.25
@@ -173,7 +163,7 @@ class Arrival(NamedTuple):
     file: JobFile
 
 
-class Controller(Listener):
+class Controller:
     """One policy on one backend; `run` once. execution: None until all agents are there. closing: it is ending.
 
     No other may work in its folder meanwhile: `folders.lock`. The clock stands still while no controller runs: a
@@ -191,7 +181,9 @@ class Controller(Listener):
     ) -> None:
         self.policy, self.arrivals = policy, arrivals
         self.settings, self.folder, self.profile = settings, folder, profile
-        self.agents = Agents(backend, self.settings.agents_per_hour)
+        self.agents = Agents(
+            backend, self, at_once=settings.agents_per_hour, patience_s=settings.nodes_s, give_up=not settings.serve
+        )
         self.execution: Execution | None = None
         self.interrupted = False
         self._something, self._freed = asyncio.Event(), asyncio.Event()
@@ -219,19 +211,19 @@ class Controller(Listener):
             journal.agents_left()
             journal.commit()
             async with listening(
-                self,
+                self.agents,
                 self.folder,
                 host=self.settings.host,
                 port=self.settings.port,
                 routes=routes(self),
                 public=PUBLIC,
                 most_bytes=MOST_BYTES,
-            ) as self.meeting:
-                self._announce(self.meeting)
+            ) as meeting:
+                self._announce(meeting)
                 for number in (signal.SIGINT, signal.SIGTERM):
                     asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
                 try:
-                    await self._begin(journal)
+                    await self._begin(meeting)
                     self._task(self._arrive())
                     self._task(self._rounds())
                     self._task(self._back_up())
@@ -254,76 +246,58 @@ class Controller(Listener):
             print(f"an agent of an earlier controller, process {pid}, had to be killed", file=sys.stderr)
 
     def _announce(self, meeting: Meeting) -> None:
-        """Writes the file by which commands find this controller."""
         me = {"url": meeting.url, "host": socket.gethostname(), "pid": os.getpid()}
         with atomic_file(self.folder / "controller.json") as partial:
             partial.touch(mode=0o600)
             partial.write_text(json.dumps({**me, "began": began(os.getpid())}) + "\n", encoding="utf-8")
 
-    async def _begin(self, journal: Journal) -> None:
+    async def _begin(self, meeting: Meeting) -> None:
         """Makes the execution, once all agents are there and the cluster is known."""
         storage_bytes_per_s = self._storage_bytes_per_s() if isinstance(self.policy, SharingPolicy) else None
-        cluster = await self.agents.gather(
-            self.meeting, self.settings.nodes_s, self._over, storage_bytes_per_s=storage_bytes_per_s
-        )
+        cluster = await self.agents.gather(meeting, self._over, storage_bytes_per_s=storage_bytes_per_s)
         if cluster is None:
             return
         cluster = with_quotas(cluster, self.settings.cluster)
         for row, arrival in enumerate(self.arrivals):
             check_asks(f"{arrival.name} (row {row})", arrival.file, cluster, self.policy)
-        enter(journal, cluster)
-        execution = Execution(journal, self.policy, cluster, self.settings, self.folder, self.profile)
+        enter(self._journal, cluster)
+        execution = Execution(self._journal, self.policy, cluster, self.settings, self.folder, self.profile)
         execution.next_job = len(self.arrivals)
-        self._origin_s, self._began_s = journal.last_s(), time.monotonic()
+        self._origin_s, self._began_s = self._journal.last_s(), time.monotonic()
         resume(execution, self.now_s())
-        for link in self.agents.links.values():
-            execution.agent_came(self.agents.number(link), self.now_s())
         self.execution = execution
+        for node in self.agents.there():
+            self.agent_came(node)
         self._flush()
 
     def _storage_bytes_per_s(self) -> float:
         given = self.settings.storage_mb_per_s
         return math.inf if given is None else given * MB
 
-    # Agents
+    # What agents do (`nodes.agents.Listener`)
 
-    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> AgentLink:
-        """An agent has said hello. Raises InputError for one that is not expected."""
-        link = self.agents.came(hello, channel)
+    def hello(self, hello: Hello) -> None:
         if self.settings.memory_gb_per_slot is not None and hello.no_limit:
             said = f"memory_gb_per_slot={self.settings.memory_gb_per_slot:g} is not kept there"
             print(f"node {hello.node}: {said}: {hello.no_limit}", file=sys.stderr, flush=True)
         since = began(hello.pid) if hello.host == socket.gethostname() else 0
         self._journal.agent(hello.node, hello.host, hello.pid, since)
         self._journal.commit()
-        if self.execution is not None:
-            self.execution.agent_came(self.agents.number(link), self.now_s())
-            self._flush()
-        return link
 
-    def heard(self, link: AgentLink, message: Message) -> None:
-        """One message of an agent."""
+    def agent_came(self, node: int) -> None:
         if self.execution is not None:
-            self.execution.heard(self.agents.number(link), message, self.now_s())
+            self.execution.agent_came(node, self.now_s())
             self._flush()
 
-    def agent_left(self, link: AgentLink, reason: str) -> None:
-        """An agent's connection has ended; another is started on its node, a few times."""
-        self.agents.left(link)
+    def heard(self, node: int, message: Message) -> None:
         if self.execution is not None:
-            self.execution.agent_left(self.agents.number(link), self.now_s())
+            self.execution.heard(node, message, self.now_s())
             self._flush()
-        if not self.closing:
-            self._task(self._bring_back(link, reason))
 
-    async def _bring_back(self, link: AgentLink, reason: str) -> None:
-        try:
-            await self.agents.bring_back(
-                link, reason, self.meeting, self.settings.nodes_s, give_up=not self.settings.serve
-            )
-        except InputError as error:
-            how = "What was done is kept; the same command goes on, with backend.options for the nodes that are left."
-            raise InputError(f"{error}\n{how}") from None
+    def agent_left(self, node: int) -> None:
+        if self.execution is not None:
+            self.execution.agent_left(node, self.now_s())
+            self._flush()
 
     # Time passing
 
@@ -380,7 +354,6 @@ class Controller(Listener):
             back_up(self.folder)
 
     async def _back_up(self) -> None:
-        """Copies the journal once a minute if it has changed."""
         copied = -1
         while True:
             if (changes := self._journal.changes) != copied:
@@ -404,7 +377,6 @@ class Controller(Listener):
                         learning.found(file, await find.candidates(file, learning.sizes(file)))
 
     def changed(self) -> None:
-        """A job came, or was cancelled."""
         self._something.set()
         self._flush()
 
@@ -423,7 +395,6 @@ class Controller(Listener):
     # Ending
 
     def fail(self, error: Exception) -> None:
-        """Ends the run with this error."""
         if not self._over.done():
             self._over.set_exception(error)
 
@@ -453,7 +424,6 @@ class Controller(Listener):
         return task
 
     async def _leave(self) -> None:
-        """Agents save and leave, then everything that was started is ended."""
         self.closing = True
         for task in list(self._tasks):
             task.cancel()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from synergy_core.cluster import Cluster, NodeType, Share
+from synergy_core.cluster import Cluster, Share
 from synergy_core.jobs.fitted import MOST_SYNC, as_requested
 from synergy_core.jobs.planned import ProfiledTask
 from synergy_core.jobs.record import NEVER, NONE, Decision, Placed, gpus_in
@@ -26,142 +25,59 @@ from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import Observation
 from synergy_exec.controller.learning import Learning
 from synergy_exec.messages import Failure, Report
-from synergy_exec.nodes.runs import Run, Slot
 from synergy_exec.settings import Settings
-
-# Slots that kill what trains on them are set aside, and decisions are on the others alone.
-#
-# The evidence is a worker that a signal ended which nobody sends, such as SIGSEGV or SIGBUS, or whose device said that
-# it is broken (`agent/causes.py`). Two such deaths on one slot
-# within an hour accuse it: of different jobs, or of one that ran on that slot alone and so can be tried elsewhere. A
-# job
-# that dies on a second slot, too, is itself to blame: its deaths accuse nothing any more, and slots that were set
-# aside
-# because of them come back. So do all when the controller is started again: a device may have been changed meanwhile.
-#
-# The slots of a node that has no agent, though one was started again and again, are set aside until it has one.
-
-
-DEATHS = 2
-"""As many on one slot accuse it."""
-NO_AGENT = "its node has no agent"
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """A worker of a job died on a slot. alone: its run was on that slot alone."""
-
-    time_s: float
-    job: int
-    slot: Slot
-    alone: bool
 
 
 class Aside:
-    """whole: the cluster as agents number its nodes and slots. cluster: the one that decisions are on. slots: that are
-    set aside, with why.
+    """The nodes that no decision uses: those that have no agent, though one was started again and again.
+
+    whole: the cluster as agents number its nodes. cluster: without `nodes`, the one that decisions are on.
     """
 
     def __init__(self, whole: Cluster) -> None:
         self.whole = self.cluster = whole
-        self.slots: dict[Slot, str] = {}
-        self._deaths: list[Death] = []
-        self._anywhere: set[int] = set()
-        self._nodes = list(range(whole.nodes))
-        self._left = [list(range(each.gpus_per_node)) for each in whole.node_type_of]
+        self.nodes: frozenset[int] = frozenset()
+        self._numbers = list(range(whole.nodes))
 
-    def died(self, run: Run, slot: Slot, now_s: float, asked: Iterable[int]) -> list[str]:
-        """A worker of the run died on that slot; what changes by it, in sentences: then `cluster` is another.
+    def without(self, nodes: Collection[int], asked: Iterable[int]) -> list[str]:
+        """These nodes have no agent, all others have; what changes by it, in sentences.
 
         asked: slots that jobs ask for which have not ended: what is left must be enough for each.
         """
-        recent = [each for each in self._deaths if each.time_s > now_s - HOUR_S or each.slot in self.slots]
-        self._deaths = [*recent, Death(now_s, run.job, slot, alone=len(run.slots) == 1)]
-        if len({each.slot for each in self._deaths if each.job == run.job}) > 1:
-            self._anywhere.add(run.job)
-        back = [each for each, why in self.slots.items() if why != NO_AGENT and not self._accused(each)]
-        said = [f"{_named(each)} is used again: those that died on it die elsewhere, too" for each in back]
-        for each in back:
-            del self.slots[each]
-        if slot not in self.slots and self._accused(slot) and self._can_spare({slot}, asked):
-            said.append(self._set_aside(slot))
-        if said:
-            self._number()
-        return said
-
-    def without(self, nodes: Collection[int], asked: Iterable[int]) -> list[str]:
-        """These nodes have no agent, all others have; what changes by it, in sentences. asked: as of `died`."""
-        back = [each for each, why in self.slots.items() if why == NO_AGENT and each[0] not in nodes]
-        said = [f"node {node} is used again: it has an agent" for node in sorted({node for node, _ in back})]
-        for each in back:
-            del self.slots[each]
-        for node in sorted(nodes):
-            used = {(node, slot) for slot in range(self.whole.node_type_of[node].gpus_per_node)} - self.slots.keys()
-            if used and self._can_spare(used, asked):
-                self.slots |= dict.fromkeys(sorted(used), NO_AGENT)
-                said.append(f"node {node} is not used until it has an agent again")
-        if said:
-            self._number()
-        return said
+        before, needed = self.nodes, max([*asked, len(self.whole.virtual_clusters)])
+        left_out = before.intersection(nodes)
+        for node in sorted(set(nodes) - before):
+            types = self.whole.node_type_of
+            left = [types[each] for each in range(self.whole.nodes) if each not in left_out | {node}]
+            every_type = len({each.gpu_type for each in left}) == len(self.whole.gpu_types)
+            if every_type and sum(each.gpus_per_node for each in left) >= needed:
+                left_out |= {node}
+        if left_out == before:
+            return []
+        self.nodes = left_out
+        self._renumber()
+        said = [f"node {node} is used again: it has an agent" for node in sorted(before - left_out)]
+        return [*said, *(f"node {node} is not used until it has an agent again" for node in sorted(left_out - before))]
 
     def placed(self, placed: Placed) -> Placed:
         """A place in `cluster`, as agents number it."""
-        return tuple(
-            (self._nodes[node], sum(1 << slot for bit, slot in enumerate(self._left[node]) if mask >> bit & 1))
-            for node, mask in placed
-        )
+        return tuple((self._numbers[node], mask) for node, mask in placed)
 
-    def _accused(self, slot: Slot) -> bool:
-        found = [each for each in self._deaths if each.slot == slot and each.job not in self._anywhere]
-        several = len({each.job for each in found}) > 1
-        return len(found) >= DEATHS and (several or all(each.alone for each in found))
-
-    def _can_spare(self, slots: Set[Slot], asked: Iterable[int]) -> bool:
-        """Whether the others are enough: each GPU type keeps a slot, each job can have what it asks for."""
-        left = Counter(self.whole.type_of_node[node] for node, _ in self._all() - self.slots.keys() - slots)
-        needed = max([*asked, len(self.whole.virtual_clusters)])
-        return len(left) == len(self.whole.gpu_types) and left.total() >= needed
-
-    def _all(self) -> set[Slot]:
-        return {(node, slot) for node, each in enumerate(self.whole.node_type_of) for slot in range(each.gpus_per_node)}
-
-    def _set_aside(self, slot: Slot) -> str:
-        found = [each for each in self._deaths if each.slot == slot]
-        jobs = ", ".join(map(str, sorted({each.job for each in found})))
-        self.slots[slot] = f"{len(found)} workers died on it within an hour, of jobs {jobs}"
-        return f"{_named(slot)} is set aside: {self.slots[slot]}"
-
-    def _number(self) -> None:
-        """Nodes that are alike stand together in a cluster, so they are numbered anew."""
-        alike: dict[NodeType, list[tuple[int, list[int]]]] = {}
-        for node, kind in enumerate(self.whole.node_type_of):
-            left = [slot for slot in range(kind.gpus_per_node) if (node, slot) not in self.slots]
-            if left:
-                small = replace(kind, name="", nodes=1, gpus_per_node=len(left))
-                alike.setdefault(small, []).append((node, left))
+    def _renumber(self) -> None:
+        whole = self.whole
+        left = [node for node in range(whole.nodes) if node not in self.nodes]
         # Jobs know GPU types by their places in the cluster's.
-        alike = dict(sorted(alike.items(), key=lambda each: self.whole.gpu_types.index(each[0].gpu_type)))
-        types = [
-            replace(kind, name=f"{kind.gpu_type}-{index}", nodes=len(nodes))
-            for index, (kind, nodes) in enumerate(alike.items())
-        ]
-        quotas = dict(self.whole.virtual_clusters)
-        while sum(quotas.values()) > sum(each.gpus for each in types):
+        left.sort(key=lambda node: whole.gpu_types.index(whole.type_of_node[node]))
+        types = Counter(whole.node_type_of[node] for node in left)
+        quotas = dict(whole.virtual_clusters)
+        while sum(quotas.values()) > sum(whole.node_type_of[node].gpus_per_node for node in left):
             quotas[max(quotas, key=lambda name: quotas[name])] -= 1
-        self.cluster = replace(self.whole, node_types=tuple(types), virtual_clusters=quotas)
-        flat = [each for nodes in alike.values() for each in nodes]
-        self._nodes, self._left = [node for node, _ in flat], [left for _, left in flat]
-
-
-def _named(slot: Slot) -> str:
-    return f"node {slot[0]}, slot {slot[1]}"
+        node_types = tuple(replace(kind, nodes=nodes) for kind, nodes in types.items())
+        self.cluster = replace(whole, node_types=node_types, virtual_clusters=quotas)
+        self._numbers = left
 
 
 # What is done about a run that failed, or was lost, of something that need not end its job.
-
-
-FILLED = 0.9
-"""Of a GPU's memory: the rest is for pieces that nothing fits into, and for what libraries take."""
 
 
 def remedy(seen: Seen, plan: Plan, failure: Failure) -> str:
@@ -189,83 +105,22 @@ def lost_too_often(job: ExecutedJob, now_s: float, settings: Settings) -> str:
     return ""
 
 
-def learn_memory(seen: Seen, said: Report) -> None:
-    """What a report says of memory: what stands between steps stays, the rest grows as the micro-batch does."""
-    moving = said.memory_bytes - said.standing_bytes
-    if moving > 0 and said.memory_limit_bytes:
-        most = int(said.micro_batch * (FILLED * said.memory_limit_bytes - said.standing_bytes) / moving)
-        seen.fitting_micro_batch = max(seen.fitting_micro_batch, most, said.micro_batch)
-
-
-def most_micro_batch(seen: Seen) -> int:
-    """The most that is known to fit in memory; 0: nothing is known."""
-    known = [each for each in (seen.spared_micro_batch, seen.fitting_micro_batch) if each]
-    return min(known, default=0)
-
-
 def fitting(plan: Plan, most: int) -> Plan:
     """The plan with the same batch in micro-batches of at most so many, as large as may be. 0: it stays as it is."""
     if not 0 < most < plan.micro_batch:
         return plan
     micro_batch = next(each for each in range(most, 0, -1) if plan.micro_batch % each == 0)
     accumulation = plan.accumulation * (plan.micro_batch // micro_batch)
-    return dataclasses.replace(plan, micro_batch=micro_batch, accumulation=accumulation)
-
-
-# Which batch and which plan a job gets on the slots it was given.
+    return replace(plan, micro_batch=micro_batch, accumulation=accumulation)
 
 
 SAME_BATCH_FRACTION = 0.05
 """A batch so close to the one it trains at is not worth the warm-up that a change costs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """Chooses plans. tunes_batch: whether jobs choose their batch; else each trains at the one it asked for."""
-
-    tunes_batch: bool
-    profile: Profile
-
-    def choose(self, job: ExecutedJob, shape: Shape, held: Plan | None = None) -> Plan:
-        """The plan on that shape. held: what it trains with there now; returned as it is where nothing is to change.
-
-        For a profiled job the scheduler has chosen it (`Job.plan`); under policies that choose none, it is the fastest
-        that was measured at the batch it asked for. Any other job is data-parallel. Batches are cut into micro-batches
-        that fit in memory, as far as that is known.
-        """
-        planned = job.plan or self._measured(job, shape)
-        core = planned or self._data_parallel(job, shape, held)
-        chosen = fitting(core, most_micro_batch(job.seen))
-        if planned is not None or held is None:
-            return chosen
-        near = abs(chosen.global_batch - held.global_batch) <= SAME_BATCH_FRACTION * held.global_batch
-        alike = chosen.compressor == held.compressor and goes_on(chosen, held)
-        return held if near and alike else chosen
-
-    def _measured(self, job: ExecutedJob, shape: Shape) -> Plan | None:
-        spec = job.spec
-        if spec is None or spec.architecture not in self.profile:
-            return None
-        row = self.profile[spec.architecture].best(shape.gpu_type, shape.nodes, shape.gpus, spec.requested_batch)
-        return None if row is None else row.plan
-
-    def _data_parallel(self, job: ExecutedJob, shape: Shape, held: Plan | None) -> Plan:
-        spec = job.spec
-        assert spec is not None
-        if not self.tunes_batch or job.task is None:
-            plan = as_requested(spec, shape)
-            only = None if spec.exchange is None else spec.exchange.only
-            return plan if only is None or shape.gpus == 1 else dataclasses.replace(plan, compressor=only)
-        plan = job.task.train_on(shape, held)
-        if shape.gpus == 1 and plan.accumulation == 1 and plan.micro_batch % 2 == 0:
-            # One micro-batch would tell nothing of noise.
-            return Plan(micro_batch=plan.micro_batch // 2, accumulation=2)
-        return plan
-
-
 def goes_on(one: Plan, other: Plan) -> bool:
     """Whether a run can go from one to the other without a restart: only batch and compressor differ."""
-    one, other = (dataclasses.replace(each, micro_batch=1, accumulation=1, compressor="none") for each in (one, other))
+    one, other = (replace(each, micro_batch=1, accumulation=1, compressor="none") for each in (one, other))
     return one == other
 
 
@@ -315,9 +170,8 @@ class Decider:
     ) -> None:
         self.policy = policy
         self.aside = Aside(cluster)
-        self._profile, self._learning, self._round_s = profile, learning, round_s
+        self.profile, self._learning, self._round_s = profile, learning, round_s
         self.scheduler = self._at_work()
-        self.choices = Choices(tunes_batch=policy.tunes_batch, profile=profile)
         self.active: dict[int, ExecutedJob] = {}
         self.plans: dict[int, Plan] = {}
         self._withdrawn: set[int] = set()
@@ -337,29 +191,21 @@ class Decider:
         return bool(self._carried)
 
     def _at_work(self) -> Scheduler[ExecutedJob]:
-        return scheduler_for(self.policy, self.cluster, profile=self._profile, round_s=self._round_s)
+        return scheduler_for(self.policy, self.cluster, profile=self.profile, round_s=self._round_s)
 
-    def died(self, run: Run, slot: Slot, now_s: float) -> list[str]:
-        """A worker of a run that has left died on that slot; what changes by it, in sentences.
+    def without(self, nodes: Collection[int], now_s: float) -> list[str]:
+        """These nodes have no agent, all others have; what changes by it, in sentences.
 
         Where anything does, a decision must follow at once: all jobs have arrived at another scheduler then, which
         remembers nothing of them, and those that hold slots go on only if it gives them the same.
         """
-        return self._moved(self.aside.died(run, slot, now_s, self._asked()), now_s)
-
-    def without(self, nodes: Collection[int], now_s: float) -> list[str]:
-        """These nodes have no agent, all others have; what changes by it, and what must follow, as of `died`."""
-        return self._moved(self.aside.without(nodes, self._asked()), now_s)
-
-    def _asked(self) -> list[int]:
-        return [job.gpus for job in self.active.values()]
-
-    def _moved(self, said: list[str], now_s: float) -> list[str]:
+        said = self.aside.without(nodes, [job.gpus for job in self.active.values()])
         if said:
-            for job in self.active.values():
+            for number, job in self.active.items():
                 if job.running:
-                    number, plan = job.job_id, self.plans[job.job_id]
-                    self._carried[number] = Carried(self._placed[number], plan, number in self._unlaunched)
+                    self._carried[number] = Carried(
+                        self._placed[number], self.plans[number], number in self._unlaunched
+                    )
                     self.evicted(job, now_s)
             self._withdrawn.clear()
             self.scheduler = self._at_work()
@@ -368,13 +214,11 @@ class Decider:
         return said
 
     def arrive(self, job: ExecutedJob) -> None:
-        """A job was submitted."""
         self.active[job.job_id] = job
         job.queued = True
         self.scheduler.arrive(job)
 
     def finish(self, job: ExecutedJob, now_s: float) -> None:
-        """A job has ended, wherever it was."""
         del self.active[job.job_id]
         for known in (self.plans, self._placed, self._carried):
             known.pop(job.job_id, None)
@@ -386,7 +230,6 @@ class Decider:
             self.scheduler.finish(job, now_s)
 
     def requeue(self, job: ExecutedJob) -> None:
-        """A stopped job has left its slots, and waits."""
         job.queued = True
         self.scheduler.requeue(job)
 
@@ -465,7 +308,7 @@ class Decider:
 
     def _believe_anew(self, job: ExecutedJob) -> None:
         """Its model's profile has grown, or there is one now, by which it is planned from its next decision on."""
-        model = self._profile.of(job.file.name, job.file.application)
+        model = self.profile.of(job.file.name, job.file.application)
         if model is None or job.spec is None:
             return
         if job.spec.architecture:
@@ -629,8 +472,46 @@ class Decider:
         snapshot = Snapshot(policy, self.cluster, list(records.values()), now_s)
         return {number: snapshot.why(records[number]) or [NEXT_DECISION] for number in waiting}
 
+    # Which batch and which plan a job gets on the slots it was given
+
     def _plan(self, job: ExecutedJob, placed: Placed, held: Plan | None = None) -> Plan:
-        return self.choices.choose(job, self._shape(placed), held)
+        return self.choose(job, self._shape(placed), held)
+
+    def choose(self, job: ExecutedJob, shape: Shape, held: Plan | None = None) -> Plan:
+        """The plan on that shape. held: what it trains with there now; returned as it is where nothing is to change.
+
+        For a profiled job the scheduler has chosen it (`Job.plan`); under policies that choose none, it is the fastest
+        that was measured at the batch it asked for. Any other job is data-parallel. Batches are cut into micro-batches
+        that fit in memory, as far as that is known.
+        """
+        planned = job.plan or self._measured(job, shape)
+        core = planned or self._data_parallel(job, shape, held)
+        chosen = fitting(core, job.seen.spared_micro_batch)
+        if planned is not None or held is None:
+            return chosen
+        near = abs(chosen.global_batch - held.global_batch) <= SAME_BATCH_FRACTION * held.global_batch
+        alike = chosen.compressor == held.compressor and goes_on(chosen, held)
+        return held if near and alike else chosen
+
+    def _measured(self, job: ExecutedJob, shape: Shape) -> Plan | None:
+        spec = job.spec
+        if spec is None or spec.architecture not in self.profile:
+            return None
+        row = self.profile[spec.architecture].best(shape.gpu_type, shape.nodes, shape.gpus, spec.requested_batch)
+        return None if row is None else row.plan
+
+    def _data_parallel(self, job: ExecutedJob, shape: Shape, held: Plan | None) -> Plan:
+        spec = job.spec
+        assert spec is not None
+        if not self.policy.tunes_batch or job.task is None:
+            plan = as_requested(spec, shape)
+            only = None if spec.exchange is None else spec.exchange.only
+            return plan if only is None or shape.gpus == 1 else replace(plan, compressor=only)
+        plan = job.task.train_on(shape, held)
+        if shape.gpus == 1 and plan.accumulation == 1 and plan.micro_batch % 2 == 0:
+            # One micro-batch would tell nothing of noise.
+            return Plan(micro_batch=plan.micro_batch // 2, accumulation=2)
+        return plan
 
 
 def _lost(said: Report) -> float:

@@ -21,16 +21,15 @@ from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy, get_policy, policy_names
 from synergy_core.scheduling.reasons import Stopped
-from synergy_core.units import HOUR_S
 from synergy_exec import job_folder
-from synergy_exec.controller.decider import Decider, Orders, learn_memory, lost_too_often, remedy
-from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges
-from synergy_exec.controller.journal import JobRow, Journal, Observation
+from synergy_exec.controller.decider import Decider, Orders, lost_too_often, remedy
+from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges, Seen
+from synergy_exec.controller.journal import JobRow, Journal, Observation, reopen
 from synergy_exec.controller.learning import Learning
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import freeze, kept_code
 from synergy_exec.messages import Failure, Launch, Message, Noted, Report, Saved, Started
-from synergy_exec.nodes.runs import Dropped, Happened, Launched, Left, Run, Runs, Stepped
+from synergy_exec.nodes.runs import Happened, Run, Runs
 from synergy_exec.settings import QuotaSettings, Settings
 from synergy_runs.facts import Kind
 
@@ -79,79 +78,6 @@ def check_asks(name: str, job: JobFile, cluster: Cluster, policy: Policy) -> Non
         )
 
 
-# Which job it is that takes the agent of its node down with it.
-#
-# When an agent is lost every run on its node is, and any of their jobs may have done it: filled the memory, killed
-# what
-# it should not. A job on whose node that happens again and again is launched alone there, for as long as it took until
-# then, twice over. If nothing happens meanwhile it is as good as any other. If the agent is lost again the others go
-# first; if that is so with one of them, too, the node loses its agents whatever trains there, and nobody is to blame.
-# The
-# job with which an agent is lost when it is alone for the second time has done it.
-
-
-ALONE_TIMES = 2
-"""As many when the job was alone say that it was the job."""
-LEAST_S, MOST_S = 60.0, 600.0
-"""For how long a job is alone."""
-
-
-class Blame:
-    """Of all jobs of one execution. most: losses of its node's agent within an hour, from which on a job is alone."""
-
-    def __init__(self, runs: Runs, most: int) -> None:
-        self._runs, self.most = runs, most
-        self._launched_s: dict[int, float] = {}
-        self._lived_s: dict[int, list[tuple[float, float]]] = {}
-
-    def launched(self, run: Run, now_s: float) -> None:
-        """Its workers were told to start."""
-        self._launched_s[run.number] = now_s
-
-    def with_agent(self, run: Run, now_s: float) -> str:
-        """An agent was lost with this run; why its job ends, "" where it goes on."""
-        lived_s = now_s - self._launched_s.pop(run.number, now_s)
-        recent = [each for each in self._lived_s.get(run.job, []) if each[0] > now_s - HOUR_S]
-        self._lived_s[run.job] = [*recent, (now_s, lived_s)]
-        times = len(self._lived_s[run.job])
-        if run.job in self._runs.alone:
-            return self._lost_alone(run.job, times)
-        if times >= self.most:
-            self._runs.alone[run.job] = 0
-        return ""
-
-    def _lost_alone(self, job: int, times: int) -> str:
-        self._runs.alone[job] += 1
-        if self._runs.alone[job] >= ALONE_TIMES:
-            self._forget(job)
-            return f"the agent of its node was lost {times} times within an hour while it trained there, at last alone"
-        if sum(each > 0 for each in self._runs.alone.values()) > 1:
-            for each in list(self._runs.alone):
-                self._forget(each)
-        return ""
-
-    def _forget(self, job: int) -> None:
-        self._lived_s.pop(job, None)
-        self._runs.released(job)
-
-    def over(self, job: int) -> None:
-        """The job has ended: whatever comes is not its doing."""
-        if job in self._runs.alone:
-            self._forget(job)
-
-    def left(self, run: Run) -> None:
-        """The run has ended otherwise."""
-        self._launched_s.pop(run.number, None)
-
-    def trains(self, run: Run, now_s: float) -> None:
-        """It reports; one that has been alone for long enough has done nothing."""
-        if run.job not in self._runs.alone or run.number not in self._launched_s:
-            return
-        longest_s = max(lived_s for _, lived_s in self._lived_s[run.job])
-        if now_s - self._launched_s[run.number] > min(max(LEAST_S, 2.0 * longest_s), MOST_S):
-            self._forget(run.job)
-
-
 # What is known of jobs that have arrived at a scheduler which knows nothing of them.
 
 
@@ -194,7 +120,6 @@ class Execution:
         self.profile = self.learning.profile
         self.decider = Decider(policy, cluster, self.profile, settings.round_s, self.learning)
         self.runs = Runs(self._launch_of, settings.ports or "")
-        self.blame = Blame(self.runs, settings.agents_per_hour)
         self.exchanges = ModelExchanges(settings.compression, settings.compressor, cluster.gpu_types)
         self.jobs: dict[int, ExecutedJob] = {}
         self.next_job = 0
@@ -254,14 +179,26 @@ class Execution:
         self._end(job, "cancelled", "cancelled by its user", now_s)
         self._settle(now_s)
 
+    def retry(self, job: ExecutedJob, now_s: float, *, from_start: bool) -> None:
+        """A job that had failed or was cancelled waits again; see `journal.reopen`. Raises InputError."""
+        if job.ended and self.runs.of_job(job.job_id) is not None:
+            raise InputError(f"job {job.name}: its last processes are leaving still; type it again in some seconds.")
+        reopen(self.journal, self.folder_of(job), job.job_id, job.name, job.state, from_start=from_start)
+        job.state, job.reason, job.losses, job.lost_s, job.hung_step = "waiting", "", 0, [], -1
+        if from_start:
+            # What was learned of the model stays true.
+            job.seen = Seen(spared_micro_batch=job.seen.spared_micro_batch, unused=job.seen.unused)
+        self.decider.back(job, now_s)
+        job.stands_at(*job.seen.saved)
+        if job.task is not None:
+            job.task.statistics = job.seen.statistics
+
     @property
     def active(self) -> bool:
-        """Whether there is anything to decide."""
         return bool(self.decider.active)
 
     @property
     def idle(self) -> bool:
-        """Whether every job has ended, and left."""
         return not self.decider.active and not self.runs.runs
 
     def decide(self, now_s: float) -> Orders:
@@ -288,9 +225,17 @@ class Execution:
             self.journal.retuned(job.run, dataclasses.asdict(plan))
             self.journal.timing(job.run, now_s, "plan", self._trained_with(plan))
         running = [job for job in self.decider.active.values() if job.running]
-        used = sum(job.held_gpus for job in running)
-        counts = len(answer.starts), len(answer.stops), len(running), self.decider.scheduler.waiting, used
-        self.journal.decision(now_s, answer.took_s, counts, (answer.objective, answer.bound))
+        self.journal.decision(
+            time_s=now_s,
+            decision_s=answer.took_s,
+            started=len(answer.starts),
+            stopped=len(answer.stops),
+            running=len(running),
+            queued=self.decider.scheduler.waiting,
+            gpus_used=sum(job.held_gpus for job in running),
+            objective=answer.objective,
+            bound=answer.bound,
+        )
         self.journal.commit()
         new = {run.number for run in started}
         for job in answer.stops:
@@ -310,7 +255,6 @@ class Execution:
         return answer
 
     def _reshared(self) -> list[tuple[int, Share]]:
-        """Runs that go on with another share than they have, and which."""
         now = ((run, self.jobs[run.job]) for run in self.runs.runs.values() if not run.stopping)
         return [
             (run.number, job.share)
@@ -325,17 +269,14 @@ class Execution:
             recall(self.decider.active, self.journal.observations())
 
     def agent_came(self, node: int, now_s: float) -> None:
-        """An agent is there."""
         self.runs.agent_came(node)
         self._settle(now_s)
 
     def agent_left(self, node: int, now_s: float) -> None:
-        """An agent is gone."""
         self.runs.agent_left(node)
         self._settle(now_s)
 
     def heard(self, node: int, message: Message, now_s: float) -> None:
-        """One message of an agent."""
         run = self.runs.runs.get(getattr(message, "run", -1))
         if run is not None and node in run.nodes:
             self._learn(self.jobs[run.job], run, message, now_s)
@@ -350,10 +291,7 @@ class Execution:
             seen = job.seen
             seen.step, seen.samples, seen.work, seen.loss = message.step, message.samples, message.work, message.loss
             seen.step_s, seen.memory_bytes = message.step_s, message.memory_bytes
-            job.curve.add(message.loss)
             job.moved_s = now_s
-            learn_memory(seen, message)
-            self.blame.trains(run, now_s)
             if message.step > seen.best_step:
                 seen.best_step, job.losses = message.step, 0
             if job.run == run.number and not job.ended:
@@ -395,24 +333,23 @@ class Execution:
     def _follow(self, what: Happened, now_s: float) -> None:
         run = what.run
         job = self.jobs[run.job]
-        if isinstance(what, Launched):
+        if what.what == "launched":
             self.journal.launched(run.number)
-            self.blame.launched(run, now_s)
             self.decider.launched(job, now_s)
             job.moved_s = now_s
             job.launched_s = now_s
             self.journal.fact(now_s, START, job.job_id, gpus_in(run.placed), run.placed)
             if not (self.folder_of(job) / job_folder.DESCRIPTION).exists():
                 job_folder.describe(self.folder_of(job), job.filed)
-        elif isinstance(what, Stepped):
+        elif (started := what.started) is not None:
             job.first_step_s = now_s
-            job.stands_at(what.message.step, what.message.samples, what.message.work)
-            parts = {name: getattr(what.message, name) for name in STARTED_PARTS}
+            job.stands_at(started.step, started.samples, started.work)
+            parts = {name: getattr(started, name) for name in STARTED_PARTS}
             self.journal.timing(run.number, now_s, "started", parts)
-            self._learn_exchange(job, run, what.message)
+            self._learn_exchange(job, run, started)
             if not run.stopping:
                 job.state = "running"
-        elif isinstance(what, Dropped):
+        elif what.what == "dropped":
             self.journal.ended(run.number, "dropped", "")
             self._waits_unless_it_goes_on(job)
         else:
@@ -433,7 +370,7 @@ class Execution:
             if found is not None and (found is not each.exchange):
                 each.may_exchange(found)
 
-    def _left(self, job: ExecutedJob, what: Left, now_s: float) -> None:
+    def _left(self, job: ExecutedJob, what: Happened, now_s: float) -> None:
         """No process of a run is left; what that means for its job."""
         run, outcome = what.run, what.outcome
         failure = self._failures.pop(run.number, None)
@@ -458,7 +395,6 @@ class Execution:
             elif outcome == "lost" and (too_many := self._lost(job, what, now_s)):
                 self._end(job, "failed", f"{too_many}; at last: {reason}", now_s)
             job.hung_step = hung_step
-        self.blame.left(run)
         evicted = not job.ended and job.running and job.run == run.number
         if evicted:
             job.stopped_for = Stopped.EVICTED
@@ -472,8 +408,6 @@ class Execution:
             self._waits_unless_it_goes_on(job)
         self._journal_job(job)
         self.journal.commit()
-        if run.died is not None:
-            self.tell(self.decider.died(run, run.died, now_s))
 
     def _stack(self, run: Run) -> str:
         """The stack that rank 0 of a hung run wrote into its log; "" if there is none."""
@@ -486,17 +420,17 @@ class Execution:
         return f"\n{stack.strip()[:MOST_STACK]}" if found else ""
 
     def end_overdue(self, now_s: float) -> None:
-        """Ends jobs that have run for the `max_seconds` of their job files."""
         for job in list(self.decider.active.values()):
             if 0 < job.file.max_seconds <= job.ran_seconds(now_s):
                 self._end(job, "failed", f"it has run for max_seconds={job.file.max_seconds:g}", now_s)
         self._settle(now_s)
 
-    def _lost(self, job: ExecutedJob, what: Left, now_s: float) -> str:
+    def _lost(self, job: ExecutedJob, what: Happened, now_s: float) -> str:
         """A run of the job was lost; what says that it is lost again and again by its own fault, "" if it is not."""
-        if what.with_agent:
-            return self.blame.with_agent(what.run, now_s)
-        if said := self.decider.refused(job, what.run.placed, what.run.plan, what.reason):
+        run = what.run
+        if run.excused:
+            return ""
+        if not run.agent_lost and (said := self.decider.refused(job, run.placed, run.plan, what.reason)):
             self._note(job, said)
             return ""
         return lost_too_often(job, now_s, self.settings)
@@ -508,12 +442,10 @@ class Execution:
                 self.decider.requeue(job)
 
     def _end(self, job: ExecutedJob, state: Any, reason: str, now_s: float) -> None:
-        """The job is over, whatever is still there of it."""
         job.state, job.reason, job.moved_s = state, reason, now_s
         self._journal_job(job)
         self.journal.commit()
         self.decider.finish(job, now_s)
-        self.blame.over(job.job_id)
         for number in [run.number for run in self.runs.runs.values() if run.job == job.job_id]:
             self.runs.kill(number)
 
@@ -523,7 +455,6 @@ class Execution:
         self.journal.job_is(job.job_id, state, job.reason, job.losses, job.seen.best_step)
 
     def folder_of(self, job: ExecutedJob) -> Path:
-        """Where the job's files lie."""
         return self.jobs_folder / str(job.job_id)
 
     def _launch_of(self, run: Run) -> Launch:

@@ -19,35 +19,9 @@ from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 from synergy_core.scheduling.reasons import Stopped
+from synergy_exec.controller.journal import ENDED
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import Filed
-
-# A job's losses, in few enough points to be drawn small, whatever the number of reports.
-
-
-MOST_POINTS = 64
-
-
-class Curve:
-    """Losses at even distances, the first to the last; the distance doubles when there would be too many."""
-
-    __slots__ = ("_every", "_seen", "points")
-
-    def __init__(self) -> None:
-        self.points: list[float] = []
-        self._every, self._seen = 1, 0
-
-    def add(self, loss: float) -> None:
-        """One more; what is no number is passed over."""
-        if not math.isfinite(loss):
-            return
-        if self._seen % self._every == 0:
-            self.points.append(loss)
-        self._seen += 1
-        if len(self.points) > MOST_POINTS:
-            self.points = self.points[::2]
-            self._every *= 2
-
 
 # What the exchange of each model's gradients may be: known once a worker has said what the model's layers are.
 
@@ -92,15 +66,12 @@ class ModelExchanges:
         self._nothing = before_layers(mode)
 
     def lacks_layers(self, application: str) -> bool:
-        """Whether a worker of that model is to say what its layers are."""
         return self._mode != "none" and application not in self._layers
 
     def lacks_codecs(self, gpu_type: str) -> bool:
-        """Whether a worker there is to measure how fast gradients are encoded."""
         return self._mode != "none" and gpu_type not in self._codecs
 
     def learn_layers(self, application: str, layers: Layers) -> None:
-        """What a model's parameters are."""
         self._layers[application] = [(name, rows, columns) for name, rows, columns in layers]
 
     def learn_codecs(self, gpu_type: str, speeds: Mapping[str, Sequence[float]]) -> None:
@@ -132,7 +103,6 @@ class ModelExchanges:
         return {"layers": dict(self._layers), "codecs": codecs}
 
     def restore(self, known: Mapping[str, Any]) -> None:
-        """What was known when an earlier controller ended."""
         for application, layers in known["layers"].items():
             self.learn_layers(application, layers)
         for gpu_type, speeds in known["codecs"].items():
@@ -141,7 +111,6 @@ class ModelExchanges:
 
 State = Literal["waiting", "starting", "running", "stopping", "done", "failed", "cancelled"]
 STATES: tuple[State, ...] = get_args(State)
-ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
 
 
 @dataclass(slots=True)
@@ -149,8 +118,7 @@ class Seen:
     """What a job last reported; `best_step` is the furthest step of any run.
 
     saved: as it stands on disk: steps, samples, work. note: what it last noted. spared_micro_batch: the most since
-    memory ran out; fitting_micro_batch: the most that fits in memory by what reports said of it; 0: nothing is known.
-    unused: some parameters have no part in some steps.
+    memory ran out; 0: it never did. unused: some parameters have no part in some steps.
     """
 
     step: int = 0
@@ -164,7 +132,6 @@ class Seen:
     saved: tuple[int, int, float] = (0, 0, 0.0)
     note: str = ""
     spared_micro_batch: int = 0
-    fitting_micro_batch: int = 0
     unused: bool = False
 
     def values(self) -> dict[str, Any]:
@@ -175,40 +142,26 @@ class Seen:
 class ExecutedJob(Job):
     """A job of the executor.
 
-    state: what is being done about it; running and stopping mean that workers exist, or may.
+    state: what is being done about it; running and stopping mean that workers exist, or may. reason: why it failed.
+    stopped_for: why it was last stopped before its end. queued: whether the scheduler has been told that it waits.
 
-    file: what was submitted. reason: why it failed. run: the number of its present or last run, −1 before the first.
-    losses: runs lost in a row without a step of progress; lost_s: when runs were lost, within the last hour. trials:
-    how often it was restarted for a plan that nobody had tried. uuid: by which its folder and checkpoints are known.
-    hung_step: the step at which its last run hung, −1 for none. launched_s: when its present run was launched; ran_s:
-    for how long it had run before.
-    stopped_for: why it was last stopped before its end, None if it never was.
-    row: of the workload, None if it came over the API. queued: whether the scheduler has been told that it waits.
-    exchange: what the exchange of its gradients may be; None where nobody is to compress them. curve: its losses as
-    this controller heard of them. moved_s: when it was last submitted, launched, heard of a step of, or ended.
+    file: what was submitted. uuid: by which its folder and checkpoints are known. row: of the workload, None if it came
+    over the API. exchange: what the exchange of its gradients may be; None where nobody is to compress them.
+    run: the number of its present or last run, −1 before the first. launched_s: when its present run was launched;
+    ran_s: for how long it had run before. moved_s: when it was last submitted, launched, heard of a step of, or ended.
+    losses: runs lost in a row without a step of progress; lost_s: when runs were lost, within the last hour.
+    hung_step: the step at which its last run hung, −1 for none.
+    trials: how often it was restarted for a plan that nobody had tried.
     """
 
-    __slots__ = (
-        "curve",
-        "exchange",
-        "file",
-        "hung_step",
-        "launched_s",
-        "losses",
-        "lost_s",
-        "moved_s",
-        "name",
-        "queued",
-        "ran_s",
-        "reason",
-        "row",
-        "run",
-        "seen",
-        "state",
-        "stopped_for",
-        "trials",
-        "uuid",
-    )
+    state: State = "waiting"
+    reason = ""
+    stopped_for: Stopped | None = None
+    queued = False
+    exchange: ModelExchange | None = None
+    run, hung_step = -1, -1
+    launched_s, ran_s = math.inf, 0.0
+    losses, trials = 0, 0
 
     def __init__(
         self,
@@ -234,26 +187,12 @@ class ExecutedJob(Job):
             estimate_s=estimate_s,
             priority=file.priority,
         )
-        self.name = name
-        self.file = file
+        self.name, self.file, self.row, self.uuid = name, file, row, uuid
         self.spec = spec_of(file, gpu_types, restart_s, profile)
-        self.exchange: ModelExchange | None = None
         if exchange is not None:
             self.may_exchange(exchange)
-        self.row = row
-        self.state: State = "waiting"
-        self.reason = ""
-        self.stopped_for: Stopped | None = None
-        self.run = -1
-        self.trials = 0
-        self.hung_step = -1
-        self.launched_s, self.ran_s = math.inf, 0.0
-        self.losses = 0
         self.lost_s: list[float] = []
-        self.uuid = uuid
-        self.queued = False
         self.seen = Seen()
-        self.curve = Curve()
         self.moved_s = submit_time_s
 
     def may_exchange(self, exchange: ModelExchange) -> None:
@@ -285,17 +224,14 @@ class ExecutedJob(Job):
         return (gain(batch / self.file.initial_batch, *known) if known else 1.0) / seen.step_s
 
     def ran_seconds(self, now_s: float) -> float:
-        """Seconds that the job has run, in all its runs together."""
         return self.ran_s + max(0.0, now_s - self.launched_s)
 
     @property
     def filed(self) -> Filed:
-        """What its folder is to say of it."""
         return Filed(self.job_id, self.uuid, self.name, self.submit_time_s, self.row, self.file)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to it."""
         return self.state in ENDED
 
 

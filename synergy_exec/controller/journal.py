@@ -15,12 +15,13 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from synergy_core.errors import InputError
+from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.record import Placed
+from synergy_exec import job_folder
 from synergy_exec.job_file import JobFile
 from synergy_runs.facts import DecisionLog, EventLog, Kind
 from synergy_runs.files import atomic_file
@@ -30,7 +31,8 @@ BACKUP = "journal.backup.sqlite"
 BACKUP_S = 60.0
 """Seconds between two copies of the journal, while it changes."""
 
-_OBSERVED = "job, gpu_type, nodes, gpus, micro_batch, step_s, sync_s"
+ENDED = ("done", "failed", "cancelled")
+"""States of a job to which nothing more will happen."""
 
 
 class JobRow(NamedTuple):
@@ -53,22 +55,22 @@ class JobRow(NamedTuple):
 
     @property
     def job_file(self) -> JobFile:
-        """The job file that was submitted."""
         return JobFile.of_values(self.file)
 
-
-_JOB = ", ".join(JobRow._fields)
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
 
 
 class RunRow(NamedTuple):
-    """A run. launched: whether its workers were told to start. outcome: "" while it has not ended."""
+    """A run. launched: 1 once its workers were told to start. outcome: "" while it has not ended."""
 
     run: int
     job: int
     decided_s: float
     placement: Placed
     plan: dict[str, Any]
-    launched: bool
+    launched: int
     outcome: str
     reason: str
 
@@ -117,8 +119,12 @@ _TRY_S, _PATIENCE_S = 0.5, 60.0
 """From one try to the next, and in all; agents that hear nothing leave no sooner."""
 
 
+_JSON = {"file", "placement", "plan", "parts", "progress", "value"}
+"""Columns that hold JSON."""
+
+
 class Journal:
-    """One open journal. What its methods record is on disk once `commit` has returned, and not before.
+    """One open journal. What its methods record is on disk once `commit` has returned; reading commits, too.
 
     While the disk is full it waits for room, a minute at most: whoever drives it can do nothing without.
     """
@@ -128,45 +134,47 @@ class Journal:
         self.path = path
         self._connection = _opened(path)
         self._term = 0
-        self._recorded: list[tuple[str, tuple[Any, ...]]] = []
+        self._recorded: list[tuple[str, list[Any]]] = []
         self._reported: dict[int, dict[str, Any]] = {}
 
     def close(self) -> None:
-        """Commits and closes."""
         self.commit()
         self._connection.close()
 
     def commit(self) -> None:
         """What was recorded is on disk when this returns. Ends the process if another controller has taken over."""
         for job, progress in self._reported.items():
-            self._write("INSERT OR REPLACE INTO reports (job, progress) VALUES (?, ?)", (job, json.dumps(progress)))
+            self._insert("reports", {"job": job, "progress": progress}, replace=True)
         self._reported.clear()
-        if self._connection.in_transaction:
-            self._patiently(self._committed)
-            self._recorded.clear()
+        tried = 0
+        while self._recorded:
+            try:
+                self._write_recorded()
+                self._recorded.clear()
+            except sqlite3.Error as error:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_ROOM or tried * _TRY_S >= _PATIENCE_S:
+                    raise InputError(
+                        f"{self.path}: the journal cannot be written ({error}). Free some space; "
+                        "the same command goes on from what it holds."
+                    ) from error
+                if not tried:
+                    print(f"{self.path}: {error}; free some space, within {_PATIENCE_S:.0f} s", file=sys.stderr)
+                tried += 1
+                time.sleep(_TRY_S)
 
-    def _write(self, statement: str, values: tuple[Any, ...] = ()) -> None:
-        self._recorded.append((statement, values))
-        self._patiently(self._executed)
-
-    def _executed(self) -> None:
-        """The last of what was recorded; all of it, where nothing of the transaction is left."""
-        missing = self._recorded[-1:]
-        if not self._connection.in_transaction:
-            self._connection.execute("BEGIN IMMEDIATE")
-            missing = self._recorded
-        for statement, values in missing:
-            self._connection.execute(statement, values)
-
-    def _committed(self) -> None:
-        if not self._connection.in_transaction:
-            self._executed()
+    def _write_recorded(self) -> None:
+        run = self._connection.execute
+        run("BEGIN IMMEDIATE")
+        for statement, values in self._recorded:
+            run(statement, values)
         # Nobody else can write between this look and the commit: the transaction began IMMEDIATE.
-        if self._term and self._all(f"SELECT value FROM meta WHERE name = '{TERM}'") != [(str(self._term),)]:
+        if self._term and run(f"SELECT value FROM meta WHERE name = '{TERM}'").fetchone() != (str(self._term),):
             # An exception would be handled by code that writes, and nothing may be written any more.
             print(f"{self.path.parent}: another controller has taken this run over; this one stops.", file=sys.stderr)
             os._exit(FENCED_OUT)
-        self._connection.execute("COMMIT")
+        run("COMMIT")
 
     def take_over(self) -> None:
         """Takes the next number. From now on only this controller may write; a controller with a lower number stops.
@@ -178,153 +186,118 @@ class Journal:
         self.commit()
         self._term = term
 
-    def _patiently(self, work: Callable[[], None]) -> None:
-        """Does it, once there is room for it: all of the transaction again after each try in vain."""
-        tried = 0
-        while True:
-            try:
-                return work()
-            except sqlite3.Error as error:
-                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_ROOM or tried * _TRY_S >= _PATIENCE_S:
-                    raise InputError(
-                        f"{self.path}: the journal cannot be written ({error}). Free some space; "
-                        "the same command goes on from what it holds."
-                    ) from error
-                if not tried:
-                    print(f"{self.path}: {error}; free some space, within {_PATIENCE_S:.0f} s", file=sys.stderr)
-            tried += 1
-            time.sleep(_TRY_S)
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.execute("ROLLBACK")
-
     @property
     def changes(self) -> int:
-        """Rows that were written since it was opened."""
         return self._connection.total_changes
 
     # What is recorded; nothing is on disk before `commit`
 
+    def _write(self, statement: str, *values: Any) -> None:
+        self._recorded.append((statement, list(values)))
+
+    def _insert(self, table: str, row: Mapping[str, Any], *, replace: bool = False) -> None:
+        values = [json.dumps(value) if name in _JSON else value for name, value in row.items()]
+        marks = ", ".join("?" * len(values))
+        kind = "INSERT OR REPLACE" if replace else "INSERT OR IGNORE" if table == "observations" else "INSERT"
+        self._write(f"{kind} INTO {table} ({', '.join(row)}) VALUES ({marks})", *values)
+
     def set_meta(self, name: str, value: Any) -> None:
-        self._write("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", (name, json.dumps(value)))
+        self._insert("meta", {"name": name, "value": value}, replace=True)
 
     def submitted(self, job: JobRow) -> None:
-        values = (*job[:2], json.dumps(job.file), *job[3:])
-        self._write(f"INSERT INTO jobs ({_JOB}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)
+        self._insert("jobs", job._asdict())
 
     def job_is(self, job: int, state: str, reason: str, losses: int, best_step: int) -> None:
-        self._write(
-            "UPDATE jobs SET state=?, reason=?, losses=?, best_step=? WHERE job=?",
-            (state, reason, losses, best_step, job),
-        )
+        values = (state, reason, losses, best_step, job)
+        self._write("UPDATE jobs SET state=?, reason=?, losses=?, best_step=? WHERE job=?", *values)
 
     def job_waits_again(self, job: int, *, from_start: bool) -> None:
         """A job that had ended waits; from_start: as if it had never trained. What was its end was a stop, then."""
-        self._write("UPDATE jobs SET state='waiting', reason='', losses=0 WHERE job=?", (job,))
-        self._write("UPDATE facts SET kind=? WHERE job=? AND kind=?", (int(Kind.STOP), job, int(Kind.FINISH)))
+        self._write("UPDATE jobs SET state='waiting', reason='', losses=0 WHERE job=?", job)
+        self._write("UPDATE facts SET kind=? WHERE job=? AND kind=?", int(Kind.STOP), job, int(Kind.FINISH))
         if from_start:
-            self._write("UPDATE jobs SET best_step=0 WHERE job=?", (job,))
-            self._write("DELETE FROM reports WHERE job=?", (job,))
+            self._write("UPDATE jobs SET best_step=0 WHERE job=?", job)
+            self._write("DELETE FROM reports WHERE job=?", job)
 
     def decided_run(self, run: int, job: int, decided_s: float, placement: Placed, plan: dict[str, Any]) -> None:
-        self._write(
-            "INSERT INTO runs (run, job, decided_s, placement, plan) VALUES (?,?,?,?,?)",
-            (run, job, decided_s, json.dumps(placement), json.dumps(plan)),
-        )
+        row = {"run": run, "job": job, "decided_s": decided_s, "placement": placement, "plan": plan}
+        self._insert("runs", row)
 
     def launched(self, run: int) -> None:
-        self._write("UPDATE runs SET launched=1 WHERE run=?", (run,))
+        self._write("UPDATE runs SET launched=1 WHERE run=?", run)
 
     def retuned(self, run: int, plan: dict[str, Any]) -> None:
-        self._write("UPDATE runs SET plan=? WHERE run=?", (json.dumps(plan), run))
+        self._write("UPDATE runs SET plan=? WHERE run=?", json.dumps(plan), run)
 
     def ended(self, run: int, outcome: str, reason: str) -> None:
-        self._write("UPDATE runs SET outcome=?, reason=? WHERE run=?", (outcome, reason, run))
+        self._write("UPDATE runs SET outcome=?, reason=? WHERE run=?", outcome, reason, run)
 
     def fact(
         self, time_s: float, kind: int, job: int, gpus: int, placement: Placed = (), reason: int | None = None
     ) -> None:
-        self._write(
-            "INSERT INTO facts (time_s, kind, job, gpus, placement, reason) VALUES (?,?,?,?,?,?)",
-            (time_s, kind, job, gpus, json.dumps(placement), reason or 0),
-        )
+        self._insert("facts", Fact(time_s, kind, job, gpus, placement, reason or 0)._asdict())
 
-    def decision(
-        self,
-        time_s: float,
-        decision_s: float,
-        counts: tuple[int, int, int, int, int],
-        optimum: tuple[float, float],
-    ) -> None:
-        """Records a decision.
-
-        counts: started, stopped, running, queued, GPUs used. optimum: objective and bound, NaN for none.
-        """
-        self._write(
-            "INSERT INTO decisions (time_s, decision_s, started, stopped, running, queued, gpus_used, objective, "
-            "bound) VALUES (?,?,?,?,?,?,?,?,?)",
-            (time_s, decision_s, *counts, *optimum),
-        )
+    def decision(self, **values: float) -> None:
+        """Records a decision: values by the columns of its table, objective and bound NaN where there is no optimum."""
+        self._insert("decisions", values)
 
     def timing(self, run: int, time_s: float, kind: str, parts: dict[str, Any]) -> None:
-        self._write(
-            "INSERT INTO timings (run, time_s, kind, parts) VALUES (?,?,?,?)", (run, time_s, kind, json.dumps(parts))
-        )
+        self._insert("timings", Timing(run, time_s, kind, parts)._asdict())
 
     def reported(self, job: int, progress: dict[str, Any]) -> None:
         """Records how far a job is. Jobs say so every second: only the last before a commit is written."""
         self._reported[job] = progress
 
     def observed(self, job: int, seen: Observation) -> None:
-        self._write(f"INSERT OR IGNORE INTO observations ({_OBSERVED}) VALUES (?,?,?,?,?,?,?)", (job, *seen))
+        self._insert("observations", {"job": job, **seen._asdict()})
 
     def agent(self, node: int, host: str, pid: int, began: int) -> None:
         """Records an agent. began: when its process did, in the kernel's ticks; 0 where that is not known."""
-        self._write("INSERT OR REPLACE INTO agents (node, host, pid, began) VALUES (?,?,?,?)", (node, host, pid, began))
+        self._insert("agents", {"node": node, "host": host, "pid": pid, "began": began}, replace=True)
 
     def agents_left(self) -> None:
         self._write("DELETE FROM agents")
 
     # What is read back
 
+    def _rows(self, table: str, columns: Sequence[str], order: str) -> list[list[Any]]:
+        self.commit()
+        try:
+            rows = self._connection.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order}").fetchall()
+        except sqlite3.Error as error:
+            raise InputError(f"{self.path}: the journal cannot be read ({error}).") from error
+        return [[_read(name, value) for name, value in zip(columns, row, strict=True)] for row in rows]
+
     def meta(self) -> dict[str, Any]:
-        return {name: json.loads(value) for name, value in self._all("SELECT name, value FROM meta")}
+        return dict(self._rows("meta", ("name", "value"), "name"))
 
     def jobs(self) -> list[JobRow]:
-        rows = self._all(f"SELECT {_JOB} FROM jobs ORDER BY job")
-        return [JobRow._make((*row[:2], json.loads(row[2]), *row[3:])) for row in rows]
+        return [JobRow(*row) for row in self._rows("jobs", JobRow._fields, "job")]
 
     def runs(self) -> list[RunRow]:
-        rows = self._all("SELECT run,job,decided_s,placement,plan,launched,outcome,reason FROM runs ORDER BY run")
-        return [
-            RunRow(run, job, at_s, _placed(placement), json.loads(plan), bool(launched), outcome, reason)
-            for run, job, at_s, placement, plan, launched, outcome, reason in rows
-        ]
+        return [RunRow(*row) for row in self._rows("runs", RunRow._fields, "run")]
 
     def facts(self) -> list[Fact]:
-        rows = self._all("SELECT time_s, kind, job, gpus, placement, reason FROM facts ORDER BY serial")
-        return [Fact._make((*row[:4], _placed(row[4]), row[5])) for row in rows]
+        return [Fact(*row) for row in self._rows("facts", Fact._fields, "serial")]
 
     def timings(self) -> list[Timing]:
-        rows = self._all("SELECT run, time_s, kind, parts FROM timings ORDER BY serial")
-        return [Timing(run, time_s, kind, json.loads(parts)) for run, time_s, kind, parts in rows]
+        return [Timing(*row) for row in self._rows("timings", Timing._fields, "serial")]
 
     def reports(self) -> dict[int, dict[str, Any]]:
-        found = {job: json.loads(progress) for job, progress in self._all("SELECT job, progress FROM reports")}
-        return {**found, **self._reported}
+        return dict(self._rows("reports", ("job", "progress"), "job"))
 
     def observations(self) -> list[tuple[int, Observation]]:
-        rows = self._all(f"SELECT {_OBSERVED} FROM observations ORDER BY rowid")
-        return [(row[0], Observation(*row[1:])) for row in rows]
+        rows = self._rows("observations", ("job", *Observation._fields), "rowid")
+        return [(job, Observation(*seen)) for job, *seen in rows]
 
     def agents(self) -> list[tuple[int, str, int, int]]:
         """(node, host, pid, began) of every agent that has not been seen to leave."""
-        return self._all("SELECT node, host, pid, began FROM agents ORDER BY node")
+        return [tuple(row) for row in self._rows("agents", ("node", "host", "pid", "began"), "node")]
 
     def last_s(self) -> float:
         """The time of the last fact or decision; 0 before any."""
-        (row,) = self._all("SELECT max((SELECT max(time_s) FROM facts), (SELECT max(time_s) FROM decisions))")
-        (facts,) = self._all("SELECT max(time_s) FROM facts")
-        return float(row[0] if row[0] is not None else facts[0] or 0.0)
+        times = [self._rows(table, ("max(time_s)",), "1")[0][0] for table in ("facts", "decisions")]
+        return float(max(each or 0.0 for each in times))
 
     def events(self, numbers: dict[int, int]) -> EventLog:
         """All facts as the simulator logs them, jobs by the rows they have in the workload."""
@@ -337,22 +310,19 @@ class Journal:
         return log
 
     def decisions(self) -> DecisionLog:
-        """All decisions, as the simulator logs them."""
         log = DecisionLog()
-        rows = self._all(
-            "SELECT time_s, decision_s, started, stopped, running, queued, gpus_used, objective, bound "
-            "FROM decisions ORDER BY serial"
-        )
-        for *row, objective, bound in rows:
+        columns = ("time_s", "decision_s", "started", "stopped", "running", "queued", "gpus_used", "objective", "bound")
+        for *row, objective, bound in self._rows("decisions", columns, "serial"):
             log.append(*row)
             log.optimum(*(float("nan") if each is None else each for each in (objective, bound)))
         return log
 
-    def _all(self, statement: str) -> list[Any]:
-        try:
-            return self._connection.execute(statement).fetchall()
-        except sqlite3.Error as error:
-            raise InputError(f"{self.path}: the journal cannot be read ({error}).") from error
+
+def _read(column: str, value: Any) -> Any:
+    if column not in _JSON:
+        return value
+    read = json.loads(value)
+    return tuple(map(tuple, read)) if column == "placement" else read
 
 
 # The file: made, opened, checked, copied, and restored from its copy.
@@ -465,8 +435,8 @@ def restore_if_damaged(work: Path) -> None:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(copy.stat().st_mtime))
     print(
         f"{path}: the journal is damaged ({damage}) and put aside as {NAME}.damaged-{number}; its copy of {made} is "
-        "used. What happened since is forgotten: jobs that ended since go on from their last checkpoints, and jobs "
-        "submitted since are taken in from their folders as failed.",
+        "used. What happened since is forgotten: jobs that ended since go on from their last checkpoints, and what was "
+        "submitted since must be submitted again.",
         file=sys.stderr,
         flush=True,
     )
@@ -483,5 +453,63 @@ def _damage(path: Path) -> str:
     return ("" if tables else "it is empty") if found == "ok" else found.replace("\n", " ")
 
 
-def _placed(text: str) -> Placed:
-    return tuple((int(node), int(mask)) for node, mask in json.loads(text))
+# A job that had failed or was cancelled waits again: in a controller that runs, or in the journal of one that will.
+
+
+def reopen(journal: Journal, folder: Path, number: int, name: str, state: str, *, from_start: bool) -> None:
+    """The job in that folder waits, from its last checkpoint or from the start; it is in the journal then.
+
+    Raises InputError for a job that has not ended, or is done.
+    """
+    if state == "done":
+        raise InputError(f"job {name} is done; to train it anew, submit it again.")
+    if state not in ENDED:
+        raise InputError(f"job {name} has not ended; nothing keeps it from going on.")
+    if from_start and (aside := job_folder.give_up(folder)) is not None:
+        print(f"what job {number} had trained is in {aside} now", file=sys.stderr)
+    journal.job_waits_again(number, from_start=from_start)
+    journal.commit()
+
+
+def retry_in(work: Path, wanted: str, *, from_start: bool) -> JobRow:
+    """The same in the folder of a run that no controller has; returns the job as it was. Raises InputError."""
+    journal = Journal(work / NAME)
+    try:
+        jobs = {row.job: row for row in journal.jobs()}
+        row = named(jobs, wanted)
+        if row is None:
+            raise unknown("job", wanted, [each.name for each in jobs.values()])
+        reopen(journal, work / "jobs" / str(row.job), row.job, row.name, row.state, from_start=from_start)
+        # What was filed of the run is filed anew when this job has ended, too.
+        journal.set_meta("over", False)
+        journal.set_meta("written", False)
+    finally:
+        journal.close()
+    return row
+
+
+class Named(Protocol):
+    """A job, wherever it is kept."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+
+Kept = TypeVar("Kept", bound=Named)
+
+
+def named(jobs: Mapping[int, Kept], wanted: str) -> Kept | None:
+    """The job of that name, or number; None where there is none.
+
+    Of several of that name it is the one that has not ended. Raises InputError where that is none, or several.
+    """
+    found = {number: job for number, job in jobs.items() if job.name == wanted}
+    chosen = [job for job in found.values() if not job.ended or len(found) == 1]
+    if len(chosen) == 1:
+        return chosen[0]
+    if found:
+        raise InputError(f"{len(found)} jobs are called {wanted}; take a number: {', '.join(map(str, found))}.")
+    return next((job for number, job in jobs.items() if str(number) == wanted), None)

@@ -70,7 +70,6 @@ class Learning:
         return sorted({file.slots, *measured_sizes(self._cluster)})
 
     def found(self, file: JobFile, candidates: CandidatePlans) -> None:
-        """The plans that its model may have."""
         self._found[file.application] = candidates
 
     def may_try(self, trained_s: float, trials: int, restart_s: float) -> bool:

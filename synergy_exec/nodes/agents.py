@@ -1,4 +1,4 @@
-"""The agents of a backend: gathered, told things, dismissed; whether one that was lost is to come back."""
+"""The agents of a backend: started, heard, told things, started again where one was lost, dismissed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 import math
 import sys
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -17,25 +18,39 @@ from synergy_core.units import HOUR_S
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.messages import Hello, Message, Shutdown
 from synergy_exec.plain import plain_lines
-from synergy_exec.wire import encode
+from synergy_exec.wire import Ear, decode, encode, farewell
 
-# The agents that are connected: their first messages, and a queue of what is to be sent to each.
+MAX_MESSAGE_BYTES = 1_000_000
+
+
+class Listener(Protocol):
+    """Who is told of agents. Nodes are numbered as the cluster numbers them; before there is one, only of `hello`."""
+
+    def hello(self, hello: Hello) -> None: ...
+
+    def agent_came(self, node: int) -> None: ...
+
+    def heard(self, node: int, message: Message) -> None: ...
+
+    def agent_left(self, node: int) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
 
 
 @dataclass(slots=True)
 class AgentLink:
-    """One agent's connection."""
+    """One agent's connection. left: why it ended, in a few words, once it has."""
 
     hello: Hello
-    socket: web.WebSocketResponse
+    left: asyncio.Future[str]
     queue: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
 
-    async def send_all(self) -> None:
+    async def send_all(self, channel: web.WebSocketResponse) -> None:
         """Sends what is queued, in order, until it is cancelled or the connection is lost."""
         while True:
             message = await self.queue.get()
             try:
-                await self.socket.send_str(encode(message))
+                await channel.send_str(encode(message))
             except ConnectionError:
                 return
 
@@ -67,9 +82,9 @@ def cluster_of(hellos: list[Hello], *, storage_bytes_per_s: float | None = None)
     return Cluster(tuple(types)), [node for nodes in alike.values() for node in nodes]
 
 
-LOOK_S = 0.5
+LOOK_S = 0.1
 EXITING_S = 1.0
-"""From an agent's last word to its end."""
+"""From the end of an agent's connection to the end of its process."""
 PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 """Between tries, where agents are lost too often and a service goes on."""
 
@@ -78,64 +93,125 @@ class Agents:
     """All agents of a backend.
 
     links: of those that are connected, by the backend's number of their node. The cluster numbers nodes its own way,
-    alike ones together; `number` says how. losses: how often one was lost, or did not come again. at_once: how often
-    within an hour one that was lost is started again without a pause.
+    alike ones together; `number` says how. losses: how often one was lost, or did not come. at_once: how often within
+    an hour one that was lost is started again without a pause; after that it is an error (give_up), or the pauses
+    become longer and longer. patience_s: how long one may take to come.
     """
 
-    def __init__(self, backend: Backend, at_once: int) -> None:
-        self.backend, self.at_once = backend, at_once
+    def __init__(
+        self, backend: Backend, listener: Listener, *, at_once: int, patience_s: float, give_up: bool = True
+    ) -> None:
+        self.backend, self._listener = backend, listener
+        self._at_once, self._patience_s, self._give_up = at_once, patience_s, give_up
         self.links: dict[int, AgentLink] = {}
         self.losses = 0
         self._known: dict[int, Hello] = {}
         self._order: list[int] = []
-        self._lost_s: dict[int, list[float]] = {}
-        self._awaited: dict[int, asyncio.Event] = {}
+        self._lost_s: defaultdict[int, list[float]] = defaultdict(list)
         self._all_there = asyncio.Event()
+        self._keepers: list[asyncio.Task[None]] = []
 
     async def gather(
-        self,
-        meeting: Meeting,
-        patience_s: float,
-        over: asyncio.Future[Any] | None = None,
-        *,
-        storage_bytes_per_s: float | None = None,
+        self, meeting: Meeting, over: asyncio.Future[Any], *, storage_bytes_per_s: float | None = None
     ) -> Cluster | None:
         """Starts all of them, and waits: the cluster that they make, None if `over` came first.
 
-        storage_bytes_per_s: see `cluster_of`. Raises InputError where one leaves twice, or does not come in time.
+        storage_bytes_per_s: see `cluster_of`.
         """
         for node in range(self.backend.nodes):
             await self.backend.start(node, meeting)
-        until_s = time.monotonic() + patience_s
+            self._keepers.append(asyncio.create_task(self._keep(node, meeting)))
         there = asyncio.ensure_future(self._all_there.wait())
-        either = {there} if over is None else {there, over}
-        try:
-            while not any(each.done() for each in either):
-                await asyncio.wait(either, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-                await self._look_after_missing(meeting, late=time.monotonic() > until_s, patience_s=patience_s)
-        finally:
-            there.cancel()
-        if over is not None and over.done():
+        await asyncio.wait({there, over}, return_when=asyncio.FIRST_COMPLETED)
+        there.cancel()
+        if over.done():
             return None
         cluster, self._order = cluster_of(list(self._known.values()), storage_bytes_per_s=storage_bytes_per_s)
         return cluster
 
-    async def _look_after_missing(self, meeting: Meeting, *, late: bool, patience_s: float) -> None:
-        """One that left before it was there is started again, for it may have been killed; as often as one that is lost
-        later, at least once. Raises InputError then.
-        """
-        missing = sorted(set(range(self.backend.nodes)) - set(self.links))
-        lost = self.backend.lost()
-        for node in missing:
-            if node in lost and node not in self._awaited:
-                if self._count(node) > max(1, self.at_once):
-                    raise InputError(f"node {node}: {lost[node]}")
+    async def _keep(self, node: int, meeting: Meeting) -> None:
+        """Starts another agent whenever the node's is lost, or has not come, and tells the user so."""
+        try:
+            while True:
+                reason = await self._until_lost(node)
+                self.losses += 1
+                self._lost_s[node].append(time.monotonic())
+                times = self._lost_lately(node)
+                beyond = times - self._at_once
+                pause_s = min(PAUSE_S * 2.0 ** min(beyond - 1, 10), LONGEST_PAUSE_S) if beyond > 0 else 0.0
+                if beyond > 0 and (self._give_up or not self._order):
+                    raise InputError(f"node {node}: its agent was lost {times} times within an hour; at last: {reason}")
+                when = (
+                    f"{times} times within an hour; another starts in {pause_s:g} s" if pause_s else "starting another"
+                )
+                print(f"node {node}: its agent was lost: {plain_lines(reason)}\n{when}", file=sys.stderr, flush=True)
+                await asyncio.sleep(pause_s)
                 await self.backend.start(node, meeting)
-        if missing and late:
-            raise InputError(f"no agent from nodes {missing} within {patience_s:g} s; see their logs.")
+        except Exception as error:
+            self._listener.fail(error)
 
-    def came(self, hello: Hello, channel: web.WebSocketResponse) -> AgentLink:
-        """An agent has said hello. Raises InputError for one that is not expected."""
+    async def _until_lost(self, node: int) -> str:
+        """Why the node's agent was lost, or did not come, as far as its connection and its exit tell."""
+        until_s = time.monotonic() + self._patience_s
+        while (link := self.links.get(node)) is None:
+            if exit := self.backend.lost().get(node):
+                return exit
+            if time.monotonic() > until_s:
+                if not self._order:
+                    raise InputError(f"no agent from node {node} within {self._patience_s:g} s; see its log.")
+                return f"none came within {self._patience_s:g} s; see its log"
+            await asyncio.sleep(LOOK_S)
+        reason, until_s = await link.left, time.monotonic() + EXITING_S
+        while not (exit := self.backend.lost().get(node, "")) and time.monotonic() < until_s:
+            await asyncio.sleep(LOOK_S)
+        return f"{reason}; {exit}" if exit else reason
+
+    def _lost_lately(self, node: int) -> int:
+        """How often the node's agent was lost, or did not come, within the last hour."""
+        self._lost_s[node] = [each for each in self._lost_s[node] if each > time.monotonic() - HOUR_S]
+        return len(self._lost_s[node])
+
+    async def connection(self, request: web.Request) -> web.WebSocketResponse:
+        channel = web.WebSocketResponse(autoping=False, max_msg_size=MAX_MESSAGE_BYTES)
+        await channel.prepare(request)
+        ear = Ear(channel)
+        try:
+            # It may be long in coming, since an agent imports torch first; who waits for all of them has a limit.
+            text = await ear.text()
+            if text is None:
+                return channel
+            hello = decode(text)
+            if not isinstance(hello, Hello):
+                raise InputError(f"expected hello first; got {hello.KIND}.")
+            self._check(hello)
+        except InputError as error:
+            await channel.close(code=1008, message=farewell(str(error)))
+            return channel
+        link = self.links[hello.node] = AgentLink(hello, asyncio.get_running_loop().create_future())
+        sender = asyncio.create_task(link.send_all(channel))
+        try:
+            self._came(hello)
+            while (text := await ear.text()) is not None:
+                message = decode(text)
+                if self._order:
+                    self._listener.heard(self._order.index(hello.node), message)
+            if not channel.closed and request.transport is not None:
+                request.transport.abort()  # a farewell would wait for an answer
+        except InputError as error:
+            ear.gone = f"it said what no agent says: {error}"
+            await channel.close(code=1008, message=farewell(str(error)))
+        except Exception as error:
+            self._listener.fail(error)
+        finally:
+            sender.cancel()
+            del self.links[hello.node]
+            self._all_there.clear()
+            link.left.set_result(ear.gone)
+            if self._order:
+                self._listener.agent_left(self._order.index(hello.node))
+        return channel
+
+    def _check(self, hello: Hello) -> None:
         known = self._known.get(hello.node)
         if not 0 <= hello.node < self.backend.nodes:
             raise InputError(f"node {hello.node}: expected 0 to {self.backend.nodes - 1}.")
@@ -145,75 +221,22 @@ class Agents:
             raise InputError(
                 f"node {hello.node} had {known.slots} {known.gpu_type}; now {hello.slots} {hello.gpu_type}."
             )
-        link = self.links[hello.node] = AgentLink(hello, channel)
+
+    def _came(self, hello: Hello) -> None:
         self._known[hello.node] = hello
-        if hello.node in self._awaited:
-            self._awaited.pop(hello.node).set()
+        self._listener.hello(hello)
+        if self._order:
+            self._listener.agent_came(self._order.index(hello.node))
         if len(self.links) == self.backend.nodes:
             self._all_there.set()
-        return link
 
-    def left(self, link: AgentLink) -> None:
-        """Its connection has ended."""
-        del self.links[link.hello.node]
-        self._all_there.clear()
-
-    def number(self, link: AgentLink) -> int:
-        """The cluster's number of an agent's node; all were gathered before."""
-        return self._order.index(link.hello.node)
-
-    async def bring_back(
-        self, link: AgentLink, reason: str, meeting: Meeting, patience_s: float, *, give_up: bool
-    ) -> None:
-        """Starts another agent where one was lost, until one is there; tells the user so, and why.
-
-        reason: as far as the connection told. patience_s: for one to come. After several within an hour it raises
-        InputError (give_up), or waits longer and longer between tries.
-        """
-        node = link.hello.node
-        came = self._awaited[node] = asyncio.Event()
-        if exit := await self._exit_of(node, EXITING_S, came):
-            reason = f"{reason}; {exit}"
-        while not came.is_set():
-            times = self._count(node)
-            pause_s = 0.0 if times <= self.at_once else self._pause_s(times - self.at_once)
-            if pause_s and give_up:
-                raise InputError(f"node {node}: its agent was lost {times} times within an hour; at last: {reason}")
-            when = f"{times} times within an hour; another starts in {pause_s:g} s" if pause_s else "starting another"
-            print(f"node {node}: its agent was lost: {plain_lines(reason)}\n{when}", file=sys.stderr, flush=True)
-            await asyncio.sleep(pause_s)
-            await self.backend.start(node, meeting)
-            exit = await self._exit_of(node, patience_s, came)
-            reason = exit or f"none came within {patience_s:g} s; see its log"
-
-    def _pause_s(self, beyond: int) -> float:
-        return float(min(PAUSE_S * 2.0 ** min(beyond - 1, 10), LONGEST_PAUSE_S))
-
-    def _count(self, node: int) -> int:
-        """How often it was lost within the last hour, this time included."""
-        self.losses += 1
-        self._lost_s.setdefault(node, []).append(time.monotonic())
-        return self.lost_lately(node)
-
-    def lost_lately(self, node: int) -> int:
-        """How often the node's agent was lost, or did not come again, within the last hour."""
-        since_s = time.monotonic() - HOUR_S
-        self._lost_s[node] = [each for each in self._lost_s.get(node, []) if each > since_s]
-        return len(self._lost_s[node])
+    def there(self) -> dict[int, Hello]:
+        return {self._order.index(node): link.hello for node, link in self.links.items()}
 
     def away(self) -> set[int]:
         """The cluster's numbers of nodes that have no agent, though one was started as often as `at_once` says."""
-        lost = [node for node in self._order if node not in self.links and self.lost_lately(node) > self.at_once]
+        lost = [node for node in self._order if node not in self.links and self._lost_lately(node) > self._at_once]
         return {self._order.index(node) for node in lost}
-
-    async def _exit_of(self, node: int, patience_s: float, came: asyncio.Event) -> str:
-        """How the node's agent has left, as soon as its backend can tell; "" if one came, or none has left in time."""
-        until_s = time.monotonic() + patience_s
-        while time.monotonic() < until_s and not came.is_set():
-            if node in (lost := self.backend.lost()):
-                return lost[node]
-            await asyncio.sleep(EXITING_S / 10)
-        return ""
 
     def say(self, outbox: list[tuple[int, Message]]) -> None:
         """Queues messages for the cluster's nodes, in order, and empties the box; what is for a lost one is dropped."""
@@ -225,6 +248,8 @@ class Agents:
 
     async def dismiss(self, patience_s: float) -> None:
         """Has all of them save and leave, and ends those that have not within so many seconds."""
+        for keeper in self._keepers:
+            keeper.cancel()
         for link in self.links.values():
             link.queue.put_nowait(Shutdown())
         until_s = time.monotonic() + patience_s

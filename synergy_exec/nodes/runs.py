@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from synergy_core.cluster import Share
 from synergy_core.jobs.record import Placed, gpus_in
@@ -43,9 +43,9 @@ class Run:
     """A job on fixed slots. stage: how far it is; stopping: it was told to leave, or is being killed.
 
     share: what each of its slots brings of its node's CPUs and memory, None where nobody looks at them. said: what
-    each node's agent has said of its end; agent_lost: one was lost before it could. store: where its ranks meet who
-    are on several nodes. died, hung: as `messages.Ended` has them, the slot with its node. rebuild: an order
-    that the run waits for when it is launched.
+    each node's agent has said of its end; agent_lost: one was lost before it could; excused: while other runs were on
+    its node, too, any of which may have been the cause. store: where its ranks meet who
+    are on several nodes. hung: as `messages.Ended` has it. rebuild: an order that it waits for when it is launched.
     """
 
     number: int
@@ -59,70 +59,44 @@ class Run:
     store: tuple[str, int] = ("", 0)
     said: dict[int, tuple[Outcome, str]] = field(default_factory=dict)
     agent_lost: bool = False
-    died: Slot | None = None
+    excused: bool = False
     hung: bool = False
     rebuild: Rebuild | None = None
 
     @property
     def nodes(self) -> list[int]:
-        """Its nodes, in order of their ranks."""
         return [node for node, _ in self.placed]
 
     @property
     def slots(self) -> set[Slot]:
-        """All of its slots."""
         return {(node, slot) for node, mask in self.placed for slot in _bits(mask)}
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """Its workers were told to start, on slots that nobody else holds."""
+class Happened(NamedTuple):
+    """What became of a run.
 
-    run: Run
-
-
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """Its first step is done."""
-
-    run: Run
-    message: Started
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """No process of it is left. outcome: over all nodes. reason: why, for failed and lost. with_agent: an agent was
-    lost, and the run with it.
+    launched: its workers were told to start, on slots that nobody else holds. stepped: its first step is done, of which
+    `started` tells. dropped: it was told to leave before any of its workers were started. left: no process of it is
+    left; outcome over all nodes, and reason for failed and lost.
     """
 
+    what: Literal["launched", "stepped", "dropped", "left"]
     run: Run
-    outcome: Outcome
-    reason: str
-    with_agent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """It was told to leave before any of its workers were started."""
-
-    run: Run
-
-
-Happened = Launched | Stepped | Left | Dropped
+    started: Started | None = None
+    outcome: Outcome = "lost"
+    reason: str = ""
 
 
 class Runs:
     """All runs that have not ended. A run holds its slots from its reservation until the last agent has said `ended`.
 
-    ports: see `messages.Reserve`. connected: the agents that are there. alone: jobs whose runs have their nodes to
-    themselves, those with the least number first (`controller/blame.py`).
+    ports: see `messages.Reserve`. connected: the agents that are there.
     """
 
     def __init__(self, launch_of: LaunchOf, ports: str) -> None:
         self._launch_of, self._ports = launch_of, ports
         self.runs: dict[int, Run] = {}
         self.connected: set[int] = set()
-        self.alone: dict[int, int] = {}
         self.outbox: list[tuple[int, Message]] = []
         self.happened: list[Happened] = []
         self._held: dict[Slot, int] = {}
@@ -136,20 +110,18 @@ class Runs:
 
     def stop(self, number: int) -> None:
         """Has a run save and leave; one whose workers do not exist yet is dropped."""
-        run = self.runs.get(number)
-        if run is None or run.stopping:
+        run = self._goes_on(number)
+        if run is None:
             return
         run.stopping = True
         if run.stage in ("waiting", "reserving"):
             if run.stage == "reserving":
                 self._send(run.nodes[0], Kill(run=run.number))
             self._release(run)
-            self.happened.append(Dropped(run))
+            self.happened.append(Happened("dropped", run))
             self._launch_waiting()
             return
-        for node in run.nodes:
-            if node not in run.said:
-                self._send(node, Stop(run=number))
+        self._tell(run, Stop(run=number))
 
     def kill(self, number: int) -> None:
         """Has a run leave at once, unsaved."""
@@ -160,75 +132,57 @@ class Runs:
             self.stop(number)
             return
         run.stopping = run.killed = True
-        self._kill_rest(run)
+        self._tell(run, Kill(run=number))
 
     def retune(self, number: int, plan: Plan, steps: int = 0, seconds: float = 0.0) -> None:
         """The run goes on with another micro-batch, accumulation or compressor. steps, seconds: see `Rebuild`."""
-        run = self.runs.get(number)
-        if run is None or run.stopping:
-            return
-        run.plan = plan
-        if run.stage in ("launched", "started"):
+        if (run := self._goes_on(number)) is not None:
+            run.plan = plan
             told = self._launch_of(run).plan
-            for node in run.nodes:
-                self._send(
-                    node,
-                    Retune(
-                        run=number,
-                        micro_batch=told.micro_batch,
-                        accumulation=told.accumulation,
-                        compressor=told.compressor,
-                        steps=steps,
-                        seconds=seconds,
-                    ),
-                )
+            cut = {name: getattr(told, name) for name in ("micro_batch", "accumulation", "compressor")}
+            self._tell(run, Retune(run=number, steps=steps, seconds=seconds, **cut))
 
     def rebuild(self, order: Rebuild) -> None:
         """The run builds its model again, as soon as it is launched."""
-        run = self.runs.get(order.run)
-        if run is None or run.stopping:
-            return
-        run.plan, run.rebuild = order.plan, order
-        if run.stage in ("launched", "started"):
-            for node in run.nodes:
-                self._send(node, order)
+        if (run := self._goes_on(order.run)) is not None:
+            run.plan, run.rebuild = order.plan, order
+            self._tell(run, order)
 
     def reshare(self, number: int, share: Share) -> None:
         """Each slot of the run brings other CPUs and memory from now on; the run was made with a share."""
+        if (run := self._goes_on(number)) is not None:
+            run.share = share
+            self._tell(run, Reshare(run=number, share=share))
+
+    def _goes_on(self, number: int) -> Run | None:
         run = self.runs.get(number)
-        if run is None or run.stopping:
-            return
-        run.share = share
+        return None if run is None or run.stopping else run
+
+    def _tell(self, run: Run, message: Message) -> None:
+        """Tells every node of a run that has workers; one that is launched later is launched with it."""
         if run.stage in ("launched", "started"):
             for node in run.nodes:
-                self._send(node, Reshare(run=number, share=share))
-
-    def released(self, job: int) -> None:
-        """Others may come to the job's nodes again."""
-        self.alone.pop(job, None)
-        self._launch_waiting()
+                if node not in run.said:
+                    self._send(node, message)
 
     def of_job(self, job: int) -> Run | None:
-        """The newest run of a job that has not ended."""
         return max((run for run in self.runs.values() if run.job == job), key=lambda run: run.number, default=None)
 
     # What agents say
 
     def agent_came(self, node: int) -> None:
-        """An agent is there, and runs nothing yet."""
         self.connected.add(node)
         self._launch_waiting()
 
     def agent_left(self, node: int) -> None:
         """An agent is gone, and with it everything that ran on its node: those runs are lost."""
         self.connected.discard(node)
-        for run in list(self.runs.values()):
-            if node not in run.nodes or run.stage == "waiting":
-                continue
+        there = [run for run in self.runs.values() if node in run.nodes and run.stage != "waiting"]
+        for run in there:
             if run.stage == "reserving":
                 self._back_to_waiting(run)
             elif node not in run.said:
-                run.agent_lost = True
+                run.agent_lost, run.excused = True, len(there) > 1
                 self._part_ended(run, node, "lost", f"the agent of node {node} was lost")
         self._launch_waiting()
 
@@ -242,13 +196,11 @@ class Runs:
             self._launch(run)
         elif isinstance(message, Started) and run.stage == "launched":
             run.stage = "started"
-            self.happened.append(Stepped(run, message))
+            self.happened.append(Happened("stepped", run, started=message))
         elif isinstance(message, Ended) and node not in run.said:
             if run.stage == "reserving":
                 self._back_to_waiting(run)
             elif run.stage in ("launched", "started"):
-                if message.died >= 0 and run.died is None:
-                    run.died = node, message.died
                 run.hung |= message.hung
                 self._part_ended(run, node, message.outcome, message.reason)
             self._launch_waiting()
@@ -258,10 +210,10 @@ class Runs:
     def _launch_waiting(self) -> None:
         """Reserves for every run that can be launched, in the order in which they were decided."""
         wanted: set[Slot] = set()
-        for run in sorted(self.runs.values(), key=self._turn):
+        for run in sorted(self.runs.values(), key=lambda run: run.number):
             if run.stage != "waiting":
                 continue
-            free = not any(slot in self._held or slot in wanted for slot in run.slots) and not self._kept_off(run)
+            free = not any(slot in self._held or slot in wanted for slot in run.slots)
             first = not any(other.job == run.job and other.number < run.number for other in self.runs.values())
             if free and first and self.connected.issuperset(run.nodes):
                 for slot in run.slots:
@@ -270,14 +222,6 @@ class Runs:
                 several = len(run.nodes) > 1
                 self._send(run.nodes[0], Reserve(run=run.number, ports=self._ports, several_nodes=several))
             wanted |= run.slots
-
-    def _turn(self, run: Run) -> tuple[bool, int, int]:
-        return run.job not in self.alone, self.alone.get(run.job, 0), run.number
-
-    def _kept_off(self, run: Run) -> bool:
-        """Whether a run that is to be alone is on one of its nodes, or it is to be alone and any is."""
-        there = {number for (node, _), number in self._held.items() if node in run.nodes}
-        return any(run.job in self.alone or self.runs[number].job in self.alone for number in there)
 
     def _back_to_waiting(self, run: Run) -> None:
         """Its reservation is void; it waits for the node's agent."""
@@ -288,7 +232,7 @@ class Runs:
     def _launch(self, run: Run) -> None:
         launch = self._launch_of(run)
         run.stage = "launched"
-        self.happened.append(Launched(run))
+        self.happened.append(Happened("launched", run))
         first_rank = 0
         for node_rank, (node, mask) in enumerate(run.placed):
             slots = _bits(mask)
@@ -314,18 +258,13 @@ class Runs:
     def _part_ended(self, run: Run, node: int, outcome: Outcome, reason: str) -> None:
         run.said[node] = outcome, reason
         if outcome in ("failed", "lost"):
-            self._kill_rest(run)
+            self._tell(run, Kill(run=run.number))
         if len(run.said) == len(run.nodes):
             outcome, reason = _together(list(run.said.values()))
             if run.killed and outcome != "done":
                 outcome = "lost"
             self._release(run)
-            self.happened.append(Left(run, outcome, reason, with_agent=run.agent_lost))
-
-    def _kill_rest(self, run: Run) -> None:
-        for node in run.nodes:
-            if node not in run.said:
-                self._send(node, Kill(run=run.number))
+            self.happened.append(Happened("left", run, outcome=outcome, reason=reason))
 
     def _release(self, run: Run) -> None:
         run.stage = "ended"

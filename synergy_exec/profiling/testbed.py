@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from aiohttp import web
-
 from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
@@ -18,9 +16,9 @@ from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.messages import Failure, Hello, Launch, Message, Outcome, Report, Started
-from synergy_exec.nodes.agents import AgentLink, Agents
-from synergy_exec.nodes.listening import Listener, listening
-from synergy_exec.nodes.runs import Dropped, Left, Run, Runs
+from synergy_exec.nodes.agents import Agents
+from synergy_exec.nodes.listening import listening
+from synergy_exec.nodes.runs import Run, Runs
 from synergy_exec.settings import Settings
 
 
@@ -49,20 +47,18 @@ class TestbedRun:
         return self.stepped.result() - self.launched_s
 
 
-class Testbed(Listener):
+class Testbed:
     """The agents of a backend; where one is lost another is started.
 
     cluster: what they make. losses: of agents; what was measured across one does not count.
     """
 
     def __init__(self, backend: Backend, launch_of: Callable[[Run], Launch], settings: Settings) -> None:
-        self.agents = Agents(backend, settings.agents_per_hour)
+        self.agents = Agents(backend, self, at_once=settings.agents_per_hour, patience_s=settings.nodes_s)
         self._settings = settings
         self._runs = Runs(launch_of, settings.ports or "")
         self._mine: list[TestbedRun] = []
         self._broken: TestbedError | None = None
-        self._gathered, self._closing = False, False
-        self._returning: set[asyncio.Future[None]] = set()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.losses = 0
         self.cluster: Cluster
@@ -100,13 +96,12 @@ class Testbed(Listener):
 
     def cores(self, node: int) -> int:
         """CPU cores of a node of the cluster, as its agent says."""
-        (link,) = [each for each in self.agents.links.values() if self.agents.number(each) == node]
-        return link.hello.cpus
+        return self.agents.there()[node].cpus
 
     def memory_bytes(self, nodes: Collection[int]) -> float:
         """That a job may use for each of its slots on these nodes, by the settings; inf where one keeps no limit."""
         limit_gb = self._settings.memory_gb_per_slot
-        there = [each.hello for each in self.agents.links.values() if self.agents.number(each) in nodes]
+        there = [hello for node, hello in self.agents.there().items() if node in nodes]
         return math.inf if limit_gb is None or any(each.no_limit for each in there) else limit_gb * GB
 
     def check(self) -> None:
@@ -114,18 +109,16 @@ class Testbed(Listener):
         if self._broken is not None:
             raise self._broken
 
-    # What agents say (`Listener`)
+    # What agents do (`nodes.agents.Listener`)
 
-    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> AgentLink:
-        link = self.agents.came(hello, channel)
-        if self._gathered:
-            self._runs.agent_came(self.agents.number(link))
-            self._flush()
-        return link
+    def hello(self, hello: Hello) -> None:
+        pass
 
-    def heard(self, link: AgentLink, message: Message) -> None:
-        if not self._gathered:
-            return
+    def agent_came(self, node: int) -> None:
+        self._runs.agent_came(node)
+        self._flush()
+
+    def heard(self, node: int, message: Message) -> None:
         if isinstance(message, Started | Report | Failure) and 0 <= message.run < len(self._mine):
             run = self._mine[message.run]
             if isinstance(message, Failure):
@@ -134,25 +127,13 @@ class Testbed(Listener):
                 run.reports.put_nowait(message)
             elif not run.stepped.done():
                 run.stepped.set_result(time.monotonic())
-        self._runs.heard(self.agents.number(link), message)
+        self._runs.heard(node, message)
         self._flush()
 
-    def agent_left(self, link: AgentLink, reason: str) -> None:
-        self.agents.left(link)
+    def agent_left(self, node: int) -> None:
         self.losses += 1
-        if self._gathered:
-            self._runs.agent_left(self.agents.number(link))
-            self._flush()
-        if not self._closing:
-            returning = asyncio.ensure_future(self._bring_back(link, reason))
-            self._returning.add(returning)
-            returning.add_done_callback(self._returning.discard)
-
-    async def _bring_back(self, link: AgentLink, reason: str) -> None:
-        try:
-            await self.agents.bring_back(link, reason, self._meeting, self._settings.nodes_s, give_up=True)
-        except Exception as error:
-            self.fail(error)
+        self._runs.agent_left(node)
+        self._flush()
 
     def fail(self, error: Exception) -> None:
         self._broken = self._broken or TestbedError(str(error) or repr(error))
@@ -168,28 +149,20 @@ class Testbed(Listener):
             left = self._mine[each.run.number].left
             if left.done():
                 continue
-            if isinstance(each, Left):
+            if each.what == "left":
                 left.set_result((each.outcome, each.reason))
-            elif isinstance(each, Dropped):
+            elif each.what == "dropped":
                 left.set_result(("lost", "it was told to leave before it began"))
         self._runs.happened.clear()
 
     async def gather(self, meeting: Meeting) -> None:
         """Waits until all agents are there. Raises InputError where they do not come."""
-        self._meeting = meeting
-        cluster = await self.agents.gather(meeting, self._settings.nodes_s, self._over)
+        cluster = await self.agents.gather(meeting, self._over)
         self.check()
         assert cluster is not None
-        self.cluster, self._gathered = cluster, True
-        for link in self.agents.links.values():
-            self._runs.agent_came(self.agents.number(link))
-
-    async def dismiss(self) -> None:
-        """Ends all agents."""
-        self._closing = True
-        for each in self._returning:
-            each.cancel()
-        await self.agents.dismiss(self._settings.leave_s)
+        self.cluster = cluster
+        for node in self.agents.there():
+            self._runs.agent_came(node)
 
 
 @asynccontextmanager
@@ -198,9 +171,9 @@ async def testbed(
 ) -> AsyncIterator[Testbed]:
     """All agents of a backend, until the block ends; then no process of them is left."""
     made = Testbed(backend, launch_of, settings)
-    async with listening(made, folder, host=settings.host, port=settings.port) as meeting:
+    async with listening(made.agents, folder, host=settings.host, port=settings.port) as meeting:
         try:
             await made.gather(meeting)
             yield made
         finally:
-            await made.dismiss()
+            await made.agents.dismiss(settings.leave_s)

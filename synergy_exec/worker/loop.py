@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
+from torch import distributed
 
 from synergy_core.errors import InputError
 from synergy_core.goodput.efficiency import GradientErrors, gain
@@ -17,6 +20,7 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.messages import (
     PAUSED,
     Granted,
+    Launch,
     MeansToLeave,
     Message,
     Noted,
@@ -32,97 +36,175 @@ from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression.exchange import Exchanges
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob, TrainingJob
+from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.shelf import Desk
 from synergy_exec.training.stream import StreamedJob
 from synergy_exec.training.trainer import StepResult, Trainer
-from synergy_exec.wire import cut_to_lines
-from synergy_exec.worker import processes, resources
-from synergy_exec.worker.agreement import LOOK_S, HeardOrders, Wishes, agree
-from synergy_exec.worker.pulse import Pulse
-from synergy_exec.worker.saves import Saves
-from synergy_exec.worker.start import AgentConnection, Start
+from synergy_exec.wire import cut_to_lines, decode, encode
+from synergy_exec.worker import resources
+from synergy_exec.worker.start import AgentConnection, Pulse, Start
+from synergy_exec.worker.steps import MeasuredSteps, Meter, Pace, StepClock, StepsFile
 
-WARM_UP_STEPS = 3
-"""Steps left out after a start or a change of batch: compilation, memory allocation, DDP's rebuilt buckets."""
-
-WINDOW_STEPS = 50
-"""How many steps of a batch a median is over, at most: it follows a machine that slows down, and bears stragglers."""
+# What all ranks do next, agreed by one all-reduce a step.
 
 
-@dataclass(frozen=True, slots=True)
-class StepMedians:
-    """Medians over `steps` steps, for a `Report`: seconds of a step, of its synchronisation, and of its waiting for
-    data; 0 if unknown.
+LOOK_S = 0.002
+"""Time between two looks for an order, in seconds."""
+
+
+@dataclass(slots=True)
+class Wishes:
+    """What one rank wants, and after `agree` what all of them do.
+
+    hold: to wait for the next order. orders: `HeardOrders.count`; the highest of all ranks counts. step_s: how long the
+    step before took, and waited_s: how long it waited for data; the slowest rank's count. sync_s: how long
+    gradients were exchanged meanwhile and nothing computed; the least of any rank counts, for others also wait.
     """
 
+    stop: bool = False
+    save: bool = False
+    hold: bool = False
+    orders: int = 0
     step_s: float = 0.0
-    sync_s: float = 0.0
-    steps: int = 0
     waited_s: float = 0.0
+    sync_s: float = 0.0
 
 
-class StepClock:
-    """Collects times of the slowest rank, one step at a time; the batch is the one of the latest step."""
+class HeardOrders:
+    """Orders from the controller that change how the run trains. All ranks carry an order out before the same step,
+    although some hear it later than others, and they carry it out once.
+
+    count: how many this rank has heard during the run; done: number of the order that was carried out last.
+    """
 
     def __init__(self) -> None:
-        self._batch: tuple[int, int] | None = None
-        self._to_skip = 0
-        self._steps: dict[tuple[int, int], deque[tuple[float, float, float]]] = {}
+        self.count = 0
+        self._latest = ""
+        self.done = 0
 
-    def add(
-        self, micro_batch: int, accumulation: int, step_s: float, sync_s: float = 0.0, waited_s: float = 0.0
+    def hear(self, order: Retune | Rebuild) -> None:
+        """Keeps the order. It replaces an earlier one that was not carried out yet."""
+        self.count += 1
+        self._latest = encode(order)
+
+    def next(self, count: int) -> Message | None:
+        """The order to carry out now, or None. count: the highest of all ranks. All ranks call this together."""
+        if count == self.done:
+            return None
+        self.done = count
+        heard = Ranks().together(lambda: self._latest if self.count == count else "")
+        return decode(next(filter(None, heard)))
+
+
+def agree(own: Wishes) -> Wishes:
+    """What all ranks of the default process group do, made of every rank's wishes; `own` without a group."""
+    if not distributed.is_initialized():
+        return own
+    wishes = [own.stop, own.save, own.hold, own.orders, own.step_s, own.waited_s, -own.sync_s]
+    values = torch.tensor(wishes, dtype=torch.float64)
+    distributed.all_reduce(values, distributed.ReduceOp.MAX)
+    stop, save, hold, orders, step_s, waited_s, sync_s = values.tolist()
+    return Wishes(stop > 0, save > 0, hold > 0, int(orders), step_s, waited_s, -sync_s)
+
+
+# The checkpoints of a run: when they are due, written while training goes on, tried again where the disk refuses.
+
+
+AGAIN_S = 15.0
+"""From a checkpoint that could not be written to the next try, at most; nor longer than from one to the next."""
+LAST_TRIES = 4
+LAST_AGAIN_S = 2.0
+"""How often, and how far apart, a run that is to leave tries to save."""
+
+
+class UnsavedError(Exception):
+    """The run leaves without a checkpoint of its last steps, or of any: the disk's fault, not the job's."""
+
+
+class Saves:
+    """The checkpoints of one rank's run; all ranks call it together, and write while training goes on.
+
+    said: told of each that is complete. warned: of each that the disk refused; another is tried soon.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        launch: Launch,
+        saved_step: int,
+        checkpoints: Checkpoints,
+        pulse: Pulse,
+        said: Callable[[Saved], None],
+        warned: Callable[[str], None],
     ) -> None:
-        """A step of this batch took that long on the slowest rank, and that much of it went into synchronisation, and
-        into waiting for data.
-        """
-        batch = (micro_batch, accumulation)
-        if batch != self._batch:
-            self._batch, self._to_skip = batch, WARM_UP_STEPS
-        if self._to_skip:
-            self._to_skip -= 1
+        self._trainer, self._launch, self._pulse = trainer, launch, pulse
+        self._said, self._warned = said, warned
+        self._checkpoints = checkpoints
+        self._saved_step = saved_step
+        self._in_flight: tuple[Saved, Future[None]] | None = None
+        self._due_s = time.monotonic() + launch.checkpoint_interval_s
+
+    def due(self, step: int) -> bool:
+        newest = self._saved_step if self._in_flight is None else self._in_flight[0].step
+        return time.monotonic() >= self._due_s and step > newest
+
+    def later(self, progress: Progress) -> None:
+        """Copies everything, and writes it while training goes on."""
+        self._pulse.beat(self._launch.start_s)
+        began = time.monotonic()
+        self._settle()
+        try:
+            saving = self._checkpoints.save_later(self._trainer.state(), progress)
+        except InputError as error:
+            self._failed(error)
             return
-        self._steps.setdefault(batch, deque(maxlen=WINDOW_STEPS)).append((step_s, sync_s, waited_s))
+        self._in_flight = self._of(progress, time.monotonic() - began), saving
+        self._due_s = time.monotonic() + self._launch.checkpoint_interval_s
 
-    def take(self) -> StepMedians:
-        """Medians over the last steps of the present batch, those of before it was left included.
+    def look(self) -> None:
+        """Says so once the one in flight is complete; where it could not be written another is due soon."""
+        if self._in_flight is not None and self._in_flight[1].done():
+            self._settle()
 
-        Nothing is forgotten by it: reports close to each other are over mostly the same steps.
-        """
-        steps = self._steps.get(self._batch) if self._batch else None
-        if not steps:
-            return StepMedians()
-        step_s, sync_s, waited_s = zip(*steps, strict=True)
-        medians = statistics.median(step_s), statistics.median(sync_s)
-        return StepMedians(*medians, len(steps), statistics.median(waited_s))
+    def finish(self, progress: Progress) -> None:
+        """Saves, unless every step done is on disk already. Raises UnsavedError where the disk refuses to the last."""
+        self._pulse.beat(self._launch.start_s)
+        self._settle()
+        for left in reversed(range(LAST_TRIES)):
+            if progress.step <= self._saved_step:
+                return
+            began = time.monotonic()
+            try:
+                self._checkpoints.save(self._trainer.state(), progress)
+            except InputError as error:
+                if not left:
+                    raise UnsavedError(str(error)) from error
+                self._warned(str(error))
+                time.sleep(LAST_AGAIN_S)
+            else:
+                self._saved_step = progress.step
+                self._said(self._of(progress, time.monotonic() - began))
 
+    def _settle(self) -> None:
+        if self._in_flight is None:
+            return
+        (saved, saving), self._in_flight = self._in_flight, None
+        try:
+            saving.result()
+        except InputError as error:
+            self._failed(error)
+        else:
+            self._saved_step = saved.step
+            self._said(saved)
 
-# How much CPU a rank's steps take, loaders included: by the kernel's account, whatever else the machine does.
+    def _failed(self, error: InputError) -> None:
+        self._due_s = time.monotonic() + min(AGAIN_S, self._launch.checkpoint_interval_s)
+        self._warned(str(error))
 
-
-class Meter:
-    """CPU-seconds of a step, since the last `restart`."""
-
-    def __init__(self) -> None:
-        self._since: tuple[int, float] | None = None
-
-    def restart(self) -> None:
-        """What was before says nothing of what comes: another batch, or other loaders."""
-        self._since = None
-
-    def step_s(self, step: int, *, steady: bool) -> float:
-        """Of the mean step, 0 before it is known. step: those done; steady: whether to begin, where it has not."""
-        now = step, _used_s()
-        if self._since is None:
-            self._since = now if steady else None
-            return 0.0
-        steps = step - self._since[0]
-        return (now[1] - self._since[1]) / steps if steps else 0.0
-
-
-def _used_s() -> float:
-    """By this process since it began, and by the loaders that live."""
-    loaders = [each.pid for each in multiprocessing.active_children() if each.pid is not None]
-    return time.process_time() + processes.cpu_s(loaders)
+    def _of(self, progress: Progress, save_s: float) -> Saved:
+        return Saved(
+            run=self._launch.run, step=progress.step, samples=progress.samples, work=progress.work, save_s=save_s
+        )
 
 
 # What a job itself has to do with its training: evaluations, and being told of steps and checkpoints.
@@ -143,13 +225,11 @@ class Observers:
             cut_to_lines(self._folder / EVALUATIONS)
 
     def step(self, step: int, loss: float) -> None:
-        """So many steps are done."""
         if self._active and self._first:
             self._beat()
             self._job.on_step(step, loss)
 
     def saved(self, step: int) -> None:
-        """The checkpoint of so many steps is complete."""
         if self._active and self._first:
             self._beat()
             self._job.on_checkpoint(step, self._folder / "checkpoints" / shelf.name(step))
@@ -172,54 +252,12 @@ class Observers:
 
     def _beat(self) -> None:
         """What the job does takes as long as it takes; the loop's next beat is a step's again."""
-        self._pulse.beat(self._launch.start_s, patient=True)
+        self._pulse.beat(self._launch.start_s)
 
 
 def _plain(name: str) -> str:
     """A metric's name as it may stand in a line of a table."""
     return "".join("_" if each in ',"\n\r' else each for each in name)
-
-
-# Keeps a rank to its part of a CPU core: its steps say how fast its slot is, and not how idle others are.
-#
-# Where slots share a core the kernel gives all of it to whoever wants it alone: a job would train up to so many times
-# as fast as it was measured, until another comes. A cgroup could forbid that, but few users may make one.
-
-
-LEEWAY_S = 0.25
-"""Of a core's time: what a rank did not get of its part, since another took more, it may still make up for."""
-
-
-class Pace:
-    """A rank's. part: of a core, between 0 and 1. used_s: the CPU time that it has used. clock: any, in seconds."""
-
-    def __init__(
-        self,
-        part: float,
-        used_s: Callable[[], float] = time.process_time,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._part, self._used_s, self._clock, self._sleep = part, used_s, clock, sleep
-        self._since: tuple[float, float] | None = None
-        self._ahead_s = 0.0
-
-    def begin(self) -> None:
-        """What was since the last rest is not counted: building, saving, evaluating are as fast as they can be."""
-        self._since = self._used_s(), self._clock()
-
-    def rest(self) -> None:
-        """Sleeps until the CPU time since `begin` is no more than its part of the time since then."""
-        if self._since is None:
-            return
-        used_s, now_s = self._used_s(), self._clock()
-        ahead_s = self._ahead_s + (used_s - self._since[0]) / self._part - (now_s - self._since[1])
-        if ahead_s > 0:
-            self._sleep(ahead_s)
-            # A sleep takes a little longer than it was to, and that is the rank's, too.
-            ahead_s -= self._clock() - now_s
-        self._ahead_s = max(ahead_s, -LEEWAY_S)
-        self._since = None
 
 
 def odd_data(job: TrainingJob, progress: Progress, size: int) -> str:
@@ -245,58 +283,9 @@ def odd_data(job: TrainingJob, progress: Progress, size: int) -> str:
     return ""
 
 
-# `steps.csv`: a line for every step, of all runs of a job.
-
-
-_STEPS_COLUMNS = "step,batch,rate,loss,seconds,run"
-
-
-class StepsFile:
-    """Appends; a step that is trained twice stands twice, and the later run counts."""
-
-    def __init__(self, path: Path, run: int) -> None:
-        cut_to_lines(path)
-        # By the line: a killed worker leaves no step out that a checkpoint counts.
-        self._file = path.open("a", buffering=1, encoding="utf-8")
-        self._run = run
-        if self._file.tell() == 0:
-            self._file.write(f"{_STEPS_COLUMNS}\n")
-
-    def add(self, step: int, batch: int, rate: float, loss: float, seconds: float) -> None:
-        """Appends a line. step: from 1. batch: samples. rate: factor on the learning rate. seconds: on this rank.
-
-        The rate is written to its last bit, so that training again can be told from training otherwise.
-        """
-        self._file.write(f"{step},{batch},{rate!r},{loss:.9g},{seconds:.6g},{self._run}\n")
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
 _STEPS_OF_SILENCE = 10
 """A hang is no step for `hang_s`, or for as many steps as this, whichever is longer."""
 _RECENT_STEPS = 20
-
-
-class MeasuredSteps:
-    """Measures the steps that an order asks for; see `Rebuild.steps`. now_s: when the order was carried out."""
-
-    def __init__(self, order: Rebuild | Retune, now_s: float) -> None:
-        self._steps, self._seconds = order.steps, order.seconds
-        self._since_s, self._done = now_s, 0
-
-    def step_s(self, now_s: float) -> float:
-        """Call it after each step. Returns the mean time of the measured steps; 0 until there are enough of them, and
-        if the order asks for none.
-        """
-        self._done += 1
-        if self._done < self._steps:
-            self._since_s = now_s
-        took_s = now_s - self._since_s
-        if not 0 < self._steps <= self._done or took_s < self._seconds:
-            return 0.0
-        return took_s / (self._done - self._steps + 1)
 
 
 class Loop:
@@ -433,9 +422,8 @@ class Loop:
         return self._own
 
     def _hold(self) -> None:
-        """Waits for the next order or for a stop."""
         while self._orders.count <= self._orders.done and not self._wishes().stop:
-            self._pulse.beat(self._launch.start_s, patient=True)
+            self._pulse.beat(self._launch.start_s)
             time.sleep(LOOK_S)
         self._beat()
 
@@ -444,7 +432,7 @@ class Loop:
         resources.move(granted.cores, granted.cpus)
         resources.load(self._trainer.supply, granted.cpus)
         self._cpus, self._clock = granted.cpus, StepClock()
-        self._meter.restart()
+        self._meter = Meter()
         # With fewer cores the next step may take far longer than those before it.
         self._recent.clear()
         self._beat()
@@ -468,7 +456,7 @@ class Loop:
         resources.forget()
         if to.compressor != plan.compressor:
             self._tell_exchange()
-        self._meter.restart()
+        self._meter = Meter()
 
     def _step(self) -> tuple[StepResult, float]:
         progress, plan, initial = self._progress, self._trainer.plan, self._launch.initial_batch
@@ -495,7 +483,6 @@ class Loop:
             self._observers.evaluate(step)
 
     def _saved(self, saved: Saved) -> None:
-        """A checkpoint is complete."""
         self._tell(saved)
         was, self.doing = self.doing, f"on_checkpoint of step {saved.step}"
         self._observers.saved(saved.step)
@@ -526,7 +513,7 @@ class Loop:
 
     def _await_data(self, waiting: bool) -> None:
         if waiting:
-            self._pulse.beat(self._launch.start_s, patient=True)
+            self._pulse.beat(self._launch.start_s)
         else:
             self._beat()
 

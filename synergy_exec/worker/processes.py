@@ -41,8 +41,19 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
 
 
-_GROUP, _USER, _SYSTEM = 2, 11, 12
-"""Indices in /proc/PID/stat after the name in brackets: the group, and CPU time in user and kernel, in ticks."""
+_STATE, _GROUP, _USER, _SYSTEM, _BEGAN = 0, 2, 11, 12, 19
+"""Indices in /proc/PID/stat after the name in brackets: state, group, CPU time in user and kernel, and when it began,
+the last three in the kernel's ticks (man 5 proc)."""
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields after the name; all "0" where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ["0"] * (_BEGAN + 1)
+
+
 _MOST_PASSES = 5
 
 
@@ -58,20 +69,13 @@ def pin(leader: int, cores: Collection[int]) -> None:
 
 def members(leader: int) -> list[int]:
     """Ids of the group's live processes."""
-    return [int(each) for each in os.listdir("/proc") if each.isdigit() and _field(int(each), _GROUP) == leader]
+    return [int(each) for each in os.listdir("/proc") if each.isdigit() and int(_stat(int(each))[_GROUP]) == leader]
 
 
 def cpu_s(processes: Iterable[int]) -> float:
     """Seconds of CPU that processes which live have used, each to a hundredth."""
-    ticks = sum(_field(pid, _USER) + _field(pid, _SYSTEM) for pid in processes)
+    ticks = sum(int(fields[_USER]) + int(fields[_SYSTEM]) for fields in map(_stat, processes))
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _field(pid: int, index: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[index])
-    except (OSError, IndexError):
-        return 0
 
 
 def _threads(pid: int) -> Iterator[int]:
@@ -134,18 +138,6 @@ def kill(pids: Iterable[int]) -> None:
         level = below
 
 
-def reaped() -> Iterator[tuple[int, int]]:
-    """Children of this process that have ended since the last call: numbers, and exit codes or minus the signals'."""
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if not pid:
-            return
-        yield pid, os.waitstatus_to_exitcode(status)
-
-
 def end_all(patience_s: float = float("inf"), *, grace_s: float = 0.0) -> bool:
     """Kills and reaps everything below this process, which adopts orphans; whether nothing was left in time.
 
@@ -154,8 +146,9 @@ def end_all(patience_s: float = float("inf"), *, grace_s: float = 0.0) -> bool:
     began_s, pause_s = time.monotonic(), _SHORTEST_PAUSE_S
     before: list[int] = []
     while True:
-        for _ in reaped():
-            pass
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         left = children(os.getpid())
         if not left:
             return True
@@ -173,25 +166,15 @@ def end_all(patience_s: float = float("inf"), *, grace_s: float = 0.0) -> bool:
 # Processes of this machine told apart from later ones of the same number, by when they began.
 
 
-_BEGAN = 19
-"""Index of a process's start time in /proc/PID/stat after the name in brackets: field 22, counted from the third."""
-
-
 def began(pid: int) -> int:
     """When the process began, in the kernel's ticks; 0 if there is none, a zombie counting as none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] == "Z" else int(fields[_BEGAN])
+    fields = _stat(pid)
+    return 0 if fields[_STATE] == "Z" else int(fields[_BEGAN])
 
 
 def is_stopped(pid: int) -> bool:
     """Whether somebody has stopped the process, as by SIGSTOP."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
+    return _stat(pid)[_STATE] in "Tt"
 
 
 def lives(pid: int, since: int) -> bool:

@@ -39,12 +39,9 @@ from synergy_exec.training.shelf import Desk, FencedError
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import resources
-from synergy_exec.worker.agreement import LOOK_S, HeardOrders
-from synergy_exec.worker.loop import Loop
+from synergy_exec.worker.loop import LOOK_S, HeardOrders, Loop, UnsavedError
 from synergy_exec.worker.network import talk_over
-from synergy_exec.worker.pulse import Pulse
-from synergy_exec.worker.saves import UnsavedError
-from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Start, see_only
+from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Pulse, Start, see_only
 
 # Every scheme is imported with this module, so before ranks are forked.
 kinds()
@@ -137,10 +134,9 @@ def guarded(kind: type[Rank], start: Start, descriptors: Descriptors) -> int:
                 rank=start.rank,
                 reason=sentence(start.rank, rank.doing, error),
                 from_peers=echo,
-                unsaved=isinstance(error, UnsavedError | FencedError) or disk_full(error),
+                unsaved=isinstance(error, UnsavedError | FencedError) or disk_full(error) or broken_device(error),
                 out_of_memory=out_of_memory(error),
                 unused=isinstance(error, UnusedParametersError),
-                broken_device=broken_device(error),
             )
         )
         # The rank that failed by itself says why.
@@ -174,7 +170,6 @@ class Rank:
         return self._loop.doing if self._loop else self._doing
 
     def train(self, descriptors: Descriptors) -> int:
-        """Trains until done or stopped; returns the exit code."""
         signal.signal(signal.SIGTERM, self._terminate)
         # A hung rank shows where it stands before it is killed.
         faulthandler.register(signal.SIGUSR1)
@@ -248,7 +243,6 @@ class Rank:
             step=progress.step,
             samples=progress.samples,
             work=progress.work,
-            first_step_s=0.0,
             launch_s=launched_s,
             build_s=build_s,
             load_s=load_s,
@@ -290,7 +284,7 @@ class Rank:
         self._beat()
 
     def _beat(self) -> None:
-        self._pulse.beat(self._start.launch.start_s, patient=True)
+        self._pulse.beat(self._start.launch.start_s)
 
     def _terminate(self, *_: object) -> None:
         self._stop = True
@@ -336,7 +330,6 @@ class Rank:
         return max(timedelta(seconds=self._start.launch.start_s), LONGEST_WAIT)
 
     def _meet(self, start: Start, process: Process) -> None:
-        """Makes the process group of this copy's ranks."""
         if process.store is None or start.launch.world == 1:
             return
         self._now("meeting the other ranks")

@@ -21,8 +21,7 @@ from typing import Any
 from synergy_core.errors import InputError
 from synergy_exec.messages import PAUSED, Failure, MeansToLeave, Report, Started, Stop
 from synergy_exec.worker import processes
-from synergy_exec.worker.pulse import Pulse
-from synergy_exec.worker.start import FAILED, AgentConnection, Descriptors, Start, see_only
+from synergy_exec.worker.start import FAILED, AgentConnection, Descriptors, Pulse, Start, see_only
 from synergy_runs.files import atomic_file
 
 PROGRESS = "progress.json"
@@ -45,14 +44,16 @@ def run(start: Start, descriptors: Descriptors) -> int:
     launch, began_s = start.launch, time.monotonic()
     folder = Path(launch.folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    before_s = _seconds(folder / PROGRESS)
+    before_s = 0.0
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        before_s = float(json.loads((folder / PROGRESS).read_text(encoding="utf-8"))["seconds"])
     processes.pin(os.getpid(), start.cores)
-    reports = folder / "report.jsonl"
+    reports, slots = folder / "report.jsonl", str(len(launch.slots))
     if descriptors.store is not None:  # the port where the ranks are to meet is the command's now
         os.close(descriptors.store)
     try:
         child = subprocess.Popen(
-            [_filled(word, start) for word in launch.command],
+            [word.replace("{slots}", slots).replace("{folder}", launch.folder) for word in launch.command],
             cwd=launch.directory or folder,
             env=_environment(start, reports),
             stdin=subprocess.DEVNULL,
@@ -73,7 +74,8 @@ def run(start: Start, descriptors: Descriptors) -> int:
             child.kill()
         if launch.node_rank == 0 and now_s - told_s >= launch.report_s:
             if math.isinf(told_s):
-                agent.say(_started(start, before_s))
+                launch_s = time.time() - start.launched_s
+                agent.say(Started(run=launch.run, step=int(before_s), samples=0, work=before_s, launch_s=launch_s))
             _tell(start, agent, before_s + now_s - began_s, reports)
             told_s = now_s
         time.sleep(_LOOK_S)
@@ -105,25 +107,8 @@ def _tell(start: Start, agent: AgentConnection, seconds: float, reports: Path) -
             micro_batch=launch.plan.micro_batch,
             accumulation=launch.plan.accumulation,
             step_s=1.0,
-            sync_s=0.0,
             steps=int(seconds),
-            grad_sqr=0.0,
-            grad_var=0.0,
-            memory_bytes=0,
         )
-    )
-
-
-def _started(start: Start, before_s: float) -> Started:
-    return Started(
-        run=start.launch.run,
-        step=int(before_s),
-        samples=0,
-        work=before_s,
-        launch_s=time.time() - start.launched_s,
-        build_s=0.0,
-        load_s=0.0,
-        first_step_s=0.0,
     )
 
 
@@ -140,17 +125,6 @@ def _last_report(path: Path) -> dict[str, Any]:
             values = json.loads(line)
             return {name: value for name, value in values.items() if isinstance(value, int | float)}
     return {}
-
-
-def _seconds(path: Path) -> float:
-    try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0
-
-
-def _filled(word: str, start: Start) -> str:
-    return word.replace("{slots}", str(len(start.launch.slots))).replace("{folder}", start.launch.folder)
 
 
 def _environment(start: Start, reports: Path) -> dict[str, str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import json
+import mmap
 import os
 import signal
 import socket
+import struct
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +31,7 @@ class Start:
     cores: of the CPU, that it may use. cpus: how many of them are its own, for others may have a part of one. gpu:
     index of its CUDA device, None without; gpus: of all its slots, of a command. launched_s: time.time() at which the
     agent was told to launch the run.
-    copy: index of the copy of the job that this rank trains.
+    copy: index of the copy of the job that this rank trains. cgroup: folder of the run's own, "" for none.
     """
 
     launch: Launch
@@ -41,19 +42,7 @@ class Start:
     launched_s: float
     copy: int = 0
     gpus: tuple[int, ...] = ()
-
-    def text(self) -> str:
-        """This start as JSON, for `parse`."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        return json.dumps(values | {"launch": encode(self.launch)})
-
-    @staticmethod
-    def parse(text: str) -> Start:
-        """The start that `text` wrote."""
-        values = json.loads(text)
-        launch = decode(values.pop("launch"))
-        assert isinstance(launch, Launch)
-        return Start(launch=launch, cores=tuple(values.pop("cores")), gpus=tuple(values.pop("gpus")), **values)
+    cgroup: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +90,8 @@ def ready(answer: Connection) -> None:
     answer.send(os.getppid())
 
 
-def work(start: str, descriptors: Descriptors, cgroup: str) -> NoReturn:
-    """Runs one rank, from its fork to its exit. cgroup: folder of its own cgroup, "" for none."""
+def work(start: Start, descriptors: Descriptors) -> NoReturn:
+    """Runs one rank, from its fork to its exit."""
     code = FAILED
     try:
         # Its own process group can be bound to other cores as a whole, and gets no signals from the terminal.
@@ -111,13 +100,12 @@ def work(start: str, descriptors: Descriptors, cgroup: str) -> NoReturn:
         adopt_orphans()
         for stream in (1, 2):
             os.dup2(descriptors.log, stream)
-        if cgroup:
+        if start.cgroup:
             try:
-                Path(cgroup, "cgroup.procs").write_text("0")
+                Path(start.cgroup, "cgroup.procs").write_text("0")
             except OSError as error:
-                print(f"{cgroup} cannot be entered: {error.strerror}", flush=True)
-        given = Start.parse(start)
-        code = importlib.import_module(_module_for(given.launch)).run(given, descriptors)
+                print(f"{start.cgroup} cannot be entered: {error.strerror}", flush=True)
+        code = importlib.import_module(_module_for(start.launch)).run(start, descriptors)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -144,6 +132,43 @@ PEER_LOST = 76
 """Another rank is gone or silent (EX_PROTOCOL); why, that one or its agent knows."""
 
 
+class Pulse:
+    """Signs of life of a worker and of its agent: numbers in memory that both share, so that a step costs no message.
+
+    The worker writes when it last gave a sign, and for how long that may be its last; the agent when it last looked.
+    All are seconds on the clock that all processes of a machine share.
+    """
+
+    _FORM = struct.Struct("ddd")
+
+    def __init__(self, descriptor: int) -> None:
+        """descriptor: of the shared memory; it may be closed afterwards."""
+        self._memory = mmap.mmap(descriptor, self._FORM.size)
+
+    @staticmethod
+    def create() -> int:
+        descriptor = os.memfd_create("pulse")
+        os.ftruncate(descriptor, Pulse._FORM.size)
+        return descriptor
+
+    def beat(self, allowed_s: float) -> None:
+        """The worker says: alive; and the next beat comes within `allowed_s`."""
+        struct.pack_into("dd", self._memory, 0, time.monotonic(), allowed_s)
+
+    def silence_s(self) -> float:
+        """For how long the worker has been silent, if that is longer than it may; else 0."""
+        beat_s, allowed_s, _ = self._FORM.unpack_from(self._memory)
+        silence_s: float = time.monotonic() - beat_s
+        return silence_s if silence_s > allowed_s else 0.0
+
+    def answer(self) -> None:
+        struct.pack_into("d", self._memory, 16, time.monotonic())
+
+    def unanswered_s(self) -> float:
+        """Seconds since the agent last said so; it has before the worker begins."""
+        return time.monotonic() - float(self._FORM.unpack_from(self._memory)[2])
+
+
 class AgentConnection:
     """Lines both ways. Every step asks what has come; nothing waits and no thread listens."""
 
@@ -152,11 +177,9 @@ class AgentConnection:
         self._unread = b""
 
     def say(self, message: Message) -> None:
-        """Sends a message to the agent."""
         self._socket.sendall(encode(message).encode() + b"\n")
 
     def heard(self) -> list[Stop | Retune | Rebuild | Granted]:
-        """What the agent has said since the last call."""
         while True:
             try:
                 received = self._socket.recv(4096, socket.MSG_DONTWAIT)

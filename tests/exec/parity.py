@@ -331,7 +331,7 @@ class Driver:
     def arrived(self, job_id: int, submit_s: float, gpus: int, estimate_s: float, gpu_type: str, spec: Any) -> None:
         batches = {"initial_batch": spec.initial_batch, "max_batch": spec.max_batch, "batch": spec.requested_batch}
         file = file_of(spec.declared_work, gpus, name=spec.application, **batches)
-        known = {"gpu_types": self.decider.cluster.gpu_types, "profile": self.decider.choices.profile}
+        known = {"gpu_types": self.decider.cluster.gpu_types, "profile": self.decider.profile}
         costs = {"restart_s": spec.restart_s, "estimate_s": estimate_s}
         job = ExecutedJob(job_id, f"job-{job_id}", file, submit_s, **known, **costs)
         job.gpu_type = gpu_type
@@ -395,19 +395,19 @@ class Driver:
     def _compare_batch(self, job: ExecutedJob, plan: Plan, wanted: tuple[Plan, float], where: str) -> None:
         trained, step_s = wanted
         if job.spec is not None and job.spec.architecture:
-            model = self.decider.choices.profile[job.spec.architecture]
+            model = self.decider.profile[job.spec.architecture]
             row = model.best("cpu", len(self.held[job.job_id]), job.held_gpus, plan.global_batch)
             _same(plan.global_batch, trained.global_batch, f"batch {where}")
             _same((plan, row.step_s), (row.plan, step_s), f"plan {where}")
             return
         micro_batch, accumulation = trained.micro_batch, trained.accumulation
-        if self.decider.choices.tunes_batch and job.held_gpus == accumulation == 1 and micro_batch % 2 == 0:
+        if self.decider.policy.tunes_batch and job.held_gpus == accumulation == 1 and micro_batch % 2 == 0:
             micro_batch, accumulation = micro_batch // 2, 2  # who trains alone sees noise only between two halves
         chosen = Plan(data=job.held_gpus, micro_batch=micro_batch, accumulation=accumulation)
         if abs(plan.global_batch - chosen.global_batch) <= SAME_BATCH_FRACTION * plan.global_batch:
             # The executor keeps a batch this close to the best one, chosen with an older model; now it would choose:
             gpu_type = self.decider.cluster.node_type_of[job.placement[0][0]].gpu_type
-            plan = self.decider.choices.choose(job, Shape(gpu_type, len(job.placement), job.held_gpus))
+            plan = self.decider.choose(job, Shape(gpu_type, len(job.placement), job.held_gpus))
         _same(plan, chosen, f"batch {where}")
 
 
@@ -576,7 +576,7 @@ class CoreDriver:
 def decided_by_the_core(executed: Executed, policy: Policy) -> list[tuple[float, int, Any]]:
     """What a fresh scheduler decides on the same facts: all starts, in order. Raises ParityError where it differs."""
     decider = executed.decider
-    driver = CoreDriver(scheduler_for(policy, decider.cluster, profile=decider.choices.profile))
+    driver = CoreDriver(scheduler_for(policy, decider.cluster, profile=decider.profile))
     share_fits(driver.scheduler, executed.fits)
     starts = []
     for moment in decider.moments:

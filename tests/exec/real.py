@@ -44,12 +44,6 @@ TOKEN = "a-token-of-tests"
 AGENT_S = 90.0
 """How long an agent may take to say hello on a busy machine: it imports torch first."""
 RUN_S = 60.0
-WITHOUT_CGROUPS = """
-from synergy_exec.agent import cgroups
-cgroups.own_folder = lambda: None
-from synergy_exec.agent.__main__ import main
-raise SystemExit(main())
-"""
 
 
 # Processes
@@ -187,12 +181,9 @@ class Controller:
             finally:
                 self.agent.kill()
 
-    def start_agent(
-        self, slots: int = 4, *, token: str = TOKEN, hello: bool = True, cgroups: bool = True
-    ) -> subprocess.Popen[bytes]:
-        """Its output goes to agent.txt in the folder. cgroups: whether it may look for its own."""
-        module = ["-m", "synergy_exec.agent"] if cgroups else ["-c", WITHOUT_CGROUPS]
-        command = [sys.executable, *module, f"--url={self.meeting.url}", "--node=0"]
+    def start_agent(self, slots: int = 4, *, token: str = TOKEN, hello: bool = True) -> subprocess.Popen[bytes]:
+        """Its output goes to agent.txt in the folder."""
+        command = [sys.executable, "-m", "synergy_exec.agent", f"--url={self.meeting.url}", "--node=0"]
         command += [f"--slots={slots}", f"--parent={os.getpid()}"]
         with (self.folder / "agent.txt").open("wb") as output:
             self.agent = subprocess.Popen(

@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from exec.agents_jobs import Plain
-from exec.pretended import refuses
 from exec.real import JOBS, Controller, gone, log_of, steps_of
 
 from synergy_core.cluster import Share
 from synergy_core.planner.plan import Plan
 from synergy_exec.examples.pictures import Pictures
-from synergy_exec.messages import Failure, Granted, Noted, Rebuild, Report, Reshare, Retune, Started
+from synergy_exec.messages import Failure, Granted, Rebuild, Report, Reshare, Retune, Started
 from synergy_exec.recorded import EVALUATIONS, recorded
-from synergy_exec.training.initial import read_into
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import processes
 
@@ -171,14 +169,6 @@ def test_broken_job_is_failed_with_rank_and_error(controller, name, arguments, r
     assert "Traceback" in log_of(launch)
 
 
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [({"plan": Plan(tensor=2, micro_batch=4), "world": 2}, "tensor"), ({"slots": [9]}, "no slot 9 of 4")],
-)
-def test_what_cannot_be_launched_is_refused(controller, more, reason):
-    assert reason in controller.ends(controller.launch("Plain", **more), "failed").reason
-
-
 def test_a_full_disk_loses_the_run_and_fails_no_job(controller):
     """Found by an hour of chaos: steps.csv, and then the error about it, found no room; the job had failed."""
     launch = controller.launch("Breaking", {"way": "disk_full"})
@@ -255,21 +245,6 @@ def test_training_begins_with_given_weights_and_goes_on_from_its_own(controller,
     assert str(weights) in controller.ends(third, "failed").reason
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ({"weight": torch.zeros(2, 5), "bias": torch.zeros(2)}, r"weight is \(2, 5\) in it and \(2, 4\) in the job"),
-        ({"weight": torch.zeros(2, 4)}, r"bias is missing in it and \(2,\) in the job"),
-        ([1, 2], "holds a list; expected a state_dict"),
-        (None, "cannot be read"),
-    ],
-)
-def test_weights_of_another_model_are_refused(tmp_path, text, says):
-    path = tmp_path / "weights.pt"
-    path.write_bytes(b"no weights") if text is None else torch.save(text, path)
-    refuses(says, read_into, torch.nn.Linear(4, 2), path)
-
-
 def test_frozen_code_trains_whatever_becomes_of_the_file(controller, tmp_path):
     original, copy = tmp_path / "mine.py", tmp_path / "job" / "code" / "mine.py"
     copy.parent.mkdir(parents=True)
@@ -278,19 +253,6 @@ def test_frozen_code_trains_whatever_becomes_of_the_file(controller, tmp_path):
     launch = controller.done("", job_class=f"{original}:Mine", code=str(copy))
     # Its data may lie beside the file that was submitted.
     assert f"from {original}" in log_of(launch)
-
-
-def test_change_of_a_class_in_a_package_is_warned_about(controller, tmp_path):
-    """Here a file without a copy, which is looked at in the same way."""
-    mine = tmp_path / "mine.py"
-    mine.write_text(JOBS.read_text())
-    first = controller.done("", job_class=f"{mine}:Plain")
-    mine.write_text(JOBS.read_text() + "\n# edited\n")
-    second = controller.done("", job_class=f"{mine}:Plain", folder=first.folder, work=22.0)
-    assert "has changed" not in log_of(first)
-    (note,) = controller.of(second, Noted)
-    assert "synergy_job_mine has changed" in note.text
-    assert note.text in log_of(second)
 
 
 # Shares of a node: cores and loader processes of their own, which change as jobs train

@@ -1,15 +1,12 @@
 """The controller on its port: submitted, listed, explained and cancelled by HTTP; alerts, metrics and the page."""
 
 import asyncio
-import base64
-import hashlib
 import math
 import os
 import re
 import shutil
 import stat
 import subprocess
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -20,9 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from synergy_core.errors import InputError
 from synergy_core.scheduling.reasons import Stopped
 from synergy_exec.client import client_for
-from synergy_exec.controller import api
 from synergy_exec.controller.controller import Arrival
-from synergy_exec.controller.jobs import MOST_POINTS, Curve
 from synergy_exec.controller.journal import Journal
 from synergy_exec.folders import lock
 
@@ -42,7 +37,6 @@ def test_submitted_listed_explained_cancelled_and_again(tmp_path):
         await refused("has not ended", client, "POST", "/jobs/mine/retry", {})
         assert (await ask(client, "DELETE", "/jobs/0"))["state"] == "cancelled"
         await refused("cancelled", client, "DELETE", "/jobs/mine")
-        await refused(r"'mime'. Did you mean 'mine'", client, "DELETE", "/jobs/mime")
         await until(lambda: controller.execution.runs.of_job(0) is None)
         assert (await ask(client, "POST", "/jobs/0/retry", {"from_start": True}))["state"] == "waiting"
         await until(lambda: controller.execution.jobs[0].state == "running")
@@ -105,18 +99,6 @@ def test_slots_are_given_away_when_a_job_ends_not_at_the_next_round(tmp_path):
     assert [job.state for job in controller.execution.jobs.values()] == ["done"] * 3
 
 
-def test_trace_arrives_by_the_clock_and_the_run_ends_by_itself(tmp_path):
-    controller = controller_of(tmp_path, 1, 1, arrivals=arriving(5.0, 5.0, 5.0, apart_s=0.3))
-    through(controller.run)
-    assert [each.state for each in controller.execution.jobs.values()] == ["done"] * 3
-    for number, each in controller.execution.jobs.items():
-        assert 0.3 * number <= each.submit_time_s < 0.3 * number + 2.0
-    journal = Journal(tmp_path / "journal.sqlite")
-    assert journal.meta()["over"] is True
-    assert not journal.agents()
-    assert not (tmp_path / "controller.json").exists()
-
-
 def losing_its_agent(controller):
     """Runs to the end; the agent is lost when the first job runs."""
 
@@ -176,7 +158,7 @@ def test_agent_that_talks_nonsense_is_cut_off(tmp_path):
     served(tmp_path, work, 1)
 
 
-# Alerts: silent while all is well, else a line for each thing that somebody should look at, and exit code 1
+# What monitors read
 
 
 ODD = 'a "quoted" \\ name\nsynergy_slots 1e9'
@@ -247,8 +229,8 @@ def test_figures_are_read_by_prometheus(tmp_path):
         assert sum(states.values()) == 4
         assert states["waiting"] == 3
         assert (found["synergy_slots",], found["synergy_slots_used",]) == (2, 1)
-        assert found["synergy_decision_seconds_count",] >= 1
-        assert 0 < found["synergy_decision_seconds_sum",] < 60
+        assert found["synergy_decisions_total",] >= 1
+        assert 0 < found["synergy_decision_seconds_total",] < 60
         assert found["process_resident_memory_bytes",] > 1e6
         name = ODD.replace("\n", r"\n")
         of_jobs = {key[0]: key[1:] for key in found if key[0].startswith("synergy_job_")}
@@ -264,7 +246,6 @@ def test_figures_are_read_by_prometheus(tmp_path):
 # The page shows jobs as text, knows the token only from its reader, and talks to nobody else
 
 
-PAGE = Path(api.__file__).with_name("page.html").read_text(encoding="utf-8")
 MARKUP = '<img src=x onerror="document.title=1">'
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -273,7 +254,7 @@ def shown_by_browser(address, folder):
     """The page's elements after its first answers. They are not the file's own: its script has made them."""
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'browser'}"]
     patient = [*command, "--virtual-time-budget=4000", "--dump-dom", address]
-    return subprocess.run(patient, capture_output=True, text=True, timeout=50, check=True).stdout.split("</script>")[0]
+    return subprocess.run(patient, capture_output=True, text=True, timeout=50, check=True).stdout.split("<script")[0]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here")
@@ -282,19 +263,13 @@ def test_a_browser_shows_jobs_as_text_and_nothing_to_strangers(tmp_path):
 
     async def work(controller, client):
         execution = controller.execution
-        await until(lambda: len(execution.jobs) == 2 and len(execution.jobs[0].curve.points) > 3)
-        execution.jobs[1].seen.note = MARKUP
-        execution.decider.aside.slots[0, 0] = MARKUP
+        await until(lambda: len(execution.jobs) == 2 and execution.jobs[0].seen.step > 3)
         found = await asyncio.to_thread(shown_by_browser, f"{client.url}/#{client.token}", tmp_path)
-        table = found[found.index("<tbody>") :]
-        assert "<li>node 0, slot 0 is set aside: &lt;img src=x onerror" in found
-        assert "&lt;img src=x onerror" in table
-        assert "<img" not in table
-        assert "<polyline points=" in table
-        assert "asks for 1 of 1 slots, 0 of them free" in table
-        assert "fifo · 1 of 1 slots · 1 waiting, 1 running · " in found
+        assert "&lt;img src=x onerror" in found
+        assert "<img" not in found
+        assert "it needs 1" in found  # why the other waits
+        assert "fifo · 1 of 1 slots used · 1 waiting · 1 running" in found
         assert client.token not in found
-        assert "<title>Synergy</title>" in found
         found = await asyncio.to_thread(shown_by_browser, f"{client.url}/#guess", tmp_path)
         assert "the token is missing or wrong" in found
         assert "hidden-job" not in found
@@ -307,17 +282,12 @@ def test_only_its_own_script_runs_and_it_asks_only_its_controller(tmp_path):
         async with aiohttp.ClientSession() as session, session.get(client.url + "/") as answer:
             assert (answer.status, answer.content_type) == (200, "text/html")
             rules = dict(each.split(" ", 1) for each in answer.headers["Content-Security-Policy"].split("; "))
-            text = await answer.text()
-        for element, rule in (("script", "script-src"), ("style", "style-src")):
-            (content,) = re.findall(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)
-            digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-            assert rules[rule] == f"'sha256-{digest}'"
-        assert (rules["default-src"], rules["connect-src"], rules["frame-ancestors"]) == ("'none'", "'self'", "'none'")
+            (nonce,) = re.findall(r'<script nonce="([^"]+)">', text := await answer.text())
+        assert rules["script-src"] == f"'nonce-{nonce}'"
+        assert (rules["default-src"], rules["connect-src"]) == ("'none'", "'self'")
         assert client.token not in text
 
     served(tmp_path, work, 1)
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(| style=| on[a-z]+=", PAGE)
-    assert set(re.findall(r"https?://[^\"]*", PAGE)) == {"http://www.w3.org/2000/svg"}
 
 
 def test_state_of_so_many_jobs_has_those_with_slots_first(tmp_path):
@@ -338,14 +308,3 @@ def test_state_of_so_many_jobs_has_those_with_slots_first(tmp_path):
         assert counts == {"running": 1, "waiting": 1, "cancelled": 2}
 
     served(tmp_path, work, 1)
-
-
-def test_a_curve_keeps_few_points_from_first_to_last():
-    curve = Curve()
-    for loss in [float("nan"), *map(float, range(10_000)), float("inf")]:
-        curve.add(loss)
-    distances = {b - a for a, b in zip(curve.points, curve.points[1:], strict=False)}
-    assert MOST_POINTS // 2 <= len(curve.points) <= MOST_POINTS
-    assert curve.points[0] == 0
-    (distance,) = distances
-    assert curve.points[-1] > 10_000 - 1 - distance

@@ -17,7 +17,7 @@ from synergy_exec.training import integrity, shelf
 from synergy_exec.training.checkpoint import Checkpoints, State
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.shelf import Desk, FencedError
-from synergy_exec.worker.loop import StepsFile
+from synergy_exec.worker.steps import StepsFile
 
 
 def save_later(folder, job, step):

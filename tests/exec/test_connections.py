@@ -16,9 +16,7 @@ from exec.pretended import refuses
 from exec.real import Controller
 
 from synergy_exec import wire as hearing
-from synergy_exec.backends import get_backend
 from synergy_exec.messages import Kill, Noted, Reserve, Reserved
-from synergy_exec.profiling import testbed as profiling
 from synergy_exec.settings import Settings
 from synergy_exec.training.ranks import Ranks
 from synergy_exec.wire import Ear, farewell
@@ -254,22 +252,3 @@ def test_an_end_that_answers_lives_and_one_that_is_gone_is_noticed(monkeypatch, 
 
     assert asyncio.run(asyncio.wait_for(through(), 30)) == why
     assert heard == said
-
-
-def test_farewell_is_cut_between_characters():
-    assert farewell("no") == b"no"
-    assert farewell("ü" * 100).decode() == "ü" * 61
-
-
-def test_agent_outlives_a_controller_that_stands_still(tmp_path):
-    """As when plans were enumerated in the event loop: eight seconds in which nobody answers the agent."""
-
-    async def through():
-        backend = get_backend("local", {"slots": 1})
-        async with profiling.testbed(backend, tmp_path, lambda run: None, Settings()) as bench:
-            link = bench.agents.links[0]
-            time.sleep(8.0)
-            await asyncio.sleep(1.0)
-            assert bench.agents.links.get(0) is link, (tmp_path / "agent-0.txt").read_text()
-
-    asyncio.run(asyncio.wait_for(through(), 120))

@@ -26,7 +26,6 @@ from synergy_core.commands import INTERRUPTED
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec import __main__ as program
-from synergy_exec.backends import Meeting, _agents
 from synergy_exec.client import client_for
 from synergy_exec.commands import _asking as commands
 from synergy_exec.commands.resume import changed
@@ -337,13 +336,6 @@ def test_facts_are_on_nodes_as_large_as_each_ever_was(tmp_path):
     assert sizes(3) == [3, 2, 1]
     with pytest.raises(InputError, match="node 1 has h100 now, and had cpu"):
         enter(journal, Cluster((*nodes_of(3).node_types, NodeType("h", "h100", 1, 8))))
-
-
-def test_agents_started_in_another_folder_write_into_that_of_the_run(tmp_path, monkeypatch):
-    """As Ray's do: their folder is not the one in which the command was typed."""
-    monkeypatch.chdir(tmp_path)
-    meeting = Meeting(url="", token_file=Path("results/token"), folder=Path("results"))
-    assert _agents.log_of(1, meeting) == tmp_path / "results" / "agent-1.txt"
 
 
 # With real workers: a failed job and a broken-off run go on where they were, weights come out, the rest goes

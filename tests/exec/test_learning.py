@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from exec import pretended
-from exec.pretended import FakeAgent, file_of, launch_of, refuses, report, staged
+from exec.pretended import FakeAgent, file_of, refuses, staged
 from exec.served import served, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergy_core.cluster import Cluster, NodeType, Share
+from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.compression._compressor import LayerSizes
@@ -26,7 +26,6 @@ from synergy_core.jobs.testbed_profiles import (
     ProfiledModel,
     ProfiledRow,
     StepAtCpus,
-    profile_of,
     with_seen,
     without,
 )
@@ -34,10 +33,9 @@ from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
 from synergy_exec.controller import controller as controller_module
 from synergy_exec.controller.controller import resume
-from synergy_exec.controller.jobs import ModelExchange, ModelExchanges, spec_of
+from synergy_exec.controller.jobs import ModelExchange, spec_of
 from synergy_exec.messages import Hello, Started
 from synergy_exec.nodes.agents import cluster_of
-from synergy_exec.nodes.runs import Run
 from synergy_exec.profiling.finder import CandidatePlans, plans
 from synergy_exec.run import _check, _compressions
 from synergy_exec.settings import Settings
@@ -176,27 +174,6 @@ def test_what_fails_under_a_plan_that_had_trained_is_the_jobs_own_fault(tmp_path
     monkeypatch.setattr(TimedAgent, "broken", frozenset({"pp2"}))
     stage.advance(1.0)
     assert (job.state, job.reason) == ("failed", "rank 0: RuntimeError: it cannot be cut so")
-
-
-def test_under_an_order_the_next_job_starts_with_what_the_last_one_showed(tmp_path):
-    """Its plan does not change while it runs; each job begins with what promises most."""
-    stage = trying(tmp_path, policy="fifo")
-    stage.submit(*[300.0] * 4, **MODEL)
-    stage.advance(1.0)
-    answered(stage)
-    stage.finish()
-    assert degrees(stage, 0) == ["dp2"]
-    assert degrees(stage, 3) == ["pp2"]
-
-
-def test_what_was_learnt_is_known_after_a_restart_of_the_controller(tmp_path):
-    stage, _ = begun(tmp_path, 4_000.0)
-    stage.seconds(200)
-    after = trying(tmp_path, profile=read_profile(tmp_path / "profile.json"))
-    resume(after.execution, 300.0)
-    after.now_s = 300.0
-    after.advance(0.0)
-    assert after.execution.decider.plans[0].degrees == "pp2"
 
 
 def test_controller_has_another_process_find_out_what_plans_there_are(tmp_path, monkeypatch):
@@ -368,20 +345,6 @@ def test_a_job_compresses_when_its_layers_are_known_and_gives_it_up_when_encodin
     assert {offer} <= set(kept.compressors)
 
 
-def test_what_was_left_out_counts_as_it_was_measured(tmp_path):
-    """Of a scheme with error feedback nearly all is lost here; others lose little by formula, and are chosen."""
-    stage = compressing(tmp_path)
-    agent = stage.agents[0]
-    agent.error = 0.999
-    (job,) = stage.submit(1e6, max_batch=64)
-    advance(stage, 60)
-    name = stage.execution.decider.plans[0].compressor
-    errors = dict(zip([each.name for each in job.task.exchange.offers], job.task._errors.signal, strict=True))
-    tried = {name for name, error in errors.items() if error > 0.9}
-    assert tried - {name}
-    assert all(error <= 1.0 for name, error in errors.items() if name.startswith(("topk", "powersgd", "layerwise-p")))
-
-
 @pytest.mark.parametrize(
     ("mode", "expected"), [("uniform", "q4"), ("lgreco", "layerwise-q4"), ("naive", "layerwise-q4")]
 )
@@ -392,13 +355,6 @@ def test_modes_with_one_offer_take_it_as_soon_as_layers_are_known(tmp_path, mode
     assert used == {"none", expected}  # none on one slot, and until then
     if mode != "naive":
         assert stage.launch().plan.global_batch == 32
-
-
-def test_a_policy_without_beliefs_has_the_one_offer_too(tmp_path):
-    stage = compressing(tmp_path, "uniform", "las", compressor="bf16")
-    stage.submit(1e6, slots=2)
-    advance(stage, 3)
-    assert stage.launch().plan == Plan(data=2, micro_batch=16, compressor="bf16")
 
 
 def test_a_resumed_controller_knows_layers_and_goes_on_compressing(tmp_path):
@@ -425,16 +381,6 @@ def test_a_resumed_controller_knows_layers_and_goes_on_compressing(tmp_path):
     again.facts_hold()
 
 
-def test_reports_of_a_compressor_that_a_job_has_no_more_teach_nothing(tmp_path):
-    stage = compressing(tmp_path)
-    (job,) = stage.submit(1e6, max_batch=64)
-    advance(stage, 25)
-    said = replace(report(job.run, stage.launch(), 50.0), compressor="powersgd-3", codec_s=9.0, micro_batch=7)
-    before = job.task.pool.version
-    assert stage.execution.decider.report(job, said) is None
-    assert job.task.pool.version == before
-
-
 def test_without_compression_workers_are_asked_nothing(tmp_path):
     stage = compressing(tmp_path, "none")
     (job,) = stage.submit(1e6)
@@ -443,14 +389,6 @@ def test_without_compression_workers_are_asked_nothing(tmp_path):
     assert job.exchange is None
     assert "exchanges" not in stage.execution.journal.meta()
     assert _compressions(stage.execution.journal, {0: 0}) is None
-
-
-def test_a_model_without_layers_is_left_alone():
-    exchanges = ModelExchanges("coadaptive", "q4", ("cpu",))
-    exchanges.learn_codecs("cpu", SPEEDS)
-    exchanges.learn_layers("empty", [])
-    found = exchanges.of("empty")
-    assert [each.name for each in found.exchange.offers] == ["none"]
 
 
 # What cannot be asked for
@@ -517,14 +455,6 @@ def test_shares_are_launched_with_and_change_without_a_restart(tmp_path):
     assert all(each.parts["memory_bytes"] > 0 for each in told)
 
 
-def test_policies_that_share_nothing_out_launch_as_ever(tmp_path):
-    stage = profiled(tmp_path, "fifo", HUNGRY)
-    stage.submit(40.0, name="other")
-    stage.advance(1.0)
-    assert shares(stage) == {0: None}
-    assert not [each for each in stage.execution.journal.timings() if each.kind == "share"]
-
-
 def test_cluster_of_agents_names_cpus_only_where_they_are_shared_out():
     given = {"host": "h", "pid": 1, "slots": 2, "gpu_type": "cpu"}
     large, small = (Hello(node=node, cpus=cpus, memory_bytes=10**9, **given) for node, cpus in enumerate((8, 4)))
@@ -536,20 +466,6 @@ def test_cluster_of_agents_names_cpus_only_where_they_are_shared_out():
     refuses(r"node 2 \(h\)", cluster_of, [large, Hello(node=2, **given)], storage_bytes_per_s=1e6)
 
 
-def test_share_of_a_run_that_waits_for_its_slots_is_the_newest(tmp_path):
-    stage = profiled(tmp_path, "fifo+tune", HUNGRY)
-    runs = stage.execution.runs
-    run = Run(0, 0, ((0, 1),), Plan(), Share(1.0, GB))
-    stage.execution.jobs[0] = stage.execution.made(0, "hungry", file_of(name="hungry"), 0.0, None)
-    runs.connected.clear()
-    runs.start(run)
-    runs.reshare(0, Share(3.0, GB))
-    assert runs.outbox == []
-    runs.agent_came(0)
-    stage.deliver()
-    assert shares(stage) == {0: 3.0}
-
-
 def test_profiled_input_says_what_a_job_can_use_and_how_long_steps_wait():
     """The rate is that of as many GPUs as it asks for, at the batch it asks for."""
     profile = Profile({"hungry": HUNGRY})
@@ -558,15 +474,6 @@ def test_profiled_input_says_what_a_job_can_use_and_how_long_steps_wait():
     assert spec.requested_rate["cpu"] == pytest.approx(2 / (32 * 0.010))
     assert spec_of(file_of(name="other"), ("cpu",), 1.0, profile).pipeline is None
     assert [HUNGRY.input.step_s(cpus) for cpus in (1.0, 2.0, 100.0)] == pytest.approx([16 * 0.032, 16 * 0.016, 0.16])
-
-
-def test_profiles_keep_inputs_and_those_without_are_read_as_ever():
-    profile = Profile({"hungry": HUNGRY}, "here", "now")
-    assert profile_of(profile.to_json(), "p") == profile
-    older = profile.to_json()
-    begins = older.index(',\n   "input"')
-    older = older[:begins] + older[older.index("\n  }\n ]\n}", begins) :]
-    assert profile_of(older, "p")["hungry"].input is None
 
 
 # Learned from what executed jobs report: no profile is needed
@@ -611,33 +518,3 @@ def test_shares_follow_what_jobs_report_and_no_profile_is_needed(tmp_path):
         spec = job.task.spec
         requested_s = spec.requested_gpus / (spec.requested_rate["cpu"] * spec.requested_batch)
         assert job.task.gpu_slowdown == pytest.approx(GPU_SAMPLE_S / requested_s)
-
-
-def recorded(cpus, step_s, waited_s):
-    """Of a job of 32 samples on one GPU, as a worker says it."""
-    said = report(0, launch_of(plan=Plan(micro_batch=32)), 10.0)
-    return replace(said, step_s=step_s, waited_s=waited_s, cpus=cpus, data_bytes=GB)
-
-
-def test_a_fit_to_recorded_reports_and_what_is_no_report_of_input(tmp_path):
-    """320 ms of the GPU; 60 CPU-ms a sample, 3 % of noise. What GPUs take is learned apart from waiting."""
-    stage = loading(tmp_path)
-    (job,) = stage.submit(400.0, name="hungry")
-    decider = stage.execution.decider
-    decider.decide(0.0)
-    inputs = job.task.pool.inputs
-    for nothing in ({"steps": 1}, {"waited_s": 1.0}, {"step_s": 0.0}):
-        decider.report(job, replace(recorded(4.0, 0.48, 0.16), **nothing))
-        assert inputs.believed is None
-    assert decider.report(job, recorded(4.0, 0.494, 0.17)).step_s == pytest.approx(0.324)
-    before = inputs.believed
-    for nothing in ({"cpus": 0.0}, {"data_bytes": 0.0}):
-        decider.report(job, replace(recorded(1.0, 9.0, 8.0), **nothing))
-        assert inputs.believed is before is not None
-    for cpus, step_s, waited_s in ((2.0, 0.95, 0.64), (3.0, 0.65, 0.33), (8.0, 0.33, 0.0), (1.0, 1.9, 1.57)):
-        decider.report(job, recorded(cpus, step_s, waited_s))
-    assert inputs.believed is not None
-    found = inputs.found.cpu_s
-    assert found.value == pytest.approx(0.060, rel=0.03)
-    assert found.steps == 4
-    assert found.lower < 0.060 < found.upper

@@ -44,7 +44,7 @@ def test_what_can_never_have_a_place_is_refused(tmp_path):
         await until(lambda: controller.execution.jobs[0].state == "running")
         state = await ask(client, "GET", "/state")
         assert state["virtual_clusters"] == {"vision": {"slots": 2, "used": 2}, "speech": {"slots": 1, "used": 0}}
-        text = api.Metrics(controller.agents, controller.now_s).text(controller.execution).decode().splitlines()
+        text = api.metrics(controller.agents, controller.execution, controller.now_s()).decode().splitlines()
         assert {f'synergy_quota{each}{{virtual_cluster="vision"}} 2.0' for each in ("", "_used")} <= set(text)
         await ask(client, "DELETE", "/jobs/0")
 

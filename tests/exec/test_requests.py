@@ -64,45 +64,30 @@ def with_raw(key, value):
 BODIES = {
     "nothing": post(b""),
     "not JSON": post(b"{not json"),
-    "not UTF-8": post(b'{"name": "\xff\xfe"}'),
-    "a list": post([]),
     "null": post(None),
-    "a text": post("x" * 1_000),
     "deep JSON": post(nested(15_000)),
     "deep arguments": post(with_raw("arguments", nested(200))),
     "a charset that is none": post(b"{}", 400, b"Content-Type: application/json; charset=bogus"),
-    "gzip that is none": post(b"nonsense", 400, b"Content-Encoding: gzip"),
     "a gzip bomb": post(gzip.compress(b"x" * 50_000_000), 413, b"Content-Encoding: gzip"),
     "over the limit": post(b"x" * (MOST_BYTES + 1), 413),
-    "over the limit, chunked": post(chunked(b"x" * (MOST_BYTES + 1)), 413, b"Transfer-Encoding: chunked"),
     "an endless length": post(b"{}", 413, b"Content-Length: 99999999999999999"),
     "a negative length": post(b"{}", 400, b"Content-Length: -1"),
 }
 VALUES = {
     "a key that is none": job(wrok=3),
     "a key of 10 kB": post({**GOOD, "k" * 10_000: 3}),
-    "a key with escape codes": post({**GOOD, ESCAPES: 3}),
     "work is a text": job(work="10"),
-    "work is true": job(work=True),
     "work is NaN": post(with_raw("work", b"NaN")),
     "work is endless": post(with_raw("work", b"1e999")),
-    "work of 5000 digits": post(with_raw("work", b"9" * 5_000)),
     "work of 1e300": job(work=1e300),
-    "a batch of 1e30": post(with_raw("max_batch", b"1" + b"0" * 30)),
     "a batch in parts": job(initial_batch=1.5),
     "more slots than there are": job(slots=9),
     "arguments are a list": job(arguments=[1]),
-    "an argument is NaN": post(with_raw("arguments", b'{"width": NaN}')),
     "a user with escape codes": job(user=ESCAPES),
-    "a virtual cluster of 10 kB": job(virtual_cluster="v" * 10_000),
     "a priority that nobody looks at": job(priority=5),
-    "a priority in parts": job(priority=1.5),
-    "weights with escape codes": job(weights=ESCAPES),
     "a class that is none": post({**GOOD, "class": "rm -rf /"}),
     "a class with a null byte": post({**GOOD, "class": "/a\0b.py:C"}),
-    "a class with escape codes": post({**GOOD, "class": f"/{ESCAPES}.py:C"}),
     "a name of deep lists": post(with_raw("name", b"[" * 900 + b"]" * 900)),
-    "a class of 10 kB": post({**GOOD, "class": "/" + "a" * 10_000 + ".py:C"}),
 }
 NAMES = {
     f"the name {label}": job(name=name)
@@ -120,17 +105,13 @@ NAMES = {
 }
 PATHS = {
     "an unknown job": Sent(404, "DELETE", "/jobs/mime"),
-    "a number of 5000 digits": Sent(404, "DELETE", "/jobs/" + "9" * 5_000),
     "a negative number": Sent(404, "DELETE", "/jobs/-1"),
-    "another alphabet's number": Sent(404, "DELETE", "/jobs/%D9%A7"),
-    "half a character": Sent(404, "DELETE", "/jobs/%ff%fe"),
     "a null byte": Sent(404, "DELETE", "/jobs/%00"),
     "a way out": Sent(404, "GET", "/jobs/..%2f..%2ftoken/explain"),
     "a path to the token": Sent(404, "GET", "/../token"),
     "a new line in the path": Sent(404, "DELETE", "/jobs/a%0d%0aSet-Cookie:%20x"),
     "an unknown path": Sent(404, "GET", "/nowhere"),
     "a method that is not offered": Sent(405, "PUT", "/jobs"),
-    "a method for all jobs": Sent(405, "DELETE", "/jobs"),
     "a method nobody knows": Sent(400, "BREW", "/jobs"),
     "an agent without a websocket": Sent(400, "GET", "/agents"),
     "an expectation": Sent(417, "POST", "/jobs", b"{}", (b"Expect: more",)),
@@ -138,16 +119,12 @@ PATHS = {
 TOKENS = {
     "no token": Sent(401, token=b""),
     "a wrong token": Sent(401, token=b"Bearer guess"),
-    "a token that is no text": Sent(401, token=b"Bearer \xff\xfe\x80"),
-    "another scheme": Sent(401, token=b"Basic YTpi"),
     "a token of 7 kB": Sent(401, token=b"Bearer " + b"x" * 7_000),
-    "no token, to submit": Sent(401, "POST", "/jobs", GOOD, token=b""),
     "no token, to an unknown path": Sent(401, "GET", "/nowhere", token=b""),
     "no token, over the limit": Sent(401, "POST", "/jobs", b"x" * (MOST_BYTES + 1), token=b""),
     "a number of jobs that is none": Sent(400, "GET", "/state?most=-1"),
     "an unknown job, again": Sent(404, "POST", "/jobs/mime/retry", {}),
     "again, with no JSON": Sent(400, "POST", "/jobs/mime/retry", b"{"),
-    "again, with deep JSON": Sent(400, "POST", "/jobs/mime/retry", nested(15_000)),
     "again, with another key": Sent(400, "POST", "/jobs/mime/retry", {"from": 3}),
     "an unknown job's weights": Sent(404, "GET", "/jobs/mime/weights"),
     "the token in the query": Sent(401, "GET", "/jobs?token=TOKEN", token=b""),
@@ -221,14 +198,14 @@ def test_what_users_write_moves_no_cursor(monkeypatch, capsys):
     texts = {"name": f"n{ESCAPES}", "note": "", "reason": f"rank 0: ValueError: {ESCAPES}\nline 2\rjob 7 done"}
     numbers = dict.fromkeys(("job", "slots", "slots_asked", "step", "work", "restarts"), 0)
     known = {"state": "failed", "plan": None, "compressor": None, "batch": None, "loss": None, "work_total": 1.0}
-    aside = {"aside": [[0, 1, f"workers died on it, {ESCAPES}"]]}
+    aside = {"aside": [f"node 0 is not used, {ESCAPES}"]}
     answers = {"/jobs": [{**texts, **numbers, **known}], "/state?most=0": aside}
     monkeypatch.setattr(Client, "ask", lambda self, method, path: answers[path])
     list_jobs(argparse.Namespace(json=False), Client("http://nowhere", ""))
     said = capsys.readouterr().out
     assert all(each.isprintable() for each in said.split("\n"))
     assert r"rank 0: ValueError: \x1b]0;owned\x07\x1b[2J" in said
-    assert "node 0, slot 1 is set aside: workers died on it" in said
+    assert "node 0 is not used" in said
 
 
 BILLION = "{a: &a [x,x,x,x,x,x,x,x,x,x]"

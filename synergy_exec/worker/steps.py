@@ -1,0 +1,174 @@
+"""The steps of a rank: how long they take, what CPU they use, their lines in steps.csv, and rests between them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from synergy_exec.messages import Rebuild, Retune
+from synergy_exec.wire import cut_to_lines
+from synergy_exec.worker import processes
+
+WARM_UP_STEPS = 3
+"""Steps left out after a start or a change of batch: compilation, memory allocation, DDP's rebuilt buckets."""
+
+WINDOW_STEPS = 50
+"""How many steps of a batch a median is over, at most: it follows a machine that slows down, and bears stragglers."""
+
+
+class StepMedians(NamedTuple):
+    """Medians over `steps` steps, for a `Report`: seconds of a step, of its synchronisation, and of its waiting for
+    data; 0 if unknown.
+    """
+
+    step_s: float = 0.0
+    sync_s: float = 0.0
+    steps: int = 0
+    waited_s: float = 0.0
+
+
+class StepClock:
+    """Collects times of the slowest rank, one step at a time; the batch is the one of the latest step."""
+
+    def __init__(self) -> None:
+        self._batch: tuple[int, int] | None = None
+        self._to_skip = 0
+        self._steps: dict[tuple[int, int], deque[tuple[float, float, float]]] = {}
+
+    def add(
+        self, micro_batch: int, accumulation: int, step_s: float, sync_s: float = 0.0, waited_s: float = 0.0
+    ) -> None:
+        """A step of this batch took that long on the slowest rank, and that much of it went into synchronisation, and
+        into waiting for data.
+        """
+        batch = (micro_batch, accumulation)
+        if batch != self._batch:
+            self._batch, self._to_skip = batch, WARM_UP_STEPS
+        if self._to_skip:
+            self._to_skip -= 1
+            return
+        self._steps.setdefault(batch, deque(maxlen=WINDOW_STEPS)).append((step_s, sync_s, waited_s))
+
+    def take(self) -> StepMedians:
+        """Medians over the last steps of the present batch, those of before it was left included.
+
+        Nothing is forgotten by it: reports close to each other are over mostly the same steps.
+        """
+        steps = self._steps.get(self._batch) if self._batch else None
+        if not steps:
+            return StepMedians()
+        step_s, sync_s, waited_s = zip(*steps, strict=True)
+        medians = statistics.median(step_s), statistics.median(sync_s)
+        return StepMedians(*medians, len(steps), statistics.median(waited_s))
+
+
+class Meter:
+    """CPU-seconds of a rank's mean step, loaders included: by the kernel's account, whatever else the machine does."""
+
+    def __init__(self) -> None:
+        self._since: tuple[int, float] | None = None
+
+    def step_s(self, step: int, *, steady: bool) -> float:
+        """0 before it is known. step: those done; steady: whether to begin, where it has not."""
+        loaders = [each.pid for each in multiprocessing.active_children() if each.pid is not None]
+        used_s = time.process_time() + processes.cpu_s(loaders)
+        if self._since is None:
+            self._since = (step, used_s) if steady else None
+            return 0.0
+        steps = step - self._since[0]
+        return (used_s - self._since[1]) / steps if steps else 0.0
+
+
+class MeasuredSteps:
+    """Measures the steps that an order asks for; see `Rebuild.steps`. now_s: when the order was carried out."""
+
+    def __init__(self, order: Rebuild | Retune, now_s: float) -> None:
+        self._steps, self._seconds = order.steps, order.seconds
+        self._since_s, self._done = now_s, 0
+
+    def step_s(self, now_s: float) -> float:
+        """Call it after each step. Returns the mean time of the measured steps; 0 until there are enough of them, and
+        if the order asks for none.
+        """
+        self._done += 1
+        if self._done < self._steps:
+            self._since_s = now_s
+        took_s = now_s - self._since_s
+        if not 0 < self._steps <= self._done or took_s < self._seconds:
+            return 0.0
+        return took_s / (self._done - self._steps + 1)
+
+
+# `steps.csv`: a line for every step, of all runs of a job.
+
+
+_STEPS_COLUMNS = "step,batch,rate,loss,seconds,run"
+
+
+class StepsFile:
+    """Appends; a step that is trained twice stands twice, and the later run counts."""
+
+    def __init__(self, path: Path, run: int) -> None:
+        cut_to_lines(path)
+        # By the line: a killed worker leaves no step out that a checkpoint counts.
+        self._file = path.open("a", buffering=1, encoding="utf-8")
+        self._run = run
+        if self._file.tell() == 0:
+            self._file.write(f"{_STEPS_COLUMNS}\n")
+
+    def add(self, step: int, batch: int, rate: float, loss: float, seconds: float) -> None:
+        """Appends a line. step: from 1. batch: samples. rate: factor on the learning rate. seconds: on this rank.
+
+        The rate is written to its last bit, so that training again can be told from training otherwise.
+        """
+        self._file.write(f"{step},{batch},{rate!r},{loss:.9g},{seconds:.6g},{self._run}\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+# Keeps a rank to its part of a CPU core: its steps say how fast its slot is, and not how idle others are.
+#
+# Where slots share a core the kernel gives all of it to whoever wants it alone: a job would train up to so many times
+# as fast as it was measured, until another comes. A cgroup could forbid that, but few users may make one.
+
+
+LEEWAY_S = 0.25
+"""Of a core's time: what a rank did not get of its part, since another took more, it may still make up for."""
+
+
+class Pace:
+    """A rank's. part: of a core, between 0 and 1. used_s: the CPU time that it has used. clock: any, in seconds."""
+
+    def __init__(
+        self,
+        part: float,
+        used_s: Callable[[], float] = time.process_time,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._part, self._used_s, self._clock, self._sleep = part, used_s, clock, sleep
+        self._since: tuple[float, float] | None = None
+        self._ahead_s = 0.0
+
+    def begin(self) -> None:
+        """What was since the last rest is not counted: building, saving, evaluating are as fast as they can be."""
+        self._since = self._used_s(), self._clock()
+
+    def rest(self) -> None:
+        """Sleeps until the CPU time since `begin` is no more than its part of the time since then."""
+        if self._since is None:
+            return
+        used_s, now_s = self._used_s(), self._clock()
+        ahead_s = self._ahead_s + (used_s - self._since[0]) / self._part - (now_s - self._since[1])
+        if ahead_s > 0:
+            self._sleep(ahead_s)
+            # A sleep takes a little longer than it was to, and that is the rank's, too.
+            ahead_s -= self._clock() - now_s
+        self._ahead_s = max(ahead_s, -LEEWAY_S)
+        self._since = None
