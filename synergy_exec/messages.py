@@ -49,7 +49,7 @@ class Reserve(Message):
 class Launch(Message, RunSettings):
     """Start this node's workers of a run.
 
-    plan: its degrees are fixed for the run, until a `Rebuild`. Its compressor is that of the gradients that replicas
+    plan: its degrees are fixed for the run. Its compressor is that of the gradients that replicas
     exchange, such as `q4`, and after commas of layers: `q4,token.weight=none,layers.*=powersgd-4`; the controller has
     the names of the core's offers there, such as `layerwise-q4`, and tells workers what they stand for.
 
@@ -68,7 +68,7 @@ class Launch(Message, RunSettings):
     file with the state_dict that the first run begins with; "" for none. observed: whether the job evaluates and is
     told of steps. spare_memory: whether ranks give memory back as soon as it is free, which takes time.
     agent_silence_s: ranks whose agent gives no sign of life for longer save and leave; less than the controller waits.
-    waits: nothing is built until a `Rebuild` comes. measure: the file of what is to be measured, in place of training
+    measure: the file of what is to be measured, in place of training
     (`profiling.selection.Task`); "" for none.
     """
 
@@ -99,7 +99,6 @@ class Launch(Message, RunSettings):
     job_uuid: str = ""
     saved_step: int = 0
     agent_silence_s: float = 30.0
-    waits: bool = False
     measure: str = ""
     command: list[str] = field(default_factory=list)
     directory: str = ""
@@ -126,36 +125,13 @@ class Kill(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retune(Message):
-    """Another micro-batch, accumulation or compressor from the next step that all ranks agree on; same degrees.
-
-    steps, seconds: see `Rebuild`.
-    """
+    """Another micro-batch, accumulation or compressor from the next step that all ranks agree on; same degrees."""
 
     KIND: ClassVar[str] = "retune"
     run: int
     micro_batch: int
     accumulation: int
     compressor: str = "none"
-    steps: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rebuild(Message):
-    """Build the model again under another plan, with its initial weights; nothing is saved. Profiling sends it.
-
-    copies: the job is trained in several copies at once; each is a list of ranks, and has a process group and a folder
-    of its own. Ranks in no copy wait. []: all ranks are one copy. Each copy answers with `Started`, as after a launch.
-    steps, seconds: the copy trains this many steps and goes on until the last of them, together with all steps after
-    it, took `seconds`. Then it reports `measured_s` and waits for the next order. steps=0: it trains on.
-    """
-
-    KIND: ClassVar[str] = "rebuild"
-    run: int
-    plan: Plan
-    copies: list[list[int]] = field(default_factory=list)
-    steps: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +222,7 @@ class Started(Message):
 
     step, samples, work: done in all, by this run and those before it that were saved. layers: name, rows and columns of
     each parameter that has a gradient, as replicas exchange it; codecs: by scheme, the fields of `CodecSpeed`; both
-    empty unless they were asked for. copy: index in `Rebuild.copies`.
+    empty unless they were asked for.
     """
 
     KIND: ClassVar[str] = "started"
@@ -260,12 +236,11 @@ class Started(Message):
     first_step_s: float = 0.0
     layers: list[tuple[str, int, int]] = field(default_factory=list)
     codecs: dict[str, list[float]] = field(default_factory=dict)
-    copy: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Message):
-    """What rank 0 of the run, or of a copy (`Rebuild`), saw since the last report.
+    """What rank 0 of the run saw since the last report.
 
     step, samples, work: done in all. told_s: when this was, on the monotonic clock of rank 0's node; the steps between
     two reports took the difference. loss: of the last step. step_s: median of the slowest rank's step times at this
@@ -277,8 +252,7 @@ class Report(Message):
     for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share. data_bytes: of the job's data set; 0 of
     a job that is no `LoadedJob`. sent_bytes: of gradients that leave rank 0 in a step, codec_s: seconds that encoding
     and decoding them takes it, all under that compressor. layers: of the parts that rank 0 has, as the last measured
-    step since the last report had them, by name: squared norm, and of it what was left out. measured_s: mean time
-    of the steps that a `Rebuild` or `Retune` asked to measure, including what happens between two; 0 until then.
+    step since the last report had them, by name: squared norm, and of it what was left out.
     """
 
     KIND: ClassVar[str] = "report"
@@ -305,8 +279,6 @@ class Report(Message):
     compressor: str = "none"
     layers: dict[str, list[float]] = field(default_factory=dict)
     told_s: float = 0.0
-    copy: int = 0
-    measured_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,6 @@ from synergy_exec.messages import (
     Launch,
     Message,
     Noted,
-    Rebuild,
     Reserve,
     Reserved,
     Reshare,
@@ -165,7 +164,7 @@ class Agent:
                 )
             case Launch():
                 self._launch(message)
-            case Stop() | Retune() | Rebuild() | Kill():
+            case Stop() | Retune() | Kill():
                 self._steer(message)
             case Reshare():
                 self._reshare(message)
@@ -234,11 +233,11 @@ class Agent:
             if number in self._runs:
                 self._runs[number].grant(rank, self._cores.grant((number, rank)))
 
-    def _steer(self, message: Stop | Retune | Rebuild | Kill) -> None:
+    def _steer(self, message: Stop | Retune | Kill) -> None:
         run = self._runs.get(message.run)
         if run is None:
             # It has ended, or was never launched here: then nobody will meet at its store.
-            if isinstance(message, Retune | Rebuild):
+            if isinstance(message, Retune):
                 return
             if message.run in self._reserving:
                 self._reserving.pop(message.run).cancel()

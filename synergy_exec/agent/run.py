@@ -24,7 +24,6 @@ from synergy_exec.messages import (
     MeansToLeave,
     Message,
     Outcome,
-    Rebuild,
     Retune,
     Stop,
 )
@@ -170,7 +169,7 @@ class NodeRun:
         os.close(self._cache)
         self._tell_end()
 
-    def tell(self, message: Stop | Retune | Rebuild) -> None:
+    def tell(self, message: Stop | Retune) -> None:
         """Passes a message on to every worker here, those still to be forked included."""
         self._told.append(message)
         for worker in self._workers.values():

@@ -22,7 +22,6 @@ from synergy_exec.messages import (
     Launch,
     Message,
     Outcome,
-    Rebuild,
     Reserve,
     Reserved,
     Reshare,
@@ -45,7 +44,7 @@ class Run:
     share: what each of its slots brings of its node's CPUs and memory, None where nobody looks at them. said: what
     each node's agent has said of its end; agent_lost: one was lost before it could; excused: while other runs were on
     its node, too, any of which may have been the cause. store: where its ranks meet who
-    are on several nodes. hung: as `messages.Ended` has it. rebuild: an order that it waits for when it is launched.
+    are on several nodes. hung: as `messages.Ended` has it.
     """
 
     number: int
@@ -61,7 +60,6 @@ class Run:
     agent_lost: bool = False
     excused: bool = False
     hung: bool = False
-    rebuild: Rebuild | None = None
 
     @property
     def nodes(self) -> list[int]:
@@ -134,19 +132,13 @@ class Runs:
         run.stopping = run.killed = True
         self._tell(run, Kill(run=number))
 
-    def retune(self, number: int, plan: Plan, steps: int = 0, seconds: float = 0.0) -> None:
-        """The run goes on with another micro-batch, accumulation or compressor. steps, seconds: see `Rebuild`."""
+    def retune(self, number: int, plan: Plan) -> None:
+        """The run goes on with another micro-batch, accumulation or compressor."""
         if (run := self._goes_on(number)) is not None:
             run.plan = plan
             told = self._launch_of(run).plan
             cut = {name: getattr(told, name) for name in ("micro_batch", "accumulation", "compressor")}
-            self._tell(run, Retune(run=number, steps=steps, seconds=seconds, **cut))
-
-    def rebuild(self, order: Rebuild) -> None:
-        """The run builds its model again, as soon as it is launched."""
-        if (run := self._goes_on(order.run)) is not None:
-            run.plan, run.rebuild = order.plan, order
-            self._tell(run, order)
+            self._tell(run, Retune(run=number, **cut))
 
     def reshare(self, number: int, share: Share) -> None:
         """Each slot of the run brings other CPUs and memory from now on; the run was made with a share."""
@@ -246,11 +238,8 @@ class Runs:
                 store_host=run.store[0],
                 store_port=run.store[1],
                 share=run.share,
-                waits=run.rebuild is not None,
             )
             self._send(node, part)
-            if run.rebuild is not None:
-                self._send(node, run.rebuild)
             first_rank += len(slots)
 
     # Ending

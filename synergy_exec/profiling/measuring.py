@@ -30,17 +30,15 @@ from synergy_exec.profiling.selection import Selection, Task, record_of
 from synergy_exec.training import noise
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.integrity import FEWEST_NOISE_STEPS, Progress
-from synergy_exec.training.job import LoadedJob
 from synergy_exec.training.loading import load_job
-from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.wire import whole_lines
 from synergy_exec.worker import resources
-from synergy_exec.worker.agreement import LOOK_S, Wishes, agree
-from synergy_exec.worker.loop import Meter, Pace, StepClock, worth_of_step
-from synergy_exec.worker.rank import Rank, guarded
+from synergy_exec.worker.loop import LOOK_S, Wishes, agree, worth_of_step
+from synergy_exec.worker.rank import Rank, guarded, make_data
 from synergy_exec.worker.start import Descriptors, Start
+from synergy_exec.worker.steps import Meter, Pace, StepClock
 
 MIN_INPUT_STEPS = 10
 MAX_NOISE_STEPS = 3 * FEWEST_NOISE_STEPS
@@ -138,14 +136,10 @@ class MeasuringRank(Rank):
         """Builds the model of one copy, on these ranks of the run."""
         launch, device = self._start.launch, self._device
         if len(ranks) > 1:
-            self._now("meeting the other ranks")
             self._join(store, ranks.index(self._start.rank), len(ranks))
         self._now("building")
         job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
-        if isinstance(job, LoadedJob):
-            data = Path(launch.folder) / "copies" / str(copy) / "data"
-            Ranks().first(lambda: job.make_data(data))
-            job.make_data(data)
+        make_data(job, Path(launch.folder) / "copies" / str(copy) / "data")
         self._supply = Supply(job, cache=self._cache)
         resources.load(self._supply, self._start.cpus)
         self._job = job

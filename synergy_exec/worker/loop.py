@@ -24,7 +24,6 @@ from synergy_exec.messages import (
     MeansToLeave,
     Message,
     Noted,
-    Rebuild,
     Report,
     Retune,
     Saved,
@@ -43,7 +42,7 @@ from synergy_exec.training.trainer import StepResult, Trainer
 from synergy_exec.wire import cut_to_lines, decode, encode
 from synergy_exec.worker import resources
 from synergy_exec.worker.start import AgentConnection, Pulse, Start
-from synergy_exec.worker.steps import MeasuredSteps, Meter, Pace, StepClock, StepsFile
+from synergy_exec.worker.steps import Meter, Pace, StepClock, StepsFile
 
 # What all ranks do next, agreed by one all-reduce a step.
 
@@ -56,14 +55,13 @@ LOOK_S = 0.002
 class Wishes:
     """What one rank wants, and after `agree` what all of them do.
 
-    hold: to wait for the next order. orders: `HeardOrders.count`; the highest of all ranks counts. step_s: how long the
-    step before took, and waited_s: how long it waited for data; the slowest rank's count. sync_s: how long
-    gradients were exchanged meanwhile and nothing computed; the least of any rank counts, for others also wait.
+    orders: `HeardOrders.count`; the highest of all ranks counts. step_s: how long the step before took, and waited_s:
+    how long it waited for data; the slowest rank's count. sync_s: how long gradients were exchanged meanwhile and
+    nothing computed; the least of any rank counts, for others also wait.
     """
 
     stop: bool = False
     save: bool = False
-    hold: bool = False
     orders: int = 0
     step_s: float = 0.0
     waited_s: float = 0.0
@@ -82,29 +80,31 @@ class HeardOrders:
         self._latest = ""
         self.done = 0
 
-    def hear(self, order: Retune | Rebuild) -> None:
+    def hear(self, order: Retune) -> None:
         """Keeps the order. It replaces an earlier one that was not carried out yet."""
         self.count += 1
         self._latest = encode(order)
 
-    def next(self, count: int) -> Message | None:
+    def next(self, count: int) -> Retune | None:
         """The order to carry out now, or None. count: the highest of all ranks. All ranks call this together."""
         if count == self.done:
             return None
         self.done = count
         heard = Ranks().together(lambda: self._latest if self.count == count else "")
-        return decode(next(filter(None, heard)))
+        order = decode(next(filter(None, heard)))
+        assert isinstance(order, Retune)
+        return order
 
 
 def agree(own: Wishes) -> Wishes:
     """What all ranks of the default process group do, made of every rank's wishes; `own` without a group."""
     if not distributed.is_initialized():
         return own
-    wishes = [own.stop, own.save, own.hold, own.orders, own.step_s, own.waited_s, -own.sync_s]
+    wishes = [own.stop, own.save, own.orders, own.step_s, own.waited_s, -own.sync_s]
     values = torch.tensor(wishes, dtype=torch.float64)
     distributed.all_reduce(values, distributed.ReduceOp.MAX)
-    stop, save, hold, orders, step_s, waited_s, sync_s = values.tolist()
-    return Wishes(stop > 0, save > 0, hold > 0, int(orders), step_s, waited_s, -sync_s)
+    stop, save, orders, step_s, waited_s, sync_s = values.tolist()
+    return Wishes(stop > 0, save > 0, int(orders), step_s, waited_s, -sync_s)
 
 
 # The checkpoints of a run: when they are due, written while training goes on, tried again where the disk refuses.
@@ -289,10 +289,9 @@ _RECENT_STEPS = 20
 
 
 class Loop:
-    """The training of one rank, step by step, under one order. doing: what it is at, for error messages.
+    """The training of one rank, step by step. doing: what it is at, for error messages.
 
     started: what is known of it before the first step. bare_bytes: what the process held before it had a job.
-    rebuild: the order to build the model again, if one ended the loop.
     """
 
     def __init__(
@@ -308,11 +307,7 @@ class Loop:
         *,
         started: Started,
         bare_bytes: int,
-        order: Rebuild,
-        orders: HeardOrders,
     ) -> None:
-        self.rebuild: Rebuild | None = None
-        self._copy = start.copy
         self.doing = "starting to train"
         self._launch, self._rank, self._trainer = start.launch, start.rank, trainer
         self._job, self._observers = job, Observers(job, trainer, start, pulse)
@@ -324,8 +319,7 @@ class Loop:
         self._reports = start.rank == 0
         self._saves = Saves(trainer, start.launch, self._progress.step, checkpoints, pulse, self._saved, self._note)
         trainer.supply.meanwhile = self._await_data
-        self._own, self._orders = Wishes(), orders
-        self._measured = MeasuredSteps(order, time.monotonic())
+        self._own, self._orders = Wishes(), HeardOrders()
         self._odd = False
         self._clock = StepClock()
         self._meter = Meter()
@@ -340,7 +334,7 @@ class Loop:
         self._own.stop = True
 
     def run(self) -> int:
-        """The exit code: 0 for done, PAUSED for stopped. It has no meaning if the loop ended for a `rebuild`."""
+        """The exit code: 0 for done, PAUSED for stopped."""
         steps = StepsFile(self._folder / "steps.csv", self._launch.run) if self._reports else None
         started, report_due, loss = False, 0.0, float("nan")
         self._tell_exchange()
@@ -356,17 +350,8 @@ class Loop:
                     self._clock.add(*batch, agreed.step_s, agreed.sync_s, agreed.waited_s)
                 if agreed.stop:
                     return self._finish(PAUSED)
-                order = self._orders.next(agreed.orders)
-                if isinstance(order, Rebuild):
-                    self.rebuild = order
-                    return PAUSED
-                if isinstance(order, Retune):
+                if (order := self._orders.next(agreed.orders)) is not None:
                     self._retune(order)
-                    self._own.hold, self._measured = False, MeasuredSteps(order, time.monotonic())
-                elif agreed.hold:
-                    self._hold()
-                    batch = None
-                    continue
                 if agreed.save:
                     self._save_later()
                 self._saves.look()
@@ -388,10 +373,8 @@ class Loop:
                     steps.add(self._progress.step, self._trainer.plan.global_batch, rate, loss, self._own.step_s)
                     if not started:
                         self._say_started(ended - began)
-                    measured_s = self._measured.step_s(ended)
-                    self._own.hold = measured_s > 0
-                    if ended >= report_due or measured_s:
-                        self._report(loss, measured_s)
+                    if ended >= report_due:
+                        self._report(loss)
                         report_due = ended + self._launch.report_s
                 if not started:
                     resources.forget()
@@ -409,7 +392,7 @@ class Loop:
         for message in self._agent.heard():
             if isinstance(message, Stop):
                 self._own.stop = True
-            elif isinstance(message, Retune | Rebuild):
+            elif isinstance(message, Retune):
                 self._orders.hear(message)
             else:
                 self._take(message)
@@ -420,12 +403,6 @@ class Loop:
         self._own.save = self._saves.due(self._progress.step)
         self._own.orders = self._orders.count
         return self._own
-
-    def _hold(self) -> None:
-        while self._orders.count <= self._orders.done and not self._wishes().stop:
-            self._pulse.beat(self._launch.start_s)
-            time.sleep(LOOK_S)
-        self._beat()
 
     def _take(self, granted: Granted) -> None:
         """Other cores from now on; steps on those of before say nothing of them."""
@@ -546,7 +523,7 @@ class Loop:
         done = {name: getattr(self._progress, name) for name in ("step", "samples", "work")}
         self._agent.say(replace(self._started, **done, first_step_s=first_step_s))
 
-    def _report(self, loss: float, measured_s: float = 0.0) -> None:
+    def _report(self, loss: float) -> None:
         progress, plan, times = self._progress, self._trainer.plan, self._clock.take()
         grad_sqr, grad_var = noise.statistics(progress) or (0.0, 0.0)
         self._agent.say(
@@ -569,8 +546,6 @@ class Loop:
                 data_bytes=self._trainer.supply.data_bytes,
                 compressor=plan.compressor,
                 told_s=time.monotonic(),
-                copy=self._copy,
-                measured_s=measured_s,
                 **resources.report(self._bare_bytes),
                 **self._exchanges.take(),
             )

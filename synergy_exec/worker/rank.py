@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import faulthandler
 import os
@@ -13,17 +12,16 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import distributed
-from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from synergy_core.errors import InputError
-from synergy_exec.messages import PAUSED, Failure, Noted, Rebuild, Retune, Started, Stop
+from synergy_exec.messages import Failure, Noted, Started
 from synergy_exec.training import loading, shelf
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.checkpoint import Checkpoints
@@ -39,7 +37,7 @@ from synergy_exec.training.shelf import Desk, FencedError
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import resources
-from synergy_exec.worker.loop import LOOK_S, HeardOrders, Loop, UnsavedError
+from synergy_exec.worker.loop import Loop, UnsavedError
 from synergy_exec.worker.network import talk_over
 from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Pulse, Start, see_only
 
@@ -143,16 +141,6 @@ def guarded(kind: type[Rank], start: Start, descriptors: Descriptors) -> int:
         return PEER_LOST if echo else FAILED
 
 
-@dataclass(slots=True)
-class Process:
-    """What a rank keeps when it builds its model again. store: where its run's ranks meet; None for a single rank."""
-
-    device: torch.device
-    store: Store | None
-    cache: Cache
-    orders: HeardOrders
-
-
 class Rank:
     """One rank of a run. doing: what it is at, for error messages."""
 
@@ -175,51 +163,43 @@ class Rank:
         faulthandler.register(signal.SIGUSR1)
         self._beat()
         launch = self._start.launch
-        process = Process(self._take_slot(), self._store(descriptors.store), Cache(descriptors.cache), HeardOrders())
+        self._device = self._take_slot()
+        store = self._store(descriptors.store)
         if launch.spare_memory:
             resources.give_back()
-        order = self._next_order(process.orders) if launch.waits else Rebuild(run=launch.run, plan=launch.plan)
-        code, anew = PAUSED, launch.waits
-        while order is not None:
-            start = _in_copy(self._start, order)
-            if start is None:
-                order = self._next_order(process.orders)
-                continue
-            self._meet(start, process)
-            self._loop = self._built(start, order, process, anew=anew)
-            if self._stop:
-                self._loop.stop()
-            code, order, anew = self._loop.run(), self._loop.rebuild, True
-            if order is not None:
-                self._loop = None  # and with it the model
-                self._part(start, process)
-            elif start.rank == 0 and self._desk is not None:
-                self._desk.leave()
+        if store is not None:
+            self._join(store, self._start.rank, launch.world)
+        self._loop = self._built(Cache(descriptors.cache))
+        if self._stop:
+            self._loop.stop()
+        code = self._loop.run()
+        if self._start.rank == 0 and self._desk is not None:
+            self._desk.leave()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         return code
 
-    def _built(self, start: Start, order: Rebuild, process: Process, *, anew: bool) -> Loop:
-        """Builds the model under the order's plan and loads the newest checkpoint. anew: none is loaded."""
-        launch, folder = start.launch, Path(start.launch.folder)
+    def _built(self, cache: Cache) -> Loop:
+        """Builds the model under the launch's plan and loads the newest checkpoint."""
+        start, launch, folder = self._start, self._start.launch, Path(self._start.launch.folder)
         # Before anything is read: from here on no older run changes it.
         self._desk = desk = Desk(folder / "checkpoints", launch.run)
-        begun = Ranks().first(lambda: _takes_over(desk, folder)) and not anew
+        begun = Ranks().first(lambda: _takes_over(desk, folder))
         self._now("building")
         launched_s, began = time.time() - start.launched_s, time.monotonic()
         bare_bytes = resources.held_bytes()
         job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
         self._warn_of_changes(job, start)
-        _make_data(job, folder / "data")
-        supply = Supply(job, cache=process.cache)
+        make_data(job, folder / "data")
+        supply = Supply(job, cache=cache)
         resources.load(supply, start.cpus)
         trainer = Trainer(
             job,
             launch.plan,
-            process.device,
+            self._device,
             seed=launch.seed,
             measure_squares=launch.noise,
-            bfloat16=launch.bfloat16 and process.device.type == "cuda",
+            bfloat16=launch.bfloat16 and self._device.type == "cuda",
             supply=supply,
             unused=launch.unused,
             weights=Path(launch.weights) if launch.weights and not begun else None,
@@ -231,12 +211,11 @@ class Rank:
         codecs: dict[str, list[float]] = {}
         if launch.time_codecs:  # on all ranks at once, as gradients are encoded
             self._now("measuring how fast gradients are encoded")
-            codecs = measured_codecs(process.device)
+            codecs = measured_codecs(self._device)
         self._now("loading")
         began = time.monotonic()
         checkpoints = Checkpoints(folder / "checkpoints", keep=launch.keep_checkpoints, job=launch.job_uuid, desk=desk)
-        loaded = None if anew else trainer.load(checkpoints, saved_step=launch.saved_step)
-        progress = loaded or Progress()
+        progress = trainer.load(checkpoints, saved_step=launch.saved_step) or Progress()
         load_s = time.monotonic() - began
         started = Started(
             run=launch.run,
@@ -248,30 +227,12 @@ class Rank:
             load_s=load_s,
             layers=layers_of(trainer.parts) if launch.say_layers else [],
             codecs=codecs,
-            copy=start.copy,
         )
         return Loop(
             *(start, job, trainer, progress, desk, checkpoints, self._agent, self._pulse),
             started=started,
             bare_bytes=bare_bytes,
-            order=order,
-            orders=process.orders,
         )
-
-    def _next_order(self, orders: HeardOrders) -> Rebuild | None:
-        """Waits for the next order of a rank that trains nothing. None: it was told to stop, or its agent is silent."""
-        while not self._stop and self._pulse.unanswered_s() < self._start.launch.agent_silence_s:
-            self._now("waiting for an order")
-            for message in self._agent.heard():
-                if isinstance(message, Stop):
-                    self._stop = True
-                elif isinstance(message, Retune | Rebuild):
-                    orders.hear(message)
-            order = orders.next(orders.count)
-            if isinstance(order, Rebuild):
-                return order
-            time.sleep(LOOK_S)
-        return None
 
     def _warn_of_changes(self, job: TrainingJob, start: Start) -> None:
         if start.rank == 0 and not start.launch.code:
@@ -329,15 +290,9 @@ class Rank:
         """How long to wait for other ranks. They may build, save or wait for data for long; agents look for hangs."""
         return max(timedelta(seconds=self._start.launch.start_s), LONGEST_WAIT)
 
-    def _meet(self, start: Start, process: Process) -> None:
-        if process.store is None or start.launch.world == 1:
-            return
-        self._now("meeting the other ranks")
-        self._device = process.device
-        self._join(PrefixStore(_meeting(start, process), process.store), start.rank, start.launch.world)
-
     def _join(self, store: Store, rank: int, world: int) -> None:
         """Makes the default process group of so many ranks."""
+        self._now("meeting the other ranks")
         cpu = self._device.type == "cpu"
         distributed.init_process_group(
             "gloo" if cpu else "cpu:gloo,cuda:nccl",
@@ -347,37 +302,6 @@ class Rank:
             timeout=self._patience,
             device_id=None if cpu else self._device,
         )
-
-    def _part(self, start: Start, process: Process) -> None:
-        """Frees the model's memory, and leaves the process group as soon as no other rank needs it."""
-        resources.release()
-        if not distributed.is_initialized():
-            return
-        self._now("parting from the other ranks")
-        assert process.store is not None
-        left = f"left {_meeting(start, process)}"
-        process.store.add(left, 1)
-        while process.store.add(left, 0) < start.launch.world:
-            time.sleep(LOOK_S)
-        distributed.destroy_process_group()
-
-
-def _meeting(start: Start, process: Process) -> str:
-    """Prefix of a process group's keys in the store. It is the same on all ranks of the copy and is used once."""
-    return f"order {process.orders.done} copy {start.copy}"
-
-
-def _in_copy(start: Start, order: Rebuild) -> Start | None:
-    """The rank's start within its copy of the job, with the copy's plan and folder; None if it is in no copy."""
-    launch = dataclasses.replace(start.launch, plan=order.plan)
-    if not order.copies:
-        return dataclasses.replace(start, launch=launch)
-    for copy, ranks in enumerate(order.copies):
-        if start.rank in ranks:
-            folder = str(Path(launch.folder) / "copies" / str(copy))
-            launch = dataclasses.replace(launch, world=len(ranks), folder=folder)
-            return dataclasses.replace(start, launch=launch, rank=ranks.index(start.rank), copy=copy)
-    return None
 
 
 def _takes_over(desk: Desk, folder: Path) -> bool:
@@ -392,7 +316,7 @@ def _takes_over(desk: Desk, folder: Path) -> bool:
     return bool(shelf.newest_first(folder / "checkpoints"))
 
 
-def _make_data(job: TrainingJob, folder: Path) -> None:
+def make_data(job: TrainingJob, folder: Path) -> None:
     """Tells a job where its data are to lie; rank 0 makes them before the others look."""
     if isinstance(job, LoadedJob):
         Ranks().first(lambda: job.make_data(folder))

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from synergy_exec.messages import Granted, Launch, Message, Rebuild, Retune, Stop
+from synergy_exec.messages import Granted, Launch, Message, Retune, Stop
 from synergy_exec.wire import decode, encode
 from synergy_exec.worker.processes import adopt_orphans, die_with
 
@@ -31,7 +31,7 @@ class Start:
     cores: of the CPU, that it may use. cpus: how many of them are its own, for others may have a part of one. gpu:
     index of its CUDA device, None without; gpus: of all its slots, of a command. launched_s: time.time() at which the
     agent was told to launch the run.
-    copy: index of the copy of the job that this rank trains. cgroup: folder of the run's own, "" for none.
+    cgroup: folder of the run's own, "" for none.
     """
 
     launch: Launch
@@ -40,7 +40,6 @@ class Start:
     cpus: float
     gpu: int | None
     launched_s: float
-    copy: int = 0
     gpus: tuple[int, ...] = ()
     cgroup: str = ""
 
@@ -179,7 +178,7 @@ class AgentConnection:
     def say(self, message: Message) -> None:
         self._socket.sendall(encode(message).encode() + b"\n")
 
-    def heard(self) -> list[Stop | Retune | Rebuild | Granted]:
+    def heard(self) -> list[Stop | Retune | Granted]:
         while True:
             try:
                 received = self._socket.recv(4096, socket.MSG_DONTWAIT)
@@ -190,7 +189,7 @@ class AgentConnection:
                 break
             self._unread += received
         *lines, self._unread = self._unread.split(b"\n")
-        return [each for line in lines if isinstance(each := decode(line), Stop | Retune | Rebuild | Granted)]
+        return [each for line in lines if isinstance(each := decode(line), Stop | Retune | Granted)]
 
 
 _VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from synergy_exec.messages import Rebuild, Retune
 from synergy_exec.wire import cut_to_lines
 from synergy_exec.worker import processes
 
@@ -82,26 +81,6 @@ class Meter:
             return 0.0
         steps = step - self._since[0]
         return (used_s - self._since[1]) / steps if steps else 0.0
-
-
-class MeasuredSteps:
-    """Measures the steps that an order asks for; see `Rebuild.steps`. now_s: when the order was carried out."""
-
-    def __init__(self, order: Rebuild | Retune, now_s: float) -> None:
-        self._steps, self._seconds = order.steps, order.seconds
-        self._since_s, self._done = now_s, 0
-
-    def step_s(self, now_s: float) -> float:
-        """Call it after each step. Returns the mean time of the measured steps; 0 until there are enough of them, and
-        if the order asks for none.
-        """
-        self._done += 1
-        if self._done < self._steps:
-            self._since_s = now_s
-        took_s = now_s - self._since_s
-        if not 0 < self._steps <= self._done or took_s < self._seconds:
-            return 0.0
-        return took_s / (self._done - self._steps + 1)
 
 
 # `steps.csv`: a line for every step, of all runs of a job.

@@ -18,7 +18,7 @@ from synergy_exec import messages as said
 from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Ended, Launch, Message, Outcome, Rebuild, Report, Reshare, Retune
+from synergy_exec.messages import Ended, Launch, Message, Outcome, Report, Reshare, Retune
 from synergy_exec.settings import Settings
 from synergy_exec.wire import decode, encode
 from synergy_runs.facts import Kind
@@ -57,9 +57,7 @@ class FakeRun:
     began_s: float
     done: float
     stopping: bool = False
-    order: Rebuild | None = None
     stepped: bool = False
-    measured: bool = False
 
 
 @dataclass
@@ -103,11 +101,6 @@ class FakeAgent:
             assert message.micro_batch >= 1
             cut = {name: getattr(message, name) for name in ("micro_batch", "accumulation", "compressor")}
             run.launch = replace(run.launch, plan=replace(run.launch.plan, **cut))
-            run.order = run.order and replace(run.order, steps=message.steps)
-            run.measured = False
-        elif isinstance(message, Rebuild):
-            run.launch, run.order = replace(run.launch, plan=message.plan), message
-            run.stepped = run.measured = False
         return []
 
     def measured(self, said: Report, launch: Launch) -> Report:
@@ -126,27 +119,19 @@ class FakeAgent:
         for number, run in list(self.runs.items()):
             launch = run.launch
             first = launch.first_rank == 0
-            copies = range(1)
-            if launch.waits:
-                if run.order is None:
-                    continue
-                copies = range(len(run.order.copies))
             if not run.stepped and first:
                 run.stepped = True
                 seconds = {"launch_s": 0.1, "build_s": 0.1, "load_s": 0.1, "first_step_s": 0.1}
-                begun = said.Started(run=number, step=int(run.done), samples=0, work=run.done, **seconds)
-                told += [replace(begun, copy=copy) for copy in copies]
+                told.append(said.Started(run=number, step=int(run.done), samples=0, work=run.done, **seconds))
             if launch.job in self.failing:
                 told.append(self.end(number, "failed", "rank 0: ValueError: no"))
                 continue
             speed = launch.world / STEP_S
             run.done = min(launch.work, run.done + max(1.0, (now_s - run.began_s) * speed))
             run.began_s = now_s
-            if first and not run.measured:
-                run.measured = run.order is not None and run.order.steps > 0
-                measured_s = STEP_S / launch.plan.gpus if run.measured else 0.0
-                seen = replace(report(number, launch, run.done), told_s=now_s, measured_s=measured_s)
-                told += [replace(self.measured(seen, launch), copy=copy) for copy in copies]
+            if first:
+                seen = replace(report(number, launch, run.done), told_s=now_s)
+                told.append(self.measured(seen, launch))
             if run.done >= launch.work:
                 told.append(self.end(number, "done"))
             elif run.stopping:

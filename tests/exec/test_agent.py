@@ -13,7 +13,7 @@ from exec.real import JOBS, Controller, gone, log_of, steps_of
 from synergy_core.cluster import Share
 from synergy_core.planner.plan import Plan
 from synergy_exec.examples.pictures import Pictures
-from synergy_exec.messages import Failure, Granted, Rebuild, Report, Reshare, Retune, Started
+from synergy_exec.messages import Failure, Granted, Report, Reshare, Retune, Started
 from synergy_exec.recorded import EVALUATIONS, recorded
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import processes
@@ -74,38 +74,6 @@ def test_retune_changes_the_batch_of_all_ranks_at_one_step(controller):
     assert (batches[0], batches[-1]) == (8, 36)
     assert batches == sorted(batches)
     assert controller.saved(launch).samples == sum(batches)
-
-
-def test_copies_are_measured_one_plan_after_another_in_the_same_processes(controller):
-    """Three single ranks, then two of them together and one that is in no copy, then all three; each waits after its
-    steps, and a plan of other degrees begins with the first weights.
-    """
-    alone = Plan(micro_batch=4, accumulation=2)
-    first = controller.launch("", {"width": 64}, world=3, plan=alone, initial_batch=8, waits=True, **MLP)
-    controller.say(Rebuild(run=first.run, plan=alone, copies=[[0], [1], [2]], steps=3))
-
-    def measured(copy, plan):
-        def such(each):
-            sizes = (each.micro_batch, each.accumulation)
-            return each.copy == copy and each.measured_s > 0 and sizes == (plan.micro_batch, plan.accumulation)
-
-        return controller.of_run(first, Report, such).step
-
-    assert [measured(copy, alone) for copy in range(3)] == [3, 3, 3]
-    pids = controller.workers()
-    controller.say(Retune(run=first.run, micro_batch=8, accumulation=2, steps=2))
-    assert [measured(copy, Plan(micro_batch=8, accumulation=2)) for copy in range(3)] == [5, 5, 5]
-    split = Plan(tensor=2, micro_batch=2, accumulation=4)
-    controller.say(Rebuild(run=first.run, plan=split, copies=[[0, 2]], steps=2))
-    assert measured(0, split) == 2
-    replicas = Plan(data=3, micro_batch=4)
-    controller.say(Rebuild(run=first.run, plan=replicas, copies=[[2, 0, 1]], steps=4, seconds=0.05))
-    assert measured(0, replicas) >= 4
-    assert controller.workers() == pids
-    reports = controller.of(first, Report)
-    drawn = [each.loss for each in reports if each.step == 1 and each.micro_batch * each.accumulation == 8]
-    assert drawn == pytest.approx([drawn[0]] * 4)
-    controller.stop(first)
 
 
 def test_compressed_run_reports_its_bytes_is_retuned_and_goes_on_elsewhere(controller):
