@@ -25,8 +25,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from torch.nn.parallel import DistributedDataParallel
 
-from synergy_exec.training.compression.choices import SchemeByLayer
 from synergy_exec.training.compression.exchange import ReplicaExchange
+from synergy_exec.training.compression.layers import CompressorByLayer
 from synergy_exec.training.compression.wire import Wire
 
 RANKS = 2
@@ -51,7 +51,7 @@ def ours(compressor: str) -> Callable[[DistributedDataParallel], None]:
     def register(module: DistributedDataParallel) -> None:
         assert distributed.group.WORLD is not None
         exchange = ReplicaExchange(module, Wire(distributed.group.WORLD, torch.device("cpu")))
-        exchange.choose(SchemeByLayer.named(compressor))
+        exchange.choose(CompressorByLayer.named(compressor))
 
     return register
 

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.training import trees
-from synergy_exec.training.bare import Bare, Generators, bare
-from synergy_exec.training.compression.choices import SchemeByLayer
-from synergy_exec.training.compression.scheme import SharedScheme
+from synergy_exec.training.bare import Bare, bare, drawing_nothing
+from synergy_exec.training.compression.layers import CompressorByLayer
 from synergy_exec.training.job import Batch, TrainingJob, Tree
 from synergy_exec.training.parallel import obstacle
 from synergy_exec.training.pipeline import Ends, ends
@@ -104,14 +103,14 @@ def _unproven(plan: Plan) -> str | None:
 def _uncompressed(plan: Plan) -> str | None:
     """What is in the way of the plan's compressor. One replica exchanges nothing, whatever the compressor."""
     try:
-        choices = SchemeByLayer.named(plan.compressor)
+        choices = CompressorByLayer.named(plan.compressor)
     except InputError as error:
         return str(error).rstrip(".")
-    for scheme in choices.schemes:
-        if plan.zero and plan.data > 1 and not isinstance(scheme, SharedScheme):
+    for compressor in choices.every:
+        if plan.zero and plan.data > 1 and not compressor.unbiased:
             return (
-                f"{scheme.name} needs and holds back whole gradients on every rank, which zero {plan.zero} is there to "
-                "avoid; take zero 0, or a compressor that sums to shards, such as bf16 or q4"
+                f"{compressor.name} needs and holds back whole gradients on every rank, which zero {plan.zero} is "
+                "there to avoid; take zero 0, or a compressor that sums to shards, such as bf16 or q4"
             )
     return None
 
@@ -189,12 +188,8 @@ class Admission:
         if self.runs_bare:
             assert self.bare.model is not None
             return self.bare.model, self.bare_inputs
-        before = Generators.now()
-        try:
-            with torch.random.fork_rng(devices=[]):
-                return self._job.build_model(), self.inputs
-        finally:
-            before.restore()
+        with drawing_nothing():
+            return self._job.build_model(), self.inputs
 
     def _found_to_run_bare(self) -> bool:
         if self.bare.model is None:
@@ -235,7 +230,7 @@ class Admission:
 
     def _unknown_layer(self, compressor: str) -> str | None:
         names = [name for name, _ in self._outline[0].named_parameters()]
-        for pattern, _ in SchemeByLayer.named(compressor).layers:
+        for pattern, _ in CompressorByLayer.named(compressor).layers:
             if not fnmatch.filter(names, pattern):
                 return f"compressor '{compressor}' names '{pattern}', which is no parameter's name; correct it"
         return None

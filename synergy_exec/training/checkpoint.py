@@ -51,8 +51,8 @@ class State:
     """What a checkpoint keeps of one rank.
 
     parts, optimizers: one of each for every pipeline stage that the rank owns. held: what compression holds back, by
-    name, equal on the replicas of a layer (`Exchange.held`); `load` fills these tensors, and takes those out that the
-    checkpoint does not have in that shape. data: where the stream of samples is (`Supply.state`), on rank 0; after
+    KIND.PARAMETER, equal on the replicas of a layer (`Exchange.held`); `load` gives what there is of the rank's own
+    parameters, in the host's memory. data: where the stream of samples is (`Supply.state`), on rank 0; after
     `load` on every rank, None where the checkpoint does not say.
     """
 
@@ -357,13 +357,9 @@ def _verified(ranks: Ranks, path: Path) -> Manifest:
 def _load(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
     """Raises InputError if the checkpoint is of another model or optimizer."""
     _compare(ranks, path, manifest, state)
-    for name, tensor in list(state.held.items()):
-        stored = manifest.tensors.get(f"{_HELD}{name}")
-        if stored is None or stored.shape != tuple(tensor.shape):
-            _log.info("checkpoint %s has nothing held back of %s", path, name)
-            del state.held[name]
-    if not state.held and any(name.startswith(_HELD) for name in manifest.tensors):
-        _log.info("what compression held back is let go: this plan's compressor holds nothing of that kind")
+    own = {name for part in state.parts for name, _ in part.named_parameters()}
+    held = {name.removeprefix(_HELD): each for name, each in manifest.tensors.items() if name.startswith(_HELD)}
+    state.held = {name: empty(each) for name, each in held.items() if name.partition(".")[2] in own}
     state.data = empty(manifest.tensors[_DATA]) if _DATA in manifest.tensors else None
     _make_optimizer_states(state, manifest)
     tensors = _tensors(state, trained=bool(manifest.trained))

@@ -343,9 +343,8 @@ class Trainer:
         self._mesh = _mesh(plan, self._device)
         self._replica = self._mesh["data"].get_local_rank() if self._mesh is not None else 0
         self._begun = begun
-        self.parts = Initial(job, plan, self._mesh, self._device, admission, seed, weights).parts(
-            begun=begun, beat=beat
-        )
+        initial = Initial(job, plan, self._mesh, self._device, admission, seed, weights, begun=begun)
+        self.parts = initial.parts(beat)
         if bfloat16:
             for part in self.parts:
                 _cast(part, self._device)
@@ -425,8 +424,7 @@ class Trainer:
 
     def load(self, checkpoints: Checkpoints, *, saved_step: int = 0) -> Progress | None:
         """Goes on from the newest whole checkpoint; None if there is none. See `Checkpoints.load`."""
-        held = self.exchange.wanted() if self.exchange is not None else {}
-        state = State(self.parts, self.optimizers, held)
+        state = State(self.parts, self.optimizers)
         progress = checkpoints.load(state, saved_step=saved_step)
         if progress is None:
             if self._begun:

@@ -27,9 +27,9 @@ from synergy_exec.messages import PAUSED, Failure, Noted, Rebuild, Retune, Start
 from synergy_exec.training import loading, shelf
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.checkpoint import Checkpoints
-from synergy_exec.training.compression.choices import measured_codecs
 from synergy_exec.training.compression.exchange import layers_of
-from synergy_exec.training.compression.schemes import kinds
+from synergy_exec.training.compression.schemes import schemes
+from synergy_exec.training.compression.speeds import measured_codecs
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.loading import load_job
@@ -47,7 +47,7 @@ from synergy_exec.worker.saves import UnsavedError
 from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Start, see_only
 
 # Every scheme is imported with this module, so before ranks are forked.
-kinds()
+schemes()
 
 # What an error in a worker means: the job's own, or the echo of another rank's.
 

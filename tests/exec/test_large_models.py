@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from synergy_core.planner.plan import Plan
 from synergy_exec.examples.gpt import Gpt
-from synergy_exec.training.bare import bare, constants
+from synergy_exec.training.bare import bare
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import TrainingJob
@@ -152,11 +152,11 @@ class Reading(Mixed):
 
 
 class Keeping(Mixed):
-    """A tensor that is no buffer, out of torch's sight."""
+    """A tensor that is no buffer."""
 
     def change(self, model):
-        shift = torch.randn(WIDTH)
-        model.rest.register_forward_hook(lambda _, __, output: output + shift)
+        model.rest.shifts = [torch.randn(WIDTH)]
+        model.rest.register_forward_hook(lambda module, _, output: output + module.shifts[0])
 
 
 class Own(Mixed):
@@ -375,15 +375,6 @@ def test_making_a_model_without_numbers_draws_none(job):
     made = drawing_nothing(lambda: bare(BARE[job]()))
     assert all(each.is_meta for each in made.model.parameters())
     assert not made.reason
-
-
-def test_constants_are_made_without_parameters_where_they_draw_nothing():
-    found = drawing_nothing(lambda: constants(JOBS["Turned"]()))
-    model = JOBS["Turned"]().build_model()
-    same(found, dict(model.named_buffers(remove_duplicate=False)))
-    assert not any(each.is_meta for each in model.parameters())
-    assert constants(JOBS["Mixed"]()) is None
-    assert constants(JOBS["Reading"]()) is None
 
 
 def test_a_checkpoint_that_has_gone_is_an_error_where_numbers_were_to_come_from_it(tmp_path):

@@ -20,101 +20,88 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.compression._compressor import Gradients, LayerSizes
+from synergy_core.goodput.compression._compressor import Compressor, Gradients, LayerSizes
+from synergy_core.goodput.compression.powersgd import PowerSgd
 from synergy_core.goodput.efficiency import GradientErrors, Offer
 from synergy_core.planner.plan import Plan
-from synergy_exec.training.compression.choices import SchemeByLayer
-from synergy_exec.training.compression.scheme import GradientLayer, HeldBack, Piece, Scheme, SharedScheme
-from synergy_exec.training.compression.schemes import kinds
-from synergy_exec.training.compression.schemes.plain import Plain
-from synergy_exec.training.compression.schemes.powersgd import PowerSgd
+from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer, GradientLayer, HeldBack, Piece
+from synergy_exec.training.compression.schemes import send, share_out
 from synergy_exec.training.compression.wire import Sketch, Watch, Wire
 
+_log = logging.getLogger(__name__)
 
-class ReplicaExchange:
-    """Of one model part under DDP. layers: by name, those that have a gradient. schemes: what each gets. memories: of
-    those that keep any.
 
-    watch: set on steps that are measured. DDP calls the hook once a bucket and step, in an order that changes after
-    the first step; what is kept goes by layer.
+class LayerExchange:
+    """Of one model part. layers: by name, those that have a gradient, as this rank exchanges them. compressors: what
+    each gets. watch: set on steps that are measured.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self.layers: dict[str, GradientLayer] = {}
+        self.compressors: dict[str, Compressor] = {}
+        self.watch: Watch | None = None
+        self._wire = wire
+
+    def choose(self, choices: CompressorByLayer) -> None:
+        """From the next step on."""
+        self.compressors = {name: choices.of(layer, self._wire.replicas) for name, layer in self.layers.items()}
+
+
+class ReplicaExchange(LayerExchange):
+    """Of a part under DDP, which calls a hook once a bucket and step, in an order that changes after the first step;
+    what is kept goes by layer. memories: of the layers that keep any.
     """
 
     def __init__(self, module: DistributedDataParallel, wire: Wire) -> None:
+        super().__init__(wire)
         named = [(name, each) for name, each in module.module.named_parameters() if each.requires_grad]
-        self.layers = {name: layer_of(name, each.shape, each.element_size()) for name, each in named}
+        self.layers = {name: GradientLayer.of_shape(name, each.shape, each.element_size()) for name, each in named}
         self.memories: dict[str, HeldBack] = {}
-        self.watch: Watch | None = None
-        self._wire = wire
         self._names = {id(each): name for name, each in named}
-        self.schemes: dict[str, Scheme] = {}
         self._module = module
         self._hooked = False
         cuda = wire.device.type == "cuda"
         self._side = torch.cuda.Stream(wire.device) if cuda else None  # type: ignore[no-untyped-call]
 
-    def choose(self, choices: SchemeByLayer) -> None:
-        """From the next step on; what was held back goes on with layers whose scheme, though another, holds back."""
-        before, replicas = self.schemes, self._wire.replicas
-        self.schemes = {name: choices.of(layer, replicas) for name, layer in self.layers.items()}
+    def choose(self, choices: CompressorByLayer) -> None:
+        """From the next step on; what was held back goes on where another compressor holds back too."""
+        before = self.compressors
+        super().choose(choices)
         if not (choices.nothing or self._hooked):  # DDP's own exchange, in C++, is left alone as long as it will do
             self._module.register_comm_hook(None, _hook(self._exchange))
             self._hooked = True
         for name, memory in list(self.memories.items()):
-            if not self.schemes[name].FEEDBACK:
+            if self.compressors[name].unbiased:
                 del self.memories[name]
-            elif before[name] != self.schemes[name]:
+            elif before[name] != self.compressors[name]:
                 memory.start = None
 
     @property
     def feedback(self) -> list[str]:
-        """The names of layers whose scheme holds back."""
-        return [name for name, scheme in self.schemes.items() if scheme.FEEDBACK]
-
-    @property
-    def predicted_bytes(self) -> float:
-        """Of a step, by the schemes' formulas."""
-        return sum(self.schemes[name].sent_bytes(layer, self._wire.replicas) for name, layer in self.layers.items())
+        """The names of layers whose compressor holds back."""
+        return [name for name, compressor in self.compressors.items() if not compressor.unbiased]
 
     def _exchange(self, bucket: GradBucket) -> Future[Tensor]:
         buffer = bucket.buffer()
-        if self._side is None:
+        if self._side is not None:
+            # Beside the backward pass, which computes the next bucket meanwhile; the future has DDP wait for it.
+            self._side.wait_stream(torch.cuda.current_stream(self._wire.device))
+        with torch.cuda.stream(self._side):  # None changes nothing
             with self._wire.exchanging():
-                self._send(bucket)
-            return _done(buffer)
-        # Beside the backward pass, which computes the next bucket meanwhile; the future has DDP wait for this stream.
-        self._side.wait_stream(torch.cuda.current_stream(self._wire.device))
-        with torch.cuda.stream(self._side):
-            with self._wire.exchanging():
-                self._send(bucket)
-            return _done(buffer)
-
-    def _send(self, bucket: GradBucket) -> None:
-        bucket.buffer().div_(self._wire.replicas)
-        if self.watch is not None and self.watch.sketch is not None:
-            self.watch.sketch.add(bucket.buffer())
-        send(self._pieces(bucket), self._wire, self.watch)
+                buffer.div_(self._wire.replicas)
+                if self.watch is not None and self.watch.sketch is not None:
+                    self.watch.sketch.add(buffer)
+                send(list(self._pieces(bucket)), self._wire, self.watch)
+            future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+            future.set_result(buffer)
+        return future
 
     def _pieces(self, bucket: GradBucket) -> Iterable[Piece]:
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            layer = self.layers[self._names[id(parameter)]]
-            scheme = self.schemes[layer.name]
-            memory = self.memories.setdefault(layer.name, HeldBack()) if scheme.FEEDBACK else HeldBack()
-            yield Piece(layer, scheme, gradient.view(-1), memory)
-
-
-def send(pieces: Iterable[Piece], wire: Wire, watch: Watch | None) -> None:
-    """Exchanges each piece as its scheme does, those of one scheme together."""
-    every = list(pieces)
-    for kind in kinds():
-        if chosen := [piece for piece in every if isinstance(piece.scheme, kind)]:
-            kind.exchange(chosen, wire, watch)
-
-
-def layer_of(name: str, shape: torch.Size, number_bytes: int, weight: float = 1.0) -> GradientLayer:
-    """A parameter as a matrix: its first dimension, and all others."""
-    rows = shape[0] if shape else 1
-    return GradientLayer(name, rows, shape.numel() // rows if rows else 0, number_bytes, weight)
+            name = self._names[id(parameter)]
+            compressor = self.compressors[name]
+            memory = HeldBack() if compressor.unbiased else self.memories.setdefault(name, HeldBack())
+            yield Piece(self.layers[name], compressor, gradient.view(-1), memory)
 
 
 def _hook(exchange: Callable[[GradBucket], Future[Tensor]]) -> Callable[[object, GradBucket], Future[Tensor]]:
@@ -122,10 +109,66 @@ def _hook(exchange: Callable[[GradBucket], Future[Tensor]]) -> Callable[[object,
     return lambda _state, bucket: exchange(bucket)
 
 
-def _done(buffer: Tensor) -> Future[Tensor]:
-    future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
-    future.set_result(buffer)
-    return future
+class ShardExchange(LayerExchange):
+    """Of a part under FSDP2, of which every replica gets its shard of the gradients, module by module. It stands in
+    for FSDP2's reduce-scatter.
+    """
+
+    def __init__(self, part: nn.Module, wire: Wire, tensor: int) -> None:
+        super().__init__(wire)
+        names = {id(each): name for name, each in part.named_parameters()}
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                self._take(module, names, tensor)
+
+    def _take(self, module: FSDPModule, names: dict[int, str], tensor: int) -> None:
+        state: Any = module._get_fsdp_state()
+        for group in state._fsdp_param_groups:
+            sizes = {}
+            for each in group.fsdp_params:
+                if each.sharded_param.requires_grad:
+                    name, number_bytes = names[id(each.sharded_param)], each.sharded_param.element_size()
+                    weight = 1.0 if each.is_dtensor else 1 / tensor
+                    self.layers[name] = GradientLayer.of_shape(name, each._orig_size, number_bytes, weight)
+                    sizes[name] = each.padded_sharded_param_size.numel()
+            if sizes:
+                module.set_custom_reduce_scatter(_Scatter(self, sizes))
+
+    def scatter(self, whole: Tensor, sizes: dict[str, int]) -> Tensor:
+        """(numbers of a shard,): the sum over the replicas. whole: every shard, one after another.
+
+        sizes: by name, the numbers of a shard of each layer, in order.
+        """
+        wire = self._wire
+        with wire.exchanging():
+            rows = whole.view(wire.replicas, -1)
+            if rows.shape[1] != sum(sizes.values()):
+                # A layer had no gradient in this step, and torch does not say which.
+                _log.warning("of %s some have no gradient: sent without compression", ", ".join(sizes))
+                return wire.swap(rows).sum(0)
+            parts = torch.split(rows, list(sizes.values()), dim=1)
+            named = zip(sizes, parts, strict=True)
+            pieces = [Piece(self.layers[name], self.compressors[name], gradient) for name, gradient in named]
+            return torch.cat(share_out(pieces, wire, self.watch))
+
+
+class _Scatter(ReduceScatter):
+    """What FSDP2 calls for one of its modules."""
+
+    def __init__(self, exchange: ShardExchange, sizes: dict[str, int]) -> None:
+        self._exchange, self._sizes = exchange, sizes
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        assert op in (ReduceOp.AVG, ReduceOp.SUM)
+        assert not async_op
+        if op == ReduceOp.AVG:
+            input_tensor.div_(group.size())
+        output_tensor.copy_(self._exchange.scatter(input_tensor, self._sizes))
 
 
 # How long replicas exchanged gradients while nothing was computed: from the last gradient until all were exchanged.
@@ -167,7 +210,7 @@ class Exposed:
 # What compressed gradients are worth, as the core's formulas say of the layers that replicas exchange.
 
 
-def errors_over_ranks(layers: Sequence[tuple[GradientLayer, Scheme]], device: torch.device) -> GradientErrors:
+def errors_over_ranks(layers: Sequence[tuple[GradientLayer, Compressor]], device: torch.device) -> GradientErrors:
     """Errors of the gradient of all ranks' layers together, the same on every rank; all of them call it.
 
     Stages of a pipeline have layers of their own, and what a step is worth must not differ between them.
@@ -181,113 +224,13 @@ def errors_over_ranks(layers: Sequence[tuple[GradientLayer, Scheme]], device: to
     return GradientErrors(signal / whole, noise / whole, biased == 0.0, rounds > 0.0)
 
 
-def _errors(layers: Sequence[tuple[GradientLayer, Scheme]]) -> GradientErrors:
+def _errors(layers: Sequence[tuple[GradientLayer, Compressor]]) -> GradientErrors:
     if not layers:
         return GradientErrors(0.0, 0.0, True)
-    names = list(dict.fromkeys(scheme.name for _, scheme in layers))
+    used = list(dict.fromkeys(compressor for _, compressor in layers))
     sizes = LayerSizes.of_shapes([(layer.rows, layer.columns) for layer, _ in layers])
-    choice = np.array([names.index(scheme.name) for _, scheme in layers])
-    return Offer("exchanged", sizes, Gradients(), tuple(compressor_named(each) for each in names), choice).errors
-
-
-# Exchanges of gradients of which every replica gets its shard, in place of FSDP2's reduce-scatter.
-
-
-_log = logging.getLogger(__name__)
-
-
-class ShardExchange:
-    """Of one model part under FSDP2, which sends the gradients of each of its modules at once.
-
-    layers: by name, as this rank's tensor-parallel part of them is exchanged. schemes: what each gets. watch: set on
-    steps that are measured.
-    """
-
-    def __init__(self, part: nn.Module, wire: Wire, tensor: int) -> None:
-        self.layers: dict[str, GradientLayer] = {}
-        self.watch: Watch | None = None
-        self._wire = wire
-        self.schemes: dict[str, SharedScheme] = {}
-        self._sizes: dict[str, int] = {}
-        names = {id(each): name for name, each in part.named_parameters()}
-        for module in part.modules():
-            if isinstance(module, FSDPModule):
-                self._take(module, names, tensor)
-
-    def choose(self, choices: SchemeByLayer) -> None:
-        """From the next step on."""
-        chosen = {name: choices.of(layer, self._wire.replicas) for name, layer in self.layers.items()}
-        self.schemes = {name: each for name, each in chosen.items() if isinstance(each, SharedScheme)}
-        assert len(self.schemes) == len(chosen), "admitted.py refuses schemes that do not sum to shards"
-
-    @property
-    def predicted_bytes(self) -> float:
-        """Of a step, by the schemes' formulas."""
-        return sum(
-            self.schemes[name].shared_bytes(self._sizes[name], self._wire.replicas, layer.number_bytes)
-            for name, layer in self.layers.items()
-        )
-
-    def _take(self, module: FSDPModule, names: dict[int, str], tensor: int) -> None:
-        state: Any = module._get_fsdp_state()
-        for group in state._fsdp_param_groups:
-            sizes = {}
-            for each in group.fsdp_params:
-                if each.sharded_param.requires_grad:
-                    name = names[id(each.sharded_param)]
-                    weight = 1.0 if each.is_dtensor else 1 / tensor
-                    self.layers[name] = layer_of(name, each._orig_size, each.sharded_param.element_size(), weight)
-                    sizes[name] = each.padded_sharded_param_size.numel()
-            if sizes:
-                self._sizes |= sizes
-                module.set_custom_reduce_scatter(_Scatter(self, sizes))
-
-    def scatter(self, whole: Tensor, sizes: dict[str, int]) -> Tensor:
-        """(numbers of a shard,): the sum over the replicas. whole: every shard, one after another.
-
-        sizes: by name, the numbers of a shard of each layer, in order.
-        """
-        wire = self._wire
-        with wire.exchanging():
-            rows = whole.view(wire.replicas, -1)
-            if rows.shape[1] != sum(sizes.values()):
-                # A layer had no gradient in this step, and torch does not say which.
-                _log.warning("of %s some have no gradient: sent without compression", ", ".join(sizes))
-                return wire.swap(rows).sum(0)
-            parts = torch.split(rows, list(sizes.values()), dim=1)
-            pieces = [
-                Piece(self.layers[name], self.schemes[name], gradient)
-                for name, gradient in zip(sizes, parts, strict=True)
-            ]
-            return torch.cat(_shares(pieces, wire, self.watch))
-
-
-class _Scatter(ReduceScatter):
-    """What FSDP2 calls for one of its modules."""
-
-    def __init__(self, exchange: ShardExchange, sizes: dict[str, int]) -> None:
-        self._exchange, self._sizes = exchange, sizes
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
-    ) -> None:
-        assert op in (ReduceOp.AVG, ReduceOp.SUM)
-        assert not async_op
-        if op == ReduceOp.AVG:
-            input_tensor.div_(group.size())
-        output_tensor.copy_(self._exchange.scatter(input_tensor, self._sizes))
-
-
-def _shares(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> list[Tensor]:
-    shards: dict[str, Tensor] = {}
-    for kind in (each for each in kinds() if issubclass(each, SharedScheme)):
-        if chosen := [piece for piece in pieces if isinstance(piece.scheme, kind)]:
-            means = kind.share_out(chosen, wire, watch)
-            shards |= {piece.layer.name: mean for piece, mean in zip(chosen, means, strict=True)}
-    return [shards[piece.layer.name] for piece in pieces]
+    choice = np.array([used.index(compressor) for _, compressor in layers])
+    return Offer("exchanged", sizes, Gradients(), tuple(used), choice).errors
 
 
 FIRST_MEASURED, MEASURED_EVERY = 20, 10
@@ -300,8 +243,8 @@ class Exchanged:
 
     sent_bytes: that left it. codec_s: seconds of encoding and decoding. sync_s: seconds in which gradients were
     exchanged and nothing was computed; 0 where FSDP2 exchanges, which does not tell. layers: of a measured step, by
-    name, the squared norm of what a scheme was given and of what it left out of it, means over the replicas, in units
-    of the gradient of the mean loss; empty of others. With error feedback what is given has what was held back in it.
+    name, the squared norms of what a compressor was given and of what it left out, means over the replicas, in units of
+    the gradient of the mean loss; empty of others. With error feedback what is given has what was held back in it.
     totals: five scalars, of which the sum over all ranks counts: squared norms given, left out, of sums, left out of
     sums, and of the mean gradient before compression; None of a step that was not measured.
     """
@@ -335,10 +278,12 @@ class Exchange:
         self._replicas = [ReplicaExchange(each, self._wire) for each in whole]
         self._exposed = Exposed(parts, device) if whole else None
         self._shards: list[ShardExchange] = []
-        self._choices = SchemeByLayer.named("none")
+        self._choices = CompressorByLayer.named("none")
         self._steps = 0
         self._scale = _scale(plan)
         self._watch: Watch | None = None
+        layers = [layer for each in self._replicas for layer in each.layers.values()]
+        self._plain_bytes = sum(layer.sent_bytes(PLAIN, self._wire.replicas) for layer in layers)
         self.retune(plan)
 
     @property
@@ -348,35 +293,25 @@ class Exchange:
 
     @property
     def feedback(self) -> bool:
-        """Whether any layer's scheme holds back."""
+        """Whether any layer's compressor holds back."""
         return any(each.feedback for each in self._replicas)
-
-    @property
-    def predicted_bytes(self) -> float:
-        """What the layers' schemes add up to that leaves this rank in a step. Quantised layers of a bucket are dealt
-        out together, so what is counted may be more, by less than a row for each replica and bucket.
-        """
-        return sum(each.predicted_bytes for each in self._all())
 
     @property
     def in_words(self) -> str:
         """The compressor, and which layers it does not compress: vectors, small ones, those that would send no less."""
-        if not self.compresses:
-            return "gradients are exchanged as they are"
-        schemes = {name: scheme for each in self._all() for name, scheme in each.schemes.items()}
-        plain = [name for name, scheme in schemes.items() if isinstance(scheme, Plain)]
+        plain = [layer.name for layer, compressor in self._chosen() if compressor == PLAIN]
         left = f"; as they are: {', '.join(plain)}" if plain else ""
-        return f"compressor {self._plan.compressor}: {len(schemes) - len(plain)} of {len(schemes)} layers{left}"
+        layers = len(self._chosen())
+        return f"compressor {self._plan.compressor}: {layers - len(plain)} of {layers} layers{left}"
 
     def errors(self) -> GradientErrors:
         """What compression makes of the gradient of all ranks' layers, by the core's formulas; all ranks call it."""
-        chosen = [(layer, each.schemes[name]) for each in self._all() for name, layer in each.layers.items()]
-        found = errors_over_ranks(chosen, self._wire.device)
+        found = errors_over_ranks(self._chosen(), self._wire.device)
         return dataclasses.replace(found, rounds_sum=bool(found.rounds_sum) and not self._shards)
 
     def retune(self, plan: Plan) -> None:
         """As the plan says from the next step on; layers whose scheme holds nothing back forget what was."""
-        self._choices = SchemeByLayer.named(plan.compressor)
+        self._choices = CompressorByLayer.named(plan.compressor)
         if self.compresses and not self._replicas and not self._shards:
             self._shards = [ShardExchange(part, self._wire, plan.tensor) for part in self._parts]
         for each in self._all():
@@ -385,7 +320,6 @@ class Exchange:
         for memory in self._memories():
             if memory.error is not None:
                 memory.error *= self._scale / scale
-        self._plain_bytes = self.predicted_bytes  # of what DDP exchanges by itself, where nothing is compressed
         self._plan, self._steps = plan, 0
 
     def begin(self, number: int) -> None:
@@ -404,7 +338,8 @@ class Exchange:
     def end(self) -> Exchanged:
         """After them; on measured steps all replicas talk once more, which is not counted."""
         sync_s = 0.0 if self._exposed is None else self._exposed.take()
-        sent_bytes = self._wire.sent_bytes if self.compresses else self._plain_bytes
+        # What DDP exchanges by itself, as long as nothing was compressed, is not seen.
+        sent_bytes = self._wire.sent_bytes or self._plain_bytes
         whole_s, codec_s = self._wire.times_s()
         if self._exposed is not None and self._wire.device.type == "cpu":
             sync_s = max(sync_s, whole_s)  # hooks run within the backward pass there
@@ -425,8 +360,8 @@ class Exchange:
         # What was measured are shares of a mean, one of so many replicas each, of a sum of so many micro-batches.
         values[: 2 * len(names)] *= replicas / self._scale**2
         squares = values[: 2 * len(names)].view(-1, 2)
-        known = {layer.name: layer for layer in self._layers()}
-        weights = torch.tensor([known[name].weight for name in names], device=device)
+        weight = {layer.name: layer.weight for layer, _ in self._chosen()}
+        weights = torch.tensor([weight[name] for name in names], device=device)
         total = torch.zeros(5, device=device)
         total[:2] = (weights[:, None] * squares).sum(0)
         total[2:4] = values[2 * len(names) : 2 * len(names) + 2]
@@ -450,33 +385,22 @@ class Exchange:
                     found[f"start.{name}"] = memory.start.clone()
         return found
 
-    def wanted(self) -> dict[str, Tensor]:
-        """Tensors as `held` will give them, of zeros, for a checkpoint to be read into."""
-        found: dict[str, Tensor] = {}
-        for each in self._replicas:
-            for name in each.feedback:
-                layer = each.layers[name]
-                found[f"error.{name}"] = torch.zeros(layer.rows, layer.columns, device=self._wire.device)
-                scheme = each.schemes[name]
-                if isinstance(scheme, PowerSgd):
-                    found[f"start.{name}"] = torch.zeros(layer.columns, scheme.rank, device=self._wire.device)
-        return found
-
     def hold(self, held: Mapping[str, Tensor]) -> None:
         """Goes on from what was held, by however many replicas: each takes an equal part of it."""
         for each in self._replicas:
             for name in each.feedback:
                 memory = each.memories.setdefault(name, HeldBack())
                 if (error := held.get(f"error.{name}")) is not None:
-                    memory.error = error.flatten() * (self._scale / self._wire.replicas)
-                if (start := held.get(f"start.{name}")) is not None:
-                    memory.start = start
+                    memory.error = error.flatten().to(self._wire.device) * (self._scale / self._wire.replicas)
+                start = held.get(f"start.{name}")
+                if start is not None and isinstance(each.compressors[name], PowerSgd):
+                    memory.start = start.to(self._wire.device)
 
     def _all(self) -> list[ReplicaExchange | ShardExchange]:
         return [*self._replicas, *self._shards]
 
-    def _layers(self) -> list[GradientLayer]:
-        return [layer for each in self._all() for layer in each.layers.values()]
+    def _chosen(self) -> list[tuple[GradientLayer, Compressor]]:
+        return [(layer, each.compressors[name]) for each in self._all() for name, layer in each.layers.items()]
 
     def _memories(self) -> list[HeldBack]:
         return [memory for each in self._replicas for memory in each.memories.values()]
@@ -518,5 +442,5 @@ class Exchanges:
 def layers_of(parts: Iterable[nn.Module]) -> list[tuple[str, int, int]]:
     """Name, rows and columns of each parameter that is trained and has any numbers, as replicas exchange it."""
     every = (each for part in parts for each in part.named_parameters())
-    layers = (layer_of(name, each.shape, each.element_size()) for name, each in every if each.requires_grad)
+    layers = (GradientLayer.of_shape(name, each.shape, 4) for name, each in every if each.requires_grad)
     return [(each.name, each.rows, each.columns) for each in layers if each.numbers]
