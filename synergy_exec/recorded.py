@@ -108,7 +108,8 @@ def steps_of(path: Path) -> tuple[RecordedStep, ...]:
             )
         except ValueError:
             continue
-        latest[step.number] = step
+        if step.run >= latest.get(step.number, step).run:
+            latest[step.number] = step
     return tuple(latest[number] for number in sorted(latest))
 
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -22,8 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
-from synergy_exec.training.admitted import Admission
-from synergy_exec.training.bare import digest, drawing_nothing, named_tensors
+from synergy_exec.training import trees
+from synergy_exec.training.bare import bare, digest, drawing_nothing, named_tensors
 from synergy_exec.training.checkpoint import block
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.parallel import share_out, split
@@ -31,13 +29,6 @@ from synergy_exec.training.pipeline import Ends, cut, ends, owned_stages
 from synergy_exec.training.ranks import Ranks
 
 _log = logging.getLogger(__name__)
-
-
-class _Verdict(NamedTuple):
-    """A rank's. reason: why not from a model without numbers, "" for nothing. digest: of the model's form."""
-
-    reason: str
-    digest: str
 
 
 class Initial:
@@ -52,37 +43,40 @@ class Initial:
         plan: Plan,
         mesh: DeviceMesh | None,
         device: torch.device,
-        admission: Admission,
         seed: int,
         weights: Path | None,
         *,
         begun: bool,
     ) -> None:
         self._job, self._plan, self._mesh, self._device = job, plan, mesh, device
-        self._admission, self._seed, self._weights, self._begun = admission, seed, weights, begun
+        self._seed, self._weights, self._begun = seed, weights, begun
+        self._outline: nn.Module | None = None
+        self._edges: Ends | None = None
         self._drawn: dict[str, Tensor] = {}
 
-    def parts(self, beat: Callable[[], None]) -> list[nn.Module]:
+    def parts(self) -> list[nn.Module]:
         """One for each stage of the rank's. Under FSDP2 they may be shared out already.
 
-        beat: called while this rank waits for others. All ranks of the plan call it together.
+        All ranks of the plan call it together.
         """
         plan = self._plan
         if self._mesh is None or (plan.gpus == plan.data and not plan.zero):
             return self._whole()
         ranks = Ranks()
-        verdicts = [_Verdict(*each) for each in ranks.together(lambda: self._verdict(ranks.rank), beat)]
-        reasons = [each.reason for each in verdicts if each.reason]
-        if not reasons and len({each.digest for each in verdicts}) > 1:
+        verdicts = ranks.together(lambda: self._verdict(ranks.rank))
+        reasons = [reason for reason, _ in verdicts if reason]
+        if not reasons and len({form for _, form in verdicts}) > 1:
             reasons = ["it has another form on other ranks"]
         if reasons:
             if ranks.rank == 0:
                 _log.warning("every rank makes the whole model before it keeps its part of it, since %s", reasons[0])
             return self._whole()
-        return self._filled(ranks)
+        assert self._outline is not None
+        return self._filled(self._outline, ranks)
 
     def _whole(self) -> list[nn.Module]:
-        parts = self._cut(self._built(self._job), self._ends_by_numbers)
+        model = self._built(self._job)
+        parts = self._cut(model, self._ends(model))
         for part in parts:
             part.to(self._device)
             self._split(part)
@@ -96,53 +90,62 @@ class Initial:
             read_into(model, self._weights)
         return model
 
-    def _ends_by_numbers(self, model: nn.Module) -> Ends:
-        return ends(model, self._job.blocks, self._admission.inputs)
+    def _ends(self, model: nn.Module, device: str = "cpu") -> Ends | None:
+        """The edges of a pipeline's stages; None without one."""
+        if self._plan.pipeline == 1:
+            return None
+        inputs, _ = self._job.batch(0, 1)
+        return ends(model, self._job.blocks, trees.moved(inputs, torch.device(device)))
 
-    def _verdict(self, rank: int) -> _Verdict:
-        """On rank 0 with the numbers drawn that it is to hand out."""
-        bare, pipeline = self._admission.bare, self._plan.pipeline > 1
-        if bare.model is None or bare.reason:
-            return _Verdict(bare.reason, "")
-        if pipeline and not self._admission.runs_bare:
-            return _Verdict("its forward pass reads numbers", "")
-        wanted = self._wanted(bare.model)
+    def _verdict(self, rank: int) -> tuple[str, str]:
+        """Why not from a model without numbers, "" for nothing, and the digest of the model's form.
+
+        Rank 0 has drawn the numbers then that it is to hand out.
+        """
+        outline, reason, form = bare(self._job)
+        if outline is None or reason:
+            return reason, ""
+        try:
+            self._outline, self._edges = outline, self._ends(outline, "meta")
+        except (RuntimeError, NotImplementedError, TypeError):
+            return "its forward pass reads numbers", ""
+        wanted = self._wanted(outline)
         if rank or not wanted:
-            return _Verdict("", bare.digest)
+            return "", form
         try:
             # What the job keeps of its model must be the one that is trained.
             with drawing_nothing():
                 model = self._built(copy.copy(self._job))
         except Exception as error:  # every rank then raises its own
-            return _Verdict(f"building it failed: {error}", "")
-        if digest(model) != bare.digest:
-            return _Verdict("it has another form when it is made without numbers", "")
+            return f"building it failed: {error}", ""
+        if digest(model) != form:
+            return "it has another form when it is made without numbers", ""
         # Only numbers tell whether the stages compute what the model does.
-        if pipeline and self._ends_by_numbers(model) != self._admission.edges:
-            return _Verdict("its stages follow from its numbers", "")
+        if self._ends(model) != self._edges:
+            return "its stages follow from its numbers", ""
         self._drawn = {name: each for name, each in named_tensors(model) if name in wanted}
         for module in model.modules():
             # Whatever else still holds the model, its numbers are let go as they are handed out.
             module._parameters.clear()
             module._buffers.clear()
-        return _Verdict("", bare.digest)
+        return "", form
 
-    def _wanted(self, model: nn.Module) -> dict[str, Tensor]:
-        """The bare model's tensors that rank 0 hands out, each once: those without numbers, and where there is a
-        checkpoint those that are not in it.
+    def _wanted(self, model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Shape and type of the bare model's tensors that rank 0 hands out, each once: those without numbers, and
+        where there is a checkpoint those that are not in it.
         """
         saved = model.state_dict(keep_vars=True) if self._begun else {}
         tensors = {id(each): (name, each) for name, each in reversed(list(named_tensors(model)))}
-        return {name: each for name, each in reversed(tensors.values()) if each.is_meta and name not in saved}
+        missing = ((name, each) for name, each in reversed(tensors.values()) if each.is_meta and name not in saved)
+        return {name: (each.shape, each.dtype) for name, each in missing}
 
-    def _filled(self, ranks: Ranks) -> list[nn.Module]:
-        plan, model = self._plan, self._admission.bare.model
-        assert model is not None
+    def _filled(self, model: nn.Module, ranks: Ranks) -> list[nn.Module]:
+        plan = self._plan
         assert self._mesh is not None
         wanted = self._wanted(model)
         first: dict[int, str] = {}
         names = {name: first.setdefault(id(each), name) for name, each in named_tensors(model)}
-        parts = self._cut(model, lambda _: self._admission.edges)
+        parts = self._cut(model, self._edges)
         places: dict[str, list[Tensor]] = {}
         for part in parts:
             for module in part.modules():
@@ -156,26 +159,21 @@ class Initial:
                 if each.is_meta:
                     _give_memory(each, self._device)
                     places.setdefault(names[name], []).append(each)
-        for name, outline in wanted.items():
-            self._hand_out(self._drawn.pop(name, outline), places.get(name, ()), ranks)
+        for name, (shape, dtype) in wanted.items():
+            whole = self._drawn.pop(name).detach().contiguous() if ranks.rank == 0 else torch.empty(shape, dtype=dtype)
+            distributed.broadcast(whole.view(-1).view(torch.uint8), 0, group=ranks.group)
+            for each in places.get(name, ()):
+                _, offset, values = block(each)
+                own = tuple(slice(at, at + size) for at, size in zip(offset, values.shape, strict=True))
+                values.copy_(whole[own])
         return parts
 
-    def _hand_out(self, whole: Tensor, places: Sequence[Tensor], ranks: Ranks) -> None:
-        """Sends a whole tensor from rank 0, where it has numbers, to all ranks, each of which keeps its part."""
-        if whole.is_meta:
-            whole = torch.empty_like(whole, device="cpu")
-        whole = whole.detach().contiguous()
-        distributed.broadcast(whole.view(-1).view(torch.uint8), 0, group=ranks.group)
-        for each in places:
-            _, offset, values = block(each)
-            values.copy_(whole[tuple(slice(at, at + size) for at, size in zip(offset, values.shape, strict=True))])
-
-    def _cut(self, model: nn.Module, edges: Callable[[nn.Module], Ends]) -> list[nn.Module]:
+    def _cut(self, model: nn.Module, edges: Ends | None) -> list[nn.Module]:
         plan = self._plan
-        if self._mesh is None or plan.pipeline == 1:
+        if self._mesh is None or edges is None:
             return [model]
         owned, count = owned_stages(self._mesh["pipeline"].get_local_rank(), plan), plan.pipeline * plan.interleave
-        return [cut(model, self._job.blocks, edges(model), stage, count) for stage in owned]
+        return [cut(model, self._job.blocks, edges, stage, count) for stage in owned]
 
     def _split(self, part: nn.Module) -> None:
         if self._mesh is not None and self._plan.tensor > 1:

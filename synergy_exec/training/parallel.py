@@ -173,7 +173,7 @@ def _misfit(model: nn.Module, plan: Mapping[str, Split], degree: int, sample: Tr
             return f"the model cannot be split {degree} ways: its forward fails on a rank's part ({reason})"
     if parted != whole:
         return (
-            f"split {degree} ways the model gives {_in_words(parted)}, not {_in_words(whole)}: "
+            f"split {degree} ways the model gives {parted}, not {whole}: "
             "each 'column' layer of tensor_plan needs a 'row' layer after it"
         )
     return None
@@ -186,7 +186,3 @@ def _shrink(module: nn.Linear, kind: Split, degree: int) -> None:
             module.bias = nn.Parameter(module.bias[: module.out_features // degree])
     else:
         module.weight = nn.Parameter(module.weight[:, : module.in_features // degree])
-
-
-def _in_words(shapes: list[tuple[int, ...]]) -> str:
-    return ", ".join(map(str, shapes))

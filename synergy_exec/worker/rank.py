@@ -23,8 +23,8 @@ from torch import distributed
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from synergy_core.errors import InputError
-from synergy_exec.messages import PAUSED, Failure, Noted, Rebuild, Retune, Started, Stop
-from synergy_exec.training import loading, shelf
+from synergy_exec.messages import PAUSED, Failure, Rebuild, Retune, Started, Stop
+from synergy_exec.training import shelf
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression.exchange import layers_of
@@ -158,7 +158,6 @@ class Rank:
     def __init__(self, start: Start, agent: AgentConnection, pulse: Pulse) -> None:
         self._start, self._agent, self._pulse = start, agent, pulse
         self._loop: Loop | None = None
-        self._desk: Desk | None = None
         self._doing = "starting"
         self._stop = False
 
@@ -192,8 +191,6 @@ class Rank:
             if order is not None:
                 self._loop = None  # and with it the model
                 self._part(start, process)
-            elif start.rank == 0 and self._desk is not None:
-                self._desk.leave()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         return code
@@ -202,13 +199,12 @@ class Rank:
         """Builds the model under the order's plan and loads the newest checkpoint. anew: none is loaded."""
         launch, folder = start.launch, Path(start.launch.folder)
         # Before anything is read: from here on no older run changes it.
-        self._desk = desk = Desk(folder / "checkpoints", launch.run)
+        desk = Desk(folder / "checkpoints", launch.run)
         begun = Ranks().first(lambda: _takes_over(desk, folder)) and not anew
         self._now("building")
         launched_s, began = time.time() - start.launched_s, time.monotonic()
         bare_bytes = resources.held_bytes()
         job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
-        self._warn_of_changes(job, start)
         _make_data(job, folder / "data")
         supply = Supply(job, cache=process.cache)
         resources.load(supply, start.cpus)
@@ -223,8 +219,6 @@ class Rank:
             unused=launch.unused,
             weights=Path(launch.weights) if launch.weights and not begun else None,
             begun=begun,
-            kept=folder / "form.json",
-            beat=self._beat,
         )
         build_s = time.monotonic() - began
         codecs: dict[str, list[float]] = {}
@@ -272,12 +266,6 @@ class Rank:
                 return order
             time.sleep(LOOK_S)
         return None
-
-    def _warn_of_changes(self, job: TrainingJob, start: Start) -> None:
-        if start.rank == 0 and not start.launch.code:
-            for line in loading.changes(job, Path(start.launch.folder) / "code.json"):
-                print(line, flush=True)
-                self._agent.say(Noted(run=self._start.launch.run, text=line))
 
     def _now(self, doing: str) -> None:
         self._doing = doing
@@ -382,7 +370,7 @@ def _takes_over(desk: Desk, folder: Path) -> bool:
     Raises FencedError, and UnsavedError where the disk refuses.
     """
     try:
-        desk.taken().take_file(folder / "steps.csv")
+        desk.taken()
     except OSError as error:
         raise UnsavedError(f"{folder} cannot be written: {error.strerror}") from error
     return bool(shelf.newest_first(folder / "checkpoints"))

@@ -9,7 +9,7 @@ import models
 import torch
 from torch import Tensor
 
-WIDTH, BATCH = 8, 16
+WIDTH, BATCH = 8, 8
 
 
 class Layer(models.Layer):

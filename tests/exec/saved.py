@@ -65,19 +65,21 @@ def before_each_change(monkeypatch: Any, then: Callable[[int], None]) -> list[st
 
 # A small model under several ways of splitting it. A step here is no more than the math.
 
-WIDTH, BATCH = 15, 8
+WIDTH, MICRO = 15, 2
 """15 leaves FSDP2 uneven shards."""
 PLANS = {
-    "single": Plan(micro_batch=8),
-    "ddp2": Plan(data=2, micro_batch=4),
-    "fsdp2": Plan(data=2, zero=3, micro_batch=4),
-    "tp2": Plan(tensor=2, micro_batch=8),
-    "pp2": Plan(pipeline=2, micro_batch=4, accumulation=2),
-    "ppi2": Plan(pipeline=2, interleave=2, micro_batch=4, accumulation=2),
-    "dp2tp2": Plan(data=2, tensor=2, zero=3, micro_batch=4),
-    "dp2pp2": Plan(data=2, pipeline=2, micro_batch=2, accumulation=2),
-    "tp2pp2": Plan(tensor=2, pipeline=2, micro_batch=4, accumulation=2),
+    "single": Plan(micro_batch=MICRO, accumulation=4),
+    "ddp2": Plan(data=2, micro_batch=MICRO, accumulation=2),
+    "fsdp2": Plan(data=2, zero=3, micro_batch=MICRO, accumulation=2),
+    "zero2": Plan(data=2, zero=2, micro_batch=MICRO, accumulation=2),
+    "tp2": Plan(tensor=2, micro_batch=MICRO, accumulation=4),
+    "pp2": Plan(pipeline=2, micro_batch=MICRO, accumulation=4),
+    "ppi2": Plan(pipeline=2, interleave=2, micro_batch=MICRO, accumulation=4),
+    "dp2tp2": Plan(data=2, tensor=2, zero=3, micro_batch=MICRO, accumulation=2),
+    "dp2pp2": Plan(data=2, pipeline=2, micro_batch=MICRO, accumulation=2),
+    "tp2pp2": Plan(tensor=2, pipeline=2, micro_batch=MICRO, accumulation=4),
 }
+"""All of a batch of 8, with the same micro-batches."""
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
     "adamw": lambda parameters: AdamW(parameters, lr=0.01),

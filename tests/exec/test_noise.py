@@ -108,18 +108,6 @@ def test_a_change_is_seen_within_two_time_constants():
     assert float(noise_scale(sqr, var, 32)) > 0.7 * 320
 
 
-def test_statistics_do_not_depend_on_how_the_batch_was_cut_or_how_large_it_was():
-    found = []
-    for batch, parts in ((32, 2), (32, 8), (128, 4), (256, 16)):
-        progress = Progress()
-        for row in steps_of_noise(64.0, batch, parts, 3000, seed=3):
-            observe(progress, GradientSquares(*row), 32)
-        found.append(statistics(progress))
-    for sqr, var in found:
-        assert sqr == pytest.approx(1.0, rel=0.25)
-        assert var == pytest.approx(64.0 / 32, rel=0.1)
-
-
 def test_unknown_before_a_few_steps_then_the_plain_mean():
     progress = Progress()
     for _ in range(FEWEST_NOISE_STEPS - 1):
@@ -140,11 +128,6 @@ def test_negative_and_infinite_estimates_do_no_harm():
     for _ in range(FEWEST_NOISE_STEPS):
         observe(nothing, GradientSquares(0.0, 16, 0.0, 32), 32)
     assert statistics(nothing) is None
-
-
-def test_equal_batches_are_refused():
-    with pytest.raises(ValueError, match="the first must be fewer"):
-        estimate(GradientSquares(1.0, 32, 1.0, 32))
 
 
 # Learning rates

@@ -23,20 +23,19 @@ PLAIN = compressor_named("none")
 @dataclass(frozen=True, slots=True)
 class GradientLayer:
     """A parameter as replicas exchange its gradient: rows × columns numbers of `number_bytes` each; a vector has one
-    column. weight: what its squares count where ranks that split layers all hold this one whole; else 1.
+    column.
     """
 
     name: str
     rows: int
     columns: int
     number_bytes: int = 4
-    weight: float = 1.0
 
     @classmethod
-    def of_shape(cls, name: str, shape: torch.Size, number_bytes: int, weight: float = 1.0) -> GradientLayer:
+    def of_shape(cls, name: str, shape: torch.Size, number_bytes: int) -> GradientLayer:
         """A parameter as a matrix: its first dimension, and all others."""
         rows = shape[0] if shape else 1
-        return cls(name, rows, shape.numel() // rows if rows else 0, number_bytes, weight)
+        return cls(name, rows, shape.numel() // rows if rows else 0, number_bytes)
 
     @property
     def numbers(self) -> int:
@@ -121,7 +120,7 @@ class HeldBack:
 @dataclass(slots=True)
 class Piece:
     """A layer's gradient on its way. gradient: flat, this replica's share of the mean (its own ÷ replicas), and after
-    the exchange the mean, changed in place. Where replicas get shards it is (replicas, a shard's numbers), padded.
+    the exchange the mean, changed in place.
     """
 
     layer: GradientLayer
@@ -136,9 +135,3 @@ def by_compressor(pieces: Sequence[Piece]) -> dict[Compressor, list[Piece]]:
     for piece in pieces:
         groups.setdefault(piece.compressor, []).append(piece)
     return groups
-
-
-def dealt(joined: Tensor, pieces: Sequence[Piece]) -> None:
-    """Puts flat gradients that stand one after another back into their pieces."""
-    for piece, part in zip(pieces, torch.split(joined, [piece.layer.numbers for piece in pieces]), strict=True):
-        piece.gradient.copy_(part)

@@ -90,10 +90,6 @@ class Wire:
         with self._clocks["whole"].running():
             yield
 
-    def codec_s(self) -> float:
-        """Seconds of encoding and decoding since the last call; waits for the device."""
-        return self.times_s()[1]
-
     def times_s(self) -> tuple[float, float]:
         """Seconds of exchanging since the last call, and of them of encoding and decoding; waits for the device."""
         whole_s = self._clocks["whole"].take()

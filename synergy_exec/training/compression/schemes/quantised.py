@@ -1,13 +1,12 @@
 """Gradients in 8, 4 or 2 bits, rounded at random so that their expectation is kept (QSGD, as CGX cuts it).
 
 `q8`, `q4`, `q2`: rows of 512 numbers, each with its smallest and the distance of its levels in fp32. Two collectives:
-each rank gets its part of everybody's rows, sums it in fp32, rounds the sum again, and all gather the sums. Shards take
-the first alone, and their sums stay in fp32.
+each rank gets its part of everybody's rows, sums it in fp32, rounds the sum again, and all gather the sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,38 +28,45 @@ def row_bytes(bits: int) -> int:
 
 def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
     """See the folder's `__init__`."""
-    groups = by_compressor(pieces)
-    given = {compressor: _dealt_out(chosen, wire.replicas) for compressor, chosen in groups.items()}
+    groups = [(_bits(compressor), chosen) for compressor, chosen in by_compressor(pieces).items()]
+    sums = _summed(groups, wire, watch)
     own = []
-    for compressor, rows in _summed(given, groups, wire, watch).items():
-        again = _encode(rows, _bits(compressor), wire.generator)
+    for (bits, _), rows in zip(groups, sums, strict=True):
+        again = _encode(rows, bits, wire.generator)
         if watch is not None:
-            error = _decode(again, _bits(compressor)) - rows
-            watch.second.append((rows.square().sum(), error.square().sum()))
+            watch.second.append((rows.square().sum(), (_decode(again, bits) - rows).square().sum()))
         own.append(again.flatten())
     every = torch.split(wire.gather(torch.cat(own)), [len(each) for each in own], dim=1)
-    for (compressor, chosen), sent in zip(groups.items(), every, strict=True):
-        bits = _bits(compressor)
+    for (bits, chosen), sent in zip(groups, every, strict=True):
         rows = _decode(sent.reshape(-1, row_bytes(bits)), bits)
-        counts = [_rows(piece.layer.numbers) for piece in chosen]
-        for piece, part in zip(chosen, torch.split(rows[: sum(counts)], counts), strict=True):
+        for piece, part in zip(chosen, _by_piece(rows, chosen), strict=True):
             piece.gradient.copy_(part.flatten()[: piece.layer.numbers])
 
 
-def share_out(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> list[Tensor]:
-    """See the folder's `__init__`."""
-    groups = by_compressor(pieces)
-    given = {
-        compressor: torch.cat([_rows_of(piece.gradient) for piece in chosen], dim=1)
-        for compressor, chosen in groups.items()
-    }
-    sums = _summed(given, groups, wire, watch)
-    shards: dict[str, Tensor] = {}
-    for compressor, chosen in groups.items():
-        counts = [_rows(piece.gradient.shape[1]) for piece in chosen]
-        for piece, part in zip(chosen, torch.split(sums[compressor], counts), strict=True):
-            shards[piece.layer.name] = part.flatten()[: piece.gradient.shape[1]]
-    return [shards[piece.layer.name] for piece in pieces]
+def _summed(groups: Sequence[tuple[int, list[Piece]]], wire: Wire, watch: Watch | None) -> list[Tensor]:
+    """(rows, 512) of each group: the sum over the replicas of this rank's part of its rows."""
+    sent = []
+    for bits, chosen in groups:
+        rows = torch.cat([_rows_of(piece.gradient) for piece in chosen])
+        # As many rows for each replica.
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % wire.replicas))
+        encoded = _encode(rows, bits, wire.generator)
+        if watch is not None:
+            error = _decode(encoded, bits) - rows
+            for piece, given, lost in zip(chosen, _by_piece(rows, chosen), _by_piece(error, chosen), strict=True):
+                watch.note(piece.layer.name, given, lost)
+        sent.append(encoded.view(wire.replicas, -1))
+    swapped = wire.swap(torch.cat(sent, dim=1))
+    parts = torch.split(swapped, [rows.shape[1] for rows in sent], dim=1)
+    return [
+        _decode(part.reshape(-1, row_bytes(bits)), bits).view(wire.replicas, -1, BUCKET).sum(0)
+        for (bits, _), part in zip(groups, parts, strict=True)
+    ]
+
+
+def _by_piece(rows: Tensor, pieces: Sequence[Piece]) -> Sequence[Tensor]:
+    counts = [-(-piece.layer.numbers // BUCKET) for piece in pieces]
+    return torch.split(rows[: sum(counts)], counts)
 
 
 def _encode(rows: Tensor, bits: int, generator: torch.Generator) -> Tensor:
@@ -102,49 +108,6 @@ def _bits(compressor: Compressor) -> int:
     return compressor.bits
 
 
-def _rows(numbers: int) -> int:
-    return -(-numbers // BUCKET)
-
-
 def _rows_of(gradient: Tensor) -> Tensor:
-    """(…, numbers) → (…, rows, 512), the last row filled up with zeros."""
-    padded = torch.nn.functional.pad(gradient.float(), (0, -gradient.shape[-1] % BUCKET))
-    return padded.view(*gradient.shape[:-1], -1, BUCKET)
-
-
-def _dealt_out(pieces: Sequence[Piece], replicas: int) -> Tensor:
-    """(replicas, rows, 512): the rows of all pieces one after another, as many for each replica."""
-    rows = torch.cat([_rows_of(piece.gradient) for piece in pieces])
-    rows = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % replicas))
-    return rows.view(replicas, -1, BUCKET)
-
-
-def _summed(
-    given: Mapping[Compressor, Tensor],
-    groups: Mapping[Compressor, Sequence[Piece]],
-    wire: Wire,
-    watch: Watch | None,
-) -> dict[Compressor, Tensor]:
-    """(rows, 512) of each: the sum over the replicas of this rank's rows. given: (replicas, rows, 512) of each."""
-    sent = {each: _encode(rows.flatten(0, 1), _bits(each), wire.generator) for each, rows in given.items()}
-    if watch is not None:
-        for each, chosen in groups.items():
-            error = _decode(sent[each], _bits(each)).view_as(given[each]) - given[each]
-            _note(watch, chosen, given[each], error)
-    swapped = wire.swap(torch.cat([rows.view(wire.replicas, -1) for rows in sent.values()], dim=1))
-    parts = torch.split(swapped, [rows.numel() // wire.replicas for rows in sent.values()], dim=1)
-    return {
-        each: _decode(part.reshape(-1, row_bytes(_bits(each))), _bits(each)).view(wire.replicas, -1, BUCKET).sum(0)
-        for each, part in zip(sent, parts, strict=True)
-    }
-
-
-def _note(watch: Watch, pieces: Sequence[Piece], rows: Tensor, error: Tensor) -> None:
-    squares = torch.stack([rows.square().sum(-1), error.square().sum(-1)])
-    if pieces[0].gradient.dim() > 1:
-        parts = torch.split(squares, [_rows(piece.gradient.shape[1]) for piece in pieces], dim=2)
-    else:
-        counts = [_rows(piece.layer.numbers) for piece in pieces]
-        parts = torch.split(squares.flatten(1)[:, : sum(counts)], counts, dim=1)
-    for piece, part in zip(pieces, parts, strict=True):
-        watch.layers[piece.layer.name] = tuple(part.flatten(1).sum(1))
+    """(numbers,) → (rows, 512), the last row filled up with zeros."""
+    return torch.nn.functional.pad(gradient.float(), (0, -len(gradient) % BUCKET)).view(-1, BUCKET)
