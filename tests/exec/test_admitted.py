@@ -9,7 +9,6 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.mlp import Mlp, Perceptron
-from synergy_exec.profiling.finder import plans
 from synergy_exec.training.admitted import Admission
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
@@ -109,26 +108,6 @@ REFUSED += [(Odd(Perceptron(4, 8, 2, 4), tensor_plan=plan), {"tensor": 2}, says)
 @pytest.mark.parametrize(("job", "fields", "says"), REFUSED, ids=[says for _, _, says in REFUSED])
 def test_refusal_says_what_to_change(job, fields, says):
     assert says in Admission(job).refusal(Plan(**fields))
-
-
-@pytest.mark.parametrize("kind", [Mlp, Gpt, Cnn])
-def test_all_plans_are_judged_as_each_alone_from_one_model(kind):
-    built = []
-
-    class Counting(kind):
-        def build_model(self):
-            built.append(1)
-            return super().build_model()
-
-    asked = []
-    plans(8, [16, 32], lambda plan: asked.append(plan))
-    admission = Admission(Counting())
-    found = [admission.refusal(plan) for plan in asked]
-    assert len(built) == 1
-    one_each = {(plan.tensor, plan.pipeline, plan.interleave, plan.zero, plan.accumulation): plan for plan in asked}
-    assert len(one_each) > 20
-    for plan in one_each.values():
-        assert found[asked.index(plan)] == Admission(kind()).refusal(plan)
 
 
 def test_asking_draws_nothing_from_the_generator():

@@ -1,7 +1,6 @@
 """What is in a checkpoint, what loading it changes, damage, refusals, which of them a folder keeps, and whose it is."""
 
 import multiprocessing
-import resource
 import shutil
 from pathlib import Path
 
@@ -16,22 +15,6 @@ from synergy_exec.training import integrity, shelf
 from synergy_exec.training.checkpoint import Checkpoints, State
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.shelf import Desk, FencedError
-
-
-def save_later(folder, job, step):
-    return Checkpoints(folder).save_later(job.trainer.state(), Progress(step=step))
-
-
-def test_saved_later_is_what_was_there_at_the_call(tmp_path):
-    job = trained(1)
-    expected, progress = weights(job), Progress(step=1)
-    saving = Checkpoints(tmp_path).save_later(job.trainer.state(), progress)
-    job.step(1)
-    progress.step = 2
-    saving.result()
-    found = untrained()
-    assert found.load(tmp_path) == Progress(step=1)
-    assert torch.equal(weights(found), expected)
 
 
 def test_before_the_first_step_the_optimizer_stays_untouched(tmp_path):
@@ -231,24 +214,6 @@ def test_death_between_any_two_changes_leaves_whole_checkpoints(tmp_path, monkey
         assert names(folder)[1] == "step-00000003", made
     assert len(seen) > 6
     assert (seen[0], seen[-1]) == (before, new_step)
-
-
-# Those that cannot be written: a full disk, small files, too little room
-
-
-def test_refused_write_names_folder_and_bytes(tmp_path):
-    """No file may grow beyond 4 KB, as if the disk were full."""
-    job, limits = trained(1), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        refuses(rf"step-00000001 in {tmp_path}: .*File too large.* MB", job.save, tmp_path, Progress(step=1))
-        assert names(tmp_path) == []
-        saving = save_later(tmp_path, job, 1)
-        refuses("File too large", saving.result)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert saving.done()
-    assert job.load(tmp_path) is None
 
 
 def test_too_little_room_is_seen_before_writing(tmp_path, monkeypatch):

@@ -1,12 +1,10 @@
 """Gradient compression: what replicas get, what is kept of it, and that training goes on under it."""
 
-import time
 from dataclasses import replace
 
 import groups
 import pytest
 import torch
-from exec.pretended import refuses
 from torch.distributed import all_gather, all_gather_object, get_rank, get_world_size, group
 
 from synergy_core.goodput.compression import compressors
@@ -178,16 +176,12 @@ def replicas_differ(trainer):
 def trained(job, plan, steps):
     """Losses, bytes and errors of a job under a plan, and which parameters differ between ranks."""
     trainer = Trainer(job(), plan, seed=3)
-    results, took_s = [], []
-    for number in range(steps):
-        began_s = time.perf_counter()
-        results.append(trainer.step(number))
-        took_s.append(time.perf_counter() - began_s)
+    results = [trainer.step(number) for number in range(steps)]
     exchanged = [each.exchanged for each in results]
     return {
         "losses": [each.loss for each in results],
         "sent": {each.sent_bytes for each in exchanged},
-        "seconds": [(step_s, each.sync_s, each.codec_s) for step_s, each in zip(took_s, exchanged, strict=True)],
+        "spent": {(each.sync_s > each.codec_s >= 0, each.codec_s > 0) for each in exchanged},
         "layers": dict(exchanged[0].layers),
         "squares": [each.squares for each in results],
         "differ": replicas_differ(trainer),
@@ -430,12 +424,6 @@ def test_a_compressor_changes_without_a_restart_and_forgets(at_two):
 # What is refused
 
 
-def test_odd_names_are_refused():
-    refuses("'token.weight' is no choice for a layer", CompressorByLayer.named, "q4,token.weight")
-    for name in ("zip", "q3", "topk-2", "powersgd-0", "q4,token.weight"):
-        assert name in Admission(SmallGpt()).refusal(Plan(data=2, compressor=name))
-
-
 def test_only_whole_replicas_compress():
     admission = Admission(SmallGpt())
     for split in ({"zero": 3}, {"zero": 2}, {"pipeline": 2, "accumulation": 2}):
@@ -506,11 +494,9 @@ def test_what_is_measured_here_are_speeds():
         assert 0 <= launch_s < 1e-2
 
 
-def test_exchanges_take_part_of_a_step_and_encoding_part_of_them(at_two):
+def test_exchanging_takes_longer_than_encoding_which_takes_none_where_nothing_is_encoded(at_two):
     for compressor in ("none", "q4"):
-        for step_s, sync_s, coding_s in at_two[trains(compressor, data=2)]["seconds"]:
-            assert 0 < sync_s < step_s
-            assert (0 < coding_s < sync_s) == (compressor == "q4")
+        assert at_two[trains(compressor, data=2)]["spent"] == {(True, compressor == "q4")}
 
 
 # What a step of compressed gradients counts

@@ -99,15 +99,6 @@ def test_smoothed_efficiency_is_within_a_few_per_cent(phi):
     assert math.sqrt(np.mean(np.square(errors))) < 0.1
 
 
-def test_a_change_is_seen_within_two_time_constants():
-    progress = Progress()
-    for phi in (32.0, 320.0):
-        for row in steps_of_noise(phi, 32, 4, 2 * TIME_CONSTANT_STEPS, seed=1):
-            observe(progress, GradientSquares(*row), 32)
-    sqr, var = statistics(progress)
-    assert float(noise_scale(sqr, var, 32)) > 0.7 * 320
-
-
 def test_unknown_before_a_few_steps_then_the_plain_mean():
     progress = Progress()
     for _ in range(FEWEST_NOISE_STEPS - 1):

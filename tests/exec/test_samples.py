@@ -75,23 +75,6 @@ def test_batches_are_the_same_whoever_makes_them(cache):
         assert rows_taken(loaded, steps, size) == rows_taken(plain, steps, size)
 
 
-class Named(Numbers):
-    def sample(self, item, number, epoch):
-        inputs, targets = super().sample(item, number, epoch)
-        return {"number": inputs, "more": (inputs * 2,)}, [targets]
-
-
-@pytest.mark.parametrize("loaders", [0, 2])
-def test_samples_may_be_nested(loaders):
-    supply = Supply(Named(), loaders=loaders)
-    for step in range(3):
-        inputs, (epochs,) = supply.rows(step, 4, 1, 3)
-        assert inputs["number"].shape == epochs.shape == (2, 1)
-        assert torch.equal(inputs["more"][0], 2 * inputs["number"])
-        pairs = list(zip(epochs.flatten().tolist(), inputs["number"].flatten().tolist(), strict=True))
-        assert pairs == rows_taken(Supply(Numbers()), range(step, step + 1), 4, 1, 3)
-
-
 def test_replicas_make_their_own_rows_alone():
     whole = rows_taken(Supply(Numbers()), range(3), 4)
     parts = [rows_taken(Supply(Numbers(), loaders=1), range(3), 4, first, first + 2) for first in (0, 2)]

@@ -238,15 +238,6 @@ def test_nested_batches_are_trained_clipped_and_scheduled_as_plain_torch_does(tm
     assert torch.tensor(found).sub(torch.tensor(expected)).abs().max() <= TOLERANCE
 
 
-def test_nested_outputs_are_of_single_precision_in_bfloat16_too():
-    losses = [Trainer(Masked(), PLANS["single"], seed=SEED, bfloat16=each).step(0).loss for each in (False, True)]
-    assert losses[1] == pytest.approx(losses[0], abs=2e-2)
-    assert losses[1] != losses[0]
-    trainer = Trainer(Masked(), PLANS["single"], bfloat16=True)
-    output = trainer.parts[0](**Masked().batch(0, 2)[0])
-    assert (output["scores"].dtype, output["sizes"][0].dtype) == (torch.float32, torch.float32)
-
-
 def test_running_statistics_move_by_the_mean_over_the_micro_batches_of_a_step(tmp_path):
     """As plain torch has them where each micro-batch begins with what the step began with."""
     job = Normed()
@@ -271,30 +262,18 @@ def test_what_a_pipeline_cannot_send_is_refused_before_the_start():
     assert Admission(Normed()).refusal(Plan(pipeline=2, accumulation=2)) is None
 
 
-def masked_short(job, step, size):
-    """One of its tensors forgets a sample."""
-    inputs, targets = Masked.batch(job, step, size)
-    return {**inputs, "mask": inputs["mask"][1:]}, targets
-
-
-def lopsided(job):
-    inputs, targets = job.batch(0, 4)
-    return [(inputs, targets[1:])]
-
-
 @pytest.mark.parametrize(
-    ("kind", "odd", "says"),
+    ("method", "odd", "says"),
     [
-        (Normed, {"evaluation": lambda job: []}, r"evaluate_every is 1, and evaluation\(\) gives no batches"),
-        (Normed, {"evaluation": lopsided}, r"Odd.evaluation\(\) gave tensors of 3 or 4 rows"),
-        (Masked, {"batch": masked_short}, r"Odd.batch\(0, 2\) gave 1 or 2 inputs and 2 targets; give 2 of each"),
+        ("evaluation", lambda job: [], r"evaluate_every is 1, and evaluation\(\) gives no batches"),
+        ("evaluation", lambda job: [(numbers(0, 4, 4), torch.zeros(3))], "gave tensors of 3 or 4 rows"),
+        (
+            "batch",
+            lambda job, step, size: (numbers(0, 1, 4), torch.zeros(1)),
+            r"gave 1 inputs and 1 targets; give 2 of",
+        ),
     ],
 )
-def test_tensors_of_another_length_and_evaluations_of_nothing_are_errors(kind, odd, says):
-    trainer = Trainer(type("Odd", (kind,), odd)(), Plan(micro_batch=2))
-
-    def step_and_evaluate():
-        trainer.step(0)
-        trainer.evaluate(1)
-
-    refuses(says, step_and_evaluate)
+def test_batches_of_another_length_and_evaluations_of_nothing_are_errors(method, odd, says):
+    trainer = Trainer(type("Odd", (Normed,), {method: odd})(), Plan(micro_batch=2))
+    refuses(says, lambda: (trainer.step(0), trainer.evaluate(1)))
