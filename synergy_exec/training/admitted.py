@@ -14,6 +14,7 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.training import trees
 from synergy_exec.training.bare import bare, drawing_nothing
 from synergy_exec.training.compression.layers import CompressorByLayer
+from synergy_exec.training.compression.schemes import schemes
 from synergy_exec.training.job import Batch, TrainingJob, Tree
 from synergy_exec.training.parallel import obstacle
 from synergy_exec.training.pipeline import ends
@@ -64,6 +65,8 @@ def _uncompressed(plan: Plan) -> str | None:
         choices = CompressorByLayer.named(plan.compressor)
     except InputError as error:
         return str(error).rstrip(".")
+    if odd := [each for each in choices.every if each.scheme not in schemes()]:
+        return f"{odd[0].name} is not built; write synergy_exec/training/compression/schemes/{odd[0].scheme}.py"
     if choices.nothing or plan.data == 1 or (plan.gpus == plan.data and not plan.zero):
         return None
     return (

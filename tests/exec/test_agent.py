@@ -14,7 +14,7 @@ from exec.real import JOBS, Controller, gone, log_of, steps_of
 from synergy_core.cluster import Share
 from synergy_core.planner.plan import Plan
 from synergy_exec.examples.pictures import Pictures
-from synergy_exec.messages import Failure, Granted, Noted, Rebuild, Report, Reshare, Retune, Started
+from synergy_exec.messages import Failure, Granted, Rebuild, Report, Reshare, Retune, Started
 from synergy_exec.recorded import evaluations
 from synergy_exec.training.initial import read_into
 from synergy_exec.training.trainer import Trainer
@@ -278,19 +278,6 @@ def test_frozen_code_trains_whatever_becomes_of_the_file(controller, tmp_path):
     launch = controller.done("", job_class=f"{original}:Mine", code=str(copy))
     # Its data may lie beside the file that was submitted.
     assert f"from {original}" in log_of(launch)
-
-
-def test_change_of_a_class_in_a_package_is_warned_about(controller, tmp_path):
-    """Here a file without a copy, which is looked at in the same way."""
-    mine = tmp_path / "mine.py"
-    mine.write_text(JOBS.read_text())
-    first = controller.done("", job_class=f"{mine}:Plain")
-    mine.write_text(JOBS.read_text() + "\n# edited\n")
-    second = controller.done("", job_class=f"{mine}:Plain", folder=first.folder, work=22.0)
-    assert "has changed" not in log_of(first)
-    (note,) = controller.of(second, Noted)
-    assert "synergy_job_mine has changed" in note.text
-    assert note.text in log_of(second)
 
 
 # Shares of a node: cores and loader processes of their own, which change as jobs train

@@ -33,9 +33,9 @@ class Exchanged:
     """What one step's exchange showed on this rank.
 
     sent_bytes: that left it. codec_s: seconds of encoding and decoding. sync_s: seconds in which gradients were
-    exchanged and nothing was computed. layers: of a measured step, by
-    name, the squared norms of what a compressor was given and of what it left out, means over the replicas, in units of
-    the gradient of the mean loss; empty of others. With error feedback what is given has what was held back in it.
+    exchanged and nothing was computed. layers: of a measured step, by name, the squared norms of what a compressor was
+    given and of what it left out, means over the replicas, in units of the gradient of the mean loss; empty of others.
+    With error feedback what is given has what was held back in it.
     totals: five scalars, of which the sum over all ranks counts: squared norms given, left out, of sums, left out of
     sums, and of the mean gradient before compression; None of a step that was not measured.
     """
