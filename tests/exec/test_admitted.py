@@ -1,7 +1,6 @@
 """What is refused, and that the sentence says what to change; jobs that cannot be loaded."""
 
 import pytest
-import torch
 from exec.pretended import refuses
 from torch import nn
 
@@ -108,14 +107,6 @@ REFUSED += [(Odd(Perceptron(4, 8, 2, 4), tensor_plan=plan), {"tensor": 2}, says)
 @pytest.mark.parametrize(("job", "fields", "says"), REFUSED, ids=[says for _, _, says in REFUSED])
 def test_refusal_says_what_to_change(job, fields, says):
     assert says in Admission(job).refusal(Plan(**fields))
-
-
-def test_asking_draws_nothing_from_the_generator():
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    Admission(Gpt()).refusal(Plan(tensor=2, pipeline=2, accumulation=2))
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_trainer_refuses_what_is_refused_and_a_wrong_number_of_ranks():

@@ -160,17 +160,13 @@ def joined(plans):
     return [plan for plan in plans if plan not in simplest(plans)]
 
 
-def equality(plans):
-    return [(train, plan) for plan in plans]
-
-
 def test_plans_of_one_and_two_ranks_equal_a_single_process_and_wrong_ones_do_not():
     doubled = [
         (train, plan, DoublingGpt) for plan in (Plan(micro_batch=16), Plan(data=2, zero=2, micro_batch=8), PIPELINE)
     ]
     continued = [(train_retuned, plan) for plan in CONTINUED]
-    two = [*equality(of_world(2)), *doubled[1:], *continued]
-    answers = groups.run({1: [*equality(of_world(1)), doubled[0]], 2: two})
+    two = [*((train, plan) for plan in of_world(2)), *doubled[1:], *continued]
+    answers = groups.run({1: [*((train, plan) for plan in of_world(1)), doubled[0]], 2: two})
     check(of_world(1) + of_world(2), answers)
     for case in doubled:
         first, *later = answers[case]
@@ -182,18 +178,10 @@ def test_plans_of_one_and_two_ranks_equal_a_single_process_and_wrong_ones_do_not
         assert sizes == [batch for _, batch, _ in RETUNED]
 
 
-def test_plans_of_four_ranks_equal_a_single_process():
-    plans = simplest(of_world(4))
-    check(plans, groups.run({4: equality(plans)}))
-
-
-def test_plans_of_eight_ranks_equal_a_single_process():
-    plans = simplest(of_world(8))
-    check(plans, groups.run({8: equality(plans)}))
-
-
-@pytest.mark.thorough  # replicas, and each schedule, by themselves: above
-def test_plans_that_join_replicas_with_other_schedules_equal_a_single_process():
-    four, eight = joined(of_world(4)), joined(of_world(8))
-    assert len(four) + len(eight) > 2
-    check([*four, *eight], groups.run({4: equality(four), 8: equality(eight)}))
+@pytest.mark.parametrize("world", [4, 8])
+@pytest.mark.parametrize("chosen", [simplest, pytest.param(joined, marks=pytest.mark.thorough)])
+def test_plans_of_more_ranks_equal_a_single_process(world, chosen):
+    """Thorough: replicas with the schedules that plans without replicas show."""
+    plans = chosen(of_world(world))
+    assert plans
+    check(plans, groups.run({world: [(train, plan) for plan in plans]}))

@@ -9,55 +9,31 @@ from pathlib import Path
 
 import groups
 import pytest
-import torch
 from exec.pretended import refuses
-from exec.saved import PLANS, flipped
-from exported_model import batch, loss, net
+from exec.saved import PLANS, Training, flipped
 
 from synergy_core.errors import InputError
 from synergy_exec import job_folder
 from synergy_exec.commands import export
 from synergy_exec.job_file import JobFile
-from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
-from synergy_exec.training.job import TrainingJob
-from synergy_exec.training.trainer import Trainer
 
 STEPS = 3
 EXPORTED = ["single", "ddp2", "fsdp2", "tp2", "pp2"]
 
 
-class NetJob(TrainingJob):
-    blocks = "layers"
-    tensor_plan = {"layers.*.up": "column", "layers.*.down": "row"}  # noqa: RUF012
-
-    def build_model(self):
-        return net()
-
-    def batch(self, step, size):
-        return batch(step, size)
-
-    def loss(self, output, target):
-        return loss(output, target)
-
-    def build_optimizer(self, parameters):
-        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
 def train(plan, folder):
     """Checkpoints after STEPS and one more; the losses that the weights of both have on the batch of step STEPS + 1."""
-    trainer = Trainer(NetJob(), PLANS[plan], seed=4)
-    for number in range(STEPS):
-        trainer.step(number)
-    checkpoints = Checkpoints(folder, job="abc")
-    checkpoints.save(trainer.state(), Progress(step=STEPS))
-    # A step's loss is that of the weights before it.
-    found = trainer.step(STEPS).loss
-    checkpoints.save(trainer.state(), Progress(step=STEPS + 1))
-    return [found, trainer.step(STEPS + 1).loss]
+    job, losses = Training(plan, "sgd", seed=4), []
+    for number in range(STEPS + 2):
+        # A step's loss is that of the weights before it.
+        if number >= STEPS:
+            job.save(folder, Progress(step=number), job="abc")
+        losses.append(job.step(number))
+    return losses[STEPS:]
 
 
-FILE = JobFile(job_class="test_export:NetJob", name="net", initial_batch=16, max_batch=16, work=9.0)
+FILE = JobFile(job_class="exec.saved:Small", name="net", initial_batch=16, max_batch=16, work=9.0)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +64,7 @@ def test_exported_weights_have_the_loss_that_training_went_on_with(trained, tmp_
     work, losses = trained
     out = tmp_path / "net.safetensors"
     export.main([plan, "--dir", str(work.parent), "--out", str(out)])
-    assert f"14 tensors, 634 numbers, of job {plan} at step {STEPS + 1}" in capsys.readouterr().out
+    assert f"20 tensors, 3,903 numbers, of job {plan} at step {STEPS + 1}" in capsys.readouterr().out
     found = loaded(out, STEPS + 1)
     assert found["loss"] == pytest.approx(losses[plan][1], abs=1e-6)
     assert abs(found["before"] - found["loss"]) > 1e-3
