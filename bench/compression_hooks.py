@@ -25,9 +25,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from torch.nn.parallel import DistributedDataParallel
 
-from synergy_exec.training.compression.choices import SchemeByLayer
-from synergy_exec.training.compression.exchange import ReplicaExchange
-from synergy_exec.training.compression.wire import Wire
+from synergy_core.planner.plan import Plan
+from synergy_exec.training.compression.exchange import Exchange
 
 RANKS = 2
 TORCH: dict[str, Callable[[DistributedDataParallel], None]] = {
@@ -50,8 +49,8 @@ OURS = ["none", "fp16", "bf16", "q8", "q4", "q2", "topk-0.01", "powersgd-4"]
 def ours(compressor: str) -> Callable[[DistributedDataParallel], None]:
     def register(module: DistributedDataParallel) -> None:
         assert distributed.group.WORLD is not None
-        exchange = ReplicaExchange(module, Wire(distributed.group.WORLD, torch.device("cpu")))
-        exchange.choose(SchemeByLayer.named(compressor))
+        plan = Plan(data=RANKS, compressor=compressor)
+        Exchange(module, plan, distributed.group.WORLD, torch.device("cpu"), seed=0)
 
     return register
 

@@ -37,13 +37,14 @@ from compression import measured
 from torch import Tensor, distributed, multiprocessing, nn
 
 from synergy_core.goodput.compression import compressor_named
+from synergy_core.goodput.compression._compressor import LayerSizes
 from synergy_core.goodput.efficiency import Distortion, compressed_gain
 from synergy_core.planner.plan import Plan
 from synergy_core.units import Floats
 from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.training import noise
-from synergy_exec.training.compression.exchange import MEASURED_EVERY
+from synergy_exec.training.compression.exchange import MEASURED_EVERY, layers_of
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.trainer import Trainer
@@ -77,12 +78,13 @@ def train(job: str, compressor: str, seed: int, steps: int) -> dict[str, Any]:
     for each in results:
         noise.observe(progress, each.squares, RANKS * micro_batch)
     assert trainer.exchange is not None
+    sizes = LayerSizes.of_shapes([(rows, columns) for _, rows, columns in layers_of(trainer.parts)])
     exchanged = [each.exchanged for each in results if each.exchanged is not None]
     shown = [tuple(each.totals.tolist()) for each in exchanged if each.totals is not None]
     return {
         "losses": [each.loss for each in results],
         "sent_bytes": exchanged[-1].sent_bytes,
-        "predicted_bytes": trainer.exchange.predicted_bytes,
+        "predicted_bytes": float(compressor_named(compressor).sent_bytes(sizes, RANKS).sum()),
         "codec_s": statistics.median(each.codec_s for each in exchanged),
         "error": statistics.mean(each[1] / each[0] for each in shown) if shown else 0.0,
         "sum_error": statistics.mean(each[3] / each[2] if each[2] else 0.0 for each in shown) if shown else 0.0,

@@ -1,9 +1,9 @@
-"""What a rank's start costs under plans of each kind: CPU seconds of rank 0, at a job's first start and at later ones.
+"""What a rank's start costs under plans of each kind: CPU seconds of rank 0.
 
     python bench/starting.py [REPEATS]                        # minutes: 1
 
 Ranks are forked from a process that has imported everything, as the executor's parent of workers does, and meet over
-gloo. At the first start the model is asked what it allows (training/asked.py), later the answers are read. Medians.
+gloo. Medians.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import os
 import socket
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 import yaml  # type: ignore[import-untyped]
@@ -43,7 +41,7 @@ CASES = (
 PARTS = ("meeting", "building", "first step", "next step")
 
 
-def rank(number: int, model: str, plan: Plan, listening: socket.socket, kept: Path, said: int) -> None:
+def rank(number: int, model: str, plan: Plan, listening: socket.socket, said: int) -> None:
     """One rank's start; rank 0 writes its CPU seconds, by `PARTS`."""
     torch.set_num_threads(1)
     began = [time.process_time()]
@@ -62,7 +60,7 @@ def rank(number: int, model: str, plan: Plan, listening: socket.socket, kept: Pa
     began.append(time.process_time())
     path = models()[model]
     file = job_of(yaml.safe_load(path.read_text(encoding="utf-8")) | {"work": 1}, str(path))
-    trainer = Trainer(load_job(file.job_class, file.arguments), plan, kept=kept)
+    trainer = Trainer(load_job(file.job_class, file.arguments), plan)
     began.append(time.process_time())
     for step in range(2):
         trainer.step(step)
@@ -71,7 +69,7 @@ def rank(number: int, model: str, plan: Plan, listening: socket.socket, kept: Pa
         os.write(said, json.dumps([b - a for a, b in itertools.pairwise(began)]).encode())
 
 
-def started(model: str, plan: Plan, kept: Path) -> list[float]:
+def started(model: str, plan: Plan) -> list[float]:
     """Rank 0's CPU seconds, by `PARTS`."""
     heard, said = os.pipe()
     with socket.socket() as listening:
@@ -81,7 +79,7 @@ def started(model: str, plan: Plan, kept: Path) -> list[float]:
         for number in range(plan.gpus):
             if (child := os.fork()) == 0:
                 try:
-                    rank(number, model, plan, listening, kept, said)
+                    rank(number, model, plan, listening, said)
                 finally:
                     os._exit(0)
             children.append(child)
@@ -100,14 +98,9 @@ def main() -> int:
     gc.freeze()
     print(f"{'CPU seconds of rank 0':34}" + "".join(f"{part:>12}" for part in PARTS))
     for model, plan in CASES:
-        starts: dict[str, list[list[float]]] = {"first": [], "later": []}
-        for _ in range(repeats):
-            with tempfile.TemporaryDirectory() as folder:
-                for which in starts:
-                    starts[which].append(started(model, plan, Path(folder) / "form.json"))
-        for which, found in starts.items():
-            medians = [statistics.median(each) for each in zip(*found, strict=True)]
-            print(f"{model} {plan.describe():24} {which:5}" + "".join(f"{each:12.3f}" for each in medians))
+        found = [started(model, plan) for _ in range(repeats)]
+        medians = [statistics.median(each) for each in zip(*found, strict=True)]
+        print(f"{model} {plan.describe():30}" + "".join(f"{each:12.3f}" for each in medians))
     return 0
 
 

@@ -150,8 +150,6 @@ class MeasuringRank(Rank):
             seed=launch.seed,
             bfloat16=launch.bfloat16 and device.type == "cuda",
             supply=self._supply,
-            kept=Path(launch.folder) / "form.json",
-            beat=self._beat,
         )
         self._progress = Progress()
         steady = launch.steady_slots and launch.share is None and self._start.gpu is None

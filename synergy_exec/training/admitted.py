@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import fnmatch
-from collections.abc import Callable
 from functools import cached_property
-from itertools import product
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,46 +12,12 @@ from torch import Tensor, nn
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.training import trees
-from synergy_exec.training.bare import Bare, Generators, bare
-from synergy_exec.training.compression.choices import SchemeByLayer
-from synergy_exec.training.compression.scheme import SharedScheme
+from synergy_exec.training.bare import bare, drawing_nothing
+from synergy_exec.training.compression.layers import CompressorByLayer
+from synergy_exec.training.compression.schemes import schemes
 from synergy_exec.training.job import Batch, TrainingJob, Tree
 from synergy_exec.training.parallel import obstacle
-from synergy_exec.training.pipeline import Ends, ends
-
-
-class PlanKind(NamedTuple):
-    """The part of a plan that decides which code trains it.
-
-    zero: the ZeRO stage of several replicas, None of one. schedule: of a pipeline, "" without one.
-    """
-
-    zero: int | None
-    tensor: bool
-    schedule: str
-
-
-def kind(plan: Plan) -> PlanKind:
-    """The kind of a plan."""
-    schedule = "interleaved" if plan.interleave > 1 else "1f1b"
-    return PlanKind(
-        zero=plan.zero if plan.data > 1 else None,
-        tensor=plan.tensor > 1,
-        schedule=schedule if plan.pipeline > 1 else "",
-    )
-
-
-PROVEN: frozenset[PlanKind] = frozenset(
-    PlanKind(zero, tensor, schedule)
-    for zero, tensor, schedule in product((None, 0, 2, 3), (False, True), ("", "1f1b", "interleaved"))
-    if not (zero == 0 and tensor)
-)
-"""The kinds that train what one process would: tests/exec/test_equality.py compares each with a single process."""
-
-
-def refusal(job: TrainingJob, plan: Plan) -> str | None:
-    """Why this job cannot be trained under this plan, in a sentence that says what to change; None: it can."""
-    return Admission(job).refusal(plan)
+from synergy_exec.training.pipeline import ends
 
 
 def plan_refusal(plan: Plan) -> str | None:
@@ -67,10 +30,6 @@ _NOT_BUILT = ("context", "expert", "recompute", "sequence", "offload")
 
 
 def _ill_formed(plan: Plan) -> str | None:
-    for name in ("data", "tensor", "pipeline", "interleave", "micro_batch", "accumulation"):
-        value = getattr(plan, name)
-        if not isinstance(value, int) or value < 1:
-            return f"{name} is {value!r}; write a whole number from 1"
     for name in _NOT_BUILT:
         value, only = getattr(plan, name), getattr(Plan(), name)
         if value != only:
@@ -97,43 +56,38 @@ def _unproven(plan: Plan) -> str | None:
             f"accumulation {plan.accumulation} is no multiple of pipeline {plan.pipeline}, which interleaving needs; "
             f"take {-(-plan.accumulation // plan.pipeline) * plan.pipeline}, or interleave 1"
         )
-    assert kind(plan) in PROVEN
     return None
 
 
 def _uncompressed(plan: Plan) -> str | None:
     """What is in the way of the plan's compressor. One replica exchanges nothing, whatever the compressor."""
     try:
-        choices = SchemeByLayer.named(plan.compressor)
+        choices = CompressorByLayer.named(plan.compressor)
     except InputError as error:
         return str(error).rstrip(".")
-    for scheme in choices.schemes:
-        if plan.zero and plan.data > 1 and not isinstance(scheme, SharedScheme):
-            return (
-                f"{scheme.name} needs and holds back whole gradients on every rank, which zero {plan.zero} is there to "
-                "avoid; take zero 0, or a compressor that sums to shards, such as bf16 or q4"
-            )
-    return None
+    if odd := [each for each in choices.every if each.scheme not in schemes()]:
+        return f"{odd[0].name} is not built; write synergy_exec/training/compression/schemes/{odd[0].scheme}.py"
+    if choices.nothing or plan.data == 1 or (plan.gpus == plan.data and not plan.zero):
+        return None
+    return (
+        f"compressor {plan.compressor} is for whole replicas alone; with data {plan.data}, take zero 0, tensor 1 and "
+        "pipeline 1, or compressor none"
+    )
 
 
 class Admission:
-    """`refusal` for many plans of one job: what a model allows is found out once for each way to cut or split it.
+    """Which plans one job can be trained under: the model is built and run once for each way to cut or split it.
 
-    It builds the job's model, without its numbers where that is possible, and runs it. answers: to what it has asked
-    the model so far, as JSON has them; another's of the same model spare the asking.
+    The model is built without its numbers where it computes without them, too.
     """
 
     def __init__(self, job: TrainingJob) -> None:
         self._job = job
-        self.answers: dict[str, Any] = {}
+        self._unsplit: dict[int, str | None] = {}
 
     def refusal(self, plan: Plan) -> str | None:
         """Why the job cannot be trained under this plan, in a sentence that says what to change; None: it can."""
         return plan_refusal(plan) or self._unfit(plan)
-
-    def asks(self, plan: Plan) -> bool:
-        """Whether it is the model that tells whether the plan can be had."""
-        return plan.tensor > 1 or plan.pipeline > 1 or (plan.zero > 0 and bool(self._job.blocks))
 
     @cached_property
     def parameters(self) -> int:
@@ -147,98 +101,42 @@ class Admission:
         return sum(each.numel() * each.element_size() * (1 + each.requires_grad) for each in found)
 
     @cached_property
-    def bare(self) -> Bare:
-        """The model without its numbers."""
-        return bare(self._job)
-
-    @property
-    def runs_bare(self) -> bool:
-        """Whether the model computes without numbers too."""
-        return bool(self._answer("runs bare", self._found_to_run_bare))
-
-    @property
-    def edges(self) -> Ends:
-        """Of the stages of a pipeline. Raises InputError where the model cannot be cut."""
-        found = self._answer("ends", self._found_ends)
-        if isinstance(found, str):
-            raise InputError(found)
-        return Ends(*map(frozenset, found))
-
-    @property
-    def inputs(self) -> Tree:
-        """One sample's."""
-        return self._sample[0]
-
-    @property
-    def bare_inputs(self) -> Tree:
-        """Without numbers."""
-        return trees.moved(self.inputs, torch.device("meta"))
-
-    @cached_property
     def _sample(self) -> Batch:
         return self._job.batch(0, 1)
-
-    def _answer(self, question: str, find: Callable[[], Any]) -> Any:
-        if question not in self.answers:
-            self.answers[question] = find()
-        return self.answers[question]
 
     @cached_property
     def _outline(self) -> tuple[nn.Module, Tree]:
         """The model and one sample's inputs, without numbers where it computes so."""
-        if self.runs_bare:
-            assert self.bare.model is not None
-            return self.bare.model, self.bare_inputs
-        before = Generators.now()
-        try:
-            with torch.random.fork_rng(devices=[]):
-                return self._job.build_model(), self.inputs
-        finally:
-            before.restore()
-
-    def _found_to_run_bare(self) -> bool:
-        if self.bare.model is None:
-            return False
-        try:
-            with torch.no_grad():
-                # One sample alone has no variance, which BatchNorm asks for in training.
-                trees.called(copy.deepcopy(self.bare.model).eval(), self.bare_inputs)
-        except (RuntimeError, NotImplementedError, TypeError):
-            return False
-        return True
+        inputs, model = self._sample[0], bare(self._job).model
+        if model is not None:
+            without_numbers = trees.moved(inputs, torch.device("meta"))
+            # One sample alone has no variance, which BatchNorm asks for in training.
+            with torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
+                trees.called(copy.deepcopy(model).eval(), without_numbers)
+                return model, without_numbers
+        with drawing_nothing():
+            return self._job.build_model(), inputs
 
     def _unfit(self, plan: Plan) -> str | None:
-        job = self._job
-        if plan.compressor != "none" and (reason := self._unknown_layer(plan.compressor)):
-            return reason
-        if not self.asks(plan):
-            return None
-        if plan.pipeline > 1 and (reason := self._nested(plan.pipeline)):
-            return reason
-        if plan.pipeline > 1 and not job.blocks:
-            return f"the job names no `blocks` to cut between; name them, or take pipeline 1 instead of {plan.pipeline}"
-        if (plan.pipeline > 1 or plan.zero) and job.blocks and (reason := self._no_blocks):
-            return reason
+        blocks = self._job.blocks
+        if plan.pipeline > 1:
+            if odd := [each for each in self._sample if not isinstance(each, Tensor)]:
+                return (
+                    f"a pipeline takes one tensor of inputs and one of targets, and {type(self._job).__name__}.batch "
+                    f"gives a {type(odd[0]).__name__}; give tensors, or take pipeline 1 instead of {plan.pipeline}"
+                )
+            if not blocks:
+                return f"the job names no `blocks` to cut between; name them, or take pipeline 1, not {plan.pipeline}"
+        if (plan.pipeline > 1 or plan.zero) and blocks and self._no_blocks:
+            return self._no_blocks
         if plan.pipeline > 1 and (reason := self._uncut(plan.pipeline * plan.interleave)):
             return reason
-        return self._unsplit(plan.tensor) if plan.tensor > 1 else None
-
-    def _nested(self, pipeline: int) -> str | None:
-        """Whether batches are more than a pipeline can send from stage to stage and compare at its end."""
-        odd = [each for each in self._sample if not isinstance(each, Tensor)]
-        if not odd:
-            return None
-        return (
-            f"a pipeline takes one tensor of inputs and one of targets, and {type(self._job).__name__}.batch gives a "
-            f"{type(odd[0]).__name__}; give tensors, or take pipeline 1 instead of {pipeline}"
-        )
-
-    def _unknown_layer(self, compressor: str) -> str | None:
-        names = [name for name, _ in self._outline[0].named_parameters()]
-        for pattern, _ in SchemeByLayer.named(compressor).layers:
-            if not fnmatch.filter(names, pattern):
-                return f"compressor '{compressor}' names '{pattern}', which is no parameter's name; correct it"
-        return None
+        if plan.tensor > 1 and plan.tensor not in self._unsplit:
+            model, sample = self._outline
+            # It is spoilt by being split.
+            spoilt = copy.deepcopy(model).eval()
+            self._unsplit[plan.tensor] = obstacle(spoilt, self._job.tensor_plan, plan.tensor, sample)
+        return self._unsplit.get(plan.tensor)
 
     @cached_property
     def _no_blocks(self) -> str | None:
@@ -259,22 +157,13 @@ class Admission:
         count = len(list(model.get_submodule(self._job.blocks).children()))
         if count < stages:
             return f"the model has {count} blocks for {stages} stages; take at most {count} stages"
-        found = self._answer("ends", self._found_ends)
-        return found if isinstance(found, str) else None
+        return self._mixed_ends
 
-    def _found_ends(self) -> list[list[str]] | str:
+    @cached_property
+    def _mixed_ends(self) -> str | None:
         model, sample = self._outline
         try:
-            found = ends(model, self._job.blocks, sample)
+            ends(model, self._job.blocks, sample)
         except InputError as error:
             return str(error)
-        return [sorted(found.before), sorted(found.after)]
-
-    def _unsplit(self, degree: int) -> str | None:
-        def found() -> str | None:
-            model, sample = self._outline
-            # It is spoilt by being split.
-            return obstacle(copy.deepcopy(model).eval(), self._job.tensor_plan, degree, sample)
-
-        reason: str | None = self._answer(f"tensor {degree}", found)
-        return reason
+        return None

@@ -13,9 +13,8 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
@@ -39,7 +38,6 @@ from synergy_runs.files import flush
 MODEL = "model."
 _OPTIMIZER = "optimizer."
 _HELD = "compression."
-_DATA = "data"
 _MOST_MAPPED_BYTES = 8 << 20
 """Files are opened anew after so many bytes were read, because mapped pages count as memory of the rank."""
 
@@ -51,15 +49,13 @@ class State:
     """What a checkpoint keeps of one rank.
 
     parts, optimizers: one of each for every pipeline stage that the rank owns. held: what compression holds back, by
-    name, equal on the replicas of a layer (`Exchange.held`); `load` fills these tensors, and takes those out that the
-    checkpoint does not have in that shape. data: where the stream of samples is (`Supply.state`), on rank 0; after
-    `load` on every rank, None where the checkpoint does not say.
+    KIND.PARAMETER, equal on the replicas of a layer (`Exchange.held`); `load` gives what there is of the rank's own
+    parameters, in the host's memory.
     """
 
     parts: Sequence[nn.Module]
     optimizers: Sequence[Optimizer]
     held: dict[str, Tensor] = field(default_factory=dict)
-    data: Tensor | None = None
 
 
 class Checkpoints:
@@ -79,23 +75,33 @@ class Checkpoints:
         Raises InputError, the same on all ranks, if it cannot be written; earlier checkpoints are then as they were.
         Raises FencedError where a newer run has taken the folder over.
         """
-        blocks = {name: block(each) for name, each in _tensors(state, trained=progress.step > 0).items()}
-        self._after_the_latest(partial(self._write, _ranks(), blocks, _trained(state, progress), progress)).result()
+        self.save_later(state, progress).result()
 
     def save_later(self, state: State, progress: Progress) -> Future[None]:
         """Copies everything to the host's memory; a thread writes it while training goes on, one after another.
 
         The future ends as `save` does.
         """
-        ranks, kept = _ranks(), replace(progress)
+        ranks, progress = _ranks(), replace(progress)
         blocks, are_copied = _copied(_tensors(state, trained=progress.step > 0))
         trained = _trained(state, progress)
+        before, future = self._latest, Future[None]()
 
         def write() -> None:
-            are_copied()
-            self._write(ranks, blocks, trained, kept)
+            if before is not None:
+                before.exception()
+            try:
+                are_copied()
+                self._write(ranks, blocks, trained, progress)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
 
-        return self._after_the_latest(write)
+        self._latest = future
+        # A daemon: a process that leaves on an error does not wait for it, and what is partial is not visible.
+        Thread(target=write, name="checkpoint", daemon=True).start()
+        return future
 
     def load(self, state: State, *, saved_step: int = 0) -> Progress | None:
         """Loads the newest whole checkpoint; None if there is none at all. Learning rates stay as they are.
@@ -135,25 +141,6 @@ class Checkpoints:
                 "python -m synergy_exec retry JOB; to begin again from step 0, add --from-start."
             )
         return None
-
-    def _after_the_latest(self, write: Callable[[], None]) -> Future[None]:
-        """Writes in a thread, once the checkpoint that is on its way has ended, well or not."""
-        before, future = self._latest, Future[None]()
-
-        def run() -> None:
-            if before is not None:
-                before.exception()
-            try:
-                write()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-
-        self._latest = future
-        # A daemon: a process that leaves on an error does not wait for it, and what is partial is not visible.
-        Thread(target=run, name="checkpoint", daemon=True).start()
-        return future
 
     def _write(
         self, ranks: Ranks, blocks: Mapping[str, Block], trained: dict[str, Trained], progress: Progress
@@ -212,8 +199,6 @@ def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
             found = {_name(key, name): value for key, value in values.items() if not _is_number(value)}
             tensors |= {key: value for key, value in found.items() if value is not None}
     tensors |= {f"{_HELD}{name}": each for name, each in state.held.items()}
-    if state.data is not None:
-        tensors[_DATA] = state.data
     if odd := [name for name, each in tensors.items() if not isinstance(each, Tensor)]:
         raise InputError(f"{odd[0]} is a {type(tensors[odd[0]]).__name__}; checkpoints hold tensors and numbers.")
     return tensors
@@ -334,11 +319,8 @@ def _written(path: Path, blocks: Mapping[str, Block], tensors: Mapping[str, Stor
         save_file(own, path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    with ThreadPoolExecutor(1) as beside:
-        on_disk = beside.submit(flush, path)
-        digest = integrity.digest(path)
-        on_disk.result()
-    return digest
+    flush(path)
+    return integrity.digest(path)
 
 
 def _verified(ranks: Ranks, path: Path) -> Manifest:
@@ -357,14 +339,9 @@ def _verified(ranks: Ranks, path: Path) -> Manifest:
 def _load(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
     """Raises InputError if the checkpoint is of another model or optimizer."""
     _compare(ranks, path, manifest, state)
-    for name, tensor in list(state.held.items()):
-        stored = manifest.tensors.get(f"{_HELD}{name}")
-        if stored is None or stored.shape != tuple(tensor.shape):
-            _log.info("checkpoint %s has nothing held back of %s", path, name)
-            del state.held[name]
-    if not state.held and any(name.startswith(_HELD) for name in manifest.tensors):
-        _log.info("what compression held back is let go: this plan's compressor holds nothing of that kind")
-    state.data = empty(manifest.tensors[_DATA]) if _DATA in manifest.tensors else None
+    own = {name for part in state.parts for name, _ in part.named_parameters()}
+    held = {name.removeprefix(_HELD): each for name, each in manifest.tensors.items() if name.startswith(_HELD)}
+    state.held = {name: empty(each) for name, each in held.items() if name.partition(".")[2] in own}
     _make_optimizer_states(state, manifest)
     tensors = _tensors(state, trained=bool(manifest.trained))
     read(path, manifest, tensors)

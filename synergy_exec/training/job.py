@@ -1,7 +1,6 @@
 """The user's job: a class of four methods; what else it may say has defaults.
 
-One whose samples take long to prepare says how to prepare a single one, instead of a batch: `LoadedJob`. One whose
-samples come from a loader with a state of its own names that: `stream.StreamedJob`.
+One whose samples take long to prepare says how to prepare a single one, instead of a batch: `LoadedJob`.
 """
 
 from __future__ import annotations

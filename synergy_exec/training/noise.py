@@ -132,14 +132,10 @@ parts, not on size. tests/exec/test_noise.py shows what error of the efficiency 
 
 
 def estimate(squares: GradientSquares) -> tuple[float, float]:
-    """(|G|², tr(Σ)) of one step in which the squares were measured, either of them possibly negative.
-
-    Raises ValueError unless 0 < small_batch < big_batch.
-    """
-    small_batch, big_batch = squares.small_batch, squares.big_batch
-    if squares.small is None or not 0 < small_batch < big_batch:
-        raise ValueError(f"gradients over {small_batch:g} and {big_batch:g} samples: the first must be fewer, above 0")
-    moments = gradient_moments(squares.small, squares.big, small_batch, big_batch, squares.replicas, squares.distorted)
+    """(|G|², tr(Σ)) of one step in which the squares were measured, either of them possibly negative."""
+    assert squares.small is not None
+    batches = squares.small_batch, squares.big_batch
+    moments = gradient_moments(squares.small, squares.big, *batches, squares.replicas, squares.distorted)
     return float(moments[0]), float(moments[1])
 
 

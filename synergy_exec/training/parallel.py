@@ -49,16 +49,16 @@ def replicate(
         # `buffers.py` has them equal on all replicas. Not as an argument, of which newer versions of torch warn.
         replicas.broadcast_buffers = False
         return replicas
-    layers = part.get_submodule(blocks).children() if blocks else ()
-    for module in (*layers, part):
-        share_out(module, zero, mesh)
+    share_out(part, blocks, zero, mesh)
     return part
 
 
-def share_out(module: nn.Module, zero: int, mesh: DeviceMesh) -> None:
-    """Leave this rank its part of the module's weights, in place; once."""
-    if not isinstance(module, FSDPModule):
-        fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3)
+def share_out(part: nn.Module, blocks: str, zero: int, mesh: DeviceMesh) -> None:
+    """Leave this rank its share of the part's weights, block by block, in place; once."""
+    layers = part.get_submodule(blocks).children() if blocks else ()
+    for module in (*layers, part):
+        if not isinstance(module, FSDPModule):
+            fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3)
 
 
 def check_exchanged(module: nn.Module) -> None:
@@ -173,7 +173,7 @@ def _misfit(model: nn.Module, plan: Mapping[str, Split], degree: int, sample: Tr
             return f"the model cannot be split {degree} ways: its forward fails on a rank's part ({reason})"
     if parted != whole:
         return (
-            f"split {degree} ways the model gives {_in_words(parted)}, not {_in_words(whole)}: "
+            f"split {degree} ways the model gives {parted}, not {whole}: "
             "each 'column' layer of tensor_plan needs a 'row' layer after it"
         )
     return None
@@ -186,7 +186,3 @@ def _shrink(module: nn.Linear, kind: Split, degree: int) -> None:
             module.bias = nn.Parameter(module.bias[: module.out_features // degree])
     else:
         module.weight = nn.Parameter(module.weight[:, : module.in_features // degree])
-
-
-def _in_words(shapes: list[tuple[int, ...]]) -> str:
-    return ", ".join(map(str, shapes))

@@ -33,8 +33,7 @@ def ends(model: nn.Module, blocks: str, sample: Tensor) -> Ends:
     """Which parameters the model's `embed` and `head` use, seen by running both.
 
     sample: inputs, any number of samples. Raises InputError when a parameter is used by both (the stages would train
-    two copies of it), or when the model computes something else than head(blocks(embed(x))); on the meta device only
-    the shape can tell.
+    two copies of it), or when the model computes something else than head(blocks(embed(x))), as only numbers can tell.
     """
     # A frozen parameter leaves no trace in the graph, hence the copy in which none is.
     trial: Any = sharing(model).eval()
@@ -46,9 +45,8 @@ def ends(model: nn.Module, blocks: str, sample: Tensor) -> Ends:
             hidden = block(hidden)
     output = trial.head(hidden.detach())
     with torch.no_grad():
-        whole = trial(sample)
-    same = whole.shape == output.shape and (whole.is_meta or torch.allclose(whole, output, rtol=1e-3, atol=1e-5))
-    if not same:
+        whole = output if output.is_meta else trial(sample)
+    if whole.shape != output.shape or not (whole.is_meta or torch.allclose(whole, output, rtol=1e-3, atol=1e-5)):
         raise InputError(
             f"{type(model).__name__}.forward(x) differs from head({blocks}(embed(x))), so a pipeline would train "
             "another model; make them the same, or leave the job's `blocks` empty."
@@ -124,16 +122,7 @@ def _used(output: Tensor) -> set[int]:
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-_DTYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.bool,
-)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
 """What a stage may give the next, by the numbers that stand for them."""
 _FORM = 12
 """Numbers that say what comes: the type, how many dimensions, and their lengths."""

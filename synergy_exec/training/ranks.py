@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import json
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -20,7 +19,6 @@ import torch.distributed as dist
 # A rank that has written its part waits here for the slowest, far longer than a training step's time limit. A dead
 # rank is noticed at once by its closed connection.
 _TIMEOUT = timedelta(minutes=30)
-_BEAT_S = 0.005
 
 _groups: WeakKeyDictionary[Any, dict[str, dist.ProcessGroup]] = WeakKeyDictionary()
 
@@ -43,11 +41,11 @@ class Ranks:
             self.group = groups[purpose]
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
-    def together(self, function: Callable[[], Any], beat: Callable[[], None] | None = None) -> list[Any]:
+    def together(self, function: Callable[[], Any]) -> list[Any]:
         """What the function returns on each rank, by rank, as JSON has it: a tuple comes as a list.
 
         If it raises on one, all raise the first rank's error; one that is neither Python's nor Synergy's is a
-        RuntimeError on the other ranks. beat: called every now and then while others take longer.
+        RuntimeError on the other ranks.
         """
         value: Any = None
         error: Exception | None = None
@@ -57,8 +55,6 @@ class Ranks:
             error = raised
         texts = [json.dumps([value, error and [_name(type(error)), str(error)]])]
         if self.group is not None:
-            if beat is not None:
-                self._meet(beat)
             texts = self._gathered(texts[0])
         outcomes = [json.loads(text) for text in texts]
         for rank, (_, failed) in enumerate(outcomes):
@@ -78,13 +74,6 @@ class Ranks:
         every = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
         dist.all_gather(every, padded, group=self.group)
         return [bytes(each[: int(length)].numpy()).decode() for each, length in zip(every, lengths, strict=True)]
-
-    def _meet(self, beat: Callable[[], None]) -> None:
-        work: Any = dist.barrier(group=self.group, async_op=True)
-        while not work.is_completed():
-            beat()
-            time.sleep(_BEAT_S)
-        work.wait()
 
     def first(self, function: Callable[[], Any]) -> Any:
         """What the function returns on rank 0, where alone it runs; its error is raised on all."""

@@ -3,7 +3,6 @@
     step-00000120           complete: it got this name by a rename, after all its files were on disk
     .partial-…              being written or being deleted; of no use once its process is gone
     .run-00000005           run 5's desk: what it writes or deletes passes through it, by renames
-    .run-00000005/over      run 5 has ended by itself and writes nothing any more
 
 Only rank 0 of a job's newest run changes the folder. A newer run removes the desks of older runs before it reads
 anything; from then on every rename of theirs fails, wherever they had stopped. This needs no clock and no lock, which a
@@ -68,13 +67,13 @@ def prune(folder: Path, desk: Path, step: int, keep: int) -> None:
     """
     kept = 0
     for path in newest_first(folder):
-        if kept < keep and int(path.name.removeprefix("step-")) <= step and looks_complete(path):
+        if kept < keep and int(path.name.removeprefix("step-")) <= step and _looks_complete(path):
             kept += 1
         else:
             _delete(path, desk)
 
 
-def looks_complete(path: Path) -> bool:
+def _looks_complete(path: Path) -> bool:
     """Whether all its files are there, each as long as it was written."""
     try:
         integrity.read(path).check(path, sizes_only=True)
@@ -91,7 +90,6 @@ def _delete(path: Path, desk: Path) -> None:
 
 
 _DESK = re.compile(r"\.run-(\d{8,})")
-_OVER = "over"
 
 
 class FencedError(Exception):
@@ -103,7 +101,6 @@ class Desk:
 
     def __init__(self, checkpoints: Path, run: int) -> None:
         self.path, self._run = checkpoints / f".run-{run:08d}", run
-        self._alone = True
 
     def taken(self) -> Desk:
         """Itself, once it has taken the folder over from older runs. Raises FencedError where a newer one has."""
@@ -115,7 +112,6 @@ class Desk:
             raise FencedError(self._reason)
         for number, older in there.items():
             if number < self._run:
-                self._alone = self._alone and (older / _OVER).exists()
                 # Gone: taken by a run between the two, whose own desk is next, or with this one by a newer run.
                 with suppress(FileNotFoundError):
                     taken = older.rename(self.path / older.name)
@@ -132,28 +128,6 @@ class Desk:
         except OSError:
             # The file system cannot tell just now; whoever writes will hear of it.
             return
-
-    def take_file(self, path: Path) -> None:
-        """Makes a file this run's: what an older one that was cut off may still write into it goes nowhere.
-
-        Raises FencedError.
-        """
-        if self._alone or not path.exists():
-            return
-        try:
-            same_disk = self.path.stat().st_dev == path.stat().st_dev
-            # Else beside the file, where a run that is overtaken at this very moment is not kept out.
-            copy = self.path / path.name if same_disk else path.with_name(f".{path.name}-{self._run}")
-            shutil.copyfile(path, copy)
-            flush(copy)
-            copy.rename(path)
-        except FileNotFoundError:
-            raise FencedError(self._reason) from None
-
-    def leave(self) -> None:
-        """The run writes nothing any more. Its desk stays, so that no older run begins."""
-        with suppress(FileNotFoundError):
-            (self.path / _OVER).touch()
 
     @property
     def _reason(self) -> str:

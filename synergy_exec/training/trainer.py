@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
-import json
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +15,13 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from synergy_core import __version__
 from synergy_core.errors import InputError
 from synergy_core.goodput.efficiency import UNDISTORTED, Distortion, GradientErrors
 from synergy_core.planner.plan import Plan
-from synergy_exec.training import loading, trees
+from synergy_exec.training import trees
 from synergy_exec.training.admitted import Admission, plan_refusal
 from synergy_exec.training.checkpoint import Checkpoints, State
 from synergy_exec.training.compression.exchange import Exchange, Exchanged
@@ -37,60 +33,6 @@ from synergy_exec.training.parallel import check_exchanged, exchanging, replicat
 from synergy_exec.training.pipeline import OwnedStages
 from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.supply import Supply
-from synergy_runs.files import atomic_file
-
-# Asks a job's model once what it allows: rank 0 for all ranks, its first run for those that follow.
-#
-# Finding out whether a model can be cut or split takes several runs of it without numbers, longer than all the rest of
-# a restart. What was found stands in a file in the job's folder, and counts for the same sources, the same form of the
-# model and the same torch.
-
-
-def admit(job: TrainingJob, plan: Plan, kept: Path | None) -> Admission:
-    """What is known of the job's model once the plan is admitted. Raises InputError where it is not.
-
-    kept: where answers stand from run to run; None: nowhere. All ranks call it together.
-    """
-    admission = Admission(job)
-
-    def ask() -> dict[str, Any]:
-        key = "" if kept is None else _key(job, admission)
-        known = _read(kept, key) if kept is not None and key else {}
-        admission.answers |= known
-        _require(admission, plan)
-        if kept is not None and key and admission.answers != known:
-            with contextlib.suppress(InputError), atomic_file(kept) as partial:  # it only spares time
-                partial.write_text(json.dumps({"of": key, "answers": admission.answers}) + "\n", encoding="utf-8")
-        return admission.answers
-
-    if admission.asks(plan):
-        admission.answers |= Ranks().first(ask)
-    else:
-        _require(admission, plan)
-    return admission
-
-
-def _require(admission: Admission, plan: Plan) -> None:
-    if reason := admission.refusal(plan):
-        raise InputError(reason)
-
-
-def _key(job: TrainingJob, admission: Admission) -> str:
-    found = [
-        *(torch.__version__, __version__, admission.bare.digest),
-        *(job.blocks, sorted(job.tensor_plan.items()), sorted(loading.digests(job).items())),
-    ]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest() if admission.bare.digest else ""
-
-
-def _read(path: Path, key: str) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        answers: dict[str, Any] = found["answers"] if found["of"] == key else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return answers
-
 
 # What a model counts as it trains, beside its weights: the running statistics of BatchNorm, and the like.
 #
@@ -101,14 +43,11 @@ def _read(path: Path, key: str) -> dict[str, Any]:
 # comes after are the same, and momentum is by the step.
 
 
-Place = tuple[nn.Module, str]
-"""A buffer: the module that has it, and its name there."""
-
-
 class StepBuffers:
     """The buffers of a rank's parts that change as they train; which they are the first step of a run shows.
 
-    group: of the replicas, None for one. All ranks of it call `begin` and `end` together.
+    group: of the replicas, None for one. All ranks of it call `begin` and `end` together. Buffers of whole numbers (how
+    many batches were counted) go on as one micro-batch has them.
     """
 
     def __init__(self, parts: Sequence[nn.Module], group: ProcessGroup | None, device: torch.device) -> None:
@@ -119,108 +58,76 @@ class StepBuffers:
     def begin(self) -> None:
         """Before the passes of a step."""
         for part in self._parts:
-            part.begin()
+            part.passes, part.before = [], part.values()
 
     def end(self, micro_batches: int) -> None:
         """After them, of which each part had so many; what a pipeline sent ahead to learn shapes does not count."""
-        if not self._known:
-            self._find()
         for part in self._parts:
-            part.leave([self._mean(change, micro_batches) for change in part.changes(micro_batches)])
-
-    def _mean(self, change: Tensor, micro_batches: int) -> Tensor:
-        if self._group is not None:
-            distributed.all_reduce(change, group=self._group)
-            micro_batches *= self._group.size()
-        return change / micro_batches
-
-    def _find(self) -> None:
-        """Forgets the buffers that no replica changed."""
+            if not self._known:
+                self._forget_constants(part)
+            for at, before in enumerate(part.before or ()):
+                passes = [values[at] for values in part.passes[-micro_batches:]]
+                part.set(at, before + self._mean(before, passes) if before.is_floating_point() else passes[-1])
+            part.before = None
         self._known = True
-        for part in self._parts:
-            flags = torch.tensor(part.changed(), dtype=torch.int32, device=self._device)
-            if self._group is not None and len(flags):
-                distributed.all_reduce(flags, distributed.ReduceOp.MAX, group=self._group)
-            part.keep(flags.tolist())
+
+    def _mean(self, before: Tensor, passes: Sequence[Tensor]) -> Tensor:
+        """What a pass of any replica added to a buffer, on average."""
+        # What stays as it is, an infinity too, adds nothing.
+        added = torch.stack([torch.where(after == before, 0.0, after - before) for after in passes]).sum(0)
+        if self._group is None:
+            return added / len(passes)
+        distributed.all_reduce(added, group=self._group)
+        return added / (len(passes) * self._group.size())
+
+    def _forget_constants(self, part: _PartBuffers) -> None:
+        """Keeps only the buffers that some replica changed."""
+        before = part.before or []
+        changed = [any(not torch.equal(values[at], each) for values in part.passes) for at, each in enumerate(before)]
+        flags = torch.tensor(changed, dtype=torch.int32, device=self._device)
+        if self._group is not None and changed:
+            distributed.all_reduce(flags, distributed.ReduceOp.MAX, group=self._group)
+        kept = [at for at, flag in enumerate(flags.tolist()) if flag]
+        part.places = [part.places[at] for at in kept]
+        part.before = [before[at] for at in kept]
+        part.passes = [[values[at] for at in kept] for values in part.passes]
 
 
 class _PartBuffers:
-    """One part's. Buffers of whole numbers (how many batches were counted) go on as one micro-batch has them."""
+    """Of one part, all that hold numbers which a checkpoint keeps. places: the module that has each, and its name
+    there. before: values as the step began, with which every pass begins; None outside a step. passes: values after
+    each pass.
+    """
 
     def __init__(self, part: nn.Module) -> None:
-        places = {id(getattr(owner, name)): (owner, name) for owner, name in _buffers(part)}
-        self._places: list[Place] = list(places.values())
-        self._before: list[Tensor] = []
-        self._after: deque[list[Tensor]] = deque()
-        self._within = False
-        if self._places:
-            part.register_forward_pre_hook(self._before_pass)
-            part.register_forward_hook(self._after_pass)
+        places = {
+            id(buffer): (module, name)
+            for module in part.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+            if name not in module._non_persistent_buffers_set
+        }
+        self.places = list(places.values())
+        self.before: list[Tensor] | None = None
+        self.passes: list[list[Tensor]] = []
+        if self.places:
+            part.register_forward_pre_hook(self._begin_pass)
+            part.register_forward_hook(self._end_pass)
 
-    def begin(self) -> None:
-        self._before = [getattr(owner, name).detach().clone() for owner, name in self._places]
-        self._after.clear()
-        self._within = bool(self._places)
+    def values(self) -> list[Tensor]:
+        return [getattr(module, name).detach().clone() for module, name in self.places]
 
-    def changed(self) -> list[bool]:
-        """For each buffer, whether any pass changed it."""
-        return [
-            any(not torch.equal(before, each[at]) for each in self._after) for at, before in enumerate(self._before)
-        ]
+    def set(self, at: int, value: Tensor) -> None:
+        module, name = self.places[at]
+        # By `data`: a backward pass to come kept the buffer and would refuse it changed, though it does not read it.
+        getattr(module, name).data.copy_(value)
 
-    def keep(self, flags: Sequence[int]) -> None:
-        """Only those buffers from now on."""
-        wanted = [at for at, flag in enumerate(flags) if flag]
-        self._places = [self._places[at] for at in wanted]
-        self._before = [self._before[at] for at in wanted]
-        self._after = deque([each[at] for at in wanted] for each in self._after)
+    def _begin_pass(self, *_: Any) -> None:
+        for at, value in enumerate(self.before or ()):
+            self.set(at, value)
 
-    def changes(self, micro_batches: int) -> list[Tensor]:
-        """Of each buffer of real numbers, the sum of what the last passes added to it."""
-        self._within = False
-        passes = list(self._after)[-micro_batches:]
-        sums = []
-        for at, before in enumerate(self._before):
-            if before.is_floating_point():
-                # What stays as it is, an infinity too, adds nothing.
-                added = [torch.where(each[at] == before, 0.0, each[at] - before) for each in passes]
-                sums.append(torch.stack(added).sum(0))
-        return sums
-
-    def leave(self, means: list[Tensor]) -> None:
-        """Sets the buffers to what they were before the step and these means more."""
-        left = iter(means)
-        for at, place in enumerate(self._places):
-            before = self._before[at]
-            after = before + next(left) if before.is_floating_point() else self._after[-1][at]
-            _set(place, after)
-        self._before, self._within = [], False
-        self._after.clear()
-
-    def _before_pass(self, *_: Any) -> None:
-        if self._within:
-            for place, before in zip(self._places, self._before, strict=True):
-                _set(place, before)
-
-    def _after_pass(self, *_: Any) -> None:
-        if self._within:
-            self._after.append([getattr(owner, name).detach().clone() for owner, name in self._places])
-
-
-def _set(place: Place, value: Tensor) -> None:
-    owner, name = place
-    # By `data`: a backward pass still to come kept the buffer and would refuse it changed, though it does not read it.
-    getattr(owner, name).data.copy_(value)
-
-
-def _buffers(part: nn.Module) -> list[Place]:
-    """All that hold numbers which a checkpoint keeps."""
-    return [
-        (module, name)
-        for module in part.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if isinstance(buffer, Tensor) and name not in module._non_persistent_buffers_set
-    ]
+    def _end_pass(self, *_: Any) -> None:
+        if self.before is not None:
+            self.passes.append(self.values())
 
 
 # A job's metrics on its evaluation batches, the same under every plan.
@@ -316,7 +223,7 @@ class Trainer:
     bfloat16: forward passes under autocast; weights, gradients and losses stay in float32. supply: of this very job;
     by default each is made when it is needed. unused: see `replicate`. weights: the file of a state_dict that training
     begins with; None: with what the job draws. begun: `load` will be called and find a checkpoint; until then the
-    weights may be any. kept: see `admit`. beat: called while other ranks build.
+    weights may be any.
     Raises InputError for a plan that cannot be had.
     """
 
@@ -333,19 +240,17 @@ class Trainer:
         unused: bool = False,
         weights: Path | None = None,
         begun: bool = False,
-        kept: Path | None = None,
-        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        admission = admit(job, plan, kept)
+        # A job that has begun was asked then, and before the plan was tried.
+        if reason := plan_refusal(plan) if begun else Admission(job).refusal(plan):
+            raise InputError(reason)
         self._job, self.plan, self._seed = job, plan, seed
         self.supply = supply or Supply(job)
         self._device = torch.device(device)
         self._mesh = _mesh(plan, self._device)
         self._replica = self._mesh["data"].get_local_rank() if self._mesh is not None else 0
         self._begun = begun
-        self.parts = Initial(job, plan, self._mesh, self._device, admission, seed, weights).parts(
-            begun=begun, beat=beat
-        )
+        self.parts = Initial(job, plan, self._mesh, self._device, seed, weights, begun=begun).parts()
         if bfloat16:
             for part in self.parts:
                 _cast(part, self._device)
@@ -353,10 +258,11 @@ class Trainer:
         self._modules = [
             replicate(part, job.blocks, plan.zero, replicas, unused=unused, begun=begun) for part in self.parts
         ]
+        whole = self._modules[0] if plan.pipeline == 1 else None
         self.exchange = (
-            None
-            if replicas is None
-            else Exchange(self.parts, self._modules, plan, replicas.get_group(), self._device, seed)
+            Exchange(whole, plan, whole.process_group, self._device, seed)
+            if isinstance(whole, DistributedDataParallel)
+            else None
         )
         self._buffers = StepBuffers(self.parts, None if replicas is None else replicas.get_group(), self._device)
         self.errors = self._errors()
@@ -419,20 +325,16 @@ class Trainer:
     def state(self) -> State:
         """What a checkpoint keeps of this rank; all ranks call it together."""
         held = self.exchange.held() if self.exchange is not None else {}
-        # Where the stream of samples is, is the same on all ranks.
-        first = not distributed.is_initialized() or distributed.get_rank() == 0
-        return State(self.parts, self.optimizers, held, self.supply.state() if first else None)
+        return State(self.parts, self.optimizers, held)
 
     def load(self, checkpoints: Checkpoints, *, saved_step: int = 0) -> Progress | None:
         """Goes on from the newest whole checkpoint; None if there is none. See `Checkpoints.load`."""
-        held = self.exchange.wanted() if self.exchange is not None else {}
-        state = State(self.parts, self.optimizers, held)
+        state = State(self.parts, self.optimizers)
         progress = checkpoints.load(state, saved_step=saved_step)
         if progress is None:
             if self._begun:
                 raise InputError("there is no checkpoint, and there was one when this run began to build its model.")
             return None
-        self.supply.go_on_from(state.data)
         if self.exchange is not None:
             self.exchange.hold(state.held)
         return progress

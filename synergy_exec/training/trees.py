@@ -26,23 +26,9 @@ def split(tree: Any, size: int, count: int) -> list[Any]:
     return [rows(tree, at * size, (at + 1) * size) for at in range(count)]
 
 
-def joined(trees: Sequence[Any]) -> Any:
-    """Samples one after another."""
-    return _together(trees, torch.cat)
-
-
-def copied(tree: Any) -> Any:
-    """The same in memory of its own."""
-    return tree_map_only(Tensor, Tensor.clone, tree)
-
-
 def stacked(trees: Sequence[Any]) -> Any:
     """A batch of single samples, which have no dimension for them yet."""
-    return _together(trees, torch.stack)
-
-
-def _together(trees: Sequence[Any], how: Any) -> Any:
-    return tree_map(lambda *each: how(each) if isinstance(each[0], Tensor) else each[0], trees[0], *trees[1:])
+    return tree_map(lambda *each: torch.stack(each) if isinstance(each[0], Tensor) else each[0], *trees)
 
 
 def moved(tree: Any, device: torch.device) -> Any:

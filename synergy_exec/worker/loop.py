@@ -37,7 +37,6 @@ from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.shelf import Desk
-from synergy_exec.training.stream import StreamedJob
 from synergy_exec.training.trainer import StepResult, Trainer
 from synergy_exec.wire import cut_to_lines, decode, encode
 from synergy_exec.worker import resources
@@ -483,7 +482,7 @@ class Loop:
             self._note(f"step {step}: the gradient's norm is {result.grad_norm}, and the loss {result.loss}")
 
     def _look_at_data(self) -> None:
-        if self._reports and not isinstance(self._job, StreamedJob):
+        if self._reports:
             odd = odd_data(self._job, self._progress, self._trainer.plan.global_batch)
             if odd:
                 self._note(odd)

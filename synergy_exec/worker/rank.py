@@ -21,13 +21,13 @@ from torch import distributed
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from synergy_core.errors import InputError
-from synergy_exec.messages import Failure, Noted, Started
-from synergy_exec.training import loading, shelf
+from synergy_exec.messages import Failure, Started
+from synergy_exec.training import shelf
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.checkpoint import Checkpoints
-from synergy_exec.training.compression.choices import measured_codecs
 from synergy_exec.training.compression.exchange import layers_of
-from synergy_exec.training.compression.schemes import kinds
+from synergy_exec.training.compression.schemes import schemes
+from synergy_exec.training.compression.speeds import measured_codecs
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.loading import load_job
@@ -42,7 +42,7 @@ from synergy_exec.worker.network import talk_over
 from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Pulse, Start, see_only
 
 # Every scheme is imported with this module, so before ranks are forked.
-kinds()
+schemes()
 
 # What an error in a worker means: the job's own, or the echo of another rank's.
 
@@ -147,7 +147,6 @@ class Rank:
     def __init__(self, start: Start, agent: AgentConnection, pulse: Pulse) -> None:
         self._start, self._agent, self._pulse = start, agent, pulse
         self._loop: Loop | None = None
-        self._desk: Desk | None = None
         self._device = torch.device("cpu")
         self._doing = "starting"
         self._stop = False
@@ -173,8 +172,6 @@ class Rank:
         if self._stop:
             self._loop.stop()
         code = self._loop.run()
-        if self._start.rank == 0 and self._desk is not None:
-            self._desk.leave()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         return code
@@ -183,13 +180,12 @@ class Rank:
         """Builds the model under the launch's plan and loads the newest checkpoint."""
         start, launch, folder = self._start, self._start.launch, Path(self._start.launch.folder)
         # Before anything is read: from here on no older run changes it.
-        self._desk = desk = Desk(folder / "checkpoints", launch.run)
+        desk = Desk(folder / "checkpoints", launch.run)
         begun = Ranks().first(lambda: _takes_over(desk, folder))
         self._now("building")
         launched_s, began = time.time() - start.launched_s, time.monotonic()
         bare_bytes = resources.held_bytes()
         job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
-        self._warn_of_changes(job, start)
         make_data(job, folder / "data")
         supply = Supply(job, cache=cache)
         resources.load(supply, start.cpus)
@@ -204,8 +200,6 @@ class Rank:
             unused=launch.unused,
             weights=Path(launch.weights) if launch.weights and not begun else None,
             begun=begun,
-            kept=folder / "form.json",
-            beat=self._beat,
         )
         build_s = time.monotonic() - began
         codecs: dict[str, list[float]] = {}
@@ -233,12 +227,6 @@ class Rank:
             started=started,
             bare_bytes=bare_bytes,
         )
-
-    def _warn_of_changes(self, job: TrainingJob, start: Start) -> None:
-        if start.rank == 0 and not start.launch.code:
-            for line in loading.changes(job, Path(start.launch.folder) / "code.json"):
-                print(line, flush=True)
-                self._agent.say(Noted(run=self._start.launch.run, text=line))
 
     def _now(self, doing: str) -> None:
         self._doing = doing
@@ -310,7 +298,7 @@ def _takes_over(desk: Desk, folder: Path) -> bool:
     Raises FencedError, and UnsavedError where the disk refuses.
     """
     try:
-        desk.taken().take_file(folder / "steps.csv")
+        desk.taken()
     except OSError as error:
         raise UnsavedError(f"{folder} cannot be written: {error.strerror}") from error
     return bool(shelf.newest_first(folder / "checkpoints"))

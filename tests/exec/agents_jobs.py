@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -81,26 +81,6 @@ class Noting(Plain):
     def _note(self, what: str, step: int, value: float) -> None:
         with self.note.open("a") as file:
             file.write(json.dumps([what, step, value]) + "\n")
-
-
-class Pieces:
-    """A loader of so many pieces an epoch, in an order that it draws. make: the samples of one, by its number."""
-
-    def __init__(self, count: int, make: Callable[[int], tuple[Tensor, Tensor]]) -> None:
-        self.given, self._count, self._make = 0, count, make
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(self._count).tolist()
-        while self.given < self._count:
-            self.given += 1
-            yield self._make(order[self.given - 1])
-        self.given = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"given": self.given}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.given = state_dict["given"]
 
 
 def _rank() -> int:

@@ -9,27 +9,16 @@ import models
 import torch
 from torch import Tensor
 
-WIDTH, BATCH = 8, 16
-
-
-class Layer(models.Layer):
-    """scale: a buffer that is drawn, so that one which was not loaded shows."""
-
-    def __init__(self) -> None:
-        super().__init__(WIDTH)
-        self.register_buffer("scale", 0.5 + torch.rand(WIDTH))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + self.scale * self.down(torch.tanh(self.up(hidden)))
+WIDTH, BATCH = 15, 8
 
 
 def net() -> models.Net:
-    return models.Net(4, WIDTH, 2, 2, lambda at: Layer())
+    return models.Net(4, WIDTH, 3, 4, lambda _: models.Layer(WIDTH))
 
 
 def batch(step: int, size: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(step)
-    return torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator)
+    return torch.randn(size, 4, generator=generator), torch.randn(size, 3, generator=generator)
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import exported_model
 import torch
-from models import Layer, Net
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -63,21 +63,22 @@ def before_each_change(monkeypatch: Any, then: Callable[[int], None]) -> list[st
     return made
 
 
-# A small model under several ways of splitting it. A step here is no more than the math.
+# A small model under several ways of splitting it, whose width leaves FSDP2 uneven shards.
 
-WIDTH, BATCH = 15, 8
-"""15 leaves FSDP2 uneven shards."""
+MICRO = 2
 PLANS = {
-    "single": Plan(micro_batch=8),
-    "ddp2": Plan(data=2, micro_batch=4),
-    "fsdp2": Plan(data=2, zero=3, micro_batch=4),
-    "tp2": Plan(tensor=2, micro_batch=8),
-    "pp2": Plan(pipeline=2, micro_batch=4, accumulation=2),
-    "ppi2": Plan(pipeline=2, interleave=2, micro_batch=4, accumulation=2),
-    "dp2tp2": Plan(data=2, tensor=2, zero=3, micro_batch=4),
-    "dp2pp2": Plan(data=2, pipeline=2, micro_batch=2, accumulation=2),
-    "tp2pp2": Plan(tensor=2, pipeline=2, micro_batch=4, accumulation=2),
+    "single": Plan(micro_batch=MICRO, accumulation=4),
+    "ddp2": Plan(data=2, micro_batch=MICRO, accumulation=2),
+    "fsdp2": Plan(data=2, zero=3, micro_batch=MICRO, accumulation=2),
+    "zero2": Plan(data=2, zero=2, micro_batch=MICRO, accumulation=2),
+    "tp2": Plan(tensor=2, micro_batch=MICRO, accumulation=4),
+    "pp2": Plan(pipeline=2, micro_batch=MICRO, accumulation=4),
+    "ppi2": Plan(pipeline=2, interleave=2, micro_batch=MICRO, accumulation=4),
+    "dp2tp2": Plan(data=2, tensor=2, zero=3, micro_batch=MICRO, accumulation=2),
+    "dp2pp2": Plan(data=2, pipeline=2, micro_batch=MICRO, accumulation=2),
+    "tp2pp2": Plan(tensor=2, pipeline=2, micro_batch=MICRO, accumulation=4),
 }
+"""All of a batch of 8, with the same micro-batches."""
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
     "adamw": lambda parameters: AdamW(parameters, lr=0.01),
@@ -93,14 +94,13 @@ class Small(TrainingJob):
         self._optimizer = OPTIMIZERS[optimizer]
 
     def build_model(self) -> nn.Module:
-        return Net(4, WIDTH, 3, 4, lambda _: Layer(WIDTH))
+        return exported_model.net()
 
     def batch(self, step: int, size: int) -> Batch:
-        generator = torch.Generator().manual_seed(step)
-        return torch.randn(size, 4, generator=generator), torch.randn(size, 3, generator=generator)
+        return exported_model.batch(step, size)
 
     def loss(self, output: Any, target: Any) -> torch.Tensor:
-        return nn.functional.mse_loss(output, target)
+        return exported_model.loss(output, target)
 
     def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         return self._optimizer(parameters)

@@ -1,9 +1,7 @@
 """What is in a checkpoint, what loading it changes, damage, refusals, which of them a folder keeps, and whose it is."""
 
 import multiprocessing
-import resource
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,23 +15,6 @@ from synergy_exec.training import integrity, shelf
 from synergy_exec.training.checkpoint import Checkpoints, State
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.shelf import Desk, FencedError
-from synergy_exec.worker.steps import StepsFile
-
-
-def save_later(folder, job, step):
-    return Checkpoints(folder).save_later(job.trainer.state(), Progress(step=step))
-
-
-def test_saved_later_is_what_was_there_at_the_call(tmp_path):
-    job = trained(1)
-    expected, progress = weights(job), Progress(step=1)
-    saving = Checkpoints(tmp_path).save_later(job.trainer.state(), progress)
-    job.step(1)
-    progress.step = 2
-    saving.result()
-    found = untrained()
-    assert found.load(tmp_path) == Progress(step=1)
-    assert torch.equal(weights(found), expected)
 
 
 def test_before_the_first_step_the_optimizer_stays_untouched(tmp_path):
@@ -55,14 +36,6 @@ def test_learning_rates_stay_as_built(tmp_path, optimizer):
     built = found.optimizer.param_groups[0]["lr"]
     found.load(tmp_path)
     assert found.optimizer.param_groups[0]["lr"] == built
-
-
-def test_stateless_optimizer_is_no_special_case(tmp_path):
-    parts = [nn.Linear(3, 2) for _ in range(2)]
-    optimizers = [SGD(part.parameters(), lr=0.1) for part in parts]
-    Checkpoints(tmp_path).save(State(parts[:1], optimizers[:1]), Progress(step=1))
-    assert Checkpoints(tmp_path).load(State(parts[1:], optimizers[1:])) == Progress(step=1)
-    assert torch.equal(parts[0].weight, parts[1].weight)
 
 
 class Counting(Optimizer):
@@ -173,22 +146,6 @@ def test_any_flipped_bit_of_progress_is_seen(tmp_path):
             integrity.read(tmp_path)
 
 
-def test_other_format_is_passed_over(tmp_path, monkeypatch):
-    job = trained(1, folder=tmp_path)
-    monkeypatch.setattr(integrity, "FORMAT", 3)
-    refuses(r"step-00000001 \(progress.json is of format 2 .* reads format 3: .*from-start", job.load, tmp_path)
-
-
-def test_nothing_live_changes_if_all_are_damaged(tmp_path):
-    trained(2, folder=tmp_path)
-    for path in tmp_path.glob("step-*"):
-        flipped(path / FILE)
-    job = untrained()
-    before = weights(job)
-    refuses(r"step-00000002 \(.*step-00000001 \(.*delete the folder", job.load, tmp_path)
-    assert torch.equal(weights(job), before)
-
-
 # Which of them a folder keeps, whenever the process that writes them dies
 
 
@@ -259,24 +216,6 @@ def test_death_between_any_two_changes_leaves_whole_checkpoints(tmp_path, monkey
     assert (seen[0], seen[-1]) == (before, new_step)
 
 
-# Those that cannot be written: a full disk, small files, too little room
-
-
-def test_refused_write_names_folder_and_bytes(tmp_path):
-    """No file may grow beyond 4 KB, as if the disk were full."""
-    job, limits = trained(1), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        refuses(rf"step-00000001 in {tmp_path}: .*File too large.* MB", job.save, tmp_path, Progress(step=1))
-        assert names(tmp_path) == []
-        saving = save_later(tmp_path, job, 1)
-        refuses("File too large", saving.result)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert saving.done()
-    assert job.load(tmp_path) is None
-
-
 def test_too_little_room_is_seen_before_writing(tmp_path, monkeypatch):
     job = trained(2, folder=tmp_path)
     usage = type(shutil.disk_usage(tmp_path))(10**9, 10**9 - 5_000, 5_000)
@@ -337,7 +276,6 @@ def test_run_that_begins_late_is_refused_and_disturbs_nobody(tmp_path):
     with pytest.raises(FencedError, match="run 4 is over"):
         Desk(tmp_path, 4).taken()
     new.require()
-    new.leave()
     with pytest.raises(FencedError):
         Desk(tmp_path, 4).taken()
     saved(tmp_path, 1, Desk(tmp_path, 6).taken())
@@ -368,59 +306,3 @@ def test_of_runs_that_begin_at_once_the_newest_has_the_folder(tmp_path):
             each.join()
         assert taken[3]
         assert names(folder) == [".run-00000003"]
-
-
-def steps_file(path, run, folder):
-    Desk(folder, run).taken().take_file(path)
-    return StepsFile(path, run)
-
-
-def lines(path):
-    return [(int(line.split(",")[0]), int(line.split(",")[5])) for line in path.read_text().splitlines()[1:]]
-
-
-def add(file, *steps):
-    for step in steps:
-        file.add(step, 8, 1.0, 0.5, 0.1)
-
-
-def test_steps_file_of_a_run_that_ended_by_itself_is_gone_on_with(tmp_path):
-    path, desk = tmp_path / "steps.csv", Desk(tmp_path, 1).taken()
-    file = StepsFile(path, 1)
-    add(file, 1)
-    file.close()
-    desk.leave()
-    before = path.stat().st_ino
-    add(steps_file(path, 2, tmp_path), 2)
-    assert path.stat().st_ino == before
-    assert lines(path) == [(1, 1), (2, 2)]
-
-
-def test_steps_are_taken_over_where_checkpoints_are_on_another_disk(tmp_path):
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
-        (tmp_path / "checkpoints").symlink_to(disk)
-        path, folder = tmp_path / "steps.csv", tmp_path / "checkpoints"
-        old = steps_file(path, 1, folder)
-        add(old, 1)
-        add(steps_file(path, 2, folder), 2)
-        add(old, 2)
-    assert lines(path) == [(1, 1), (2, 2)]
-    assert names(tmp_path) == ["checkpoints", "steps.csv"]
-
-
-def test_run_that_is_overtaken_while_it_takes_the_steps_over_leaves_them(tmp_path, monkeypatch):
-    """Three runs: the second stops between its copy of the first's steps and the rename."""
-    path = tmp_path / "steps.csv"
-    add(steps_file(path, 1, tmp_path), 1)
-    second = Desk(tmp_path, 2).taken()
-    original = Path.rename
-
-    def overtaken(self, target):
-        monkeypatch.undo()
-        add(steps_file(path, 3, tmp_path), 2)
-        return original(self, target)
-
-    monkeypatch.setattr(Path, "rename", overtaken)
-    with pytest.raises(FencedError):
-        second.take_file(path)
-    assert lines(path) == [(1, 1), (2, 3)]

@@ -15,10 +15,9 @@ import pytest
 import torch.distributed as dist
 from exec.saved import OPTIMIZERS, PLANS, Training
 
-from synergy_exec.training import checkpoint, integrity
+from synergy_exec.training import checkpoint
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
-from synergy_exec.training.ranks import Ranks
 
 BEFORE, AFTER = 5, 5
 KILLS = 4
@@ -61,15 +60,6 @@ def read(writer, reader, optimizer, folder):
     return steps(job, BEFORE)
 
 
-def without_optimizer(plan, optimizer, folder):
-    """Losses after loading the model alone."""
-    job = Training(plan, optimizer, seed=1)
-    path = folder / f"single-{optimizer}" / "step-00000005"
-    tensors = {f"model.{name}": each for part in job.trainer.parts for name, each in part.state_dict().items()}
-    checkpoint.read(path, integrity.read(path), tensors)
-    return steps(job, BEFORE)
-
-
 def later(folder):
     """save_later under dp2tp2 while training goes on, twice without a wait between, then read back."""
     job = Training("dp2tp2")
@@ -85,19 +75,6 @@ def later(folder):
     again = Training("dp2tp2", seed=1)
     step = again.load(folder).step
     return first_done, names, step, losses[BEFORE:], steps(again, BEFORE)
-
-
-def talking(folder):
-    """What ranks tell each other while their checkpoints are written, as in an evaluation."""
-    job, checkpoints = Training("ddp2"), Checkpoints(folder)
-    job.step(0)
-    told = []
-    for step in range(1, 6):
-        saving = checkpoints.save_later(job.trainer.state(), progress_after(step))
-        while not everybodys(saving.done())[0]:
-            told.append(Ranks().together(dist.get_rank))
-        saving.result()
-    return told
 
 
 def refused(folder):
@@ -207,19 +184,15 @@ def each_way(writer, reader):
 
 PAIRS = list(itertools.product(PLANS, PLANS))
 SAVED = Path("saved")
-KILLED, LATER, TALKING, REFUSED, DAMAGED = (
-    (case, Path(case.__name__)) for case in (killed, later, talking, refused, damaged)
-)
+KILLED, LATER, REFUSED, DAMAGED = ((case, Path(case.__name__)) for case in (killed, later, refused, damaged))
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, request):
     """What every case found; run once, however many processes the tests run in."""
-    writing, reading = {1: [], 2: [], 4: []}, {1: [KILLED], 2: [TALKING, REFUSED, DAMAGED], 4: [LATER]}
+    writing, reading = {1: [], 2: [], 4: []}, {1: [KILLED], 2: [REFUSED, DAMAGED], 4: [LATER]}
     for plan, optimizer in itertools.product(PLANS, OPTIMIZERS):
         writing[world(plan)].append((write, plan, optimizer, SAVED))
-        if world(plan) < 4:
-            reading[world(plan)].append((without_optimizer, plan, optimizer, SAVED))
     for writer, reader in PAIRS:
         if each_way(writer, reader) or request.config.getoption("--thorough"):
             optimizers = optimizers_between(writer, reader)
@@ -252,24 +225,12 @@ def test_training_goes_on_as_if_uninterrupted(found, writer, reader):
         assert largest_difference(losses, single(found, optimizer)[BEFORE:]) < 1e-5, optimizer
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("reader", [each for each in PLANS if world(each) < 4])
-def test_without_the_optimizer_the_comparison_fails(found, reader, optimizer):
-    losses = found[without_optimizer, reader, optimizer, SAVED]
-    assert largest_difference(losses, single(found, optimizer)[BEFORE:]) > 1e-3
-
-
 def test_saved_later_under_dp2tp2_is_the_state_at_the_call(found):
     first_done, names, step, losses, resumed = found[LATER]
     assert first_done, "a second save_later is written after the first"
     assert names == ["step-00000005", "step-00000010"]
     assert step == 5
     assert largest_difference(resumed, losses) < 1e-5
-
-
-def test_ranks_talk_while_their_checkpoint_is_written(found):
-    assert len(found[TALKING]) > 5
-    assert all(each == [0, 1] for each in found[TALKING])
 
 
 def test_all_ranks_say_that_one_could_not_write(found):

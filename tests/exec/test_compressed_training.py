@@ -1,37 +1,26 @@
 """Gradient compression: what replicas get, what is kept of it, and that training goes on under it."""
 
-import time
 from dataclasses import replace
 
 import groups
-import numpy as np
 import pytest
 import torch
-from exec.pretended import refuses
-from torch import distributed, nn
 from torch.distributed import all_gather, all_gather_object, get_rank, get_world_size, group
-from torch.distributed.tensor import DTensor
 
-from synergy_core.goodput.compression import compressor_named, compressors
-from synergy_core.goodput.compression._compressor import CodecSpeed, Gradients, LayerSizes, codec_s
-from synergy_core.goodput.efficiency import GradientErrors, gain, uniform
+from synergy_core.goodput.compression import compressors
+from synergy_core.goodput.efficiency import GradientErrors, gain
 from synergy_core.planner.plan import Plan
-from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
-from synergy_exec.training.admitted import refusal
+from synergy_exec.training.admitted import Admission
 from synergy_exec.training.checkpoint import Checkpoints
-from synergy_exec.training.compression import choices
-from synergy_exec.training.compression.choices import SchemeByLayer, _Case, measured_codecs
+from synergy_exec.training.compression import wire as wiring
 from synergy_exec.training.compression.exchange import (
     MEASURED_EVERY,
-    Exposed,
-    errors_over_ranks,
-    layer_of,
-    layers_of,
-    send,
 )
-from synergy_exec.training.compression.scheme import GradientLayer, HeldBack, Piece
-from synergy_exec.training.compression.schemes.quantised import Quantised
+from synergy_exec.training.compression.layers import CompressorByLayer, GradientLayer, HeldBack, Piece
+from synergy_exec.training.compression.schemes import send
+from synergy_exec.training.compression.schemes.quantised import row_bytes
+from synergy_exec.training.compression.speeds import measured_codecs
 from synergy_exec.training.compression.wire import Wire
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.noise import GradientSquares, estimate
@@ -44,6 +33,8 @@ SCHEMES = ["none", "bf16", "fp16", "q8", "q4", "q2", "topk-0.01", "powersgd-2", 
 
 
 def wire():
+    """One that sends in many pieces what a large model would have it send in a few."""
+    wiring.PIECE_BYTES = 1000
     found = Wire(group.WORLD, torch.device("cpu"))
     found.generator.manual_seed(get_rank())
     return found
@@ -65,17 +56,20 @@ class Sent:
     """Exchanges of loose gradients, with what the layers keep."""
 
     def __init__(self, compressor, shapes=SHAPES):
-        self.choices, self.wire = SchemeByLayer.named(compressor), wire()
-        self.layers = {name: layer_of(name, torch.Size(shape), 4) for name, shape in shapes.items()}
+        self.choices, self.wire = CompressorByLayer.named(compressor), wire()
+        self.layers = {name: GradientLayer.of_shape(name, torch.Size(shape), 4) for name, shape in shapes.items()}
         self.memories = {name: HeldBack() for name in shapes}
 
-    def scheme(self, name):
+    def compressor(self, name):
         return self.choices.of(self.layers[name], self.wire.replicas)
 
     def mean(self, gradients):
         shares = {name: (each / self.wire.replicas).flatten() for name, each in gradients.items()}
         send(
-            [Piece(self.layers[name], self.scheme(name), each, self.memories[name]) for name, each in shares.items()],
+            [
+                Piece(self.layers[name], self.compressor(name), each, self.memories[name])
+                for name, each in shares.items()
+            ],
             self.wire,
             None,
         )
@@ -93,27 +87,9 @@ def means(compressor):
             differ += [name for other in every(each) if not torch.equal(other, each)]
             exact = torch.stack(every(gradients[name])).mean(0)
             errors[name] = float((each - exact).norm() / exact.norm())
-    formula = sum(sent.scheme(name).sent_bytes(layer, sent.wire.replicas) for name, layer in sent.layers.items())
-    names = {name: sent.scheme(name).name for name in SHAPES}
+    formula = sum(layer.sent_bytes(sent.compressor(name), sent.wire.replicas) for name, layer in sent.layers.items())
+    names = {name: sent.compressor(name).name for name in SHAPES}
     return {"differ": differ, "errors": errors, "sent": sent.wire.sent_bytes / 3, "formula": formula, "names": names}
-
-
-def swapped(kind, numbers):
-    """Whether everybody gets what the others have for it, and what all have, in order."""
-    rank, ranks, dtype = get_rank(), get_world_size(), getattr(torch, kind)
-
-    def of(giver, taker):
-        return torch.randint(100, (numbers,), generator=torch.Generator().manual_seed(10 * giver + taker)).to(dtype)
-
-    swapped = wire().swap(torch.stack([of(rank, other) for other in range(ranks)]).view(ranks, numbers, 1))
-    gathered = wire().gather(of(rank, rank))
-    right = {
-        "swapped": torch.equal(swapped, torch.stack([of(other, rank) for other in range(ranks)]).unsqueeze(2)),
-        "gathered": torch.equal(gathered, torch.stack([of(other, other) for other in range(ranks)])),
-    }
-    every_rank = [None] * ranks
-    all_gather_object(every_rank, right)
-    return {name: all(each[name] for each in every_rank) for name in right}
 
 
 def conserved(compressor):
@@ -185,22 +161,9 @@ class SmallGpt(Gpt):
         return torch.optim.SGD(parameters, lr=self.learning_rate)
 
 
-class FrozenGpt(SmallGpt):
-    """One whose places are not trained."""
-
-    def build_model(self):
-        model = super().build_model()
-        model.place.requires_grad_(False)
-        return model
-
-
-def whole(parameter):
-    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
-
-
 def replicas_differ(trainer):
     """The names of parameters that are not the same on all ranks which hold them."""
-    own = {name: whole(each).clone() for part in trainer.parts for name, each in part.named_parameters()}
+    own = {name: each.detach().clone() for part in trainer.parts for name, each in part.named_parameters()}
     gathered = [None] * get_world_size()
     all_gather_object(gathered, own)
     return [
@@ -211,16 +174,12 @@ def replicas_differ(trainer):
 def trained(job, plan, steps):
     """Losses, bytes and errors of a job under a plan, and which parameters differ between ranks."""
     trainer = Trainer(job(), plan, seed=3)
-    results, took_s = [], []
-    for number in range(steps):
-        began_s = time.perf_counter()
-        results.append(trainer.step(number))
-        took_s.append(time.perf_counter() - began_s)
+    results = [trainer.step(number) for number in range(steps)]
     exchanged = [each.exchanged for each in results]
     return {
         "losses": [each.loss for each in results],
         "sent": {each.sent_bytes for each in exchanged},
-        "seconds": [(step_s, each.sync_s, each.codec_s) for step_s, each in zip(took_s, exchanged, strict=True)],
+        "spent": {(each.sync_s > each.codec_s >= 0, each.codec_s > 0) for each in exchanged},
         "layers": dict(exchanged[0].layers),
         "squares": [each.squares for each in results],
         "differ": replicas_differ(trainer),
@@ -299,35 +258,24 @@ def trains(compressor, **plan):
     return trained, SmallGpt, Plan(micro_batch=4, accumulation=2, compressor=compressor, **plan), STEPS
 
 
-def noise_of(compressor, zero=0):
-    return noises, Plan(data=2, zero=zero, micro_batch=4, accumulation=2, compressor=compressor), 100
+def noise_of(compressor):
+    return noises, Plan(data=2, micro_batch=4, accumulation=2, compressor=compressor), 100
 
 
-def frozen(zero, compressor):
-    return trained, FrozenGpt, Plan(data=2, zero=zero, micro_batch=8, compressor=compressor), 10
-
-
-SWAPPED = [(swapped, "float32", 3), (swapped, "bfloat16", 0), (swapped, "uint8", 2_500_000)]
 MEANS = [*((means, each) for each in SCHEMES), *((conserved, each) for each in HOLDING)]
 UNDER_DDP = [trains(each, data=2) for each in ("none", "bf16", "fp16", *QUANTISED, "topk-0.05", "powersgd-2", MIXED)]
-SHARED = [trains("q4", data=2, zero=2), *(trains(each, data=2, zero=3) for each in ("none", "bf16", *QUANTISED))]
 RETUNED = [
     (retuned, Plan(data=2, micro_batch=8), ("none", "powersgd-2", "topk-0.05", "q4", MIXED, "none")),
-    (retuned, Plan(data=2, zero=3, micro_batch=8), ("none", "q4", "bf16", "none")),
 ]
-NOISES = [*map(noise_of, ("none", "q4", "q2", "topk-0.05")), noise_of("q2", zero=3)]
+NOISES = [*map(noise_of, ("none", "q4", "q2", "topk-0.05"))]
 AT_TWO = [
-    *SWAPPED,
     *MEANS,
     *((repeated, each, 400) for each in QUANTISED),
     *((zero_gradients, each) for each in SCHEMES),
 ]
 AT_TWO += [(with_odd_gradients, each, *odd) for each in SCHEMES for odd in ODD]
-AT_TWO += [*UNDER_DDP, *SHARED, frozen(0, "powersgd-2"), frozen(3, "q4"), *RETUNED, *NOISES]
-SPLIT = [trains(MIXED, data=4), *(trains(each, data=2, tensor=2, zero=3) for each in ("none", "q4"))]
-SPLIT += [*(trains(each, data=2, pipeline=2) for each in ("none", "q4", "powersgd-2"))]
-SPLIT += [trains("q4", data=2, pipeline=2, zero=2)]
-AT_FOUR = [*SWAPPED, *MEANS, *SPLIT]
+AT_TWO += [*UNDER_DDP, *RETUNED, *NOISES]
+AT_FOUR = [*MEANS, trains(MIXED, data=4)]
 
 
 @pytest.fixture(scope="module")
@@ -349,17 +297,12 @@ def at_both(request):
 # Of an exchange
 
 
-@pytest.mark.parametrize("asked", SWAPPED)
-def test_what_is_swapped_and_gathered_in_pieces_comes_whole_and_in_order(asked, at_both):
-    assert at_both[asked] == {"swapped": True, "gathered": True}
-
-
 @pytest.mark.parametrize("compressor", SCHEMES)
 def test_all_replicas_get_the_same_and_bytes_are_as_the_formula_says(compressor, at_both):
     found = at_both[means, compressor]
     assert found["differ"] == []
     # Quantised rows are dealt out: as many for each replica, though the last may want some.
-    padded = 2 * (at_both["ranks"] - 1) * Quantised(int(compressor[1])).row_bytes if compressor in QUANTISED else 0
+    padded = 2 * (at_both["ranks"] - 1) * row_bytes(int(compressor[1])) if compressor in QUANTISED else 0
     assert found["formula"] <= found["sent"] <= found["formula"] + padded
     # Within what rounding a normal number to so many levels over some ±3.2 may leave, twice; a rank or part of noise.
     most = {"none": 1e-6, "bf16": 4e-3, "fp16": 5e-4, "q8": 0.02, "q4": 0.35, "q2": 1.7}.get(compressor, 1.2)
@@ -369,18 +312,6 @@ def test_all_replicas_get_the_same_and_bytes_are_as_the_formula_says(compressor,
     assert {found["names"][name] for name in ("small", "bias")} == {small}
     if compressor != "none" and compressor != "powersgd-500":
         assert found["names"]["wide"] == compressor
-
-
-@pytest.mark.parametrize("job", [Gpt(), Cnn()])
-@pytest.mark.parametrize("replicas", [2, 8, 64])
-def test_bytes_are_those_that_the_core_reckons_with(job, replicas):
-    shapes = {name: each.shape for name, each in job.build_model().named_parameters()}
-    layers = [layer_of(name, shape, 4) for name, shape in shapes.items()]
-    sizes = LayerSizes(*(np.array(each) for each in zip(*((at.rows, at.columns, 1) for at in layers), strict=True)))
-    for name in ("none", "bf16", "fp16", "q8", "q4", "q2", "topk-0.01", "powersgd-1", "powersgd-4", "powersgd-32"):
-        choices = SchemeByLayer.named(name)
-        own = sum(choices.of(layer, replicas).sent_bytes(layer, replicas) for layer in layers)
-        assert own == pytest.approx(float(compressor_named(name).sent_bytes(sizes, replicas).sum()), rel=0.02), name
 
 
 @pytest.mark.parametrize("compressor", QUANTISED)
@@ -430,31 +361,26 @@ def losses(answers, case):
 
 def test_losses_are_near_those_without_compression(at_two, at_four):
     plain = losses(at_two, UNDER_DDP[0])
-    for case in UNDER_DDP[1:] + SHARED:
+    for case in UNDER_DDP[1:]:
         compressor, found = case[2].compressor, losses(at_two, case)
         assert found[0] == pytest.approx(plain[0], abs=1e-5)
         # Of what uncompressed training wins: what is held back comes late, and q2's error is larger than the gradient.
         least = 0.8 if "topk" in compressor or "powersgd" in compressor else 0.95 if "q2" in compressor else 0.99
         assert plain[0] - found[-1] > least * (plain[0] - plain[-1]), case
-    for case in SPLIT:
-        assert plain[0] - losses(at_four, case)[-1] > 0.8 * (plain[0] - plain[-1]), case
-
-
-def test_a_split_gradient_is_exchanged_as_the_whole_one_is(at_two, at_four):
-    # PowerSGD goes by layer and draws nothing in a step: a pipeline's stages exchange what a whole model does.
-    assert losses(at_four, trains("powersgd-2", data=2, pipeline=2)) == pytest.approx(
-        losses(at_two, trains("powersgd-2", data=2)), abs=2e-4
-    )
+    at_more = losses(at_four, trains(MIXED, data=4))
+    assert plain[0] - at_more[-1] > 0.8 * (plain[0] - plain[-1])
 
 
 def test_bytes_of_a_step_are_counted(at_two):
-    """As the schemes' formulas say; of what replicas share out, each sends half."""
-    layers = [layer_of(name, torch.Size(shape), 4) for name, shape in at_two[UNDER_DDP[0]]["shapes"].items()]
-    for case in [*UNDER_DDP[1:], *SHARED[2:]]:
-        choices, shared = SchemeByLayer.named(case[2].compressor), case[2].zero == 3
-        formula = sum(choices.of(layer, 2).sent_bytes(layer, 2) for layer in layers)
+    """As the core's formulas say."""
+    layers = [
+        GradientLayer.of_shape(name, torch.Size(shape), 4) for name, shape in at_two[UNDER_DDP[0]]["shapes"].items()
+    ]
+    for case in UNDER_DDP[1:]:
+        choices = CompressorByLayer.named(case[2].compressor)
+        formula = sum(layer.sent_bytes(choices.of(layer, 2), 2) for layer in layers)
         (sent,) = at_two[case]["sent"]
-        assert sent == pytest.approx(formula / (1 + shared), rel=0.02), case
+        assert sent == pytest.approx(formula, rel=0.02), case
 
 
 def test_errors_are_measured_by_layer(at_two):
@@ -471,9 +397,9 @@ def test_errors_are_measured_by_layer(at_two):
 
 
 def test_the_noise_scale_is_estimated_as_without_compression(at_two):
-    plain, q4, q2, topk, shared = (at_two[case] for case in NOISES)
+    plain, q4, q2, topk = (at_two[case] for case in NOISES)
     sqr, trace = plain["corrected"]
-    for each, within in ((q4, 0.02), (q2, 0.12), (topk, 0.05), (shared, 0.06)):
+    for each, within in ((q4, 0.02), (q2, 0.12), (topk, 0.05)):
         assert each["corrected"][0] == pytest.approx(sqr, rel=within)
         assert each["corrected"][1] == pytest.approx(trace, rel=within)
     # Taken for uncompressed norms, the same numbers say something else.
@@ -485,43 +411,22 @@ def test_the_noise_scale_is_estimated_as_without_compression(at_two):
 
 
 def test_a_compressor_changes_without_a_restart_and_forgets(at_two):
-    whole, shared = (at_two[case] for case in RETUNED)
+    (whole,) = (at_two[case] for case in RETUNED)
     none, powersgd, topk, q4, mixed, again = whole["sent"]
     assert none == again > mixed > q4 > topk > powersgd
     assert whole["held"] == [[], ["error", "start"], ["error"], [], ["error", "start"], []]
     # What powersgd held back topk goes on with.
     assert whole["kept"] == [None, None, 1, 0, None, 0]
-    # Without a compressor torch's own exchange runs, which is not counted, until there has been one.
-    assert shared["sent"][0] == 0
-    assert shared["sent"][3] == none / 2 > shared["sent"][2] > shared["sent"][1]
 
 
 # What is refused
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("zip", "there is no compressor 'zip'; write one like bf16, fp16, none, powersgd-4, q8, q4, q2, topk-0.01"),
-        ("q3", "no compressor 'q3' of 3 bits; write q8, q4 or q2"),
-        ("topk-2", "'topk-2' sends '2' of each layer; write a part, as in topk-0.01"),
-        ("topk", "write a part"),
-        ("powersgd-0", "has rank '0'; write a whole number from 1"),
-        ("q4,token.weight", "'token.weight' is no choice for a layer; write NAME=COMPRESSOR"),
-    ],
-)
-def test_odd_names_are_refused(name, says):
-    refuses(says, SchemeByLayer.named, name)
-    assert says in str(refusal(SmallGpt(), Plan(data=2, compressor=name)))
-
-
-def test_plans_that_no_compressor_is_right_for_are_refused():
-    for compressor in ("topk-0.01", "powersgd-4", "q4,layers.*=powersgd-4"):
-        reason = refusal(SmallGpt(), Plan(data=2, zero=3, compressor=compressor))
-        assert "take zero 0, or a compressor that sums to shards, such as bf16 or q4" in reason
-        assert refusal(SmallGpt(), Plan(data=2, compressor=compressor)) is None
-    reason = refusal(SmallGpt(), Plan(data=2, compressor="q4,layer.*=none"))
-    assert "names 'layer.*', which is no parameter's name" in reason
+def test_only_whole_replicas_compress():
+    admission = Admission(SmallGpt())
+    for split in ({"zero": 3}, {"zero": 2}, {"pipeline": 2, "accumulation": 2}):
+        assert "take zero 0, tensor 1 and pipeline 1" in admission.refusal(Plan(data=2, compressor="q4", **split))
+    assert admission.refusal(Plan(data=2, compressor="q4,layers.*=powersgd-4")) is None
 
 
 # Compressed training that is paused and goes on, under the same plan or another
@@ -533,7 +438,6 @@ def test_training_goes_on_under_another_plan(tmp_path):
         "two": Plan(data=2, micro_batch=8),
         "one": Plan(micro_batch=16),
         "four": Plan(data=4, micro_batch=4),
-        "stages": Plan(data=2, pipeline=2, micro_batch=4, accumulation=2),
     }
 
     cases = {2: [(pause, replace(plans["two"], compressor=each), tmp_path / each, 10, 10) for each in compressors]}
@@ -556,84 +460,29 @@ def test_training_goes_on_under_another_plan(tmp_path):
             within = 1e-4 if compressor == "powersgd-2" and name != "one" else 0.25
             assert found["losses"] == pytest.approx(paused["losses"][10:], abs=within), (name, compressor)
             assert all(torch.allclose(each, paused["held"][key], atol=1e-7) for key, each in found["held"].items())
-            # Rank 0 has one of two stages.
-            parts = {"one": 0, "stages": len(paused["held"]) // 2}.get(name, len(paused["held"]))
-            assert len(found["held"]) == parts
+            assert len(found["held"]) == (0 if name == "one" else len(paused["held"]))
 
 
 # How fast gradients are encoded, and how long they are exchanged
 
 
-def test_speeds_of_known_cases_are_found_again(monkeypatch):
-    true = CodecSpeed(3e9, 5e10, 2e-5)
-
-    def as_the_formula_says(compressor, count, side, device):
-        work = compressor.codec_work(LayerSizes.of_shapes([(side, side)] * count), 2)
-        sums = (float(each.sum()) for each in (work.touched_bytes, work.flops, work.launches))
-        return _Case(*sums, float(codec_s(work, true).sum()))
-
-    monkeypatch.setattr(choices, "_case", as_the_formula_says)
-    found = measured_codecs(torch.device("cpu"))
-    assert found.keys() == {each.scheme for each in compressors()} - {"none"}
-    for scheme in ("quantised", "topk", "powersgd"):
-        assert found[scheme][0] == pytest.approx(true.touched_bytes_per_s)
-        assert found[scheme][2] == pytest.approx(true.launch_s)
-    assert found["powersgd"][1] <= true.flops_per_s * 1.001  # of what memory waits for, nothing is known
-
-
 def test_what_is_measured_here_are_speeds():
     torch.set_num_threads(1)
-    for speed in measured_codecs(torch.device("cpu")).values():
+    found = measured_codecs(torch.device("cpu"))
+    assert found.keys() == {each.scheme for each in compressors()} - {"none"}
+    for speed in found.values():
         touched_bytes_per_s, flops_per_s, launch_s = speed
         assert 1e7 < touched_bytes_per_s < 1e13
         assert 1e6 < flops_per_s < 1e16
         assert 0 <= launch_s < 1e-2
 
 
-def test_exchanging_is_what_comes_after_the_last_gradient():
-    model = nn.Linear(4, 2)
-    exposed = Exposed([model], torch.device("cpu"))
-    model(torch.ones(1, 4)).sum().backward()
-    time.sleep(0.05)
-    assert 0.05 <= exposed.take() < 5.0
-
-
-def test_exchanges_take_part_of_a_step_and_encoding_part_of_them(at_two):
+def test_exchanging_takes_longer_than_encoding_which_takes_none_where_nothing_is_encoded(at_two):
     for compressor in ("none", "q4"):
-        for step_s, sync_s, coding_s in at_two[trains(compressor, data=2)]["seconds"]:
-            assert 0 < sync_s < step_s
-            assert (0 < coding_s < sync_s) == (compressor == "q4")
-
-
-def test_layers_are_what_is_trained_and_has_numbers():
-    model = nn.ModuleDict({"conv": nn.Conv2d(3, 8, 5), "still": nn.Linear(4, 4)})
-    model["still"].requires_grad_(False)
-    model.register_parameter("empty", nn.Parameter(torch.zeros(0, 4)))
-    assert layers_of([model]) == [("conv.weight", 8, 75), ("conv.bias", 8, 1)]
+        assert at_two[trains(compressor, data=2)]["spent"] == {(True, compressor == "q4")}
 
 
 # What a step of compressed gradients counts
-
-THREE_LAYERS = [GradientLayer("up", 256, 128), GradientLayer("down", 64, 512), GradientLayer("bias", 256, 1)]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    store = tmp_path_factory.mktemp("store") / "store"
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
-@pytest.mark.parametrize("name", ["none", "bf16", "q4", "topk-0.1", "powersgd-4"])
-def test_errors_are_those_of_the_cores_compressor(alone, name):
-    choices = SchemeByLayer.named(name)
-    found = errors_over_ranks([(each, choices.of(each, 2)) for each in THREE_LAYERS], torch.device("cpu"))
-    sizes = LayerSizes.of_shapes([(each.rows, each.columns) for each in THREE_LAYERS])
-    wanted = uniform(compressor_named(name), sizes, Gradients()).errors
-    # Schemes send vectors as they are, but for those of 16 bits.
-    assert (found.signal, found.noise) == pytest.approx((wanted.signal, wanted.noise), rel=1e-5)
-    assert (found.unbiased, found.rounds_sum) == (wanted.unbiased, wanted.rounds_sum)
 
 
 def test_what_a_step_is_worth():

@@ -1,5 +1,6 @@
 """Every plan that is admitted trains what plain PyTorch trains in one process."""
 
+import itertools
 from functools import cache
 
 import groups
@@ -8,8 +9,7 @@ import torch
 
 from synergy_core.planner.plan import Plan
 from synergy_exec.examples.gpt import Gpt
-from synergy_exec.training.admitted import PROVEN, kind
-from synergy_exec.training.pipeline import OwnedStages
+from synergy_exec.training.admitted import plan_refusal
 from synergy_exec.training.trainer import Trainer
 
 GLOBAL_BATCH = 16
@@ -35,50 +35,26 @@ class DoublingGpt(SgdGpt):
         return 2 * loss - loss.detach()
 
 
-class Twice(OwnedStages):
-    """A control: the batch goes through the schedule in two calls."""
-
-    def backward(self, inputs, targets):
-        losses = [super(Twice, self).backward(x, y) for x, y in zip(inputs.chunk(2), targets.chunk(2), strict=True)]
-        return None if losses[0] is None else sum(losses) / 2
-
-
-def smallest(kind):
+def smallest(data, zero, tensor, pipeline, interleave):
     """The plan of a kind with the fewest ranks; where layers are split, with the fewest micro-batches: it is slow."""
-    data, tensor, pipeline = (2 if each else 1 for each in (kind.zero is not None, kind.tensor, kind.schedule))
-    accumulation = 2 if kind.tensor else 4
-    return Plan(
-        data=data,
-        tensor=tensor,
-        pipeline=pipeline,
-        interleave=2 if kind.schedule == "interleaved" else 1,
-        zero=kind.zero or 0,
-        micro_batch=GLOBAL_BATCH // data // accumulation,
-        accumulation=accumulation,
-    )
+    accumulation = 2 if tensor > 1 else 4
+    sizes = {"micro_batch": GLOBAL_BATCH // data // accumulation, "accumulation": accumulation}
+    return Plan(data=data, zero=zero, tensor=tensor, pipeline=pipeline, interleave=interleave, **sizes)
 
 
+KINDS = [smallest(*each) for each in itertools.product((1, 2), (0, 1, 2, 3), (1, 2), (1, 2), (1, 2))]
 PLANS = [
-    *map(smallest, sorted(PROVEN, key=str)),
+    *(plan for plan in KINDS if plan_refusal(plan) is None),
     Plan(micro_batch=GLOBAL_BATCH),
     *(Plan(data=4, zero=zero, micro_batch=4) for zero in (0, 3)),
     Plan(pipeline=4, micro_batch=2, accumulation=8),
 ]
-"""One of every proven kind, and some of other degrees."""
+"""One of every kind that is admitted, and some of other degrees."""
 
 
 def train(plan, job=SgdGpt):
     """Steps of the small GPT under a plan."""
     trainer = Trainer(job(), plan, seed=SEED)
-    return [trainer.step(number) for number in range(STEPS)]
-
-
-def train_twice(plan):
-    """The same with the micro-batches of a pipeline in two calls of its schedule."""
-    trainer = Trainer(SgdGpt(), plan, seed=SEED)
-    trainer.retune(plan.micro_batch, plan.accumulation // 2)
-    trainer._pipeline.__class__ = Twice
-    trainer.plan = plan
     return [trainer.step(number) for number in range(STEPS)]
 
 
@@ -97,19 +73,6 @@ def train_retuned(plan):
         if number == 2:
             trainer.retune(plan.micro_batch, 2 * plan.accumulation)
     return results
-
-
-def unmeasured(plan):
-    """One step without squares."""
-    return Trainer(SgdGpt(), plan, seed=SEED, measure_squares=False).step(0)
-
-
-def parameter_names(plan):
-    """The names of every rank's parameters."""
-    own = [each for part in Trainer(SgdGpt(), plan).parts for each, _ in part.named_parameters()]
-    every = [[] for _ in range(plan.gpus)]
-    torch.distributed.all_gather_object(every, own)
-    return every
 
 
 # What plain PyTorch trains
@@ -189,7 +152,7 @@ def of_world(world):
 
 def simplest(plans):
     """Without replicas under every schedule, with them under none and under 1F1B."""
-    return [plan for plan in plans if plan.data == 1 or kind(plan).schedule in ("", "1f1b")]
+    return [plan for plan in plans if plan.data == 1 or plan.interleave == 1]
 
 
 def joined(plans):
@@ -197,54 +160,28 @@ def joined(plans):
     return [plan for plan in plans if plan not in simplest(plans)]
 
 
-def equality(plans):
-    return [(train, plan) for plan in plans]
-
-
-def test_every_admitted_kind_is_among_the_plans():
-    assert {kind(plan) for plan in PLANS} == PROVEN
-
-
 def test_plans_of_one_and_two_ranks_equal_a_single_process_and_wrong_ones_do_not():
     doubled = [
         (train, plan, DoublingGpt) for plan in (Plan(micro_batch=16), Plan(data=2, zero=2, micro_batch=8), PIPELINE)
     ]
     continued = [(train_retuned, plan) for plan in CONTINUED]
-    two = [*equality(of_world(2)), *doubled[1:], (train_twice, PIPELINE), (unmeasured, PIPELINE), *continued]
-    answers = groups.run({1: [*equality(of_world(1)), doubled[0]], 2: two})
+    two = [*((train, plan) for plan in of_world(2)), *doubled[1:], *continued]
+    answers = groups.run({1: [*((train, plan) for plan in of_world(1)), doubled[0]], 2: two})
     check(of_world(1) + of_world(2), answers)
     for case in doubled:
         first, *later = answers[case]
         assert abs(first.loss - single(((0, GLOBAL_BATCH, 1.0),))[0][0]) <= TOLERANCE
         assert difference([first, *later]) > 100 * TOLERANCE
-    assert difference(answers[train_twice, PIPELINE]) > 100 * TOLERANCE
-    assert answers[unmeasured, PIPELINE].squares is None
     for case in continued:
         assert difference(answers[case], RETUNED) <= TOLERANCE, case
         sizes = [each.squares.big_batch for each in answers[case] if each.squares is not None]
         assert sizes == [batch for _, batch, _ in RETUNED]
 
 
-def test_plans_of_four_ranks_equal_a_single_process():
-    plans = simplest(of_world(4))
-    names = (parameter_names, Plan(data=2, pipeline=2, interleave=2, accumulation=2))
-    answers = groups.run({4: [*equality(plans), names]})
-    check(plans, answers)
-    whole = {name for name, _ in SgdGpt().build_model().named_parameters()}
-    first, second, *others = answers[names]
-    assert sorted({*first, *others[0]}) == sorted(whole)
-    assert first == second
-    assert not set(first) & set(others[0])
-    assert others[0] == others[1]
-
-
-def test_plans_of_eight_ranks_equal_a_single_process():
-    plans = simplest(of_world(8))
-    check(plans, groups.run({8: equality(plans)}))
-
-
-@pytest.mark.thorough  # replicas, and each schedule, by themselves: above
-def test_plans_that_join_replicas_with_other_schedules_equal_a_single_process():
-    four, eight = joined(of_world(4)), joined(of_world(8))
-    assert {kind(plan) for plan in [*four, *eight]} | {kind(plan) for plan in simplest(PLANS)} == PROVEN
-    check([*four, *eight], groups.run({4: equality(four), 8: equality(eight)}))
+@pytest.mark.parametrize("world", [4, 8])
+@pytest.mark.parametrize("chosen", [simplest, pytest.param(joined, marks=pytest.mark.thorough)])
+def test_plans_of_more_ranks_equal_a_single_process(world, chosen):
+    """Thorough: replicas with the schedules that plans without replicas show."""
+    plans = chosen(of_world(world))
+    assert plans
+    check(plans, groups.run({world: [(train, plan) for plan in plans]}))

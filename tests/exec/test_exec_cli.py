@@ -35,7 +35,6 @@ from synergy_exec.job_file import job_of, read_job_file
 from synergy_exec.recorded import EVALUATIONS, STEPS, write_recorded
 from synergy_exec.run import SOME_FAILED
 from synergy_exec.settings import CHANGEABLE, EXECUTOR, Settings
-from synergy_exec.training import loading
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.processes import began
@@ -230,21 +229,6 @@ def test_a_file_that_the_controller_cannot_read_is_refused_and_no_job_made(tmp_p
         stage.submit(1.0, job_class="/nowhere/mine.py:Mine")
     assert not stage.execution.jobs
     assert not stage.execution.journal.jobs()
-
-
-def test_sources_beside_a_class_of_a_package_count(tmp_path, monkeypatch):
-    package = tmp_path / "frozen_test_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "model.py").write_text("WIDTH = 1\n")
-    (package / "job.py").write_text(f"from frozen_test_package import model\n{MINE}")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    job, record = load_job("frozen_test_package.job:Mine", {}), tmp_path / "code.json"
-    assert loading.changes(job, record) == loading.changes(job, record) == []
-    assert set(loading.digests(job)) == {"frozen_test_package.job", "frozen_test_package.model"}
-    (package / "model.py").write_text("WIDTH = 2\n")
-    (warning,) = loading.changes(job, record)
-    assert warning.startswith("frozen_test_package.model has changed")
 
 
 # Whole runs

@@ -9,62 +9,31 @@ from pathlib import Path
 
 import groups
 import pytest
-import torch
 from exec.pretended import refuses
-from exec.saved import flipped
-from exported_model import BATCH, batch, loss, net
+from exec.saved import PLANS, Training, flipped
 
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
 from synergy_exec import job_folder
 from synergy_exec.commands import export
 from synergy_exec.job_file import JobFile
-from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
-from synergy_exec.training.job import TrainingJob
-from synergy_exec.training.trainer import Trainer
 
 STEPS = 3
-PLANS = {
-    "alone": Plan(micro_batch=BATCH),
-    "ddp": Plan(data=2, micro_batch=BATCH // 2),
-    "fsdp2": Plan(data=2, zero=3, micro_batch=BATCH // 2),
-    "tp": Plan(tensor=2, micro_batch=BATCH),
-    "pp": Plan(pipeline=2, micro_batch=BATCH // 4, accumulation=4),
-}
-
-
-class NetJob(TrainingJob):
-    blocks = "layers"
-    tensor_plan = {"layers.*.up": "column", "layers.*.down": "row"}  # noqa: RUF012
-
-    def build_model(self):
-        return net()
-
-    def batch(self, step, size):
-        return batch(step, size)
-
-    def loss(self, output, target):
-        return loss(output, target)
-
-    def build_optimizer(self, parameters):
-        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+EXPORTED = ["single", "ddp2", "fsdp2", "tp2", "pp2"]
 
 
 def train(plan, folder):
     """Checkpoints after STEPS and one more; the losses that the weights of both have on the batch of step STEPS + 1."""
-    trainer = Trainer(NetJob(), PLANS[plan], seed=4)
-    for number in range(STEPS):
-        trainer.step(number)
-    checkpoints = Checkpoints(folder, job="abc")
-    checkpoints.save(trainer.state(), Progress(step=STEPS))
-    # A step's loss is that of the weights before it.
-    found = trainer.step(STEPS).loss
-    checkpoints.save(trainer.state(), Progress(step=STEPS + 1))
-    return [found, trainer.step(STEPS + 1).loss]
+    job, losses = Training(plan, "sgd", seed=4), []
+    for number in range(STEPS + 2):
+        # A step's loss is that of the weights before it.
+        if number >= STEPS:
+            job.save(folder, Progress(step=number), job="abc")
+        losses.append(job.step(number))
+    return losses[STEPS:]
 
 
-FILE = JobFile(job_class="test_export:NetJob", name="net", initial_batch=16, max_batch=16, work=9.0)
+FILE = JobFile(job_class="exec.saved:Small", name="net", initial_batch=16, max_batch=16, work=9.0)
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +41,10 @@ def trained(tmp_path_factory):
     """A work folder with a job for every plan, and the losses that their weights have."""
     work = tmp_path_factory.mktemp("r") / "fifo-0.work"
     cases = {1: [], 2: []}
-    for number, (name, plan) in enumerate(PLANS.items()):
+    for number, name in enumerate(EXPORTED):
         folder = work / "jobs" / str(number)
         job_folder.describe(folder, job_folder.Filed(number, "abc", name, 0.0, None, FILE))
-        cases[plan.gpus].append((train, name, folder / "checkpoints"))
+        cases[PLANS[name].gpus].append((train, name, folder / "checkpoints"))
     return work, {case[1]: losses for case, losses in groups.run(cases).items()}
 
 
@@ -90,12 +59,12 @@ def loaded(file, step):
     return found
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", EXPORTED)
 def test_exported_weights_have_the_loss_that_training_went_on_with(trained, tmp_path, plan, capsys):
     work, losses = trained
     out = tmp_path / "net.safetensors"
     export.main([plan, "--dir", str(work.parent), "--out", str(out)])
-    assert f"14 tensors, 634 numbers, of job {plan} at step {STEPS + 1}" in capsys.readouterr().out
+    assert f"20 tensors, 3,903 numbers, of job {plan} at step {STEPS + 1}" in capsys.readouterr().out
     found = loaded(out, STEPS + 1)
     assert found["loss"] == pytest.approx(losses[plan][1], abs=1e-6)
     assert abs(found["before"] - found["loss"]) > 1e-3
@@ -114,14 +83,14 @@ def test_a_file_that_is_there_is_replaced_only_by_force(trained, tmp_path):
     work, _ = trained
     out = tmp_path / "net.safetensors"
     out.write_text("mine")
-    refuses("it is there already; add --force", export.main, ["ddp", "--dir", str(work), "--out", str(out)])
+    refuses("it is there already; add --force", export.main, ["ddp2", "--dir", str(work), "--out", str(out)])
     assert out.read_text() == "mine"
     export.main([str(work / "jobs" / "1"), "--out", str(out), "--force"])  # by its folder
     assert out.stat().st_size > 3_000
     assert [each.name for each in tmp_path.iterdir()] == ["net.safetensors"]
     with pytest.raises(InputError, match=r"ends in \.safetensors or \.pt"):
-        export.main(["ddp", "--dir", str(work), "--out", str(tmp_path / "net.bin")])
-    refuses("unknown job 'dpd'", export.main, ["dpd", "--dir", str(work), "--out", str(tmp_path / "net.pt")])
+        export.main(["ddp2", "--dir", str(work), "--out", str(tmp_path / "net.bin")])
+    refuses("unknown job 'dpd2'", export.main, ["dpd2", "--dir", str(work), "--out", str(tmp_path / "net.pt")])
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_named_where_none_is_whole(trained, tmp_path, capsys):
@@ -129,9 +98,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_named_where_none_is_whole(train
     shutil.copytree(trained[0], work)
     checkpoints = work / "jobs" / "0" / "checkpoints"
     flipped(checkpoints / f"step-{STEPS + 1:08d}" / "rank-0.safetensors")
-    export.main(["alone", "--dir", str(work), "--out", str(tmp_path / "net.pt")])
+    export.main(["single", "--dir", str(work), "--out", str(tmp_path / "net.pt")])
     assert f"at step {STEPS}" in capsys.readouterr().out
     flipped(checkpoints / f"step-{STEPS:08d}" / "rank-0.safetensors")
     with pytest.raises(InputError, match=r"no whole checkpoint is in it; .*passed over: .*have changed since"):
-        export.main(["alone", "--dir", str(work), "--out", str(tmp_path / "other.pt")])
+        export.main(["single", "--dir", str(work), "--out", str(tmp_path / "other.pt")])
     assert not (tmp_path / "other.pt").exists()

@@ -39,8 +39,7 @@ from synergy_exec.nodes.agents import cluster_of
 from synergy_exec.profiling.finder import CandidatePlans, plans
 from synergy_exec.run import _check, _compressions
 from synergy_exec.settings import Settings
-from synergy_exec.training.compression.choices import SchemeByLayer
-from synergy_exec.training.compression.scheme import GradientLayer
+from synergy_exec.training.compression.layers import CompressorByLayer, GradientLayer
 from synergy_runs.inputs import check_compression, read_profile
 from synergy_runs.settings import build
 
@@ -254,9 +253,9 @@ class ComputingAgent(FakeAgent):
 
     def measured(self, said, launch):
         plan = launch.plan
-        choices, several = SchemeByLayer.named(plan.compressor), plan.data > 1
+        choices, several = CompressorByLayer.named(plan.compressor), plan.data > 1
         known = [GradientLayer(*each) for each in LAYERS]
-        sent = sum(choices.of(layer, plan.data).sent_bytes(layer, plan.data) for layer in known)
+        sent = sum(layer.sent_bytes(choices.of(layer, plan.data), plan.data) for layer in known)
         plain = sum(2 * (plan.data - 1) / plan.data * 4 * layer.numbers for layer in known)
         compresses = several and not choices.nothing
         sync_s = (SYNC_S * sent / plain + compresses * self.codec_s) if several else 0.0
@@ -296,8 +295,8 @@ def test_workers_give_each_layer_what_the_offer_gives_it(mode, compressor):
     model = ModelExchange(tuple(name for name, _, _ in LAYERS), exchange)
     layers = [GradientLayer(*each) for each in LAYERS]
     for offer in exchange.offers:
-        choices = SchemeByLayer.named(model.as_told(offer.name))
-        sent = sum(choices.of(layer, 2).sent_bytes(layer, 2) for layer in layers)
+        choices = CompressorByLayer.named(model.as_told(offer.name))
+        sent = sum(layer.sent_bytes(choices.of(layer, 2), 2) for layer in layers)
         assert sent == pytest.approx(float(offer.sent_bytes(2)), rel=0.02)
     assert model.as_told("none") == "none"
 
@@ -312,7 +311,7 @@ def test_names_that_mean_something_in_patterns_are_still_names(names):
     choice = np.array([0] + [1] * (len(names) - 1))
     mixed = replace(offer, parts=tuple(map(compressor_named, chosen)), choice=choice)
     model = ModelExchange(tuple(names), replace(exchange, offers=(mixed,), _terms={}))
-    choices = SchemeByLayer.named(model.as_told(offer.name))
+    choices = CompressorByLayer.named(model.as_told(offer.name))
     plain = not any(each in ",=" for name in names for each in name)
     for at, name in enumerate(names):
         found = choices.of(GradientLayer(name, 256, 256), 2).name

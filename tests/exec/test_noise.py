@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from exec.pretended import refuses
-from torch import nn
 
 from synergy_core.goodput.efficiency import gain, noise_scale, statistical_efficiency
 from synergy_exec.examples.mlp import Mlp
@@ -15,64 +14,11 @@ from synergy_exec.training.job import cosine, warmed_up
 from synergy_exec.training.noise import (
     TIME_CONSTANT_STEPS,
     GradientSquares,
-    estimate,
     learning_rate_factor,
     learning_rate_scale,
     observe,
     statistics,
 )
-
-SAMPLES, BATCH = 768, 32
-
-
-def model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 2))
-
-
-def data(count, seed):
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(count, 6, generator=generator)
-    targets = inputs[:, :2] * 0.5 + 0.3 * torch.randn(count, 2, generator=generator)
-    return inputs, targets
-
-
-def gradient(net, inputs, targets):
-    loss = nn.functional.mse_loss(net(inputs), targets)
-    return torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(net.parameters()))]).double()
-
-
-def squares(net, inputs, targets, parts):
-    """What a step measures whose batch is cut into equal parts."""
-    each = [gradient(net, x, y) for x, y in zip(inputs.chunk(parts), targets.chunk(parts), strict=True)]
-    big = torch.stack(each).mean(0)
-    small = sum(float(one @ one) for one in each) / parts
-    return small, len(inputs) / parts, float(big @ big), len(inputs)
-
-
-def population(net, seed, count=SAMPLES):
-    """(|G|², tr Σ) from single-sample gradients, unbiased."""
-    inputs, targets = data(count, seed)
-    rows = torch.stack([gradient(net, x[None], y[None]) for x, y in zip(inputs, targets, strict=True)])
-    trace = float(rows.var(0).sum())
-    mean = rows.mean(0)
-    return float(mean @ mean) - trace / count, trace
-
-
-def batches(seed):
-    inputs, targets = data(SAMPLES, seed)
-    return zip(inputs.split(BATCH), targets.split(BATCH), strict=True)
-
-
-@pytest.mark.parametrize("parts", [2, 4, 8, 32])
-def test_mean_estimates_are_within_their_error_of_single_sample_gradients(parts):
-    net = model()
-    sqr, trace = population(net, seed=1)
-    found = np.array([estimate(GradientSquares(*squares(net, x, y, parts))) for x, y in batches(seed=1)])
-    error = found.std(0, ddof=1) / math.sqrt(len(found))
-    assert np.all(np.abs(found.mean(0) - [sqr, trace]) < 3 * error)
-    # The test can tell: a third more or less would be seen.
-    assert 3 * error[1] < trace / 3
 
 
 def steps_of_noise(phi, batch, parts, steps, seed, dimensions=20):
@@ -99,27 +45,6 @@ def test_smoothed_efficiency_is_within_a_few_per_cent(phi):
     assert math.sqrt(np.mean(np.square(errors))) < 0.1
 
 
-def test_a_change_is_seen_within_two_time_constants():
-    progress = Progress()
-    for phi in (32.0, 320.0):
-        for row in steps_of_noise(phi, 32, 4, 2 * TIME_CONSTANT_STEPS, seed=1):
-            observe(progress, GradientSquares(*row), 32)
-    sqr, var = statistics(progress)
-    assert float(noise_scale(sqr, var, 32)) > 0.7 * 320
-
-
-def test_statistics_do_not_depend_on_how_the_batch_was_cut_or_how_large_it_was():
-    found = []
-    for batch, parts in ((32, 2), (32, 8), (128, 4), (256, 16)):
-        progress = Progress()
-        for row in steps_of_noise(64.0, batch, parts, 3000, seed=3):
-            observe(progress, GradientSquares(*row), 32)
-        found.append(statistics(progress))
-    for sqr, var in found:
-        assert sqr == pytest.approx(1.0, rel=0.25)
-        assert var == pytest.approx(64.0 / 32, rel=0.1)
-
-
 def test_unknown_before_a_few_steps_then_the_plain_mean():
     progress = Progress()
     for _ in range(FEWEST_NOISE_STEPS - 1):
@@ -140,11 +65,6 @@ def test_negative_and_infinite_estimates_do_no_harm():
     for _ in range(FEWEST_NOISE_STEPS):
         observe(nothing, GradientSquares(0.0, 16, 0.0, 32), 32)
     assert statistics(nothing) is None
-
-
-def test_equal_batches_are_refused():
-    with pytest.raises(ValueError, match="the first must be fewer"):
-        estimate(GradientSquares(1.0, 32, 1.0, 32))
 
 
 # Learning rates

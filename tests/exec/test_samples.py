@@ -5,19 +5,12 @@ from collections import Counter
 
 import pytest
 import torch
-from exec.agents_jobs import Pieces
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from test_users_jobs import Streamed
 
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.examples.pictures import Pictures
 from synergy_exec.training.cache import Cache
-from synergy_exec.training.checkpoint import Checkpoints, State
-from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob
-from synergy_exec.training.stream import Stream
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 
@@ -82,23 +75,6 @@ def test_batches_are_the_same_whoever_makes_them(cache):
         assert rows_taken(loaded, steps, size) == rows_taken(plain, steps, size)
 
 
-class Named(Numbers):
-    def sample(self, item, number, epoch):
-        inputs, targets = super().sample(item, number, epoch)
-        return {"number": inputs, "more": (inputs * 2,)}, [targets]
-
-
-@pytest.mark.parametrize("loaders", [0, 2])
-def test_samples_may_be_nested(loaders):
-    supply = Supply(Named(), loaders=loaders)
-    for step in range(3):
-        inputs, (epochs,) = supply.rows(step, 4, 1, 3)
-        assert inputs["number"].shape == epochs.shape == (2, 1)
-        assert torch.equal(inputs["more"][0], 2 * inputs["number"])
-        pairs = list(zip(epochs.flatten().tolist(), inputs["number"].flatten().tolist(), strict=True))
-        assert pairs == rows_taken(Supply(Numbers()), range(step, step + 1), 4, 1, 3)
-
-
 def test_replicas_make_their_own_rows_alone():
     whole = rows_taken(Supply(Numbers()), range(3), 4)
     parts = [rows_taken(Supply(Numbers(), loaders=1), range(3), 4, first, first + 2) for first in (0, 2)]
@@ -119,17 +95,6 @@ def test_models_draw_the_same_numbers_with_loaders_and_without():
         trainer.step(0)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
-
-
-def test_pictures_are_the_same_from_files_and_as_made(tmp_path):
-    made, read = Pictures(pictures=5), Pictures(pictures=5)
-    (tmp_path / "data.partial").mkdir()
-    read.make_data(tmp_path / "data")
-    read.make_data(tmp_path / "data")
-    assert [each.name for each in tmp_path.iterdir()] == ["data"]
-    assert sorted(each.name for each in (tmp_path / "data").iterdir()) == [f"{number}.z" for number in range(5)]
-    assert [read.item(each) for each in range(5)] == [made.item(each) for each in range(5)]
-    assert max(len(made.item(each)) for each in range(5)) <= made.item_bytes
 
 
 # Memory for data that processes share: what is in it stays, and how much that is
@@ -164,16 +129,6 @@ def test_an_epoch_reads_what_does_not_fit_and_nothing_else(descriptor):
     assert sorted(storage.read) == [0, 1, 2, 3, 3, 3, 4, 4, 4]
 
 
-def test_processes_share_what_one_of_them_has_read(descriptor):
-    if not (child := os.fork()):
-        Cache(descriptor).item(1, Storage(), most_bytes=MOST)
-        os._exit(0)
-    os.waitpid(child, 0)
-    storage = Storage()
-    assert Cache(descriptor).item(1, storage, most_bytes=MOST) == Storage()(1)
-    assert storage.read == []
-
-
 def test_lower_limit_frees_memory_and_higher_one_keeps_what_is_there(descriptor):
     cache, storage = Cache(descriptor), Storage()
 
@@ -196,114 +151,3 @@ def test_lower_limit_frees_memory_and_higher_one_keeps_what_is_there(descriptor)
 def test_item_that_is_longer_than_the_job_says_is_named(descriptor):
     with pytest.raises(InputError, match="item 1 has 6 bytes; the job says that none has more than 5"):
         Cache(descriptor).item(1, Storage(), most_bytes=5)
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), max_size=60))
-def test_items_are_always_what_storage_holds(asked):
-    """Whatever the limit, in items, was before."""
-    descriptor = Cache.create()
-    cache = Cache(descriptor)
-    for number, items in asked:
-        cache.limit(items * ROOM)
-        assert cache.item(number, Storage(), most_bytes=MOST) == Storage()(number)
-    os.close(descriptor)
-
-
-# One order of samples, whatever the sizes of batches and pieces, and across checkpoints at any step
-
-
-class Shuffled(Streamed):
-    """A data set of 11 numbers, in pieces of 3, shuffled each epoch; noise drawn beside each."""
-
-    def loader(self):
-        return Pieces(4, self.piece)
-
-    def piece(self, number):
-        numbers = torch.arange(11)[3 * number : 3 * number + 3]
-        return numbers, torch.rand(len(numbers))
-
-
-def taken(stream, sizes):
-    return [number for size in sizes for number in stream.take(size)[0].tolist()]
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.data())
-def test_samples_come_in_one_order_whatever_the_batches_and_restarts(sizes, data):
-    whole = taken(Stream(Shuffled()), [sum(sizes)])
-    stream, found = Stream(Shuffled()), []
-    for size in sizes:
-        found += taken(stream, [size])
-        if data.draw(st.booleans()):
-            state = stream.state()
-            stream = Stream(Shuffled())
-            torch.manual_seed(data.draw(st.integers(0, 5)))  # what models draw is not what loaders draw
-            stream.go_on_from(state)
-    assert found == whole
-    for epoch in range(len(whole) // 11):
-        assert sorted(whole[11 * epoch : 11 * (epoch + 1)]) == list(range(11))
-    assert whole[:11] != whole[11:22]
-
-
-def test_models_draw_as_if_there_were_no_loader():
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    Stream(Shuffled()).take(30)
-    assert torch.equal(torch.rand(2), expected)
-
-
-@pytest.mark.parametrize(
-    ("loader", "says"),
-    [
-        ([torch.zeros(2, 4)], r"gave a list, which has no state_dict: .* Give torchdata's StatefulDataLoader"),
-        (Pieces(0, int), r"loader\(\) gave no samples in an epoch"),
-        (Pieces(1, lambda _: torch.zeros(2, 4)), r"gave a Tensor; expected inputs and targets, a pair"),
-    ],
-)
-def test_what_is_no_loader_is_said(loader, says):
-    job = Streamed()
-    job.loader = lambda: loader
-    with pytest.raises(InputError, match=says):
-        Stream(job).take(4)
-
-
-def test_a_checkpoint_without_a_place_in_the_stream_is_refused(tmp_path):
-    trainer = Trainer(Streamed(), Plan(micro_batch=4))
-    trainer.step(0)
-    Checkpoints(tmp_path).save(State(trainer.parts, trainer.optimizers), Progress(step=1))
-    with pytest.raises(InputError, match="does not say where the job's loader was"):
-        Trainer(Streamed(), Plan(micro_batch=4)).load(Checkpoints(tmp_path))
-
-
-def test_a_checkpoint_on_its_way_to_disk_holds_the_place_of_its_step(tmp_path):
-    trainer = Trainer(Streamed(), Plan(micro_batch=4))
-    losses = [trainer.step(number).loss for number in range(3)]
-    saving = Checkpoints(tmp_path).save_later(trainer.state(), Progress(step=3))
-    losses += [trainer.step(number).loss for number in range(3, 9)]
-    saving.result()
-    again = Trainer(Streamed(), Plan(micro_batch=4))
-    assert again.load(Checkpoints(tmp_path)) == Progress(step=3)
-    assert [again.step(number).loss for number in range(3, 9)] == losses[3:]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stateful_data_loader_goes_on_where_it_was(tmp_path, workers):
-    """torchdata's own, shuffled, with workers that prepare ahead; three epochs of 10 samples, stopped in each."""
-    loading = pytest.importorskip("torchdata.stateful_dataloader")
-
-    class Loaded(Streamed):
-        def loader(self):
-            samples = torch.utils.data.TensorDataset(torch.arange(10), torch.arange(10) * 2)
-            return loading.StatefulDataLoader(samples, batch_size=3, shuffle=True, num_workers=workers)
-
-    whole = taken(Stream(Loaded()), [30])
-    assert [sorted(whole[at : at + 10]) for at in (0, 10, 20)] == [list(range(10))] * 3
-    assert whole[:10] != whole[10:20]
-    stream, found = Stream(Loaded()), []
-    for size in (4, 2, 3, 5, 6, 10):
-        found += taken(stream, [size])
-        state = stream.state()
-        stream = Stream(Loaded())
-        stream.go_on_from(state)
-    assert found == whole

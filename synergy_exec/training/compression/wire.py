@@ -90,10 +90,6 @@ class Wire:
         with self._clocks["whole"].running():
             yield
 
-    def codec_s(self) -> float:
-        """Seconds of encoding and decoding since the last call; waits for the device."""
-        return self.times_s()[1]
-
     def times_s(self) -> tuple[float, float]:
         """Seconds of exchanging since the last call, and of them of encoding and decoding; waits for the device."""
         whole_s = self._clocks["whole"].take()
@@ -170,7 +166,7 @@ SKETCH_NUMBERS = 4096
 class Watch:
     """Squares of one step on this rank, scalars on the device; of replicas' shares, so only their quotients count.
 
-    layers: by name, (squared norm of what the scheme was given, of what it left out). second: the same of sums that
+    layers: by name, (squared norm of what its compressor was given, of what it left out). second: the same of sums that
     are rounded again. sketch: None unless the mean's norm before compression is asked for.
     """
 
@@ -178,13 +174,9 @@ class Watch:
     layers: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     second: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def note(self, name: str, given: Tensor, error: Tensor | None = None) -> None:
-        """A layer's gradient and what its scheme left out of it; None: nothing."""
-        self.put(name, _square(given), _square(error) if error is not None else torch.zeros((), device=given.device))
-
-    def put(self, name: str, given: Tensor, error: Tensor) -> None:
-        """The same of squares."""
-        self.layers[name] = (given, error)
+    def note(self, name: str, given: Tensor, error: Tensor) -> None:
+        """A layer's gradient, and what its compressor left out of it."""
+        self.layers[name] = (_square(given), _square(error))
 
 
 class Sketch:

@@ -1,22 +1,29 @@
-"""Ways to send gradients, a file each; being in the folder registers one.
+"""How compressors exchange gradients: a file per scheme of synergy_core/goodput/compression, with the same name.
 
-A module has one frozen dataclass derived from `Scheme`; `synergy_exec.training.compression.scheme` says what it needs.
+A module has a function `exchange(pieces, wire, watch)`, which makes every piece's gradient the mean over the wire's
+replicas; all of them call it with the same layers. `watch` takes the squares of what is sent and of the error; it is
+None on steps that are not measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from inspect import isabstract
+from typing import Any
 
 from synergy_core import modules_of
-from synergy_exec.training.compression.scheme import Scheme
+from synergy_exec.training.compression.layers import Piece
+from synergy_exec.training.compression.wire import Watch, Wire
 
 
 @cache
-def kinds() -> tuple[type[Scheme], ...]:
-    """Every scheme, by the names of their files: the order in which those of a bucket are sent."""
-    found = []
-    for module in modules_of(__name__):
-        classes = (each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Scheme))
-        found += [each for each in classes if not isabstract(each)]
-    return tuple(dict.fromkeys(found))
+def schemes() -> dict[str, Any]:
+    """Every module of this folder by the name of its file: the order in which those of a bucket are sent."""
+    return {module.__name__.rpartition(".")[2]: module for module in modules_of(__name__)}
+
+
+def send(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
+    """Exchanges each piece as its compressor does, those of one scheme together."""
+    for name, module in schemes().items():
+        if chosen := [each for each in pieces if each.compressor.scheme == name]:
+            module.exchange(chosen, wire, watch)

@@ -1,0 +1,137 @@
+"""The layers whose gradients replicas exchange, which compressor each of them gets, and one layer's way through it.
+
+What a compressor is called, which layers it takes and what it sends is the core's to say
+(synergy_core/goodput/compression); how it is computed stands in `schemes/`, a file per scheme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from synergy_core.errors import InputError
+from synergy_core.goodput.compression import compressor_named
+from synergy_core.goodput.compression._compressor import Compressor, LayerSizes, all_reduced
+
+PLAIN = compressor_named("none")
+
+
+@dataclass(frozen=True, slots=True)
+class GradientLayer:
+    """A parameter as replicas exchange its gradient: rows × columns numbers of `number_bytes` each; a vector has one
+    column.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    number_bytes: int = 4
+
+    @classmethod
+    def of_shape(cls, name: str, shape: torch.Size, number_bytes: int) -> GradientLayer:
+        """A parameter as a matrix: its first dimension, and all others."""
+        rows = shape[0] if shape else 1
+        return cls(name, rows, shape.numel() // rows if rows else 0, number_bytes)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers."""
+        return self.rows * self.columns
+
+    def sent_bytes(self, compressor: Compressor, replicas: int) -> float:
+        """What leaves each rank in a step under a compressor that takes the layer."""
+        if compressor == PLAIN:
+            return float(all_reduced(self.number_bytes * self.numbers, replicas))
+        return float(compressor.sent_bytes(self._sizes, replicas).sum())
+
+    def may_be_sent_by(self, compressor: Compressor, replicas: int) -> bool:
+        """Whether the compressor takes the layer, and sends fewer bytes of it than there are."""
+        if not self.numbers or not compressor.compresses(self._sizes).all():
+            return False
+        return self.sent_bytes(compressor, replicas) < self.sent_bytes(PLAIN, replicas)
+
+    @property
+    def _sizes(self) -> LayerSizes:
+        return LayerSizes.of_shapes([(self.rows, self.columns)])
+
+
+@dataclass(frozen=True, slots=True)
+class CompressorByLayer:
+    """Compressors by parameter. layers: (pattern of names, compressor), the first that fits counts; else `rest`."""
+
+    rest: Compressor
+    layers: tuple[tuple[str, Compressor], ...] = ()
+
+    @classmethod
+    def named(cls, text: str) -> CompressorByLayer:
+        """As in `Plan.compressor`: `q4`, by layer `q4,token.weight=none,layers.*=q2`. Raises InputError."""
+        rest, *layers = text.split(",")
+        chosen = []
+        for each in layers:
+            pattern, equals, name = each.partition("=")
+            if not (pattern and equals):
+                raise InputError(f"compressor '{text}': '{each}' is no choice for a layer; write NAME=COMPRESSOR.")
+            chosen.append((pattern, compressor_named(name)))
+        return cls(compressor_named(rest), tuple(chosen))
+
+    @property
+    def every(self) -> list[Compressor]:
+        """Every compressor that a layer may get."""
+        return [self.rest, *(compressor for _, compressor in self.layers)]
+
+    @property
+    def nothing(self) -> bool:
+        """Whether every layer is sent as it is."""
+        return all(each == PLAIN for each in self.every)
+
+    def of(self, layer: GradientLayer, replicas: int) -> Compressor:
+        """What a layer gets: what was chosen for it, where that may send it."""
+        found = (compressor for pattern, compressor in self.layers if fnmatchcase(layer.name, pattern))
+        chosen = next(found, self.rest)
+        return chosen if layer.may_be_sent_by(chosen, replicas) else PLAIN
+
+
+@dataclass(slots=True)
+class HeldBack:
+    """What a layer's compressor keeps from step to step. error: what was held back of this replica's share of the mean
+    gradient, flat. start: PowerSGD's right factor, (columns, rank).
+    """
+
+    error: Tensor | None = None
+    start: Tensor | None = None
+
+    def added_to(self, gradient: Tensor) -> Tensor:
+        """The gradient in fp32, with what was held back of those before it."""
+        return gradient.float() if self.error is None else gradient.float() + self.error
+
+    def keep(self, error: Tensor, mean: Tensor) -> None:
+        """Keeps an error, unless the exchange gave something that is no number: that step's gradient is not carried on.
+
+        mean: what was exchanged, the same on every replica, so that all of them keep or none.
+        """
+        before = torch.zeros_like(error) if self.error is None else self.error
+        self.error = torch.where(torch.isfinite(mean).all(), error, before)
+
+
+@dataclass(slots=True)
+class Piece:
+    """A layer's gradient on its way. gradient: flat, this replica's share of the mean (its own ÷ replicas), and after
+    the exchange the mean, changed in place.
+    """
+
+    layer: GradientLayer
+    compressor: Compressor
+    gradient: Tensor
+    memory: HeldBack = field(default_factory=HeldBack)
+
+
+def by_compressor(pieces: Sequence[Piece]) -> dict[Compressor, list[Piece]]:
+    """The pieces of each compressor, in the same order on all replicas."""
+    groups: dict[Compressor, list[Piece]] = {}
+    for piece in pieces:
+        groups.setdefault(piece.compressor, []).append(piece)
+    return groups

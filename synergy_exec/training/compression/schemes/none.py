@@ -1,0 +1,14 @@
+"""Gradients as they are: one all-reduce, in the gradients' own type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from synergy_exec.training.compression.layers import Piece
+from synergy_exec.training.compression.schemes.half import add_up
+from synergy_exec.training.compression.wire import Watch, Wire
+
+
+def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
+    """See the folder's `__init__`."""
+    add_up(pieces, pieces[0].gradient.dtype, wire, watch)
