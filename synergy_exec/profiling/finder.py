@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
-import sys
+import importlib
+import multiprocessing
 from collections.abc import AsyncIterator, Callable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
-from synergy_exec.backends._agents import package_environment
 from synergy_exec.job_file import JobFile
 
 # Which configurations of a model are measured.
@@ -78,9 +78,6 @@ def _cut(degrees: Plan, batch: int) -> list[Plan]:
     ]
 
 
-MOST_ANSWER_BYTES = 1 << 28
-
-
 class Data(NamedTuple):
     """The data of a job that loads its samples: how many, and the most that storage holds of one, in bytes."""
 
@@ -104,57 +101,52 @@ class Finder:
     """Asks the other process, which it starts when there is none."""
 
     def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: BaseProcess | None = None
+        self._connection: Connection | None = None
+        self._start()
 
     async def candidates(self, file: JobFile, sizes: list[int]) -> CandidatePlans:
         """What may be measured of a job's model on so many slots. Raises InputError where it cannot be built."""
-        process = await self.started()
-        assert process.stdin is not None
-        assert process.stdout is not None
+        if self._process is None or not self._process.is_alive():
+            self._start()
+        process, connection = self._process, self._connection
+        assert process is not None
+        assert connection is not None
         batches = sorted({*batches_of(file.initial_batch, file.max_batch), file.batch or file.initial_batch})
-        asked = {"job_class": file.job_class, "arguments": file.arguments, "batches": batches, "sizes": sizes}
         try:
-            with contextlib.suppress(ConnectionError):
-                process.stdin.write(json.dumps(asked).encode() + b"\n")
-                await process.stdin.drain()
-            line = await process.stdout.readline()
+            connection.send((file.job_class, file.arguments, batches, sizes))
+            answer: CandidatePlans | str = await asyncio.to_thread(connection.recv)
         except asyncio.CancelledError:  # what it answers to this nobody will read
-            await self.close()
+            self.close()
             raise
-        if not line:
+        except (EOFError, OSError):
+            await asyncio.to_thread(process.join)
             raise InputError(
-                f"{file.name}: the process that builds its model left with exit code {await process.wait()}; "
+                f"{file.name}: the process that builds its model left with exit code {process.exitcode}; "
                 "what it said stands above."
-            )
-        answer = json.loads(line)
-        if "error" in answer:
-            raise InputError(answer["error"])
-        found = {
-            int(size): [[Plan(**each) for each in same_degrees] for same_degrees in lists]
-            for size, lists in answer["plans"].items()
-        }
-        data = answer["data"]
-        return CandidatePlans(answer["parameters"], found, None if data is None else Data(*data), answer["held_bytes"])
+            ) from None
+        if isinstance(answer, str):
+            raise InputError(answer)
+        return answer
 
-    async def started(self) -> asyncio.subprocess.Process:
-        """The other process, which there is from then on."""
-        if self._process is None or self._process.returncode is not None:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "synergy_exec.profiling.candidates", str(os.getpid())),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env=package_environment(),
-                limit=MOST_ANSWER_BYTES,
-                # The terminal's Ctrl-C is for the controller, which ends this.
-                start_new_session=True,
-            )
-        return self._process
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_answer_all, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Ends the other process."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None:
             self._process.kill()
-            await self._process.wait()
+            self._process.join()
+            self._process = None
+
+
+def _answer_all(connection: Connection) -> None:
+    # By name: the process that asks must not import torch.
+    importlib.import_module("synergy_exec.profiling.candidates").answer_all(connection)
 
 
 @contextlib.asynccontextmanager
@@ -162,7 +154,6 @@ async def finder() -> AsyncIterator[Finder]:
     """A `Finder`, whose process has begun to import torch, and is ended when the block ends."""
     made = Finder()
     try:
-        await made.started()
         yield made
     finally:
-        await made.close()
+        made.close()

@@ -161,19 +161,25 @@ def test_models_are_built_outside_the_process_that_listens_and_once(tmp_path):
     assert int(pid) != os.getpid()
 
 
-ASKING = (
-    "import os, subprocess, sys, time\n"
-    "subprocess.Popen([sys.executable, '-m', 'synergy_exec.profiling.candidates', str(os.getpid())], stdin=0)\n"
-    "time.sleep(600)"
-)
+ASKING = """
+import asyncio, sys
+from synergy_exec.job_file import JobFile
+from synergy_exec.profiling.finder import finder
+
+async def ask():
+    async with finder() as find:
+        await find.candidates(JobFile(job_class=sys.argv[1], name="a", initial_batch=4, max_batch=4, work=1.0), [1])
+
+if __name__ == "__main__":
+    asyncio.run(ask())
+"""
 
 
 def test_what_finds_plans_dies_with_who_asked_whatever_it_is_building(tmp_path):
     (tmp_path / "odd.py").write_text(ODD_MODELS)
-    question = {"job_class": f"{tmp_path / 'odd.py'}:Endless", "arguments": {}, "batches": [4], "sizes": [1]}
-    asking = subprocess.Popen([sys.executable, "-c", ASKING], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    asking.stdin.write(json.dumps(question) + "\n")
-    asking.stdin.flush()
+    (tmp_path / "asking.py").write_text(ASKING)
+    command = [sys.executable, str(tmp_path / "asking.py"), f"{tmp_path / 'odd.py'}:Endless"]
+    asking = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     noted = tmp_path / "pids"
     wait_until(lambda: noted.exists() and noted.read_text().endswith("\n"), 120)
     asking.kill()
