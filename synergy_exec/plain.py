@@ -1,6 +1,9 @@
-"""Text of users, as it may be shown: a name or an error's message could move a terminal's cursor, or feign a line."""
+"""What people see on a terminal: tables of jobs, and text of users, which could move the cursor or feign a line."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 MOST_SHOWN = 200
 """Characters of a name or a value that an error repeats."""
@@ -16,3 +19,44 @@ def plain(text: str, most: int | None = None) -> str:
 def plain_lines(text: str) -> str:
     """The same for each of its lines."""
     return "\n".join(map(plain, text.split("\n")))
+
+
+HEADINGS = (
+    "job",
+    "name",
+    "state",
+    "slots",
+    "plan",
+    "compressor",
+    "batch",
+    "step",
+    "done",
+    "goodput",
+    "loss",
+    "restarts",
+)
+
+
+def cells_of(job: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the table of jobs. job: as the controller shows it."""
+    done, goodput, loss = min(1.0, job["work"] / job["work_total"]), job["goodput"], job["loss"]
+    return (
+        str(job["job"]),
+        plain(job["name"]),
+        job["state"],
+        f"{job['slots']} of {job['slots_asked']}",
+        job["plan"] or "-",
+        job["compressor"] or "-",
+        str(job["batch"] or "-"),
+        str(job["step"]),
+        f"{done:.0%}",
+        "-" if goodput is None else f"{goodput:.1f}/s",
+        "-" if loss is None else f"{loss:.4g}",
+        str(job["restarts"]),
+    )
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines of text, cells of a column below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -45,14 +45,9 @@ def command(node: int, place: AgentPlace, url: str) -> list[str]:
 
 def environment(token: str) -> dict[str, str]:
     """This process's environment with the token, and with the folder of this very synergy_exec on Python's path."""
-    return package_environment() | {TOKEN: token}
-
-
-def package_environment() -> dict[str, str]:
-    """This process's environment with the folder of this very synergy_exec on Python's path."""
     package = str(Path(synergy_exec.__file__).parents[1])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), TOKEN: token}
 
 
 def log_of(node: int, meeting: Meeting) -> Path:

@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from synergy_core.commands import Parser
@@ -14,7 +13,7 @@ from synergy_exec.client import Client, client_for, running
 from synergy_exec.controller.journal import retry_in
 from synergy_exec.folders import lock, work_of
 from synergy_exec.job_file import read_job_file
-from synergy_exec.plain import plain, plain_lines
+from synergy_exec.plain import HEADINGS, aligned, cells_of, plain, plain_lines
 from synergy_exec.settings import Settings
 
 
@@ -36,12 +35,9 @@ def list_jobs(given: argparse.Namespace, client: Client) -> None:
         print(json.dumps(jobs, indent=1))
         return
     more = {heading: key for heading, key in _WHOSE.items() if any(job.get(key) for job in jobs)}
-    headings = ("job", "name", "state", "slots", "plan", "compressor", "batch", "step", "done", "loss", "restarts")
-    rows: list[tuple[str, ...]] = [(*headings, *more)]
-    rows += [tuple(map(plain, (*_cells(job), *(str(job.get(key) or "-") for key in more.values())))) for job in jobs]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    rows: list[tuple[str, ...]] = [(*HEADINGS, *more)]
+    rows += [(*cells_of(job), *(plain(str(job.get(key) or "-")) for key in more.values())) for job in jobs]
+    print("\n".join(aligned(rows)))
     for job in jobs:
         if job["state"] == "failed":
             print(f"job {job['job']} ({plain(job['name'])}) failed: {plain_lines(job['reason'])}")
@@ -49,23 +45,6 @@ def list_jobs(given: argparse.Namespace, client: Client) -> None:
             print(f"job {job['job']} ({plain(job['name'])}): {plain_lines(job['note'])}")
     for sentence in client.ask("GET", "/state?most=0")["aside"]:
         print(plain(sentence))
-
-
-def _cells(job: dict[str, Any]) -> tuple[str, ...]:
-    done, loss = min(1.0, job["work"] / job["work_total"]), job["loss"]
-    return (
-        str(job["job"]),
-        job["name"],
-        job["state"],
-        f"{job['slots']} of {job['slots_asked']}",
-        job["plan"] or "-",
-        job["compressor"] or "-",
-        str(job["batch"] or "-"),
-        str(job["step"]),
-        f"{done:.0%}",
-        "-" if loss is None else f"{loss:.4g}",
-        str(job["restarts"]),
-    )
 
 
 def cancel(given: argparse.Namespace, client: Client) -> None:

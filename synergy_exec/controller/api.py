@@ -281,10 +281,15 @@ def shown(execution: Execution, job: ExecutedJob) -> dict[str, Any]:
         "step": job.seen.step,
         "work": job.seen.work,
         "work_total": job.file.work,
-        "loss": job.seen.loss if math.isfinite(job.seen.loss) else None,
+        "goodput": _finite(job.goodput(None if plan is None else plan.global_batch)),
+        "loss": _finite(job.seen.loss),
         "restarts": job.restarts,
         "folder": f"{execution.jobs_folder}/{job.job_id}",
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _place(job: ExecutedJob) -> tuple[bool, bool, int]:
