@@ -343,11 +343,11 @@ LONG_S = 150.0
 class Service:
     """The script that docs/backends.md shows, submitted as often as need be."""
 
-    def __init__(self, folder, environment):
+    def __init__(self, folder, environment, *keys):
         self.folder = folder
-        command = [sys.executable, "-m", "synergy_exec", "serve=true", "profile=null", "policy=fifo", "figures=false"]
-        command += [f"results_dir={folder}/results", "checkpoint_interval_s=1000"]
-        (folder / "script").write_text(slurm.script(command, nodes=2, cpus_per_node=1))
+        command = [sys.executable, "-m", "synergy_exec", "sbatch", "--nodes=2", "--cpus-per-node=1", "--", *keys]
+        command += ["profile=null", "figures=false", f"results_dir={folder}/results"]
+        (folder / "script").write_text(subprocess.check_output(command, text=True))
         # The script asks for this machine's name, which may mean 127.0.0.1 here.
         (folder / "hostname").write_text(f"#!/bin/sh\necho {ADDRESS}\n")
         (folder / "hostname").chmod(0o755)
@@ -372,7 +372,7 @@ class Service:
 @pytest.mark.skipif(bool(lacking()), reason=f"Slurm is not installed here: no {', '.join(lacking())}")
 @pytest.mark.skipif(not ADDRESS, reason="this machine has no address but loopback, which nodes cannot share")
 def test_a_service_saves_when_its_time_is_up_goes_on_and_does_without_a_node(tmp_path, slurm_cluster):
-    service = Service(tmp_path, slurm_cluster)
+    service = Service(tmp_path, slurm_cluster, "serve=true", "policy=fifo", "checkpoint_interval_s=1000")
     first = service.submit()
     body = {"class": f"{JOBS}:Plain", "arguments": {"pause_s": 0.01}, "name": "over-two-nodes"}
     body |= {"initial_batch": 4, "work": 1e6, "slots": 2}
@@ -401,6 +401,26 @@ def test_a_service_saves_when_its_time_is_up_goes_on_and_does_without_a_node(tmp
     slurms(service.environment, "scancel", "--signal=TERM", "--batch", second)
     service.until(lambda: not slurms(service.environment, "squeue", "--noheader"))
     assert json.loads((tmp_path / "results" / "served" / "latest" / "fifo-0" / "summary.json").read_text())["jobs"] == 3
+
+
+TEN_JOBS = ("+trace=demo", "trace.window=45s", "profile=null", "figures=false")
+TEN_JOBS_S = 900.0
+
+
+def ten_jobs_are_done(results):
+    (summary,) = results.glob("demo/2*/synergy-0/summary.json")
+    values = json.loads(summary.read_text())
+    return (values["jobs"], values["jobs_failed"], values["jobs_unfinished"]) == (10, 0, 0)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(bool(lacking()), reason=f"Slurm is not installed here: no {', '.join(lacking())}")
+@pytest.mark.skipif(not ADDRESS, reason="this machine has no address but loopback, which nodes cannot share")
+def test_the_demos_first_ten_jobs_end_on_two_nodes_of_slurm(tmp_path, slurm_cluster):
+    service = Service(tmp_path, slurm_cluster, *TEN_JOBS)
+    service.submit()
+    wait_until(lambda: not slurms(service.environment, "squeue", "--noheader"), TEN_JOBS_S, service.told)
+    assert ten_jobs_are_done(tmp_path / "results"), service.told()
 
 
 DETECTION_S = 10.0
@@ -475,6 +495,13 @@ def ray_cluster():
     finally:
         ray.shutdown()
         made.shutdown()
+
+
+@pytest.mark.thorough
+def test_the_demos_first_ten_jobs_end_on_two_nodes_of_ray(ray_cluster, tmp_path):
+    keys = ["backend.name=ray", f"backend.options.address={ray_cluster.address}", f"results_dir={tmp_path}"]
+    subprocess.run([sys.executable, "-m", "synergy_exec", *TEN_JOBS, *keys], check=True, timeout=TEN_JOBS_S)
+    assert ten_jobs_are_done(tmp_path)
 
 
 def test_agents_on_ray_nodes_train_together_are_noticed_when_lost_and_come_back(ray_cluster, tmp_path):
