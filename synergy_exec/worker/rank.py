@@ -25,6 +25,7 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 from synergy_core.errors import InputError
 from synergy_exec.messages import PAUSED, Failure, Rebuild, Retune, Started, Stop
 from synergy_exec.training import shelf
+from synergy_exec.training.admitted import Admission
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression.exchange import layers_of
@@ -206,6 +207,9 @@ class Rank:
         bare_bytes = resources.held_bytes()
         job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
         _make_data(job, folder / "data")
+        # Who goes on, or is only measured, was admitted before.
+        if not (begun or anew) and (reason := Admission(job).refusal(launch.plan)):
+            raise InputError(reason)
         supply = Supply(job, cache=process.cache)
         resources.load(supply, start.cpus)
         trainer = Trainer(
