@@ -22,7 +22,7 @@ from synergy_core.errors import InputError
 from synergy_core.goodput.efficiency import UNDISTORTED, Distortion, GradientErrors
 from synergy_core.planner.plan import Plan
 from synergy_exec.training import trees
-from synergy_exec.training.admitted import Admission, plan_refusal
+from synergy_exec.training.admitted import plan_refusal
 from synergy_exec.training.checkpoint import Checkpoints, State
 from synergy_exec.training.compression.exchange import Exchange, Exchanged
 from synergy_exec.training.initial import Initial
@@ -224,7 +224,7 @@ class Trainer:
     by default each is made when it is needed. unused: see `replicate`. weights: the file of a state_dict that training
     begins with; None: with what the job draws. begun: `load` will be called and find a checkpoint; until then the
     weights may be any.
-    Raises InputError for a plan that cannot be had.
+    Raises InputError for a plan that no job can be trained under; whether this one can, `Admission` says.
     """
 
     def __init__(
@@ -241,8 +241,7 @@ class Trainer:
         weights: Path | None = None,
         begun: bool = False,
     ) -> None:
-        # A job that has begun was asked then, and before the plan was tried.
-        if reason := plan_refusal(plan) if begun else Admission(job).refusal(plan):
+        if reason := plan_refusal(plan):
             raise InputError(reason)
         self._job, self.plan, self._seed = job, plan, seed
         self.supply = supply or Supply(job)

@@ -23,6 +23,7 @@ from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-de
 from synergy_core.errors import InputError
 from synergy_exec.messages import Failure, Started
 from synergy_exec.training import shelf
+from synergy_exec.training.admitted import Admission
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression.exchange import layers_of
@@ -187,6 +188,8 @@ class Rank:
         bare_bytes = resources.held_bytes()
         job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
         make_data(job, folder / "data")
+        if not begun and (reason := Admission(job).refusal(launch.plan)):
+            raise InputError(reason)
         supply = Supply(job, cache=cache)
         resources.load(supply, start.cpus)
         trainer = Trainer(
