@@ -231,7 +231,7 @@ def left_out(rows: Rows, among: tuple[str, ...]) -> dict[str, list[list[np.ndarr
 
 
 def scores(each: Fit, done: dict[str, Fitted], unseen: list[HeldOut]) -> tuple[Fitted, dict[str, dict[str, Accuracy]]]:
-    """The fit, and by file how well it holds. unseen: takes the rows that a fit did not see, and all as measured."""
+    """The fit, and by file how well it holds. unseen: takes the rows that a fit did not see, and those it read."""
     files = [rows_of(each.name, file, share) for file, share in each.files.items()]
     groups = [group for rows in files for group in rows.groups]
     start = starts(each, done)
@@ -250,7 +250,7 @@ def scores(each: Fit, done: dict[str, Fitted], unseen: list[HeldOut]) -> tuple[F
 
         off, used = residuals(rows, whole.constants), [np.isin(m, each.models or m) for m in rows.model]
         found = {"in sample": scored_on(off, used, rows)}
-        unseen += held_out(MEASURED, rows, whole.constants)
+        unseen += held_out(MEASURED, rows, whole.constants, used)
         if each.models:
             others = [~mask for mask in used]
             found["other models"] = scored_on(off, others, rows)

@@ -28,8 +28,9 @@ MODEL, FILE, NODE, SOFTWARE, GPU_TYPE = "family out", "file out", "one node only
 """What a fit did not see: the row's model; its file; rows on several nodes; its software on its GPU type; its software
 on this GPU type, though on another."""
 SMALLER = "smaller"
-"""Rows of `MODEL` and `FILE` whose model is smaller than every other of its fit."""
+"""Rows of `MODEL` and `FILE` whose model is smaller than every other that their fit read."""
 MEASURED = "in sample"
+"""Rows as predicted by the fit that read them."""
 MIN_PLANS = 4
 """Fewest rows of a model that tell its own error from that of its plans."""
 MIN_TESTS = 19
@@ -83,22 +84,23 @@ def of_model(row: HeldOut) -> tuple[str, str]:
 
 
 def is_smaller(row: HeldOut, rows: Iterable[HeldOut], key: Key) -> bool:
-    """Whether the row's model is smaller than every other that its fit saw, without the row's group."""
+    """Whether the row's model is smaller than all of `rows` that its fit reads, without the row's group."""
     sizes = [each.parameters for each in rows if each.fit == row.fit and key(each) != key(row)]
     return bool(sizes) and row.parameters < min(sizes)
 
 
 SIZED: dict[str, Key] = {MODEL: of_model, FILE: lambda row: row.file}
-"""What was held out together, where all sizes of the rest were seen."""
+"""Which rows were held out together, where a fit saw every size but theirs."""
 
 
 def smaller(rows: Sequence[HeldOut]) -> list[HeldOut]:
+    """The rows of `SMALLER`."""
     measured = each_model(rows)
     return [row._replace(how=SMALLER) for row in rows if row.how in SIZED and is_smaller(row, measured, SIZED[row.how])]
 
 
 def each_model(rows: Iterable[HeldOut]) -> list[HeldOut]:
-    """One measured row of every model of every fit."""
+    """One row of every model that a fit read."""
     return list({(row.fit, of_model(row)): row for row in rows if row.how == MEASURED}.values())
 
 
@@ -138,12 +140,13 @@ def entry(rows: Sequence[HeldOut], software: str, gpu: str) -> dict[str, Any]:
     if not own:
         return {}
     fits = {row.fit for row in own}
+    sizes = [row.parameters for row in each_model(rows) or rows if row.fit in fits]
     families = sorted({row.family for row in own})
     seen = [row for row in rows if row.how == MODEL] or [row for row in rows if row.how == GPU_TYPE]
     return {
         "measured": {
             "gpus": max(row.gpus for row in own),
-            "smallest_parameters": int(min(row.parameters for row in rows if row.fit in fits)),
+            "smallest_parameters": int(min(sizes)),
             "precisions": sorted({row.precision for row in own}),
             "families": families,
         },

@@ -71,8 +71,8 @@ nothing counts as extrapolated but an unseen family or size: another cluster, an
 fitted to single nodes, the band without the file. *Software out*: without any fit of the software to the GPU type.
 *GPU type out*: constants of another GPU type. In brackets the ends of the median band, as factors of the prediction.
 
-vtrain_single_a100 holds the only small, launch-bound models of its fit. Without it, its rows are extrapolated: their
-band is made of what the smallest models of other fits were off, and says little.
+vtrain_single_a100 holds the only small, launch-bound models of its fit. Without it, its rows are extrapolated, but
+their band is too narrow: the smallest models of other fits were off by less.
 """
 BANDS_BY_FAMILY = """Model out, by family. A band promises 90 % of the rows of a further model: the share with each
 model counting alike. That of all rows follows the models with most rows. Width: the geometric mean of high ÷ low."""
