@@ -125,7 +125,7 @@ def time_band(
     if gpus > reach.get("gpus", gpus):
         widened["GPUs"] = f"{name} was measured on at most {reach['gpus']} GPUs"
     if (smallest := reach.get("smallest_parameters", 0)) > np.max(architecture.parameters()):
-        widened["size"] = f"constants of {name} were fitted to models of {smallest / 1e9:.2g}B parameters or more"
+        widened["size"] = f"{name} was fitted to models of {smallest / 1e9:.2g}B parameters or more"
     near = entry.get("bands", {}).get(family) or _of(carried["step time"], family)
     if own is not None:
         ends = [own] if own["rows"] >= MIN_MODELS else [own, near]
