@@ -231,28 +231,23 @@ def coverage(rows: Sequence[HeldOut], memory: Sequence[HeldOut]) -> list[dict[st
     the median band; width: geometric mean of high ÷ low.
     """
     base, measured, every = [row for row in rows if row.how == MODEL], each_model(rows), [*rows, *smaller(rows)]
-    nested: dict[str, tuple[Key, tuple[str, ...]]] = {
-        **{how: (key, ()) for how, key in SIZED.items()},
-        NODE: (lambda row: row.file, ("GPUs",)),
-        SOFTWARE: (lambda row: row.software, ("software",)),
-        GPU_TYPE: (lambda row: (row.software, row.gpu), ("GPU type",)),
-    }
+    keys = {**SIZED, **{how: key for how, key, _ in GROUPS.values()}}
     result = []
 
-    def count(
-        kind: str, of: str, scored: Sequence[HeldOut], base: Sequence[HeldOut], key: Key, widened: tuple[str, ...] = ()
-    ) -> None:
+    def count(kind: str, of: str, scored: Sequence[HeldOut], base: Sequence[HeldOut], key: Key) -> None:
         @cache
         def ends(group: Any, software: str, gpu: str, family: str, is_small: bool) -> tuple[float, float]:
             rest = [other for other in base if key(other) != group]
-            is_known = any(other.family == family for other in rest)
-            if kind not in nested:
+            if kind not in keys:
                 found = memory_pool(rest, software, family)
                 return log_interval(np.array([other.error for other in found]), [str(of_model(o)) for o in found])
             parts = [(those, of_model) for those, _ in pools(rest, software, gpu, family)]
-            for name in (*widened, *(() if is_known else ("software",)), *(("size",) if is_small else ())):
-                how, alike, _ = GROUPS[name]
-                parts.append(([other for other in every if other.how == how and key(other) != group], alike))
+            unknown = {kind, SMALLER if is_small else "", "" if family in {o.family for o in rest} else SOFTWARE}
+            parts += [
+                ([other for other in every if other.how == how and key(other) != group], alike)
+                for how, alike, _ in GROUPS.values()
+                if how in unknown
+            ]
             end = max(told(those, "", alike, mirrored=True)["high"] for those, alike in parts if those)
             return -end, end
 
@@ -276,9 +271,9 @@ def coverage(rows: Sequence[HeldOut], memory: Sequence[HeldOut]) -> list[dict[st
             }
         )
 
-    for how, (key, widened) in nested.items():
+    for how, key in keys.items():
         for file in dict.fromkeys(row.file for row in rows if row.how == how):
-            count(how, file, [row for row in rows if (row.how, row.file) == (how, file)], base, key, widened)
+            count(how, file, [row for row in rows if (row.how, row.file) == (how, file)], base, key)
     for family in dict.fromkeys(row.family for row in base):
         count(MODEL, f"{family} models", [row for row in base if row.family == family], base, of_model)
     for file, family in dict.fromkeys((row.file, row.family) for row in memory):
