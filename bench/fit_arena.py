@@ -143,8 +143,9 @@ def in_bands(software: str, told: Floats, rows: Columns, file: Any, path: Path) 
     precision = software_named(software).precision
     return [
         HeldOut(
-            planner_bands.GPU_TYPE, path.stem, software, str(rows.gpu[at]), family_name(each.architecture), precision,
-            each.model, each.gpus, float(np.log(rows.measured[at] / told[at])),
+            planner_bands.GPU_TYPE, f"arena-{software}", path.stem, software, str(rows.gpu[at]),
+            family_name(each.architecture), precision, each.model, float(rows.size[at]), each.gpus,
+            float(np.log(rows.measured[at] / told[at])),
         )
         for at, each in enumerate(file.rows)
         if np.isfinite(told[at])

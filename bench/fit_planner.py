@@ -157,6 +157,7 @@ FITS = (
 class Rows:
     """A file's rows as groups of a fit; model: (rows,) of each; parameters: (rows,); baseline_s: FLOPs at the peak."""
 
+    fit: str
     file: str
     groups: list[Case]
     model: list[np.ndarray]
@@ -169,7 +170,7 @@ def path_of(file: str) -> Path:
     return Path(os.environ["SYNERGY_DATA"]) / (f"{file}.csv" if "/" in file else f"parallel/{file}.csv")
 
 
-def rows_of(file: str, share: float) -> Rows:
+def rows_of(fit: str, file: str, share: float) -> Rows:
     found: Any = read(path_of(file))
     every = [each for each in found.cases() if not each.software.offload]  # bench/fit_offload.py has those
     cases = [each for each in every if np.isfinite(each.iter_time_s).any()]
@@ -182,7 +183,7 @@ def rows_of(file: str, share: float) -> Rows:
         size = np.broadcast_to(np.asarray(case.architecture.parameters(), float), (len(case),))
         parameters.append(size)
         ideal.append(ideal_s(group))
-    return Rows(file, groups, models, parameters, ideal)
+    return Rows(fit, file, groups, models, parameters, ideal)
 
 
 def ideal_s(group: Case) -> np.ndarray:
@@ -230,8 +231,8 @@ def left_out(rows: Rows, among: tuple[str, ...]) -> dict[str, list[list[np.ndarr
 
 
 def scores(each: Fit, done: dict[str, Fitted], unseen: list[HeldOut]) -> tuple[Fitted, dict[str, dict[str, Accuracy]]]:
-    """The fit, and by file how well it holds. unseen: takes the rows that a fit did not see, and all as measured."""
-    files = [rows_of(file, share) for file, share in each.files.items()]
+    """The fit, and by file how well it holds. unseen: takes the rows that a fit did not see, and those it read."""
+    files = [rows_of(each.name, file, share) for file, share in each.files.items()]
     groups = [group for rows in files for group in rows.groups]
     start = starts(each, done)
     mine = [np.isin(m, each.models or m) for rows in files for m in rows.model]
@@ -249,7 +250,7 @@ def scores(each: Fit, done: dict[str, Fitted], unseen: list[HeldOut]) -> tuple[F
 
         off, used = residuals(rows, whole.constants), [np.isin(m, each.models or m) for m in rows.model]
         found = {"in sample": scored_on(off, used, rows)}
-        unseen += held_out(MEASURED, rows, whole.constants)
+        unseen += held_out(MEASURED, rows, whole.constants, used)
         if each.models:
             others = [~mask for mask in used]
             found["other models"] = scored_on(off, others, rows)
@@ -292,7 +293,7 @@ def held_out(
 ) -> list[HeldOut]:
     """The rows of the masks, or all, as predicted with these constants."""
     parts = zip(rows.groups, rows.model, residuals(rows, constants), masks or [None] * len(rows.groups), strict=True)
-    return [row for part in parts for row in planner_bands.held_out(how, rows.file, *part)]
+    return [row for part in parts for row in planner_bands.held_out(how, rows.fit, rows.file, *part)]
 
 
 def not_measured(done: dict[str, Fitted]) -> list[HeldOut]:
@@ -308,13 +309,13 @@ def not_measured(done: dict[str, Fitted]) -> list[HeldOut]:
             for owner, constants in done[other.name].constants.items() if other.name not in gone else ():
                 others.setdefault(owner, {})[other.gpu] = constants
         seen = {gpu for fits in others.values() for gpu in fits}
-        for rows in (rows_of(file, share) for file, share in each.files.items()):
+        for rows in (rows_of(each.name, file, share) for file, share in each.files.items()):
             for group, models in zip(rows.groups, rows.model, strict=True):
                 known = [(SOFTWARE, constants_for(group.machine, group.software, others))] if each.gpu in seen else []
                 known += [(GPU_TYPE, fit) for fit in others.get(group.owner, {}).values()]
                 for how, constants in known:
                     off = np.exp(group.residuals(constants)) - 1.0
-                    result += planner_bands.held_out(how, rows.file, group, models, off)
+                    result += planner_bands.held_out(how, rows.fit, rows.file, group, models, off)
     return result
 
 
@@ -385,11 +386,17 @@ def main() -> None:
         memory = planner_bands.memory_rows()
         inside = planner_bands.coverage(unseen, memory)
         lines = [
-            [e["kind"], e["file"], str(e["n"]), f"{e['inside']:.0%}", f"{e['low']:.2f}", f"{e['high']:.2f}"]
+            [
+                e["kind"], e["file"], str(e["n"]), f"{e['inside']:.0%}", f"{e['alike']:.0%}",
+                *(f"{e[name]:.2f}" for name in ("low", "high", "width")),
+            ]
             for e in inside
-        ]
-        print("\nbands: rows inside, the band made without the row's own group; median ends, factors of the prediction")
-        print(table(("left out", "file", "n", "inside", "low", "high"), lines, left=2))
+        ]  # fmt: skip
+        print(
+            "\nbands: rows inside, the band made without the row's own group; the same with each model counting alike;"
+        )
+        print("median ends, factors of the prediction; geometric mean of high ÷ low")
+        print(table(("left out", "file", "n", "inside", "alike", "low", "high", "width"), lines, left=2))
         everything += [{"rows": "bands", **each} for each in inside]
         shared, own, models = planner_bands.parts_of_errors(unseen)
         print(f"\nstandard deviation of the error that a model's plans share: {shared:.3f}, of a plan's own: {own:.3f}")

@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,15 +21,20 @@ from synergy_core.commands._scoring import predicted
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements._table import read_table
 from synergy_core.commands.measurements.training_times import Case
-from synergy_core.planner.bands import ANY, MIN_ROWS, family_name, log_interval, summary
+from synergy_core.planner.bands import ANY, MIN_MODELS, family_name, log_interval, summary
 from synergy_core.planner.machine import constants_like
 
 MODEL, FILE, NODE, SOFTWARE, GPU_TYPE = "family out", "file out", "one node only", "software out", "GPU type out"
 """What a fit did not see: the row's model; its file; rows on several nodes; its software on its GPU type; its software
 on this GPU type, though on another."""
+SMALLER = "smaller"
+"""Rows of `MODEL` and `FILE` whose model is smaller than every other that their fit read."""
 MEASURED = "in sample"
+"""Rows as predicted by the fit that read them."""
 MIN_PLANS = 4
 """Fewest rows of a model that tell its own error from that of its plans."""
+MIN_TESTS = 19
+"""Fewest tests of memory whose errors promise 5 % beyond either end of a band."""
 MEMORY_FILES = ("megatron_ci_memory", "nanotron_llama1b_h100", "torchtitan_h100_h200")
 
 
@@ -36,25 +42,31 @@ class HeldOut(NamedTuple):
     """A row that a fit did not see. error: log(measured ÷ predicted)."""
 
     how: str
+    fit: str
     file: str
     software: str
     gpu: str
     family: str
     precision: str
     model: str
+    parameters: float
     gpus: int
     error: float
 
 
 def held_out(
-    how: str, file: str, case: Case, models: NDArray[Any], off: NDArray[Any], mask: Any = None
+    how: str, fit: str, file: str, case: Case, models: NDArray[Any], off: NDArray[Any], mask: Any = None
 ) -> list[HeldOut]:
     """A case's rows. off: (rows,), predicted ÷ measured − 1; mask: those that were held out, None for all."""
-    names = how, file, case.software.fitted_as, constants_like(case.machine.gpu), family_name(case.architecture)
+    names = how, fit, file, case.software.fitted_as, constants_like(case.machine.gpu), family_name(case.architecture)
+    sizes = np.broadcast_to(np.asarray(case.architecture.parameters(), float), (len(case),))
     return [
-        HeldOut(*names, case.software.precision, str(models[at]), int(case.plans.gpus[at]), -math.log1p(off[at]))
+        HeldOut(
+            *names, case.software.precision, str(models[at]), float(sizes[at]), int(case.plans.gpus[at]),
+            -math.log1p(off[at]),
+        )
         for at in np.flatnonzero(np.ones(len(case), bool) if mask is None else mask)
-    ]
+    ]  # fmt: skip
 
 
 Key = Callable[[HeldOut], Any]
@@ -62,6 +74,7 @@ GROUPS: dict[str, tuple[str, Key, str]] = {
     "GPU type": (GPU_TYPE, lambda row: (row.software, row.gpu), "rows predicted by a fit to another GPU type"),
     "software": (SOFTWARE, lambda row: row.software, "rows predicted without a fit to their software on the GPU type"),
     "GPUs": (NODE, lambda row: row.file, "rows on several nodes, predicted by a fit to single nodes"),
+    "size": (SMALLER, lambda row: row.file, "rows of models smaller than any that their fit saw"),
 }
 """By what was not measured: how rows that tell the error were held out, which of them count as one, a phrase."""
 
@@ -70,9 +83,31 @@ def of_model(row: HeldOut) -> tuple[str, str]:
     return row.file, row.model
 
 
-def pooled(rows: Iterable[HeldOut], software: str, gpu: str, family: str) -> tuple[list[HeldOut], str]:
-    """The nearest rows that are `MIN_ROWS`, and what they are, in words."""
-    left = list(rows)
+def is_smaller(row: HeldOut, rows: Iterable[HeldOut], key: Key) -> bool:
+    """Whether the row's model is smaller than all of `rows` that its fit reads, without the row's group."""
+    sizes = [each.parameters for each in rows if each.fit == row.fit and key(each) != key(row)]
+    return bool(sizes) and row.parameters < min(sizes)
+
+
+SIZED: dict[str, Key] = {MODEL: of_model, FILE: lambda row: row.file}
+"""Which rows were held out together, where a fit saw every size but theirs."""
+
+
+def smaller(rows: Sequence[HeldOut]) -> list[HeldOut]:
+    """The rows of `SMALLER`."""
+    measured = each_model(rows)
+    return [row._replace(how=SMALLER) for row in rows if row.how in SIZED and is_smaller(row, measured, SIZED[row.how])]
+
+
+def each_model(rows: Iterable[HeldOut]) -> list[HeldOut]:
+    """One row of every model that a fit read."""
+    return list({(row.fit, of_model(row)): row for row in rows if row.how == MEASURED}.values())
+
+
+def pools(rows: Sequence[HeldOut], software: str, gpu: str, family: str) -> list[tuple[list[HeldOut], str]]:
+    """Rows and what they are, in words: the nearest, and as long as those are of fewer than `MIN_MODELS` models also
+    the next nearest."""
+    result = []
     for words, wanted in (
         (
             f"{family} models under {software} on {gpu}",
@@ -80,10 +115,18 @@ def pooled(rows: Iterable[HeldOut], software: str, gpu: str, family: str) -> tup
         ),
         (f"{family} models on {gpu}", lambda row: (row.gpu, row.family) == (gpu, family)),
         (f"{family} models", lambda row: row.family == family),
+        ("all models", lambda row: True),
     ):
-        if len(found := [row for row in left if wanted(row)]) >= MIN_ROWS:
-            return found, words
-    return left, "all models"
+        if found := [row for row in rows if wanted(row)]:
+            result.append((found, words))
+            if len(set(map(of_model, found))) >= MIN_MODELS:
+                break
+    return result
+
+
+def nearest(rows: Sequence[HeldOut], software: str, gpu: str, family: str) -> dict[str, Any]:
+    """The band of step times of the nearest rows: the widest of the pools."""
+    return max((told(*each, mirrored=True) for each in pools(rows, software, gpu, family)), key=lambda one: one["high"])
 
 
 def told(rows: Sequence[HeldOut], of: str, key: Key = of_model, *, mirrored: bool = False) -> dict[str, Any]:
@@ -96,15 +139,18 @@ def entry(rows: Sequence[HeldOut], software: str, gpu: str) -> dict[str, Any]:
     own = [row for row in rows if (row.software, row.gpu) == (software, gpu)]
     if not own:
         return {}
+    fits = {row.fit for row in own}
+    sizes = [row.parameters for row in each_model(rows) or rows if row.fit in fits]
     families = sorted({row.family for row in own})
     seen = [row for row in rows if row.how == MODEL] or [row for row in rows if row.how == GPU_TYPE]
     return {
         "measured": {
             "gpus": max(row.gpus for row in own),
+            "smallest_parameters": int(min(sizes)),
             "precisions": sorted({row.precision for row in own}),
             "families": families,
         },
-        "bands": {family: told(*pooled(seen, software, gpu, family)) for family in families},
+        "bands": {family: nearest(seen, software, gpu, family) for family in families},
     }
 
 
@@ -112,21 +158,28 @@ def shared(rows: Sequence[HeldOut], memory: Sequence[HeldOut]) -> dict[str, Any]
     """Bands that belong to no fit, for transfer.yaml: by family, for what was not measured, and of memory."""
     seen = [row for row in rows if row.how == MODEL]
     families = sorted({row.family for row in seen})
+    rows = [*rows, *smaller(rows)]
     result: dict[str, Any] = {
-        "step time": {family: told(*pooled(seen, "", "", family)) for family in (*families, ANY)},
+        "step time": {family: nearest(seen, "", "", family) for family in (*families, ANY)},
         **{
             name: told([row for row in rows if row.how == how], words, key, mirrored=True)
             for name, (how, key, words) in GROUPS.items()
         },
-        "memory": {
-            family: told(*pooled(memory, "", "", family)) for family in (*sorted({m.family for m in memory}), ANY)
-        },
+        "memory": {ANY: told(memory, "all models")},
     }
-    for software, family in sorted({(row.software, row.family) for row in memory}):
-        found = [row for row in memory if (row.software, row.family) == (software, family)]
-        if len(found) >= MIN_ROWS:
-            result["memory"][f"{software} {family}"] = told(found, f"{family} models under {software}")
+    for software, family in sorted({(name, row.family) for row in memory for name in ("", row.software)}):
+        found = memory_pool(memory, software, family)
+        if not software or {row.software for row in found} == {software}:
+            under = f" under {software}" if software else ""
+            result["memory"][f"{software} {family}".strip()] = told(found, f"{family} models{under}")
     return result
+
+
+def memory_pool(rows: Sequence[HeldOut], software: str, family: str) -> list[HeldOut]:
+    """Rows that make a band of memory: of the family under the software; else of the family; else all."""
+    kin = [row for row in rows if row.family == family]
+    own = [row for row in kin if row.software == software]
+    return next((found for found in (own, kin) if len(set(map(of_model, found))) >= MIN_TESTS), list(rows))
 
 
 def memory_rows() -> list[HeldOut]:
@@ -146,10 +199,10 @@ def memory_rows() -> list[HeldOut]:
             other = "test" in cell and ("golden_values_dev" not in cell["source"] or re.search(UNSTATED, cell["test"]))
             if np.isfinite(measured) and np.isfinite(peak) and not other:
                 one = file.rows[at].settings[0]
-                names = name, one.software.fitted_as, constants_like(one.machine.gpu), family_name(one.architecture)
+                names = "", name, one.software.fitted_as, constants_like(one.machine.gpu), family_name(one.architecture)
                 model = cell.get("test") or file.rows[at].model
-                error = float(np.log(measured / peak))
-                result.append(HeldOut(MODEL, *names, one.software.precision, model, file.rows[at].gpus, error))
+                size, error = float(one.architecture.parameters()), float(np.log(measured / peak))
+                result.append(HeldOut(MODEL, *names, one.software.precision, model, size, file.rows[at].gpus, error))
     return result
 
 
@@ -174,54 +227,53 @@ def coverage(rows: Sequence[HeldOut], memory: Sequence[HeldOut]) -> list[dict[st
     """Of each file, and family: how many rows lie inside bands made without their group, by what a fit did not see.
 
     Without the model, the file, the software, or the software on the GPU type; rows on more GPUs than the fit saw:
-    without the file.
+    without the file. inside: fraction of the rows; alike: the same with each model counting alike; low, high: ends of
+    the median band; width: geometric mean of high ÷ low.
     """
-    base = [row for row in rows if row.how == MODEL]
-    nested: dict[str, tuple[Key, str]] = {
-        MODEL: (of_model, ""),
-        FILE: (lambda row: row.file, ""),
-        NODE: (lambda row: row.file, "GPUs"),
-        SOFTWARE: (lambda row: row.software, "software"),
-        GPU_TYPE: (lambda row: (row.software, row.gpu), "GPU type"),
-    }
+    base, measured, every = [row for row in rows if row.how == MODEL], each_model(rows), [*rows, *smaller(rows)]
+    keys = {**SIZED, **{how: key for how, key, _ in GROUPS.values()}}
     result = []
 
-    def count(
-        kind: str, of: str, scored: Sequence[HeldOut], base: Sequence[HeldOut], key: Key, widened: str = ""
-    ) -> None:
-        inside, lows, highs = 0, [], []
-        for row in scored:
-            rest = [other for other in base if key(other) != key(row)]
-            members, _ = pooled(rest, row.software, row.gpu, row.family)
-            bands = [(members, of_model, False)]
-            unknown = row.family not in {other.family for other in rest}
-            for name in filter(None, (widened, "software" if unknown else "")):
-                how, group, _ = GROUPS[name]
-                bands.append(([r for r in rows if r.how == how and key(r) != key(row)], group, True))
-            ends = [
-                log_interval(np.array([r.error for r in those]), [str(group(r)) for r in those], mirrored=mirrored)
-                for those, group, mirrored in bands
-                if those
+    def count(kind: str, of: str, scored: Sequence[HeldOut], base: Sequence[HeldOut], key: Key) -> None:
+        @cache
+        def ends(group: Any, software: str, gpu: str, family: str, is_small: bool) -> tuple[float, float]:
+            rest = [other for other in base if key(other) != group]
+            if kind not in keys:
+                found = memory_pool(rest, software, family)
+                return log_interval(np.array([other.error for other in found]), [str(of_model(o)) for o in found])
+            parts = [(those, of_model) for those, _ in pools(rest, software, gpu, family)]
+            unknown = {kind, SMALLER if is_small else "", "" if family in {o.family for o in rest} else SOFTWARE}
+            parts += [
+                ([other for other in every if other.how == how and key(other) != group], alike)
+                for how, alike, _ in GROUPS.values()
+                if how in unknown
             ]
-            low, high = min(each[0] for each in ends), max(each[1] for each in ends)
-            inside += low <= row.error <= high
-            lows.append(low)
-            highs.append(high)
-        low, high = math.exp(float(np.median(lows))), math.exp(float(np.median(highs)))
+            end = max(told(those, "", alike, mirrored=True)["high"] for those, alike in parts if those)
+            return -end, end
+
+        own = [
+            ends(key(row), row.software, row.gpu, row.family, kind in SIZED and is_smaller(row, measured, key))
+            for row in scored
+        ]
+        low, high = np.array(own).T
+        inside = np.array([a <= row.error <= b for row, (a, b) in zip(scored, own, strict=True)])
+        models = np.array([str(of_model(row)) for row in scored])
         result.append(
             {
                 "kind": kind,
                 "file": of,
                 "n": len(scored),
-                "inside": inside / len(scored),
-                "low": low,
-                "high": high,
+                "inside": float(inside.mean()),
+                "alike": float(np.mean([inside[models == name].mean() for name in np.unique(models)])),
+                "low": float(np.exp(np.median(low))),
+                "high": float(np.exp(np.median(high))),
+                "width": float(np.exp(np.mean(high - low))),
             }
         )
 
-    for how, (key, widened) in nested.items():
+    for how, key in keys.items():
         for file in dict.fromkeys(row.file for row in rows if row.how == how):
-            count(how, file, [row for row in rows if (row.how, row.file) == (how, file)], base, key, widened)
+            count(how, file, [row for row in rows if (row.how, row.file) == (how, file)], base, key)
     for family in dict.fromkeys(row.family for row in base):
         count(MODEL, f"{family} models", [row for row in base if row.family == family], base, of_model)
     for file, family in dict.fromkeys((row.file, row.family) for row in memory):

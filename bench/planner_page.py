@@ -67,13 +67,15 @@ BANDS = """## Bands
 `python bench/fit_planner.py`. How many rows lie inside the band that `plan` would have printed, had their group not
 been measured; the goal is 85 to 95 % of each family. A band is made of the errors of other groups' held-out rows
 ([planner.md](planner.md)). *Model out*: constants and band without the row's model. *File out*: without its file, and
-nothing counts as extrapolated but an unseen family: another cluster, another release. *More GPUs*: constants fitted
-to single nodes, the band without the file. *Software out*: without any fit of the software to the GPU type. *GPU type
-out*: constants of another GPU type. In brackets the ends of the median band, as factors of the prediction.
+nothing counts as extrapolated but an unseen family or size: another cluster, another release. *More GPUs*: constants
+fitted to single nodes, the band without the file. *Software out*: without any fit of the software to the GPU type.
+*GPU type out*: constants of another GPU type. In brackets the ends of the median band, as factors of the prediction.
 
-vtrain_single_a100 holds the only small, launch-bound models of its software: without it, nothing tells how wrong
-their times are.
+vtrain_single_a100 holds the only small, launch-bound models of its fit. Without it, its rows are extrapolated, but
+their band is too narrow: the smallest models of other fits were off by less.
 """
+BANDS_BY_FAMILY = """Model out, by family. A band promises 90 % of the rows of a further model: the share with each
+model counting alike. That of all rows follows the models with most rows. Width: the geometric mean of high ÷ low."""
 UNSEEN = """## GPU types and software that no constant was fitted to
 
 Arena's table (best plan per model, batch, GPU type and count, by Alpa): the planner chooses the plan itself. Images:
@@ -188,7 +190,7 @@ HELD_OUT = {
 
 
 def bands(fit: Sequence[Score]) -> str:
-    """Two tables: of step times, a row per file; and of memory."""
+    """Three tables: of step times, a row per file, and per family; and of memory."""
     every = [each for each in fit if each["rows"] == "bands"]
 
     def told(file: str, kind: str) -> str:
@@ -204,9 +206,21 @@ def bands(fit: Sequence[Score]) -> str:
         for each in every
         if each["kind"] not in HELD_OUT
     ]
+    families = [
+        [
+            each["file"],
+            str(each["n"]),
+            *(f"{100.0 * each[name]:.0f} %" for name in ("inside", "alike")),
+            f"{each['width']:.2f}",
+        ]
+        for each in every
+        if each["file"].endswith(" models")
+    ]
     return "\n\n".join(
         (
             table(("file or family", *HELD_OUT.values()), times),
+            BANDS_BY_FAMILY,
+            table(("family", "rows", "inside", "inside, each model alike", "width"), families),
             "Memory, the allocator's peak, without the model or Megatron's test:",
             table(("file", "family", "inside"), memories, left=2),
         )

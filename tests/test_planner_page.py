@@ -24,7 +24,8 @@ def timed(file: str, mape: float, regret: float | None = None) -> dict[str, Any]
 
 
 def band(name: str, inside: float) -> dict[str, Any]:
-    return {"rows": "bands", "kind": "family out", "file": name, "n": 40, "inside": inside, "low": 0.9, "high": 1.2}
+    ends = {"low": 0.9, "high": 1.2, "width": 1.35}
+    return {"rows": "bands", "kind": "family out", "file": name, "n": 40, "inside": inside, "alike": 0.93, **ends}
 
 
 FIT = [
@@ -52,6 +53,7 @@ def test_bands_are_judged_by_family_and_shown_by_file_too():
     assert "89 % of 40 | met |" in goal("transformer models")
     assert "84 % of 40 | **not met** |" in goal("mixture models")
     assert "| vtrain_multi_a100 | 95 % of 40 (0.90 to 1.20) | – |" in planner_page.bands(FIT)
+    assert "| transformer models | 40 | 89 % | 93 % | 1.35 |" in planner_page.bands(FIT)
 
 
 def test_a_goal_about_which_nothing_is_known_is_neither_met_nor_missed():

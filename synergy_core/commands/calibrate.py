@@ -77,7 +77,7 @@ def _refitted(files: list[TrainingTimes], named: str) -> dict[str, dict[str, Any
     forms: dict[str, dict[str, Any]] = {}
     for (software, gpu_type), each in refitted(files, named).items():
         constants = asdict(each.constants)
-        low, high = log_interval(each.held_out, range(each.rows))
+        low, high = log_interval(each.held_out, range(each.rows), mirrored=True)
         print(
             f"{software} on {gpu_type}: {each.rows} rows, {named} refitted, mean error {each.mean_error:.1%}; "
             f"of rows left out of the fit, 9 of 10 took {math.exp(low):.2f} to {math.exp(high):.2f} times as predicted"

@@ -11,16 +11,16 @@ import pytest
 from planner_setup import asked
 from scipy import stats
 
-from synergy_core.planner.bands import COVERAGE, MEMORY_UPPER, MIN_ROWS, Band, log_interval, memory_band, time_band
+from synergy_core.planner.bands import COVERAGE, MEMORY_UPPER, MIN_MODELS, Band, log_interval, memory_band, time_band
 from synergy_core.planner.families import card_named
 from synergy_core.planner.machine import machine_named, software_named
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import planner_bands
-from planner_bands import GPU_TYPE, MEASURED, MODEL, NODE, SOFTWARE, HeldOut
+from planner_bands import FILE, GPU_TYPE, MEASURED, MODEL, NODE, SOFTWARE, HeldOut
 
-DENSE, MOE = (card_named(name).architecture for name in ("gpt-22b", "mixtral-8x7b"))
+DENSE, MOE, SMALL = (card_named(name).architecture for name in ("gpt-22b", "mixtral-8x7b", "gpt-125m"))
 
 
 def band(gpu="a100-80gb", software="megatron", gpus=64, architecture=DENSE, **settings) -> Band:
@@ -48,7 +48,26 @@ def test_coverage_is_what_order_statistics_promise_whatever_the_distribution(noi
 def test_each_model_counts_alike_however_many_rows_it_has():
     errors = np.append(np.zeros(95), np.linspace(0.4, 0.5, 5))
     assert log_interval(errors, range(100))[1] == pytest.approx(0.4)
-    assert log_interval(errors, [0] * 95 + [1] * 5)[1] == pytest.approx(0.5)
+    assert 0.4 < log_interval(errors, [0] * 95 + [1] * 5)[1] <= 0.5
+
+
+@pytest.mark.parametrize("models", [MIN_MODELS, 19, 35])
+@pytest.mark.parametrize(("shared", "own"), [(1.0, 0.3), (0.3, 1.0)])
+def test_bands_hold_nine_of_ten_rows_of_a_further_model_whose_rows_share_an_error(models, shared, own):
+    rng = np.random.default_rng(models)
+    inside = []
+    for _ in range(400):
+        group = np.repeat(np.arange(models), rng.integers(1, 30, models))
+        errors = shared * rng.standard_normal(models)[group] + own * rng.standard_normal(len(group))
+        low, high = log_interval(errors, group, mirrored=True)
+        of_one = stats.norm(shared * rng.standard_normal(50), own)  # 50 further models
+        inside.append(np.mean(of_one.cdf(high) - of_one.cdf(low)))
+    assert COVERAGE - 0.02 < np.mean(inside) < COVERAGE + 0.05
+
+
+def test_one_odd_row_of_a_large_group_does_not_make_the_band():
+    errors = np.append(np.tile(np.linspace(-0.1, 0.1, 20), 9), 3.0)
+    assert log_interval(errors, [*np.repeat(np.arange(9), 20), 8], mirrored=True)[1] <= 0.1
 
 
 def test_a_mirrored_interval_counts_both_signs():
@@ -62,8 +81,8 @@ def errors_of(rng, how, *, software="megatron", models=40, rows=20, shift=0.0) -
     result = []
     for model in range(models):
         errors = shift + 0.05 * rng.standard_normal() + 0.05 * rng.standard_normal(rows)
-        names = how, f"{software} {model % 2}", software, "a100", "transformer", "fp16", str(model)
-        result += [HeldOut(*names, 64, float(each)) for each in errors]
+        names = how, "fit", f"{software} {model % 2}", software, "a100", "transformer", "fp16", str(model)
+        result += [HeldOut(*names, 1e9 * (model + 1), 64, float(each)) for each in errors]
     return result
 
 
@@ -78,13 +97,35 @@ def test_nested_bands_hold_nine_of_ten_rows_of_models_that_they_were_not_made_of
             assert math.log(each["high"]) == pytest.approx(1.645 * 0.05 * math.sqrt(2.0), rel=0.2)
 
 
-def test_few_rows_are_pooled_with_the_nearest():
+def test_errors_of_few_models_widen_a_band_but_do_not_make_it_narrower():
     rng = np.random.default_rng(0)
-    few = errors_of(rng, MODEL, software="own", models=1, rows=MIN_ROWS - 1)
-    others = errors_of(rng, MODEL, software="other", models=3, rows=10)
-    assert planner_bands.pooled([*few, *others], "own", "a100", "transformer")[0] == [*few, *others]
-    enough = [*few, few[0]]
-    assert planner_bands.pooled([*enough, *others], "own", "a100", "transformer")[0] == enough
+    others = errors_of(rng, MODEL, software="other", models=MIN_MODELS)
+    close = [row._replace(error=0.001) for row in errors_of(rng, MODEL, software="own", models=MIN_MODELS)]
+    far = [row._replace(error=1.0) for row in close]
+
+    def high(*own: HeldOut) -> float:
+        return planner_bands.nearest([*own, *others], "own", "a100", "transformer")["high"]
+
+    assert high(*close) == 0.001
+    few = close[: -len(close) // MIN_MODELS]
+    assert high(*few) > 0.05
+    assert high(*far[: len(few)]) == 1.0
+
+
+def test_models_smaller_than_any_that_a_fit_saw_are_counted_with_what_such_models_were_off():
+    """One file has all the small models of its fit: without it, only another fit shows how far small ones are off."""
+    rng = np.random.default_rng(0)
+    large = errors_of(rng, MODEL, models=20)
+    seen = [row._replace(how=MEASURED) for row in large]
+    small = [row._replace(file="small", parameters=1e8, how=MEASURED) for row in large]
+    lost = [row._replace(how=FILE, error=-0.7) for row in small]
+    before = planner_bands.coverage([*large, *seen, *small, *lost], [])
+    other = [row._replace(fit="other", file="other") for row in large]
+    off = [row._replace(fit="other", file="tiny", how=FILE, parameters=1e8, error=0.8) for row in large]
+    told = [row._replace(how=MEASURED) for row in (*other, *off)]
+    after = planner_bands.coverage([*large, *seen, *small, *lost, *off, *told], [])
+    inside = [[one["inside"] for one in each if one["file"] == "small"] for each in (before, after)]
+    assert inside == [[0.0], [1.0]]
 
 
 def test_what_is_written_are_quantiles_counts_and_what_was_measured():
@@ -92,12 +133,17 @@ def test_what_is_written_are_quantiles_counts_and_what_was_measured():
     rows = errors_of(rng, MODEL, models=4)
     seen = [row._replace(how=MEASURED, gpus=512) for row in rows]
     entry = planner_bands.entry([*rows, *seen], "megatron", "a100")
-    assert entry["measured"] == {"gpus": 512, "precisions": ["fp16"], "families": ["transformer"]}
+    assert entry["measured"] == {
+        "gpus": 512,
+        "smallest_parameters": 1e9,
+        "precisions": ["fp16"],
+        "families": ["transformer"],
+    }
     assert set(entry["bands"]["transformer"]) == {"low", "high", "rows", "of"}
     assert entry["bands"]["transformer"]["rows"] == 80
     hows = {GPU_TYPE: "GPU type", SOFTWARE: "software", NODE: "GPUs"}
-    shared = planner_bands.shared([*rows, *(row._replace(how=how) for how in hows for row in rows)], rows)
-    assert all(shared[name]["low"] == -shared[name]["high"] for name in hows.values())
+    shared = planner_bands.shared([*rows, *seen, *(row._replace(how=how) for how in hows for row in rows)], rows)
+    assert all(shared[name]["low"] == -shared[name]["high"] for name in (*hows.values(), "size"))
 
 
 def test_what_was_measured_is_not_extrapolated():
@@ -118,6 +164,7 @@ def test_what_was_measured_is_not_extrapolated():
         ({"gpus": 4096}, ["at most 1024 GPUs"]),
         ({"precision": "bf16"}, ["in fp16, not in bf16"]),
         ({"architecture": MOE}, ["no mixture model was measured under megatron"]),
+        ({"architecture": SMALL}, ["fitted to models of 0.2B parameters or more"]),
         ({"gpu": "t4", "gpus": 4096}, ["measured on t4", "at most 1024 GPUs"]),
     ],
 )
@@ -132,7 +179,9 @@ def test_what_was_never_measured_is_named_and_widens_the_band(settings, named):
 def test_few_rows_of_ones_own_do_not_make_a_band_narrower_than_the_shipped_one():
     machine, software, shipped = machine_named("a100-80gb"), software_named("megatron"), band()
     own = {"low": -0.01, "high": 0.5, "of": "mine.yaml"}
-    few, many = (time_band(machine, software, DENSE, 64, {**own, "rows": rows}) for rows in (MIN_ROWS - 1, MIN_ROWS))
+    few, many = (
+        time_band(machine, software, DENSE, 64, {**own, "rows": rows}) for rows in (MIN_MODELS - 1, MIN_MODELS)
+    )
     assert (few.low, few.high) == (shipped.low, math.exp(0.5))
     assert (many.low, many.high) == (math.exp(-0.01), math.exp(0.5))
 
