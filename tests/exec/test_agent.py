@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -108,30 +107,6 @@ def test_copies_are_measured_one_plan_after_another_in_the_same_processes(contro
     controller.stop(first)
 
 
-def test_compressed_run_reports_its_bytes_is_retuned_and_goes_on_elsewhere(controller):
-    plan = Plan(data=2, micro_batch=8, compressor="powersgd-4")
-    first = controller.launch("", {"width": 64}, world=2, plan=plan, initial_batch=16, **MLP)
-    seen = controller.of_run(first, Report, lambda each: each.layers)
-    assert seen.codec_s > 0
-    squared, left_out = seen.layers["layers.0.up.weight"]
-    assert 0 < left_out < squared
-    controller.say(Retune(run=first.run, micro_batch=4, accumulation=2, compressor="q4"))
-    retuned = controller.of_run(first, Report, lambda each: each.accumulation == 2)
-    assert 0 < retuned.sent_bytes != seen.sent_bytes
-    controller.say(Retune(run=first.run, micro_batch=8, accumulation=1, compressor="powersgd-4"))
-    again = controller.of_run(first, Report, lambda each: each.step > retuned.step and each.accumulation == 1)
-    assert again.sent_bytes == seen.sent_bytes
-    controller.reached(first, again.step + 30)
-    assert controller.of(first, Report)[-1].grad_var > 0
-    controller.stop(first)
-    held = controller.saved(first)
-    plan = Plan(data=3, micro_batch=16, compressor="powersgd-4")
-    elsewhere = {"world": 3, "plan": plan, "initial_batch": 16, "folder": first.folder}
-    second = controller.done("", {"width": 64}, **elsewhere, **MLP | {"work": held.work + 20})
-    losses = column(second, "loss")
-    assert sum(losses[held.step : held.step + 5]) < 1.5 * sum(losses[held.step - 5 : held.step])
-
-
 def test_large_batch_counts_by_the_gain_it_was_measured_to_have(controller):
     plan = Plan(micro_batch=4, accumulation=4)
     launch = controller.done("Plain", plan=plan, initial_batch=4, work=60.0)
@@ -218,13 +193,6 @@ def test_evaluation_is_no_part_of_a_steps_time_nor_a_hang(controller, tmp_path):
     controller.ends(launch, "done")
     assert max(column(launch, "seconds")) < 3.0
     assert controller.of(launch, Report)[-1].step == 8
-
-
-def test_what_is_only_measured_evaluates_nothing_and_tells_nobody(controller, tmp_path):
-    launch = noting(controller, tmp_path / "told", observed=False)
-    controller.ends(launch, "done")
-    assert not (tmp_path / "told").exists()
-    assert not (Path(launch.folder) / "evaluations.csv").exists()
 
 
 def test_error_in_a_callback_is_the_jobs_own_and_named(controller, tmp_path):
@@ -334,14 +302,3 @@ def test_training_waits_for_slow_input_and_not_for_fast(controller):
         controller.stop(run)
     assert waited["cpu_s"] > 0.6
     assert waited["accelerator_s"] < 0.2
-
-
-@several_cores
-def test_share_that_comes_at_once_reaches_workers_that_are_still_being_made(controller):
-    run = pictures(controller, cpus=1.0)
-    controller.say(Reshare(run=run.run, share=Share(0.5, 0.0)))
-    cores = granted(controller, run, asked=0.5, cpus=0.5)
-    pid = trains_on(controller, run, 0.5)
-    time.sleep(0.1)
-    assert runs_on(pid) == {tuple(cores)}
-    controller.stop(run)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from documented import documented
@@ -33,7 +32,7 @@ from synergy_exec.controller.controller import enter, whole_cluster
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import job_of, read_job_file
 from synergy_exec.recorded import recorded_jobs
-from synergy_exec.run import SOME_FAILED, write_losses, write_metrics
+from synergy_exec.run import SOME_FAILED
 from synergy_exec.settings import CHANGEABLE, EXECUTOR, Settings
 from synergy_exec.training import loading
 from synergy_exec.training.loading import load_job
@@ -300,23 +299,6 @@ def test_interrupted_run_saves_and_the_same_command_goes_on(tmp_path):
     refuses(r"under way with other settings \(restart_s\)", executed, trace, results, ["fifo"], restart_s=9.0)
     executed(trace, results, ["fifo"], host="localhost", ports="29500-29501", retries=9, hang_s=99.0)
     assert summary_of(results / "small" / "latest" / "fifo-0") == (2, 0, 0)
-
-
-def test_losses_and_evaluations_count_the_later_run_of_a_step(tmp_path):
-    folder, losses, metrics = tmp_path / "jobs" / "3", tmp_path / "losses.parquet", tmp_path / "metrics.parquet"
-    folder.mkdir(parents=True)
-    rows = "0,8,1,2.5,.1,0\n1,8,1,2.4,.1,0\n1,8,1,2.3,.1,1\n2,8"
-    (folder / "steps.csv").write_text("step,batch,rate,loss,seconds,run\n" + rows)
-    write_losses(tmp_path / "jobs", losses)
-    table = pq.read_table(losses).to_pydict()
-    assert (table["loss"], table["job_id"]) == ([2.5, 2.3], [3, 3])
-    write_metrics(tmp_path / "jobs", metrics)
-    assert not metrics.exists()
-    rows = "4,loss,2.5,0\n4,loss,2.25,1\n4,loss,9.0,0\n4,f1,0.5,1\n8,lo"
-    (folder / "evaluations.csv").write_text("step,metric,value,run\n" + rows)
-    write_metrics(tmp_path / "jobs", metrics)
-    expected = {"job_id": [3, 3], "step": [4, 4], "metric": ["loss", "f1"], "value": [2.25, 0.5], "run": [1, 1]}
-    assert pq.read_table(metrics).to_pydict() == expected
 
 
 def nodes_of(*slots, gpu_type="cpu"):
