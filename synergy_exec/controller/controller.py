@@ -336,7 +336,7 @@ class Controller:
                 self._flush()
 
     def _leave_out_lost_nodes(self) -> None:
-        """Sets the slots of nodes without an agent aside, and uses those again whose agent is back."""
+        """Leaves out the nodes that have no agent, and uses those again whose agent is back."""
         assert self.execution is not None
         self.execution.tell(self.execution.decider.without(self.agents.away(), self.now_s()))
 

@@ -263,7 +263,7 @@ class Execution:
         ]
 
     def tell(self, changes: list[str]) -> None:
-        """Slots are set aside or used again, as these sentences say: decisions are on others from now on."""
+        """Nodes are left out or used again, as these sentences say: decisions are on others from now on."""
         if changes:
             self.notes += changes
             recall(self.decider.active, self.journal.observations())

@@ -93,9 +93,9 @@ class Agents:
     """All agents of a backend.
 
     links: of those that are connected, by the backend's number of their node. The cluster numbers nodes its own way,
-    alike ones together; `number` says how. losses: how often one was lost, or did not come. at_once: how often within
-    an hour one that was lost is started again without a pause; after that it is an error (give_up), or the pauses
-    become longer and longer. patience_s: how long one may take to come.
+    alike ones together; its numbers are those that the listener is told. losses: how often one was lost, or did not
+    come. at_once: how often within an hour one that was lost is started again without a pause; after that it is an
+    error (give_up), or the pauses become longer and longer. patience_s: how long one may take to come.
     """
 
     def __init__(
