@@ -224,10 +224,9 @@ class Controller:
                     asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
                 try:
                     await self._begin(meeting)
-                    self._task(self._arrive())
-                    self._task(self._rounds())
-                    self._task(self._back_up())
-                    self._task(self._find_plans())
+                    if self.execution is not None:
+                        for work in (self._arrive, self._rounds, self._back_up, self._find_plans):
+                            self._task(work())
                     await self._over
                 finally:
                     await self._leave()

@@ -157,11 +157,12 @@ class Agents:
             if exit := self.backend.lost().get(node):
                 return exit
             if time.monotonic() > until_s:
-                if not self._order:
+                if self._give_up and not self._order:
                     raise InputError(f"no agent from node {node} within {self._patience_s:g} s; see its log.")
                 return f"none came within {self._patience_s:g} s; see its log"
             await asyncio.sleep(LOOK_S)
-        reason, until_s = await link.left, time.monotonic() + EXITING_S
+        reason = await asyncio.shield(link.left)  # who waits may be cancelled, and the connection end later
+        until_s = time.monotonic() + EXITING_S
         while not (exit := self.backend.lost().get(node, "")) and time.monotonic() < until_s:
             await asyncio.sleep(LOOK_S)
         return f"{reason}; {exit}" if exit else reason
