@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -138,16 +137,6 @@ def run(start: Start, descriptors: Descriptors) -> int:
         return PEER_LOST if echo else FAILED
 
 
-@dataclass(slots=True)
-class Process:
-    """What a rank keeps when it builds its model again. store: where its run's ranks meet; None for a single rank."""
-
-    device: torch.device
-    store: Store | None
-    cache: Cache
-    orders: HeardOrders
-
-
 class Rank:
     """One rank of a run. doing: what it is at, for error messages."""
 
@@ -169,31 +158,33 @@ class Rank:
         faulthandler.register(signal.SIGUSR1)
         self._beat()
         launch = self._start.launch
-        process = Process(self._take_slot(), self._store(descriptors.store), Cache(descriptors.cache), HeardOrders())
+        # What it keeps when it builds its model again; without a store for a single rank.
+        self._device, self._store = self._take_slot(), self._meeting_place(descriptors.store)
+        self._cache, self._orders = Cache(descriptors.cache), HeardOrders()
         if launch.spare_memory:
             resources.give_back()
-        order = self._next_order(process.orders) if launch.waits else Rebuild(run=launch.run, plan=launch.plan)
+        order = self._next_order() if launch.waits else Rebuild(run=launch.run, plan=launch.plan)
         code, anew = PAUSED, launch.waits
         while order is not None:
             start = _in_copy(self._start, order)
             if start is None:
-                order = self._next_order(process.orders)
+                order = self._next_order()
                 continue
-            self._meet(start, process)
-            self._loop = self._built(start, order, process, anew=anew)
+            self._meet(start)
+            self._loop = self._built(start, order, anew=anew)
             if self._stop:
                 self._loop.stop()
             code, order, anew = self._loop.run(), self._loop.rebuild, True
             if order is not None:
                 self._loop = None  # and with it the model
-                self._part(start, process)
+                self._part(start)
             elif start.rank == 0 and self._desk is not None:
                 self._desk.leave()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         return code
 
-    def _built(self, start: Start, order: Rebuild, process: Process, *, anew: bool) -> Loop:
+    def _built(self, start: Start, order: Rebuild, *, anew: bool) -> Loop:
         """Builds the model under the order's plan and loads the newest checkpoint. anew: none is loaded."""
         launch, folder = start.launch, Path(start.launch.folder)
         # Before anything is read: from here on no older run changes it.
@@ -205,15 +196,15 @@ class Rank:
         job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
         self._warn_of_changes(job, start)
         _make_data(job, folder / "data")
-        supply = Supply(job, cache=process.cache)
+        supply = Supply(job, cache=self._cache)
         resources.load(supply, start.cpus)
         trainer = Trainer(
             job,
             launch.plan,
-            process.device,
+            self._device,
             seed=launch.seed,
             measure_squares=launch.noise,
-            bfloat16=launch.bfloat16 and process.device.type == "cuda",
+            bfloat16=launch.bfloat16 and self._device.type == "cuda",
             supply=supply,
             unused=launch.unused,
             weights=Path(launch.weights) if launch.weights and not begun else None,
@@ -225,7 +216,7 @@ class Rank:
         codecs: dict[str, list[float]] = {}
         if launch.time_codecs:  # on all ranks at once, as gradients are encoded
             self._now("measuring how fast gradients are encoded")
-            codecs = measured_codecs(process.device)
+            codecs = measured_codecs(self._device)
         self._now("loading")
         began = time.monotonic()
         checkpoints = Checkpoints(folder / "checkpoints", keep=launch.keep_checkpoints, job=launch.job_uuid, desk=desk)
@@ -249,10 +240,10 @@ class Rank:
             started=started,
             bare_bytes=bare_bytes,
             order=order,
-            orders=process.orders,
+            orders=self._orders,
         )
 
-    def _next_order(self, orders: HeardOrders) -> Rebuild | None:
+    def _next_order(self) -> Rebuild | None:
         """Waits for the next order of a rank that trains nothing. None: it was told to stop, or its agent is silent."""
         while not self._stop and self._pulse.unanswered_s() < self._start.launch.agent_silence_s:
             self._now("waiting for an order")
@@ -260,8 +251,8 @@ class Rank:
                 if isinstance(message, Stop):
                     self._stop = True
                 elif isinstance(message, Retune | Rebuild):
-                    orders.hear(message)
-            order = orders.next(orders.count)
+                    self._orders.hear(message)
+            order = self._orders.next(self._orders.count)
             if isinstance(order, Rebuild):
                 return order
             time.sleep(LOOK_S)
@@ -296,7 +287,7 @@ class Rank:
         torch.cuda.set_device(0)
         return torch.device("cuda", 0)
 
-    def _store(self, descriptor: int | None) -> Store | None:
+    def _meeting_place(self, descriptor: int | None) -> Store | None:
         """The store at which the ranks of this run meet; None for a single rank."""
         launch = self._start.launch
         if launch.world == 1:
@@ -323,37 +314,36 @@ class Rank:
         """How long to wait for other ranks. They may build, save or wait for data for long; agents look for hangs."""
         return max(timedelta(seconds=self._start.launch.start_s), LONGEST_WAIT)
 
-    def _meet(self, start: Start, process: Process) -> None:
-        if process.store is None or start.launch.world == 1:
+    def _meet(self, start: Start) -> None:
+        if self._store is None or start.launch.world == 1:
             return
         self._now("meeting the other ranks")
-        cpu = process.device.type == "cpu"
+        cpu = self._device.type == "cpu"
         distributed.init_process_group(
             "gloo" if cpu else "cpu:gloo,cuda:nccl",
-            store=PrefixStore(_meeting(start, process), process.store),
+            store=PrefixStore(self._meeting(start), self._store),
             rank=start.rank,
             world_size=start.launch.world,
             timeout=self._patience,
-            device_id=None if cpu else process.device,
+            device_id=None if cpu else self._device,
         )
 
-    def _part(self, start: Start, process: Process) -> None:
+    def _meeting(self, start: Start) -> str:
+        """Prefix of a process group's keys in the store. It is the same on all ranks of the copy and is used once."""
+        return f"order {self._orders.done} copy {start.copy}"
+
+    def _part(self, start: Start) -> None:
         """Frees the model's memory, and leaves the process group as soon as no other rank needs it."""
         resources.release()
         if not distributed.is_initialized():
             return
         self._now("parting from the other ranks")
-        assert process.store is not None
-        left = f"left {_meeting(start, process)}"
-        process.store.add(left, 1)
-        while process.store.add(left, 0) < start.launch.world:
+        assert self._store is not None
+        left = f"left {self._meeting(start)}"
+        self._store.add(left, 1)
+        while self._store.add(left, 0) < start.launch.world:
             time.sleep(LOOK_S)
         distributed.destroy_process_group()
-
-
-def _meeting(start: Start, process: Process) -> str:
-    """Prefix of a process group's keys in the store. It is the same on all ranks of the copy and is used once."""
-    return f"order {process.orders.done} copy {start.copy}"
 
 
 def _in_copy(start: Start, order: Rebuild) -> Start | None:
