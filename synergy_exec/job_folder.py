@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 
 from synergy_core.errors import InputError
 from synergy_exec.job_file import JobFile, job_of
-from synergy_exec.training import integrity, shelf
-from synergy_exec.training.integrity import Progress
 from synergy_runs.files import atomic_file
 
 DESCRIPTION = "job.json"
@@ -79,21 +77,6 @@ def newest_run(folder: Path) -> int:
     """The highest number of a run that left its log or its fence here; −1 for none."""
     left = (_OF_RUN.fullmatch(each.name) for each in (*folder.glob("log-*"), *folder.glob(f"{CHECKPOINTS}/.run-*")))
     return max((int(match[1] or match[2]) for match in left if match), default=-1)
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Whether there is any, be it damaged."""
-    return bool(shelf.newest_first(folder / CHECKPOINTS))
-
-
-def saved(folder: Path) -> Progress | None:
-    """What the newest checkpoint of which nothing is missing holds; None where there is none."""
-    for path in shelf.newest_first(folder / CHECKPOINTS):
-        with contextlib.suppress(integrity.DamagedError):
-            manifest = integrity.read(path)
-            manifest.check(path, sizes_only=True)
-            return manifest.progress
-    return None
 
 
 def give_up(folder: Path) -> Path | None:

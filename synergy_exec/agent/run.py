@@ -153,7 +153,7 @@ class NodeRun:
                 own = store.fileno() if store is not None and rank == 0 else shared
                 readers.append(await self._start(rank, slot, own, slots if self.launch.command else [slot]))
         except OSError as error:
-            self._kill(f"rank {rank} cannot be started: {error}")
+            self.kill(f"rank {rank} cannot be started: {error}")
         finally:
             self._starting = False
             if store is not None:
@@ -194,9 +194,6 @@ class NodeRun:
         if worker.pid is not None and worker.code is None:
             processes.pin(worker.pid, self._grants[rank].cores)
             worker.tell(self._granted(rank))
-
-    def kill(self, reason: str) -> None:
-        self._kill(reason)
 
     def _tell_end(self) -> None:
         codes = {rank: worker.code for rank, worker in self._workers.items() if worker.code is not None}
@@ -250,7 +247,7 @@ class NodeRun:
             # It got others while it was forked.
             self._move(rank)
         if self._doomed:
-            self._kill(self._verdict)
+            self.kill(self._verdict)
         return asyncio.create_task(self._listen(rank, reader, writer))
 
     async def _listen(self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -264,7 +261,7 @@ class NodeRun:
                 self._workers[rank].meant = message.code
             elif isinstance(message, Failure):
                 self._failures[rank] = message
-                asyncio.get_running_loop().call_later(_SETTLING_S, self._kill, "")
+                asyncio.get_running_loop().call_later(_SETTLING_S, self.kill, "")
             else:
                 self._say(message)
         writer.close()
@@ -273,11 +270,11 @@ class NodeRun:
         self._workers[rank].code = code
         self._changed.set()
         if code == PEER_LOST:
-            asyncio.get_running_loop().call_later(_SETTLING_S, self._kill, "")
+            asyncio.get_running_loop().call_later(_SETTLING_S, self.kill, "")
         elif code not in (0, PAUSED):
-            self._kill("")
+            self.kill("")
 
-    def _kill(self, verdict: str) -> None:
+    def kill(self, verdict: str) -> None:
         """Kills every worker. verdict: why; "" where another rank had failed."""
         alive = {rank: worker.pid for rank, worker in self._workers.items() if worker.code is None}
         if not alive and not self._starting:
@@ -310,7 +307,7 @@ class NodeRun:
                 self._forkserver.show(pid)
                 await asyncio.sleep(min(_DUMPING_S, _ALL_DUMPING_S / len(alive)))
         self._hung = True
-        self._kill(f"rank {rank}: no step for {silence_s:.0f} s; its log says where it stood")
+        self.kill(f"rank {rank}: no step for {silence_s:.0f} s; its log says where it stood")
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

@@ -224,10 +224,9 @@ class Controller:
                     asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
                 try:
                     await self._begin(meeting)
-                    self._task(self._arrive())
-                    self._task(self._rounds())
-                    self._task(self._back_up())
-                    self._task(self._find_plans())
+                    if self.execution is not None:
+                        for work in (self._arrive, self._rounds, self._back_up, self._find_plans):
+                            self._task(work())
                     await self._over
                 finally:
                     await self._leave()
@@ -336,7 +335,7 @@ class Controller:
                 self._flush()
 
     def _leave_out_lost_nodes(self) -> None:
-        """Sets the slots of nodes without an agent aside, and uses those again whose agent is back."""
+        """Leaves out the nodes that have no agent, and uses those again whose agent is back."""
         assert self.execution is not None
         self.execution.tell(self.execution.decider.without(self.agents.away(), self.now_s()))
 

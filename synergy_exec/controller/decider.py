@@ -154,7 +154,7 @@ class Carried(NamedTuple):
 class Decider:
     """One policy on one cluster. `active` are the jobs that have arrived and not ended, `plans` those of runs.
 
-    aside: slots that are not used. Starts are on slots as agents number them, jobs' `placement` as `cluster` does.
+    aside: nodes that are not used. Starts are on slots as agents number them, jobs' `placement` as `cluster` does.
 
     round_s: from one decision to the next; None: the round that the policy is meant for. learning: by which the profile
     grows as jobs report; None: it does not.
@@ -182,7 +182,7 @@ class Decider:
 
     @property
     def cluster(self) -> Cluster:
-        """What decisions are on: the slots that are not set aside, numbered its own way."""
+        """What decisions are on: the nodes that are used, numbered its own way."""
         return self.aside.cluster
 
     @property

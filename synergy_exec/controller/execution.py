@@ -99,7 +99,7 @@ STARTED_PARTS = ("launch_s", "build_s", "load_s", "first_step_s")
 MOST_STACK = 2_000
 """Characters of a hung rank's stack that the job's reason repeats."""
 EXCHANGES = "exchanges"
-"""Under which name the journal's `meta` has what `ModelExchanges.known` answers."""
+"""Under which name the journal's `meta` has what `ModelExchanges.learn` answers."""
 
 
 class Execution:
@@ -263,7 +263,7 @@ class Execution:
         ]
 
     def tell(self, changes: list[str]) -> None:
-        """Slots are set aside or used again, as these sentences say: decisions are on others from now on."""
+        """Nodes are left out or used again, as these sentences say: decisions are on others from now on."""
         if changes:
             self.notes += changes
             recall(self.decider.active, self.journal.observations())
@@ -357,17 +357,14 @@ class Execution:
 
     def _learn_exchange(self, job: ExecutedJob, run: Run, said: Started) -> None:
         """What a worker was asked to say of layers and of encoding; plans may have compressors then."""
-        exchanges, application = self.exchanges, job.file.application
         if not (said.layers or said.codecs):
             return
-        if said.layers:
-            exchanges.learn_layers(application, said.layers)
-        if said.codecs:
-            exchanges.learn_codecs(self.decider.aside.whole.type_of(run.placed), said.codecs)
-        self.journal.set_meta(EXCHANGES, exchanges.known())
+        gpu_type = self.decider.aside.whole.type_of(run.placed)
+        known = self.exchanges.learn(job.file.application, said.layers, gpu_type, said.codecs)
+        self.journal.set_meta(EXCHANGES, known)
         for each in self.decider.active.values():
-            found = exchanges.of(each.file.application)
-            if found is not None and (found is not each.exchange):
+            found = self.exchanges.of(each.file.application)
+            if found is not None and found is not each.exchange:
                 each.may_exchange(found)
 
     def _left(self, job: ExecutedJob, what: Happened, now_s: float) -> None:

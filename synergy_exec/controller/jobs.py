@@ -61,7 +61,7 @@ class ModelExchanges:
     def __init__(self, mode: Compression, compressor: str, gpu_types: Sequence[str]) -> None:
         self._mode, self._compressor, self._gpu_types = mode, compressor, tuple(gpu_types)
         self._layers: dict[str, Layers] = {}
-        self._codecs: dict[str, Mapping[str, CodecSpeed]] = {}
+        self._codecs: dict[str, Mapping[str, Sequence[float]]] = {}
         self._made: dict[str, ModelExchange] = {}
         self._nothing = before_layers(mode)
 
@@ -71,13 +71,21 @@ class ModelExchanges:
     def lacks_codecs(self, gpu_type: str) -> bool:
         return self._mode != "none" and gpu_type not in self._codecs
 
-    def learn_layers(self, application: str, layers: Layers) -> None:
-        self._layers[application] = [(name, rows, columns) for name, rows, columns in layers]
+    def learn(
+        self, application: str, layers: Layers, gpu_type: str, codecs: Mapping[str, Sequence[float]]
+    ) -> dict[str, Any]:
+        """What a model's layers are, and how fast encoding is on a GPU type: fields of `CodecSpeed` by scheme. Either
+        may be empty. Returns what the journal keeps, and `restore` takes.
+        """
+        if layers:
+            self._layers[application] = layers
+        if codecs:
+            self._codecs[gpu_type] = codecs
+            self._made.clear()
+        return {"layers": self._layers, "codecs": self._codecs}
 
-    def learn_codecs(self, gpu_type: str, speeds: Mapping[str, Sequence[float]]) -> None:
-        """How fast encoding is there; speeds: fields of `CodecSpeed` by scheme."""
-        self._codecs[gpu_type] = {scheme: CodecSpeed(*map(float, each)) for scheme, each in speeds.items()}
-        self._made.clear()
+    def restore(self, known: Mapping[str, Any]) -> None:
+        self._layers, self._codecs = dict(known["layers"]), dict(known["codecs"])
 
     def of(self, application: str) -> ModelExchange | None:
         """Of that model; None where nobody compresses. Of no layers while they are not known."""
@@ -86,27 +94,16 @@ class ModelExchanges:
         layers = self._layers.get(application)
         if not layers or any(each not in self._codecs and gpu_sheet(each) is None for each in self._gpu_types):
             return ModelExchange((), self._nothing)
-        made = self._made.get(application)
-        if made is None:
+        if application not in self._made:
             sizes = LayerSizes.of_shapes([(rows, columns) for _, rows, columns in layers])
-            exchange = exchange_of(sizes, self._mode, self._compressor, codecs=self._codecs)
+            codecs = {
+                kind: {scheme: CodecSpeed(*map(float, each)) for scheme, each in speeds.items()}
+                for kind, speeds in self._codecs.items()
+            }
+            exchange = exchange_of(sizes, self._mode, self._compressor, codecs=codecs)
             assert exchange is not None
-            made = self._made[application] = ModelExchange(tuple(name for name, _, _ in layers), exchange)
-        return made
-
-    def known(self) -> dict[str, Any]:
-        """What the journal keeps, and `restore` takes."""
-        codecs = {
-            kind: {scheme: [each.touched_bytes_per_s, each.flops_per_s, each.launch_s] for scheme, each in of.items()}
-            for kind, of in self._codecs.items()
-        }
-        return {"layers": dict(self._layers), "codecs": codecs}
-
-    def restore(self, known: Mapping[str, Any]) -> None:
-        for application, layers in known["layers"].items():
-            self.learn_layers(application, layers)
-        for gpu_type, speeds in known["codecs"].items():
-            self.learn_codecs(gpu_type, speeds)
+            self._made[application] = ModelExchange(tuple(name for name, _, _ in layers), exchange)
+        return self._made[application]
 
 
 State = Literal["waiting", "starting", "running", "stopping", "done", "failed", "cancelled"]

@@ -93,9 +93,9 @@ class Agents:
     """All agents of a backend.
 
     links: of those that are connected, by the backend's number of their node. The cluster numbers nodes its own way,
-    alike ones together; `number` says how. losses: how often one was lost, or did not come. at_once: how often within
-    an hour one that was lost is started again without a pause; after that it is an error (give_up), or the pauses
-    become longer and longer. patience_s: how long one may take to come.
+    alike ones together; its numbers are those that the listener is told. losses: how often one was lost, or did not
+    come. at_once: how often within an hour one that was lost is started again without a pause; after that it is an
+    error (give_up), or the pauses become longer and longer. patience_s: how long one may take to come.
     """
 
     def __init__(
@@ -157,11 +157,12 @@ class Agents:
             if exit := self.backend.lost().get(node):
                 return exit
             if time.monotonic() > until_s:
-                if not self._order:
+                if self._give_up and not self._order:
                     raise InputError(f"no agent from node {node} within {self._patience_s:g} s; see its log.")
                 return f"none came within {self._patience_s:g} s; see its log"
             await asyncio.sleep(LOOK_S)
-        reason, until_s = await link.left, time.monotonic() + EXITING_S
+        reason = await asyncio.shield(link.left)  # who waits may be cancelled, and the connection end later
+        until_s = time.monotonic() + EXITING_S
         while not (exit := self.backend.lost().get(node, "")) and time.monotonic() < until_s:
             await asyncio.sleep(LOOK_S)
         return f"{reason}; {exit}" if exit else reason

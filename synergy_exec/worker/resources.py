@@ -63,8 +63,7 @@ def report(bare_bytes: int) -> dict[str, Any]:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {"memory_bytes": max(0, _of_kernel("VmHWM") - bare_bytes)}
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    most, now = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
-    return {"memory_bytes": most, "standing_bytes": now, "memory_limit_bytes": total}
+    return {"memory_bytes": torch.cuda.max_memory_allocated(), "memory_limit_bytes": total}
 
 
 def release() -> None:

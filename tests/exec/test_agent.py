@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -188,13 +187,6 @@ def test_evaluation_is_no_part_of_a_steps_time_nor_a_hang(controller, tmp_path):
     assert controller.of(launch, Report)[-1].step == 8
 
 
-def test_what_is_only_measured_evaluates_nothing_and_tells_nobody(controller, tmp_path):
-    launch = noting(controller, tmp_path / "told", observed=False)
-    controller.ends(launch, "done")
-    assert not (tmp_path / "told").exists()
-    assert not (Path(launch.folder) / "evaluations.csv").exists()
-
-
 def test_error_in_a_callback_is_the_jobs_own_and_named(controller, tmp_path):
     launch = noting(controller, tmp_path / "told", {"way": "raise"}, world=2)
     reason = controller.ends(launch, "failed").reason
@@ -302,14 +294,3 @@ def test_training_waits_for_slow_input_and_not_for_fast(controller):
         controller.stop(run)
     assert waited["cpu_s"] > 0.6
     assert waited["accelerator_s"] < 0.2
-
-
-@several_cores
-def test_share_that_comes_at_once_reaches_workers_that_are_still_being_made(controller):
-    run = pictures(controller, cpus=1.0)
-    controller.say(Reshare(run=run.run, share=Share(0.5, 0.0)))
-    cores = granted(controller, run, asked=0.5, cpus=0.5)
-    pid = trains_on(controller, run, 0.5)
-    time.sleep(0.1)
-    assert runs_on(pid) == {tuple(cores)}
-    controller.stop(run)

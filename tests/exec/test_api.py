@@ -92,11 +92,27 @@ def test_nobody_else_reads_token_journal_or_jobs(tmp_path):
     assert (found["."], found["jobs/0"]) == ("0o700", "0o700")
 
 
-def test_slots_are_given_away_when_a_job_ends_not_at_the_next_round(tmp_path):
+def test_slots_are_given_away_when_a_job_ends_not_at_the_next_round(tmp_path, caplog):
     """Failed before: the second job would have begun an hour after the first."""
     controller = controller_of(tmp_path, 1, arrivals=arriving(5.0, 5.0, 5.0), round_s=3_600.0)
     through(controller.run)
     assert [job.state for job in controller.execution.jobs.values()] == ["done"] * 3
+    assert not caplog.records  # no connection ended in an error
+
+
+def test_a_service_starts_an_agent_again_that_does_not_come(tmp_path):
+    class Deaf(TaskBackend):
+        starts = 0
+
+        async def start(self, node, meeting):
+            self.starts += 1
+            if self.starts > 1:
+                await super().start(node, meeting)
+
+    async def nothing(controller, client):
+        assert controller.agents.losses == 1
+
+    served(tmp_path, nothing, backend=Deaf(1), nodes_s=0.5)
 
 
 def losing_its_agent(controller):

@@ -240,23 +240,6 @@ def test_revived_workers_change_nothing_beside_the_new_run(two, world):
     assert newest.name == shelf.name(new.saved(second).step)
 
 
-def test_workers_train_on_beside_the_new_run_only_until_their_next_step(two):
-    """The agent alone stands still, and its controller is gone; so nobody tells its workers anything."""
-    old, new = two
-    launch = old.launch("Plain", {"pause_s": 0.01}, work=1e6)
-    old.reached(launch, 10)
-    (pid,) = old.workers()
-    os.kill(old.agent.pid, signal.SIGSTOP)
-    old.close()
-    second = new.launch("Plain", {"pause_s": 0.01}, run=2, work=1e6, folder=launch.folder)
-    resumed = new.started(second).step - 1
-    assert gone([pid], timeout_s=10)
-    new.stop(second)
-    revive(old.agent.pid)
-    assert old.agent.wait(30) == 0
-    require_no_step_twice_or_among_others(launch, resumed)
-
-
 def test_ranks_of_an_agent_that_stands_still_save_and_leave(fresh):
     launch = fresh.launch("Plain", {"pause_s": 0.01}, world=2, work=1e6, agent_silence_s=4.0)
     fresh.reached(launch, 10)

@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -215,19 +214,6 @@ def test_damage_without_a_copy_is_said_and_nothing_is_touched(tmp_path):
     with pytest.raises(InputError, match=r"damaged .*no whole journal\.backup\.sqlite.*export"), lock(tmp_path):
         raise AssertionError
     assert (tmp_path / "journal.sqlite").read_bytes() == harmed
-
-
-def test_a_copy_is_whole_while_the_journal_is_written(tmp_path):
-    journal = filled(tmp_path / "journal.sqlite")
-    copying = threading.Thread(target=lambda: [back_up(tmp_path) for _ in range(20)])
-    copying.start()
-    for number in range(100):
-        journal.fact(100.0 + number, int(Kind.SUBMIT), 5, 1)
-        journal.commit()
-    copying.join()
-    back_up(tmp_path)
-    (tmp_path / "journal.backup.sqlite").rename(tmp_path / "copy")
-    assert everything(Journal(tmp_path / "copy")) == everything(journal)
 
 
 REPLACED = """

@@ -15,7 +15,6 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.compression._compressor import LayerSizes
-from synergy_core.goodput.pipeline import Pipeline
 from synergy_core.jobs.exchange import exchange_of
 from synergy_core.jobs.spec import Shape
 from synergy_core.jobs.testbed_profiles import (
@@ -33,7 +32,7 @@ from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
 from synergy_exec.controller import controller as controller_module
 from synergy_exec.controller.controller import resume
-from synergy_exec.controller.jobs import ModelExchange, spec_of
+from synergy_exec.controller.jobs import ModelExchange
 from synergy_exec.messages import Hello, Started
 from synergy_exec.nodes.agents import cluster_of
 from synergy_exec.profiling.finder import CandidatePlans, plans
@@ -164,15 +163,6 @@ def test_plan_that_fails_when_it_is_tried_is_not_the_jobs_end(tmp_path, monkeypa
     model = read_profile(tmp_path / "profile.json")["mlp"]
     assert not [row for row in model.rows if row.plan.pipeline == 2]
     assert stage.finished() == [0]
-
-
-def test_what_fails_under_a_plan_that_had_trained_is_the_jobs_own_fault(tmp_path, monkeypatch):
-    stage, job = begun(tmp_path, 4_000.0)
-    stage.seconds(200)
-    assert stage.execution.decider.plans[0].degrees == "pp2"
-    monkeypatch.setattr(TimedAgent, "broken", frozenset({"pp2"}))
-    stage.advance(1.0)
-    assert (job.state, job.reason) == ("failed", "rank 0: RuntimeError: it cannot be cut so")
 
 
 def test_controller_has_another_process_find_out_what_plans_there_are(tmp_path, monkeypatch):
@@ -344,24 +334,12 @@ def test_a_job_compresses_when_its_layers_are_known_and_gives_it_up_when_encodin
     assert {offer} <= set(kept.compressors)
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"), [("uniform", "q4"), ("lgreco", "layerwise-q4"), ("naive", "layerwise-q4")]
-)
-def test_modes_with_one_offer_take_it_as_soon_as_layers_are_known(tmp_path, mode, expected):
-    stage = compressing(tmp_path, mode, compressor="q4")
-    stage.submit(1e6, slots=2, max_batch=64)
-    used = advance(stage, 20)
-    assert used == {"none", expected}  # none on one slot, and until then
-    if mode != "naive":
-        assert stage.launch().plan.global_batch == 32
-
-
 def test_a_resumed_controller_knows_layers_and_goes_on_compressing(tmp_path):
     stage = compressing(tmp_path)
     stage.submit(1e6, max_batch=64)
     advance(stage, 25)
     offer = stage.execution.decider.plans[0].compressor
-    known = stage.execution.exchanges.known()
+    known = stage.execution.journal.meta()["exchanges"]
     agent = stage.agents[0]
     for number in list(agent.runs):
         agent.end(number, "paused")
@@ -371,7 +349,6 @@ def test_a_resumed_controller_knows_layers_and_goes_on_compressing(tmp_path):
     again.agents[0].checkpoints.update(agent.checkpoints)
     again.now_s = stage.now_s
     resume(again.execution, again.now_s)
-    assert again.execution.exchanges.known() == known
     assert known["layers"]
     again.advance(2.0)
     launch = again.launch()
@@ -463,16 +440,6 @@ def test_cluster_of_agents_names_cpus_only_where_they_are_shared_out():
     assert [(each.nodes, each.cpus, each.memory_bytes) for each in named.node_types] == [(1, 8.0, 1e9), (1, 4.0, 1e9)]
     assert order == [0, 1]
     refuses(r"node 2 \(h\)", cluster_of, [large, Hello(node=2, **given)], storage_bytes_per_s=1e6)
-
-
-def test_profiled_input_says_what_a_job_can_use_and_how_long_steps_wait():
-    """The rate is that of as many GPUs as it asks for, at the batch it asks for."""
-    profile = Profile({"hungry": HUNGRY})
-    spec = spec_of(file_of(name="hungry", slots=2, batch=32), ("cpu",), 1.0, profile)
-    assert spec.pipeline == Pipeline(0.032, 1e5, 1e9)
-    assert spec.requested_rate["cpu"] == pytest.approx(2 / (32 * 0.010))
-    assert spec_of(file_of(name="other"), ("cpu",), 1.0, profile).pipeline is None
-    assert [HUNGRY.input.step_s(cpus) for cpus in (1.0, 2.0, 100.0)] == pytest.approx([16 * 0.032, 16 * 0.016, 0.16])
 
 
 # Learned from what executed jobs report: no profile is needed

@@ -16,11 +16,11 @@ from torch import distributed
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
-from synergy_exec.agent.cores import CoreGrant, Cores, divide
+from synergy_exec.agent.cores import Cores, divide
 from synergy_exec.backends import local
 from synergy_exec.messages import Kill, Launch, Reshare, Retune, Stop
 from synergy_exec.recorded import STEPS, recorded
-from synergy_exec.wire import cut_to_lines, decode, encode, whole_lines
+from synergy_exec.wire import decode, encode
 from synergy_exec.worker.rank import from_peers, out_of_memory, sentence
 from synergy_exec.worker.start import AgentConnection, see_only
 from synergy_exec.worker.steps import WARM_UP_STEPS, WINDOW_STEPS, Pace, StepClock, StepMedians, StepsFile
@@ -105,19 +105,6 @@ def test_the_run_after_a_full_disk_begins_a_line_of_its_own(tmp_path):
     assert list(zip(found["step"], found["run"], strict=True)) == [(821, 306), (822, 306), (848, 303)]
 
 
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [("", ""), ("a", ""), ("a\n", "a\n"), ("a\nb", "a\n"), ("a\n" + "b" * 9000, "a\n"), ("a" * 9000, ""), (None, None)],
-)
-def test_what_stands_after_the_last_whole_line_is_taken_off(tmp_path, text, left):
-    path = tmp_path / "file"
-    if text is not None:
-        path.write_text(text)
-    cut_to_lines(path)
-    assert whole_lines(path) == (left or "").splitlines()
-    assert text is None or path.read_text() == left
-
-
 def clocked(*steps):
     clock = StepClock()
     for micro_batch, accumulation, seconds, times in steps:
@@ -181,22 +168,7 @@ def test_steps_take_as_long_beside_idle_slots_as_beside_busy_ones():
     assert steps_take(0.25, [0.5] * 100) == pytest.approx(4.0, rel=0.02)
 
 
-def test_what_lies_between_steps_is_not_counted():
-    core = Core()
-    pace = core.pace(0.5)
-    pace.rest()
-    core.compute(5.0, 0.0)
-    assert core.now_s == 5.0
-    pace.begin()
-    core.compute(0.1, 0.0)
-    pace.rest()
-    assert core.now_s == pytest.approx(5.2, rel=0.01)
-
-
 # Which cores of a node ranks are given
-
-
-A, B, C = (1, 0), (2, 0), (3, 0)
 
 
 def test_cores_are_divided_and_shared_only_when_they_must_be():
@@ -207,14 +179,6 @@ def test_cores_are_divided_and_shared_only_when_they_must_be():
         found = divide(cores, slots, gpus=False)
         assert ([each.cores for each in found], [each.cpus for each in found]) == (owned, cpus)
     assert [each.gpu for each in divide([0, 1], 2, gpus=True)] == [0, 1]
-
-
-def test_ranks_have_whole_cores_of_their_own_and_share_one_for_the_rest():
-    cores = Cores([4, 5, 6])
-    assert cores.take(A, 1.5) == {A}
-    assert cores.take(B, 1.5) == {B}
-    assert cores.grant(A) == CoreGrant((4, 5), 1.5, 1.5)
-    assert cores.grant(B) == CoreGrant((5, 6), 1.5, 1.5)
 
 
 @given(
