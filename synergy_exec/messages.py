@@ -298,8 +298,9 @@ class Failure(Message):
     """A rank says why it fails, in one sentence, before it exits.
 
     from_peers: it may only say that another rank is gone, which counts where no rank failed by itself. unsaved: the
-    disk refused its last checkpoint, a newer run has begun, or the device says that it is broken, which is not the
-    job's fault. out_of_memory, unused: what the controller can remedy, by a smaller micro-batch or `Launch.unused`.
+    disk refused its last checkpoint, a newer run has begun, or the device is broken, which is not the job's fault.
+    out_of_memory, unused: what the controller can remedy, by a smaller micro-batch or `Launch.unused`. broken_device:
+    so the device says itself.
     """
 
     KIND: ClassVar[str] = "failure"
@@ -310,6 +311,7 @@ class Failure(Message):
     unsaved: bool = False
     out_of_memory: bool = False
     unused: bool = False
+    broken_device: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ def metrics(agents: Agents, execution: Execution | None, now_s: float) -> bytes:
     quotas = {plain(name): share for name, share in shares(decider).items()}
     gauge("disk_free_bytes", "Free bytes where the run's folder is.", shutil.disk_usage(execution.folder).free)
     gauge("slots", "Slots that there are.", decider.aside.whole.gpus)
-    gauge("slots_aside", "Slots of nodes without an agent.", decider.aside.whole.gpus - decider.cluster.gpus)
+    gauge("slots_aside", "Slots of nodes that are not used.", decider.aside.whole.gpus - decider.cluster.gpus)
     gauge("slots_used", "Slots that jobs hold.", sum(job.held_gpus for job in decider.active.values()))
     gauges("jobs", "Jobs by state.", "state", {state: states[state] for state in STATES})
     gauges("quota", "Slots of each virtual cluster.", "virtual_cluster", {name: q.slots for name, q in quotas.items()})
@@ -206,7 +206,10 @@ class Api:
                 "slots": decider.cluster.gpus,
                 "slots_used": sum(job.held_gpus for job in decider.active.values()),
                 "virtual_clusters": {name: each._asdict() for name, each in shares(decider).items()},
-                "aside": [f"node {node} has no agent and is not used" for node in sorted(decider.aside.nodes)],
+                "aside": [
+                    f"node {node} is not used: it has no agent, or a broken device"
+                    for node in sorted(decider.aside.nodes)
+                ],
                 "counts": {state: states[state] for state in STATES},
                 "jobs": self._listed(jobs),
             }

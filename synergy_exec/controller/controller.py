@@ -320,7 +320,7 @@ class Controller:
         round_s, decided_s = self.settings.round_s, -math.inf
         while True:
             while not self.execution.active:
-                self._leave_out_lost_nodes()
+                self._leave_out_nodes()
                 self._flush()
                 self._something.clear()
                 with contextlib.suppress(TimeoutError):
@@ -329,15 +329,16 @@ class Controller:
             if not await self._frees_slots(due_s):
                 decided_s = due_s
             if self.execution.active:
-                self._leave_out_lost_nodes()
+                self._leave_out_nodes()
                 self.execution.end_overdue(self.now_s())
                 self.execution.decide(self.now_s())
                 self._flush()
 
-    def _leave_out_lost_nodes(self) -> None:
-        """Leaves out the nodes that have no agent, and uses those again whose agent is back."""
+    def _leave_out_nodes(self) -> None:
+        """Leaves out nodes that have no agent or a broken device, and uses those again whose agent has come anew."""
         assert self.execution is not None
-        self.execution.tell(self.execution.decider.without(self.agents.away(), self.now_s()))
+        nodes = self.agents.away() | self.execution.broken_nodes
+        self.execution.tell(self.execution.decider.without(nodes, self.now_s()))
 
     async def _frees_slots(self, until_s: float) -> bool:
         """Waits until then, or until a job's end frees slots; whether one did."""

@@ -29,7 +29,7 @@ from synergy_exec.settings import Settings
 
 
 class Aside:
-    """The nodes that no decision uses: those that have no agent, though one was started again and again.
+    """The nodes that no decision uses: those whose agent was lost again and again, or whose device is broken.
 
     whole: the cluster as agents number its nodes. cluster: without `nodes`, the one that decisions are on.
     """
@@ -40,7 +40,7 @@ class Aside:
         self._numbers = list(range(whole.nodes))
 
     def without(self, nodes: Collection[int], asked: Iterable[int]) -> list[str]:
-        """These nodes have no agent, all others have; what changes by it, in sentences.
+        """These nodes are not to be used, all others are; what changes by it, in sentences.
 
         asked: slots that jobs ask for which have not ended: what is left must be enough for each.
         """
@@ -56,8 +56,8 @@ class Aside:
             return []
         self.nodes = left_out
         self._renumber()
-        said = [f"node {node} is used again: it has an agent" for node in sorted(before - left_out)]
-        return [*said, *(f"node {node} is not used until it has an agent again" for node in sorted(left_out - before))]
+        said = [f"node {node} is used again: its agent has come" for node in sorted(before - left_out)]
+        return [*said, *(f"node {node} is not used until its agent comes anew" for node in sorted(left_out - before))]
 
     def placed(self, placed: Placed) -> Placed:
         """A place in `cluster`, as agents number it."""
@@ -194,7 +194,7 @@ class Decider:
         return scheduler_for(self.policy, self.cluster, profile=self.profile, round_s=self._round_s)
 
     def without(self, nodes: Collection[int], now_s: float) -> list[str]:
-        """These nodes have no agent, all others have; what changes by it, in sentences.
+        """These nodes are not to be used, all others are; what changes by it, in sentences.
 
         Where anything does, a decision must follow at once: all jobs have arrived at another scheduler then, which
         remembers nothing of them, and those that hold slots go on only if it gives them the same.

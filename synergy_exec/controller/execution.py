@@ -128,6 +128,7 @@ class Execution:
         self.decisions, self.deciding_s = 0, 0.0
         self.freed = False
         self._failures: dict[int, Failure] = {}
+        self.broken_nodes: set[int] = set()
 
     # Jobs come and go
 
@@ -269,6 +270,7 @@ class Execution:
             recall(self.decider.active, self.journal.observations())
 
     def agent_came(self, node: int, now_s: float) -> None:
+        self.broken_nodes.discard(node)
         self.runs.agent_came(node)
         self._settle(now_s)
 
@@ -280,6 +282,8 @@ class Execution:
         run = self.runs.runs.get(getattr(message, "run", -1))
         if run is not None and node in run.nodes:
             self._learn(self.jobs[run.job], run, message, now_s)
+            if isinstance(message, Failure) and message.broken_device:
+                self.broken_nodes.add(node)
         self.runs.heard(node, message)
         self._settle(now_s)
         if self.decider.unsettled:

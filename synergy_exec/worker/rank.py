@@ -136,6 +136,7 @@ def guarded(kind: type[Rank], start: Start, descriptors: Descriptors) -> int:
                 unsaved=isinstance(error, UnsavedError | FencedError) or disk_full(error) or broken_device(error),
                 out_of_memory=out_of_memory(error),
                 unused=isinstance(error, UnusedParametersError),
+                broken_device=broken_device(error),
             )
         )
         # The rank that failed by itself says why.

@@ -134,15 +134,28 @@ def test_a_node_without_an_agent_gets_no_job_until_it_has_one(tmp_path, policy):
     for _ in range(2):
         execution.tell(execution.decider.without({1}, stage.now_s))
         stage.advance(1.0)
-    assert execution.notes == ["node 1 is not used until it has an agent again"]
+    assert execution.notes == ["node 1 is not used until its agent comes anew"]
     assert [job.state for job in jobs].count("waiting") == 1
     assert sum(job.restarts for job in jobs) == 0
     stage.agents[1] = gone
     execution.agent_came(1, stage.now_s)
     execution.tell(execution.decider.without(set(), stage.now_s))
     stage.finish()
-    assert execution.notes[1:] == ["node 1 is used again: it has an agent"]
+    assert execution.notes[1:] == ["node 1 is used again: its agent has come"]
     assert stage.states() == {0: "done", 1: "done"}
+
+
+def test_a_node_whose_device_is_broken_is_left_out_until_its_agent_comes_anew(tmp_path):
+    stage = staged(tmp_path, "fifo", (1, 1))
+    execution = stage.execution
+    stage.submit(80.0, 80.0)
+    stage.advance(0.0, 1.0)
+    (run,) = stage.agents[1].runs
+    broken = Failure(run=run, rank=0, reason="uncorrectable ECC error", unsaved=True, broken_device=True)
+    execution.heard(1, broken, stage.now_s)
+    assert execution.broken_nodes == {1}
+    execution.agent_came(1, stage.now_s)
+    assert execution.broken_nodes == set()
     assert all(agent.launched for agent in stage.agents.values())
     stage.facts_hold()
 
