@@ -22,15 +22,13 @@ from synergy_runs.settings import cast
 class Meeting:
     """Where agents find the controller.
 
-    url: `http://host:port`, or https, with the websocket at `/agents`. token_file: what `Authorization: Bearer` takes,
-    in a file that only its owner reads. folder: of the run, on a file system that all nodes share. authority: the
-    file of certificates that agents trust, "" where the connection is not encrypted.
+    url: `http://host:port`, with the websocket at `/agents`. token_file: what `Authorization: Bearer` takes, in a file
+    that only its owner reads. folder: of the run, on a file system that all nodes share.
     """
 
     url: str
     token_file: Path
     folder: Path
-    authority: str = ""
 
 
 class Backend(Protocol):

@@ -197,7 +197,8 @@ def test_what_users_write_moves_no_cursor(monkeypatch, capsys):
     """A failed job's reason is what its code raised, and a trace's names are what its log says."""
     texts = {"name": f"n{ESCAPES}", "note": "", "reason": f"rank 0: ValueError: {ESCAPES}\nline 2\rjob 7 done"}
     numbers = dict.fromkeys(("job", "slots", "slots_asked", "step", "work", "restarts"), 0)
-    known = {"state": "failed", "plan": None, "compressor": None, "batch": None, "loss": None, "work_total": 1.0}
+    known = {"state": "failed", "plan": None, "compressor": None, "batch": None, "loss": None}
+    known |= {"goodput": None, "work_total": 1.0}
     aside = {"aside": [f"node 0 is not used, {ESCAPES}"]}
     answers = {"/jobs": [{**texts, **numbers, **known}], "/state?most=0": aside}
     monkeypatch.setattr(Client, "ask", lambda self, method, path: answers[path])
