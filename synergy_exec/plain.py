@@ -39,7 +39,8 @@ HEADINGS = (
 
 def cells_of(job: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table of jobs. job: as the controller shows it."""
-    done, goodput, loss = min(1.0, job["work"] / job["work_total"]), job["goodput"], job["loss"]
+    goodput, loss = job["goodput"], job["loss"]
+    done = 1.0 if job["state"] == "done" else min(1.0, job["work"] / job["work_total"])  # a command may end sooner
     return (
         str(job["job"]),
         plain(job["name"]),
