@@ -341,6 +341,15 @@ def test_jobs_end_where_many_plans_run_out_of_memory_and_later_than_where_none_d
     assert ends[1].mean() > ends[0].mean()
 
 
+@pytest.mark.parametrize("name", ["sia+plans", "gavel+plans", "ftf+plans", "crius", "rubick", "synergy"])
+def test_jobs_end_where_every_plan_runs_out_of_memory_but_on_the_requested_gpus(name, monkeypatch):
+    """crius left a job for ever on GPUs where it ran out of memory, if no step up to `most_gpus` led away from them."""
+    monkeypatch.setattr(PlannedTruth, "runs_out", lambda self, seed, model, gpu_type, plan: plan.gpus > 1)
+    truth = replace(BLURRED, planned=PlannedTruth(memory_error=True))
+    made = some(jobs=12)
+    assert (finish_s(run(made, MACHINES, name, Costs(0.0, 30.0), truth=truth)) > made.submit_time_s).all()
+
+
 def test_plans_err_each_for_itself_and_alike_where_they_share_degrees():
     """Over many seeds: the variance is plan_error², a third of it for each degree above 1; shared degrees correlate."""
     truth = PlannedTruth(plan_error=0.3)

@@ -73,8 +73,11 @@ def crius(
     """
     memory: JobsSeen = state.memory or JobsSeen(frozenset(), frozenset())
     rows = state.rows(max(most_gpus, int(state.gpus.max())))
-    table, wanted = _table(state, rows, most_gpus, batch_limit)
+    goodput, _ = state.guessed(rows, batch=batch_limit)
+    table, wanted = _table(state, rows, most_gpus, goodput)
     row = state.held_best(rows)
+    # A job that ran out of memory where it is waits for other GPUs.
+    row[(row >= 0) & table.may_change & (goodput[np.arange(len(row)), row] <= 0)] = -1
     room = _Room(state, table, row)
     opportunistic = set(memory.opportunistic)
     blocked = False
@@ -109,13 +112,12 @@ def crius(
 
 
 def _table(
-    state: GoodputState, rows: Configurations, most_gpus: int, batch_limit: BatchLimit
+    state: GoodputState, rows: Configurations, most_gpus: int, goodput: Floats
 ) -> tuple[CriusTable, Ints]:
     """The jobs' table, and (jobs,) the GPUs on which each should start: as requested, or the nearest number.
 
     The number fits the tenant's quota and some GPU type; it is larger if the job needs more.
     """
-    goodput, _ = state.guessed(rows, batch=batch_limit)
     capacity = state.capacity
     quota = np.array(state.quotas_left())[state.virtual_cluster]
     fits = (rows.gpus <= capacity[rows.gpu_type]) & (rows.gpus <= quota[:, None]) & state.suits(rows.gpu_type)
