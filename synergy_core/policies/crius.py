@@ -111,9 +111,7 @@ def crius(
     )
 
 
-def _table(
-    state: GoodputState, rows: Configurations, most_gpus: int, goodput: Floats
-) -> tuple[CriusTable, Ints]:
+def _table(state: GoodputState, rows: Configurations, most_gpus: int, goodput: Floats) -> tuple[CriusTable, Ints]:
     """The jobs' table, and (jobs,) the GPUs on which each should start: as requested, or the nearest number.
 
     The number fits the tenant's quota and some GPU type; it is larger if the job needs more.
