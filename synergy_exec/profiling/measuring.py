@@ -69,7 +69,6 @@ class MeasuringRank(Rank):
         self._cache = Cache(descriptors.cache)
         if launch.spare_memory:
             resources.give_back()
-        self._bare_bytes = resources.held_bytes()
         path = Path(launch.measure)
         self._task = Task.read(path)
         self._record = record_of(path)
@@ -138,6 +137,7 @@ class MeasuringRank(Rank):
         if len(ranks) > 1:
             self._join(store, ranks.index(self._start.rank), len(ranks))
         self._now("building")
+        self._bare_bytes = resources.held_bytes()
         job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
         make_data(job, Path(launch.folder) / "copies" / str(copy) / "data")
         self._supply = Supply(job, cache=self._cache)

@@ -347,11 +347,11 @@ class Measuring:
                 continue
             lines = _lines(path)
             last = lines[-1]["kind"] if lines else ""
+            why = f"it was not measured after {self._longest_s:.3g} s" if hung else reason
             if last == "begun":
-                why = f"it was not measured after {self._longest_s:.3g} s" if hung else reason
                 line = {"kind": "failed", "plan": lines[-1]["plan"], "reason": why, "out_of_memory": run.out_of_memory}
             elif last == "measured":
-                self._failed.append(f"gradient noise: {reason}")
+                self._failed.append(f"gradient noise: {why}")
                 line = {"kind": "noise", "seen": []}
             else:
                 raise InputError(reason or "the run ended by itself")
