@@ -35,7 +35,7 @@ from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.wire import whole_lines
 from synergy_exec.worker import resources
-from synergy_exec.worker.loop import LOOK_S, Wishes, agree, worth_of_step
+from synergy_exec.worker.loop import LOOK_S, Wishes, agree, train_step
 from synergy_exec.worker.rank import Rank, guarded, make_data
 from synergy_exec.worker.start import Descriptors, Start
 from synergy_exec.worker.steps import Meter, Pace, StepClock
@@ -56,7 +56,7 @@ class MeasuringRank(Rank):
     """One rank of a measuring run. One model at a time is built; `_build` and `_drop` replace it."""
 
     _trainer: Trainer | None = None
-    _store_of_run: Store
+    _store: Store
     _cache: Cache
 
     def train(self, descriptors: Descriptors) -> int:
@@ -65,7 +65,7 @@ class MeasuringRank(Rank):
         self._beat()
         launch = self._start.launch
         self._device = self._take_slot()
-        self._store_of_run = self._store(descriptors.store) or HashStore()
+        self._store = self._meeting_place(descriptors.store) or HashStore()
         self._cache = Cache(descriptors.cache)
         if launch.spare_memory:
             resources.give_back()
@@ -100,7 +100,7 @@ class MeasuringRank(Rank):
     def _told(self, number: int, orders: Orders | None) -> dict[str, Any] | None:
         """What all ranks do next. Rank 0 waits until every copy has done what was before, and decides."""
         self._now("waiting for an order")
-        store, key = self._store_of_run, f"order {number}"
+        store, key = self._store, f"order {number}"
         if orders is not None:
             if number:
                 last = orders.order
@@ -120,20 +120,21 @@ class MeasuringRank(Rank):
 
     def _carry_out(self, number: int, copy: int, order: dict[str, Any]) -> None:
         plan, ranks = Plan(**order["plan"]), order["copies"][copy]
-        store = self._store_of_run
+        store = self._store
         if self._trainer is None or degrees_of(self._trainer.plan) != degrees_of(plan):
             self._drop()
             self._build(plan, PrefixStore(f"group {number} {copy}", store), ranks, copy)
         elif self._trainer.plan != plan:
             self._trainer.retune(plan.micro_batch, plan.accumulation)
         said = self._seen_noise() if order["noise"] else self._timed_steps(order["warm_up_steps"])
-        if self._start.rank == ranks[0]:
+        if self._first:
             store.set(f"said {number} {copy}", json.dumps(said))
         store.add(f"through {number}", 1)
 
     def _build(self, plan: Plan, store: Store, ranks: list[int], copy: int) -> None:
         """Builds the model of one copy, on these ranks of the run."""
         launch, device = self._start.launch, self._device
+        self._first = self._start.rank == ranks[0]
         if len(ranks) > 1:
             self._join(store, ranks.index(self._start.rank), len(ranks))
         self._now("building")
@@ -152,8 +153,7 @@ class MeasuringRank(Rank):
             supply=self._supply,
         )
         self._progress = Progress()
-        steady = launch.steady_slots and launch.share is None and self._start.gpu is None
-        self._pace = Pace(self._start.cpus) if steady and self._start.cpus < 1 else None
+        self._pace = Pace.of(self._start)
 
     def _drop(self) -> None:
         """Frees the model. No other rank needs the process group any more: all were through before the next order."""
@@ -164,21 +164,15 @@ class MeasuringRank(Rank):
 
     def _step(self) -> None:
         """One step, as in training (`worker.loop`)."""
-        progress, trainer, launch = self._progress, self._trainer, self._start.launch
-        assert trainer is not None
+        progress = self._progress
+        assert self._trainer is not None
         self._now(f"step {progress.step + 1}")
-        known, initial = noise.statistics(progress), launch.initial_batch
-        batch = trainer.plan.global_batch
-        rate = noise.learning_rate_scale(self._job, batch, initial, known, progress.work, launch.work)
         paced = self._pace if progress.step else None  # the first step makes caches, and others wait for it
         if paced is not None:
             paced.begin()
-        result = trainer.step(progress.step, rate=rate)
+        train_step(self._trainer, self._job, progress, self._start.launch)
         if paced is not None:
             paced.rest()
-        noise.observe(progress, result.squares, initial)
-        progress.step += 1
-        progress.work += worth_of_step(trainer.plan, known, initial, trainer.errors)
 
     def _timed_steps(self, warm_up_steps: int) -> dict[str, float]:
         """Steps for the task's seconds, one at least, after those of the warm-up: their mean, and the memory held."""
@@ -192,7 +186,7 @@ class MeasuringRank(Rank):
             if done <= warm_up_steps:
                 since_s = time.monotonic()
             else:
-                enough = took_s >= seconds and distributed_rank() == 0
+                enough = took_s >= seconds and self._first
         held = resources.report(self._bare_bytes)
         step_s = took_s / (done - warm_up_steps)
         return {
@@ -215,7 +209,7 @@ class MeasuringRank(Rank):
                 seen.append((self._progress.work, variance / squared_norm))
                 looked_s = now_s
             found = squared_norm > 0 or self._progress.step >= MAX_NOISE_STEPS
-            enough = found and now_s - began_s >= effort.noise_s and distributed_rank() == 0
+            enough = found and now_s - began_s >= effort.noise_s and self._first
         return seen
 
     # Input
@@ -224,7 +218,7 @@ class MeasuringRank(Rank):
         """Steps with as many CPUs as optimistic profiling asks for (`searched_steps`), on this slot alone."""
         cores = self._start.cores
         plan = next(iter(self._task.plans.values()))[0][0]
-        self._build(plan, self._store_of_run, [0], 0)
+        self._build(plan, self._store, [0], 0)
         self._step()
 
         def seconds_of(cpus: int) -> float:
@@ -252,11 +246,6 @@ class MeasuringRank(Rank):
             cpu_s = meter.step_s(self._progress.step, steady=times.steps > 0)
             if times.steps >= MIN_INPUT_STEPS and cpu_s and ended_s - since_s >= self._task.effort.seconds:
                 return StepAtCpus(cpus, times.step_s, times.waited_s, cpu_s)
-
-
-def distributed_rank() -> int:
-    """This rank within its copy."""
-    return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 class Orders:

@@ -259,7 +259,7 @@ class Measuring:
                     await self._input(self._candidates.data)
                 for part, task in self._parts:
                     if task.plans:
-                        await self._carried_out(task, self._path(part.gpu_type), part.whole)
+                        await self._carry_out(task, self._path(part.gpu_type), part.whole)
                 await self._measure_costs()
         except TimeoutError:
             late = True
@@ -320,11 +320,11 @@ class Measuring:
             ]
         return (*rows, *predicted)
 
-    def _say(self, words: str) -> None:
+    def _say(self, words: str, decided: str = "") -> None:
         left_s = self._until_s - asyncio.get_running_loop().time()
-        self._tell(f"{self._file.name}: {words}, {left_s:.0f} s left)")
+        self._tell(f"{self._file.name}: {words} ({decided}{left_s:.0f} s left)")
 
-    async def _carried_out(self, task: Task, path: Path, placed: Placed, share: Share | None = None) -> None:
+    async def _carry_out(self, task: Task, path: Path, placed: Placed, share: Share | None = None) -> None:
         """Launches measuring runs until one has done all of the task. Of a plan that ends its run it is noted why, and
         the next run goes on after it. Raises TestbedError, and InputError for a run that fails before any plan.
         """
@@ -336,7 +336,7 @@ class Measuring:
             losses = self._testbed.losses
             run = self._testbed.start(self._jobs[0], placed, first, share)
             try:
-                hung = await self._watched(run, record, task.part.gpu_type)
+                hung = await self._watch(run, record, task.part.gpu_type)
             finally:
                 await self._testbed.kill(run)
             outcome, reason = run.left.result()
@@ -358,7 +358,7 @@ class Measuring:
             with record.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
-    async def _watched(self, run: TestbedRun, record: Path, gpu_type: str) -> bool:
+    async def _watch(self, run: TestbedRun, record: Path, gpu_type: str) -> bool:
         """Says what the run does until it has ended, or a plan takes too long; whether that is so."""
         told = len(whole_lines(record))
         clock = asyncio.get_running_loop().time
@@ -369,10 +369,10 @@ class Measuring:
             for each in map(json.loads, lines[told:]):
                 if each["kind"] == "begun":
                     plan = Plan(**each["plan"])
-                    decided = f"{each['decided']} of {each['plans']} step times decided"
-                    self._say(f"{plan.degrees} on {plan.gpus} × {gpu_type} ({decided}")
+                    decided = f"{each['decided']} of {each['plans']} step times decided, "
+                    self._say(f"{plan.degrees} on {plan.gpus} × {gpu_type}", decided)
                 elif each["kind"] == "cpus":
-                    self._say(f"input with {each['cpus']} CPUs (once")
+                    self._say(f"input with {each['cpus']} CPUs")
             if len(lines) > told:
                 told, moved_s = len(lines), clock()
             if ended:
@@ -386,7 +386,7 @@ class Measuring:
         task = dataclasses.replace(self._parts[0][1], plans={1: self._candidates.plans[1]}, input_only=True)
         share = Share(float(self._testbed.cores(0)), CACHE_FACTOR * data.samples * data.item_bytes)
         try:
-            await self._carried_out(task, self._path("input"), ((0, 1),), share)
+            await self._carry_out(task, self._path("input"), ((0, 1),), share)
         except TestbedError:
             raise
         except InputError as error:

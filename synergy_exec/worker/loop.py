@@ -324,8 +324,7 @@ class Loop:
         self._meter = Meter()
         self._exchanges = Exchanges()
         self._cpus = 0.0 if start.launch.share is None else start.cpus
-        steady = start.launch.steady_slots and start.launch.share is None and start.gpu is None
-        self._pace = Pace(start.cpus) if steady and start.cpus < 1 else None
+        self._pace = Pace.of(start)
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def stop(self) -> None:
@@ -435,17 +434,10 @@ class Loop:
         self._meter = Meter()
 
     def _step(self) -> tuple[StepResult, float]:
-        progress, plan, initial = self._progress, self._trainer.plan, self._launch.initial_batch
+        progress = self._progress
         self.doing = f"step {progress.step + 1}"
-        known = noise.statistics(progress)
-        rate = noise.learning_rate_scale(self._job, plan.global_batch, initial, known, progress.work, self._launch.work)
-        result = self._trainer.step(progress.step, rate=rate)
-        noise.observe(progress, result.squares, initial)
+        result, rate = train_step(self._trainer, self._job, progress, self._launch, judge=self._judge)
         self._exchanges.add(result.exchanged)
-        self._judge(result)
-        progress.step += 1
-        progress.samples += plan.global_batch
-        progress.work += worth_of_step(plan, known, initial, self._trainer.errors)
         was, self.doing = self.doing, f"on_step of step {progress.step}"
         self._observers.step(progress.step, result.loss)
         self.doing = was
@@ -551,12 +543,34 @@ class Loop:
         )
 
 
+def train_step(
+    trainer: Trainer,
+    job: TrainingJob,
+    progress: Progress,
+    launch: Launch,
+    judge: Callable[[StepResult], None] = lambda result: None,
+) -> tuple[StepResult, float]:
+    """Trains one step and counts it in `progress`; its result, and the factor on its learning rate.
+
+    judge: called with the result before the step counts; what it raises ends the training.
+    """
+    plan, initial, known = trainer.plan, launch.initial_batch, noise.statistics(progress)
+    rate = noise.learning_rate_scale(job, plan.global_batch, initial, known, progress.work, launch.work)
+    result = trainer.step(progress.step, rate=rate)
+    noise.observe(progress, result.squares, initial)
+    judge(result)
+    progress.step += 1
+    progress.samples += plan.global_batch
+    progress.work += worth_of_step(plan, known, initial, trainer.errors)
+    return result, rate
+
+
 def worth_of_step(
     plan: Plan, known: tuple[float, float] | None, initial_batch: int, errors: GradientErrors | None
 ) -> float:
-    """Iterations at the initial batch that a step is worth; while nothing is known, the least it can be uncompressed.
+    """Iterations at the initial batch that a step is worth. While nothing is known, an uncompressed step is worth one.
 
-    errors: of gradients that replicas compress; less is worth what is not all right, as tasks believe it is.
+    errors: of gradients that replicas compress, which make a step worth less, as tasks believe.
     """
     if known is None:
         return 1.0

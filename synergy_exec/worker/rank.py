@@ -165,7 +165,7 @@ class Rank:
         self._beat()
         launch = self._start.launch
         self._device = self._take_slot()
-        store = self._store(descriptors.store)
+        store = self._meeting_place(descriptors.store)
         if launch.spare_memory:
             resources.give_back()
         if store is not None:
@@ -255,7 +255,7 @@ class Rank:
         torch.cuda.set_device(0)
         return torch.device("cuda", 0)
 
-    def _store(self, descriptor: int | None) -> Store | None:
+    def _meeting_place(self, descriptor: int | None) -> Store | None:
         """The store at which the ranks of this run meet; None for a single rank."""
         launch = self._start.launch
         if launch.world == 1:

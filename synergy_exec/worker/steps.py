@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from synergy_exec.wire import cut_to_lines
 from synergy_exec.worker import processes
+from synergy_exec.worker.start import Start
 
 WARM_UP_STEPS = 3
 """Steps left out after a start or a change of batch: compilation, memory allocation, DDP's rebuilt buckets."""
@@ -134,6 +135,12 @@ class Pace:
         self._part, self._used_s, self._clock, self._sleep = part, used_s, clock, sleep
         self._since: tuple[float, float] | None = None
         self._ahead_s = 0.0
+
+    @staticmethod
+    def of(start: Start) -> Pace | None:
+        """The pace of a rank whose slot is a part of a core; None where it has a GPU, whole cores, or a share."""
+        steady = start.launch.steady_slots and start.launch.share is None and start.gpu is None
+        return Pace(start.cpus) if steady and start.cpus < 1 else None
 
     def begin(self) -> None:
         """What was since the last rest is not counted: building, saving, evaluating are as fast as they can be."""
