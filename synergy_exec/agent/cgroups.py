@@ -32,7 +32,7 @@ def own_folder(mounts: Path = Path("/proc/self/mounts"), own: Path = Path("/proc
 
 
 class Cgroups:
-    """An agent's. no_limit: why it cannot limit memory; "" where it can."""
+    """The cgroups of an agent's runs. no_limit: why memory cannot be limited here; "" if it can."""
 
     def __init__(self, own: Path | None, family: Collection[int] = ()) -> None:
         """own: the folder that is divided. family: processes in it that may be moved."""
@@ -51,7 +51,7 @@ class Cgroups:
             _remove(self._folder)
 
     def of_run(self, number: int, limit_bytes: int) -> RunCgroup | None:
-        """A new one; None where there can be none. limit_bytes: of the memory of all its ranks here together."""
+        """Makes a run's cgroup; None where there can be none. limit_bytes: of all its ranks here together."""
         if self.no_limit:
             return None
         try:
@@ -73,7 +73,7 @@ class RunCgroup:
         self.folder, self._limit_bytes = folder, limit_bytes
         folder.mkdir()
         (folder / "memory.max").write_text(str(limit_bytes))
-        # A rank without its peers, or without its loaders, is of no use.
+        # When memory runs out the kernel kills the whole run: ranks cannot go on without each other.
         (folder / "memory.oom.group").write_text("1")
         with suppress(OSError):  # a kernel without swap has none
             (folder / "memory.swap.max").write_text("0")

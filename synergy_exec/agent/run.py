@@ -95,7 +95,7 @@ _ALL_DUMPING_S = 0.8
 
 
 class Worker:
-    """One process. code: its exit code, once it has left. meant: the code that it said it would leave with."""
+    """One worker process. code: its exit code once it has left. meant: the exit code that it announced."""
 
     def __init__(self, pulse: Pulse, writer: asyncio.StreamWriter, allowed_s: float) -> None:
         """allowed_s: how long its first sign of life may take."""

@@ -35,7 +35,7 @@ prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def metrics(agents: Agents, execution: Execution | None, now_s: float) -> bytes:
-    """As `METRICS_TYPE` says; nothing of jobs before all agents are there."""
+    """The metrics as text; before all agents have come, without those of jobs."""
     registry = prometheus.CollectorRegistry()
     prometheus.ProcessCollector(registry=registry)
 
@@ -81,7 +81,7 @@ _OF_A_JOB = {
 
 
 def _of_each_job(registry: prometheus.CollectorRegistry, execution: Execution, now_s: float) -> None:
-    """Only of jobs that hold slots, so that the number of series is bounded."""
+    """Only jobs that hold slots are listed, so that the number of series is bounded."""
     families = {
         name: prometheus.Gauge(f"synergy_job_{name}", meaning, ["job", "name"], registry=registry)
         for name, meaning in _OF_A_JOB.items()
@@ -104,7 +104,7 @@ _PAGE = Path(__file__).with_name("page.html")
 _RULES = "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; connect-src 'self'"
 """A browser runs nothing on the page but its own script, and talks to nobody but this controller."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
-"""Of jobs, in a query."""
+"""Maximum number of jobs in an answer."""
 
 
 class Served(Protocol):
@@ -236,7 +236,7 @@ class Api:
         return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
 
     def _listed(self, jobs: Collection[ExecutedJob]) -> list[dict[str, Any]]:
-        """The jobs as `shown`, with why those wait that do."""
+        """The jobs as `shown`, with the reasons why waiting jobs wait."""
         execution = self._execution()
         reasons = execution.decider.why_waiting(jobs, self._controller.now_s())
         return [

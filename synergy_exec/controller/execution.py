@@ -99,7 +99,7 @@ STARTED_PARTS = ("launch_s", "build_s", "load_s", "first_step_s")
 MOST_STACK = 2_000
 """Characters of a hung rank's stack that the job's reason repeats."""
 EXCHANGES = "exchanges"
-"""Under which name the journal's `meta` has what `ModelExchanges.learn` answers."""
+"""Key in the journal's `meta` for what `ModelExchanges.learn` returns."""
 
 
 class Execution:

@@ -32,7 +32,7 @@ BACKUP_S = 60.0
 """Seconds between two copies of the journal, while it changes."""
 
 ENDED = ("done", "failed", "cancelled")
-"""States of a job to which nothing more will happen."""
+"""States that end a job; `retry` reopens failed and cancelled ones."""
 
 
 class JobRow(NamedTuple):
@@ -124,7 +124,7 @@ _JSON = {"file", "placement", "plan", "parts", "progress", "value"}
 
 
 class Journal:
-    """One open journal. What its methods record is on disk once `commit` has returned; reading commits, too.
+    """The journal of a run. Methods record in memory; `commit` writes to disk, and every read commits first.
 
     While the disk is full it waits for room, a minute at most: whoever drives it can do nothing without.
     """
@@ -489,7 +489,7 @@ def retry_in(work: Path, wanted: str, *, from_start: bool) -> JobRow:
 
 
 class Named(Protocol):
-    """A job, wherever it is kept."""
+    """What all kinds of job records have in common."""
 
     @property
     def name(self) -> str: ...

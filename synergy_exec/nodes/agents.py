@@ -24,7 +24,7 @@ MAX_MESSAGE_BYTES = 1_000_000
 
 
 class Listener(Protocol):
-    """Who is told of agents. Nodes are numbered as the cluster numbers them; before there is one, only of `hello`."""
+    """Receives what agents do. Nodes have the cluster's numbers; before there is a cluster only `hello` is called."""
 
     def hello(self, hello: Hello) -> None: ...
 

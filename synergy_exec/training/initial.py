@@ -83,7 +83,7 @@ class Initial:
         return parts
 
     def _built(self, job: TrainingJob) -> nn.Module:
-        """The model that a single process begins with."""
+        """The model with the weights that a single process would draw."""
         torch.manual_seed(self._seed)
         model = job.build_model()
         if self._weights is not None:
@@ -98,9 +98,9 @@ class Initial:
         return ends(model, self._job.blocks, trees.moved(inputs, torch.device(device)))
 
     def _verdict(self, rank: int) -> tuple[str, str]:
-        """Why not from a model without numbers, "" for nothing, and the digest of the model's form.
+        """Why the model cannot be built on the meta device ("" if it can), and a digest of its form.
 
-        Rank 0 has drawn the numbers then that it is to hand out.
+        After this, rank 0 has drawn the weights that it will send.
         """
         outline, reason, form = bare(self._job)
         if outline is None or reason:
@@ -131,7 +131,7 @@ class Initial:
         return "", form
 
     def _wanted(self, model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """Shape and type of the bare model's tensors that rank 0 hands out, each once: those without numbers, and
+        """Shape and type of the tensors that rank 0 sends, each once: those without numbers, and
         where there is a checkpoint those that are not in it.
         """
         saved = model.state_dict(keep_vars=True) if self._begun else {}

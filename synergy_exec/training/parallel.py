@@ -54,7 +54,7 @@ def replicate(
 
 
 def share_out(part: nn.Module, blocks: str, zero: int, mesh: DeviceMesh) -> None:
-    """Leave this rank its share of the part's weights, block by block, in place; once."""
+    """Shards the part's weights over the replicas, block by block, in place. Call it once."""
     layers = part.get_submodule(blocks).children() if blocks else ()
     for module in (*layers, part):
         if not isinstance(module, FSDPModule):

@@ -31,7 +31,7 @@ def name(step: int) -> str:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """All folders with the name of a complete checkpoint, the one with most steps first."""
+    """Folders of complete checkpoints, newest first."""
     if not folder.is_dir():
         return []
     found = [(int(match[1]), each) for each in folder.iterdir() if (match := _COMPLETE.fullmatch(each.name))]

@@ -77,7 +77,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How batches are made: of the `whole` of each, the samples from `first` to before `end`, by so many loaders."""
+    """How batches are loaded: of `whole` samples those from `first` to before `end`, by this many processes."""
 
     whole: int
     first: int
@@ -86,7 +86,7 @@ class _Cut:
 
 
 class _Batches(Dataset[Batch]):
-    """Where loader processes look batches up, by the numbers of their steps."""
+    """Data set of which a loader process reads the batch of a step by the step's number."""
 
     def __init__(self, job: LoadedJob, cut: _Cut, cache: Cache | None) -> None:
         self._job, self._cut = job, cut

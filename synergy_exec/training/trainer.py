@@ -72,8 +72,8 @@ class StepBuffers:
         self._known = True
 
     def _mean(self, before: Tensor, passes: Sequence[Tensor]) -> Tensor:
-        """What a pass of any replica added to a buffer, on average."""
-        # What stays as it is, an infinity too, adds nothing.
+        """Mean change of each buffer per pass, over the passes of all replicas."""
+        # A buffer that did not change has no change to add; inf − inf would be NaN.
         added = torch.stack([torch.where(after == before, 0.0, after - before) for after in passes]).sum(0)
         if self._group is None:
             return added / len(passes)
@@ -81,7 +81,7 @@ class StepBuffers:
         return added / (len(passes) * self._group.size())
 
     def _forget_constants(self, part: _PartBuffers) -> None:
-        """Keeps only the buffers that some replica changed."""
+        """Drops the buffers that no replica changed."""
         before = part.before or []
         changed = [any(not torch.equal(values[at], each) for values in part.passes) for at, each in enumerate(before)]
         flags = torch.tensor(changed, dtype=torch.int32, device=self._device)

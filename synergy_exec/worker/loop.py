@@ -96,7 +96,7 @@ class HeardOrders:
 
 
 def agree(own: Wishes) -> Wishes:
-    """What all ranks of the default process group do, made of every rank's wishes; `own` without a group."""
+    """Combines the wishes of all ranks of the default process group; without a group, returns `own`."""
     if not distributed.is_initialized():
         return own
     wishes = [own.stop, own.save, own.orders, own.step_s, own.waited_s, -own.sync_s]
@@ -148,7 +148,7 @@ class Saves:
         return time.monotonic() >= self._due_s and step > newest
 
     def later(self, progress: Progress) -> None:
-        """Copies everything, and writes it while training goes on."""
+        """Copies the state now and writes it while training goes on."""
         self._pulse.beat(self._launch.start_s)
         began = time.monotonic()
         self._settle()
@@ -161,12 +161,12 @@ class Saves:
         self._due_s = time.monotonic() + self._launch.checkpoint_interval_s
 
     def look(self) -> None:
-        """Says so once the one in flight is complete; where it could not be written another is due soon."""
+        """Reports the checkpoint that is being written once it is complete; if it failed, another is due soon."""
         if self._in_flight is not None and self._in_flight[1].done():
             self._settle()
 
     def finish(self, progress: Progress) -> None:
-        """Saves, unless every step done is on disk already. Raises UnsavedError where the disk refuses to the last."""
+        """Saves, unless the last step is on disk already. Raises UnsavedError if the last try fails, too."""
         self._pulse.beat(self._launch.start_s)
         self._settle()
         for left in reversed(range(LAST_TRIES)):

@@ -155,7 +155,7 @@ class Pulse:
         struct.pack_into("dd", self._memory, 0, time.monotonic(), allowed_s)
 
     def silence_s(self) -> float:
-        """For how long the worker has been silent, if that is longer than it may; else 0."""
+        """Seconds that the worker has been silent if that is longer than it may be; else 0."""
         beat_s, allowed_s, _ = self._FORM.unpack_from(self._memory)
         silence_s: float = time.monotonic() - beat_s
         return silence_s if silence_s > allowed_s else 0.0

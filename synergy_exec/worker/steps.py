@@ -74,7 +74,7 @@ class Meter:
         self._since: tuple[int, float] | None = None
 
     def step_s(self, step: int, *, steady: bool) -> float:
-        """0 before it is known. step: those done; steady: whether to begin, where it has not."""
+        """CPU-seconds of the mean step; 0 if unknown. step: steps done; steady: whether counting may begin."""
         loaders = [each.pid for each in multiprocessing.active_children() if each.pid is not None]
         used_s = time.process_time() + processes.cpu_s(loaders)
         if self._since is None:
@@ -91,11 +91,11 @@ _STEPS_COLUMNS = "step,batch,rate,loss,seconds,run"
 
 
 class StepsFile:
-    """Appends; a step that is trained twice stands twice, and the later run counts."""
+    """Appends lines to steps.csv. A step that is trained twice is there twice; readers take the later run's line."""
 
     def __init__(self, path: Path, run: int) -> None:
         cut_to_lines(path)
-        # By the line: a killed worker leaves no step out that a checkpoint counts.
+        # Line-buffered, so that a killed worker leaves out no step that a checkpoint counts.
         self._file = path.open("a", buffering=1, encoding="utf-8")
         self._run = run
         if self._file.tell() == 0:
@@ -119,11 +119,11 @@ class StepsFile:
 
 
 LEEWAY_S = 0.25
-"""Of a core's time: what a rank did not get of its part, since another took more, it may still make up for."""
+"""CPU seconds that a rank may catch up after other ranks took more than their part of the core."""
 
 
 class Pace:
-    """A rank's. part: of a core, between 0 and 1. used_s: the CPU time that it has used. clock: any, in seconds."""
+    """Rests a rank after each step. part: of a core, 0 to 1. used_s: its CPU time. clock: any, in seconds."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Pace:
         return Pace(start.cpus) if steady and start.cpus < 1 else None
 
     def begin(self) -> None:
-        """What was since the last rest is not counted: building, saving, evaluating are as fast as they can be."""
+        """Begins a step. What was before does not count: building, saving and evaluating run at full speed."""
         self._since = self._used_s(), self._clock()
 
     def rest(self) -> None:
@@ -154,7 +154,7 @@ class Pace:
         ahead_s = self._ahead_s + (used_s - self._since[0]) / self._part - (now_s - self._since[1])
         if ahead_s > 0:
             self._sleep(ahead_s)
-            # A sleep takes a little longer than it was to, and that is the rank's, too.
+            # A sleep lasts a little longer than asked; the rank may make up for that.
             ahead_s -= self._clock() - now_s
         self._ahead_s = max(ahead_s, -LEEWAY_S)
         self._since = None

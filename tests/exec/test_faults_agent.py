@@ -197,7 +197,7 @@ def two(tmp_path):
 
 
 def require_no_step_twice_or_among_others(launch, resumed):
-    """Run 1's steps, and run 2's, from the step on that follows what it has loaded."""
+    """The steps of run 1 and run 2; run 2's begin after the checkpoint that it loaded."""
     there = [(int(row["run"]), int(row["step"])) for row in steps_of(launch)]
     for run, first in ((1, 1), (2, resumed + 1)):
         own = [step for each, step in there if each == run]

@@ -39,17 +39,17 @@ class GradientLayer:
 
     @property
     def numbers(self) -> int:
-        """How many numbers."""
+        """Number of elements."""
         return self.rows * self.columns
 
     def sent_bytes(self, compressor: Compressor, replicas: int) -> float:
-        """What leaves each rank in a step under a compressor that takes the layer."""
+        """Bytes that each rank sends per step under a compressor that can compress the layer."""
         if compressor == PLAIN:
             return float(all_reduced(self.number_bytes * self.numbers, replicas))
         return float(compressor.sent_bytes(self._sizes, replicas).sum())
 
     def may_be_sent_by(self, compressor: Compressor, replicas: int) -> bool:
-        """Whether the compressor takes the layer, and sends fewer bytes of it than there are."""
+        """Whether the compressor can compress the layer and makes it smaller."""
         if not self.numbers or not compressor.compresses(self._sizes).all():
             return False
         return self.sent_bytes(compressor, replicas) < self.sent_bytes(PLAIN, replicas)
@@ -80,16 +80,16 @@ class CompressorByLayer:
 
     @property
     def every(self) -> list[Compressor]:
-        """Every compressor that a layer may get."""
+        """All compressors that some layer may use."""
         return [self.rest, *(compressor for _, compressor in self.layers)]
 
     @property
     def nothing(self) -> bool:
-        """Whether every layer is sent as it is."""
+        """Whether no layer is compressed."""
         return all(each == PLAIN for each in self.every)
 
     def of(self, layer: GradientLayer, replicas: int) -> Compressor:
-        """What a layer gets: what was chosen for it, where that may send it."""
+        """The compressor of a layer: the chosen one if it can compress the layer, else none."""
         found = (compressor for pattern, compressor in self.layers if fnmatchcase(layer.name, pattern))
         chosen = next(found, self.rest)
         return chosen if layer.may_be_sent_by(chosen, replicas) else PLAIN
@@ -105,11 +105,11 @@ class HeldBack:
     start: Tensor | None = None
 
     def added_to(self, gradient: Tensor) -> Tensor:
-        """The gradient in fp32, with what was held back of those before it."""
+        """The gradient in fp32, plus the error that was held back before."""
         return gradient.float() if self.error is None else gradient.float() + self.error
 
     def keep(self, error: Tensor, mean: Tensor) -> None:
-        """Keeps an error, unless the exchange gave something that is no number: that step's gradient is not carried on.
+        """Keeps the error. If the exchanged mean has a NaN or an infinity, that step's error is dropped.
 
         mean: what was exchanged, the same on every replica, so that all of them keep or none.
         """
@@ -119,8 +119,8 @@ class HeldBack:
 
 @dataclass(slots=True)
 class Piece:
-    """A layer's gradient on its way. gradient: flat, this replica's share of the mean (its own ÷ replicas), and after
-    the exchange the mean, changed in place.
+    """A layer's gradient while it is exchanged. gradient: flat, this replica's share of the mean (its own ÷ replicas);
+    the exchange replaces it by the mean, in place.
     """
 
     layer: GradientLayer
@@ -130,7 +130,7 @@ class Piece:
 
 
 def by_compressor(pieces: Sequence[Piece]) -> dict[Compressor, list[Piece]]:
-    """The pieces of each compressor, in the same order on all replicas."""
+    """Groups the pieces by compressor, in the same order on all replicas."""
     groups: dict[Compressor, list[Piece]] = {}
     for piece in pieces:
         groups.setdefault(piece.compressor, []).append(piece)

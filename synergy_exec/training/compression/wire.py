@@ -175,7 +175,7 @@ class Watch:
     second: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def note(self, name: str, given: Tensor, error: Tensor) -> None:
-        """A layer's gradient, and what its compressor left out of it."""
+        """Squared norm of a layer's gradient, and of the part that its compressor left out."""
         self.layers[name] = (_square(given), _square(error))
 
 

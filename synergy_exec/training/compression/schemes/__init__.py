@@ -18,12 +18,12 @@ from synergy_exec.training.compression.wire import Watch, Wire
 
 @cache
 def schemes() -> dict[str, Any]:
-    """Every module of this folder by the name of its file: the order in which those of a bucket are sent."""
+    """The modules of this folder by file name, sorted; a bucket's schemes are carried out in this order."""
     return {module.__name__.rpartition(".")[2]: module for module in modules_of(__name__)}
 
 
 def send(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
-    """Exchanges each piece as its compressor does, those of one scheme together."""
+    """Exchanges the pieces of each scheme together."""
     for name, module in schemes().items():
         if chosen := [each for each in pieces if each.compressor.scheme == name]:
             module.exchange(chosen, wire, watch)

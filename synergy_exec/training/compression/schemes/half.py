@@ -17,7 +17,7 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
-    """See the folder's `__init__`."""
+    """Makes every piece's gradient the mean over the replicas (see the folder's `__init__`)."""
     for compressor, chosen in by_compressor(pieces).items():
         add_up(chosen, _TYPES[compressor.name], wire, watch)
 

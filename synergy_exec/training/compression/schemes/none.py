@@ -1,4 +1,4 @@
-"""Gradients as they are: one all-reduce, in the gradients' own type."""
+"""No compression: one all-reduce in the gradients' own type."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from synergy_exec.training.compression.wire import Watch, Wire
 
 
 def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
-    """See the folder's `__init__`."""
+    """Makes every piece's gradient the mean over the replicas (see the folder's `__init__`)."""
     add_up(pieces, pieces[0].gradient.dtype, wire, watch)

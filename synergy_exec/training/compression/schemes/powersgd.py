@@ -19,7 +19,7 @@ from synergy_exec.training.compression.wire import Watch, Wire
 
 
 def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
-    """See the folder's `__init__`."""
+    """Makes every piece's gradient the mean over the replicas (see the folder's `__init__`)."""
     matrices = [piece.memory.added_to(piece.gradient).view(piece.layer.rows, piece.layer.columns) for piece in pieces]
     starts = [_start(piece) for piece in pieces]
     lefts = _sums([matrix @ start for matrix, start in zip(matrices, starts, strict=True)], wire)

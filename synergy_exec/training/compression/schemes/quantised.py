@@ -22,12 +22,12 @@ _MIDDLE = 0.5 + 2**-17
 
 
 def row_bytes(bits: int) -> int:
-    """Of a row as it is sent."""
+    """Bytes of one encoded row."""
     return BUCKET * bits // 8 + _ENDS_BYTES
 
 
 def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
-    """See the folder's `__init__`."""
+    """Makes every piece's gradient the mean over the replicas (see the folder's `__init__`)."""
     groups = [(_bits(compressor), chosen) for compressor, chosen in by_compressor(pieces).items()]
     sums = _summed(groups, wire, watch)
     own = []
@@ -48,7 +48,7 @@ def _summed(groups: Sequence[tuple[int, list[Piece]]], wire: Wire, watch: Watch 
     sent = []
     for bits, chosen in groups:
         rows = torch.cat([_rows_of(piece.gradient) for piece in chosen])
-        # As many rows for each replica.
+        # Every replica gets the same number of rows.
         rows = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % wire.replicas))
         encoded = _encode(rows, bits, wire.generator)
         if watch is not None:
@@ -70,7 +70,7 @@ def _by_piece(rows: Tensor, pieces: Sequence[Piece]) -> Sequence[Tensor]:
 
 
 def _encode(rows: Tensor, bits: int, generator: torch.Generator) -> Tensor:
-    """(rows, 512) → (rows, row_bytes) of bytes. What is no number makes its whole row so."""
+    """Encodes (rows, 512) into bytes, (rows, row_bytes). One NaN or infinity spoils its whole row."""
     low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
     step = (high - low) / (2**bits - 1)
     levels = (rows - (low - _MIDDLE * step)).div_(torch.where(step == 0, 1, step))
@@ -84,7 +84,7 @@ def _encode(rows: Tensor, bits: int, generator: torch.Generator) -> Tensor:
 
 
 def _decode(sent: Tensor, bits: int) -> Tensor:
-    """(rows, row_bytes) of bytes → (rows, 512)."""
+    """Decodes bytes, (rows, row_bytes), into (rows, 512)."""
     ends = sent[:, :_ENDS_BYTES].contiguous().view(torch.float32)
     levels, width = sent[:, _ENDS_BYTES:], 8
     while width > bits:
@@ -109,5 +109,5 @@ def _bits(compressor: Compressor) -> int:
 
 
 def _rows_of(gradient: Tensor) -> Tensor:
-    """(numbers,) → (rows, 512), the last row filled up with zeros."""
+    """Cuts (numbers,) into (rows, 512); zeros fill the last row."""
     return torch.nn.functional.pad(gradient.float(), (0, -len(gradient) % BUCKET)).view(-1, BUCKET)

@@ -15,13 +15,13 @@ from synergy_exec.training.compression.wire import Watch, Wire
 
 
 def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
-    """See the folder's `__init__`."""
+    """Makes every piece's gradient the mean over the replicas (see the folder's `__init__`)."""
     wholes, values, places = [], [], []
     for piece in pieces:
         assert isinstance(piece.compressor, TopK)
         whole = piece.memory.added_to(piece.gradient)
         sent = max(1, round(piece.compressor.fraction * piece.layer.numbers))
-        # What is no number counts as the largest, so it is sent and all replicas see it.
+        # NaN counts as the largest number, so that it is sent and all replicas see it.
         place = whole.abs().topk(sent, sorted=False).indices
         wholes.append(whole)
         values.append(whole[place])
@@ -35,7 +35,7 @@ def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
     for at, piece in enumerate(pieces):
         mean = torch.zeros_like(wholes[at])
         for value, place in zip(every_value[at], every_place[at], strict=True):
-            # One replica after another: no place twice in an addition, so the sum is the same on all devices.
+            # Replicas are added one after another, so that the sum has the same rounding on all devices.
             mean[place] += value
         error = wholes[at].index_fill(0, places[at], 0)
         if watch is not None:
