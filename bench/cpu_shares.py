@@ -31,8 +31,7 @@ from synergy_core.units import GB
 from synergy_exec.backends import get_backend
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Launch, Report
-from synergy_exec.nodes.runs import Run
+from synergy_exec.messages import Report
 from synergy_exec.profiling.profile import add_to_profile
 from synergy_exec.profiling.selection import Effort
 from synergy_exec.profiling.testbed import Testbed, TestbedRun, testbed
@@ -82,11 +81,11 @@ async def compared(
     seconds: float,
     tries: int,
 ) -> int:
-    async with testbed(get_backend("local", {"slots": 2}), folder, launches(folder, files), Settings()) as bench:
+    async with testbed(get_backend("local", {"slots": 2}), folder, Settings()) as bench:
         cores = bench.cores(0)
         equal = dict.fromkeys(files, Share(cores / len(files), GB))
         shares = {"equal": equal, "decided": decided(files, inputs, cores)}
-        windows, judged = await by_turns(bench, shares, repetitions, seconds, tries)
+        windows, judged = await by_turns(bench, files, shares, repetitions, seconds, tries)
     return shown(inputs, shares, windows, judged)
 
 
@@ -99,31 +98,6 @@ def file_of(name: str) -> JobFile:
         max_batch=BATCH,
         work=ENDLESS,
     )
-
-
-def launches(folder: Path, files: Mapping[str, JobFile]):  # type: ignore[no-untyped-def]
-    def launch_of(run: Run) -> Launch:
-        file = list(files.values())[run.job]
-        return Launch(
-            run=run.number,
-            job=run.job,
-            job_class=file.job_class,
-            arguments=file.arguments,
-            plan=run.plan,
-            initial_batch=BATCH,
-            work=ENDLESS,
-            slots=[],
-            first_rank=0,
-            world=1,
-            store_host="",
-            store_port=0,
-            folder=str(folder / str(run.job)),
-            noise=False,
-            report_s=0.25,
-            checkpoint_interval_s=ENDLESS,
-        )
-
-    return launch_of
 
 
 def profiled(folder: Path, files: Mapping[str, JobFile]) -> dict[str, ProfiledInput]:
@@ -154,12 +128,20 @@ def decided(files: Mapping[str, JobFile], inputs: Mapping[str, ProfiledInput], c
 
 
 async def by_turns(
-    bench: Testbed, shares: Mapping[str, Mapping[str, Share]], repetitions: int, seconds: float, tries: int
+    bench: Testbed,
+    files: Mapping[str, JobFile],
+    shares: Mapping[str, Mapping[str, Share]],
+    repetitions: int,
+    seconds: float,
+    tries: int,
 ) -> tuple[list[dict[str, Window]], bool]:
     """Repetitions by setting: those that count, else all of them, and False."""
     first = next(iter(shares.values()))
     plan = Plan(micro_batch=BATCH)
-    runs = {name: bench.start(job, ((0, 1 << job),), plan, share) for job, (name, share) in enumerate(first.items())}
+    runs = {
+        name: bench.start(file, job, ((0, 1 << job),), plan, first[name], noise=False, report_s=0.25)
+        for job, (name, file) in enumerate(files.items())
+    }
     for run in runs.values():
         await run.first_step()
     found: list[dict[str, Window]] = []

@@ -33,8 +33,6 @@ from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
 from synergy_exec.backends import Backend
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Launch
-from synergy_exec.nodes.runs import Run
 from synergy_exec.profiling.finder import CandidatePlans, Data, Finder, finder
 from synergy_exec.profiling.machine import Part, keep_profile, known_profile, parts_of, sizes
 from synergy_exec.profiling.selection import Effort, Selection, Task, record_of
@@ -44,7 +42,6 @@ from synergy_exec.training.integrity import FEWEST_NOISE_STEPS
 from synergy_exec.wire import whole_lines
 
 Say = Callable[[str], None]
-ENDLESS = 1e15
 QUICK = Effort(seconds=0.1, every_batch=False, noise_s=0.0)
 """The effort of `profile=auto`, which somebody waits for."""
 ENDING_FRACTION = 0.1
@@ -145,40 +142,14 @@ async def _made(
     patient = dataclasses.replace(settings, nodes_s=min(settings.nodes_s, until_s - clock()))
     with tempfile.TemporaryDirectory(prefix="synergy-profile-", dir=beside) as text:
         folder = Path(text)
-        owner: dict[int, JobFile] = {}
-        tasks: dict[int, Path] = {}
-
-        def launch_of(run: Run) -> Launch:
-            file = owner[run.job]
-            return Launch(
-                run=run.number,
-                job=run.job,
-                job_class=file.job_class,
-                arguments=file.arguments,
-                plan=run.plan,
-                initial_batch=file.initial_batch,
-                work=ENDLESS,
-                slots=[],
-                first_rank=0,
-                world=run.plan.gpus,
-                store_host="",
-                store_port=0,
-                folder=str(folder / "jobs" / str(run.job)),
-                measure=str(tasks.get(run.job, "")),
-                observed=False,
-                spare_memory=file.memory_gb > 0,
-                **{**settings.of_runs(), "checkpoint_interval_s": ENDLESS},
-            )
-
-        async with finder() as find, testbed(backend, folder, launch_of, patient) as bench:
+        async with finder() as find, testbed(backend, folder, patient) as bench:
             for at, file in enumerate(files):
                 its_end_s = clock() + (until_s - clock()) / (len(files) - at)
                 try:
                     candidates = await _candidates(find, file, bench.cluster, its_end_s)
-                    measuring = Measuring(
-                        bench, file, candidates, effort, its_end_s, say, owner, tasks, folder, settings.restart_s
-                    )
-                    model, remarks = await measuring.model()
+                    job = at * (1 + bench.cluster.gpus)
+                    measuring = Measuring(bench, file, candidates, effort, its_end_s, say, job, folder)
+                    model, remarks = await measuring.model(settings.restart_s)
                     model, large = within(model, file.memory_gb)
                 except TestbedError as error:
                     made.broken = str(error)
@@ -204,9 +175,8 @@ class Measuring:
     """One model that is being measured.
 
     until_s: when time is up, on the loop's clock; a plan that takes half of the time until then hangs, or is too slow
-    to be of use. owner, tasks: by job number, whose it is and what is measured under it; a model takes one number more
-    than the testbed has slots: the first to measure step times, the others to measure starts and stops. restart_s: what
-    a restart is assumed to cost where none was measured.
+    to be of use. job: the first of the model's numbers, one more than the testbed has slots: under it step times are
+    measured, under the others starts and stops. folder: files of tasks lie in it.
     """
 
     def __init__(
@@ -217,19 +187,13 @@ class Measuring:
         effort: Effort,
         until_s: float,
         say: Say,
-        owner: dict[int, JobFile],
-        tasks: dict[int, Path],
+        job: int,
         folder: Path,
-        restart_s: float,
     ) -> None:
         self._testbed, self._file, self._candidates = testbed, file, candidates
-        self._effort, self._until_s, self._tell, self._tasks = effort, until_s, say, tasks
+        self._effort, self._until_s, self._tell, self._job = effort, until_s, say, job
         self._longest_s = max(0.0, until_s - asyncio.get_running_loop().time()) / 2
-        first = len(owner)
-        self._jobs = list(range(first, first + 1 + testbed.cluster.gpus))
-        owner.update(dict.fromkeys(self._jobs, file))
-        self._folder = folder / "jobs" / str(first)
-        self._restart_s = restart_s
+        self._folder = folder / f"tasks-{job}"
         self._costs: ProfiledCosts | None = None
         self._failed: list[str] = []
         self._parts = [(part, self._task(part, at)) for at, part in enumerate(parts_of(testbed.cluster))]
@@ -248,9 +212,11 @@ class Measuring:
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"
 
-    async def model(self) -> tuple[ProfiledModel, list[str]]:
-        """The model's profile, and what is to be known of it: plans that failed, what there was no time for. Raises
-        InputError where nothing was measured, or TestbedError.
+    async def model(self, restart_s: float) -> tuple[ProfiledModel, list[str]]:
+        """The model's profile, and remarks: plans that failed, what there was no time for.
+
+        restart_s: assumed for starts and stops that were not measured. Raises InputError where nothing was measured, or
+        TestbedError.
         """
         name, late = self._file.name, False
         try:
@@ -284,7 +250,7 @@ class Measuring:
             max(row.plan.global_batch for row in rows),
             self._candidates.parameters,
             noise_curve(noise),
-            self._costs or ProfiledCosts(self._restart_s, self._restart_s, self._restart_s),
+            self._costs or ProfiledCosts(restart_s, restart_s, restart_s),
             rows,
             self._prepared(),
             self._file.application,
@@ -296,7 +262,7 @@ class Measuring:
         self._tell(f"{name}: {measured} of {sum(each.plans for each in selections)} step times measured{why}")
         remarks = [f"{name}: left out, {each}" for each in failed]
         if self._costs is None:
-            remarks.append(f"{name}: starts were not measured; restart_s={self._restart_s:g} is assumed")
+            remarks.append(f"{name}: starts were not measured; restart_s={restart_s:g} is assumed")
         if late:
             undecided = sum(each.undecided for each in selections)
             remarks.append(
@@ -330,11 +296,10 @@ class Measuring:
         """
         task.write(path)
         record = record_of(path)
-        self._tasks[self._jobs[0]] = path
         first = next(iter(task.plans.values()))[0][0]
         while True:
             losses = self._testbed.losses
-            run = self._testbed.start(self._jobs[0], placed, first, share)
+            run = self._testbed.start(self._file, self._job, placed, first, share, measure=str(path))
             try:
                 hung = await self._watch(run, record, task.part.gpu_type)
             finally:
@@ -421,13 +386,13 @@ class Measuring:
             return
         row = max(rows, key=lambda each: Plan(**each["plan"]).gpus > 1)
         plan = Plan(**row["plan"])
-        placed = list(zip(self._jobs[1:], part.places(plan.gpus), strict=False))
+        placed = list(enumerate(part.places(plan.gpus), self._job + 1))
         losses = -1
         while losses != self._testbed.losses:
             losses, starts, exits = self._testbed.losses, list[list[float]](), list[float]()
             try:
                 for _ in ("new", "from a checkpoint"):
-                    runs = [self._testbed.start(job, where, plan) for job, where in placed]
+                    runs = [self._testbed.start(self._file, job, where, plan) for job, where in placed]
                     try:
                         starts.append(
                             [seconds - row["step_s"] for seconds in await _all(run.first_step() for run in runs)]

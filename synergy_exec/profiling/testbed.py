@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
@@ -15,11 +16,15 @@ from synergy_core.jobs.record import Placed
 from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
 from synergy_exec.backends import Backend, Meeting
+from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Failure, Hello, Launch, Message, Outcome, Report, Started
 from synergy_exec.nodes.agents import Agents
 from synergy_exec.nodes.listening import listening
 from synergy_exec.nodes.runs import Run, Runs
 from synergy_exec.settings import Settings
+
+ENDLESS = 1e15
+"""Work, or seconds between checkpoints, that no run reaches."""
 
 
 class TestbedError(InputError):
@@ -53,21 +58,50 @@ class Testbed:
     cluster: what they make. losses: of agents; what was measured across one does not count.
     """
 
-    def __init__(self, backend: Backend, launch_of: Callable[[Run], Launch], settings: Settings) -> None:
+    def __init__(self, backend: Backend, folder: Path, settings: Settings) -> None:
         self.agents = Agents(backend, self, at_once=settings.agents_per_hour, patience_s=settings.nodes_s)
-        self._settings = settings
-        self._runs = Runs(launch_of, settings.ports or "")
+        self._settings, self._folder = settings, folder
+        self._runs = Runs(lambda run: self._launches[run.number], settings.ports or "")
+        self._launches: list[Launch] = []
         self._mine: list[TestbedRun] = []
         self._broken: TestbedError | None = None
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.losses = 0
         self.cluster: Cluster
 
-    def start(self, job: int, placed: Placed, plan: Plan, share: Share | None = None) -> TestbedRun:
-        """Launches a run there, as soon as its slots are free. Raises TestbedError."""
+    def start(
+        self, file: JobFile, job: int, placed: Placed, plan: Plan, share: Share | None = None, **more: Any
+    ) -> TestbedRun:
+        """Launches a run there, as soon as its slots are free. It trains without end, or does what `more` says.
+
+        job: a number of the caller's; runs with the same number come one after another, and share a folder. more:
+        other fields of `Launch`. Raises TestbedError.
+        """
         self.check()
+        number = len(self._mine)
+        fields: dict[str, Any] = self._settings.of_runs() | {"checkpoint_interval_s": ENDLESS, **more}
+        self._launches.append(
+            Launch(
+                run=number,
+                job=job,
+                job_class=file.job_class,
+                arguments=file.arguments,
+                plan=plan,
+                initial_batch=file.initial_batch,
+                work=ENDLESS,
+                slots=[],
+                first_rank=0,
+                world=plan.gpus,
+                store_host="",
+                store_port=0,
+                folder=str(self._folder / "jobs" / str(job)),
+                observed=False,
+                spare_memory=file.memory_gb > 0,
+                **fields,
+            )
+        )
         self._mine.append(TestbedRun())
-        self._runs.start(Run(len(self._mine) - 1, job, placed, plan, share))
+        self._runs.start(Run(number, job, placed, plan, share))
         self._flush()
         return self._mine[-1]
 
@@ -166,11 +200,9 @@ class Testbed:
 
 
 @asynccontextmanager
-async def testbed(
-    backend: Backend, folder: Path, launch_of: Callable[[Run], Launch], settings: Settings
-) -> AsyncIterator[Testbed]:
+async def testbed(backend: Backend, folder: Path, settings: Settings) -> AsyncIterator[Testbed]:
     """All agents of a backend, until the block ends; then no process of them is left."""
-    made = Testbed(backend, launch_of, settings)
+    made = Testbed(backend, folder, settings)
     async with listening(made.agents, folder, host=settings.host, port=settings.port) as meeting:
         try:
             await made.gather(meeting)

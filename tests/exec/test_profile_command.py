@@ -316,13 +316,13 @@ def test_time_that_is_up_ends_measuring_and_what_there_was_none_for_is_predicted
     monkeypatch.setattr(Forgetful, "stuck", True)
     path, said = tmp_path / "profile.json", list[str]()
     files = [unbuilt("first"), unbuilt("second")]
-    made = add_to_profile(path, files, TaskBackend(2), HERE, BRIEF, said.append, Settings(profile_s=10.0))
+    made = add_to_profile(path, files, TaskBackend(2), HERE, BRIEF, said.append, Settings(profile_s=24.0))
     assert [each.name for each in made.models] == ["first", "second"]
     for model in read_profile(path).models.values():
         known = {(row.plan.gpus, row.plan.global_batch, row.predicted) for row in model.rows}
         assert known == {(1, 4, False), (1, 8, False), (2, 4, True), (2, 8, True)}
         assert [line.endswith(", predicted") for line in table(model)[1:]] == [False, False, True, True]
-    assert made.remarks[0].startswith("first: left out, dp2 · 2×1: it was not measured after 2.")
+    assert made.remarks[0].startswith("first: left out, dp2 · 2×1: it was not measured after ")
     assert any("time was up before 4 more step times were measured; 2 of them are predict" in x for x in made.remarks)
     assert said[0].startswith("first: 1 on 1 × cpu (0 of 8 step times decided, ")
     assert said[2].startswith("first: dp2 on 2 × cpu (2 of 8 step times decided, ")
