@@ -47,10 +47,9 @@ def recorded(path: Path, columns: dict[str, type]) -> pd.DataFrame:
         on_bad_lines="skip",
         keep_default_na=False,
     )
-    for name in columns:
-        if columns[name] is not str:
-            rows[name] = pd.to_numeric(rows[name].replace("nan", "NaN"), errors="coerce")
-    rows = rows[rows["run"].notna() & rows["step"].notna()].astype(columns)
+    numbers = [name for name, kind in columns.items() if kind is not str]
+    rows[numbers] = rows[numbers].apply(pd.to_numeric, errors="coerce")  # a loss may be NaN
+    rows = rows.dropna(subset=[name for name, kind in columns.items() if kind is int]).astype(columns)
     key = [name for name in ("step", "metric") if name in columns]
     return rows.sort_values("run", kind="stable").drop_duplicates(key, keep="last").sort_values("step", kind="stable")
 
