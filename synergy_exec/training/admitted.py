@@ -67,7 +67,7 @@ def _uncompressed(plan: Plan) -> str | None:
         return str(error).rstrip(".")
     if odd := [each for each in choices.every if each.scheme not in schemes()]:
         return f"{odd[0].name} is not built; write synergy_exec/training/compression/schemes/{odd[0].scheme}.py"
-    if choices.nothing or plan.data == 1 or (plan.gpus == plan.data and not plan.zero):
+    if choices.is_plain or plan.data == 1 or (plan.gpus == plan.data and not plan.zero):
         return None
     return (
         f"compressor {plan.compressor} is for whole replicas alone; with data {plan.data}, take zero 0, tensor 1 and "

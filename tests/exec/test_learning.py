@@ -247,7 +247,7 @@ class ComputingAgent(FakeAgent):
         known = [GradientLayer(*each) for each in LAYERS]
         sent = sum(layer.sent_bytes(choices.of(layer, plan.data), plan.data) for layer in known)
         plain = sum(2 * (plan.data - 1) / plan.data * 4 * layer.numbers for layer in known)
-        compresses = several and not choices.nothing
+        compresses = several and not choices.is_plain
         sync_s = (SYNC_S * sent / plain + compresses * self.codec_s) if several else 0.0
         return replace(
             said,

@@ -75,7 +75,7 @@ class Exchange:
     @property
     def compresses(self) -> bool:
         """Whether any layer may be sent otherwise than as it is."""
-        return not self._choices.nothing
+        return not self._choices.is_plain
 
     @property
     def feedback(self) -> list[str]:

@@ -84,7 +84,7 @@ class CompressorByLayer:
         return [self.rest, *(compressor for _, compressor in self.layers)]
 
     @property
-    def nothing(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether no layer is compressed."""
         return all(each == PLAIN for each in self.every)
 

@@ -13,15 +13,15 @@ from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.wire import LoneWire
 
 LARGE, SMALL = (1, 1024), (32, 48)
-"""How many square layers, and of which side. Of the former, time goes by the byte, of the latter by the call."""
+"""Number of square layers and their side. Large layers take time by the byte, small ones by the call."""
 REPETITIONS = 7
-"""Of which the fastest counts: what is taken for slower than it is is never tried, and so never found out."""
+"""The fastest counts. A compressor that was measured too slow would never be tried, so the error would stay."""
 LEAST_PART = 0.1
-"""Of a time, at least what is left of it when what another case explains is taken off."""
+"""Minimum fraction of a time that is left after the part that another case explains is subtracted."""
 
 
 class _Case(NamedTuple):
-    """What encoding and decoding of all its layers take by the core's formulas, and took."""
+    """One measurement: bytes, operations and calls of coding all its layers by the core's formulas, and seconds."""
 
     touched_bytes: float
     flops: float
@@ -30,9 +30,10 @@ class _Case(NamedTuple):
 
 
 def measured_codecs(device: torch.device) -> dict[str, list[float]]:
-    """Fields of `CodecSpeed` by the core's schemes, those of all compressors that are offered where nobody names one.
+    """Fields of `CodecSpeed` by scheme, for all compressors that the core offers by default.
 
-    Of several of a scheme the first shows bytes and calls, the last, of which more is sent or computed, arithmetic.
+    Where a scheme has several compressors, the first shows what bytes and calls cost, and the last, which sends or
+    computes more, what arithmetic costs.
     """
     by_scheme: dict[str, list[Compressor]] = {}
     for each in compressors():
