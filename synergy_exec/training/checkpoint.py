@@ -75,15 +75,19 @@ class Checkpoints:
         Raises InputError, the same on all ranks, if it cannot be written; earlier checkpoints are then as they were.
         Raises FencedError where a newer run has taken the folder over.
         """
-        self.save_later(state, progress).result()
+        self._begun(state, progress, goes_on=False).result()
 
     def save_later(self, state: State, progress: Progress) -> Future[None]:
         """Copies everything to the host's memory; a thread writes it while training goes on, one after another.
 
         The future ends as `save` does.
         """
+        return self._begun(state, progress, goes_on=True)
+
+    def _begun(self, state: State, progress: Progress, *, goes_on: bool) -> Future[None]:
+        """goes_on: whether training changes the tensors while they are written."""
         ranks, progress = _ranks(), replace(progress)
-        blocks, are_copied = _copied(_tensors(state, trained=progress.step > 0))
+        blocks, are_copied = _on_host(_tensors(state, trained=progress.step > 0), copied=goes_on)
         trained = _trained(state, progress)
         before, future = self._latest, Future[None]()
 
@@ -252,15 +256,19 @@ def block(tensor: Tensor) -> Block:
     return Block(tuple(tensor.shape), tuple(offset), tensor.to_local().detach())
 
 
-def _copied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Block], Callable[[], None]]:
-    """Copies of this rank's blocks in the host's memory, and what to call before they are read.
+def _on_host(tensors: Mapping[str, Tensor], *, copied: bool) -> tuple[dict[str, Block], Callable[[], None]]:
+    """This rank's blocks in the host's memory, and what to call before they are read.
 
-    From a GPU they are made behind what it has to do already and before what it is told to do next, into pinned memory,
-    which torch keeps for the next checkpoint; only who reads them waits for them. This has never run on a GPU.
+    copied: whether to copy those, too, that are there already.
+    From a GPU copies are made behind what it has to do already and before what it is told to do next, into pinned
+    memory, which torch keeps for the next checkpoint; only who reads them waits for them. This has never run on a GPU.
     """
     blocks = {}
     for name, tensor in tensors.items():
         own = block(tensor)
+        if own.values.device.type == "cpu" and not copied:
+            blocks[name] = own
+            continue
         pinned = own.values.is_cuda
         copy = torch.empty(own.values.shape, dtype=own.values.dtype, pin_memory=pinned)
         blocks[name] = own._replace(values=copy.copy_(own.values, non_blocking=pinned))
