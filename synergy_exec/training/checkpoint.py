@@ -1,11 +1,11 @@
-"""Checkpoints that any plan reads, whatever plan wrote them.
+"""Checkpoints: written under one plan, read under any other.
 
-A checkpoint is a folder (shelf.py): `rank-0.safetensors` and so on have the pieces that each rank wrote, under the
-names of their tensors, and `progress.json` (integrity.py) says where in the whole tensor each piece belongs. A tensor
-is named after the parameter in the whole model, so a reader finds its part of it under any plan. It is there whole or
-not at all, damage is found before anything is loaded, and a full disk is an error that a user can read.
+A checkpoint is a folder (shelf.py). Each rank writes its pieces of the tensors into a file of its own,
+`rank-0.safetensors` and so on, and `progress.json` (integrity.py) says where in the whole tensor each piece belongs.
+Tensors are named after the parameters of the whole model, so a reader finds its part under any plan. A checkpoint
+appears whole or not at all, damage is found before anything is loaded, and a full disk gives an error in words.
 
-All ranks call `save`, `save_later` and `load` together, with or without an initialised process group for one rank.
+All ranks call `save`, `save_later` and `load` together. A single rank needs no process group.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ MODEL = "model."
 _OPTIMIZER = "optimizer."
 _HELD = "compression."
 _MOST_MAPPED_BYTES = 8 << 20
-"""Files are opened anew after so many bytes were read, because mapped pages count as memory of the rank."""
+"""Files are opened again after this many bytes, because pages that were read count as memory of the rank."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class State:
-    """What a checkpoint keeps of one rank.
+    """The state of one rank that a checkpoint keeps.
 
-    parts, optimizers: one of each for every pipeline stage that the rank owns. held: what compression holds back, by
-    KIND.PARAMETER, equal on the replicas of a layer (`Exchange.held`); `load` gives what there is of the rank's own
-    parameters, in the host's memory.
+    parts, optimizers: one of each for every pipeline stage that the rank owns. held: error feedback of compression, by
+    KIND.PARAMETER, equal on all replicas of a layer (`Exchange.held`). `load` sets it for the rank's own parameters, in
+    the host's memory.
     """
 
     parts: Sequence[nn.Module]
@@ -59,10 +59,10 @@ class State:
 
 
 class Checkpoints:
-    """A job's folder of checkpoints, of which the newest `keep` are kept.
+    """A job's folder of checkpoints. It keeps the newest `keep` of them.
 
-    job: whose they are, which they say from then on; "" for nobody that has to be told from others. desk: of the run
-    that saves, None where no other can.
+    job: UUID of the job, written into each checkpoint so that no other job loads it; "" for no such check. desk: of the
+    run that saves; None if only one process can save here.
     """
 
     def __init__(self, folder: Path, *, keep: int = 2, job: str = "", desk: Desk | None = None) -> None:
@@ -70,22 +70,22 @@ class Checkpoints:
         self._latest: Future[None] | None = None
 
     def save(self, state: State, progress: Progress) -> None:
-        """Writes a checkpoint, complete on disk when this returns, and deletes all but the newest.
+        """Writes a checkpoint and deletes old ones. The checkpoint is complete on disk when this returns.
 
-        Raises InputError, the same on all ranks, if it cannot be written; earlier checkpoints are then as they were.
-        Raises FencedError where a newer run has taken the folder over.
+        Raises InputError on all ranks if it cannot be written; earlier checkpoints then stay as they were. Raises
+        FencedError if a newer run has taken the folder over.
         """
         self._begun(state, progress, goes_on=False).result()
 
     def save_later(self, state: State, progress: Progress) -> Future[None]:
-        """Copies everything to the host's memory; a thread writes it while training goes on, one after another.
+        """Copies everything to the host's memory and returns; a thread then writes it while training goes on.
 
-        The future ends as `save` does.
+        Checkpoints are written one after another. The future ends as `save` does.
         """
         return self._begun(state, progress, goes_on=True)
 
     def _begun(self, state: State, progress: Progress, *, goes_on: bool) -> Future[None]:
-        """goes_on: whether training changes the tensors while they are written."""
+        """Starts writing. goes_on: whether training may change the tensors meanwhile."""
         ranks, progress = _ranks(), replace(progress)
         blocks, are_copied = _on_host(_tensors(state, trained=progress.step > 0), copied=goes_on)
         trained = _trained(state, progress)
@@ -103,17 +103,17 @@ class Checkpoints:
                 future.set_result(None)
 
         self._latest = future
-        # A daemon: a process that leaves on an error does not wait for it, and what is partial is not visible.
+        # A daemon thread: a process that fails does not wait for it, and a partial checkpoint is not visible.
         Thread(target=write, name="checkpoint", daemon=True).start()
         return future
 
     def load(self, state: State, *, saved_step: int = 0) -> Progress | None:
-        """Loads the newest whole checkpoint; None if there is none at all. Learning rates stay as they are.
+        """Loads the newest undamaged checkpoint; returns None if there is no checkpoint. Learning rates stay unchanged.
 
-        Damaged ones are named in the log and passed over; nothing live is touched before a whole one is found. Raises
-        InputError if all are damaged, if the checkpoint is of another model or optimizer, or of another job, and where
-        there is none though `saved_step` had been saved. After any other error the state may be half loaded: the
-        process must end.
+        Damaged checkpoints are named in the log and skipped; the state is not touched before an undamaged one is found.
+        Raises InputError if all are damaged, if the checkpoint is of another model, optimizer or job, or if there is
+        none although `saved_step` had been saved. After any other error the state may be half loaded, and the process
+        must end.
         """
         ranks, damaged = _ranks(), []
         for name in ranks.first(lambda: [path.name for path in shelf.newest_first(self._folder)]):
@@ -123,7 +123,7 @@ class Checkpoints:
             except DamagedError as error:
                 damaged.append(f"{name} ({error})")
                 if ranks.rank == 0:
-                    _log.warning("checkpoint %s is damaged and passed over: %s", path, error)
+                    _log.warning("checkpoint %s is damaged and skipped: %s", path, error)
                 continue
             if manifest.job and self._job and manifest.job != self._job:
                 raise InputError(
@@ -188,11 +188,11 @@ class Checkpoints:
 
 
 def _ranks() -> Ranks:
-    """The ranks in a group of their own, because a checkpoint is written while training communicates in another."""
+    """A process group of its own, because a checkpoint is written while training communicates in another group."""
     return Ranks("checkpoints")
 
 
-# The tensors to save, by name. They are the live ones. Before the first step optimizers have no state.
+# The tensors to save, by name: the live ones, not copies. Before the first step optimizers have no state.
 
 
 def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
@@ -209,7 +209,7 @@ def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
 
 
 def _trained(state: State, progress: Progress) -> dict[str, Trained]:
-    """What `Manifest.trained` says of this rank's parameters."""
+    """This rank's entries of `Manifest.trained`."""
     if progress.step == 0:
         return {}
     return {
@@ -219,7 +219,7 @@ def _trained(state: State, progress: Progress) -> dict[str, Trained]:
 
 
 def _parameters(state: State) -> Iterator[tuple[dict[str, Any], Tensor, str, Optimizer]]:
-    """Every parameter that is trained, with its group and its name, and the optimizer."""
+    """Yields every trained parameter: its group in the optimizer, the parameter, its name, and the optimizer."""
     for part, optimizer in zip(state.parts, state.optimizers, strict=True):
         names = {parameter: name for name, parameter in part.named_parameters()}
         for group in optimizer.param_groups:
@@ -232,7 +232,7 @@ def _name(key: str, parameter: str) -> str:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    # Not learning rates: they have the batch's factor in them, and the trainer multiplies those of `build_optimizer`.
+    # Not learning rates: those in use include the factor of the batch size, which the trainer applies again.
     return {key: value for key, value in values.items() if _is_number(value) and key != "lr"}
 
 
@@ -241,7 +241,7 @@ def _is_number(value: Any) -> bool:
 
 
 class Block(NamedTuple):
-    """The part of a tensor that this rank has. whole: the tensor's shape. offset: where in it the block begins."""
+    """This rank's part of a tensor. whole: shape of the whole tensor. offset: where in it the block begins."""
 
     whole: tuple[int, ...]
     offset: tuple[int, ...]
@@ -249,7 +249,7 @@ class Block(NamedTuple):
 
 
 def block(tensor: Tensor) -> Block:
-    """What this rank has of a tensor: of a DTensor a part, else the whole."""
+    """This rank's block of a tensor: the local part of a DTensor, or the whole of any other tensor."""
     if not isinstance(tensor, DTensor):
         return Block(tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach())
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -257,11 +257,11 @@ def block(tensor: Tensor) -> Block:
 
 
 def _on_host(tensors: Mapping[str, Tensor], *, copied: bool) -> tuple[dict[str, Block], Callable[[], None]]:
-    """This rank's blocks in the host's memory, and what to call before they are read.
+    """Returns this rank's blocks in the host's memory, and a function to call before they are read.
 
-    copied: whether to copy those, too, that are there already.
-    From a GPU copies are made behind what it has to do already and before what it is told to do next, into pinned
-    memory, which torch keeps for the next checkpoint; only who reads them waits for them. This has never run on a GPU.
+    copied: whether to copy tensors that are in the host's memory already. Copies from a GPU are queued on its stream
+    after the work that is queued now and before any later work. They go into pinned memory, which torch reuses for the
+    next checkpoint; only the reader waits for them. This has never run on a GPU.
     """
     blocks = {}
     for name, tensor in tensors.items():
@@ -279,19 +279,19 @@ def _on_host(tensors: Mapping[str, Tensor], *, copied: bool) -> tuple[dict[str, 
     return blocks, made.synchronize
 
 
-# Who writes what.
+# Which rank writes which pieces.
 
 
 def _offer(name: str, block: Block) -> tuple[Any, ...]:
-    """What a rank tells the others of a block: name, type, shape of the whole, offset, its own shape, and bytes."""
+    """A block's description for other ranks: name, type, shape of the whole, offset, shape of the block, and bytes."""
     dtype = str(block.values.dtype).removeprefix("torch.")
     return name, dtype, block.whole, block.offset, block.values.shape, block.values.nbytes
 
 
 def _shared_out(offers: Sequence[Sequence[Sequence[Any]]]) -> tuple[dict[str, Stored], int]:
-    """Every tensor with its pieces, and the bytes of all. offers: of each rank.
+    """Decides who writes what: returns every tensor with its pieces, and the total bytes. offers: one list per rank.
 
-    A block that several ranks have is written by the one of them that writes the fewest bytes so far.
+    A block that several ranks have is written by the one with the fewest bytes to write so far.
     """
     holders: dict[tuple[Any, ...], list[int]] = {}
     for rank, offered in enumerate(offers):
@@ -320,7 +320,7 @@ def _written(path: Path, blocks: Mapping[str, Block], tensors: Mapping[str, Stor
     for name, stored in tensors.items():
         if any(piece.file == path.name for piece in stored.pieces):
             values = blocks[name].values.contiguous()
-            # Safetensors refuses two tensors in one memory, as tied weights are.
+            # Safetensors refuses two tensors that share memory, such as tied weights.
             own[name] = values.clone() if values.untyped_storage().data_ptr() in memory else values
             memory.add(values.untyped_storage().data_ptr())
     try:
@@ -332,7 +332,7 @@ def _written(path: Path, blocks: Mapping[str, Block], tensors: Mapping[str, Stor
 
 
 def _verified(ranks: Ranks, path: Path) -> Manifest:
-    """What the checkpoint says, once every file was found undamaged by one of the ranks. Raises DamagedError."""
+    """Reads the manifest and checks every file; ranks share the files out. Raises DamagedError on all ranks."""
     found: list[Manifest] = []
 
     def look() -> None:
@@ -356,13 +356,13 @@ def _load(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
     for part in state.parts:
         live = dict(part.named_parameters(remove_duplicate=False)) | dict(part.named_buffers(remove_duplicate=False))
         values = {name: tensors[f"{MODEL}{name}"] for name in part.state_dict()}
-        # Most were read in place; a module with a state_dict of its own has to take it back.
+        # Most tensors were read in place. A module with a state_dict of its own has to load it.
         if any(name not in live or _memory(live[name]) != _memory(each) for name, each in values.items()):
             part.load_state_dict(values)
 
 
 def _compare(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
-    """Raises InputError if the checkpoint's tensors and optimizers are not those that the ranks have together."""
+    """Raises InputError unless the checkpoint has the tensors and optimizers that all ranks have together."""
 
     def own() -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -385,7 +385,7 @@ def _compare(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None
 
 
 def _make_optimizer_states(state: State, manifest: Manifest) -> None:
-    """Gives every optimizer the entries of its state in the checkpoint; `read` fills the tensors afterwards."""
+    """Creates the entries of every optimizer's state that the checkpoint has; `read` fills the tensors afterwards."""
     keys: dict[str, list[str]] = {}
     for name in manifest.tensors:
         if name.startswith(_OPTIMIZER):
@@ -398,7 +398,7 @@ def _make_optimizer_states(state: State, manifest: Manifest) -> None:
         values: dict[str, Any] = dict(trained.state)
         for key in keys.get(name, ()):
             stored = manifest.tensors[_name(key, name)]
-            # Torch's optimizers keep the count of steps on the host, unless they are capturable or fused.
+            # Torch's optimizers keep the step counter on the host unless they are capturable or fused.
             on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
             values[key] = empty(stored) if on_host else _empty_beside(parameter, stored)
         optimizer.state[parameter] = values
@@ -409,8 +409,9 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _empty_beside(parameter: Tensor, stored: Stored) -> Tensor:
-    """An empty tensor of an optimizer's state on its parameter's device: split like the parameter if it has the same
-    shape, else whole.
+    """An empty tensor for an optimizer's state, on the parameter's device.
+
+    It is split like the parameter if it has the same shape; otherwise every rank has the whole.
     """
     if not isinstance(parameter, DTensor):
         return empty(stored).to(parameter.device)
@@ -424,12 +425,12 @@ def _empty_beside(parameter: Tensor, stored: Stored) -> Tensor:
 
 
 def empty(stored: Stored) -> Tensor:
-    """A whole tensor to `read` into."""
+    """An uninitialised whole tensor to `read` into."""
     return torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
 
 
 def read(path: Path, manifest: Manifest, into: Mapping[str, Tensor]) -> None:
-    """Fills these tensors, whole or, as DTensors, this rank's part, from a checkpoint that was found whole."""
+    """Fills tensors from an undamaged checkpoint; of a DTensor, this rank's part."""
     files: dict[str, Any] = {}
     mapped_bytes = 0
     for name, tensor in into.items():
@@ -451,5 +452,5 @@ def read(path: Path, manifest: Manifest, into: Mapping[str, Tensor]) -> None:
 
 
 def _within(spans: Sequence[tuple[int, int]], offset: Sequence[int]) -> tuple[slice, ...]:
-    """These rows, columns and so on of a whole tensor, as they are counted in a block that begins at `offset`."""
+    """Slices of the block that begins at `offset` for `spans` of the whole tensor, (begin, end) per dimension."""
     return tuple(slice(first - at, last - at) for (first, last), at in zip(spans, offset, strict=True))

@@ -1,4 +1,4 @@
-"""`progress.json`: how far a job had come at a checkpoint, what the checkpoint holds, and whether it is undamaged."""
+"""`progress.json`: the job's progress at a checkpoint, the list of its tensors, and checksums of its files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 FEWEST_NOISE_STEPS = 10
-"""Before that many measured steps the gradient statistics count as unknown."""
+"""Gradient statistics count as unknown before this many steps have been measured."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a job has come.
+    """Progress of a job.
 
-    step: steps done, the argument of the next `batch`. samples: trained on. work: iterations at the initial batch.
-
-    grad_sqr, grad_var: sums of the smoothed gradient statistics, and noise_weight their common weight (0: none yet).
-    batch: step, size and digest of a batch that was trained on, by which a later run knows its data again; [] for none.
+    step: steps done, which is the argument of the next `batch`. samples: samples trained on. work: in iterations at the
+    initial batch. grad_sqr, grad_var: weighted sums of the gradient statistics; noise_weight: sum of the weights, 0
+    before any. batch: step, size and digest of a batch that was trained on, so that a later run can check its data; []
+    for none.
     """
 
     step: int = 0
@@ -42,7 +42,7 @@ _READ_BYTES = 1 << 20
 
 
 class DamagedError(Exception):
-    """The checkpoint cannot be used; the message says which file is not as it was written, and how it differs."""
+    """The checkpoint is damaged. The message says which file differs from what was written, and how."""
 
 
 class Digest(NamedTuple):
@@ -53,7 +53,7 @@ class Digest(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A block of a tensor. file: which has it, under the tensor's name. offset: where in the whole tensor it begins."""
+    """A block of a tensor, stored in `file` under the tensor's name. offset: where in the whole tensor it begins."""
 
     file: str
     offset: tuple[int, ...]
@@ -61,7 +61,7 @@ class Piece(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A tensor of a checkpoint. dtype: as torch names it. pieces: they cover the whole, and none overlaps another."""
+    """A tensor of a checkpoint. dtype: torch's name. pieces: they cover the whole tensor without overlap."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class Stored(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """How a parameter is trained. optimizer: its class. group, state: numbers in its group, and in its own state."""
+    """Optimizer settings of a parameter. optimizer: its class. group, state: the numbers in its group and state."""
 
     optimizer: str
     group: dict[str, float]
@@ -78,10 +78,10 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `progress.json` says. files: by name, every other file of the checkpoint. tensors: by name.
+    """The contents of `progress.json`.
 
-    trained: by the parameter's name, once any step was done. job: the UUID of the job that wrote it, "" where that had
-    none.
+    files: all other files of the checkpoint, by name. tensors: by name. trained: by the parameter's name; empty before
+    the first step. job: UUID of the job that wrote it, or "".
     """
 
     progress: Progress
@@ -91,7 +91,7 @@ class Manifest:
     job: str = ""
 
     def check(self, folder: Path, *, sizes_only: bool = False, share: slice = slice(None)) -> None:
-        """Raises DamagedError unless the files in the folder are as they were written. share: looks only at these."""
+        """Raises DamagedError unless the folder's files are as they were written. share: check only these files."""
         for name, expected in list(self.files.items())[share]:
             try:
                 size = (folder / name).stat().st_size
@@ -104,7 +104,7 @@ class Manifest:
 
 
 def digest(path: Path) -> Digest:
-    """The digest of the file as it reads now."""
+    """Length and checksum of the file as it is now."""
     crc = size = 0
     with path.open("rb") as file:
         while read := file.read(_READ_BYTES):
@@ -114,7 +114,7 @@ def digest(path: Path) -> Digest:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Add `progress.json` to the folder, on disk when this returns. It ends with the checksum of all that is before."""
+    """Writes `progress.json`; it is on disk when this returns. It ends with the checksum of the text before."""
     fields = {each.name: getattr(manifest, each.name) for each in dataclasses.fields(manifest)}
     values = {"format": FORMAT, **fields, "progress": dataclasses.asdict(manifest.progress)}
     text = json.dumps(values).removesuffix("}")
@@ -125,7 +125,7 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 
 def read(folder: Path) -> Manifest:
-    """What `progress.json` says, if it is byte for byte as it was written. Raises DamagedError."""
+    """Reads `progress.json`. Raises DamagedError unless it is byte for byte as it was written."""
     try:
         text = (folder / NAME).read_text(encoding="utf-8")
         values = json.loads(text)

@@ -1,13 +1,13 @@
-"""The folder of a job's checkpoints: which there are, how one appears and goes in one instant, and who may change it.
+"""The folder of a job's checkpoints: atomic writes and deletions, and a fence against older runs of the job.
 
-    step-00000120           complete: it got this name by a rename, after all its files were on disk
-    .partial-…              being written or being deleted; of no use once its process is gone
-    .run-00000005           run 5's desk: what it writes or deletes passes through it, by renames
+    step-00000120           a complete checkpoint: renamed to this after all its files were on disk
+    .partial-…              being written or deleted; useless once its process is gone
+    .run-00000005           the staging folder of run 5: it writes and deletes checkpoints by renames through it
 
-Only rank 0 of a job's newest run changes the folder. A newer run removes the desks of older runs before it reads
-anything; from then on every rename of theirs fails, wherever they had stopped. This needs no clock and no lock, which a
-frozen process would hold for good, and a rename is one change on every file system that nodes share. Where there is
-only one process anyway, the folder itself is the desk.
+Only rank 0 of a job's newest run changes the folder. A newer run removes the staging folders of older runs before it
+reads anything. From then on every rename of theirs fails, wherever they had stopped. This needs no clock, and no lock
+that a frozen process would keep. A rename is atomic on every file system that nodes share. If there is only one
+process, the folder itself is used for staging.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def begin(desk: Path, step: int) -> Path:
-    """A new partial folder; those that were given up are deleted. Raises FileNotFoundError without the desk."""
+    """Makes a new partial folder and deletes abandoned ones. Raises FileNotFoundError if the staging folder is gone."""
     for stale in desk.glob(f"{_PARTIAL}*"):
         shutil.rmtree(stale, ignore_errors=True)
     partial = desk / f"{_PARTIAL}{name(step)}-{uuid.uuid4().hex[:8]}"
@@ -48,9 +48,9 @@ def begin(desk: Path, step: int) -> Path:
 
 
 def publish(folder: Path, partial: Path, step: int) -> None:
-    """Gives the partial folder its complete name; lasting when it returns.
+    """Renames the partial folder to its final name; the rename is on disk when this returns.
 
-    A folder of that name can only be a damaged checkpoint that the run passed over; it is deleted.
+    A folder that already has this name can only be a damaged checkpoint that the run skipped; it is deleted.
     """
     final = folder / name(step)
     flush(partial)
@@ -61,9 +61,9 @@ def publish(folder: Path, partial: Path, step: int) -> None:
 
 
 def prune(folder: Path, desk: Path, step: int, keep: int) -> None:
-    """Delete all but the newest `keep` that look complete, after the one of `step` has been published.
+    """Deletes all but the newest `keep` complete checkpoints, after the one of `step` has been published.
 
-    Later steps belong to a past that was given up: `load` passed over them as damaged.
+    Checkpoints of later steps are deleted, too: `load` skipped them as damaged.
     """
     kept = 0
     for path in newest_first(folder):
@@ -83,7 +83,7 @@ def _looks_complete(path: Path) -> bool:
 
 
 def _delete(path: Path, desk: Path) -> None:
-    # Out of sight first: a deletion that is cut off must not look like damage.
+    # Rename first: a deletion that is interrupted must not look like a damaged checkpoint.
     hidden = desk / f"{_PARTIAL}deleted-{path.name}-{uuid.uuid4().hex[:8]}"
     path.rename(hidden)
     shutil.rmtree(hidden, ignore_errors=True)
@@ -93,26 +93,26 @@ _DESK = re.compile(r"\.run-(\d{8,})")
 
 
 class FencedError(Exception):
-    """A newer run of the job has begun; what this one would still change is not wanted."""
+    """A newer run of the job has begun, so this run may not change the folder any more."""
 
 
 class Desk:
-    """A run's, in the folder of a job's checkpoints. path: the folder that it is."""
+    """The staging folder of a run, inside the folder of the job's checkpoints."""
 
     def __init__(self, checkpoints: Path, run: int) -> None:
         self.path, self._run = checkpoints / f".run-{run:08d}", run
 
     def taken(self) -> Desk:
-        """Itself, once it has taken the folder over from older runs. Raises FencedError where a newer one has."""
+        """Takes the folder over from older runs and returns self. Raises FencedError if a newer run has taken it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        # Looked for after the own is there: of two that begin at once at least one sees the other.
+        # This looks after creating its own folder, so of two runs that begin at once at least one sees the other.
         there = {int(found[1]): each for each in self.path.parent.iterdir() if (found := _DESK.fullmatch(each.name))}
         if max(there, default=self._run) > self._run:
             shutil.rmtree(self.path, ignore_errors=True)
             raise FencedError(self._reason)
         for number, older in there.items():
             if number < self._run:
-                # Gone: taken by a run between the two, whose own desk is next, or with this one by a newer run.
+                # It may be gone already: removed by a run between the two, or with this one by a newer run.
                 with suppress(FileNotFoundError):
                     taken = older.rename(self.path / older.name)
                     shutil.rmtree(taken, ignore_errors=True)
@@ -120,13 +120,13 @@ class Desk:
         return self
 
     def require(self) -> None:
-        """Raises FencedError where a newer run has taken over."""
+        """Raises FencedError if a newer run has taken over."""
         try:
             self.path.stat()
         except FileNotFoundError:
             raise FencedError(self._reason) from None
         except OSError:
-            # The file system cannot tell just now; whoever writes will hear of it.
+            # The file system does not answer now. A later write will report that.
             return
 
     @property

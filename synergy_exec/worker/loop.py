@@ -43,20 +43,21 @@ from synergy_exec.worker import resources
 from synergy_exec.worker.start import AgentConnection, Pulse, Start
 from synergy_exec.worker.steps import Meter, Pace, StepClock, StepsFile
 
-# What all ranks do next, agreed by one all-reduce a step.
+# What all ranks do next. They agree on it by one all-reduce per step.
 
 
 LOOK_S = 0.002
-"""Time between two looks for an order, in seconds."""
+"""Seconds between two looks for an order."""
 
 
 @dataclass(slots=True)
 class Wishes:
-    """What one rank wants, and after `agree` what all of them do.
+    """What one rank wants to do before the next step; `agree` returns what all ranks do.
 
-    orders: `HeardOrders.count`; the highest of all ranks counts. step_s: how long the step before took, and waited_s:
-    how long it waited for data; the slowest rank's count. sync_s: how long gradients were exchanged meanwhile and
-    nothing computed; the least of any rank counts, for others also wait.
+    stop, save: true for all ranks if true for one. orders: `HeardOrders.count`, the maximum over the ranks. step_s,
+    waited_s: seconds of the last step, and how long it waited for data, the maximum over the ranks. sync_s: seconds of
+    it in which gradients were exchanged and nothing was computed. This is the minimum over the ranks, because all
+    others also wait for the slowest.
     """
 
     stop: bool = False
@@ -68,10 +69,10 @@ class Wishes:
 
 
 class HeardOrders:
-    """Orders from the controller that change how the run trains. All ranks carry an order out before the same step,
-    although some hear it later than others, and they carry it out once.
+    """Orders from the controller that change how the run trains.
 
-    count: how many this rank has heard during the run; done: number of the order that was carried out last.
+    All ranks carry an order out once and before the same step, although some hear it later than others. count: orders
+    that this rank has heard in this run. done: number of the order that was carried out last.
     """
 
     def __init__(self) -> None:
@@ -80,12 +81,15 @@ class HeardOrders:
         self.done = 0
 
     def hear(self, order: Retune) -> None:
-        """Keeps the order. It replaces an earlier one that was not carried out yet."""
+        """Keeps the order. It replaces an earlier order that was not carried out yet."""
         self.count += 1
         self._latest = encode(order)
 
     def next(self, count: int) -> Retune | None:
-        """The order to carry out now, or None. count: the highest of all ranks. All ranks call this together."""
+        """Returns the order to carry out now, or None. All ranks call this together.
+
+        count: the maximum of `self.count` over the ranks.
+        """
         if count == self.done:
             return None
         self.done = count
@@ -106,24 +110,26 @@ def agree(own: Wishes) -> Wishes:
     return Wishes(stop > 0, save > 0, int(orders), step_s, waited_s, -sync_s)
 
 
-# The checkpoints of a run: when they are due, written while training goes on, tried again where the disk refuses.
+# When a run writes checkpoints, and what it does when the disk refuses one.
 
 
-AGAIN_S = 15.0
-"""From a checkpoint that could not be written to the next try, at most; nor longer than from one to the next."""
+MAX_RETRY_S = 15.0
+"""A checkpoint that could not be written is tried again after this time or after the checkpoint interval, whichever is
+shorter."""
 LAST_TRIES = 4
-LAST_AGAIN_S = 2.0
-"""How often, and how far apart, a run that is to leave tries to save."""
+LAST_RETRY_S = 2.0
+"""A run that is about to leave tries to save this many times, so many seconds apart."""
 
 
 class UnsavedError(Exception):
-    """The run leaves without a checkpoint of its last steps, or of any: the disk's fault, not the job's."""
+    """The run leaves without a checkpoint of its last steps because the disk refused it. The job is not at fault."""
 
 
 class Saves:
-    """The checkpoints of one rank's run; all ranks call it together, and write while training goes on.
+    """Writes the checkpoints of one rank while training goes on. All ranks call every method together.
 
-    said: told of each that is complete. warned: of each that the disk refused; another is tried soon.
+    said: called with each complete checkpoint. warned: called with the reason when the disk refuses one; another is
+    tried soon.
     """
 
     def __init__(
@@ -148,7 +154,7 @@ class Saves:
         return time.monotonic() >= self._due_s and step > newest
 
     def later(self, progress: Progress) -> None:
-        """Copies the state now and writes it while training goes on."""
+        """Copies the state now; a thread writes it while training goes on."""
         self._pulse.beat(self._launch.start_s)
         began = time.monotonic()
         self._settle()
@@ -161,12 +167,12 @@ class Saves:
         self._due_s = time.monotonic() + self._launch.checkpoint_interval_s
 
     def look(self) -> None:
-        """Reports the checkpoint that is being written once it is complete; if it failed, another is due soon."""
+        """Reports the checkpoint that is being written if it is complete by now; if it failed, tries again soon."""
         if self._in_flight is not None and self._in_flight[1].done():
             self._settle()
 
     def finish(self, progress: Progress) -> None:
-        """Saves, unless the last step is on disk already. Raises UnsavedError if the last try fails, too."""
+        """Saves, unless the last step is on disk already. Raises UnsavedError if the last try also fails."""
         self._pulse.beat(self._launch.start_s)
         self._settle()
         for left in reversed(range(LAST_TRIES)):
@@ -179,7 +185,7 @@ class Saves:
                 if not left:
                     raise UnsavedError(str(error)) from error
                 self._warned(str(error))
-                time.sleep(LAST_AGAIN_S)
+                time.sleep(LAST_RETRY_S)
             else:
                 self._saved_step = progress.step
                 self._said(self._of(progress, time.monotonic() - began))
@@ -197,7 +203,7 @@ class Saves:
             self._said(saved)
 
     def _failed(self, error: InputError) -> None:
-        self._due_s = time.monotonic() + min(AGAIN_S, self._launch.checkpoint_interval_s)
+        self._due_s = time.monotonic() + min(MAX_RETRY_S, self._launch.checkpoint_interval_s)
         self._warned(str(error))
 
     def _of(self, progress: Progress, save_s: float) -> Saved:
@@ -206,7 +212,7 @@ class Saves:
         )
 
 
-# What a job itself has to do with its training: evaluations, and being told of steps and checkpoints.
+# Calls of the job's own methods during training: evaluations, `on_step` and `on_checkpoint`.
 
 
 _COLUMNS = "step,metric,value,run"
@@ -214,7 +220,10 @@ EVALUATIONS = "evaluations.csv"
 
 
 class Observers:
-    """Of one rank. `Launch.observed` False: nothing is evaluated and nobody told, as where steps are only measured."""
+    """Calls the job's `on_step`, `on_checkpoint` and evaluation on one rank.
+
+    If `Launch.observed` is false it calls none of them, as when steps are only measured.
+    """
 
     def __init__(self, job: TrainingJob, trainer: Trainer, start: Start, pulse: Pulse) -> None:
         self._job, self._trainer, self._launch, self._pulse = job, trainer, start.launch, pulse
@@ -234,12 +243,12 @@ class Observers:
             self._job.on_checkpoint(step, self._folder / "checkpoints" / shelf.name(step))
 
     def due(self, step: int, *, last: bool) -> bool:
-        """Whether there is to be an evaluation after so many steps, the same on all ranks; after the last there is."""
+        """Whether to evaluate after this step; the same on all ranks. An evaluation always follows the last step."""
         every = self._job.evaluate_every
         return self._active and every > 0 and (step % every == 0 or last)
 
     def evaluate(self, step: int) -> None:
-        """Evaluates on all ranks together; rank 0 appends a line for every metric to evaluations.csv."""
+        """Evaluates on all ranks together. Rank 0 appends one line per metric to evaluations.csv."""
         self._beat()
         found = self._trainer.evaluate(step, self._beat)
         if self._first:
@@ -250,21 +259,21 @@ class Observers:
                 file.write(head + "".join(lines))
 
     def _beat(self) -> None:
-        """What the job does takes as long as it takes; the loop's next beat is a step's again."""
+        """Allows the job's own code as long as a start; the loop's next beat allows as long as a step again."""
         self._pulse.beat(self._launch.start_s)
 
 
 def _plain(name: str) -> str:
-    """A metric's name as it may stand in a line of a table."""
+    """The metric's name without characters that would break a line of a CSV file."""
     return "".join("_" if each in ',"\n\r' else each for each in name)
 
 
 def odd_data(job: TrainingJob, progress: Progress, size: int) -> str:
-    """What is odd about the batch of the step that comes next, "" for nothing: batches must follow from step and size.
+    """Checks that the next batch is a pure function of step and size; returns what is wrong in words, or "".
 
-    The digest of one batch is in `progress`, and so in the checkpoint: a later run looks whether it gets the same.
+    The digest of one batch is kept in `progress`, and so in the checkpoint, for a later run to compare with.
     """
-    # Of a job that prepares samples one by one, one says enough.
+    # A job that prepares samples one by one needs only one of them for the check.
     size = 1 if isinstance(job, LoadedJob) else size
     if progress.batch and trees.checksum(job.batch(*progress.batch[:2])) != progress.batch[2]:
         return (
@@ -283,14 +292,15 @@ def odd_data(job: TrainingJob, progress: Progress, size: int) -> str:
 
 
 _STEPS_OF_SILENCE = 10
-"""A hang is no step for `hang_s`, or for as many steps as this, whichever is longer."""
+"""A run hangs when no step ends for `hang_s` or for the time of this many steps, whichever is longer."""
 _RECENT_STEPS = 20
 
 
 class Loop:
-    """The training of one rank, step by step. doing: what it is at, for error messages.
+    """Trains one rank step by step.
 
-    started: what is known of it before the first step. bare_bytes: what the process held before it had a job.
+    doing: what the rank is doing now, for error messages. started: the message to send after the first step.
+    bare_bytes: memory of the process before it loaded the job.
     """
 
     def __init__(
@@ -328,11 +338,11 @@ class Loop:
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def stop(self) -> None:
-        """Has all ranks save and leave before their next step; safe in a signal handler."""
+        """Makes all ranks save and leave before their next step; safe in a signal handler."""
         self._own.stop = True
 
     def run(self) -> int:
-        """The exit code: 0 for done, PAUSED for stopped."""
+        """Trains until the job is done (returns 0) or stopped (returns PAUSED)."""
         steps = StepsFile(self._folder / "steps.csv", self._launch.run) if self._reports else None
         started, report_due, loss = False, 0.0, float("nan")
         self._tell_exchange()
@@ -354,7 +364,7 @@ class Loop:
                     self._save_later()
                 self._saves.look()
                 stepping = time.monotonic()
-                if self._pace is not None and started:  # the first step makes caches, and others wait for it
+                if self._pace is not None and started:  # the first step fills caches while other ranks wait for it
                     self._pace.begin()
                 result, rate = self._step()
                 if self._pace is not None:
@@ -362,7 +372,7 @@ class Loop:
                 loss = result.loss
                 ended = time.monotonic()
                 batch = self._trainer.plan.micro_batch, self._trainer.plan.accumulation
-                # Waiting for the other ranks belongs to a step, a checkpoint does not.
+                # A step's time includes waiting for other ranks, and excludes saving a checkpoint.
                 self._own.step_s = ended - (stepping if agreed.save else began)
                 self._own.waited_s = self._trainer.supply.waited_s
                 self._own.sync_s = 0.0 if result.exchanged is None else result.exchanged.sync_s
@@ -403,7 +413,7 @@ class Loop:
         return self._own
 
     def _take(self, granted: Granted) -> None:
-        """Other cores from now on; steps on those of before say nothing of them."""
+        """Moves to other cores and forgets the times of steps on the old ones."""
         resources.move(granted.cores, granted.cpus)
         resources.load(self._trainer.supply, granted.cpus)
         self._cpus, self._clock = granted.cpus, StepClock()
@@ -413,7 +423,7 @@ class Loop:
         self._beat()
 
     def _beat(self) -> None:
-        """Tells the agent that this rank lives, and how long its next step may take; the first builds up caches."""
+        """Tells the agent that this rank lives and how long its next step may take. The first step may take longest."""
         if self._recent:
             allowed_s = max(self._launch.hang_s, _STEPS_OF_SILENCE * statistics.median(self._recent))
         else:
@@ -444,7 +454,7 @@ class Loop:
         return result, rate
 
     def _evaluate(self) -> None:
-        """Where it is due; no part of any step's time."""
+        """Evaluates if that is due. The time counts as part of no step."""
         step = self._progress.step
         if self._observers.due(step, last=self._progress.work >= self._launch.work):
             self.doing = f"evaluating after step {step}"
@@ -457,13 +467,13 @@ class Loop:
         self.doing = was
 
     def _tell_exchange(self) -> None:
-        """Writes into the job's log how its gradients are exchanged, where replicas may compress them."""
+        """Writes into the job's log how replicas compress gradients, if they do."""
         exchange = self._trainer.exchange
         if exchange is not None and exchange.compresses:
             self._log(exchange.in_words)
 
     def _judge(self, result: StepResult) -> None:
-        """Says once that a gradient or the loss is no number, and raises InputError where that is to end the job."""
+        """Warns once if a gradient or the loss is not finite; raises InputError if that is to end the job."""
         if math.isfinite(result.grad_norm) and math.isfinite(result.loss):
             return
         step = self._progress.step + 1
@@ -490,7 +500,7 @@ class Loop:
             print(words, flush=True)
 
     def _note(self, words: str) -> None:
-        """Into the job's log, and to its user."""
+        """Writes into the job's log and tells its user."""
         self._log(words)
         self._tell(Noted(run=self._launch.run, text=words))
 
@@ -499,7 +509,7 @@ class Loop:
             self._agent.say(message)
 
     def _finish(self, code: int) -> int:
-        """Saves; then this rank leaves with that code, and means it."""
+        """Saves and tells the agent that this rank leaves with that code on purpose."""
         self.doing = f"saving at step {self._progress.step}"
         self._saves.finish(self._progress)
         self._agent.say(MeansToLeave(run=self._launch.run, rank=self._rank, code=code))
@@ -550,9 +560,9 @@ def train_step(
     launch: Launch,
     judge: Callable[[StepResult], None] = lambda result: None,
 ) -> tuple[StepResult, float]:
-    """Trains one step and counts it in `progress`; its result, and the factor on its learning rate.
+    """Trains one step and counts it in `progress`. Returns its result and the factor on its learning rate.
 
-    judge: called with the result before the step counts; what it raises ends the training.
+    judge: called with the result before the step counts; an exception from it ends the training.
     """
     plan, initial, known = trainer.plan, launch.initial_batch, noise.statistics(progress)
     rate = noise.learning_rate_scale(job, plan.global_batch, initial, known, progress.work, launch.work)
@@ -568,9 +578,10 @@ def train_step(
 def worth_of_step(
     plan: Plan, known: tuple[float, float] | None, initial_batch: int, errors: GradientErrors | None
 ) -> float:
-    """Iterations at the initial batch that a step is worth. While nothing is known, an uncompressed step is worth one.
+    """How many iterations at the initial batch a step is worth; 1 while the gradient statistics are unknown.
 
-    errors: of gradients that replicas compress, which make a step worth less, as tasks believe.
+    known: the gradient's squared norm and variance. errors: compression errors of the gradients, which make a step
+    worth less by the formula that the scheduler uses, too.
     """
     if known is None:
         return 1.0
