@@ -1,4 +1,4 @@
-"""Which plans are proven to train what a single process would, and why another cannot be had."""
+"""Which plans the executor can train under with the same result as a single process, and why it refuses others."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from synergy_exec.training.pipeline import ends
 
 
 def plan_refusal(plan: Plan) -> str | None:
-    """Why no job can be trained under this plan, in a sentence that says what to change; None: the plan allows it."""
+    """Why no job can be trained under this plan, as a sentence that says what to change; None if the plan is fine."""
     return _ill_formed(plan) or _unproven(plan) or _uncompressed(plan)
 
 
 _NOT_BUILT = ("context", "expert", "recompute", "sequence", "offload")
-"""Fields of a plan that the executor has only at their defaults."""
+"""Fields of a plan for which the executor supports only the default."""
 
 
 def _ill_formed(plan: Plan) -> str | None:
@@ -60,7 +60,7 @@ def _unproven(plan: Plan) -> str | None:
 
 
 def _uncompressed(plan: Plan) -> str | None:
-    """What is in the way of the plan's compressor. One replica exchanges nothing, whatever the compressor."""
+    """Why the plan's compressor cannot be used, else None. With one replica any compressor is fine: none is used."""
     try:
         choices = CompressorByLayer.named(plan.compressor)
     except InputError as error:
@@ -76,9 +76,9 @@ def _uncompressed(plan: Plan) -> str | None:
 
 
 class Admission:
-    """Which plans one job can be trained under: the model is built and run once for each way to cut or split it.
+    """Checks under which plans one job can be trained. It builds and runs the model once for each way to split it.
 
-    The model is built without its numbers where it computes without them, too.
+    The model is built on torch's meta device if its forward pass runs there.
     """
 
     def __init__(self, job: TrainingJob) -> None:
@@ -86,17 +86,17 @@ class Admission:
         self._unsplit: dict[int, str | None] = {}
 
     def refusal(self, plan: Plan) -> str | None:
-        """Why the job cannot be trained under this plan, in a sentence that says what to change; None: it can."""
+        """Why the job cannot be trained under this plan, as a sentence that says what to change; None if it can."""
         return plan_refusal(plan) or self._unfit(plan)
 
     @cached_property
     def parameters(self) -> int:
-        """How many parameters the model has."""
+        """Number of the model's parameters."""
         return sum(each.numel() for each in self._outline[0].parameters())
 
     @cached_property
     def held_bytes(self) -> int:
-        """Of its parameters and their gradients, which all ranks of a replica hold together at the least."""
+        """Bytes of the parameters and their gradients: the least that the ranks of a replica hold together."""
         found = self._outline[0].parameters()
         return sum(each.numel() * each.element_size() * (1 + each.requires_grad) for each in found)
 
@@ -106,11 +106,11 @@ class Admission:
 
     @cached_property
     def _outline(self) -> tuple[nn.Module, Tree]:
-        """The model and one sample's inputs, without numbers where it computes so."""
+        """The model and one sample's inputs, on the meta device if the model runs there."""
         inputs, model = self._sample[0], bare(self._job).model
         if model is not None:
             without_numbers = trees.moved(inputs, torch.device("meta"))
-            # One sample alone has no variance, which BatchNorm asks for in training.
+            # In evaluation mode, because BatchNorm in training refuses a single sample.
             with torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
                 trees.called(copy.deepcopy(model).eval(), without_numbers)
                 return model, without_numbers
@@ -133,9 +133,8 @@ class Admission:
             return reason
         if plan.tensor > 1 and plan.tensor not in self._unsplit:
             model, sample = self._outline
-            # It is spoilt by being split.
-            spoilt = copy.deepcopy(model).eval()
-            self._unsplit[plan.tensor] = obstacle(spoilt, self._job.tensor_plan, plan.tensor, sample)
+            trial = copy.deepcopy(model).eval()  # `obstacle` changes it
+            self._unsplit[plan.tensor] = obstacle(trial, self._job.tensor_plan, plan.tensor, sample)
         return self._unsplit.get(plan.tensor)
 
     @cached_property

@@ -1,7 +1,7 @@
-"""A model made without its numbers, and whether training may begin with it as if it had been made with them.
+"""Models built on torch's meta device, where a tensor has a shape and no memory, and whether that is safe.
 
-On torch's meta device a tensor has a shape and no memory. A model that is made there is cut, split and shared out
-first, and only what a rank owns of it is given memory; its numbers come from elsewhere (initial.py).
+Such a model is cut into stages, split and sharded first. Only what a rank owns of it is then given memory, and
+initial.py fills in the numbers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 class Bare(NamedTuple):
-    """model: without numbers, None where it cannot be made so. reason: why it cannot stand for one that has numbers,
-    as the end of a sentence; "" where it can. digest: of its form.
+    """model: on the meta device, None if it cannot be built there. reason: why training cannot begin with it, as the
+    end of a sentence; "" if it can. digest: of its structure.
     """
 
     model: nn.Module | None
@@ -40,15 +40,15 @@ class Bare(NamedTuple):
 
 
 def bare(job: TrainingJob) -> Bare:
-    """The job's model without numbers. No generator goes on."""
+    """Builds the job's model on the meta device. The state of all random generators stays as it was."""
     drawn = torch.get_rng_state()
     try:
         with drawing_nothing(), torch.device("meta"), warnings.catch_warnings():
-            # That values are not copied into it.
+            # A warning that values are not copied into meta tensors.
             warnings.simplefilter("ignore")
             model = job.build_model()
             same = torch.equal(torch.get_rng_state(), drawn)
-    except Exception as error:  # of whatever kind: it is the job's own code
+    except Exception as error:  # the job's own code may raise anything
         text = " ".join(str(error).split())[:200]
         return Bare(None, f"its numbers are read as it is built ({type(error).__name__}: {text})", "")
     reason = _unfit(model) if same else "it draws random numbers on a device of its own choice"
@@ -57,7 +57,7 @@ def bare(job: TrainingJob) -> Bare:
 
 @contextmanager
 def drawing_nothing() -> Iterator[None]:
-    """Within it random numbers are drawn as ever; after it the generators are as they were before."""
+    """Restores the state of all random generators at the end."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -68,7 +68,7 @@ def drawing_nothing() -> Iterator[None]:
 
 
 def digest(model: nn.Module) -> str:
-    """Of all that two models have in common which differ in their numbers alone."""
+    """Digest of a model's structure: equal for two models that differ only in the numbers of their tensors."""
     first: dict[int, str] = {}
     tensors = [
         (name, first.setdefault(id(each), name), tuple(each.shape), str(each.dtype), each.requires_grad)
@@ -78,7 +78,7 @@ def digest(model: nn.Module) -> str:
         (name, key, value)
         for name, module in model.named_modules()
         for key, value in vars(module).items()
-        # What begins so are notes of libraries, as of having drawn a module's numbers.
+        # Private attributes are notes of libraries, for instance that a module has been initialised.
         if isinstance(value, _SETTINGS) and not key.startswith("_")
     ]
     text = f"{tensors} {settings} {sorted(model.state_dict(keep_vars=True))} {_ADDRESS.sub('', str(model))}"
@@ -86,13 +86,13 @@ def digest(model: nn.Module) -> str:
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, then buffers; one that has several names under each of them."""
+    """Yields parameters, then buffers; a tensor with several names appears under each of them."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
 
 def sharing(model: nn.Module) -> nn.Module:
-    """A copy that has the same parameters' numbers, in the same memory, all of them trainable."""
+    """A copy of the model whose parameters share memory with the original's and are all trainable."""
     same: dict[int, Any] = {id(each): nn.Parameter(each.detach()) for each in model.parameters()}
     return copy.deepcopy(model, same)
 

@@ -1,8 +1,7 @@
-"""Memory for a data set that all ranks of a run on a node share: what is in it stays (MinIO cache; OSDI 2022, 3.3).
+"""A cache of data items that the ranks of a run share on a node and that evicts nothing (MinIO; OSDI 2022, 3.3).
 
-An item is kept if its place, by its number, lies below the limit. So an epoch has exactly as many hits as fit, in
-whatever order it takes the items and however many processes read; nothing is thrown out to make room. Only a lower
-limit frees memory.
+Each item has a fixed place by its number and is kept if that place lies below the limit. So every epoch has exactly as
+many hits as items fit, in whatever order and by however many processes they are read. Only a lower limit frees memory.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ _HEADER = 4096
 
 
 class Cache:
-    """A file in memory: the limit, then a place for each item, its length first, 0 while there is none."""
+    """A file in memory: the limit, then a place for each item. A place begins with the item's length, 0 if empty."""
 
     def __init__(self, descriptor: int) -> None:
-        """descriptor: of what `create` made; it is not closed here."""
+        """descriptor: from `create`. It is not closed here."""
         self._file = descriptor
 
     @staticmethod
     def create(limit_bytes: float = 0) -> int:
-        """The descriptor of a new one. limit_bytes: the most it may hold."""
+        """Creates a cache of at most `limit_bytes` and returns its descriptor."""
         descriptor = os.memfd_create("cache")
         Cache(descriptor).limit(limit_bytes)
         return descriptor
 
     def limit(self, limit_bytes: float) -> None:
-        """At most so much from now on; what lies beyond is dropped."""
+        """Sets the limit and drops the items beyond it."""
         os.pwrite(self._file, _NUMBER.pack(int(limit_bytes)), 0)
         os.truncate(self._file, _HEADER + int(limit_bytes))
 
     def item(self, number: int, read: Callable[[int], bytes], *, most_bytes: int) -> bytes:
-        """Item `number`, from memory or as `read` gives it. most_bytes: of any item of this data set.
+        """Returns item `number`, from memory or else from `read`. most_bytes: upper bound of the data set's items.
 
-        Raises InputError for a longer one.
+        Raises InputError for a longer item.
         """
         (limit,) = _NUMBER.unpack(os.pread(self._file, _NUMBER.size, 0))
         room = _NUMBER.size + most_bytes
@@ -53,7 +52,7 @@ class Cache:
         item = read(number)
         if len(item) > most_bytes:
             raise InputError(f"item {number} has {len(item)} bytes; the job says that none has more than {most_bytes}.")
-        # Its length last: who reads meanwhile finds all of it, or nothing.
+        # The length is written last, so that a concurrent reader finds the whole item or nothing.
         os.pwrite(self._file, item, place + _NUMBER.size)
         os.pwrite(self._file, _NUMBER.pack(len(item)), place)
         return item

@@ -1,10 +1,10 @@
-"""The parts of a model that a rank has under a plan, as training begins with them.
+"""The initial model of a rank under a plan.
 
-A plan that leaves each rank a part of the weights has the model made without numbers (bare.py), cut, split, shared out,
-and given memory for what the rank owns. Of a job that goes on from a checkpoint the numbers are read from that,
-straight into their places. Of one that begins they are what a single process draws: rank 0 draws the whole model, once,
-in the memory of its host, and hands it out tensor by tensor. Of a model that cannot be made without numbers every rank
-makes the whole, and keeps its part of it.
+If a plan shards the weights, the model is built on torch's meta device, without numbers (bare.py), then cut into
+stages, split, sharded, and given memory only for what the rank owns. A job that continues reads the numbers from its
+checkpoint straight into place. A new job must begin with the weights that a single process would draw: rank 0 draws the
+whole model once in its host's memory and broadcasts it tensor by tensor. If the model cannot be built on the meta
+device, every rank builds the whole model and keeps its part.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 class Initial:
-    """What a rank of a plan has to begin with. mesh: None of one rank. weights: as `Trainer` has it.
+    """Builds the parts that a rank begins with.
 
-    begun: a checkpoint will be loaded, so tensors that it has may hold anything where that saves making them.
+    mesh: None for one rank. weights: as in `Trainer`. begun: a checkpoint will be loaded, so tensors that it contains
+    need no initial values.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Initial:
         self._drawn: dict[str, Tensor] = {}
 
     def parts(self) -> list[nn.Module]:
-        """One for each stage of the rank's. Under FSDP2 they may be shared out already.
+        """One part per stage that the rank owns; FSDP2 may have sharded them already.
 
         All ranks of the plan call it together.
         """
@@ -66,10 +67,10 @@ class Initial:
         verdicts = ranks.together(lambda: self._verdict(ranks.rank))
         reasons = [reason for reason, _ in verdicts if reason]
         if not reasons and len({form for _, form in verdicts}) > 1:
-            reasons = ["it has another form on other ranks"]
+            reasons = ["its structure differs between ranks"]
         if reasons:
             if ranks.rank == 0:
-                _log.warning("every rank makes the whole model before it keeps its part of it, since %s", reasons[0])
+                _log.warning("every rank builds the whole model and then keeps its part, because %s", reasons[0])
             return self._whole()
         assert self._outline is not None
         return self._filled(self._outline, ranks)
@@ -83,7 +84,7 @@ class Initial:
         return parts
 
     def _built(self, job: TrainingJob) -> nn.Module:
-        """The model with the weights that a single process would draw."""
+        """Builds the model with the weights that a single process would draw."""
         torch.manual_seed(self._seed)
         model = job.build_model()
         if self._weights is not None:
@@ -91,16 +92,15 @@ class Initial:
         return model
 
     def _ends(self, model: nn.Module, device: str = "cpu") -> Ends | None:
-        """The edges of a pipeline's stages; None without one."""
+        """What lies before the first and after the last block of a pipeline; None without a pipeline."""
         if self._plan.pipeline == 1:
             return None
         inputs, _ = self._job.batch(0, 1)
         return ends(model, self._job.blocks, trees.moved(inputs, torch.device(device)))
 
     def _verdict(self, rank: int) -> tuple[str, str]:
-        """Why the model cannot be built on the meta device ("" if it can), and a digest of its form.
-
-        After this, rank 0 has drawn the weights that it will send.
+        """Builds the model on the meta device. Returns why that is impossible ("" if it worked), and a digest of its
+        structure. After this, rank 0 has drawn the weights that it will send.
         """
         outline, reason, form = bare(self._job)
         if outline is None or reason:
@@ -113,27 +113,25 @@ class Initial:
         if rank or not wanted:
             return "", form
         try:
-            # What the job keeps of its model must be the one that is trained.
+            # Build from a copy of the job: if the job keeps a reference to its model, that must be the trained one.
             with drawing_nothing():
                 model = self._built(copy.copy(self._job))
         except Exception as error:  # every rank then raises its own
             return f"building it failed: {error}", ""
         if digest(model) != form:
-            return "it has another form when it is made without numbers", ""
-        # Only numbers tell whether the stages compute what the model does.
+            return "its structure differs when it is built on the meta device", ""
+        # Only a model with numbers shows whether the stages together compute what the model does.
         if self._ends(model) != self._edges:
-            return "its stages follow from its numbers", ""
+            return "its stages depend on its numbers", ""
         self._drawn = {name: each for name, each in named_tensors(model) if name in wanted}
         for module in model.modules():
-            # Whatever else still holds the model, its numbers are let go as they are handed out.
+            # If something else still refers to the model, its tensors are freed all the same once they are sent.
             module._parameters.clear()
             module._buffers.clear()
         return "", form
 
     def _wanted(self, model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """Shape and type of the tensors that rank 0 sends, each once: those without numbers, and
-        where there is a checkpoint those that are not in it.
-        """
+        """Shape and type of the tensors that rank 0 sends, each once: all on the meta device that no checkpoint has."""
         saved = model.state_dict(keep_vars=True) if self._begun else {}
         tensors = {id(each): (name, each) for name, each in reversed(list(named_tensors(model)))}
         missing = ((name, each) for name, each in reversed(tensors.values()) if each.is_meta and name not in saved)
@@ -181,7 +179,7 @@ class Initial:
 
 
 def _give_memory(tensor: Tensor, device: torch.device) -> None:
-    """In place, so that whatever holds the tensor has it; its numbers may be any."""
+    """Replaces a meta tensor in place by an uninitialised one, so that every reference to it has memory."""
     real = torch.empty_like(tensor, device=device)
     if isinstance(tensor, nn.Parameter):
         real = nn.Parameter(real, requires_grad=tensor.requires_grad)
@@ -189,16 +187,16 @@ def _give_memory(tensor: Tensor, device: torch.device) -> None:
     torch.utils.swap_tensors(tensor, real)  # type: ignore[no-untyped-call]
 
 
-# Weights that training begins with, from a file that plain PyTorch or `export` wrote.
+# Initial weights from a file that plain PyTorch or `export` wrote.
 
 
 SAFETENSORS = ".safetensors"
 
 
 def read_into(model: nn.Module, path: Path) -> None:
-    """Sets all parameters and buffers of the whole model; raises InputError unless the file has just these.
+    """Sets all parameters and buffers of the whole model. Raises InputError unless the file has exactly these.
 
-    path: a state_dict by the model's own names, as safetensors or by torch.save.
+    path: a state_dict with the model's own names, as safetensors or written by torch.save.
     """
     given = _read(path)
     own = {name: tuple(each.shape) for name, each in model.state_dict().items()}

@@ -1,6 +1,6 @@
-"""The user's job: a class of four methods; what else it may say has defaults.
+"""What a user writes: a class with four methods; everything else has defaults.
 
-One whose samples take long to prepare says how to prepare a single one, instead of a batch: `LoadedJob`.
+If samples take long to prepare, the class says how to prepare one sample instead of a batch: `LoadedJob`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Batch = tuple[Tree, Tree]
 
 
 class TrainingJob(ABC):
-    """What to train. Everything about how (devices, plans, batch sizes, checkpoints) is Synergy's.
+    """What to train. Synergy decides how: devices, plans, batch sizes and checkpoints.
 
-    Its constructor takes what the job file gives under `arguments`, by name.
+    The constructor takes the job file's `arguments` by name.
 
     blocks: the attribute that holds the layers a pipeline may cut between, an `nn.ModuleList` whose layers take and
     return one tensor; "" for a model that cannot be cut. What the model does before and after them is what its
@@ -36,9 +36,9 @@ class TrainingJob(ABC):
     tensor_plan: which linear layers and embeddings tensor parallelism splits, by pattern of their names:
     {"layers.*.up": "column", "layers.*.down": "row"}.
     learning_rate_rule: how the learning rate follows the batch: `adascale` (SGD), `square_root` (Adam) or `none`.
-    max_grad_norm: the whole gradient, of all layers and the whole batch, is scaled down to this norm where its is
-    larger, under every plan; None: never.
-    evaluate_every: steps from one evaluation to the next; 0: none.
+    max_grad_norm: the gradient of all layers over the whole batch is clipped to this norm, under every plan; None for
+    no clipping.
+    evaluate_every: steps between evaluations; 0 for none.
     """
 
     blocks: ClassVar[str] = ""
@@ -49,10 +49,10 @@ class TrainingJob(ABC):
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """The whole model, on the default device, its weights drawn from torch's default generator (seeded by us).
+        """Builds the whole model on the default device, with weights from torch's default generator (seeded by us).
 
-        It is called on torch's meta device too, where tensors have no numbers, to learn the model's form, and under
-        plans that leave each rank a part of the weights to make it so. A model that cannot be made there is made whole.
+        It is also called on torch's meta device, where tensors have no numbers: to learn the model's structure, and
+        under plans that shard the weights. If that fails, the model is built whole and then sharded.
         """
 
     @abstractmethod
@@ -64,8 +64,10 @@ class TrainingJob(ABC):
 
     @abstractmethod
     def loss(self, output: Any, target: Tree) -> Tensor:
-        """A scalar: the mean over the samples given, each with the same weight: a batch is cut into pieces, whose
-        losses are averaged. A mean over tokens, of which samples have more or less, would be another under each cut.
+        """A scalar: the mean over the given samples, all with the same weight.
+
+        A batch is cut into pieces whose losses are averaged. A mean over tokens, of which samples have different
+        numbers, would depend on the cut.
         """
 
     @abstractmethod
@@ -73,62 +75,62 @@ class TrainingJob(ABC):
         """The optimizer at the initial batch."""
 
     def learning_rate_schedule(self, work: float, total: float) -> float:
-        """What to multiply the learning rate by, beside what follows from the batch, 0 or more.
+        """Factor of the learning rate, 0 or more; the factor for the batch size comes on top.
 
-        A function of the work done, in iterations at the initial batch, of `total` that the job file says: a step at
-        a larger batch goes as far along the schedule as it is worth, so that batches and plans do not move it.
-        `warmed_up` and `cosine` below are two.
+        work: done so far, in iterations at the initial batch. total: the job file's `work`. A step at a larger batch
+        advances the schedule by as much as it is worth, so the schedule does not depend on batches and plans. See
+        `warmed_up` and `cosine` below.
         """
         return 1.0
 
     def evaluation(self) -> Iterable[Batch]:
-        """Batches to evaluate on, of any sizes; the same whenever, and on whichever rank, it is called."""
+        """Batches to evaluate on, of any sizes; the same at every call and on every rank."""
         return ()
 
     def metrics(self, output: Any, target: Tree) -> Mapping[str, Tensor | float]:
-        """By name, what to know of a batch that was evaluated: each the mean over the samples given, as the loss is."""
+        """Metrics of an evaluated batch by name; each is the mean over the given samples, like the loss."""
         return {"loss": self.loss(output, target)}
 
     def on_step(self, step: int, loss: float) -> None:
-        """Called on rank 0 when a step is done, the first is 1; a step trained again is told again. It is part of the
-        step's time.
+        """Called on rank 0 after each step, counted from 1; again for a step that is trained again. Its time counts as
+        part of the step.
         """
         return
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Called on rank 0 when a checkpoint of so many steps is complete in `folder`, which a later one replaces."""
+        """Called on rank 0 when the checkpoint of this step is complete in `folder`; a later one replaces it."""
         return
 
 
 class LoadedJob(TrainingJob):
     """A job whose samples are read from storage and take long to prepare.
 
-    Loader processes do that ahead of the steps, each rank's for its own rows, as many and on as many cores as the job
-    was given, with items kept in memory as far as it was given any. None of that changes what is trained: a sample
-    follows from its number and epoch, and every epoch takes each sample once.
+    Loader processes prepare each rank's samples ahead of the steps, on the cores that the job was given, and cache
+    items in the memory that it was given. This does not change what is trained: a sample depends only on its number and
+    epoch, and every epoch takes each sample once.
 
-    samples: how many there are. item_bytes: the most that storage holds of one.
+    samples: number of samples. item_bytes: upper bound of a sample's size in storage.
     """
 
     samples: int
     item_bytes: int
 
     def make_data(self, folder: Path) -> None:
-        """Where data are to lie that the job makes itself, if it does; every rank calls it, once rank 0 has."""
+        """Makes the job's data in `folder`, if the job makes its own. Rank 0 calls it first, then all other ranks."""
 
     @abstractmethod
     def item(self, number: int) -> bytes:
-        """What storage holds of a sample; also where `make_data` was not called, as when a model is looked at."""
+        """Reads a sample from storage. It must also work before `make_data`, as when only the model is inspected."""
 
     @abstractmethod
     def sample(self, item: bytes, number: int, epoch: int) -> tuple[Tree, Tree]:
-        """Input and target of one sample, prepared from `item`; a pure function of its arguments."""
+        """Prepares input and target of one sample from `item`; a pure function of its arguments."""
 
     def batch(self, step: int, size: int) -> Batch:
         return self.stretch(range(step * size, (step + 1) * size), self.item)
 
     def stretch(self, places: range, item: Callable[[int], bytes]) -> Batch:
-        """The samples at these places of all epochs one after another. item: as the method is, or from memory."""
+        """The batch of samples at these places in the sequence of all epochs. item: the method above, or a cache."""
         from synergy_exec.training.trees import stacked
 
         prepared = []
@@ -142,7 +144,7 @@ class LoadedJob(TrainingJob):
 
 @lru_cache(maxsize=2)
 def _order(samples: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The order in which an epoch takes the samples."""
+    """The order of samples in an epoch."""
     return np.random.default_rng(epoch).permutation(samples)
 
 
@@ -150,12 +152,12 @@ def _order(samples: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def warmed_up(work: float, warm_up: float) -> float:
-    """Rises in a straight line from near 0 to 1 over the first `warm_up` iterations, and stays there."""
+    """Rises linearly from near 0 to 1 over the first `warm_up` iterations and stays at 1."""
     return min(1.0, (work + 1) / warm_up) if warm_up > 0 else 1.0
 
 
 def cosine(work: float, total: float, *, warm_up: float = 0.0, least: float = 0.0) -> float:
-    """A warm-up, then half a cosine from 1 down to `least` at `total` iterations (Loshchilov and Hutter 2017, SGDR)."""
+    """A warm-up, then half a cosine from 1 to `least` at `total` iterations (Loshchilov and Hutter 2017, SGDR)."""
     if work < warm_up:
         return warmed_up(work, warm_up)
     part = min(1.0, (work - warm_up) / max(total - warm_up, 1.0))

@@ -42,12 +42,12 @@ from synergy_exec.training.job import LearningRateRule, TrainingJob
 
 @dataclass(frozen=True, slots=True)
 class GradientSquares:
-    """What one step shows of the gradient's size (McCandlish et al. 2018, appendix A.1).
+    """Squared gradient norms of one step (McCandlish et al. 2018, appendix A.1).
 
     big: squared norm of the gradient of the mean loss over the global batch of `big_batch` samples.
-    small: mean over the step's micro-batches, all replicas', of the squared norm of the gradient of the mean loss over
-    that micro-batch of `small_batch` samples; None where the micro-batch is the global batch, or nothing is known of
-    this step. distorted: by an unbiased compressor of the gradients of `replicas`; big is then of the compressed mean.
+    small: squared norm of the gradient of the mean loss over one micro-batch of `small_batch` samples, averaged over
+    the step's micro-batches on all replicas; None if the micro-batch is the global batch or the step was not measured.
+    distorted: error of an unbiased compressor of the gradients of `replicas`; big is then of the compressed mean.
     """
 
     small: float | None
@@ -59,10 +59,10 @@ class GradientSquares:
 
 
 def squared_norm(tensors: Iterable[Tensor], copies: int, device: torch.device) -> Tensor:
-    """This rank's share of the squared norm of all tensors together: the sum over `copies` ranks is the norm.
+    """This rank's share of the squared norm of all tensors; the sum over `copies` ranks is the squared norm.
 
-    copies: ranks that together hold each tensor, data × tensor; what every one of them holds whole counts a
-    `copies`-th on each. A scalar on `device`.
+    copies: number of ranks that hold each tensor together, data × tensor. A tensor that all of them hold whole counts
+    1/copies on each. Returns a scalar on `device`.
     """
     total = torch.zeros((), device=device)
     for tensor in tensors:
@@ -77,7 +77,7 @@ def _add(total: Tensor, tensor: Tensor, copies: int) -> None:
         if any(each.is_partial() for each in local.placements):
             local = local.redistribute(placements=[Replicate() if p.is_partial() else p for p in local.placements])
         for dimension, placement in enumerate(local.placements):
-            # Not `is_shard`: what both tensor and data parallelism split is a _StridedShard, which says no.
+            # Not `is_shard`, which is false for a _StridedShard, split by both tensor and data parallelism.
             shards *= 1 if placement.is_replicate() else local.device_mesh.size(dimension)
         local = local.to_local()
     norm = torch.linalg.vector_norm(local, dtype=torch.float32)
@@ -85,10 +85,10 @@ def _add(total: Tensor, tensor: Tensor, copies: int) -> None:
 
 
 class MicroBatchSquares:
-    """Adds up the squared norms of the gradients of every micro-batch, by hooks on the parameters.
+    """Adds up the squared norms of the gradients of every micro-batch by hooks on the parameters.
 
-    The hooks see a micro-batch's gradient before it is added to the others' and before replicas exchange theirs, under
-    every plan alike. They read each gradient once.
+    Under every plan the hooks see a micro-batch's gradient before it is accumulated and before replicas exchange
+    gradients. They read each gradient once.
     """
 
     def __init__(self, parts: Sequence[nn.Module], copies: int, device: torch.device) -> None:
@@ -113,7 +113,7 @@ class MicroBatchSquares:
                 parameter.register_hook(self._count)  # type: ignore[no-untyped-call]
 
     def _watch_gathered(self, part: nn.Module) -> None:
-        # Gradients arrive at the gathered parameters, which stand in for the sharded ones during a forward pass.
+        # Gradients arrive at the gathered parameters, which replace the sharded ones during a forward pass.
         self._seen.update((id(each), each) for each in part.parameters())
         for module in part.modules():
             if isinstance(module, FSDPModule):
@@ -127,12 +127,12 @@ class MicroBatchSquares:
 
 
 TIME_CONSTANT_STEPS = 200
-"""Time constant of the exponential averages. In steps, for what one step tells of tr(Σ) depends on the number of its
-parts, not on size. tests/exec/test_noise.py shows what error of the efficiency it leaves, and how fast it follows."""
+"""Time constant of the exponential averages. It counts steps, because the error of one step's tr(Σ) depends on the
+number of its parts and not on their size. tests/exec/test_noise.py shows the error that it leaves."""
 
 
 def estimate(squares: GradientSquares) -> tuple[float, float]:
-    """(|G|², tr(Σ)) of one step in which the squares were measured, either of them possibly negative."""
+    """(|G|², tr(Σ)) from one measured step; either may be negative."""
     assert squares.small is not None
     batches = squares.small_batch, squares.big_batch
     moments = gradient_moments(squares.small, squares.big, *batches, squares.replicas, squares.distorted)
@@ -140,7 +140,7 @@ def estimate(squares: GradientSquares) -> tuple[float, float]:
 
 
 def observe(progress: Progress, squares: GradientSquares | None, initial_batch: int) -> None:
-    """Add one step to the averages in `progress`, unless it was not measured or is not finite.
+    """Adds one step to the averages in `progress`, unless it was not measured or is not finite.
 
     The sums are of Σ dᵏ·value, noise_weight of Σ dᵏ (d = e^(−1/TIME_CONSTANT_STEPS), k steps ago): their quotient is an
     average without the bias of a start from zero, and is carried by the checkpoint from plan to plan.
@@ -177,9 +177,9 @@ def learning_rate_scale(
     work: float,
     total: float,
 ) -> float:
-    """What to multiply the learning rate by in a step: `learning_rate_factor` times the job's own schedule.
+    """Factor of the learning rate in a step: `learning_rate_factor` times the job's own schedule.
 
-    Raises InputError where the schedule gives no number, or one below 0.
+    Raises InputError if the schedule returns no finite number of at least 0.
     """
     scheduled = job.learning_rate_schedule(work, total)
     if not (math.isfinite(scheduled) and scheduled >= 0):
@@ -193,10 +193,10 @@ def learning_rate_scale(
 def learning_rate_factor(
     rule: LearningRateRule, batch: int, initial_batch: int, statistics: tuple[float, float] | None
 ) -> float:
-    """What to multiply `build_optimizer`'s learning rate by at this global batch; between 1 and batch/initial_batch.
+    """Factor of `build_optimizer`'s learning rate at this global batch; between 1 and batch/initial_batch.
 
-    statistics: as `statistics()` returns them. While they are None, AdaScale's factor is 1, the least a step can be
-    worth: no rate is too high for want of an estimate, and work is counted with the same gain of 1.
+    statistics: from `statistics()`. While they are None, AdaScale's factor is 1, the smallest possible, so that a
+    missing estimate never makes the rate too high; work then counts with the same gain of 1.
     Raises InputError for an unknown rule, ValueError for a batch below the initial one.
     """
     if batch < initial_batch:

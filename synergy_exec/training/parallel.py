@@ -1,4 +1,4 @@
-"""Replicas of a model by DDP and FSDP2, and its layers split over ranks as a job's `tensor_plan` says."""
+"""Data parallelism by DDP and FSDP2, and tensor parallelism as a job's `tensor_plan` says."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from synergy_exec.training import trees
 from synergy_exec.training.job import Tree
 
 _SYNC_BYTES = 4 << 20
-"""Of what is sent at once as replicas are made equal, and copied for it; DDP itself takes 250 MiB."""
+"""Bytes copied and sent at once when replicas are made equal. DDP's own default is 250 MiB."""
 
 
 class UnusedParametersError(Exception):
-    """Parameters had no part in a step, which these replicas were not made for; the weights are as before it."""
+    """Some parameters had no part in a step, which DDP was not told to expect. The weights are as before the step."""
 
 
 def replicate(
     part: nn.Module, blocks: str, zero: int, mesh: DeviceMesh | None, *, unused: bool = False, begun: bool = False
 ) -> nn.Module:
-    """What to call instead of `part` so that its gradients become the mean over the replicas of `mesh` (None: one).
+    """Returns the module to call instead of `part`, so that gradients become the mean over the replicas of `mesh`.
 
-    zero: 0 wraps it, 2 shares out gradients and optimizer, 3 weights too, both in place and block by block. unused:
-    some parameters have no part in some steps; with zero 0 that must be known, and costs a walk through each graph.
-    begun: all replicas will load the same checkpoint, so they need not be made equal before.
+    mesh: None for one replica. zero: 0 wraps `part` in DDP; 2 shards gradients and optimizer in place, block by block,
+    by FSDP2; 3 shards the weights, too. unused: whether some parameters have no part in some steps. DDP must know this,
+    and it costs a walk through each graph. begun: all replicas will load the same checkpoint, so they need not be made
+    equal before.
     """
     if mesh is None:
         return part
@@ -46,7 +47,7 @@ def replicate(
         replicas = DistributedDataParallel(
             part, process_group=group, gradient_as_bucket_view=True, find_unused_parameters=unused, init_sync=False
         )
-        # `buffers.py` has them equal on all replicas. Not as an argument, of which newer versions of torch warn.
+        # `StepBuffers` keeps them equal on all replicas. As an argument, newer versions of torch warn of it.
         replicas.broadcast_buffers = False
         return replicas
     share_out(part, blocks, zero, mesh)
@@ -62,8 +63,10 @@ def share_out(part: nn.Module, blocks: str, zero: int, mesh: DeviceMesh) -> None
 
 
 def check_exchanged(module: nn.Module) -> None:
-    """Raises UnusedParametersError if a backward pass has not exchanged all gradients: else each replica would go on
-    with its own of what is left, and DDP would say so a step too late.
+    """Raises UnusedParametersError if the backward pass has not exchanged all gradients.
+
+    Otherwise each replica would go on with its own gradients of these parameters, and DDP would report it one step
+    later.
     """
     if not isinstance(module, DistributedDataParallel) or module.find_unused_parameters:
         return
@@ -76,11 +79,11 @@ def check_exchanged(module: nn.Module) -> None:
 
 
 def exchanging(module: nn.Module, zero: int, *, last: bool) -> AbstractContextManager[None]:
-    """Within it, gradients of a backward pass are only kept, until the `last` micro-batch exchanges their sum."""
+    """Accumulates gradients of a backward pass locally; that of the `last` micro-batch exchanges their sum."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(last)
         module.set_is_last_backward(last)
-        # Weights that are not shared out stay gathered between micro-batches.
+        # Weights that are not sharded stay gathered between micro-batches.
         module.set_reshard_after_backward(last or zero == 3)
     elif isinstance(module, DistributedDataParallel) and not last:
         context: AbstractContextManager[None] = module.no_sync()
@@ -92,7 +95,7 @@ Split = Literal["column", "row"]
 
 
 def matching(model: nn.Module, pattern: str) -> list[str]:
-    """The names of modules that a pattern of a `tensor_plan` means; a `*` stands within one part of a name."""
+    """Names of the modules that a pattern of a `tensor_plan` matches; `*` matches within one part of a name."""
     wanted = pattern.split(".")
     return [
         name
@@ -102,15 +105,15 @@ def matching(model: nn.Module, pattern: str) -> list[str]:
 
 
 def split(model: nn.Module, plan: Mapping[str, Split], mesh: DeviceMesh) -> None:
-    """Make the layers that `plan` names hold this rank's part, in place.
+    """Splits the layers that `plan` names in place, so that each holds this rank's part.
 
-    A column layer's output stays split, for a row layer to take; a row layer's and an embedding's is whole.
+    The output of a column layer stays split, as input of a row layer; that of a row layer or an embedding is whole.
     """
     styles = {
         name: _style(module, kind)
         for pattern, kind in plan.items()
         for name in matching(model, pattern)
-        # A stage of a pipeline keeps the modules of others, emptied.
+        # A pipeline stage keeps the modules of other stages without their weights.
         if (module := model.get_submodule(name)).weight is not None
     }
     parallelize_module(model, mesh, styles)
@@ -125,10 +128,10 @@ def _style(module: nn.Module, kind: Split) -> ParallelStyle:
 
 
 def obstacle(model: nn.Module, plan: Mapping[str, Split], degree: int, sample: Tree) -> str | None:
-    """Why the layers of a model cannot be split `degree` ways as planned; None: they can.
+    """Why the layers of a model cannot be split `degree` ways as planned; None if they can.
 
-    model: on the meta device or a copy to spoil: a forward pass over parts of the right shapes is tried on it.
-    sample: inputs, on the model's device.
+    model: on the meta device, or a copy; the function splits it and tries a forward pass. sample: inputs, on the
+    model's device.
     """
     if not plan:
         return "the job has no tensor_plan: name the layers to split, or take tensor 1"
@@ -158,7 +161,7 @@ def _indivisible(name: str, module: nn.Module, kind: Split, degree: int) -> str 
 
 
 def _misfit(model: nn.Module, plan: Mapping[str, Split], degree: int, sample: Tree) -> str | None:
-    """Whether what is between the split layers copes with parts: heads that do not divide, a layer left split."""
+    """Why the code between split layers cannot run on a rank's part, such as heads that do not divide; else None."""
     with torch.no_grad():
         whole = trees.shapes(trees.called(model, sample))
         for pattern, kind in plan.items():

@@ -1,4 +1,4 @@
-"""Cutting a model into the stages of a pipeline, and its steps, by torch.distributed.pipelining."""
+"""Cuts a model into pipeline stages and runs their steps by torch.distributed.pipelining."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Ends:
 
 
 def ends(model: nn.Module, blocks: str, sample: Tensor) -> Ends:
-    """Which parameters the model's `embed` and `head` use, seen by running both.
+    """Finds the parameters that the model's `embed` and `head` use, by running both.
 
-    sample: inputs, any number of samples. Raises InputError when a parameter is used by both (the stages would train
-    two copies of it), or when the model computes something else than head(blocks(embed(x))), as only numbers can tell.
+    sample: inputs, any number of samples. Raises InputError if both use a parameter (the stages would train two copies
+    of it), or if the model computes anything other than head(blocks(embed(x))), which only a model with numbers shows.
     """
-    # A frozen parameter leaves no trace in the graph, hence the copy in which none is.
+    # A frozen parameter leaves no trace in the graph, so the copy has none.
     trial: Any = sharing(model).eval()
     names = {id(parameter): name for name, parameter in trial.named_parameters()}
     embedded = trial.embed(sample)
@@ -61,9 +61,9 @@ def ends(model: nn.Module, blocks: str, sample: Tensor) -> Ends:
 
 
 def cut(model: nn.Module, blocks: str, edges: Ends, stage: int, stages: int) -> nn.Module:
-    """A copy of the model with only what `stage` of `stages` trains; called, it computes that stage.
+    """A copy of the model that has only the parameters of one of `stages` stages, and whose forward is that stage.
 
-    The blocks stand in a ModuleDict under their places in the whole model, so names do not change. A parameter that
+    The blocks are in a ModuleDict under their places in the whole model, so names do not change. A parameter that
     nothing uses stays with the first stage.
     """
     part: Any = copy.deepcopy(model)
@@ -78,11 +78,11 @@ def cut(model: nn.Module, blocks: str, edges: Ends, stage: int, stages: int) -> 
             owner = part.get_submodule(place)
             owner.register_parameter(last, None)
             if owner is not part and not list(owner.parameters(recurse=False)):
-                # Statistics that another stage keeps: a checkpoint must not find this stage's, which never change.
+                # Another stage updates these buffers; this stage's copy must not get into a checkpoint.
                 for buffer, _ in list(owner.named_buffers(recurse=False)):
                     owner.register_buffer(buffer, None)
                 if hasattr(owner, "track_running_stats"):
-                    # Else BatchNorm would make one up as it is loaded.
+                    # Otherwise BatchNorm would create the buffers again when it is loaded.
                     owner.track_running_stats = False
     parent, _, last = blocks.rpartition(".")
     setattr(part.get_submodule(parent), last, nn.ModuleDict(own))
@@ -123,18 +123,18 @@ def _used(output: Tensor) -> set[int]:
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
-"""What a stage may give the next, by the numbers that stand for them."""
+"""Types of tensors that a stage may send to the next; a type is sent as its index here."""
 _FORM = 12
-"""Numbers that say what comes: the type, how many dimensions, and their lengths."""
+"""Length of the header of a sent tensor: type, number of dimensions, and their lengths."""
 
 
 def owned_stages(rank: int, plan: Plan) -> range:
-    """The stages that a rank of the pipeline holds: every `pipeline`-th, from its own place."""
+    """The stages of a rank of the pipeline: every `pipeline`-th from its own index on."""
     return range(rank, plan.pipeline * plan.interleave, plan.pipeline)
 
 
 class OwnedStages:
-    """This rank's stages, for micro-batches of one size and one number of them a step."""
+    """This rank's stages, for a fixed size and number of micro-batches per step."""
 
     def __init__(
         self, modules: Sequence[nn.Module], plan: Plan, group: ProcessGroup, device: torch.device, loss: Loss
@@ -158,9 +158,8 @@ class OwnedStages:
             self._schedule = Schedule1F1B(stages[0], plan.accumulation, loss_fn=loss)
 
     def backward(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Gradients of the mean loss over this replica's samples, on every stage; the loss on the last, else None.
-
-        All micro-batches go through in one call: a second would scale the first one's gradients again.
+        """Computes gradients of the mean loss over this replica's samples. Returns the loss on the last stage, else
+        None. All micro-batches go through in one call, because a second call would scale the gradients again.
         """
         given = (inputs,) if self._takes_inputs else ()
         losses: list[Tensor] = []
@@ -176,7 +175,7 @@ class OwnedStages:
         return torch.stack([each.detach() for each in losses]).mean() if losses else None
 
     def forward(self, inputs: Tensor) -> Tensor | None:
-        """The whole model's output, on the rank of the last stage; None on the others. One stage after the other."""
+        """Runs the stages one after another. Returns the model's output on the rank of the last stage, else None."""
         hidden, rank, ranks = inputs, self._group.rank(), self._group.size()
         for stage in range(self._count):
             owner, following = stage % ranks, (stage + 1) % ranks

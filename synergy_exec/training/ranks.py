@@ -1,6 +1,6 @@
-"""What ranks do together beside training: the same answer, or the same error, on each of them.
+"""Runs a function on all ranks and gives every rank all results, or the same error.
 
-They exchange JSON: whoever could send something in another rank's place could have a pickle run any code.
+Ranks exchange JSON and not pickles, because a pickle from a foreign process could run any code.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _groups: WeakKeyDictionary[Any, dict[str, dist.ProcessGroup]] = WeakKeyDictionar
 
 
 class Ranks:
-    """All ranks of the default process group, or this process alone where there is none.
+    """All ranks of the default process group, or this process alone without one.
 
-    They talk in a gloo group of their own, so that they may do so while training communicates, and on any device.
-    All ranks construct it and call its methods together, in the same order. purpose: threads that talk at the same time
-    need a group each.
+    They communicate in a gloo group of their own, so that this works during training and on any device. All ranks
+    construct it and call its methods together, in the same order. purpose: names the group; threads that communicate at
+    the same time need different groups.
     """
 
     def __init__(self, purpose: str = "") -> None:
@@ -42,10 +42,10 @@ class Ranks:
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
     def together(self, function: Callable[[], Any]) -> list[Any]:
-        """What the function returns on each rank, by rank, as JSON has it: a tuple comes as a list.
+        """Returns the function's results on all ranks, by rank, after a round trip through JSON: tuples become lists.
 
-        If it raises on one, all raise the first rank's error; one that is neither Python's nor Synergy's is a
-        RuntimeError on the other ranks.
+        If it raises on some ranks, all ranks raise the error of the first of them. Other ranks get a RuntimeError in
+        place of an error class that is neither Python's nor Synergy's.
         """
         value: Any = None
         error: Exception | None = None
@@ -59,7 +59,7 @@ class Ranks:
         outcomes = [json.loads(text) for text in texts]
         for rank, (_, failed) in enumerate(outcomes):
             if failed is not None:
-                # This rank's own as it was, with the lines that it passed.
+                # This rank's own error keeps its traceback.
                 raise error if error is not None and rank == self.rank else _as_told(*failed)
         return [each for each, _ in outcomes]
 
@@ -76,7 +76,7 @@ class Ranks:
         return [bytes(each[: int(length)].numpy()).decode() for each, length in zip(every, lengths, strict=True)]
 
     def first(self, function: Callable[[], Any]) -> Any:
-        """What the function returns on rank 0, where alone it runs; its error is raised on all."""
+        """Runs the function on rank 0 only; all ranks return its result or raise its error."""
         return self.together(lambda: function() if self.rank == 0 else None)[0]
 
 
@@ -85,7 +85,7 @@ def _name(kind: type) -> str:
 
 
 def _as_told(name: str, text: str) -> Exception:
-    """Another rank's error: of a class of Python itself or of Synergy that is loaded here, or a RuntimeError."""
+    """Another rank's error as an exception: of the same class if that is Python's or Synergy's, or a RuntimeError."""
     module, _, own = name.rpartition(".")
     if not module or module.startswith(("synergy_exec.", "synergy_core.")):
         kind = getattr(sys.modules.get(module or builtins.__name__), own, None)

@@ -1,4 +1,4 @@
-"""A rank's part of each batch, made as it is asked for, or ahead of time by loader processes."""
+"""Gives a rank its part of each batch, made on request or ahead of time by loader processes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from synergy_exec.training.job import Batch, LoadedJob, TrainingJob
 
 
 class Supply:
-    """The batches of a job, for one rank.
+    """The batches of a job for one rank.
 
-    loaders: processes that make them ahead, if the job is a `LoadedJob`; 0: each is made when it is asked for. It may
-    be set at any time. cache: memory for its items. waited_s: how long the last batch let training wait. meanwhile:
-    told that data are waited for (True), and that they are there (False).
+    loaders: number of processes that prepare batches ahead, if the job is a `LoadedJob`; with 0 each batch is made on
+    request. It may be set at any time. cache: memory for the job's items. waited_s: how long training waited for the
+    last batch. meanwhile: called with True before waiting for data, and with False when they are there.
     """
 
     def __init__(self, job: TrainingJob, *, loaders: int = 0, cache: Cache | None = None) -> None:
@@ -34,16 +34,18 @@ class Supply:
 
     @property
     def loads(self) -> bool:
-        """Whether there is anything for loaders to do."""
+        """Whether the job's batches can be prepared by loaders."""
         return isinstance(self._job, LoadedJob)
 
     @property
     def data_bytes(self) -> float:
-        """Of the data set that is loaded, at most; 0 where nothing is."""
+        """Upper bound of the data set's bytes in storage; 0 if nothing is loaded."""
         return float(self._job.samples * self._job.item_bytes) if isinstance(self._job, LoadedJob) else 0.0
 
     def rows(self, step: int, whole: int, first: int, end: int) -> Batch:
-        """Samples `first` to before `end` of the `whole` of a step. Raises InputError for a batch of another size."""
+        """Returns samples first … end − 1 of the step's batch of `whole`. Raises InputError for a batch of another
+        size.
+        """
         began_s = time.monotonic()
         self.meanwhile(True)
         if isinstance(self._job, LoadedJob):
@@ -69,7 +71,7 @@ class Supply:
         if not cut.loaders:
             return batches[step]
         if self._loading is None or (self._loading.cut, self._loading.step) != (cut, step):
-            # Another batch, or other loaders: what was made ahead is of no use, and its makers leave first.
+            # Batch size or number of loaders has changed: drop what was prepared, and end the old loaders first.
             self._loading = None
             self._loading = _Loading(batches, cut, step)
         return self._loading.take()
@@ -77,7 +79,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How batches are loaded: of `whole` samples those from `first` to before `end`, by this many processes."""
+    """How batches are loaded: samples first … end − 1 of `whole`, by this many processes."""
 
     whole: int
     first: int
@@ -86,7 +88,7 @@ class _Cut:
 
 
 class _Batches(Dataset[Batch]):
-    """Data set of which a loader process reads the batch of a step by the step's number."""
+    """A data set indexed by step, for torch's DataLoader."""
 
     def __init__(self, job: LoadedJob, cut: _Cut, cache: Cache | None) -> None:
         self._job, self._cut = job, cut
@@ -98,7 +100,7 @@ class _Batches(Dataset[Batch]):
 
 
 class _Loading:
-    """Loader processes at work on the batches from one step on, all cut alike. step: whose batch comes next."""
+    """Loader processes that prepare the batches from one step on. step: the step whose batch comes next."""
 
     def __init__(self, batches: _Batches, cut: _Cut, step: int) -> None:
         self.cut, self.step = cut, step
@@ -109,7 +111,7 @@ class _Loading:
                 sampler=range(step, sys.maxsize),
                 num_workers=cut.loaders,
                 multiprocessing_context="fork",
-                # Else it would draw from the stream that the model draws from.
+                # With torch's default generator it would change the model's random numbers.
                 generator=torch.Generator(),
             )
         )

@@ -34,20 +34,20 @@ from synergy_exec.training.pipeline import OwnedStages
 from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.supply import Supply
 
-# What a model counts as it trains, beside its weights: the running statistics of BatchNorm, and the like.
+# Buffers that a model updates as it trains, such as the running statistics of BatchNorm.
 #
-# A micro-batch is normalised by its own mean and variance, as everywhere, so training follows from the size of a
-# micro-batch, not from how many of them a rank or a replica has. The same is made to hold for what is counted: every
-# micro-batch of a step begins with the statistics that the step began with, and the step leaves their mean over all
-# micro-batches of all replicas. So under every plan with micro-batches of one size evaluations, checkpoints and what
-# comes after are the same, and momentum is by the step.
+# A micro-batch is normalised by its own mean and variance, so training depends on the size of a micro-batch and not on
+# how many micro-batches a rank or a replica has. The buffers must not depend on that either. Therefore every
+# micro-batch of a step starts from the buffers that the step started from, and the step ends with the mean over all
+# micro-batches of all replicas. Evaluations, checkpoints and later steps are then the same under every plan with
+# micro-batches of one size. Momentum counts steps, not micro-batches.
 
 
 class StepBuffers:
-    """The buffers of a rank's parts that change as they train; which they are the first step of a run shows.
+    """The buffers of a rank's parts that change in training. The first step of a run shows which these are.
 
-    group: of the replicas, None for one. All ranks of it call `begin` and `end` together. Buffers of whole numbers (how
-    many batches were counted) go on as one micro-batch has them.
+    group: of the replicas, or None for one replica. All ranks of it call `begin` and `end` together. Integer buffers
+    (such as the number of batches) take the value after one micro-batch.
     """
 
     def __init__(self, parts: Sequence[nn.Module], group: ProcessGroup | None, device: torch.device) -> None:
@@ -56,12 +56,14 @@ class StepBuffers:
         self._known = False
 
     def begin(self) -> None:
-        """Before the passes of a step."""
+        """Call before the forward passes of a step."""
         for part in self._parts:
             part.passes, part.before = [], part.values()
 
     def end(self, micro_batches: int) -> None:
-        """After them, of which each part had so many; what a pipeline sent ahead to learn shapes does not count."""
+        """Call after the passes of a step. micro_batches: passes per part; earlier passes, by which a pipeline learns
+        shapes, do not count.
+        """
         for part in self._parts:
             if not self._known:
                 self._forget_constants(part)
@@ -72,8 +74,8 @@ class StepBuffers:
         self._known = True
 
     def _mean(self, before: Tensor, passes: Sequence[Tensor]) -> Tensor:
-        """Mean change of each buffer per pass, over the passes of all replicas."""
-        # A buffer that did not change has no change to add; inf − inf would be NaN.
+        """Mean change of a buffer per pass, over the passes of all replicas."""
+        # An unchanged buffer counts as 0, because inf − inf would be NaN.
         added = torch.stack([torch.where(after == before, 0.0, after - before) for after in passes]).sum(0)
         if self._group is None:
             return added / len(passes)
@@ -81,7 +83,7 @@ class StepBuffers:
         return added / (len(passes) * self._group.size())
 
     def _forget_constants(self, part: _PartBuffers) -> None:
-        """Drops the buffers that no replica changed."""
+        """Forgets the buffers that no replica changed."""
         before = part.before or []
         changed = [any(not torch.equal(values[at], each) for values in part.passes) for at, each in enumerate(before)]
         flags = torch.tensor(changed, dtype=torch.int32, device=self._device)
@@ -94,9 +96,10 @@ class StepBuffers:
 
 
 class _PartBuffers:
-    """Of one part, all that hold numbers which a checkpoint keeps. places: the module that has each, and its name
-    there. before: values as the step began, with which every pass begins; None outside a step. passes: values after
-    each pass.
+    """The persistent buffers of one part.
+
+    places: module and attribute name of each buffer. before: values at the start of the step, restored before every
+    pass; None outside a step. passes: values after each pass.
     """
 
     def __init__(self, part: nn.Module) -> None:
@@ -118,7 +121,7 @@ class _PartBuffers:
 
     def set(self, at: int, value: Tensor) -> None:
         module, name = self.places[at]
-        # By `data`: a backward pass to come kept the buffer and would refuse it changed, though it does not read it.
+        # Through `data`: the backward pass has saved the buffer and would refuse a change, although it never reads it.
         getattr(module, name).data.copy_(value)
 
     def _begin_pass(self, *_: Any) -> None:
@@ -130,7 +133,7 @@ class _PartBuffers:
             self.passes.append(self.values())
 
 
-# A job's metrics on its evaluation batches, the same under every plan.
+# Evaluation: a job's metrics on its evaluation batches, the same under every plan.
 
 
 def evaluated(
@@ -142,10 +145,10 @@ def evaluated(
     device: torch.device,
     beat: Callable[[], None],
 ) -> dict[str, float]:
-    """Means over all samples of all batches, by metric; all ranks call it together and get the same.
+    """Returns the mean of each metric over all samples. All ranks call it together and get the same result.
 
-    Batches are cut by rows among the replicas, and into pieces no larger than the plan's micro-batch, which is known
-    to fit. beat: called before each batch. Raises InputError where there are no batches, or they are none.
+    Each batch is cut by rows among the replicas, and further into pieces no larger than the plan's micro-batch, which
+    is known to fit into memory. beat: called before each batch. Raises InputError for malformed or missing batches.
     """
     sums: dict[str, tuple[float, int]] = {}
     batches = 0
@@ -167,13 +170,13 @@ def evaluated(
             "some, or leave evaluate_every at 0."
         )
     names = dict.fromkeys(name for each in found for name in each)
-    # Ranks that split the layers of a replica each say what all of them say together, as often for every replica.
+    # Ranks that split the layers of a replica all report the replica's result: the same number of times per replica.
     every = {name: [each[name] for each in found if name in each] for name in names}
     return {name: math.fsum(total for total, _ in each) / sum(of for _, of in each) for name, each in every.items()}
 
 
 def _pieces(job: TrainingJob, batch: Any, plan: Plan, replica: int) -> Iterator[tuple[int, Any, Any]]:
-    """(samples, inputs, targets), as many on every replica; where there are none, one that does not count."""
+    """Yields (samples, inputs, targets), equally often on every replica; an empty piece has one row that is ignored."""
     inputs, targets = trees.pair(f"{type(job).__name__}.evaluation()", batch)
     (whole,) = trees.lengths((inputs, targets))
     first, end = (whole * each // plan.data for each in (replica, replica + 1))
@@ -186,7 +189,7 @@ def _pieces(job: TrainingJob, batch: Any, plan: Plan, replica: int) -> Iterator[
 
 @contextmanager
 def _evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Every module in evaluation within it, and as it was after."""
+    """Puts every module into evaluation mode, and back into its former mode afterwards."""
     modes = [(module, module.training) for part in parts for module in part.modules()]
     try:
         for part in parts:
@@ -196,15 +199,16 @@ def _evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
         for module, training in modes:
             module.training = training
             if isinstance(module, FSDPModule):
-                # No backward pass comes to share its weights out again.
+                # There is no backward pass after which FSDP would shard the weights again.
                 module.reshard()
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step gave, equal on every rank: loss, the mean over the global batch, and the gradient's norm, both
-    before the weights changed; squares, None where they are not measured. exchanged: this rank's, None without
-    replicas.
+    """The result of one step; equal on all ranks except for `exchanged`.
+
+    loss: mean over the global batch; grad_norm: norm of the gradient; both before the weights changed. squares: for the
+    noise scale, None if not measured. exchanged: this rank's exchange of gradients, None without replicas.
     """
 
     loss: float
@@ -214,17 +218,17 @@ class StepResult:
 
 
 class Trainer:
-    """The job's model under a plan, on the default process group of `plan.gpus` ranks (none needed for one).
+    """One rank of a model in training under a plan, in the default process group of `plan.gpus` ranks.
 
-    parts, optimizers: one of each per pipeline stage that this rank owns (one in all without a pipeline); parameters
-    have the names they have in the whole model. Before any step the weights are those a single process draws after
-    `torch.manual_seed(seed)`.
-    measure_squares: whether steps say what the noise scale needs; it costs one reading of every micro-batch's gradient.
-    bfloat16: forward passes under autocast; weights, gradients and losses stay in float32. supply: of this very job;
-    by default each is made when it is needed. unused: see `replicate`. weights: the file of a state_dict that training
-    begins with; None: with what the job draws. begun: `load` will be called and find a checkpoint; until then the
-    weights may be any.
-    Raises InputError for a plan that no job can be trained under; whether this one can, `Admission` says.
+    A single rank needs no process group. parts, optimizers: one of each per pipeline stage that this rank owns (one
+    without a pipeline); parameters have their names in the whole model. The initial weights are those that a single
+    process draws after `torch.manual_seed(seed)`.
+    measure_squares: whether steps return the gradient squares for the noise scale, which costs one read of every
+    micro-batch's gradient. bfloat16: run forward passes under autocast; weights, gradients and losses stay float32.
+    supply: source of batches; by default each batch is made when it is needed. unused: see `replicate`. weights: file
+    of a state_dict to begin with; None for weights drawn by the job. begun: `load` will be called and find a
+    checkpoint, so the weights may be anything until then.
+    Raises InputError for a plan under which no job can be trained. `Admission` checks whether this job can.
     """
 
     def __init__(
@@ -273,7 +277,7 @@ class Trainer:
         self._pipeline = self._schedule()
 
     def step(self, number: int, *, rate: float = 1.0) -> StepResult:
-        """One optimizer step on `batch(number, plan.global_batch)`, every group's initial learning rate × `rate`."""
+        """Takes one optimizer step on `batch(number, plan.global_batch)`, with learning rates multiplied by `rate`."""
         self._draw_from(number, self._replica)
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
             optimizer.zero_grad()
@@ -299,16 +303,14 @@ class Trainer:
         return self._result(sums.tolist(), exchanged)
 
     def evaluate(self, number: int, beat: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """The job's metrics over its evaluation batches after so many steps, on all ranks together; see `evaluated`.
-
-        beat: called before each batch.
-        """
+        """Returns the job's metrics on its evaluation batches after step `number`; see `evaluated`."""
         self._draw_from(number, self._replica)
         return evaluated(self._job, self.parts, self._pipeline, self.plan, self._replica, self._device, beat)
 
     def retune(self, micro_batch: int, accumulation: int, compressor: str | None = None) -> None:
-        """Sets micro-batch, accumulation and compressor (None: as it is) from the next step on, on all ranks together;
-        weights stay as they are.
+        """Sets micro-batch, accumulation and compressor (None: unchanged) from the next step on.
+
+        All ranks call it together. Weights stay as they are.
         """
         plan = dataclasses.replace(
             self.plan, micro_batch=micro_batch, accumulation=accumulation, compressor=compressor or self.plan.compressor
@@ -322,12 +324,12 @@ class Trainer:
         self._pipeline = self._schedule()
 
     def state(self) -> State:
-        """What a checkpoint keeps of this rank; all ranks call it together."""
+        """The state of this rank for a checkpoint; all ranks call it together."""
         held = self.exchange.held() if self.exchange is not None else {}
         return State(self.parts, self.optimizers, held)
 
     def load(self, checkpoints: Checkpoints, *, saved_step: int = 0) -> Progress | None:
-        """Goes on from the newest whole checkpoint; None if there is none. See `Checkpoints.load`."""
+        """Loads the newest undamaged checkpoint; returns None if there is no checkpoint. See `Checkpoints.load`."""
         state = State(self.parts, self.optimizers)
         progress = checkpoints.load(state, saved_step=saved_step)
         if progress is None:
@@ -339,7 +341,7 @@ class Trainer:
         return progress
 
     def _errors(self) -> GradientErrors | None:
-        """Of the gradients that are exchanged, where they are compressed; what a step is worth follows from it."""
+        """Compression errors of the gradients, from which the worth of a step follows; None without compression."""
         return self.exchange.errors() if self.exchange is not None and self.exchange.compresses else None
 
     def _schedule(self) -> OwnedStages | None:
@@ -361,7 +363,7 @@ class Trainer:
         (module,) = self._modules
         total = torch.zeros((), device=self._device)
         for place, (x, y) in enumerate(trees.split((inputs, targets), size, count)):
-            # What a model draws (dropout) follows from step and micro-batch, whichever replica has it.
+            # Random numbers (dropout) depend on step and micro-batch, not on which replica has the micro-batch.
             self._draw_from(number, self._replica * count + place)
             with exchanging(module, self.plan.zero, last=place == count - 1):
                 loss = self._job.loss(trees.called(module, x), y) / count
@@ -370,22 +372,22 @@ class Trainer:
         return total
 
     def _clip(self, most: float, norm: Tensor) -> None:
-        """Scales the whole gradient, of this norm over all ranks, down to the norm `most`, as torch does."""
+        """Scales the gradient, whose norm over all ranks is `norm`, down to at most `most`, as torch does."""
         for part in self.parts:
-            # One by one: split and whole gradients cannot be scaled in one call.
+            # One by one: sharded and whole gradients cannot be scaled in one call.
             nn.utils.clip_grads_with_norm_(part.parameters(), most, norm, foreach=False)
 
     def _draw_from(self, number: int, place: int) -> None:
-        """What is drawn from here on follows from seed, step and place."""
+        """Seeds the random generators by seed, step and place."""
         seed = hash((self._seed, number, place))
-        # Not torch.manual_seed, which asks every kind of device there might be: it takes a hundred times as long.
+        # torch.manual_seed asks every possible kind of device and takes a hundred times as long.
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
     def _sums(self, loss: Tensor | None, exchanged: Exchanged | None) -> Tensor:
-        """Loss, squared norm of the gradient and sum over micro-batches of their own, over all ranks; three numbers,
-        and on steps of which the exchange measured them its `totals`.
+        """Sums over all ranks: loss, squared norm of the gradient, sum of the micro-batches' squared norms, and the
+        `totals` of the exchange on steps that measured them.
         """
         gradients = (each.grad for part in self.parts for each in part.parameters() if each.grad is not None)
         nothing = torch.zeros((), device=self._device)
@@ -413,11 +415,11 @@ class Trainer:
             self._rounding = Distortion(_quotient(error, given), _quotient(error_again, given_again))
         if self._squares is None:
             return None
-        # A pipeline's micro-batches are scaled after they are counted; the others' losses were divided before.
+        # A pipeline's micro-batches are scaled after they are counted; other losses were divided before.
         mean = small / plan.accumulation if self._pipeline else small * plan.accumulation
         known, rounding = plan.micro_batch != plan.global_batch, self._rounding
         if self.exchange is not None and self.exchange.feedback:
-            # What is held back makes the exchanged mean's norm tell nothing: it is known where it was sketched.
+            # With error feedback the norm of the exchanged mean says nothing; it is known only if it was sketched.
             known, rounding = bool(totals), UNDISTORTED
             big = totals[4] if totals else big
         small_sqr = mean if known else None

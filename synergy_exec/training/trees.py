@@ -1,6 +1,6 @@
-"""Batches as people write them: a tensor, or dicts, tuples and lists of tensors, nested as they like.
+"""Batches as users write them: a tensor, or nested dicts, tuples and lists of tensors.
 
-Each tensor has a row for every sample, the first dimension. What is no tensor (None, a flag) is passed on as it is.
+The first dimension of each tensor is the sample. Other values (None, a flag) are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from synergy_core.errors import InputError
 
 
 def rows(tree: Any, first: int, end: int) -> Any:
-    """The samples from `first` to before `end`."""
+    """Samples first … end − 1."""
     return tree_map_only(Tensor, lambda each: each[first:end], tree)
 
 
 def split(tree: Any, size: int, count: int) -> list[Any]:
-    """The first count × size samples, in `count` pieces."""
+    """The first count × size samples in `count` pieces."""
     return [rows(tree, at * size, (at + 1) * size) for at in range(count)]
 
 
 def stacked(trees: Sequence[Any]) -> Any:
-    """A batch of single samples, which have no dimension for them yet."""
+    """Stacks single samples into a batch."""
     return tree_map(lambda *each: torch.stack(each) if isinstance(each[0], Tensor) else each[0], *trees)
 
 
 def moved(tree: Any, device: torch.device) -> Any:
-    """On the device; to a GPU by way of pinned memory, so that copying does not hold up what asks for it."""
+    """Moves all tensors to the device; to a GPU through pinned memory, so that the caller does not wait."""
     if device.type != "cuda":
         return tree_map_only(Tensor, lambda each: each.to(device), tree)
     return tree_map_only(Tensor, lambda each: _pinned(each).to(device, non_blocking=True), tree)
@@ -43,7 +43,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 def called(module: nn.Module, inputs: Any) -> Any:
-    """What the module makes of inputs: a dict gives its arguments by name, a tuple or a list in order."""
+    """Calls the module: a dict gives its arguments by name, a tuple or list in order, anything else as one argument."""
     if isinstance(inputs, Mapping):
         return module(**inputs)
     if isinstance(inputs, tuple | list):
@@ -52,12 +52,12 @@ def called(module: nn.Module, inputs: Any) -> Any:
 
 
 def floats(tree: Any) -> Any:
-    """The same with numbers in single precision."""
+    """Converts floating-point tensors to float32."""
     return tree_map_only(Tensor, lambda each: each.float() if each.is_floating_point() else each, tree)
 
 
 def lengths(tree: Any) -> set[int]:
-    """How many rows its tensors have; 0 stands for a tensor without any dimension."""
+    """Numbers of rows of its tensors; 0 stands for a tensor without dimensions."""
     return {len(each) if each.dim() else 0 for each in tensors(tree)}
 
 
@@ -80,12 +80,12 @@ def shapes(tree: Any) -> list[tuple[int, ...]]:
 
 
 def in_words(counts: Iterable[int]) -> str:
-    """As in `8`, or `7 or 8`; `no` where there are none."""
+    """Such as `8` or `7 or 8`; `no` for an empty collection."""
     return " or ".join(map(str, sorted(counts))) or "no"
 
 
 def pair(source: str, given: Any) -> tuple[Any, Any]:
-    """What should be inputs and targets, as many of both. source: what gave it. Raises InputError."""
+    """Checks that `given` is a pair of inputs and targets with equally many samples. source: for the InputError."""
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise InputError(f"{source} gave a {type(given).__name__}; expected inputs and targets, a pair.")
     found = lengths(tuple(given))
