@@ -1,6 +1,7 @@
-"""From `package.module:Class` or `/path/file.py:Class` to a job.
+"""Loads the job that `package.module:Class` or `/path/file.py:Class` names.
 
-A job given as a file is kept as it was (`job_folder.freeze`). A package is used as it is installed.
+A job given as a file is read from the copy made when it was submitted (`job_folder.freeze`). A package is used as it is
+installed.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ from synergy_exec.training.job import TrainingJob
 
 
 def load_job(job_class: str, arguments: Mapping[str, Any], code: Path | None = None) -> TrainingJob:
-    """The job that a job file names. code: the copy of its file that is to be read instead, as it was when it was
-    submitted; its `__file__` stays that of the original, beside which its data may lie.
+    """Creates the job that a job file names.
 
-    Raises InputError when there is no such class, or it takes other arguments.
-
-    What the class's own code raises passes through as it is.
+    code: the copy of its file to read instead; its `__file__` stays that of the original, because data may lie beside
+    it. Raises InputError if there is no such class or it takes other arguments. Exceptions of the class's own code pass
+    through.
     """
     place, separator, name = job_class.rpartition(":")
     if not separator or not place or not name:
@@ -54,7 +54,7 @@ def _class(module: ModuleType, name: str, job_class: str) -> type:
         raise InputError(f"{job_class} lacks {', '.join(sorted(found.__abstractmethods__))}; write them.")
     if found is not None:
         raise InputError(f"{job_class} is no TrainingJob; derive it from synergy_exec.training.job.TrainingJob.")
-    raise unknown("class", name, kinds, hint=f"They are what {module.__name__} has.")
+    raise unknown("class", name, kinds, hint=f"These are the jobs in {module.__name__}.")
 
 
 def _module(name: str) -> ModuleType:
@@ -79,7 +79,7 @@ def _file(path: Path, code: Path | None) -> ModuleType:
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     module.__file__ = str(path)
-    # Dataclasses and pickle look the module up by its name.
+    # Dataclasses and pickle find the module by its name.
     sys.modules[name] = module
     specification.loader.exec_module(module)
     return module

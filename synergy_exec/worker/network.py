@@ -1,4 +1,4 @@
-"""Which network interface a rank talks over."""
+"""Chooses the network interface of a rank."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def check_interface(name: str) -> None:
-    """Raises InputError where this machine has no interface of that name."""
+    """Raises InputError if this machine has no interface of that name."""
     known = [each for _, each in socket.if_nameindex()]
     if name not in known:
-        raise unknown("interface", name, known, hint=f"Those are of {socket.gethostname()}; null finds the right one.")
+        hint = f"These are the interfaces of {socket.gethostname()}; null finds the right one."
+        raise unknown("interface", name, known, hint=hint)
 
 
 def talk_over(interface: str | None, store_host: str) -> None:
-    """Has gloo and NCCL use that interface; None: the one with the address from which this machine reaches the store,
-    unless the environment says another. Left to itself gloo looks the machine's own name up, which may lead nowhere.
+    """Makes gloo and NCCL use an interface.
 
-    store_host "": all ranks are on this machine, and talk over its loopback interface, which no other machine reaches.
-    Raises InputError where this machine has no such interface.
+    interface: its name; None for the one by which this machine reaches the store, unless the environment names another.
+    (By default gloo looks up the machine's own name, which may fail.) store_host: "" if all ranks are on this machine;
+    they then use the loopback interface, which no other machine reaches. Raises InputError if there is no such
+    interface.
     """
     if interface is not None:
         check_interface(interface)
@@ -41,11 +43,11 @@ def talk_over(interface: str | None, store_host: str) -> None:
 
 
 def interface_to(host: str) -> str:
-    """The interface with the address from which this machine reaches a host; "" where none can be told."""
+    """The interface by which this machine reaches a host; "" if unknown."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as asking:
-            asking.connect(address)  # sends nothing: the kernel only looks up the way
+            asking.connect(address)  # sends nothing: the kernel only looks up the route
             own = ipaddress.ip_address(str(asking.getsockname()[0]).partition("%")[0])
     except OSError:
         return ""
@@ -53,7 +55,7 @@ def interface_to(host: str) -> str:
 
 
 def addresses() -> list[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
-    """Every interface of this machine with its addresses."""
+    """Pairs of interface and address of this machine."""
     found: list[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():

@@ -1,9 +1,9 @@
-"""A worker's processes: they die with the process that started them, form one group, and end whatever they do to stay.
+"""Process groups and trees of Linux: how workers are moved to other cores, watched, and killed without leftovers.
 
 A worker leads a process group, not a session: Linux divides a core between sessions first (man 7 sched, autogroup). If
 each rank had its own session, ranks on a core that other programs use would be scheduled late and wait for each other.
-Linux gives orphans to the nearest ancestor that has asked for them (`adopt_orphans`), so nothing below such a process
-gets away, neither by a session of its own nor by parents that leave.
+Linux gives orphans to the nearest ancestor that asked for them (`adopt_orphans`), so no descendant of such a process
+escapes, neither by a session of its own nor when its parents exit.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
-"""Looked up here and not between a fork and what follows, where another thread's lock would hold it up for ever."""
+"""Loaded here, because after a fork a lock that another thread held would block for ever."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with(parent: int, number: signal.Signals) -> None:
-    """Has the kernel send this process a signal when `parent`, which must be what started it, dies; Linux only."""
+    """Makes the kernel send this process a signal when its parent, process `parent`, dies. Linux only."""
     _prctl(_PR_SET_PDEATHSIG, number)
-    # It may have died before it could be watched.
+    # It may have died before the call.
     if os.getppid() != parent:
         sys.exit(f"process {parent}, which started this one, is gone")
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of its descendants' orphans, so that it can reap them."""
+    """Makes this process the parent of orphans among its descendants, so that it can reap them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -42,12 +42,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 _STATE, _GROUP, _USER, _SYSTEM, _BEGAN = 0, 2, 11, 12, 19
-"""Indices in /proc/PID/stat after the name in brackets: state, group, CPU time in user and kernel, and when it began,
-the last three in the kernel's ticks (man 5 proc)."""
+"""Indices in /proc/PID/stat after the name in brackets: state, group, CPU time in user and in kernel mode, and start
+time; the last three are in clock ticks (man 5 proc)."""
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields after the name; all "0" where there is no such process."""
+    """The fields after the name; all "0" if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -58,22 +58,22 @@ _MOST_PASSES = 5
 
 
 def pin(leader: int, cores: Collection[int]) -> None:
-    """Binds every thread of the group, and all that they start from now on, to these cores."""
+    """Binds every thread of the process group to these cores; threads that they start inherit this."""
     wanted = set(cores)
     for _ in range(_MOST_PASSES):
-        # Again until nothing was found that had begun meanwhile, from a thread not yet moved.
+        # Repeat until a pass finds no thread that was started meanwhile by one not yet moved.
         moved = [thread for pid in members(leader) for thread in _threads(pid) if _move(thread, wanted)]
         if not moved:
             return
 
 
 def members(leader: int) -> list[int]:
-    """Ids of the group's live processes."""
+    """Process ids of the group."""
     return [int(each) for each in os.listdir("/proc") if each.isdigit() and int(_stat(int(each))[_GROUP]) == leader]
 
 
 def cpu_s(processes: Iterable[int]) -> float:
-    """Seconds of CPU that processes which live have used, each to a hundredth."""
+    """CPU seconds of these processes, those that still live, to a hundredth each."""
     ticks = sum(int(fields[_USER]) + int(fields[_SYSTEM]) for fields in map(_stat, processes))
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -86,7 +86,7 @@ def _threads(pid: int) -> Iterator[int]:
 
 
 def _move(thread: int, cores: set[int]) -> bool:
-    """Whether it had to be moved."""
+    """Binds a thread; returns whether that changed anything."""
     try:
         if os.sched_getaffinity(thread) == cores:
             return False
@@ -100,7 +100,7 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.2
 
 
 def children(pid: int) -> list[int]:
-    """Of a process, whichever of its threads started them; those that have ended and not been reaped among them."""
+    """Child processes, including those that have exited and are not reaped yet."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -109,7 +109,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All below a process, parents before their children."""
+    """All descendants of a process, parents before their children."""
     found = children(pid)
     for each in found:
         found += children(each)
@@ -117,17 +117,17 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill(pids: Iterable[int]) -> None:
-    """SIGKILL to these descendants of this process and to all below them.
+    """Kills these descendants of this process and all below them.
 
-    By groups: the kernel lets no member fork on while a signal for the whole group is under way. What is started
-    meanwhile in groups of its own lives, until the next call.
+    It kills whole process groups, because no member can fork while a signal to its group is being delivered. Processes
+    that are started meanwhile in groups of their own survive until the next call.
     """
     own = os.getpgrp()
     level = list(pids)
     while level:
         below: list[int] = []
         for pid in level:
-            # Gone meanwhile, or another user's by a setuid program.
+            # It may have exited, or a setuid program made it another user's.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 group = os.getpgid(pid)
                 if group == own:
@@ -139,9 +139,9 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def end_all(patience_s: float = float("inf"), *, grace_s: float = 0.0) -> bool:
-    """Kills and reaps everything below this process, which adopts orphans; whether nothing was left in time.
+    """Kills and reaps all descendants of this process, which adopts orphans. Returns whether none was left in time.
 
-    grace_s: how long those below have to end, and to end what is below them, by themselves.
+    grace_s: time for them to exit by themselves first.
     """
     began_s, pause_s = time.monotonic(), _SHORTEST_PAUSE_S
     before: list[int] = []
@@ -157,33 +157,33 @@ def end_all(patience_s: float = float("inf"), *, grace_s: float = 0.0) -> bool:
             return False
         if waited_s >= grace_s:
             kill(left)
-        # Something that forks as fast as it is killed must be met again at once; what only takes its time need not.
+        # New processes mean that something forks as fast as it is killed: look again at once. Otherwise wait longer.
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if left == before else _SHORTEST_PAUSE_S
         before = left
         time.sleep(pause_s)
 
 
-# Processes of this machine told apart from later ones of the same number, by when they began.
+# Identity of processes: id and start time, because a later process may have the same id.
 
 
 def began(pid: int) -> int:
-    """When the process began, in the kernel's ticks; 0 if there is none, a zombie counting as none."""
+    """Start time of the process in clock ticks; 0 if there is none or it is a zombie."""
     fields = _stat(pid)
     return 0 if fields[_STATE] == "Z" else int(fields[_BEGAN])
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether somebody has stopped the process, as by SIGSTOP."""
+    """Whether the process is stopped, for instance by SIGSTOP."""
     return _stat(pid)[_STATE] in "Tt"
 
 
 def lives(pid: int, since: int) -> bool:
-    """Whether the very process that began then is still there."""
+    """Whether the process with this start time still lives."""
     return since > 0 and began(pid) == since
 
 
 def wait_or_kill(processes: list[tuple[int, int]], *, patience_s: float) -> list[int]:
-    """Waits until the (pid, began) have left, then kills those that have not; returns their pids."""
+    """Waits for the processes (pid, start time) to exit, then kills the others; returns the ids of those killed."""
     until_s = time.monotonic() + patience_s
     while time.monotonic() < until_s and any(lives(*each) for each in processes):
         time.sleep(0.1)

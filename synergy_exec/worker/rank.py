@@ -42,10 +42,10 @@ from synergy_exec.worker.loop import Loop, UnsavedError
 from synergy_exec.worker.network import talk_over
 from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Pulse, Start, see_only
 
-# Every scheme is imported with this module, so before ranks are forked.
+# Imports every scheme with this module, which is before ranks are forked.
 schemes()
 
-# What an error in a worker means: the job's own, or the echo of another rank's.
+# Classification of a worker's errors: the job's own, or a consequence of another rank's.
 
 
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|cannot allocate memory|not enough memory|out of memory", re.I)
@@ -61,27 +61,27 @@ _OURS = (Path(torch.__file__).parent, Path(__file__).parent, Path(__file__).pare
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, of the GPU or of the machine."""
+    """Whether the GPU or the machine ran out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 def disk_full(error: BaseException) -> bool:
-    """Whether there was no room for what was to be written: nobody's fault who trains."""
+    """Whether the disk or the quota is full, which is not the job's fault."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def broken_device(error: BaseException) -> bool:
-    """Whether the device says that it is broken itself, as CUDA and HIP name such errors."""
+    """Whether the device reports a hardware error, by the texts of CUDA and HIP."""
     return isinstance(error, RuntimeError) and bool(_BROKEN_DEVICE.search(str(error)))
 
 
 def from_peers(error: BaseException) -> bool:
-    """Whether it may only say that another rank is gone or silent.
+    """Whether the error may only mean that another rank is gone or silent.
 
-    What was raised in the job's own code, or in a library that it calls, is its own, whatever it says: a connection to
-    somewhere else may be reset too.
+    An error raised in the job's own code, or in a library that it calls, is the job's whatever its text: a connection
+    to somewhere else may be reset, too.
     """
     if not _raised_here(error):
         return False
@@ -91,7 +91,7 @@ def from_peers(error: BaseException) -> bool:
 
 
 def _raised_here(error: BaseException) -> bool:
-    """Whether the innermost line of Python that it passed is torch's or Synergy's: what talks to other ranks is."""
+    """Whether the error was raised in torch or Synergy, which do all communication between ranks."""
     innermost = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         innermost = frame.f_code.co_filename
@@ -99,7 +99,7 @@ def _raised_here(error: BaseException) -> bool:
 
 
 def sentence(rank: int, doing: str, error: BaseException) -> str:
-    """Which rank failed at what, and how; one line of bounded length."""
+    """One line of bounded length: which rank failed, what it was doing, and the error."""
     kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
     text = " ".join(str(error).split()) or "no message"
     if len(text) > _LONGEST:
@@ -108,7 +108,7 @@ def sentence(rank: int, doing: str, error: BaseException) -> str:
 
 
 LONGEST_WAIT = timedelta(minutes=30)
-"""Of one rank for another, before it gives up by itself."""
+"""A rank that waits longer than this for another rank gives up."""
 
 
 def run(start: Start, descriptors: Descriptors) -> int:
@@ -117,7 +117,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
 
 
 def guarded(kind: type[Rank], start: Start, descriptors: Descriptors) -> int:
-    """Has a rank do its work; returns the exit code. Errors go to the log and to the agent."""
+    """Runs a rank and returns its exit code. Errors go to the log and to the agent."""
     agent, pulse = AgentConnection(descriptors.agent), Pulse(descriptors.pulse)
     rank = kind(start, agent, pulse)
     try:
@@ -139,12 +139,12 @@ def guarded(kind: type[Rank], start: Start, descriptors: Descriptors) -> int:
                 broken_device=broken_device(error),
             )
         )
-        # The rank that failed by itself says why.
+        # If this is a consequence, the rank that failed first reports the cause.
         return PEER_LOST if echo else FAILED
 
 
 class Rank:
-    """One rank of a run. doing: what it is at, for error messages."""
+    """One rank of a run. doing: what it is doing now, for error messages."""
 
     def __init__(self, start: Start, agent: AgentConnection, pulse: Pulse) -> None:
         self._start, self._agent, self._pulse = start, agent, pulse
@@ -155,12 +155,12 @@ class Rank:
 
     @property
     def doing(self) -> str:
-        """What the rank is at, such as `step 12`."""
+        """What the rank is doing now, such as `step 12`."""
         return self._loop.doing if self._loop else self._doing
 
     def train(self, descriptors: Descriptors) -> int:
         signal.signal(signal.SIGTERM, self._terminate)
-        # A hung rank shows where it stands before it is killed.
+        # A hung rank writes its stack into the log before it is killed.
         faulthandler.register(signal.SIGUSR1)
         self._beat()
         launch = self._start.launch
@@ -181,7 +181,7 @@ class Rank:
     def _built(self, cache: Cache) -> Loop:
         """Builds the model under the launch's plan and loads the newest checkpoint."""
         start, launch, folder = self._start, self._start.launch, Path(self._start.launch.folder)
-        # Before anything is read: from here on no older run changes it.
+        # Take the folder over before reading anything; from here on no older run changes it.
         desk = Desk(folder / "checkpoints", launch.run)
         begun = Ranks().first(lambda: _takes_over(desk, folder))
         self._now("building")
@@ -207,7 +207,7 @@ class Rank:
         )
         build_s = time.monotonic() - began
         codecs: dict[str, list[float]] = {}
-        if launch.time_codecs:  # on all ranks at once, as gradients are encoded
+        if launch.time_codecs:  # on all ranks at once, because gradients are encoded on all ranks at once
             self._now("measuring how fast gradients are encoded")
             codecs = measured_codecs(self._device)
         self._now("loading")
@@ -272,18 +272,18 @@ class Rank:
                 wait_for_workers=False,
                 master_listen_fd=descriptor,
             )
-        # The kernel opens another process's descriptors to its own user alone (man 5 proc, PTRACE_MODE_READ).
+        # Only the same user can open a process's descriptors through /proc (man 5 proc, PTRACE_MODE_READ).
         store = FileStore(f"/proc/self/fd/{descriptor}", launch.world)
         store.set_timeout(self._patience)
         return store
 
     @property
     def _patience(self) -> timedelta:
-        """How long to wait for other ranks. They may build, save or wait for data for long; agents look for hangs."""
+        """How long to wait for other ranks, which may build, save or wait for data for long. Agents detect hangs."""
         return max(timedelta(seconds=self._start.launch.start_s), LONGEST_WAIT)
 
     def _join(self, store: Store, rank: int, world: int) -> None:
-        """Makes the default process group of so many ranks."""
+        """Creates the default process group of `world` ranks."""
         self._now("meeting the other ranks")
         cpu = self._device.type == "cpu"
         distributed.init_process_group(
@@ -297,9 +297,9 @@ class Rank:
 
 
 def _takes_over(desk: Desk, folder: Path) -> bool:
-    """Has the run's desk take the job's folder over; whether a checkpoint is there.
+    """Takes the job's folder over for this run. Returns whether it has a checkpoint.
 
-    Raises FencedError, and UnsavedError where the disk refuses.
+    Raises FencedError if a newer run has taken it, and UnsavedError if the disk refuses.
     """
     try:
         desk.taken()
@@ -309,7 +309,7 @@ def _takes_over(desk: Desk, folder: Path) -> bool:
 
 
 def make_data(job: TrainingJob, folder: Path) -> None:
-    """Tells a job where its data are to lie; rank 0 makes them before the others look."""
+    """Has the job make its data in `folder`; rank 0 does so before all other ranks."""
     if isinstance(job, LoadedJob):
         Ranks().first(lambda: job.make_data(folder))
         job.make_data(folder)

@@ -1,4 +1,4 @@
-"""The CPUs that a rank computes on, and the memory that it holds: of its GPU, or of the machine without one."""
+"""The CPU cores of a rank, and the memory that it uses: of its GPU, or of the machine if it has none."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from synergy_exec.worker import processes
 
 
 def move(cores: Collection[int], cpus: float) -> None:
-    """Binds this process and its process group to these cores.
-
-    cpus: how many cores are its own. It computes with that many threads, at least one.
-    """
+    """Binds this process group to these cores. It computes with `cpus` threads, at least one."""
     processes.pin(os.getpid(), cores)
     torch.set_num_threads(max(1, int(cpus)))
 
 
 def load(supply: Supply, cpus: float) -> None:
-    """As many loaders as keep that many CPUs busy. The model computes in one thread beside them: several would wait
-    for each other whenever a loader has taken the core of one.
+    """Sets the number of loaders so that they keep `cpus` CPUs busy.
+
+    The model then computes in one thread, because several threads would wait for each other whenever a loader uses the
+    core of one of them.
     """
     if supply.loads:
         supply.loaders = max(1, math.ceil(cpus))
@@ -37,28 +36,31 @@ def load(supply: Supply, cpus: float) -> None:
 
 _STATUS = Path("/proc/self/status")
 _FORGET_PEAK = "5"
-"""What makes the kernel's peak begin anew when it is written to clear_refs: man 5 proc."""
+"""Writing this to clear_refs resets the kernel's peak of memory (man 5 proc)."""
 _THRESHOLD, _LARGE_BYTES = -3, 1 << 20
-"""mallopt's M_MMAP_THRESHOLD, and from what size on blocks go back to the kernel as soon as they are freed."""
+"""mallopt's M_MMAP_THRESHOLD, and the size from which blocks return to the kernel as soon as they are freed."""
 
 
 def give_back() -> None:
-    """From now on large blocks that are freed are nobody's. By default malloc keeps them, cut into pieces that fit
-    nothing else: sharded parameters, gathered and freed layer by layer, then hold more than whole ones. Fresh pages
-    cost time, so only jobs that are short of memory do this.
+    """Makes malloc return large blocks to the kernel when they are freed.
+
+    By default malloc keeps them, in pieces that fit nothing else, so that sharded parameters, gathered and freed layer
+    by layer, use more memory than whole ones. New pages cost time, so only jobs that are short of memory do this.
     """
     with contextlib.suppress(OSError, AttributeError):  # a libc without it
         ctypes.CDLL(None).mallopt(_THRESHOLD, _LARGE_BYTES)
 
 
 def held_bytes() -> int:
-    """What this process holds of the machine's memory, what it shares with others included."""
+    """Memory of this process, including what it shares with others."""
     return _of_kernel("VmRSS")
 
 
 def report(bare_bytes: int) -> dict[str, Any]:
-    """The fields of `messages.Report` that say it. bare_bytes: what the process held before it had a job, Python and
-    its libraries, which does not count; on a GPU nothing of it lies there.
+    """The memory fields of `messages.Report`.
+
+    bare_bytes: memory of the process before it loaded the job (Python and its libraries), which does not count. On a
+    GPU nothing is subtracted.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {"memory_bytes": max(0, _of_kernel("VmHWM") - bare_bytes)}
@@ -76,7 +78,7 @@ def release() -> None:
 
 
 def forget() -> None:
-    """What was held before says nothing of what comes: of building and loading, of another micro-batch."""
+    """Resets the peak of memory, for instance after building and loading, or before another micro-batch."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.reset_peak_memory_stats()
         return

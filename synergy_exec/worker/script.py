@@ -1,7 +1,7 @@
-"""A job that is a command: any training script, run as it is, once on each of its nodes.
+"""Runs a job that is a command: any training script, unchanged, once on each of its nodes.
 
-The command gets SIGTERM and `grace_s` to save before it is moved; its checkpoints are its own. Its work is counted in
-seconds that it has run. It may say how far it is, in lines of JSON in the file that SYNERGY_REPORT names:
+Before it is moved the command gets SIGTERM and `grace_s` seconds to save; it manages its own checkpoints. Its work is
+counted in seconds of run time. It may report its progress as lines of JSON in the file that SYNERGY_REPORT names:
 `{"step": 120, "loss": 2.31}` (`synergy_exec.reporting.report` writes them).
 """
 
@@ -25,14 +25,14 @@ from synergy_exec.worker.start import FAILED, AgentConnection, Descriptors, Puls
 from synergy_runs.files import atomic_file
 
 PROGRESS = "progress.json"
-"""File in the job's folder with the seconds that the command has run, in all its runs together."""
+"""File in the job's folder with the seconds that the command has run, over all runs."""
 _LOOK_S, _TAIL_BYTES = 0.2, 4096
 _BEAT_S = 600.0
-"""A command is never taken to hang, because nobody knows what it does."""
+"""A command never counts as hanging, because nobody knows what it does."""
 
 
 def run(start: Start, descriptors: Descriptors) -> int:
-    """Runs the command until it ends, by itself or because it was told to stop; returns the exit code."""
+    """Runs the command until it ends or is told to stop; returns the exit code."""
     agent, pulse = AgentConnection(descriptors.agent), Pulse(descriptors.pulse)
     told_to_stop = False
 
@@ -49,7 +49,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
         before_s = float(json.loads((folder / PROGRESS).read_text(encoding="utf-8"))["seconds"])
     processes.pin(os.getpid(), start.cores)
     reports, slots = folder / "report.jsonl", str(len(launch.slots))
-    if descriptors.store is not None:  # the port where the ranks are to meet is the command's now
+    if descriptors.store is not None:  # frees the port, at which the command's own ranks will meet
         os.close(descriptors.store)
     try:
         child = subprocess.Popen(
@@ -86,7 +86,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
         agent.say(MeansToLeave(run=launch.run, rank=start.rank, code=code))
         return code
     ended = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
-    # A signal comes from outside, such as from the kernel when memory runs out: the job is tried again.
+    # A signal comes from outside, for instance from the kernel when memory runs out, so the job is tried again.
     reason = f"the command ended with {ended}; its output is in its log"
     agent.say(Failure(run=launch.run, rank=start.rank, reason=reason, unsaved=child.returncode < 0))
     return FAILED
@@ -113,7 +113,7 @@ def _tell(start: Start, agent: AgentConnection, seconds: float, reports: Path) -
 
 
 def _last_report(path: Path) -> dict[str, Any]:
-    """The numbers in the last whole line of the file that is a report; only the file's end is read."""
+    """The numbers in the last complete report of the file; only the file's end is read."""
     try:
         with path.open("rb") as file:
             file.seek(-min(_TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
@@ -128,10 +128,7 @@ def _last_report(path: Path) -> dict[str, Any]:
 
 
 def _environment(start: Start, reports: Path) -> dict[str, str]:
-    """This process's environment, with variables that tell the command about its run.
-
-    torchrun takes its arguments from the variables PET_*.
-    """
+    """This process's environment with the variables of the run. torchrun reads its arguments from PET_*."""
     launch, slots = start.launch, len(start.launch.slots)
     port = launch.store_port
     if not port:

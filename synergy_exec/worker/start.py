@@ -1,4 +1,4 @@
-"""What a worker is started with: a request, descriptors in a fixed order, and the GPUs that it may see."""
+"""How a worker process starts: its arguments, inherited descriptors, signs of life, and the GPUs that it may see."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ from synergy_exec.worker.processes import adopt_orphans, die_with
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One rank of a run.
+    """Arguments of one rank of a run.
 
-    cores: of the CPU, that it may use. cpus: how many of them are its own, for others may have a part of one. gpu:
-    index of its CUDA device, None without; gpus: of all its slots, of a command. launched_s: time.time() at which the
-    agent was told to launch the run.
-    cgroup: folder of the run's own, "" for none.
+    cores: CPU cores that it may use. cpus: its share of them, as a core may be shared with other ranks. gpu: index of
+    its CUDA device, or None. gpus: the devices of all slots of a command. launched_s: time.time() when the agent was
+    told to launch the run. cgroup: folder of the run's cgroup, "" for none.
     """
 
     launch: Launch
@@ -46,10 +45,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Open files that a worker is given. cache: of the memory for data that the run has on this node. store: where
-    ranks meet, a file in memory without a name where all are on this node; else on rank 0 the listening socket.
+    """Open files that a worker inherits.
 
-    Where multiprocessing sends one to another process, the files go along.
+    cache: the run's data cache on this node. store: where ranks meet. This is an anonymous file in memory if all ranks
+    are on this node; otherwise the listening socket, on rank 0. When multiprocessing pickles this object for another
+    process, it sends the open files with it.
     """
 
     agent: int
@@ -67,11 +67,11 @@ def _received(*sent: Any) -> Descriptors:
     numbers: list[Any] = [None if each is None else each.detach() for each in sent]
     for number in numbers:
         if number is not None:
-            os.set_inheritable(number, False)  # what a worker runs as another program does not get them
+            os.set_inheritable(number, False)  # programs that a worker starts do not get them
     return Descriptors(*numbers)
 
 
-# What runs in a fork of the forkserver.
+# The code that runs in a fork of the forkserver.
 
 
 WARM = (
@@ -81,11 +81,11 @@ WARM = (
     "torch.nn.parallel",
     "synergy_exec.worker.rank",
 )
-"""What a worker needs and the forkserver has imported (`warm.py`)."""
+"""Modules that the forkserver imports before it forks workers (`warm.py`)."""
 
 
 def ready(answer: Connection) -> None:
-    """Answers with the process id of the forkserver, which is this process's parent."""
+    """Sends the process id of the forkserver, which is this process's parent."""
     answer.send(os.getppid())
 
 
@@ -93,7 +93,7 @@ def work(start: Start, descriptors: Descriptors) -> NoReturn:
     """Runs one rank, from its fork to its exit."""
     code = FAILED
     try:
-        # Its own process group can be bound to other cores as a whole, and gets no signals from the terminal.
+        # A process group of its own can be moved to other cores as a whole, and gets no signals from the terminal.
         os.setpgid(0, 0)
         die_with(os.getppid(), signal.SIGKILL)
         adopt_orphans()
@@ -111,37 +111,37 @@ def work(start: Start, descriptors: Descriptors) -> NoReturn:
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
-        # Threads of torch may still wait for peers; nothing of this process is needed any more.
+        # Not sys.exit: threads of torch may still wait for other ranks.
         os._exit(code)
 
 
 def _module_for(launch: Launch) -> str:
-    """The module that carries a launch out."""
+    """The module whose `run` executes this launch."""
     if launch.command:
         return "synergy_exec.worker.script"
     return "synergy_exec.profiling.measuring" if launch.measure else "synergy_exec.worker.rank"
 
 
-# Exit codes of a worker, beside 0 (done) and PAUSED (saved and left as asked).
+# Exit codes of a worker, besides 0 (done) and PAUSED (saved and left on request).
 
 
 FAILED = 1
-"""The job's own error."""
+"""An error of the job itself."""
 PEER_LOST = 76
-"""Another rank is gone or silent (EX_PROTOCOL); why, that one or its agent knows."""
+"""Another rank is gone or silent (EX_PROTOCOL). That rank or its agent reports why."""
 
 
 class Pulse:
-    """Signs of life of a worker and of its agent: numbers in memory that both share, so that a step costs no message.
+    """Heartbeats of a worker and its agent in shared memory, so that a step costs no message.
 
-    The worker writes when it last gave a sign, and for how long that may be its last; the agent when it last looked.
-    All are seconds on the clock that all processes of a machine share.
+    The worker writes the time of its last heartbeat and how long the next may take; the agent writes when it last
+    looked. All are seconds of the monotonic clock, which the processes of a machine share.
     """
 
     _FORM = struct.Struct("ddd")
 
     def __init__(self, descriptor: int) -> None:
-        """descriptor: of the shared memory; it may be closed afterwards."""
+        """descriptor: the shared memory. It may be closed afterwards."""
         self._memory = mmap.mmap(descriptor, self._FORM.size)
 
     @staticmethod
@@ -151,11 +151,11 @@ class Pulse:
         return descriptor
 
     def beat(self, allowed_s: float) -> None:
-        """The worker says: alive; and the next beat comes within `allowed_s`."""
+        """The worker's heartbeat: it lives, and the next heartbeat comes within `allowed_s`."""
         struct.pack_into("dd", self._memory, 0, time.monotonic(), allowed_s)
 
     def silence_s(self) -> float:
-        """Seconds that the worker has been silent if that is longer than it may be; else 0."""
+        """Seconds since the worker's last heartbeat if it is overdue, else 0."""
         beat_s, allowed_s, _ = self._FORM.unpack_from(self._memory)
         silence_s: float = time.monotonic() - beat_s
         return silence_s if silence_s > allowed_s else 0.0
@@ -164,12 +164,12 @@ class Pulse:
         struct.pack_into("d", self._memory, 16, time.monotonic())
 
     def unanswered_s(self) -> float:
-        """Seconds since the agent last said so; it has before the worker begins."""
+        """Seconds since the agent last looked. It has done so once before the worker begins."""
         return time.monotonic() - float(self._FORM.unpack_from(self._memory)[2])
 
 
 class AgentConnection:
-    """Lines both ways. Every step asks what has come; nothing waits and no thread listens."""
+    """A worker's connection to its agent: one message per line. The worker polls it at every step; no thread waits."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -185,7 +185,7 @@ class AgentConnection:
             except BlockingIOError:
                 break
             if not received:
-                # The agent is gone; the kernel ends this process next.
+                # The agent is gone, and the kernel is about to kill this process.
                 break
             self._unread += received
         *lines, self._unread = self._unread.split(b"\n")
@@ -193,12 +193,14 @@ class AgentConnection:
 
 
 _VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""ROCm heeds both, and looks at its own first (HIP's documentation, "GPU isolation techniques"); CUDA heeds its own."""
+"""ROCm reads both, HIP's first (HIP documentation, "GPU isolation techniques"); CUDA reads its own."""
 
 
 def see_only(gpus: Sequence[int], environment: Mapping[str, str]) -> dict[str, str]:
-    """What is to be in the environment of a process that sees only these of the GPUs that are seen in `environment`: a
-    library that takes the first it finds takes one of them.
+    """The environment variable that lets a process see only these GPUs.
+
+    gpus: indices among those visible in `environment`. A library that uses the first GPU it finds then gets one of
+    these.
     """
     name = next((each for each in _VARIABLES if environment.get(each)), _VARIABLES[-1])
     visible = environment.get(name, "").split(",")

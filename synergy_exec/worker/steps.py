@@ -1,4 +1,4 @@
-"""The steps of a rank: how long they take, what CPU they use, their lines in steps.csv, and rests between them."""
+"""Measures the steps of a rank (time and CPU), writes steps.csv, and paces ranks that share a core."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from synergy_exec.worker import processes
 from synergy_exec.worker.start import Start
 
 WARM_UP_STEPS = 3
-"""Steps left out after a start or a change of batch: compilation, memory allocation, DDP's rebuilt buckets."""
+"""Steps ignored after a start or a change of batch: compilation, memory allocation, DDP's rebuilt buckets."""
 
 WINDOW_STEPS = 50
-"""How many steps of a batch a median is over, at most: it follows a machine that slows down, and bears stragglers."""
+"""A median is over at most this many steps, so that it follows a machine that slows down and ignores stragglers."""
 
 
 class StepMedians(NamedTuple):
-    """Medians over `steps` steps, for a `Report`: seconds of a step, of its synchronisation, and of its waiting for
-    data; 0 if unknown.
-    """
+    """Medians over `steps` steps: seconds of a step, of its synchronisation, and of waiting for data; 0 if unknown."""
 
     step_s: float = 0.0
     sync_s: float = 0.0
@@ -33,7 +31,7 @@ class StepMedians(NamedTuple):
 
 
 class StepClock:
-    """Collects times of the slowest rank, one step at a time; the batch is the one of the latest step."""
+    """Collects step times of the slowest rank by batch."""
 
     def __init__(self) -> None:
         self._batch: tuple[int, int] | None = None
@@ -43,8 +41,8 @@ class StepClock:
     def add(
         self, micro_batch: int, accumulation: int, step_s: float, sync_s: float = 0.0, waited_s: float = 0.0
     ) -> None:
-        """A step of this batch took that long on the slowest rank, and that much of it went into synchronisation, and
-        into waiting for data.
+        """Adds a step of this batch: its time on the slowest rank, and the parts of synchronisation and waiting for
+        data.
         """
         batch = (micro_batch, accumulation)
         if batch != self._batch:
@@ -55,9 +53,9 @@ class StepClock:
         self._steps.setdefault(batch, deque(maxlen=WINDOW_STEPS)).append((step_s, sync_s, waited_s))
 
     def take(self) -> StepMedians:
-        """Medians over the last steps of the present batch, those of before it was left included.
+        """Medians over the last steps of the present batch, including earlier periods with the same batch.
 
-        Nothing is forgotten by it: reports close to each other are over mostly the same steps.
+        It forgets nothing, so two successive reports are mostly over the same steps.
         """
         steps = self._steps.get(self._batch) if self._batch else None
         if not steps:
@@ -68,13 +66,13 @@ class StepClock:
 
 
 class Meter:
-    """CPU-seconds of a rank's mean step, loaders included: by the kernel's account, whatever else the machine does."""
+    """CPU-seconds of a rank's mean step, loaders included, by the kernel's accounting."""
 
     def __init__(self) -> None:
         self._since: tuple[int, float] | None = None
 
     def step_s(self, step: int, *, steady: bool) -> float:
-        """CPU-seconds of the mean step; 0 if unknown. step: steps done; steady: whether counting may begin."""
+        """CPU-seconds of the mean step; 0 if unknown. step: steps done. steady: whether counting may begin."""
         loaders = [each.pid for each in multiprocessing.active_children() if each.pid is not None]
         used_s = time.process_time() + processes.cpu_s(loaders)
         if self._since is None:
@@ -84,27 +82,27 @@ class Meter:
         return (used_s - self._since[1]) / steps if steps else 0.0
 
 
-# `steps.csv`: a line for every step, of all runs of a job.
+# `steps.csv`: one line per step, over all runs of a job.
 
 
 _STEPS_COLUMNS = "step,batch,rate,loss,seconds,run"
 
 
 class StepsFile:
-    """Appends lines to steps.csv. A step that is trained twice is there twice; readers take the later run's line."""
+    """Appends lines to steps.csv. A step that is trained twice has two lines; readers take that of the later run."""
 
     def __init__(self, path: Path, run: int) -> None:
         cut_to_lines(path)
-        # Line-buffered, so that a killed worker leaves out no step that a checkpoint counts.
+        # Line-buffered, so that steps.csv has every step of a checkpoint even if the worker is killed.
         self._file = path.open("a", buffering=1, encoding="utf-8")
         self._run = run
         if self._file.tell() == 0:
             self._file.write(f"{_STEPS_COLUMNS}\n")
 
     def add(self, step: int, batch: int, rate: float, loss: float, seconds: float) -> None:
-        """Appends a line. step: from 1. batch: samples. rate: factor on the learning rate. seconds: on this rank.
+        """Appends a line. step: from 1. batch: samples. rate: factor of the learning rate. seconds: on this rank.
 
-        The rate is written to its last bit, so that training again can be told from training otherwise.
+        The rate is written with all its digits, so that a check can compare it exactly.
         """
         self._file.write(f"{step},{batch},{rate!r},{loss:.9g},{seconds:.6g},{self._run}\n")
 
@@ -112,18 +110,19 @@ class StepsFile:
         self._file.close()
 
 
-# Keeps a rank to its part of a CPU core: its steps say how fast its slot is, and not how idle others are.
+# Pacing: limits a rank to its share of a CPU core, so that its step times do not depend on whether the other slots of
+# the core are idle.
 #
-# Where slots share a core the kernel gives all of it to whoever wants it alone: a job would train up to so many times
-# as fast as it was measured, until another comes. A cgroup could forbid that, but few users may make one.
+# The kernel gives a whole core to the only process that wants it. A job alone on a shared core would train several
+# times as fast as it was measured, until another job comes. A cgroup could limit this, but few users may create one.
 
 
 LEEWAY_S = 0.25
-"""CPU seconds that a rank may catch up after other ranks took more than their part of the core."""
+"""CPU seconds that a rank may catch up after other ranks took more than their share of the core."""
 
 
 class Pace:
-    """Rests a rank after each step. part: of a core, 0 to 1. used_s: its CPU time. clock: any, in seconds."""
+    """Makes a rank sleep after each step. part: its share of a core, 0 to 1. used_s: CPU time of the process."""
 
     def __init__(
         self,
@@ -138,12 +137,12 @@ class Pace:
 
     @staticmethod
     def of(start: Start) -> Pace | None:
-        """The pace of a rank whose slot is a part of a core; None where it has a GPU, whole cores, or a share."""
+        """The pace of a rank whose slot is a part of a core; None if it has a GPU, whole cores, or a granted share."""
         steady = start.launch.steady_slots and start.launch.share is None and start.gpu is None
         return Pace(start.cpus) if steady and start.cpus < 1 else None
 
     def begin(self) -> None:
-        """Begins a step. What was before does not count: building, saving and evaluating run at full speed."""
+        """Begins a step. Time outside steps does not count: building, saving and evaluating run at full speed."""
         self._since = self._used_s(), self._clock()
 
     def rest(self) -> None:
@@ -154,7 +153,7 @@ class Pace:
         ahead_s = self._ahead_s + (used_s - self._since[0]) / self._part - (now_s - self._since[1])
         if ahead_s > 0:
             self._sleep(ahead_s)
-            # A sleep lasts a little longer than asked; the rank may make up for that.
+            # A sleep lasts a little longer than requested; the rank may catch up.
             ahead_s -= self._clock() - now_s
         self._ahead_s = max(ahead_s, -LEEWAY_S)
         self._since = None

@@ -60,7 +60,7 @@ class Other(Normed):
 WHOLE = {
     Reading: "its numbers are read as it is built (RuntimeError",
     Keeping: "it keeps tensors that are neither",
-    Other: "it has another form when it is made without numbers",
+    Other: "its structure differs when it is built on the meta device",
 }
 """Jobs whose model every rank makes whole, and why."""
 JOBS = {each.__name__: each for each in (Normed, Tied, *WHOLE)}

@@ -1,4 +1,4 @@
-"""How the replicas of a run exchange gradients."""
+"""Exchange of gradients between the replicas of a run, compressed or not."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.wire import Sketch, Watch, Wire
 
 FIRST_MEASURED, MEASURED_EVERY = 20, 10
-"""So many steps of a run are measured from the first on, and then each whose number this divides."""
+"""The first `FIRST_MEASURED` steps of a run are measured, and then every step whose number `MEASURED_EVERY` divides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """What one step's exchange showed on this rank.
+    """Measurements of one step's exchange on this rank.
 
-    sent_bytes: that left it. codec_s: seconds of encoding and decoding. sync_s: seconds in which gradients were
-    exchanged and nothing was computed. layers: of a measured step, by name, the squared norms of what a compressor was
-    given and of what it left out, means over the replicas, in units of the gradient of the mean loss; empty of others.
-    With error feedback what is given has what was held back in it.
-    totals: five scalars, of which the sum over all ranks counts: squared norms given, left out, of sums, left out of
-    sums, and of the mean gradient before compression; None of a step that was not measured.
+    sent_bytes: bytes that this rank sent. codec_s: seconds of encoding and decoding. sync_s: seconds in which gradients
+    were exchanged and nothing was computed. layers: on a measured step, by layer, the squared norms of what the
+    compressor was given and of what it left out, means over the replicas, in units of the gradient of the mean loss;
+    empty on other steps. With error feedback, what is given includes what was held back before.
+    totals: on a measured step, five scalars to be summed over all ranks: squared norms of what was given and left out,
+    of sums and what was left out of them, and of the mean gradient before compression; else None.
     """
 
     sent_bytes: float
@@ -48,11 +48,11 @@ class Exchanged:
 
 
 class Exchange:
-    """Of the replicas in `group`, for the DDP module that trains the model. layers: by name, those that have a
-    gradient. compressors: what each gets.
+    """Exchanges the gradients of a DDP module between the replicas in `group`.
 
-    DDP calls a hook once a bucket and step, in an order that changes after the first step; what is kept goes by layer.
-    What is drawn follows from (seed, step, this rank's place in the group).
+    layers: by name, those that have a gradient. compressors: the compressor of each. DDP calls a hook once per bucket
+    and step, in an order that changes after the first step, so error feedback is kept by layer. Random numbers depend
+    on (seed, step, this rank's place in the group).
     """
 
     def __init__(
@@ -74,23 +74,23 @@ class Exchange:
 
     @property
     def compresses(self) -> bool:
-        """Whether any layer may be sent otherwise than as it is."""
+        """Whether any layer may be compressed."""
         return not self._choices.is_plain
 
     @property
     def feedback(self) -> list[str]:
-        """The names of layers whose compressor holds back."""
+        """Names of the layers whose compressor uses error feedback."""
         return [name for name, compressor in self.compressors.items() if not compressor.unbiased]
 
     @property
     def in_words(self) -> str:
-        """The compressor, and which layers it does not compress: vectors, small ones, those that would send no less."""
+        """The compressor, and the layers that it does not compress because that would not make them smaller."""
         plain = [name for name, compressor in self.compressors.items() if compressor == PLAIN]
         left = f"; as they are: {', '.join(plain)}" if plain else ""
         return f"compressor {self._name}: {len(self.layers) - len(plain)} of {len(self.layers)} layers{left}"
 
     def errors(self) -> GradientErrors:
-        """What compression makes of the gradient, by the core's formulas."""
+        """Compression errors of the gradient by the core's formulas."""
         layers = [each for each in self.layers.values() if each.numbers]
         used = list(dict.fromkeys(self.compressors.values()))
         sizes = LayerSizes.of_shapes([(each.rows, each.columns) for each in layers])
@@ -98,11 +98,11 @@ class Exchange:
         return Offer("exchanged", sizes, Gradients(), tuple(used), choice).errors
 
     def retune(self, plan: Plan) -> None:
-        """As the plan says from the next step on. What was held back goes on where the new compressor holds back."""
+        """Uses the plan's compressor from the next step on. Error feedback is kept if the new compressor uses it."""
         self._name, self._choices = plan.compressor, CompressorByLayer.named(plan.compressor)
         before, replicas = self.compressors, self._wire.replicas
         self.compressors = {name: self._choices.of(layer, replicas) for name, layer in self.layers.items()}
-        if self.compresses and not self._hooked:  # DDP's own exchange, in C++, is left alone as long as it will do
+        if self.compresses and not self._hooked:  # without compression DDP's own exchange, in C++, is used
             self._module.register_comm_hook(None, _hook(self._exchange))
             self._hooked = True
         for name, memory in list(self._memories.items()):
@@ -113,7 +113,7 @@ class Exchange:
         self._steps = 0
 
     def begin(self, number: int) -> None:
-        """Before the backward passes of a step."""
+        """Call before the backward passes of a step."""
         self._wire.sent_bytes = 0.0
         self._wire.generator.manual_seed(hash((self._seed, number, self._wire.group.rank(), 1)))
         measured = self.compresses and (self._steps < FIRST_MEASURED or number % MEASURED_EVERY == 0)
@@ -126,7 +126,7 @@ class Exchange:
     def _exchange(self, bucket: GradBucket) -> Future[Tensor]:
         buffer = bucket.buffer()
         if self._side is not None:
-            # Beside the backward pass, which computes the next bucket meanwhile; the future has DDP wait for it.
+            # The exchange runs while the backward pass computes the next bucket; DDP waits for the future.
             self._side.wait_stream(torch.cuda.current_stream(self._wire.device))
         with torch.cuda.stream(self._side):  # None changes nothing
             with self._wire.exchanging():
@@ -146,9 +146,9 @@ class Exchange:
             yield Piece(self.layers[name], compressor, gradient.view(-1), memory)
 
     def end(self) -> Exchanged:
-        """After them; on measured steps all replicas talk once more, which is not counted."""
+        """Call after the backward passes. On measured steps replicas communicate once more, which is not counted."""
         sync_s = self._exposed.take()
-        # What DDP exchanges by itself, as long as nothing was compressed, is not seen.
+        # DDP's own exchange, used while nothing is compressed, is not counted by the wire.
         sent_bytes = self._wire.sent_bytes or self._plain_bytes
         whole_s, codec_s = self._wire.times_s()
         if self._wire.device.type == "cpu":
@@ -166,7 +166,7 @@ class Exchange:
         sketch = torch.zeros(0, device=device) if watch.sketch is None else watch.sketch.numbers
         values = torch.cat([layers, second, sketch])
         distributed.all_reduce(values, group=self._wire.group)
-        # What was measured are replicas' shares of a mean.
+        # Each replica measured its share of the mean.
         squares = replicas * values[: len(layers)].view(-1, 2)
         second, sketch = values[len(layers) : len(layers) + 2], values[len(layers) + 2 :]
         totals = torch.cat([squares.sum(0), second, sketch.square().sum()[None]])
@@ -174,8 +174,10 @@ class Exchange:
         return by_name, totals / replicas
 
     def held(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps, by names that begin with a kind: `error.`, what the update still lacks of each
-        layer, which is what all replicas hold back together; `start.`, PowerSGD's factors. All replicas call it.
+        """The state that a checkpoint keeps; all replicas call it together.
+
+        Names begin with a kind: `error.` for what all replicas together hold back of a layer, `start.` for PowerSGD's
+        factors.
         """
         found: dict[str, Tensor] = {}
         for name in sorted(self._memories):
@@ -189,7 +191,7 @@ class Exchange:
         return found
 
     def hold(self, held: Mapping[str, Tensor]) -> None:
-        """Goes on from what was held, by however many replicas: each takes an equal part of it."""
+        """Restores the state of `held`. Each replica takes an equal part of it, whatever the number of replicas was."""
         for name in self.feedback:
             memory = self._memories.setdefault(name, HeldBack())
             if (error := held.get(f"error.{name}")) is not None:
@@ -200,15 +202,15 @@ class Exchange:
 
 
 def _hook(exchange: Callable[[GradBucket], Future[Tensor]]) -> Callable[[object, GradBucket], Future[Tensor]]:
-    # DDP reads annotations, and takes those that are strings for wrong ones.
+    # DDP checks the hook's annotations and refuses those that are strings.
     return lambda _state, bucket: exchange(bucket)
 
 
 class Exposed:
-    """How long replicas exchange gradients while nothing is computed: from the last gradient until all are exchanged.
+    """Measures how long replicas exchange gradients while nothing is computed.
 
-    What is exchanged before the last gradient is computed hides behind computing, but where it runs within the backward
-    pass, as hooks on CPUs do: that time is to be added.
+    This is the time from the last computed gradient until all are exchanged. Earlier exchanges overlap with computing,
+    except hooks on CPUs, which run within the backward pass: their time is to be added.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -226,7 +228,7 @@ class Exposed:
             self._last_s = time.perf_counter()
 
     def take(self) -> float:
-        """Seconds since the last gradient was computed; called when all are exchanged, and waits for the device."""
+        """Seconds since the last gradient was computed. Call it when all are exchanged; it waits for the device."""
         if not self._cuda:
             return time.perf_counter() - self._last_s
         begin, end = self._events
@@ -240,7 +242,7 @@ _RECENT_STEPS = 20
 
 
 class Exchanges:
-    """Collects what steps showed of their exchanges."""
+    """Collects the measurements of exchanges over steps."""
 
     def __init__(self) -> None:
         self._sent_bytes = 0.0
@@ -248,14 +250,14 @@ class Exchanges:
         self._layers: Mapping[str, tuple[float, float]] = {}
 
     def add(self, exchanged: Exchanged | None) -> None:
-        """One step's; None without replicas."""
+        """Adds one step's measurements; None without replicas."""
         if exchanged is not None:
             self._sent_bytes = exchanged.sent_bytes
             self._codec_s.append(exchanged.codec_s)
             self._layers = exchanged.layers or self._layers
 
     def take(self) -> dict[str, Any]:
-        """Fields of a `Report`: bytes of the last step, median seconds of the last ones, layers since the last call."""
+        """Fields of a `Report`: bytes of the last step, median seconds of recent steps, layers since the last call."""
         layers, self._layers = self._layers, {}
         return {
             "sent_bytes": self._sent_bytes,
@@ -265,7 +267,7 @@ class Exchanges:
 
 
 def layers_of(parts: Iterable[nn.Module]) -> list[tuple[str, int, int]]:
-    """Name, rows and columns of each parameter that is trained and has any numbers, as replicas exchange it."""
+    """Name, rows and columns of every trained, non-empty parameter, as replicas exchange it."""
     every = (each for part in parts for each in part.named_parameters())
     layers = (GradientLayer.of_shape(name, each.shape, 4) for name, each in every if each.requires_grad)
     return [(each.name, each.rows, each.columns) for each in layers if each.numbers]

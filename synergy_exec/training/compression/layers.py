@@ -1,7 +1,7 @@
-"""The layers whose gradients replicas exchange, which compressor each of them gets, and one layer's way through it.
+"""The layers whose gradients replicas exchange, the compressor of each, and its error feedback.
 
-What a compressor is called, which layers it takes and what it sends is the core's to say
-(synergy_core/goodput/compression); how it is computed stands in `schemes/`, a file per scheme.
+The core defines the compressors: names, layers that they can compress, and bytes sent
+(synergy_core/goodput/compression). `schemes/` carries them out, one file per scheme.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GradientLayer:
 
 @dataclass(frozen=True, slots=True)
 class CompressorByLayer:
-    """Compressors by parameter. layers: (pattern of names, compressor), the first that fits counts; else `rest`."""
+    """Compressors by parameter. layers: (pattern of names, compressor); the first match counts, else `rest`."""
 
     rest: Compressor
     layers: tuple[tuple[str, Compressor], ...] = ()
@@ -97,8 +97,10 @@ class CompressorByLayer:
 
 @dataclass(slots=True)
 class HeldBack:
-    """What a layer's compressor keeps from step to step. error: what was held back of this replica's share of the mean
-    gradient, flat. start: PowerSGD's right factor, (columns, rank).
+    """What a layer's compressor keeps between steps.
+
+    error: the part of this replica's share of the mean gradient that was not sent, flat. start: PowerSGD's right
+    factor, (columns, rank).
     """
 
     error: Tensor | None = None

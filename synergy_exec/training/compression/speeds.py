@@ -1,4 +1,4 @@
-"""How fast compressors encode and decode on this device."""
+"""Measures how fast compressors encode and decode on this device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from synergy_exec.training.compression.wire import LoneWire
 LARGE, SMALL = (1, 1024), (32, 48)
 """Number of square layers and their side. Large layers take time by the byte, small ones by the call."""
 REPETITIONS = 7
-"""The fastest counts. A compressor that was measured too slow would never be tried, so the error would stay."""
+"""The fastest repetition counts. A compressor measured too slow would never be tried, and so never be corrected."""
 LEAST_PART = 0.1
 """Minimum fraction of a time that is left after the part that another case explains is subtracted."""
 
@@ -30,10 +30,10 @@ class _Case(NamedTuple):
 
 
 def measured_codecs(device: torch.device) -> dict[str, list[float]]:
-    """Fields of `CodecSpeed` by scheme, for all compressors that the core offers by default.
+    """Measures the fields of `CodecSpeed` for every scheme that the core offers by default.
 
-    Where a scheme has several compressors, the first shows what bytes and calls cost, and the last, which sends or
-    computes more, what arithmetic costs.
+    If a scheme has several compressors, the first gives the cost of bytes and calls, and the last, which sends or
+    computes more, the cost of arithmetic.
     """
     by_scheme: dict[str, list[Compressor]] = {}
     for each in compressors():
@@ -50,7 +50,7 @@ def _speed(first: Compressor, last: Compressor, device: torch.device) -> list[fl
     launch_s = max(by_call / apart, 0.0) if apart > 0 else 0.0  # else they go by the byte, too
     streaming_s = _without(bytes_, launch_s)
     computing_s = _without(flops, launch_s)
-    # What computes nothing waits for no arithmetic, at whatever rate.
+    # A scheme without arithmetic gets any rate: it never waits for it.
     return [bytes_.touched_bytes / streaming_s, (flops.flops or 1e9) / computing_s, launch_s]
 
 

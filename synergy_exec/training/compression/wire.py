@@ -1,4 +1,4 @@
-"""The collectives of an exchange, with what they send and how long they take."""
+"""The collectives of an exchange. They count sent bytes and measure time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _all_gather: Any = getattr(distributed, "all_gather_single", None) or distribute
 
 
 PIECE_BYTES = 2**20
-"""What is exchanged at once by gloo, whose own collectives send large tensors one way after the other: 4 MB each way
+"""Bytes that gloo sends at once here. Its own collectives send a large tensor one way and then the other: 4 MB each way
 between two ranks take twice as long (bench/compression_network.py collectives)."""
 
 
@@ -77,7 +77,7 @@ class Wire:
         works: list[Any] = []
         for at in range(0, numbers, piece):
             for far in range(1, self.replicas):
-                # Rank i takes from i − far what that one gives to the rank `far` after it: nobody waits for a third.
+                # In every round each rank sends to one rank and receives from one, so nobody waits for a third.
                 after, before = (own + far) % self.replicas, (own - far) % self.replicas
                 works.append(distributed.irecv(taken[before, at : at + piece], group=self.group, group_src=before))
                 works.append(distributed.isend(given[after, at : at + piece], group=self.group, group_dst=after))
@@ -86,18 +86,18 @@ class Wire:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Around an exchange: what of it is not sending is encoding and decoding."""
+        """Measures a whole exchange; the part of it that is not sending is encoding and decoding."""
         with self._clocks["whole"].running():
             yield
 
     def times_s(self) -> tuple[float, float]:
-        """Seconds of exchanging since the last call, and of them of encoding and decoding; waits for the device."""
+        """Seconds of exchanging since the last call, and the part of encoding and decoding; waits for the device."""
         whole_s = self._clocks["whole"].take()
         return whole_s, whole_s - self._clocks["sending"].take()
 
 
 class LoneWire(Wire):
-    """Of two replicas with the same gradients, one of which is not there: what would be sent comes back at once."""
+    """A wire that pretends that a second replica has the same gradients, to measure encoding and decoding alone."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.replicas = device, 2
@@ -155,19 +155,19 @@ def _clocks(device: torch.device) -> dict[str, _Clock]:
     return {"whole": _Clock(device), "sending": _Clock(device)}
 
 
-# What a measured step shows of compression: squares of gradients and of errors, layer by layer.
+# Measurements of compression: squared norms of gradients and of errors, layer by layer.
 
 
 SKETCH_NUMBERS = 4096
-"""Of a sketch: its squared norm is the gradient's within a relative standard error of √(2/4096), 2.2 %."""
+"""Length of a sketch. Its squared norm estimates the gradient's with a relative standard error of √(2/4096), 2.2 %."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """Squares of one step on this rank, scalars on the device; of replicas' shares, so only their quotients count.
+    """Squared norms of one step on this rank, scalars on the device. They are of this replica's share of the mean.
 
-    layers: by name, (squared norm of what its compressor was given, of what it left out). second: the same of sums that
-    are rounded again. sketch: None unless the mean's norm before compression is asked for.
+    layers: by name, squared norms of what the compressor was given and of what it left out. second: the same for sums
+    that are rounded again. sketch: of the mean gradient before compression, None if that is not needed.
     """
 
     sketch: Sketch | None = None
@@ -175,16 +175,16 @@ class Watch:
     second: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def note(self, name: str, given: Tensor, error: Tensor) -> None:
-        """Squared norm of a layer's gradient, and of the part that its compressor left out."""
+        """Notes the squared norms of a layer's gradient and of the part that its compressor left out."""
         self.layers[name] = (_square(given), _square(error))
 
 
 class Sketch:
-    """A few numbers, linear in the gradient, whose squared norm is expected to be the gradient's (Alon, Matias,
-    Szegedy 1996): every number of the gradient, with a random sign, is added to one of them.
+    """A short linear summary of a gradient whose expected squared norm is the gradient's (Alon, Matias, Szegedy 1996).
 
-    So the sum of all replicas' sketches tells the mean gradient's norm, which no replica sees under compression.
-    generator: in the same state on all replicas.
+    Every number of the gradient is added with a random sign to one number of the sketch. The sum of all replicas'
+    sketches gives the norm of the mean gradient, which no replica sees under compression. generator: in the same state
+    on all replicas.
     """
 
     def __init__(self, generator: torch.Generator, device: torch.device) -> None:
