@@ -1,4 +1,4 @@
-"""What a policy file imports: views of a job and of all active jobs, and the type of an allocation policy's answer."""
+"""The names that a policy file imports: views of a job and of all active jobs, and an allocation policy's answer."""
 
 from synergy_core.jobs.state import (
     Allocations,

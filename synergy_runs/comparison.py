@@ -169,7 +169,7 @@ def _workloads(policy: dict[int, StoredRun], first: dict[int, StoredRun]) -> lis
 
 
 def over_workloads(comparison: Comparison) -> dict[str, Ratio]:
-    """By label, the ratio over all settings, where these are separate windows or logs and nothing else varies."""
+    """Ratio over all settings by label, if settings differ only in the window or the log."""
     settings = [comparison.of(setting) for setting in comparison.settings]
     keys = {key for rows in settings for key, _ in rows[0].setting}
     firsts = [rows[0].runs[0] for rows in settings]

@@ -26,7 +26,7 @@ AS_LOGGED = "as-logged"
 TRUE_RUN_TIMES = "true run times"
 POOLED = "CPUs and memory as if all nodes of a GPU type were one"
 WAITING = np.array([1, -1, 1, 0], dtype=np.int64)
-"""What a fact adds to the number of waiting jobs, by kind."""
+"""Change of the number of waiting jobs by a fact of each kind."""
 IN_USE = np.array([0, 1, -1, -1], dtype=np.int64)
 """What it adds to the GPUs in use, in multiples of the job's GPUs."""
 _BITS_OF_16 = np.array([value.bit_count() for value in range(1 << 16)], dtype=np.uint8)

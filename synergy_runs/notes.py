@@ -28,7 +28,7 @@ _MEANINGS = {
 """What the words of the table's column `knows` mean (`Terms.knows`)."""
 _AHEAD = {"information": "what it is told", "plans": "plans", "growth": "growth", "first_gpus": "first GPUs"}
 MAX_LINES = 8
-"""Notes of which each row would have one are left out where there were more."""
+"""If more rows than this would each have a note, these notes are left out."""
 MAX_NEAR = 4
 """Policies whose nearness to the log is told; one more is told rather than counted."""
 MIN_JOBS_FOR_MEAN = 10

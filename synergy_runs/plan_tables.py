@@ -72,7 +72,7 @@ READERS: dict[frozenset[str], tuple[str, Callable[[Any, Path], Rows]]] = {
     frozenset({"plan", "gpus_per_node_used", "iter_time_s"}): ("Rubick (MLSys 2025)", _rubick),
     frozenset({"source", "size", "batch_size", "best_of_config", "iter_time_s"}): ("Arena (EuroSys 2026)", _arena),
 }
-"""By columns that only that table has: whose it is, and its reader."""
+"""Formats of tables by the columns that only they have: name of the source, and reader."""
 
 
 def plan_table(path: Path) -> Profile:

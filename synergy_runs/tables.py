@@ -57,7 +57,7 @@ SHARED = (
     Figure("cpu_utilisation_fraction", "CPUs used", "percent", None),
     Figure("memory_utilisation_fraction", "memory used", "percent", None),
 )
-"""Of policies that share CPUs and memory out; in the report only."""
+"""Columns of policies that share out CPUs and memory; shown in the report only."""
 MAX_SWEPT_VALUES = 6
 """A sweep over more values is told by its first and last."""
 MAX_SETTINGS = 4
@@ -203,7 +203,7 @@ def _several_are_lowest(rows: Sequence[ComparedPolicy], ties: Sequence[ComparedP
 
 
 def _condition(winners: Sequence[ComparedPolicy]) -> str:
-    """What a win rests on where the log has no models and a winner changes what jobs requested."""
+    """States what a result rests on if the log names no models and the best policy changes what jobs requested."""
     models = assigned_models(winners)
     if not (models and any(row.resizes for row in winners)):
         return ""

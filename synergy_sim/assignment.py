@@ -1,4 +1,4 @@
-"""From rows of a log to training jobs: which model each is, and how much work."""
+"""Turns rows of a log into training jobs: assigns each a model and an amount of work."""
 
 from __future__ import annotations
 

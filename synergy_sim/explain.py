@@ -92,7 +92,7 @@ def nodes_in_words(placed: Placed) -> str:
 
 
 class Facts:
-    """What a run stored: its jobs' columns, its events, and the jobs as they were at any instant.
+    """The stored facts of a run: columns of its jobs, its events, and the state of jobs at any instant.
 
     submissions: by job, its spec and the share that it requested, for policies that share out CPUs and memory.
     timed_on: the GPU type whose run times those of jobs that ask for no type are.

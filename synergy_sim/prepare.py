@@ -1,4 +1,4 @@
-"""From settings to what a simulation takes: a workload, a cluster, policies, an execution model."""
+"""Makes the inputs of a simulation from settings: workload, cluster, policies and execution model."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from synergy_core.units import Bools, Floats, Ints
 
 CANDIDATES = 50
 FORGIVEN = 1e-8
-"""What a ceiling forgives: a batch that is a whole multiple but for rounding needs no further micro-batch."""
+"""Tolerance of a ceiling, so that a batch that is a whole multiple up to rounding needs no further micro-batch."""
 _FRACTIONS = np.linspace(0.0, 1.0, CANDIDATES)
 # Working arrays of about this many numbers stay in the cache: measured, 2 times faster than all jobs at once.
 _CHUNK = 16_384

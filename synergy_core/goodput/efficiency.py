@@ -114,7 +114,7 @@ bench/compression_training.py`). Of gradients alone, of which the formulas of er
 MAX_HELD_BACK_STEPS = 100.0
 """Steps: where nearly nothing is sent, error feedback would hold back without end."""
 UNDISTORTED = Distortion()
-"""Of gradients that nothing compresses."""
+"""The distortion of uncompressed gradients: none."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ UNREAD_BYTES = 1e12
 that the data stay there.
 """
 ALL_DATA = 0.999
-"""From this fraction of the data in memory, no data are assumed to be read from storage."""
+"""If at least this fraction of the data is in memory, no data are assumed to be read from storage."""
 ALIKE = 0.05
 """Smaller relative changes do not change a belief. Else noise would change the share with every report and lower it,
 since the minimum of many noisy bounds is too low.

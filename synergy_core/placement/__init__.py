@@ -1,1 +1,1 @@
-"""From GPU counts to concrete GPUs: for one job (`one_job`), for a whole round (`whole_round`)."""
+"""Places jobs on concrete GPUs: one job (`one_job`), or all jobs of a round (`whole_round`)."""

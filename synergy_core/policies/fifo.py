@@ -12,5 +12,5 @@ def submitted(job: JobView) -> str:
 
 @ordering_policy(words=submitted, backfill="none")
 def fifo(job: JobView) -> tuple[float]:
-    """In order of arrival; nobody overtakes."""
+    """Jobs in order of arrival; none overtakes another."""
     return (job.submit_time_s,)

@@ -1,4 +1,4 @@
-"""By the priority that a job's user asked for; the higher takes GPUs from the lower."""
+"""Jobs in the order of their users' priority; a higher priority takes GPUs from a lower one."""
 
 from synergy_core.policies import ordering_policy
 from synergy_core.state import PriorityJobView

@@ -66,7 +66,7 @@ def after_jump(policy: OrderingPolicy, job: Job, instant_s: float) -> Key:
 
 
 FIRST_EXTENSION_S = 60.0
-"""By how much the expected end of an overdue job is moved first; then by twice as much each time."""
+"""First extension of the expected end of an overdue job; each later extension is twice the one before."""
 
 
 def expected_end_s(started_s: float, estimate_s: float, now_s: float) -> float:

@@ -1,1 +1,1 @@
-"""What a person looks at: figures, `report.html`, and traces for Perfetto, all made from run folders."""
+"""Makes figures, `report.html` and traces for Perfetto from run folders."""

@@ -33,9 +33,9 @@ Breakdown = dict[str, Any]
 """`heading`; `classes` with their `jobs`; `values`: by measure and policy, one for each class."""
 SIZE_NAMES = tuple(each.replace("-", "–") for each in SIZE_CLASSES)
 POINTS = 400
-"""Of a curve of shares; their steps are a fraction of a line's width."""
+"""Maximum points of a curve of shares; its steps are then narrower than the line."""
 BINS = 600
-"""Of a chart over time."""
+"""Maximum points of a chart over time."""
 GROUPINGS = {
     "size": "size",
     "virtual_cluster": "tenant",
@@ -55,7 +55,7 @@ MEASURES = {
     "hours": ("{unit}-hours held", "number"),
 }
 MAX_CLASSES = 400
-"""Of one grouping; of users it may have thousands."""
+"""Maximum groups of one grouping; there may be thousands of users."""
 
 
 def rounded(values: Floats) -> list[float | None]:

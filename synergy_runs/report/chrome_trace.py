@@ -23,7 +23,7 @@ from synergy_runs.stored import StoredRun
 from synergy_runs.traces.rows import epoch_s, iso
 
 MAX_INTERVALS = 250_000
-"""Of GPUs on a page: about 50 MB of JSON, which Perfetto opens in seconds."""
+"""Maximum spans of GPUs in a trace: about 50 MB of JSON, which Perfetto opens in seconds."""
 _US_PER_S = 1e6
 _COUNTERS = 4_000
 

@@ -62,7 +62,7 @@ SIZE_TONES = (
     Tone("#4a3fae", "#8f8cf0", "", ""),
     Tone("#1b1b33", "#b5407a", "", ""),
 )
-"""Of jobs on a Gantt chart, by `metrics.SIZE_CLASSES`: larger is darker, so that they differ in grey."""
+"""Colours of jobs on a Gantt chart, by `metrics.SIZE_CLASSES`. Larger jobs are darker, also in greyscale."""
 
 
 @dataclass(frozen=True)

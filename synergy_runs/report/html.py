@@ -41,11 +41,11 @@ from synergy_runs.tables import (
 )
 
 UNKNOWN = -1.0
-"""What a column of times has where there is none."""
+"""Stands for a missing value in a column of times."""
 MAX_CELLS = 800_000
 """Jobs × policies in the list of jobs: about 2 bytes each in the report."""
 _CLASSES_ON_PAPER = 25
-"""Of users and tenants there may be thousands."""
+"""Maximum rows of a table of users or tenants, of which there may be thousands."""
 _LOW_BITS = np.uint64(0xFFFF_FFFF)
 _NAMED = ("user", "virtual_cluster", "gpu_type", "model", "end_state")
 _SCRIPTS = ("unpack", "words", "policies", "tables", "charts", "breakdown", "jobs", "gantt", "main")

@@ -35,9 +35,9 @@ _PRINTED = {
 # The number of rectangles that stay legible on the strip, and of starts on the whole cluster.
 _STRIP_STARTS = 1_500
 _LINES_AT_FIRST = 10
-"""Of a chart when the page opens; a button shows the others."""
+"""Lines shown in a chart when the page opens; a button shows the others."""
 MAX_LETTERS = 4_600_000
-"""Of a report's packed data and scripts; tables, styles and our own scripts are a few hundred thousand more."""
+"""Maximum bytes of a report's packed data and library scripts; the rest of the page adds a few hundred thousand."""
 
 
 def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = "") -> Path:

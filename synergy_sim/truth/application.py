@@ -122,7 +122,7 @@ class Application(ABC):
         return self._errors(plan)
 
     def _errors(self, plan: Plan) -> tuple[GradientErrors, float] | None:
-        """As `compression`, for a plan with a compressor."""
+        """Like `compression`, for a plan with a compressor."""
         return None
 
     def gains_under(self, plan: Plan) -> list[float]:
@@ -138,7 +138,7 @@ class Application(ABC):
         return plain if known is None else known
 
     def seen_statistics(self, plan: Plan, epoch: int) -> tuple[float, float]:
-        """What a job reports of its gradient under that plan: the truth, unless noise is estimated naively."""
+        """The gradient statistics that a job reports under that plan: true unless noise is estimated naively."""
         statistics: tuple[float, float] = self.statistics_by_epoch(plan.global_batch)[epoch]
         if self.exchange is None or not self.exchange.naive or (compression := self.compression(plan)) is None:
             return statistics

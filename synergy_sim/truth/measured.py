@@ -188,7 +188,7 @@ OTHER_MODELS = frozenset({"bert"})
 
 
 def published_pipelines(folder: Path) -> dict[str, PipelineTable]:
-    """By published model, how its speed follows from CPUs and memory, as measured (SYNERGY_DATA: resource_sensitivity).
+    """Measured speed of each published model as a function of CPUs and memory (SYNERGY_DATA: resource_sensitivity).
 
     Two tables (Mohan et al., OSDI 2022, as their simulator has them): `models.csv`, a row a model with its batch, its
     iteration at the proportional share and the share with which it is fastest; `cpu_memory_throughput.csv`, its
@@ -299,7 +299,7 @@ class ModelledApplication(DataParallelApplication):
         return Step(step_s, max(step_s - compute_s, 0.0))
 
     def measure_compressed(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int, compressor: str) -> Step:
-        """From T_sync: as measured, or over the network that there is, and then with compression."""
+        """T_sync as measured or scaled to the cluster's network, and then with compression."""
         model, gpus = self._model(gpu_type), sum(node_gpus)
         compute_s = float(model.gradient_time(local_batch, gpus))
         sync_s = self.sync_s(gpu_type, node_gpus)

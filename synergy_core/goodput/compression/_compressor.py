@@ -100,9 +100,9 @@ CONVOLUTIONAL = Gradients(
 SMALL = 1_024
 """Layers of fewer numbers are sent as they are: kernels would take longer than their bytes."""
 LAUNCH_S = 6e-6
-"""From one kernel of eager PyTorch to the next; 4 to 10 µs by host. Assumed until codec times are measured."""
+"""Seconds between two kernels of eager PyTorch; 4 to 10 µs, by host. Assumed until codec times are measured."""
 STREAMED = 0.8
-"""Of the data sheet's memory bandwidth, what streaming kernels reach; assumed until codec times are measured."""
+"""Fraction of the data sheet's memory bandwidth that streaming kernels reach; assumed until codecs are measured."""
 
 
 def all_reduced(carried_bytes: ArrayLike, replicas: ArrayLike) -> Floats:
@@ -153,7 +153,7 @@ class CodecSpeed:
 
 
 def speed_by_sheet(gpu: Gpu) -> CodecSpeed:
-    """As the data sheet promises, less what streaming kernels do not reach of it."""
+    """Codec speed from the data sheet and the fraction of its bandwidth that streaming kernels reach."""
     return CodecSpeed(STREAMED * gpu.memory_bandwidth_bytes_per_s, gpu.fp32_flops_per_s, LAUNCH_S)
 
 
@@ -188,7 +188,7 @@ class Compressor(ABC):
         return type(self).__module__.rpartition(".")[2]
 
     def alike(self) -> tuple[Compressor, ...]:
-        """What a layer may have in its place where layers choose: of its scheme, from half to twice as much."""
+        """Compressors that a layer may use instead when layers choose: same scheme, from half to twice the size."""
         return (self,)
 
     def compresses(self, layers: LayerSizes) -> Bools:

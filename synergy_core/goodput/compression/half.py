@@ -15,7 +15,7 @@ from synergy_core.units import Bools, Floats, Ints
 HALF_BYTES = 2
 MANTISSA_BITS = {"bf16": 7, "fp16": 10}
 MEAN_SQUARE = 1.5 / log(2.0)
-"""Of mantissas in [1, 2) that are spread evenly in their logarithm (Benford)."""
+"""Mean square of mantissas in [1, 2) whose logarithm is uniformly distributed (Benford)."""
 BUCKET_BYTES = 25 * 2**20
 """What DDP hands to a hook at once (`bucket_cap_mb`)."""
 

@@ -14,7 +14,7 @@ from synergy_core.units import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class Uncompressed(Compressor):
-    """All-reduce as it is."""
+    """An all-reduce of uncompressed gradients."""
 
     unbiased: ClassVar[bool] = True
     collectives: ClassVar[int] = 1

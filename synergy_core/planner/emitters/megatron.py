@@ -32,7 +32,7 @@ CORE = "core_attn"
 _MODULES = ("mlp", "layernorm", "moe_act", "shared_experts", "mla_up_proj")
 """What Recompute.MODULES is in --recompute-modules, as far as a model has them."""
 _SHARDED = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-"""By ZeRO's stage, what Megatron's FSDP calls it."""
+"""Megatron FSDP's name of each ZeRO stage."""
 YOURS = "data, tokenizer, optimizer, learning rate, norms, activation and rotary settings are yours to add"
 ONE_CONNECTION = "CUDA_DEVICE_MAX_CONNECTIONS"
 VOCABULARY_UNIT = 128

@@ -18,7 +18,7 @@ checked, where sums in another order round differently.
 
 
 class Grant(NamedTuple):
-    """What a job gets: GPUs of nodes, and the share of each GPU."""
+    """A job's GPUs on nodes, and the CPUs and memory of each GPU."""
 
     on: OnNodes
     share: Share
