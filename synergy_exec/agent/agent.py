@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import aiohttp
 
@@ -34,6 +35,7 @@ from synergy_exec.messages import (
     Stop,
 )
 from synergy_exec.wire import Ear, decode, encode, farewell
+from synergy_exec.worker import processes
 
 # Where a run's ranks meet: the port on which the agent of rank 0 listens for their store.
 
@@ -58,6 +60,8 @@ def listen(host: str, ports: str) -> socket.socket | None:
 _SAVING_S = 15.0
 """How long runs have to save when the agent leaves."""
 _KILLING_S = 3.0
+_STARTING_S = 120.0
+"""How long the forkserver may take to start, which is seconds on a machine that is not busy."""
 _PORTS_S = 0.5
 """Between two looks for a port of the range that is free."""
 _CONNECTING_S = 60.0
@@ -94,7 +98,7 @@ class Agent:
             # First, as it may fail at once; the forkserver takes seconds.
             connection = await _connect(session, url)
             hearing = asyncio.create_task(self._hear(connection))
-            self._forkserver = await Forkserver.start()
+            self._forkserver = await self._started()
             try:
                 await self._converse(connection, hearing)
                 _log(f"leaves: {self._why}")
@@ -103,6 +107,19 @@ class Agent:
                 self._cgroups.close()
         if self._forkserver.died.is_set():
             raise ConnectionError(self._forkserver.why)
+
+    async def _started(self) -> Forkserver:
+        """Starts the forkserver. Raises ConnectionError if the agent has to leave, or it takes too long."""
+        starting, leaving = asyncio.create_task(Forkserver.start()), asyncio.create_task(self._leave.wait())
+        await asyncio.wait((starting, leaving), timeout=_STARTING_S, return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if starting.done():
+            return await starting
+        # Somebody may have stopped it (SIGSTOP); then it would never start nor end by itself.
+        await asyncio.to_thread(processes.end_all)
+        with suppress(InputError):
+            await (await starting).close()
+        raise ConnectionError(self._why or f"the parent of workers did not start within {_STARTING_S:g} s")
 
     async def _converse(self, connection: aiohttp.ClientWebSocketResponse, hearing: asyncio.Task[None]) -> None:
         self._say(

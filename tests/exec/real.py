@@ -55,11 +55,16 @@ def descendants(pid: int) -> list[int]:
     return [pid, *processes.descendants(pid)]
 
 
-def forkserver(agent: int) -> int:
-    """The process id of the parent of an agent's workers."""
-    (found,) = [
+def forkservers(agent: int) -> list[int]:
+    """The process ids of the parents of an agent's workers: one, once it has been started."""
+    return [
         pid for pid in children(agent) if b"multiprocessing.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
+
+
+def forkserver(agent: int) -> int:
+    """The process id of the parent of an agent's workers."""
+    (found,) = forkservers(agent)
     return found
 
 

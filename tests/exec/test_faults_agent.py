@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from exec.real import Controller, descendants, end, forkserver, gone, log_of, steps_of, wait_until, workers
+from exec.real import Controller, descendants, end, forkserver, forkservers, gone, log_of, steps_of, wait_until, workers
 
 from synergy_exec.agent.cgroups import Cgroups, own_folder
 from synergy_exec.agent.run import outcome
@@ -305,6 +305,17 @@ def test_forkserver_that_stands_still_is_noticed_and_ended_with_its_workers(fres
     assert gone([parent, *pids])
     assert fresh.agent.wait(10) == 1
     assert "the parent of workers was stopped" in (fresh.folder / "agent.txt").read_text()
+
+
+def test_agent_whose_forkserver_stands_still_before_it_has_started_leaves_with_the_controller(tmp_path):
+    with Controller(tmp_path) as controller:
+        agent = controller.start_agent(hello=False)
+        wait_until(lambda: forkservers(agent.pid), 60)
+        started = descendants(agent.pid)
+        os.kill(*forkservers(agent.pid), signal.SIGSTOP)
+        controller.close()
+        assert agent.wait(30) == 1
+        assert gone(started)
 
 
 # What is said of a run
