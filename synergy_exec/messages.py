@@ -63,6 +63,8 @@ class Launch(Message, RunSettings):
     until it is done. noise: whether to estimate the gradient's noise scale. report_s: between reports. share: what each
     of its slots brings of the node's CPUs and memory; None: the slots' own cores, and nothing is kept in memory.
     say_layers, time_codecs: whether `Started` says what the model's layers are, and how fast gradients are encoded.
+    plans_on, plans_at: numbers of slots and batches at which rank 0 finds out which plans the model may have, for the
+    file `plans.json` in the folder; nothing where they are known.
     unused: some of the model's parameters have no part in some steps, which replicas that exchange gradients must know.
     code: the copy of the source that `job_class` had when it was submitted; "" for a class of a package. weights: a
     file with the state_dict that the first run begins with; "" for none. observed: whether the job evaluates and is
@@ -91,6 +93,8 @@ class Launch(Message, RunSettings):
     share: Share | None = None
     say_layers: bool = False
     time_codecs: bool = False
+    plans_on: list[int] = field(default_factory=list)
+    plans_at: list[int] = field(default_factory=list)
     unused: bool = False
     code: str = ""
     weights: str = ""

@@ -30,6 +30,7 @@ from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import freeze, kept_code
 from synergy_exec.messages import Failure, Launch, Message, Noted, Report, Saved, Started
 from synergy_exec.nodes.runs import Happened, Run, Runs
+from synergy_exec.plans import batches_of, read_candidates
 from synergy_exec.settings import QuotaSettings, Settings
 from synergy_runs.facts import Kind
 
@@ -169,8 +170,6 @@ class Execution:
             estimate_s=estimate_s,
         )
         self.jobs[number] = job
-        if not file.command:
-            self.learning.submitted(file)
         return job
 
     def cancel(self, job: ExecutedJob, now_s: float) -> None:
@@ -351,6 +350,8 @@ class Execution:
             parts = {name: getattr(started, name) for name in STARTED_PARTS}
             self.journal.timing(run.number, now_s, "started", parts)
             self._learn_exchange(job, run, started)
+            if self.learning.wants(job.file) and (found := read_candidates(self.folder_of(job))) is not None:
+                self.learning.found(job.file, found)
             if not run.stopping:
                 job.state = "running"
         elif what.what == "dropped":
@@ -482,6 +483,8 @@ class Execution:
             noise=job.file.max_batch > job.file.initial_batch,
             say_layers=self.exchanges.lacks_layers(job.file.application),
             time_codecs=self.exchanges.lacks_codecs(gpu_type),
+            plans_on=self.learning.wants(job.file),
+            plans_at=batches_of(job.file),
             unused=job.seen.unused,
             job_uuid=job.uuid,
             saved_step=job.seen.saved[0],

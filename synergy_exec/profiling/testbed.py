@@ -60,7 +60,7 @@ class Testbed:
 
     def __init__(self, backend: Backend, folder: Path, settings: Settings) -> None:
         self.agents = Agents(backend, self, at_once=settings.agents_per_hour, patience_s=settings.nodes_s)
-        self._settings, self._folder = settings, folder
+        self.settings, self._folder = settings, folder
         self._runs = Runs(lambda run: self._launches[run.number], settings.ports or "")
         self._launches: list[Launch] = []
         self._mine: list[TestbedRun] = []
@@ -79,7 +79,7 @@ class Testbed:
         """
         self.check()
         number = len(self._mine)
-        fields: dict[str, Any] = self._settings.of_runs() | {"checkpoint_interval_s": ENDLESS, **more}
+        fields: dict[str, Any] = self.settings.of_runs() | {"checkpoint_interval_s": ENDLESS, **more}
         self._launches.append(
             Launch(
                 run=number,
@@ -134,7 +134,7 @@ class Testbed:
 
     def memory_bytes(self, nodes: Collection[int]) -> float:
         """That a job may use for each of its slots on these nodes, by the settings; inf where one keeps no limit."""
-        limit_gb = self._settings.memory_gb_per_slot
+        limit_gb = self.settings.memory_gb_per_slot
         there = [hello for node, hello in self.agents.there().items() if node in nodes]
         return math.inf if limit_gb is None or any(each.no_limit for each in there) else limit_gb * GB
 
