@@ -162,7 +162,6 @@ class Hello(Message):
     """The first message of an agent. node: its number in the cluster. slots: how many. gpu_type: `cpu` without GPUs.
 
     cpus: cores that runs may use, memory_bytes: the same part of the machine's memory; 0 where an agent does not say.
-    no_limit: why runs' memory cannot be limited there; "" where it can.
     """
 
     KIND: ClassVar[str] = "hello"
@@ -173,7 +172,6 @@ class Hello(Message):
     gpu_type: str
     cpus: int = 0
     memory_bytes: int = 0
-    no_limit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

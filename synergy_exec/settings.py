@@ -75,8 +75,8 @@ class RunSettings:
         ABOVE_ZERO,
     )
     memory_gb_per_slot: float | None = key(
-        "GB of memory that a job may use for each of its slots, what it starts and what is kept of its data included; "
-        "a node where cgroups do not allow it says that it keeps no limit. null: none",
+        "GB of memory that a rank may allocate, and each process that it starts (RLIMIT_DATA); a command: for each of "
+        "its slots. null: whatever there is",
         None,
         ABOVE_ZERO,
     )

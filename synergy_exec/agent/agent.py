@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import aiohttp
 
 from synergy_core.errors import InputError
-from synergy_core.units import GB
-from synergy_exec.agent.cgroups import Cgroups
 from synergy_exec.agent.cores import Cores, Slot
 from synergy_exec.agent.forkserver import Forkserver
 from synergy_exec.agent.run import NodeRun
@@ -67,11 +65,11 @@ _CONNECTING_S = 60.0
 class Agent:
     """One node's slots and the runs on them.
 
-    gpu_type: `cpu` where slots are cores. cores: of the CPU, all that runs with a share may have. cgroups: of its runs.
+    gpu_type: `cpu` where slots are cores. cores: of the CPU, all that runs with a share may have.
     """
 
-    def __init__(self, node: int, slots: Sequence[Slot], gpu_type: str, cores: Sequence[int], cgroups: Cgroups) -> None:
-        self._node, self._slots, self._gpu_type, self._cgroups = node, slots, gpu_type, cgroups
+    def __init__(self, node: int, slots: Sequence[Slot], gpu_type: str, cores: Sequence[int]) -> None:
+        self._node, self._slots, self._gpu_type = node, slots, gpu_type
         self._cpus, self._cores = len(cores), Cores(cores)
         self._runs: dict[int, NodeRun] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -100,7 +98,6 @@ class Agent:
                 _log(f"leaves: {self._why}")
             finally:
                 await self._forkserver.close()
-                self._cgroups.close()
         if self._forkserver.died.is_set():
             raise ConnectionError(self._forkserver.why)
 
@@ -114,7 +111,6 @@ class Agent:
                 gpu_type=self._gpu_type,
                 cpus=self._cpus,
                 memory_bytes=_memory_bytes() * self._cpus // (os.cpu_count() or self._cpus),
-                no_limit=self._cgroups.no_limit,
             )
         )
         speaking = asyncio.create_task(self._speak(connection))
@@ -205,9 +201,7 @@ class Agent:
             else:
                 self._cores.take(owner, launch.share.cpus)
         grants = {rank: self._cores.grant((number, rank)) for number, rank in owners if launch.share}
-        limit_gb = launch.memory_gb_per_slot
-        cgroup = None if limit_gb is None else self._cgroups.of_run(launch.run, int(limit_gb * len(slots) * GB))
-        run = self._runs[launch.run] = NodeRun(launch, self._forkserver, self._say, grants, cgroup)
+        run = self._runs[launch.run] = NodeRun(launch, self._forkserver, self._say, grants)
         self._tasks[launch.run] = asyncio.create_task(self._carry_out(run, slots, store))
 
     async def _carry_out(self, run: NodeRun, slots: list[Slot], store: socket.socket | None) -> None:

@@ -275,9 +275,6 @@ class Controller:
     # What agents do (`nodes.agents.Listener`)
 
     def hello(self, hello: Hello) -> None:
-        if self.settings.memory_gb_per_slot is not None and hello.no_limit:
-            said = f"memory_gb_per_slot={self.settings.memory_gb_per_slot:g} is not kept there"
-            print(f"node {hello.node}: {said}: {hello.no_limit}", file=sys.stderr, flush=True)
         since = began(hello.pid) if hello.host == socket.gethostname() else 0
         self._journal.agent(hello.node, hello.host, hello.pid, since)
         self._journal.commit()

@@ -177,12 +177,12 @@ class Measuring:
         self._tasks = [self._task(part, noise=not at) for at, part in enumerate(parts_of(testbed.cluster))]
 
     def _task(self, part: Part, *, noise: bool) -> Task:
-        limit_bytes = self._testbed.memory_bytes(range(part.first_node, part.first_node + part.nodes))
+        limit_gb = min(self._file.memory_gb or inf, self._testbed.settings.memory_gb_per_slot or inf)
         return Task(
             part=part,
             batches=batches_of(self._file),
             effort=self._effort,
-            memory_bytes=min(limit_bytes, self._file.memory_gb * GB or inf),
+            memory_bytes=limit_gb * GB,
             noise=noise,
         )
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
 from synergy_core.planner.plan import Plan
-from synergy_core.units import GB
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Failure, Hello, Launch, Message, Outcome, Report, Started
@@ -131,12 +129,6 @@ class Testbed:
     def cores(self, node: int) -> int:
         """CPU cores of a node of the cluster, as its agent says."""
         return self.agents.there()[node].cpus
-
-    def memory_bytes(self, nodes: Collection[int]) -> float:
-        """That a job may use for each of its slots on these nodes, by the settings; inf where one keeps no limit."""
-        limit_gb = self.settings.memory_gb_per_slot
-        there = [hello for node, hello in self.agents.there().items() if node in nodes]
-        return math.inf if limit_gb is None or any(each.no_limit for each in there) else limit_gb * GB
 
     def check(self) -> None:
         """Raises TestbedError where nothing can be measured here any more."""
