@@ -457,8 +457,8 @@ def test_retry_without_a_controller_is_in_the_journal(tmp_path):
     stage, _ = cancelled(tmp_path)
     stage.execution.journal.set_meta("written", True)
     stage.execution.journal.close()
-    refuses(r"'i0'\. Did you mean 'j0'", retry_in, tmp_path, "i0", from_start=True)
-    assert retry_in(tmp_path, "j0", from_start=True).state == "cancelled"
+    refuses("does not know job 9", retry_in, tmp_path, 9, from_start=True)
+    retry_in(tmp_path, 0, from_start=True)
     journal = Journal(tmp_path / "journal.sqlite")
     assert [(row.state, row.best_step) for row in journal.jobs()] == [("waiting", 0)]
     assert journal.meta()["written"] is False

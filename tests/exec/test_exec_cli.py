@@ -164,8 +164,8 @@ def test_nobody_there_to_ask(tmp_path):
         ({"work": 0}, "above 0"),
         ({"slots": 0}, "at least 1"),
         ({"slots": 33}, "max_batch=32"),
-        ({"arguments": [1]}, "a mapping"),
-        ({"name": " "}, "name is empty"),
+        ({"arguments": [1]}, "arguments=.1.: expected"),
+        ({"name": " "}, "a name of 1 to 200"),
     ],
 )
 def test_job_file_with_a_mistake(changed, says):
