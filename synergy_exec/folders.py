@@ -26,9 +26,8 @@ from typing import Any, Literal, NamedTuple
 from synergy_core.errors import InputError, unknown
 from synergy_exec import job_folder
 from synergy_exec.controller.journal import Journal, restore_if_damaged
-from synergy_exec.settings import CHANGEABLE, Settings
+from synergy_exec.settings import CHANGEABLE
 from synergy_runs.results import same_run
-from synergy_runs.settings import defaults
 
 LOCK = "lock"
 WORK = ".work"
@@ -58,14 +57,10 @@ def newest(base: Path) -> Path:
 
 
 def results_of(work: Path, meta: Mapping[str, Any]) -> Path | None:
-    """Where the results of the run in that work folder are, or will be, by its journal's `meta`; None where nowhere.
-
-    Without a word of it they are beside it, as before there were folders of runs.
-    """
+    """Where the results of the run in that work folder are, or will be, by its journal's `meta`; None where nowhere."""
     work = work.resolve() if work.is_symlink() else work
-    said = meta.get(RESULTS)
-    results = work.parent / (said or work.name.removesuffix(WORK))
-    return results if results.parent.is_dir() and (said or results.is_dir()) else None
+    results = work.parent / meta[RESULTS] if meta.get(RESULTS) else None
+    return results if results is not None and results.parent.is_dir() else None
 
 
 def claimed(
@@ -168,10 +163,8 @@ def _taken(work: Path, own: dict[str, Any], held: contextlib.ExitStack) -> State
     filed = bool(meta.get("written")) and results is not None and (results / "summary.json").is_file()
     if not begun:
         return "free"
-    # A key that the run's program did not have yet was then as it is by default.
-    usual = defaults(Settings)
     before, now = (
-        {name: value for name, value in {**usual, **each}.items() if name not in CHANGEABLE}
+        {name: value for name, value in each.items() if name not in CHANGEABLE}
         for each in (meta.get("settings", own), _plain(own))
     )
     if same_run(before, now):

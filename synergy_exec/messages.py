@@ -82,12 +82,12 @@ class Launch(Message, RunSettings):
     plan: Plan
     initial_batch: int
     work: float
-    slots: list[int]
-    first_rank: int
-    world: int
-    store_host: str
-    store_port: int
     folder: str
+    slots: list[int] = field(default_factory=list)
+    first_rank: int = 0
+    world: int = 0
+    store_host: str = ""
+    store_port: int = 0
     noise: bool = True
     report_s: float = 1.0
     share: Share | None = None
@@ -161,7 +161,7 @@ class Shutdown(Message):
 class Hello(Message):
     """The first message of an agent. node: its number in the cluster. slots: how many. gpu_type: `cpu` without GPUs.
 
-    cpus: cores that runs may use, memory_bytes: the same part of the machine's memory; 0 where an agent does not say.
+    cpus: cores that runs may use, memory_bytes: the same part of the machine's memory.
     """
 
     KIND: ClassVar[str] = "hello"

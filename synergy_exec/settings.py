@@ -154,9 +154,6 @@ class Settings(RunSettings):
     retries: int = key(
         "how often a job that lost its workers is tried again without a step of progress in between", 3, COUNT
     )
-    losses_per_hour: int = key(
-        "how many runs a job may lose within an hour, whatever progress it makes, before it counts as failed", 10, COUNT
-    )
     agents_per_hour: int = key(
         "how often within an hour a node's agent that was lost is started again at once; after that, with serve=true, "
         "there are pauses, and the node is left out until it has an agent again",
@@ -189,7 +186,7 @@ class Settings(RunSettings):
 
 CHANGEABLE = (
     *("backend", "host", "port", "ports", "interface", "nodes_s", "leave_s"),
-    *("round_s", "retries", "losses_per_hour", "agents_per_hour", "hang_s", "start_s", "not_finite"),
+    *("round_s", "retries", "agents_per_hour", "hang_s", "start_s", "not_finite"),
     *("checkpoint_interval_s", "keep_checkpoints", "log_mb", "memory_gb_per_slot", "steady_slots"),
     *("figures", "live"),
 )

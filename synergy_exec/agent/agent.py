@@ -18,7 +18,6 @@ from synergy_exec.agent.forkserver import Forkserver
 from synergy_exec.agent.run import NodeRun
 from synergy_exec.messages import (
     KILLED,
-    Ended,
     Hello,
     Kill,
     Launch,
@@ -186,13 +185,6 @@ class Agent:
 
     def _launch(self, launch: Launch) -> None:
         store = self._stores.pop(launch.run, None)
-        wrong = [slot for slot in launch.slots if not 0 <= slot < len(self._slots)]
-        if wrong or launch.run in self._runs:
-            reason = f"there is no slot {wrong[0]} of {len(self._slots)}" if wrong else "it runs here already"
-            self._say(
-                Ended(run=launch.run, outcome="failed", reason=f"run {launch.run} on node {self._node}: {reason}")
-            )
-            return
         slots = [self._slots[slot] for slot in launch.slots]
         owners = [(launch.run, launch.first_rank + place) for place in range(len(slots))]
         for owner, slot in zip(owners, slots, strict=True):

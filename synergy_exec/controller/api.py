@@ -24,7 +24,6 @@ from synergy_exec.nodes.agents import Agents
 from synergy_exec.nodes.listening import RefusedError
 from synergy_exec.plain import MOST_SHOWN, plain
 from synergy_runs.explained import explained
-
 # What a monitor reads of a controller.
 
 
@@ -103,7 +102,6 @@ _PAGE = Path(__file__).with_name("page.html")
 _RULES = "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; connect-src 'self'"
 """A browser runs nothing on the page but its own script, and talks to nobody but this controller."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
-"""Maximum number of jobs in an answer."""
 
 
 class Served(Protocol):

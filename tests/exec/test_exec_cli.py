@@ -395,11 +395,3 @@ def test_a_broken_off_run_is_resumed_without_retyping_the_command(broken_off):
     assert summary_of(results / "small" / "latest" / "fifo-0") == (2, 0, 0)
     assert [each.name for each in results.glob("*/*.work")] == ["fifo-0.work"]
     assert typed("resume", "--dir", results).returncode == 2
-
-
-def test_a_run_with_a_damaged_journal_goes_on_from_its_copy(broken_off):
-    (broken_off / "journal.sqlite").write_bytes(b"x" * 20_000)
-    ended = typed("resume", broken_off)
-    assert "put aside as journal.sqlite.damaged-1" in ended.stderr
-    assert ended.returncode in (0, SOME_FAILED), ended.stderr
-    assert summary_of(broken_off.with_name("latest") / "fifo-0")[0] == 2
