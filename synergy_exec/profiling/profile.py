@@ -213,7 +213,7 @@ class Measuring:
         candidates = sum(len(each.plans) for each in selections)
         measured = sum(not row.predicted for row in rows)
         if not measured:
-            why = "; ".join(self._remarks) or ("no plan is admitted" if candidates and not late else "time was up")
+            why = "; ".join(self._remarks) or ("time was up before one was" if late else "no plan is admitted")
             raise InputError(f"{name} could not be profiled: {why}.")
         found = selections[0].candidates
         with contextlib.suppress(TimeoutError):
