@@ -15,7 +15,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from synergy_core.catalog import yaml_fault
-from synergy_core.errors import InputError
+from synergy_core.errors import InputError, unknown
 from synergy_exec.plain import plain
 from synergy_runs.settings import NOT_NEGATIVE, POSITIVE, Bounds, build, key, typed
 
@@ -150,14 +150,21 @@ def job_of(values: Any, source: str) -> JobFile:
     """A job of plain values. source: for error messages. Raises InputError with what was got and expected."""
     try:
         if not isinstance(values, Mapping):
-            raise InputError(f"expected a mapping with {', '.join(_REQUIRED)}; got a {type(values).__name__}.")
+            raise InputError(f"expected a mapping with {', '.join(_REQUIRED)}; got {_kind(values)}.")
         _check_plain(values)
         given = {str(name): value for name, value in values.items()}
+        known = ["class", *(each.name for each in dataclasses.fields(JobFile) if each.name != "job_class")]
+        if odd := [name for name in given if name not in known]:
+            raise unknown("key", odd[0], known)
         job = build(JobFile, _of_command(given) if "command" in given else _of_class(given))
         _check_batches(job)
     except InputError as error:
         raise InputError(f"{source}: {plain(str(error), MOST_SAID)}") from None
     return job
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
 
 
 def _of_class(given: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +203,7 @@ def _check_plain(values: Any) -> None:
                 raise InputError(f"{value} is in it; expected finite numbers.")
             if not isinstance(value, Mapping | list | str | int | float | NoneType):
                 raise InputError(
-                    f"{typed(value)} is a {type(value).__name__}; expected texts, numbers, true, false, "
+                    f"{typed(value)} is {_kind(value)}; expected texts, numbers, true, false, "
                     "null, lists and mappings. Write it in quotes, as a text."
                 )
         level = [each for value in level if isinstance(value, Mapping | list) for each in _inside(value)]

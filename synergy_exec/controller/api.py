@@ -24,6 +24,7 @@ from synergy_exec.nodes.agents import Agents
 from synergy_exec.nodes.listening import RefusedError
 from synergy_exec.plain import MOST_SHOWN, plain
 from synergy_runs.explained import explained
+
 # What a monitor reads of a controller.
 
 
