@@ -59,7 +59,7 @@ _SETTINGS = (
     *("serve=true", "policy=[las]", "live=false", "figures=false", "round_s=1"),
     *("checkpoint_interval_s=2", "leave_s=15", "hang_s=12", "start_s=60"),
 )
-_PATIENT = ("retries=100000", "losses_per_hour=100000", "agents_per_hour=100000")
+_PATIENT = ("retries=100000", "agents_per_hour=100000")
 """Faults come far closer than a sound machine's, and are no job's fault."""
 
 

@@ -146,7 +146,7 @@ def measure(path: Path, seconds: float) -> None:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         longest = (f"backend.options.slots={SLOTS}", f"profile_s={PROFILE_S}")
-        typed("synergy_exec", "profile", *make_demo.STEP_S, "--out", path, "--seconds", seconds, "--quiet", *longest)
+        typed("synergy_exec", "profile", *make_demo.STEP_S, "--out", path, "--seconds", seconds, *longest)
 
 
 def simulate(trace: str, policies: list[str], profile: Path, into: Path) -> Path:

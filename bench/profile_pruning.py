@@ -9,6 +9,7 @@ profile=auto when its time is up after 24 measurements: at other batches the pla
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 from math import inf
 
@@ -19,7 +20,7 @@ from synergy_core.planner.families import architecture_named
 from synergy_core.planner.machine import constants_for, machine_named, software_named
 from synergy_core.planner.plan import Plan, plans_of
 from synergy_core.planner.step_time import step_time
-from synergy_exec.profiling.finder import plans, sizes_of
+from synergy_exec.plans import Candidates, plans, sizes_of
 from synergy_exec.profiling.machine import Part
 from synergy_exec.profiling.profile import QUICK
 from synergy_exec.profiling.selection import Effort, Selection, Task
@@ -46,22 +47,25 @@ def truth(model: str, gpu: str, there: list[Plan]) -> dict[Plan, float]:
 
 
 def measured(
-    candidates: dict[int, list[list[Plan]]],
+    candidates: Candidates,
     step_s: dict[Plan, float],
-    effort: Effort,
+    effort: Effort | None,
     seed: int,
     most: float = inf,
 ) -> tuple[int, list[float]]:
     """How many step times were measured, at the most so many, and what the choice loses for each number of slots and
-    batch.
+    batch. effort: None measures everything.
     """
     random = np.random.default_rng(seed)
-    selection = Selection(Task(part=Part("gpu", 0, 1, SLOTS), plans=candidates, effort=effort))
+    selection = Selection(Task(part=Part("gpu", 0, 1, SLOTS), batches=BATCHES, effort=effort or QUICK))
+    selection.add({"kind": "candidates", "found": candidates.values()})
+    everything = iter(selection.plans)
     chosen: dict[tuple[int, int], tuple[float, Plan]] = {}
     count = 0
-    while count < most and (plan := selection.next()) is not None:
+    while count < most and (plan := selection.next() if effort else next(everything, None)) is not None:
         seen_s = step_s[plan] * math.exp(NOISE * random.standard_normal())
-        selection.measured(plan, seen_s)
+        line = {"kind": "measured", "plan": dataclasses.asdict(plan), "step_s": seen_s}
+        selection.add({**line, "memory_bytes": 0.0, "limit_bytes": inf})
         key = plan.gpus, plan.global_batch
         chosen[key] = min(chosen.get(key, (inf, plan)), (seen_s, plan), key=lambda each: each[0])
         count += 1
@@ -77,13 +81,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     seeds = range(parser.parse_args().seeds)
-    candidates = {size: plans(size, BATCHES, refusal) for size in sizes_of(SLOTS)}
-    there = [plan for lists in candidates.values() for same_degrees in lists for plan in same_degrees]
+    candidates = Candidates({size: plans(size, BATCHES, refusal) for size in sizes_of(SLOTS)})
+    there = [plan for found in candidates.plans.values() for plan in found]
     rows = []
     for model, gpu in ON:
         step_s = truth(model, gpu, there)
         row = [f"{model}, {gpu}", str(len(there))]
-        for effort, most in ((QUICK, IN_A_HURRY), (QUICK, inf), (Effort(), inf), (Effort(hopeless=inf), inf)):
+        for effort, most in ((QUICK, IN_A_HURRY), (QUICK, inf), (Effort(), inf), (None, inf)):
             found = [measured(candidates, step_s, effort, seed, most) for seed in seeds]
             lost = np.concatenate([each for _, each in found])
             row += [f"{np.mean([count for count, _ in found]):.0f}", f"{lost.mean():.1%}, {lost.max():.0%}"]

@@ -1,7 +1,7 @@
 """Measures the cost of choosing plans by a quick profile, against a careful profile of the same machine:
 
     python -m synergy_exec +trace=demo trace.window=5s      # leaves results/profile.json, with four slots
-    python -m synergy_exec profile mlp texts cnn gpt --seconds 1 --option slots=4 --out careful.json
+    python -m synergy_exec profile mlp texts cnn gpt --seconds 1 backend.options.slots=4 --out careful.json
     python bench/profile_regret.py results/profile.json careful.json
 
 For each model, number of slots and batch that both profiles measured (the careful one under at least two plans), it

@@ -26,9 +26,8 @@ from typing import Any, Literal, NamedTuple
 from synergy_core.errors import InputError, unknown
 from synergy_exec import job_folder
 from synergy_exec.controller.journal import Journal, restore_if_damaged
-from synergy_exec.settings import CHANGEABLE, Settings
+from synergy_exec.settings import CHANGEABLE
 from synergy_runs.results import same_run
-from synergy_runs.settings import defaults
 
 LOCK = "lock"
 WORK = ".work"
@@ -58,14 +57,10 @@ def newest(base: Path) -> Path:
 
 
 def results_of(work: Path, meta: Mapping[str, Any]) -> Path | None:
-    """Where the results of the run in that work folder are, or will be, by its journal's `meta`; None where nowhere.
-
-    Without a word of it they are beside it, as before there were folders of runs.
-    """
+    """Where the results of the run in that work folder are, or will be, by its journal's `meta`; None where nowhere."""
     work = work.resolve() if work.is_symlink() else work
-    said = meta.get(RESULTS)
-    results = work.parent / (said or work.name.removesuffix(WORK))
-    return results if results.parent.is_dir() and (said or results.is_dir()) else None
+    results = work.parent / meta[RESULTS] if meta.get(RESULTS) else None
+    return results if results is not None and results.parent.is_dir() else None
 
 
 def claimed(
@@ -168,10 +163,8 @@ def _taken(work: Path, own: dict[str, Any], held: contextlib.ExitStack) -> State
     filed = bool(meta.get("written")) and results is not None and (results / "summary.json").is_file()
     if not begun:
         return "free"
-    # A key that the run's program did not have yet was then as it is by default.
-    usual = defaults(Settings)
     before, now = (
-        {name: value for name, value in {**usual, **each}.items() if name not in CHANGEABLE}
+        {name: value for name, value in each.items() if name not in CHANGEABLE}
         for each in (meta.get("settings", own), _plain(own))
     )
     if same_run(before, now):
@@ -227,37 +220,42 @@ def under_way(folder: Path) -> Path:
     )
 
 
-def work_of(folder: Path, wanted: str) -> Path:
-    """The one run below a folder that has a job of that name or number. Raises InputError for none or several."""
-    found, names = [], []
-    for work in works(folder):
-        here = [each for path in job_folder.folders(work).values() for each in _names(path)]
-        names += here
-        found += [work] * (wanted in here)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise InputError(
-            f"{len(found)} runs below {folder} have a job {wanted}; say which with --dir: {', '.join(map(str, found))}."
-        )
-    raise unknown("job", wanted, names)
+class FoundJob(NamedTuple):
+    """A job in a run's work folder. name: as it was submitted."""
+
+    work: Path
+    number: int
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        return self.work / "jobs" / str(self.number)
 
 
-def number_of(work: Path, wanted: str) -> int:
-    """The number of the job with that name, or number, by the folders of a run's jobs. Raises InputError."""
-    folders = job_folder.folders(work)
-    named = [number for number, path in folders.items() if wanted == _names(path)[0]]
-    if not named and wanted.isdecimal() and int(wanted) in folders:
-        return int(wanted)
-    if len(named) == 1:
-        return named[0]
-    if named:
-        raise InputError(f"{len(named)} jobs are called {wanted}; take a number: {', '.join(map(str, named))}.")
-    raise unknown("job", wanted, [_names(path)[0] for path in folders.values()])
+def find_job(folder: Path, wanted: str) -> FoundJob:
+    """The job of that name, or number, in the run below a folder that has last written into such a job's folder.
+
+    Raises InputError where there is none, or where several of that run have the name.
+    """
+    jobs = [
+        FoundJob(work, number, _name(path))
+        for work in works(folder)
+        for number, path in job_folder.folders(work).items()
+    ]
+    found = [each for each in jobs if each.name == wanted] or [each for each in jobs if str(each.number) == wanted]
+    if not found:
+        raise unknown("job", wanted, [each.name for each in jobs])
+    last = max(found, key=lambda each: max((path.stat().st_mtime for path in each.folder.iterdir()), default=0.0))
+    if len(same := [each for each in found if each.work == last.work]) > 1:
+        numbers = ", ".join(str(each.number) for each in same)
+        raise InputError(f"{len(same)} jobs are called {wanted} in {last.work}; take a number: {numbers}.")
+    if len(found) > 1:
+        print(f"of {last.work}, written to last; others: --dir RUN.work", file=sys.stderr)
+    return last
 
 
-def _names(folder: Path) -> tuple[str, str]:
+def _name(folder: Path) -> str:
     try:
-        return job_folder.described(folder).name, folder.name
+        return job_folder.described(folder).name
     except InputError:
-        return folder.name, folder.name
+        return folder.name

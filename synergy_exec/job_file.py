@@ -6,9 +6,8 @@ import dataclasses
 import json
 import math
 import re
-import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -17,56 +16,82 @@ import yaml  # type: ignore[import-untyped]
 
 from synergy_core.catalog import yaml_fault
 from synergy_core.errors import InputError, unknown
-from synergy_exec.plain import MOST_SHOWN, plain
+from synergy_exec.plain import plain
+from synergy_runs.settings import NOT_NEGATIVE, POSITIVE, Bounds, build, key, typed
 
 _CLASS = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
 MOST_BYTES = 100_000
 """A job file beyond this is something else given by mistake."""
-MOST_NAME, MOST_CLASS = 200, 1_000
-"""Characters."""
+MOST_NAME, MOST_PATH, MOST_WORDS, MOST_SAID = 200, 1_000, 200, 300
+"""Characters of a name and of a path, words of a command, and characters of what an error says."""
 MOST_LEVELS = 20
 MOST_SAMPLES, MOST_WORK = 10**9, 1e15
 """Of a batch, and iterations: arithmetic stays exact with room to spare."""
-MOST_MEMORY_GB = 1_000_000
-MOST_PRIORITY = 1_000
+DEFAULT_COMMAND_S = 3_600.0
+"""Assumed run time of a command whose job file has neither `work` nor `max_seconds`."""
+
+
+def _text(most: int, words: str) -> Bounds:
+    return Bounds(f"{words}, at most {most} characters that can be seen", lambda text: _seen(text, most))
+
+
+def _seen(text: str, most: int) -> bool:
+    return len(text) <= most and text.isprintable()
+
+
+def _within(least: float, most: float, what: str) -> Bounds:
+    return Bounds(f"{what} from {least:,g} to {most:,g}", lambda value: least <= value <= most)
+
+
+_NAME = Bounds(
+    "a name of 1 to 200 characters that can be seen", lambda name: bool(_seen(name, MOST_NAME) and name.strip())
+)
+_OTHER_NAME, _PATH = _text(MOST_NAME, "a name"), _text(MOST_PATH, "a file or a folder")
+_A_CLASS = Bounds(
+    "package.module:Class or path/file.py:Class",
+    lambda text: not text or (_CLASS.fullmatch(text) is not None and _seen(text, MOST_PATH)),
+)
+_COMMAND = Bounds(
+    f"a list of words, such as [torchrun, train.py], {MOST_WORDS} at most",
+    lambda words: len(words) <= MOST_WORDS and all(each and _seen(each, MOST_PATH) for each in words),
+)
+_SAMPLES = _within(1, MOST_SAMPLES, "samples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
-    """One job as its user describes it.
+    """One job as its user describes it: a class, or in its place a command.
 
-    job_class: `package.module:Class` or `/path/file.py:Class`, a `TrainingJob`. arguments: of its constructor, by
-    name. name: what observations are shared under, with class and arguments. initial_batch: samples a step at which
-    its learning rate was tuned; max_batch: the largest it may use; batch: what policies without adaptation train at.
-    work: iterations at the initial batch until it is done. slots: asked for; adaptive policies choose. weights: a file
-    with the state_dict that training begins with, safetensors or of torch.save; "": with what `build_model` draws.
-    memory_gb: what a rank may need of its slot's memory while it trains, Python and its libraries aside; plans that
-    were measured to need more are not used. 0: whatever there is.
-    command: in place of a class: the words of a command, such as [torchrun, train.py], which runs on `slots` slots,
-    once on each node, in `directory`. `{slots}` and `{folder}`, the job's own, are filled in. grace_s: that it gets to
-    save when it is moved. Its work is the user's estimate of its run time in seconds.
-    max_seconds: how long the job may run, in all its runs together; 0: without limit.
-    user, virtual_cluster: whose it is and whose quota it counts against; "": nobody's. priority: for policies that
-    read it; the higher, the sooner.
+    A command runs on `slots` slots, once on each node; its work is the user's estimate of its run time in seconds.
     """
 
-    name: str
-    initial_batch: int
-    max_batch: int
-    work: float
-    job_class: str = ""
-    arguments: dict[str, Any] = field(default_factory=dict)
-    command: list[str] = field(default_factory=list)
-    directory: str = ""
-    grace_s: float = 30.0
-    max_seconds: float = 0.0
-    batch: int = 0
-    slots: int = 1
-    weights: str = ""
-    memory_gb: float = 0.0
-    user: str = ""
-    virtual_cluster: str = ""
-    priority: int = 0
+    name: str = key("what observations are shared under, with class and arguments", bounds=_NAME)
+    initial_batch: int = key("samples a step at which the learning rate was tuned", bounds=_SAMPLES)
+    max_batch: int = key("the largest batch that it may use", bounds=_SAMPLES)
+    work: float = key(
+        "iterations at the initial batch until it is done",
+        bounds=Bounds(f"a number above 0, {MOST_WORK:g} at most", lambda work: 0 < work <= MOST_WORK),
+    )
+    job_class: str = key("`package.module:Class` or `/path/file.py:Class`, a `TrainingJob`", "", _A_CLASS)
+    arguments: dict[str, Any] = key("of the class's constructor, by name", {})
+    command: list[str] = key("words; `{slots}` and `{folder}`, the job's own, are filled in", [], _COMMAND)
+    directory: str = key("the folder that the command runs in", "", _PATH)
+    grace_s: float = key("seconds that a command gets to save when it is moved", 30.0, _within(0, 600, "seconds"))
+    max_seconds: float = key("for how long it may run, in all its runs together; 0: no limit", 0.0, NOT_NEGATIVE)
+    batch: int = key(
+        "what policies without adaptation train at; 0: the initial batch", 0, _within(0, MOST_SAMPLES, "samples")
+    )
+    slots: int = key("how many it asks for; adaptive policies choose", 1, POSITIVE)
+    weights: str = key("a file with the state_dict that training begins with, safetensors or of torch.save", "", _PATH)
+    memory_gb: float = key(
+        "GB that a rank may need of its slot's memory while it trains, Python and its libraries aside: plans that were "
+        "measured to need more are not used; 0: whatever there is",
+        0.0,
+        _within(0, 1e6, "GB"),
+    )
+    user: str = key("whose it is", "", _OTHER_NAME)
+    virtual_cluster: str = key("whose quota it counts against", "", _OTHER_NAME)
+    priority: int = key("for policies that read it; the higher, the sooner", 0, _within(-1_000, 1_000, "a priority"))
 
     @property
     def application(self) -> str:
@@ -90,31 +115,9 @@ class JobFile:
         return cls(job_class=given.pop("class"), **given)
 
 
-_KEYS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "class": (str, "package.module:Class or path/file.py:Class"),
-    "arguments": (Mapping, "a mapping {name: value}"),
-    "command": (list, "a list of words, such as [torchrun, train.py]"),
-    "directory": (str, "the folder that the command runs in"),
-    "grace_s": ((int, float), "seconds"),
-    "max_seconds": ((int, float), "seconds, 0 for no limit"),
-    "name": (str, "a text"),
-    "initial_batch": (int, "a whole number of samples"),
-    "max_batch": (int, "a whole number of samples"),
-    "batch": (int, "a whole number of samples"),
-    "work": ((int, float), "a number of iterations at the initial batch"),
-    "slots": (int, "a whole number"),
-    "weights": (str, "the file of a state_dict"),
-    "memory_gb": ((int, float), "GB of a slot's memory, 0 for whatever there is"),
-    "user": (str, "the name of a user"),
-    "virtual_cluster": (str, "the name of a virtual cluster"),
-    "priority": (int, "a whole number"),
-}
 _REQUIRED = ("class", "initial_batch", "work")
 _OF_CLASSES = ("job_class", "arguments", "initial_batch", "max_batch", "batch", "weights", "memory_gb")
 _OF_COMMANDS = ("command", "directory", "grace_s")
-MOST_WORDS, MOST_GRACE_S = 200, 600.0
-DEFAULT_COMMAND_S = 3_600.0
-"""Assumed run time of a command whose job file has neither `work` nor `max_seconds`."""
 
 
 def read_job_file(path: Path) -> JobFile:
@@ -145,58 +148,50 @@ def _beside(job_file: Path, key: str, given: str) -> Path:
 
 def job_of(values: Any, source: str) -> JobFile:
     """A job of plain values. source: for error messages. Raises InputError with what was got and expected."""
-    if not isinstance(values, Mapping):
-        raise InputError(f"{source}: expected a mapping with {', '.join(_REQUIRED)}; got {_shown(values)}.")
-    for name, value in values.items():
-        if name not in _KEYS:
-            raise unknown(f"key in {source}", plain(str(name), MOST_SHOWN), _KEYS)
-        kind, meaning = _KEYS[name]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise InputError(f"{source}: {name}={_shown(value)}; expected {meaning}.")
-    if "command" in values:
-        return _command_of(values, source)
+    try:
+        if not isinstance(values, Mapping):
+            raise InputError(f"expected a mapping with {', '.join(_REQUIRED)}; got {_kind(values)}.")
+        _check_plain(values)
+        given = {str(name): value for name, value in values.items()}
+        known = ["class", *(each.name for each in dataclasses.fields(JobFile) if each.name != "job_class")]
+        if odd := [name for name in given if name not in known]:
+            raise unknown("key", odd[0], known)
+        job = build(JobFile, _of_command(given) if "command" in given else _of_class(given))
+        _check_batches(job)
+    except InputError as error:
+        raise InputError(f"{source}: {plain(str(error), MOST_SAID)}") from None
+    return job
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _of_class(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a job that is a class, those that follow from others included."""
     for name in _REQUIRED:
-        if name not in values:
-            raise InputError(f"{source}: {name} is missing; expected {_KEYS[name][1]}.")
-    _check_plain(values.get("arguments", {}), source)
-    if not (len(weights := values.get("weights", "")) <= MOST_CLASS and weights.isprintable()):
-        raise InputError(f"{source}: weights={_shown(weights)}; expected {_KEYS['weights'][1]}.")
-    given = dict(values)
+        if name not in given:
+            raise InputError(f"{name} is missing; a job has {', '.join(_REQUIRED)}, or a command.")
     job_class = given.pop("class")
-    if not (_CLASS.fullmatch(job_class) and job_class.isprintable() and len(job_class) <= MOST_CLASS):
-        raise InputError(f"{source}: class={_shown(job_class)}; expected {_KEYS['class'][1]}.")
-    arguments = {str(name): value for name, value in given.pop("arguments", {}).items()}
-    given.setdefault("name", job_class.rpartition(":")[2])
-    given.setdefault("max_batch", given["initial_batch"])
-    job = JobFile(job_class=job_class, arguments=arguments, **given)
-    _check_numbers(job, source)
-    return job
+    usual = {"name": str(job_class).rpartition(":")[2], "max_batch": given["initial_batch"]}
+    return {**usual, **given, "job_class": job_class}
 
 
-def _command_of(values: Mapping[str, Any], source: str) -> JobFile:
-    """A job that is a command."""
-    words = values["command"]
-    if odd := [name for name in values if name in ("class", *_OF_CLASSES)]:
-        raise InputError(f"{source}: {odd[0]} is of a class; a job is a class or a command, not both.")
-    if not 0 < len(words) <= MOST_WORDS or not all(
-        isinstance(each, str) and each and len(each) <= MOST_CLASS and each.isprintable() for each in words
-    ):
-        raise InputError(f"{source}: command={_shown(words)}; expected {_KEYS['command'][1]}, {MOST_WORDS} at most.")
-    directory = values.get("directory", "")
-    if len(directory) > MOST_CLASS or not directory.isprintable():
-        raise InputError(f"{source}: directory={_shown(directory)}; expected {_KEYS['directory'][1]}.")
-    slots = values.get("slots", 1)
-    given = {"name": Path(words[-1]).name[:MOST_NAME], "slots": slots, **values}
-    limit_s = values.get("max_seconds", 0.0)
-    given.setdefault("work", limit_s if limit_s > 0 else DEFAULT_COMMAND_S)
-    job = JobFile(initial_batch=max(1, slots), max_batch=max(1, slots), **given)
-    if not 0 <= job.grace_s <= MOST_GRACE_S:
-        raise InputError(f"{source}: grace_s={_shown(job.grace_s)}; expected seconds from 0 to {MOST_GRACE_S:g}.")
-    _check_numbers(job, source)
-    return job
+def _of_command(given: dict[str, Any]) -> dict[str, Any]:
+    """The same of one that is a command."""
+    if odd := [name for name in given if name in ("class", *_OF_CLASSES)]:
+        raise InputError(f"{odd[0]} is of a class; a job is a class or a command, not both.")
+    words, slots, limit_s = given["command"], given.get("slots", 1), given.get("max_seconds", 0.0)
+    if not isinstance(words, list) or not words:
+        raise InputError(f"command={typed(words)}: expected {_COMMAND.words}.")
+    batch = slots if isinstance(slots, int) and slots > 0 else 1
+    work = limit_s if isinstance(limit_s, int | float) and limit_s > 0 else DEFAULT_COMMAND_S
+    name = plain(Path(str(words[-1])).name, MOST_NAME)
+    usual = {"name": name, "work": work, "initial_batch": batch, "max_batch": batch}
+    return {**usual, **given}
 
 
-def _check_plain(values: Any, source: str) -> None:
+def _check_plain(values: Any) -> None:
     """That they are plain, finite, and no more or deeper than a person writes, be it by YAML's aliases."""
     level, seen = [values], 0
     for _ in range(MOST_LEVELS):
@@ -205,73 +200,37 @@ def _check_plain(values: Any, source: str) -> None:
             break
         for value in level:
             if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(f"{source}: {value} stands in its arguments; expected finite numbers.")
+                raise InputError(f"{value} is in it; expected finite numbers.")
             if not isinstance(value, Mapping | list | str | int | float | NoneType):
                 raise InputError(
-                    f"{source}: {_shown(value)} is a {type(value).__name__}; expected texts, numbers, true, false, "
+                    f"{typed(value)} is {_kind(value)}; expected texts, numbers, true, false, "
                     "null, lists and mappings. Write it in quotes, as a text."
                 )
-        level = [each for value in level if isinstance(value, Mapping | list) for each in _within(value)]
+        level = [each for value in level if isinstance(value, Mapping | list) for each in _inside(value)]
         if not level:
             return
-    raise InputError(f"{source}: expected at most {MOST_LEVELS} levels of lists and mappings, and no endless ones.")
+    raise InputError(f"expected at most {MOST_LEVELS} levels of lists and mappings, and no endless ones.")
 
 
-def _within(value: Mapping[Any, Any] | list[Any]) -> Iterable[Any]:
+def _inside(value: Mapping[Any, Any] | list[Any]) -> Iterable[Any]:
     return value.values() if isinstance(value, Mapping) else value
 
 
-def _check_numbers(job: JobFile, source: str) -> None:
-    if not job.name.strip():
-        raise InputError(f"{source}: name is empty; expected a text.")
-    if len(job.name) > MOST_NAME or not job.name.isprintable():
-        raise InputError(
-            f"{source}: name={plain(job.name, 60)}; expected at most {MOST_NAME} characters on one line, each of which "
-            "can be seen."
-        )
-    for key, name in (("user", job.user), ("virtual_cluster", job.virtual_cluster)):
-        if len(name) > MOST_NAME or not name.isprintable():
-            raise InputError(f"{source}: {key}={plain(name, 60)}; expected {_KEYS[key][1]}.")
-    if abs(job.priority) > MOST_PRIORITY:
-        raise InputError(f"{source}: priority={_shown(job.priority)}; expected -{MOST_PRIORITY} to {MOST_PRIORITY}.")
-    if max(job.max_batch, job.initial_batch, job.batch) > MOST_SAMPLES:
-        raise InputError(f"{source}: a batch of more than {MOST_SAMPLES:,} samples; expected fewer.")
-    if job.initial_batch < 1:
-        raise InputError(f"{source}: initial_batch={job.initial_batch}; expected at least 1 sample.")
+def _check_batches(job: JobFile) -> None:
     if job.max_batch < job.initial_batch:
         raise InputError(
-            f"{source}: max_batch={job.max_batch} is below initial_batch={job.initial_batch}; expected as much or more."
+            f"max_batch={job.max_batch} is below initial_batch={job.initial_batch}; expected as much or more."
         )
     if job.batch and not job.initial_batch <= job.batch <= job.max_batch:
         raise InputError(
-            f"{source}: batch={job.batch}; expected {job.initial_batch} to {job.max_batch}, initial_batch to max_batch."
+            f"batch={job.batch}; expected {job.initial_batch} to {job.max_batch}, initial_batch to max_batch."
         )
-    if not 0 < job.work <= MOST_WORK:
-        raise InputError(
-            f"{source}: work={_shown(job.work)}; expected a number of iterations above 0, {MOST_WORK:g} at most."
-        )
-    if not 0 <= job.memory_gb <= MOST_MEMORY_GB:
-        raise InputError(
-            f"{source}: memory_gb={_shown(job.memory_gb)}; expected GB from 0 to {MOST_MEMORY_GB:,}, such as 16."
-        )
-    if not 0 <= job.max_seconds < math.inf:
-        raise InputError(f"{source}: max_seconds={_shown(job.max_seconds)}; expected {_KEYS['max_seconds'][1]}.")
-    if job.slots < 1:
-        raise InputError(f"{source}: slots={job.slots}; expected at least 1.")
     if job.slots > job.max_batch:
-        raise InputError(f"{source}: slots={job.slots}; max_batch={job.max_batch} gives each a sample only up to that.")
+        raise InputError(f"slots={job.slots}; max_batch={job.max_batch} gives each a sample only up to that.")
     batch = job.batch or job.initial_batch
     divided = -(-batch // job.slots) * job.slots
     if divided > job.max_batch:
         raise InputError(
-            f"{source}: a batch of {batch} does not divide among slots={job.slots}, and max_batch={job.max_batch} "
-            f"leaves no room for {divided}. Set max_batch to {divided} or more, or ask for slots that divide {batch}."
+            f"a batch of {batch} does not divide among slots={job.slots}, and max_batch={job.max_batch} leaves no room "
+            f"for {divided}. Set max_batch to {divided} or more, or ask for slots that divide {batch}."
         )
-
-
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 60
-
-
-def _shown(value: Any) -> str:
-    return plain(_REPR.repr(value), 60)

@@ -1,6 +1,6 @@
 """A job's folder: whose it is, and how far the job in it had come, as the folder itself says it.
 
-    job.json         number, UUID, when and as what it was submitted, and the job file
+    job.json         number, UUID, as what it was submitted, and the job file
     log-<run>.txt    one of each run
     checkpoints/     see `training.shelf`; each says the UUID, too
     steps.csv        every step
@@ -31,16 +31,11 @@ _OF_RUN = re.compile(r"log-(\d+)\.txt.*|\.run-(\d+)")
 
 
 class Filed(NamedTuple):
-    """What `job.json` says. name: as it was submitted. row: of the workload, None for a job that came over the API.
-
-    uuid: "" in folders from before jobs had one.
-    """
+    """What `job.json` says. uuid: as its checkpoints say it. name: as it was submitted."""
 
     number: int
     uuid: str
     name: str
-    submit_s: float
-    row: int | None
     file: JobFile
 
 
@@ -52,7 +47,7 @@ def folders(work: Path) -> dict[int, Path]:
 
 def describe(folder: Path, job: Filed) -> None:
     """Writes `job.json`; the folder is its owner's alone. Raises InputError."""
-    told = {"job": job.number, "uuid": job.uuid, "submitted_as": job.name, "submit_s": job.submit_s, "row": job.row}
+    told = {"job": job.number, "uuid": job.uuid, "submitted_as": job.name}
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -66,11 +61,10 @@ def described(folder: Path) -> Filed:
     path = folder / DESCRIPTION
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        number, name = int(values.pop("job")), str(values.pop("submitted_as"))
-        uuid, submit_s, row = str(values.pop("uuid", "")), float(values.pop("submit_s", 0.0)), values.pop("row", None)
+        number, uuid, name = int(values.pop("job")), str(values.pop("uuid")), str(values.pop("submitted_as"))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path}: not the description of a job ({type(error).__name__}: {error}).") from error
-    return Filed(number, uuid, name, submit_s, row, job_of(values, str(path)))
+    return Filed(number, uuid, name, job_of(values, str(path)))
 
 
 def newest_run(folder: Path) -> int:

@@ -63,6 +63,8 @@ class Launch(Message, RunSettings):
     until it is done. noise: whether to estimate the gradient's noise scale. report_s: between reports. share: what each
     of its slots brings of the node's CPUs and memory; None: the slots' own cores, and nothing is kept in memory.
     say_layers, time_codecs: whether `Started` says what the model's layers are, and how fast gradients are encoded.
+    plans_on, plans_at: numbers of slots and batches at which rank 0 finds out which plans the model may have, for the
+    file `plans.json` in the folder; nothing where they are known.
     unused: some of the model's parameters have no part in some steps, which replicas that exchange gradients must know.
     code: the copy of the source that `job_class` had when it was submitted; "" for a class of a package. weights: a
     file with the state_dict that the first run begins with; "" for none. observed: whether the job evaluates and is
@@ -80,17 +82,19 @@ class Launch(Message, RunSettings):
     plan: Plan
     initial_batch: int
     work: float
-    slots: list[int]
-    first_rank: int
-    world: int
-    store_host: str
-    store_port: int
     folder: str
+    slots: list[int] = field(default_factory=list)
+    first_rank: int = 0
+    world: int = 0
+    store_host: str = ""
+    store_port: int = 0
     noise: bool = True
     report_s: float = 1.0
     share: Share | None = None
     say_layers: bool = False
     time_codecs: bool = False
+    plans_on: list[int] = field(default_factory=list)
+    plans_at: list[int] = field(default_factory=list)
     unused: bool = False
     code: str = ""
     weights: str = ""
@@ -157,8 +161,7 @@ class Shutdown(Message):
 class Hello(Message):
     """The first message of an agent. node: its number in the cluster. slots: how many. gpu_type: `cpu` without GPUs.
 
-    cpus: cores that runs may use, memory_bytes: the same part of the machine's memory; 0 where an agent does not say.
-    no_limit: why runs' memory cannot be limited there; "" where it can.
+    cpus: cores that runs may use, memory_bytes: the same part of the machine's memory.
     """
 
     KIND: ClassVar[str] = "hello"
@@ -169,7 +172,6 @@ class Hello(Message):
     gpu_type: str
     cpus: int = 0
     memory_bytes: int = 0
-    no_limit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

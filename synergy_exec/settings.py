@@ -75,8 +75,8 @@ class RunSettings:
         ABOVE_ZERO,
     )
     memory_gb_per_slot: float | None = key(
-        "GB of memory that a job may use for each of its slots, what it starts and what is kept of its data included; "
-        "a node where cgroups do not allow it says that it keeps no limit. null: none",
+        "GB of memory that a rank may allocate, and each process that it starts (RLIMIT_DATA); a command: for each of "
+        "its slots. null: whatever there is",
         None,
         ABOVE_ZERO,
     )
@@ -154,9 +154,6 @@ class Settings(RunSettings):
     retries: int = key(
         "how often a job that lost its workers is tried again without a step of progress in between", 3, COUNT
     )
-    losses_per_hour: int = key(
-        "how many runs a job may lose within an hour, whatever progress it makes, before it counts as failed", 10, COUNT
-    )
     agents_per_hour: int = key(
         "how often within an hour a node's agent that was lost is started again at once; after that, with serve=true, "
         "there are pauses, and the node is left out until it has an agent again",
@@ -189,7 +186,7 @@ class Settings(RunSettings):
 
 CHANGEABLE = (
     *("backend", "host", "port", "ports", "interface", "nodes_s", "leave_s"),
-    *("round_s", "retries", "losses_per_hour", "agents_per_hour", "hang_s", "start_s", "not_finite"),
+    *("round_s", "retries", "agents_per_hour", "hang_s", "start_s", "not_finite"),
     *("checkpoint_interval_s", "keep_checkpoints", "log_mb", "memory_gb_per_slot", "steady_slots"),
     *("figures", "live"),
 )

@@ -10,7 +10,6 @@ import sys
 
 from synergy_core.errors import InputError
 from synergy_exec.agent.agent import Agent
-from synergy_exec.agent.cgroups import Cgroups, family_of, own_folder
 from synergy_exec.agent.cores import divide, own_cores
 from synergy_exec.worker.processes import adopt_orphans, die_with
 
@@ -41,8 +40,7 @@ def main() -> int:
             raise InputError(f"set the environment variable {TOKEN} to the token in the controller's work folder.")
         cores = [int(core) for core in given.cores.split(",")] if given.cores else own_cores()
         slots = divide(cores, given.slots, gpus=given.gpu_type != "cpu")
-        cgroups = Cgroups(own_folder(), family_of(given.parent))
-        asyncio.run(Agent(given.node, slots, given.gpu_type, cores, cgroups).serve(given.url.rstrip("/"), token))
+        asyncio.run(Agent(given.node, slots, given.gpu_type, cores).serve(given.url.rstrip("/"), token))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -14,14 +14,11 @@ from contextlib import suppress
 import aiohttp
 
 from synergy_core.errors import InputError
-from synergy_core.units import GB
-from synergy_exec.agent.cgroups import Cgroups
 from synergy_exec.agent.cores import Cores, Slot
 from synergy_exec.agent.forkserver import Forkserver
 from synergy_exec.agent.run import NodeRun
 from synergy_exec.messages import (
     KILLED,
-    Ended,
     Hello,
     Kill,
     Launch,
@@ -71,11 +68,11 @@ _CONNECTING_S = 60.0
 class Agent:
     """One node's slots and the runs on them.
 
-    gpu_type: `cpu` where slots are cores. cores: of the CPU, all that runs with a share may have. cgroups: of its runs.
+    gpu_type: `cpu` where slots are cores. cores: of the CPU, all that runs with a share may have.
     """
 
-    def __init__(self, node: int, slots: Sequence[Slot], gpu_type: str, cores: Sequence[int], cgroups: Cgroups) -> None:
-        self._node, self._slots, self._gpu_type, self._cgroups = node, slots, gpu_type, cgroups
+    def __init__(self, node: int, slots: Sequence[Slot], gpu_type: str, cores: Sequence[int]) -> None:
+        self._node, self._slots, self._gpu_type = node, slots, gpu_type
         self._cpus, self._cores = len(cores), Cores(cores)
         self._runs: dict[int, NodeRun] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -104,7 +101,6 @@ class Agent:
                 _log(f"leaves: {self._why}")
             finally:
                 await self._forkserver.close()
-                self._cgroups.close()
         if self._forkserver.died.is_set():
             raise ConnectionError(self._forkserver.why)
 
@@ -131,7 +127,6 @@ class Agent:
                 gpu_type=self._gpu_type,
                 cpus=self._cpus,
                 memory_bytes=_memory_bytes() * self._cpus // (os.cpu_count() or self._cpus),
-                no_limit=self._cgroups.no_limit,
             )
         )
         speaking = asyncio.create_task(self._speak(connection))
@@ -207,13 +202,6 @@ class Agent:
 
     def _launch(self, launch: Launch) -> None:
         store = self._stores.pop(launch.run, None)
-        wrong = [slot for slot in launch.slots if not 0 <= slot < len(self._slots)]
-        if wrong or launch.run in self._runs:
-            reason = f"there is no slot {wrong[0]} of {len(self._slots)}" if wrong else "it runs here already"
-            self._say(
-                Ended(run=launch.run, outcome="failed", reason=f"run {launch.run} on node {self._node}: {reason}")
-            )
-            return
         slots = [self._slots[slot] for slot in launch.slots]
         owners = [(launch.run, launch.first_rank + place) for place in range(len(slots))]
         for owner, slot in zip(owners, slots, strict=True):
@@ -222,9 +210,7 @@ class Agent:
             else:
                 self._cores.take(owner, launch.share.cpus)
         grants = {rank: self._cores.grant((number, rank)) for number, rank in owners if launch.share}
-        limit_gb = launch.memory_gb_per_slot
-        cgroup = None if limit_gb is None else self._cgroups.of_run(launch.run, int(limit_gb * len(slots) * GB))
-        run = self._runs[launch.run] = NodeRun(launch, self._forkserver, self._say, grants, cgroup)
+        run = self._runs[launch.run] = NodeRun(launch, self._forkserver, self._say, grants)
         self._tasks[launch.run] = asyncio.create_task(self._carry_out(run, slots, store))
 
     async def _carry_out(self, run: NodeRun, slots: list[Slot], store: socket.socket | None) -> None:

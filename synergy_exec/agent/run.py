@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping
 
 from synergy_core.errors import InputError
 from synergy_exec.agent import logs
-from synergy_exec.agent.cgroups import RunCgroup
 from synergy_exec.agent.cores import CoreGrant, Slot
 from synergy_exec.agent.forkserver import Forkserver
 from synergy_exec.messages import (
@@ -115,8 +114,7 @@ class Worker:
 class NodeRun:
     """From launch to the one `Ended` that says that no process of the run is left here.
 
-    grants: by rank, what it has of the node's cores, if the run was launched with a share. cgroup: the run's here, None
-    where its memory is not limited.
+    grants: by rank, what it has of the node's cores, if the run was launched with a share.
     """
 
     def __init__(
@@ -125,9 +123,8 @@ class NodeRun:
         forkserver: Forkserver,
         say: Callable[[Message], None],
         grants: Mapping[int, CoreGrant],
-        cgroup: RunCgroup | None,
     ) -> None:
-        self.launch, self._forkserver, self._say, self._cgroup = launch, forkserver, say, cgroup
+        self.launch, self._forkserver, self._say = launch, forkserver, say
         self._grants = dict(grants)
         self._cache = Cache.create(launch.share.memory_bytes * len(launch.slots) if launch.share else 0)
         self._workers: dict[int, Worker] = {}
@@ -199,13 +196,6 @@ class NodeRun:
         codes = {rank: worker.code for rank, worker in self._workers.items() if worker.code is not None}
         meant = {rank: worker.meant for rank, worker in self._workers.items()}
         result, reason = outcome(codes, meant, self._failures, self._killed, self._verdict)
-        if self._cgroup is not None:
-            if result in ("failed", "lost") and (used_up := self._cgroup.used_up()):
-                result, reason = "failed", used_up
-                self._failures = {
-                    0: Failure(run=self.launch.run, rank=self.launch.first_rank, reason=reason, out_of_memory=True)
-                }
-            self._cgroup.close()
         for failure in self._failures.values():
             if failure.reason == reason:
                 self._say(failure)
@@ -224,7 +214,6 @@ class NodeRun:
             gpu=slot.gpu,
             launched_s=started_s,
             gpus=tuple(each.gpu for each in own if each.gpu is not None) if launch.command else (),
-            cgroup="" if self._cgroup is None else str(self._cgroup.folder),
         )
         ours, theirs = socket.socketpair()
         pulse, log = Pulse.create(), logs.opened(launch)

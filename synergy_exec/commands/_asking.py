@@ -11,7 +11,7 @@ from urllib.parse import quote
 from synergy_core.commands import Parser
 from synergy_exec.client import Client, client_for, running
 from synergy_exec.controller.journal import retry_in
-from synergy_exec.folders import lock, work_of
+from synergy_exec.folders import find_job, lock
 from synergy_exec.job_file import read_job_file
 from synergy_exec.plain import HEADINGS, aligned, cells_of, plain, plain_lines
 from synergy_exec.settings import Settings
@@ -63,10 +63,10 @@ def retry(given: argparse.Namespace) -> None:
         job = client_for(given.dir, given.url).ask("POST", path, {"from_start": given.from_start})
         print(f"job {job['job']} ({plain(job['name'])}) is {job['state']}")
         return
-    work = work_of(given.dir, given.job)
-    with lock(work):
-        row = retry_in(work, given.job, from_start=given.from_start)
-    print(f"job {row.job} ({row.name}) waits; to go on: python -m synergy_exec resume {work}")
+    job = find_job(given.dir, given.job)
+    with lock(job.work):
+        retry_in(job.work, job.number, from_start=given.from_start)
+    print(f"job {job.number} ({plain(job.name)}) waits; to go on: python -m synergy_exec resume {job.work}")
 
 
 def explain(given: argparse.Namespace, client: Client) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from synergy_core.commands import Parser
 from synergy_core.errors import InputError
 from synergy_exec import job_folder
-from synergy_exec.folders import number_of, work_of
+from synergy_exec.folders import find_job
 from synergy_exec.settings import Settings
 from synergy_exec.training import checkpoint, integrity, shelf
 from synergy_exec.training.integrity import DamagedError, Progress
@@ -77,8 +77,7 @@ def main(arguments: Sequence[str]) -> None:
         raise InputError(f"--out {out}: it is there already; add --force to have it replaced.")
     folder = Path(given.job)
     if not (folder / job_folder.DESCRIPTION).is_file():
-        work = work_of(given.dir, given.job)
-        folder = work / "jobs" / str(number_of(work, given.job))
+        folder = find_job(given.dir, given.job).folder
     tensors, progress = weights(folder / job_folder.CHECKPOINTS, given.step)
     filed = job_folder.described(folder)
     told = {"job": filed.name, "uuid": filed.uuid, "step": str(progress.step), "class": filed.file.job_class}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
         nargs="*",
         metavar="MODEL | KEY=VALUE",
         help="names in conf/jobs, or job files; all that ship. Keys are a run's (python -m synergy_exec --help), such "
-        "as profile_s=300 host=10.0.0.1 bfloat16=false backend.name=slurm backend.options.nodes=2",
+        "as profile_s=300 host=10.0.0.1 bfloat16=false backend.name=slurm backend.options.slots=2",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("profile.json"), help="models of this machine already in it stay there"
@@ -42,20 +41,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--seconds", type=float, default=Effort().seconds, help="of training at each batch of each plan"
     )
-    parser.add_argument("--backend", metavar="NAME", help="backend.name=NAME")
-    parser.add_argument(
-        "--option", action="append", default=[], metavar="KEY=VALUE", help="backend.options.KEY=VALUE: slots=2"
-    )
-    parser.add_argument("--host", metavar="ADDRESS", help="host=ADDRESS")
-    parser.add_argument("--quiet", action="store_true", help="say nothing on the way")
     given = parser.parse_intermixed_args(arguments)
     if not 0 < given.seconds < 3600:
         raise InputError(f"--seconds {given.seconds:g}: expected a number above 0, such as 3.")
-    settings = _settings(given)
+    keys = [f"profile_s={LEISURE_S}", *(each for each in given.models if "=" in each)]  # of two, the last counts
+    settings = build(Settings, composed(EXECUTOR, [*keys, EXECUTOR.without_trace]))
     files = [_file(each) for each in given.models if "=" not in each] or [_file(each) for each in _shipped()]
     where = machine(settings.backend.name, settings.backend.options, bfloat16=settings.bfloat16)
     backend = get_backend(settings.backend.name, settings.backend.options)
-    with progress(quiet=given.quiet) as say:
+    with progress() as say:
         say(f"measuring {', '.join(each.name for each in files)} for at most {settings.profile_s:g} s (profile_s)")
         made = add_to_profile(given.out, files, backend, where, Effort(seconds=given.seconds), say, settings)
     for model in made.models:
@@ -65,19 +59,6 @@ def main(arguments: Sequence[str]) -> None:
     if not made.models:
         raise InputError(f"none of {', '.join(each.name for each in files)} could be profiled.")
     print(f"wrote {given.out}")
-
-
-def _settings(given: argparse.Namespace) -> Settings:
-    """A run's, with what was typed. Raises InputError."""
-    for each in given.option:
-        if "=" not in each:
-            raise InputError(f"--option {each}: expected KEY=VALUE, such as slots=2.")
-    typed = [] if any(each.startswith("profile_s=") for each in given.models) else [f"profile_s={LEISURE_S}"]
-    typed += [f"backend.name={given.backend}"] if given.backend else []
-    typed += [f"backend.options.{each}" for each in given.option]
-    typed += [f"host={given.host}"] if given.host else []
-    typed += [each for each in given.models if "=" in each]
-    return build(Settings, composed(EXECUTOR, [*typed, EXECUTOR.without_trace]))
 
 
 def _shipped() -> list[str]:

@@ -19,7 +19,6 @@ from aiohttp import web
 from synergy_core.errors import InputError
 from synergy_exec.controller.execution import Execution, shares
 from synergy_exec.controller.jobs import STATES, ExecutedJob
-from synergy_exec.controller.journal import named
 from synergy_exec.job_file import job_of
 from synergy_exec.nodes.agents import Agents
 from synergy_exec.nodes.listening import RefusedError
@@ -104,7 +103,6 @@ _PAGE = Path(__file__).with_name("page.html")
 _RULES = "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; connect-src 'self'"
 """A browser runs nothing on the page but its own script, and talks to nobody but this controller."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
-"""Maximum number of jobs in an answer."""
 
 
 class Served(Protocol):
@@ -254,12 +252,19 @@ class Api:
 
     def _job_of(self, request: web.Request) -> ExecutedJob:
         wanted = request.match_info["job"]
-        job = named(self._execution().jobs, wanted)
-        if job is None:
+        jobs = self._execution().jobs
+        found = [job for job in jobs.values() if job.name == wanted]
+        # Of several that are called so, the one that has not ended.
+        chosen = [job for job in found if not job.ended or len(found) == 1]
+        if found and len(chosen) != 1:
+            numbers = ", ".join(str(job.job_id) for job in found)
+            raise InputError(f"{len(found)} jobs are called {wanted}; take a number: {numbers}.")
+        chosen = chosen or [job for number, job in jobs.items() if str(number) == wanted]
+        if not chosen:
             raise RefusedError(
                 404, f"unknown job '{plain(wanted, MOST_SHOWN)}'. GET /jobs, or the command list, has all."
             )
-        return job
+        return chosen[0]
 
 
 def shown(execution: Execution, job: ExecutedJob) -> dict[str, Any]:

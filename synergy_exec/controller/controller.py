@@ -36,7 +36,6 @@ from synergy_exec.messages import Hello, Message
 from synergy_exec.nodes.agents import Agents
 from synergy_exec.nodes.listening import listening
 from synergy_exec.plain import plain_lines
-from synergy_exec.profiling.finder import finder
 from synergy_exec.settings import Settings
 from synergy_exec.worker.processes import began, wait_or_kill
 from synergy_runs.facts import Kind
@@ -225,7 +224,7 @@ class Controller:
                 try:
                     await self._begin(meeting)
                     if self.execution is not None:
-                        for work in (self._arrive, self._rounds, self._back_up, self._find_plans):
+                        for work in (self._arrive, self._rounds, self._back_up):
                             self._task(work())
                     await self._over
                 finally:
@@ -276,9 +275,6 @@ class Controller:
     # What agents do (`nodes.agents.Listener`)
 
     def hello(self, hello: Hello) -> None:
-        if self.settings.memory_gb_per_slot is not None and hello.no_limit:
-            said = f"memory_gb_per_slot={self.settings.memory_gb_per_slot:g} is not kept there"
-            print(f"node {hello.node}: {said}: {hello.no_limit}", file=sys.stderr, flush=True)
         since = began(hello.pid) if hello.host == socket.gethostname() else 0
         self._journal.agent(hello.node, hello.host, hello.pid, since)
         self._journal.commit()
@@ -360,21 +356,6 @@ class Controller:
                 await asyncio.to_thread(self._copy_journal)
                 copied = changes
             await asyncio.sleep(BACKUP_S)
-
-    async def _find_plans(self) -> None:
-        """Finds out which plans models may have that nobody profiled, in another process, as long as there are any."""
-        assert self.execution is not None
-        learning = self.execution.learning
-        while True:
-            await asyncio.sleep(self.settings.round_s)
-            if not learning.wanted:
-                continue
-            async with finder() as find:
-                while learning.wanted:
-                    file = learning.wanted.pop(0)
-                    # What is wrong with its model its own run will say.
-                    with contextlib.suppress(InputError):
-                        learning.found(file, await find.candidates(file, learning.sizes(file)))
 
     def changed(self) -> None:
         self._something.set()

@@ -20,12 +20,10 @@ from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy
 from synergy_core.scheduling.reasons import Reason, Snapshot, Stopped, Waiting, why_stopped
 from synergy_core.scheduling.scheduler import Scheduler, scheduler_for
-from synergy_core.units import HOUR_S
 from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import Observation
 from synergy_exec.controller.learning import Learning
 from synergy_exec.messages import Failure, Report
-from synergy_exec.settings import Settings
 
 
 class Aside:
@@ -91,17 +89,6 @@ def remedy(seen: Seen, plan: Plan, failure: Failure) -> str:
     if failure.unused and not seen.unused:
         seen.unused = True
         return "some of its parameters have no part in some steps: replicas look for them from now on"
-    return ""
-
-
-def lost_too_often(job: ExecutedJob, now_s: float, settings: Settings) -> str:
-    """The job has lost a run, which is counted; what says that it did so too often, "" if it did not."""
-    job.losses += 1
-    job.lost_s = [each for each in job.lost_s if each > now_s - HOUR_S] + [now_s]
-    if job.losses > settings.retries:
-        return f"lost {job.losses} times without a step of progress"
-    if len(job.lost_s) > settings.losses_per_hour:
-        return f"lost {len(job.lost_s)} times within an hour"
     return ""
 
 

@@ -22,7 +22,7 @@ from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy, get_policy, policy_names
 from synergy_core.scheduling.reasons import Stopped
 from synergy_exec import job_folder
-from synergy_exec.controller.decider import Decider, Orders, lost_too_often, remedy
+from synergy_exec.controller.decider import Decider, Orders, remedy
 from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges, Seen
 from synergy_exec.controller.journal import JobRow, Journal, Observation, reopen
 from synergy_exec.controller.learning import Learning
@@ -30,6 +30,7 @@ from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import freeze, kept_code
 from synergy_exec.messages import Failure, Launch, Message, Noted, Report, Saved, Started
 from synergy_exec.nodes.runs import Happened, Run, Runs
+from synergy_exec.plans import batches_of, read_candidates
 from synergy_exec.settings import QuotaSettings, Settings
 from synergy_runs.facts import Kind
 
@@ -169,8 +170,6 @@ class Execution:
             estimate_s=estimate_s,
         )
         self.jobs[number] = job
-        if not file.command:
-            self.learning.submitted(file)
         return job
 
     def cancel(self, job: ExecutedJob, now_s: float) -> None:
@@ -185,7 +184,7 @@ class Execution:
         if job.ended and self.runs.of_job(job.job_id) is not None:
             raise InputError(f"job {job.name}: its last processes are leaving still; type it again in some seconds.")
         reopen(self.journal, self.folder_of(job), job.job_id, job.name, job.state, from_start=from_start)
-        job.state, job.reason, job.losses, job.lost_s, job.hung_step = "waiting", "", 0, [], -1
+        job.state, job.reason, job.losses, job.hung_step = "waiting", "", 0, -1
         if from_start:
             # What was learned of the model stays true.
             job.seen = Seen(spared_micro_batch=job.seen.spared_micro_batch, unused=job.seen.unused)
@@ -351,6 +350,8 @@ class Execution:
             parts = {name: getattr(started, name) for name in STARTED_PARTS}
             self.journal.timing(run.number, now_s, "started", parts)
             self._learn_exchange(job, run, started)
+            if self.learning.wants(job.file) and (found := read_candidates(self.folder_of(job))) is not None:
+                self.learning.found(job.file, found)
             if not run.stopping:
                 job.state = "running"
         elif what.what == "dropped":
@@ -393,7 +394,7 @@ class Execution:
                     self._end(job, "failed", reason, now_s)
             elif run.hung and hung_step == job.hung_step:
                 self._end(job, "failed", f"it hung twice after step {hung_step}: {reason}{self._stack(run)}", now_s)
-            elif outcome == "lost" and (too_many := self._lost(job, what, now_s)):
+            elif outcome == "lost" and (too_many := self._lost(job, what)):
                 self._end(job, "failed", f"{too_many}; at last: {reason}", now_s)
             job.hung_step = hung_step
         evicted = not job.ended and job.running and job.run == run.number
@@ -426,7 +427,7 @@ class Execution:
                 self._end(job, "failed", f"it has run for max_seconds={job.file.max_seconds:g}", now_s)
         self._settle(now_s)
 
-    def _lost(self, job: ExecutedJob, what: Happened, now_s: float) -> str:
+    def _lost(self, job: ExecutedJob, what: Happened) -> str:
         """A run of the job was lost; what says that it is lost again and again by its own fault, "" if it is not."""
         run = what.run
         if run.excused:
@@ -434,7 +435,8 @@ class Execution:
         if not run.agent_lost and (said := self.decider.refused(job, run.placed, run.plan, what.reason)):
             self._note(job, said)
             return ""
-        return lost_too_often(job, now_s, self.settings)
+        job.losses += 1
+        return f"lost {job.losses} times without a step of progress" if job.losses > self.settings.retries else ""
 
     def _waits_unless_it_goes_on(self, job: ExecutedJob) -> None:
         if not job.ended and not job.running and self.runs.of_job(job.job_id) is None:
@@ -470,11 +472,6 @@ class Execution:
             plan=job.as_told(run.plan),
             initial_batch=job.file.initial_batch,
             work=job.file.work,
-            slots=[],
-            first_rank=0,
-            world=0,
-            store_host="",
-            store_port=0,
             folder=str(folder),
             code=str(kept_code(job.file.job_class, folder) or ""),
             weights=job.file.weights,
@@ -482,6 +479,8 @@ class Execution:
             noise=job.file.max_batch > job.file.initial_batch,
             say_layers=self.exchanges.lacks_layers(job.file.application),
             time_codecs=self.exchanges.lacks_codecs(gpu_type),
+            plans_on=self.learning.wants(job.file),
+            plans_at=batches_of(job.file),
             unused=job.seen.unused,
             job_uuid=job.uuid,
             saved_step=job.seen.saved[0],

@@ -146,7 +146,7 @@ class ExecutedJob(Job):
     over the API. exchange: what the exchange of its gradients may be; None where nobody is to compress them.
     run: the number of its present or last run, −1 before the first. launched_s: when its present run was launched;
     ran_s: for how long it had run before. moved_s: when it was last submitted, launched, heard of a step of, or ended.
-    losses: runs lost in a row without a step of progress; lost_s: when runs were lost, within the last hour.
+    losses: runs lost in a row without a step of progress.
     hung_step: the step at which its last run hung, −1 for none.
     trials: how often it was restarted for a plan that nobody had tried.
     """
@@ -188,7 +188,6 @@ class ExecutedJob(Job):
         self.spec = spec_of(file, gpu_types, restart_s, profile)
         if exchange is not None:
             self.may_exchange(exchange)
-        self.lost_s: list[float] = []
         self.seen = Seen()
         self.moved_s = submit_time_s
 
@@ -225,7 +224,7 @@ class ExecutedJob(Job):
 
     @property
     def filed(self) -> Filed:
-        return Filed(self.job_id, self.uuid, self.name, self.submit_time_s, self.row, self.file)
+        return Filed(self.job_id, self.uuid, self.name, self.file)
 
     @property
     def ended(self) -> bool:

@@ -17,9 +17,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
-from synergy_core.errors import InputError, unknown
+from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
 from synergy_exec import job_folder
 from synergy_exec.job_file import JobFile
@@ -56,10 +56,6 @@ class JobRow(NamedTuple):
     @property
     def job_file(self) -> JobFile:
         return JobFile.of_values(self.file)
-
-    @property
-    def ended(self) -> bool:
-        return self.state in ENDED
 
 
 class RunRow(NamedTuple):
@@ -471,45 +467,16 @@ def reopen(journal: Journal, folder: Path, number: int, name: str, state: str, *
     journal.commit()
 
 
-def retry_in(work: Path, wanted: str, *, from_start: bool) -> JobRow:
-    """The same in the folder of a run that no controller has; returns the job as it was. Raises InputError."""
+def retry_in(work: Path, number: int, *, from_start: bool) -> None:
+    """The same in the folder of a run that no controller has. Raises InputError."""
     journal = Journal(work / NAME)
     try:
-        jobs = {row.job: row for row in journal.jobs()}
-        row = named(jobs, wanted)
+        row = next((each for each in journal.jobs() if each.job == number), None)
         if row is None:
-            raise unknown("job", wanted, [each.name for each in jobs.values()])
-        reopen(journal, work / "jobs" / str(row.job), row.job, row.name, row.state, from_start=from_start)
+            raise InputError(f"{work}: its journal does not know job {number}; submit it again.")
+        reopen(journal, work / "jobs" / str(number), number, row.name, row.state, from_start=from_start)
         # What was filed of the run is filed anew when this job has ended, too.
         journal.set_meta("over", False)
         journal.set_meta("written", False)
     finally:
         journal.close()
-    return row
-
-
-class Named(Protocol):
-    """What all kinds of job records have in common."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def ended(self) -> bool: ...
-
-
-Kept = TypeVar("Kept", bound=Named)
-
-
-def named(jobs: Mapping[int, Kept], wanted: str) -> Kept | None:
-    """The job of that name, or number; None where there is none.
-
-    Of several of that name it is the one that has not ended. Raises InputError where that is none, or several.
-    """
-    found = {number: job for number, job in jobs.items() if job.name == wanted}
-    chosen = [job for job in found.values() if not job.ended or len(found) == 1]
-    if len(chosen) == 1:
-        return chosen[0]
-    if found:
-        raise InputError(f"{len(found)} jobs are called {wanted}; take a number: {', '.join(map(str, found))}.")
-    return next((job for number, job in jobs.items() if str(number) == wanted), None)

@@ -1,15 +1,14 @@
 """Profiles of models that nobody profiled, made of what their jobs report while they train.
 
-A model that was submitted first trains in replicas, as ever. Meanwhile a process of its own finds out which plans it
-may have (`profiling/finder.py`). From the first report on its profile has all of them: those that trained as they were
-seen, the others predicted from these, as fast as they could be. Jobs choose among them as among measured ones
-(`ProfiledTask`), so a plan is tried where what it may win is worth a restart, and is believed from then on as it was.
+A model that was submitted first trains in replicas, as ever; that run finds out which plans it may have. From the first
+report on its profile has all of them: those that trained as they were seen, the others predicted from these, as fast as
+they could be. Jobs choose among them as among measured ones (`ProfiledTask`), so a plan is tried where what it may win
+is worth a restart, and is believed from then on as it was.
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
 from math import inf
 
 from synergy_core.cluster import Cluster
@@ -31,45 +30,34 @@ from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Failure, Report
-from synergy_exec.profiling.finder import CandidatePlans
-from synergy_exec.profiling.machine import keep_profile, parts_of, profile_in
-from synergy_exec.profiling.machine import sizes as measured_sizes
+from synergy_exec.plans import Candidates
+from synergy_exec.profiling.machine import keep_profile, noted, parts_of, profile_in
 from synergy_exec.settings import AUTO, Settings
-
-NOISE_FROM_WORK, NOISE_STRETCH = 10.0, 1.5
-"""From which work on a job's gradient noise is noted, and how many times that until it is noted again."""
 
 
 class Learning:
     """The profile of one cluster, which grows. profile: what is known now, of jobs' models by name.
 
-    wanted: jobs of models whose plans are to be found out. Only with `profile=auto` it grows.
+    Only with `profile=auto` it grows.
     """
 
     def __init__(self, profile: Profile, cluster: Cluster, settings: Settings) -> None:
         self._models = dict(profile.models)
         self.profile = Profile(self._models, profile.machine, profile.date)
-        self.wanted: list[JobFile] = []
         self._cluster, self._restart_s = cluster, settings.restart_s
         self._fraction = settings.explore_fraction
         auto = settings.profile == AUTO and settings.compression == "none" and bool(profile.machine)
         self._path = profile_in(settings.results_dir) if auto and self._fraction else None
-        self._asked: set[str] = set()
-        self._found: dict[str, CandidatePlans] = {}
+        self._found: dict[str, Candidates] = {}
         self._too_large: set[tuple[str, Shape, Plan]] = set()
 
-    def submitted(self, file: JobFile) -> None:
-        """A job is there; the plans of its model are wanted, if nobody knows them."""
-        if self._path is None or self._of(file) is not None or file.application in self._asked:
-            return
-        self._asked.add(file.application)
-        self.wanted.append(file)
+    def wants(self, file: JobFile) -> list[int]:
+        """The numbers of slots of which the plans of a job's model are to be found out; none where they are known."""
+        if self._path is None or file.command or file.application in self._found or self._of(file) is not None:
+            return []
+        return sorted({file.slots, *(size for part in parts_of(self._cluster) for size in part.sizes)})
 
-    def sizes(self, file: JobFile) -> list[int]:
-        """Numbers of slots of which its plans are wanted."""
-        return sorted({file.slots, *measured_sizes(self._cluster)})
-
-    def found(self, file: JobFile, candidates: CandidatePlans) -> None:
+    def found(self, file: JobFile, candidates: Candidates) -> None:
         self._found[file.application] = candidates
 
     def may_try(self, trained_s: float, trials: int, restart_s: float) -> bool:
@@ -92,7 +80,7 @@ class Learning:
         if model is None or not grows(model):
             return False
         if said.grad_sqr > 0:
-            model = _noted(model, said.work, said.grad_var / said.grad_sqr)
+            model = noted(model, said.work, said.grad_var / said.grad_sqr)
         which = model.name, shape, plan
         if new := which not in self._too_large and is_new(model, shape, plan):
             told_apart = plan.data > 1 and not plan.zero and plan.tensor == plan.pipeline == 1
@@ -135,10 +123,9 @@ class Learning:
         rows = tuple(
             ProfiledRow(part.gpu_type, part.nodes_of(size), plan, 1.0, predicted=True)
             for part in parts_of(self._cluster)
-            for size, lists in candidates.plans.items()
+            for size, found in candidates.plans.items()
             if size <= part.nodes * part.per_node
-            for same_degrees in lists
-            for plan in same_degrees
+            for plan in found
         )
         # Another model may have its name.
         name = file.name
@@ -152,10 +139,3 @@ class Learning:
     def _keep(self) -> None:
         assert self._path is not None
         keep_profile(self._models, self.profile.machine, self._path)
-
-
-def _noted(model: ProfiledModel, work: float, ratio: float) -> ProfiledModel:
-    """The model with its gradient noise at that work, if that is much more than the last that was noted."""
-    if work < max(NOISE_FROM_WORK, NOISE_STRETCH * model.noise[-1].work):
-        return model
-    return replace(model, noise=(*model.noise, NoiseFrom(work, ratio)))

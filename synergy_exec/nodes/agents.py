@@ -60,18 +60,13 @@ def cluster_of(hellos: list[Hello], *, storage_bytes_per_s: float | None = None)
 
     Nodes that are alike stand together, in the order of their first; the cluster numbers them so. storage_bytes_per_s:
     at which each node reads data that it has not in memory, where CPUs and memory are shared out, too; None where they
-    are not. Raises InputError where an agent does not say what its node has of them.
+    are not. Raises InputError for a node without slots.
     """
     alike: dict[tuple[str, int, int, int], list[int]] = {}
     for hello in sorted(hellos, key=lambda each: each.node):
         if hello.slots < 1:
             raise InputError(f"node {hello.node} ({hello.host}) has no slots; give it at least one.")
         shared = storage_bytes_per_s is not None
-        if shared and not (hello.cpus and hello.memory_bytes):
-            raise InputError(
-                f"node {hello.node} ({hello.host}) does not say how many CPUs and how much memory it has, which the "
-                "policy shares out; start its agent with this version of Synergy."
-            )
         host = (hello.cpus, hello.memory_bytes) if shared else (0, 0)
         alike.setdefault((hello.gpu_type, hello.slots, *host), []).append(hello.node)
     storage = math.inf if storage_bytes_per_s is None else storage_bytes_per_s

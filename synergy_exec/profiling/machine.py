@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import platform
@@ -13,8 +14,8 @@ from typing import Any
 
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.record import Placed
-from synergy_core.jobs.testbed_profiles import Profile, ProfiledModel
-from synergy_exec.profiling.finder import sizes_of
+from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledModel
+from synergy_exec.plans import sizes_of
 from synergy_runs.inputs import read_profile, write_profile
 
 
@@ -44,9 +45,20 @@ def keep_profile(models: Mapping[str, ProfiledModel], where: str, path: Path) ->
     write_profile(Profile(models, where, now), path)
 
 
+NOISE_FROM_WORK, NOISE_STRETCH = 10.0, 1.5
+"""From which work on a job's gradient noise is noted, and how many times that until it is noted again."""
+
+
+def noted(model: ProfiledModel, work: float, ratio: float) -> ProfiledModel:
+    """The model with its gradient noise at that work, if that is much more than the last that was noted."""
+    if work < max(NOISE_FROM_WORK, NOISE_STRETCH * model.noise[-1].work):
+        return model
+    return dataclasses.replace(model, noise=(*model.noise, NoiseFrom(work, ratio)))
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """per_node: slots of each of its nodes."""
+    """The nodes of one type. per_node: slots of each of them."""
 
     gpu_type: str
     first_node: int
@@ -98,8 +110,3 @@ def parts_of(cluster: Cluster) -> list[Part]:
         Part(each.gpu_type, first, each.nodes, each.gpus_per_node)
         for each, first in zip(cluster.node_types, firsts, strict=True)
     ]
-
-
-def sizes(cluster: Cluster) -> list[int]:
-    """Numbers of slots that anything is measured on, on any part."""
-    return sorted({size for part in parts_of(cluster) for size in part.sizes})

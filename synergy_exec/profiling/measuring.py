@@ -1,10 +1,10 @@
 """What the ranks of a measuring run do: train under one plan after another, and write down how long steps take.
 
-The run holds all slots of one type. Rank 0 chooses the plans (`Selection`) and tells the other ranks through the store
-at which they meet. As many copies of the job as there is room for train side by side, so that a plan is measured beside
-busy neighbours. The processes stay from one plan to the next: in new ones the first steps of each kind of plan are
-slow, since PyTorch sets much up at first use. A plan that fails ends the run; `profile.py` notes why and launches it
-again, and it goes on after what stands in the record.
+The run holds all slots of one type. Rank 0 finds out which plans there are, chooses among them (`Selection`) and tells
+the other ranks through the store at which they meet. As many copies of the job as there is room for train side by side,
+so that a plan is measured beside busy neighbours. The processes stay from one plan to the next: in new ones the first
+steps of each kind of plan are slow, since PyTorch sets much up at first use. A plan that fails ends the run;
+`profile.py` notes why and launches it again, and it goes on after what stands in the record.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import faulthandler
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from torch import distributed
@@ -26,14 +27,15 @@ from synergy_core.goodput.pipeline import searched_steps
 from synergy_core.jobs.testbed_profiles import StepAtCpus, degrees_of
 from synergy_core.planner.plan import Plan
 from synergy_exec.messages import MeansToLeave
-from synergy_exec.profiling.selection import Selection, Task, record_of
+from synergy_exec.profiling.selection import Selection, Task, lines_of, record_of
 from synergy_exec.training import noise
+from synergy_exec.training.admitted import Admission
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.integrity import FEWEST_NOISE_STEPS, Progress
+from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
-from synergy_exec.wire import whole_lines
 from synergy_exec.worker import resources
 from synergy_exec.worker.loop import LOOK_S, Wishes, agree, train_step
 from synergy_exec.worker.rank import Rank, guarded, make_data
@@ -56,6 +58,7 @@ class MeasuringRank(Rank):
     """One rank of a measuring run. One model at a time is built; `_build` and `_drop` replace it."""
 
     _trainer: Trainer | None = None
+    _kinds: frozenset[tuple[bool, ...]] = frozenset()
     _store: Store
     _cache: Cache
 
@@ -69,24 +72,29 @@ class MeasuringRank(Rank):
         self._cache = Cache(descriptors.cache)
         if launch.spare_memory:
             resources.give_back()
-        path = Path(launch.measure)
-        self._task = Task.read(path)
-        self._record = record_of(path)
-        if self._task.input_only:
-            self._measure_input()
+        self._path = Path(launch.measure)
+        self._task = Task.read(self._path)
+        if self._task.input_at is not None:
+            self._measure_input(self._task.input_at)
         else:
             self._measure_plans()
         self._agent.say(MeansToLeave(run=launch.run, rank=self._start.rank, code=0))
         return 0
 
-    def _write(self, kind: str, **values: Any) -> None:
-        with self._record.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, **values}) + "\n")
+    def _write(self, kind: str, **values: Any) -> dict[str, Any]:
+        line = {"kind": kind, **values}
+        with record_of(self._path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        return line
+
+    def _loaded_job(self) -> TrainingJob:
+        launch = self._start.launch
+        return load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
 
     # Plans, one order after another
 
     def _measure_plans(self) -> None:
-        orders = Orders(self._task, self._record, self._write) if self._start.rank == 0 else None
+        orders = self._orders() if self._start.rank == 0 else None
         number = 0
         while (order := self._told(number, orders)) is not None:
             copy = next((at for at, ranks in enumerate(order["copies"]) if self._start.rank in ranks), None)
@@ -97,18 +105,41 @@ class MeasuringRank(Rank):
             number += 1
         self._drop()
 
-    def _told(self, number: int, orders: Orders | None) -> dict[str, Any] | None:
-        """What all ranks do next. Rank 0 waits until every copy has done what was before, and decides."""
+    def _orders(self) -> Iterator[dict[str, Any] | None]:
+        """What rank 0 has all ranks do: a plan, and which ranks are a copy of the job; at last None."""
+        task, lines = self._task, lines_of(self._path)
+        selection = Selection(task, lines)
+        if not selection.plans:
+            self._now("finding out which plans there are")
+            found = Admission(self._loaded_job()).candidates(task.part.sizes, task.batches)
+            selection.add(self._write("candidates", found=found.values()))
+        # Noise is measured under a plan of several slots, where there is one: two replicas show it at once.
+        several = min(2, max((plan.gpus for plan in selection.plans), default=1))
+        noise_from = several if task.noise and not any(each.get("noise") for each in lines) else inf
+        number = 0
+        while (plan := selection.next()) is not None:
+            values = dataclasses.asdict(plan)
+            self._write("begun", plan=values)
+            copies = task.part.ranks(plan.gpus)
+            sees_noise = plan.gpus >= noise_from
+            yield {"plan": values, "copies": copies, "noise": sees_noise}
+            selection.add(self._write("measured", plan=values, **_together(self._said(number, copies))))
+            noise_from = inf if sees_noise else noise_from
+            number += 1
+        yield None
+
+    def _said(self, number: int, copies: list[list[int]]) -> list[dict[str, Any]]:
+        """What each copy has measured under an order, once all ranks are through with it."""
+        self._now("waiting for the other ranks")
+        self._wait(lambda: self._store.add(f"through {number}", 0) == sum(map(len, copies)))
+        return [json.loads(self._store.get(f"said {number} {at}")) for at in range(len(copies))]
+
+    def _told(self, number: int, orders: Iterator[dict[str, Any] | None] | None) -> dict[str, Any] | None:
+        """What all ranks do next, as rank 0 decides."""
         self._now("waiting for an order")
         store, key = self._store, f"order {number}"
         if orders is not None:
-            if number:
-                last = orders.order
-                assert last is not None
-                ranks = sum(map(len, last["copies"]))
-                self._wait(lambda: store.add(f"through {number - 1}", 0) == ranks)
-                orders.done([json.loads(store.get(f"said {number - 1} {at}")) for at in range(len(last["copies"]))])
-            store.set(key, json.dumps(orders.next()))
+            store.set(key, json.dumps(next(orders)))
         self._wait(lambda: store.check([key]))
         order: dict[str, Any] | None = json.loads(store.get(key))
         return order
@@ -120,16 +151,26 @@ class MeasuringRank(Rank):
 
     def _carry_out(self, number: int, copy: int, order: dict[str, Any]) -> None:
         plan, ranks = Plan(**order["plan"]), order["copies"][copy]
-        store = self._store
+        warm_up_steps = 0
         if self._trainer is None or degrees_of(self._trainer.plan) != degrees_of(plan):
             self._drop()
-            self._build(plan, PrefixStore(f"group {number} {copy}", store), ranks, copy)
+            self._build(plan, PrefixStore(f"group {number} {copy}", self._store), ranks, copy)
+            warm_up_steps = self._warm_up_steps(plan)
         elif self._trainer.plan != plan:
             self._trainer.retune(plan.micro_batch, plan.accumulation)
-        said = self._seen_noise() if order["noise"] else self._timed_steps(order["warm_up_steps"])
+        said = self._timed_steps(warm_up_steps, sees_noise=order["noise"])
         if self._first:
-            store.set(f"said {number} {copy}", json.dumps(said))
-        store.add(f"through {number}", 1)
+            self._store.set(f"said {number} {copy}", json.dumps(said))
+        self._store.add(f"through {number}", 1)
+
+    def _warm_up_steps(self, plan: Plan) -> int:
+        """Steps of a new model that are left out: the first, and the second if DDP rebuilds its buckets in it or the
+        process is new to this kind of plan.
+        """
+        kind = plan.zero > 0, plan.tensor > 1, plan.pipeline > 1
+        new_kind = kind not in self._kinds
+        self._kinds |= {kind}
+        return 1 + int((plan.data > 1 and not plan.zero) or new_kind)
 
     def _build(self, plan: Plan, store: Store, ranks: list[int], copy: int) -> None:
         """Builds the model of one copy, on these ranks of the run."""
@@ -139,7 +180,7 @@ class MeasuringRank(Rank):
             self._join(store, ranks.index(self._start.rank), len(ranks))
         self._now("building")
         self._bare_bytes = resources.held_bytes()
-        job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
+        job = self._loaded_job()
         make_data(job, Path(launch.folder) / "copies" / str(copy) / "data")
         self._supply = Supply(job, cache=self._cache)
         resources.load(self._supply, self._start.cpus)
@@ -174,50 +215,44 @@ class MeasuringRank(Rank):
         if paced is not None:
             paced.rest()
 
-    def _timed_steps(self, warm_up_steps: int) -> dict[str, float]:
-        """Steps for the task's seconds, one at least, after those of the warm-up: their mean, and the memory held."""
+    def _timed_steps(self, warm_up_steps: int, *, sees_noise: bool) -> dict[str, Any]:
+        """Steps for the task's seconds, one at least, after those of the warm-up: their mean, and the memory held.
+
+        sees_noise: they go on for the task's seconds of noise, and until it is known or too small to be seen. Told is
+        what was seen of it, by work: variance ÷ squared norm of the gradient.
+        """
         resources.forget()
-        seconds, done, took_s, enough = self._task.effort.seconds, 0, 0.0, False
-        since_s = time.monotonic()
+        effort, done, took_s, enough, seen = self._task.effort, 0, 0.0, False, list[tuple[float, float]]()
+        seconds = max(effort.seconds, effort.noise_s) if sees_noise else effort.seconds
+        since_s = looked_s = time.monotonic()
         while not agree(Wishes(stop=enough)).stop:
             self._step()
             done += 1
-            took_s = time.monotonic() - since_s
+            now_s = time.monotonic()
+            took_s = now_s - since_s
+            if sees_noise:
+                squared_norm, variance = noise.statistics(self._progress) or (0.0, 0.0)
+                if squared_norm > 0 and (not seen or now_s - looked_s >= effort.seconds / NOISE_LOOKS):
+                    seen.append((self._progress.work, variance / squared_norm))
+                    looked_s = now_s
             if done <= warm_up_steps:
-                since_s = time.monotonic()
+                since_s = now_s
             else:
-                enough = took_s >= seconds and self._first
+                known = not sees_noise or bool(seen) or self._progress.step >= MAX_NOISE_STEPS
+                enough = took_s >= seconds and known and self._first
         held = resources.report(self._bare_bytes)
-        step_s = took_s / (done - warm_up_steps)
         return {
-            "step_s": step_s,
+            "step_s": took_s / (done - warm_up_steps),
             "memory_bytes": held["memory_bytes"],
             "limit_bytes": held.get("memory_limit_bytes", 0),
+            "noise": seen,
         }
-
-    def _seen_noise(self) -> list[tuple[float, float]]:
-        """Trains for the task's seconds of noise, and until it is known or too small to be seen: by work, variance ÷
-        squared norm of the gradient.
-        """
-        effort, seen, enough = self._task.effort, list[tuple[float, float]](), False
-        began_s = looked_s = time.monotonic()
-        while not agree(Wishes(stop=enough)).stop:
-            self._step()
-            now_s = time.monotonic()
-            squared_norm, variance = noise.statistics(self._progress) or (0.0, 0.0)
-            if squared_norm > 0 and (not seen or now_s - looked_s >= effort.seconds / NOISE_LOOKS):
-                seen.append((self._progress.work, variance / squared_norm))
-                looked_s = now_s
-            found = squared_norm > 0 or self._progress.step >= MAX_NOISE_STEPS
-            enough = found and now_s - began_s >= effort.noise_s and self._first
-        return seen
 
     # Input
 
-    def _measure_input(self) -> None:
+    def _measure_input(self, plan: Plan) -> None:
         """Steps with as many CPUs as optimistic profiling asks for (`searched_steps`), on this slot alone."""
         cores = self._start.cores
-        plan = next(iter(self._task.plans.values()))[0][0]
         self._build(plan, self._store, [0], 0)
         self._step()
 
@@ -248,70 +283,13 @@ class MeasuringRank(Rank):
                 return StepAtCpus(cpus, times.step_s, times.waited_s, cpu_s)
 
 
-class Orders:
-    """What rank 0 has all ranks do: the selection's next plan, and once gradient noise. order: the last one given."""
-
-    def __init__(self, task: Task, record: Path, write: Callable[..., None]) -> None:
-        lines = [json.loads(each) for each in whole_lines(record)]
-        self._task, self._write, self._selection = task, write, Selection.after(task, lines)
-        # Noise is measured under a plan of several slots, where there is one: two replicas show it at once.
-        several = min(2, max((size for size, found in task.plans.items() if found), default=1))
-        self._noise_from = several if task.noise and not any(each["kind"] == "noise" for each in lines) else None
-        self._kinds: set[tuple[bool, ...]] = set()
-        self._degrees: Any = None
-        self.order: dict[str, Any] | None = None
-
-    def next(self) -> dict[str, Any] | None:
-        """The next order; None when there is nothing left to measure."""
-        last = self.order
-        if last is not None and self._noise_from is not None and Plan(**last["plan"]).gpus >= self._noise_from:
-            self._noise_from = None
-            self.order = {**last, "noise": True}
-            return self.order
-        plan = self._selection.next()
-        if plan is None:
-            self.order = None
-            return None
-        selection = self._selection
-        self._write(
-            "begun", plan=dataclasses.asdict(plan), decided=selection.plans - selection.undecided, plans=selection.plans
-        )
-        copies = self._task.part.ranks(plan.gpus)
-        self.order = {
-            "plan": dataclasses.asdict(plan),
-            "copies": copies,
-            "warm_up_steps": self._warm_up_steps(plan),
-            "noise": False,
-        }
-        return self.order
-
-    def _warm_up_steps(self, plan: Plan) -> int:
-        """Steps that are left out: none after another batch of the same model; else the first, and the second if DDP
-        rebuilds its buckets in it or the processes are new to this kind of plan.
-        """
-        same = degrees_of(plan) == self._degrees
-        self._degrees = degrees_of(plan)
-        if same:
-            return 0
-        kind = plan.zero > 0, plan.tensor > 1, plan.pipeline > 1
-        new_kind = kind not in self._kinds
-        self._kinds.add(kind)
-        return 1 + int((plan.data > 1 and not plan.zero) or new_kind)
-
-    def done(self, said: list[Any]) -> None:
-        """What the copies have measured under the last order."""
-        assert self.order is not None
-        if self.order["noise"]:
-            self._write("noise", seen=[each for copy in said for each in copy])
-            return
-        times = [each["step_s"] for each in said]
-        step_s = mean(times)
-        limit_bytes = min((each["limit_bytes"] for each in said if each["limit_bytes"]), default=float("inf"))
-        line = {
-            "step_s": step_s,
-            "spread": (max(times) - min(times)) / step_s,
-            "memory_bytes": float(max(each["memory_bytes"] for each in said)),
-            "limit_bytes": float(limit_bytes),
-        }
-        self._write("measured", plan=self.order["plan"], **line)
-        self._selection.measured(Plan(**self.order["plan"]), step_s, line["memory_bytes"], line["limit_bytes"])
+def _together(said: list[dict[str, Any]]) -> dict[str, Any]:
+    """What copies that trained side by side have measured, as one."""
+    times, noise_of = [each["step_s"] for each in said], [each["noise"] for each in said]
+    return {
+        "step_s": mean(times),
+        "spread": (max(times) - min(times)) / mean(times),
+        "memory_bytes": float(max(each["memory_bytes"] for each in said)),
+        "limit_bytes": float(min((each["limit_bytes"] for each in said if each["limit_bytes"]), default=inf)),
+        "noise": [[median(each) for each in zip(*seen, strict=True)] for seen in zip(*noise_of, strict=False)],
+    }

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from synergy_core.cluster import Cluster, Share
+from synergy_core.cluster import Share
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import Placed
+from synergy_core.jobs.record import Placed, gpus_in
 from synergy_core.jobs.testbed_profiles import (
     NoiseFrom,
     Profile,
@@ -33,13 +32,11 @@ from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
 from synergy_exec.backends import Backend
 from synergy_exec.job_file import JobFile
-from synergy_exec.profiling.finder import CandidatePlans, Data, Finder, finder
-from synergy_exec.profiling.machine import Part, keep_profile, known_profile, parts_of, sizes
-from synergy_exec.profiling.selection import Effort, Selection, Task, record_of
+from synergy_exec.plans import Candidates, batches_of
+from synergy_exec.profiling.machine import Part, keep_profile, known_profile, noted, parts_of
+from synergy_exec.profiling.selection import Effort, Selection, Task, lines_of, record_of
 from synergy_exec.profiling.testbed import Testbed, TestbedError, TestbedRun, testbed
 from synergy_exec.settings import Settings
-from synergy_exec.training.integrity import FEWEST_NOISE_STEPS
-from synergy_exec.wire import whole_lines
 
 Say = Callable[[str], None]
 QUICK = Effort(seconds=0.1, every_batch=False, noise_s=0.0)
@@ -51,8 +48,8 @@ LOOK_S = 0.1
 """Between two looks at what a measuring run has written."""
 CACHE_FACTOR = 2.0
 """Bytes of memory per byte of data, so that all of it fits with what is kept beside each item."""
-STRETCH = 1.5
-"""Gradient noise is taken as constant from some amount of work to so many times that amount."""
+AFTER_PLANS_FRACTION = 0.2
+"""Fraction of a model's time that is kept for its starts and stops, and for its input."""
 
 
 @dataclass(slots=True)
@@ -142,15 +139,12 @@ async def _made(
     patient = dataclasses.replace(settings, nodes_s=min(settings.nodes_s, until_s - clock()))
     with tempfile.TemporaryDirectory(prefix="synergy-profile-", dir=beside) as text:
         folder = Path(text)
-        async with finder() as find, testbed(backend, folder, patient) as bench:
+        async with testbed(backend, folder, patient) as bench:
             for at, file in enumerate(files):
                 its_end_s = clock() + (until_s - clock()) / (len(files) - at)
+                job = at * (1 + bench.cluster.gpus)
                 try:
-                    candidates = await _candidates(find, file, bench.cluster, its_end_s)
-                    job = at * (1 + bench.cluster.gpus)
-                    measuring = Measuring(bench, file, candidates, effort, its_end_s, say, job, folder)
-                    model, remarks = await measuring.model(settings.restart_s)
-                    model, large = within(model, file.memory_gb)
+                    model, remarks = await Measuring(bench, file, effort, its_end_s, say, job, folder).model()
                 except TestbedError as error:
                     made.broken = str(error)
                     break
@@ -158,17 +152,8 @@ async def _made(
                     made.remarks.append(str(error))
                     continue
                 made.models.append(model)
-                made.remarks += [*remarks, *(f"{file.name}: left out, {each}" for each in large)]
+                made.remarks += [f"{file.name}: {each}" for each in remarks]
     return made
-
-
-async def _candidates(find: Finder, file: JobFile, cluster: Cluster, until_s: float) -> CandidatePlans:
-    """What may be measured of a model. Raises InputError where it cannot be built, in time or at all."""
-    try:
-        async with asyncio.timeout_at(until_s):
-            return await find.candidates(file, sizes(cluster))
-    except TimeoutError:
-        raise InputError(f"{file.name} could not be profiled: time was up before its model was built.") from None
 
 
 class Measuring:
@@ -180,128 +165,124 @@ class Measuring:
     """
 
     def __init__(
-        self,
-        testbed: Testbed,
-        file: JobFile,
-        candidates: CandidatePlans,
-        effort: Effort,
-        until_s: float,
-        say: Say,
-        job: int,
-        folder: Path,
+        self, testbed: Testbed, file: JobFile, effort: Effort, until_s: float, say: Say, job: int, folder: Path
     ) -> None:
-        self._testbed, self._file, self._candidates = testbed, file, candidates
-        self._effort, self._until_s, self._tell, self._job = effort, until_s, say, job
-        self._longest_s = max(0.0, until_s - asyncio.get_running_loop().time()) / 2
+        self._testbed, self._file, self._effort, self._tell, self._job = testbed, file, effort, say, job
+        left_s = max(0.0, until_s - asyncio.get_running_loop().time())
+        self._until_s, self._longest_s = until_s, left_s / 2
+        self._plans_until_s = until_s - AFTER_PLANS_FRACTION * left_s
         self._folder = folder / f"tasks-{job}"
         self._costs: ProfiledCosts | None = None
-        self._failed: list[str] = []
-        self._parts = [(part, self._task(part, at)) for at, part in enumerate(parts_of(testbed.cluster))]
+        self._remarks: list[str] = []
+        self._tasks = [self._task(part, noise=not at) for at, part in enumerate(parts_of(testbed.cluster))]
 
-    def _task(self, part: Part, at: int) -> Task:
-        there = range(part.first_node, part.first_node + part.nodes)
+    def _task(self, part: Part, *, noise: bool) -> Task:
+        limit_gb = min(self._file.memory_gb or inf, self._testbed.settings.memory_gb_per_slot or inf)
         return Task(
             part=part,
-            plans={size: found for size in part.sizes if (found := self._candidates.plans[size])},
+            batches=batches_of(self._file),
             effort=self._effort,
-            held_bytes=self._candidates.held_bytes,
-            memory_bytes=min(self._testbed.memory_bytes(there), self._file.memory_gb * GB or inf),
-            noise=at == 0,
+            memory_bytes=limit_gb * GB,
+            noise=noise,
         )
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"
 
-    async def model(self, restart_s: float) -> tuple[ProfiledModel, list[str]]:
+    async def model(self) -> tuple[ProfiledModel, list[str]]:
         """The model's profile, and remarks: plans that failed, what there was no time for.
 
-        restart_s: assumed for starts and stops that were not measured. Raises InputError where nothing was measured, or
-        TestbedError.
+        Raises InputError where nothing was measured, or TestbedError.
         """
         name, late = self._file.name, False
         try:
-            async with asyncio.timeout_at(self._until_s):
-                if self._candidates.data is not None and self._candidates.plans[1]:
-                    await self._input(self._candidates.data)
-                for part, task in self._parts:
-                    if task.plans:
-                        await self._carry_out(task, self._path(part.gpu_type), part.whole)
-                await self._measure_costs()
+            async with asyncio.timeout_at(self._plans_until_s):
+                for task in self._tasks:
+                    await self._carry_out(task, self._path(task.part.gpu_type), task.part.whole)
         except TimeoutError:
             late = True
-        records = [_lines(self._path(part.gpu_type)) for part, _ in self._parts]
-        selections = [Selection.after(task, lines) for (_, task), lines in zip(self._parts, records, strict=True)]
-        failed = [
-            f"{Plan(**each['plan']).describe()}: {each['reason']}"
-            for lines in records
+        records = [lines_of(self._path(task.part.gpu_type)) for task in self._tasks]
+        selections = [Selection(task, lines) for task, lines in zip(self._tasks, records, strict=True)]
+        lines = [line for record in records for line in record]
+        self._remarks += [
+            f"left out, {Plan(**each['plan']).describe()}: {each['reason']}"
             for each in lines
             if each["kind"] == "failed"
-        ] + self._failed
-        rows = self._rows(records, selections)
-        if all(row.predicted for row in rows):
-            why = "time was up before one was" if late else "no plan is admitted"
-            raise InputError(f"{name} could not be profiled: {'; '.join(failed) or why}.")
-        noise = [
-            NoiseFrom(*seen) for lines in records for each in lines if each["kind"] == "noise" for seen in each["seen"]
         ]
+        rows = self._rows(records, selections)
+        candidates = sum(len(each.plans) for each in selections)
+        measured = sum(not row.predicted for row in rows)
+        if not measured:
+            why = "; ".join(self._remarks) or ("time was up before one was" if late else "no plan is admitted")
+            raise InputError(f"{name} could not be profiled: {why}.")
+        found = selections[0].candidates
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._until_s):
+                # Several slots take longer to load and to stop than one.
+                await self._measure_costs(max(rows, key=lambda row: not row.predicted and row.plan.gpus > 1))
+                if found.samples and found.plans[1]:
+                    await self._measure_input(found)
+        assumed_s = self._testbed.settings.restart_s
         model = ProfiledModel(
             name,
             self._file.initial_batch,
             max(row.plan.global_batch for row in rows),
-            self._candidates.parameters,
-            noise_curve(noise),
-            self._costs or ProfiledCosts(restart_s, restart_s, restart_s),
+            found.parameters,
+            (NoiseFrom(0.0, 0.0),),
+            self._costs or ProfiledCosts(assumed_s, assumed_s, assumed_s),
             rows,
-            self._prepared(),
+            self._input(found),
             self._file.application,
             self._file.max_batch,
         )
-        measured = sum(not row.predicted for row in rows)
-        left_out = sum((each.left_out for each in selections), Counter[str]())
-        why = "".join(f"; {count} {reason}" for reason, count in left_out.items())
-        self._tell(f"{name}: {measured} of {sum(each.plans for each in selections)} step times measured{why}")
-        remarks = [f"{name}: left out, {each}" for each in failed]
+        for work, ratio in [seen for each in lines for seen in each.get("noise", ())]:
+            model = noted(model, work, ratio)
+        self._tell(f"{name}: {measured} of {candidates} step times measured")
         if self._costs is None:
-            remarks.append(f"{name}: starts were not measured; restart_s={restart_s:g} is assumed")
+            self._remarks.append(f"starts were not measured; restart_s={assumed_s:g} is assumed")
         if late:
-            undecided = sum(each.undecided for each in selections)
-            remarks.append(
-                f"{name}: time was up before {undecided} more step times were measured; {len(rows) - measured} of them "
-                "are predicted, the others not used; a larger profile_s measures more"
+            self._remarks.append(
+                f"time was up when {measured} of {candidates} step times were measured; {len(rows) - measured} are "
+                "predicted, the others not used; a larger profile_s measures more"
             )
-        return model, remarks
+        return model, self._remarks
 
     def _rows(self, records: list[list[dict[str, Any]]], selections: list[Selection]) -> tuple[ProfiledRow, ...]:
-        """What was measured, and what is predicted in its place."""
+        """What was measured and fits into the memory that there is, and what is predicted in place of the rest."""
         rows, predicted = list[ProfiledRow](), list[ProfiledRow]()
-        for (part, _), lines, selection in zip(self._parts, records, selections, strict=True):
+        for task, lines, selection in zip(self._tasks, records, selections, strict=True):
+            part = task.part
             for each in lines:
-                if each["kind"] == "measured":
-                    plan = Plan(**each["plan"])
-                    figures = each["step_s"], each["spread"], each["memory_bytes"]
-                    rows.append(ProfiledRow(part.gpu_type, part.nodes_of(plan.gpus), plan, *figures))
+                if each["kind"] != "measured":
+                    continue
+                plan, needs = Plan(**each["plan"]), each["memory_bytes"]
+                if needs > task.memory_bytes:
+                    limits = f"{needs / GB:.3g} GB of a slot's {task.memory_bytes / GB:g}"
+                    self._remarks.append(f"left out, {plan.describe()} at batch {plan.global_batch} needs {limits}")
+                else:
+                    nodes = part.nodes_of(plan.gpus)
+                    rows.append(ProfiledRow(part.gpu_type, nodes, plan, each["step_s"], each["spread"], needs))
             predicted += [
                 ProfiledRow(part.gpu_type, part.nodes_of(plan.gpus), plan, step_s, predicted=True)
                 for plan, step_s in selection.predicted()
             ]
         return (*rows, *predicted)
 
-    def _say(self, words: str, decided: str = "") -> None:
+    def _say(self, words: str) -> None:
         left_s = self._until_s - asyncio.get_running_loop().time()
-        self._tell(f"{self._file.name}: {words} ({decided}{left_s:.0f} s left)")
+        self._tell(f"{self._file.name}: {words} ({left_s:.0f} s left)")
 
     async def _carry_out(self, task: Task, path: Path, placed: Placed, share: Share | None = None) -> None:
         """Launches measuring runs until one has done all of the task. Of a plan that ends its run it is noted why, and
         the next run goes on after it. Raises TestbedError, and InputError for a run that fails before any plan.
         """
         task.write(path)
-        record = record_of(path)
-        first = next(iter(task.plans.values()))[0][0]
+        first = Plan(data=gpus_in(placed))  # of any plan: the run's ranks build others as they go
         while True:
             losses = self._testbed.losses
             run = self._testbed.start(self._file, self._job, placed, first, share, measure=str(path))
             try:
-                hung = await self._watch(run, record, task.part.gpu_type)
+                hung = await self._watch(run, path, task.part.gpu_type)
             finally:
                 await self._testbed.kill(run)
             outcome, reason = run.left.result()
@@ -310,32 +291,25 @@ class Measuring:
             self._testbed.check()
             if self._testbed.losses != losses:
                 continue
-            lines = _lines(path)
-            last = lines[-1]["kind"] if lines else ""
+            last = (lines_of(path) or [{"kind": ""}])[-1]
+            if last["kind"] != "begun":
+                raise InputError(f"{self._file.name}: {reason or 'the run ended by itself'}")
             why = f"it was not measured after {self._longest_s:.3g} s" if hung else reason
-            if last == "begun":
-                line = {"kind": "failed", "plan": lines[-1]["plan"], "reason": why, "out_of_memory": run.out_of_memory}
-            elif last == "measured":
-                self._failed.append(f"gradient noise: {why}")
-                line = {"kind": "noise", "seen": []}
-            else:
-                raise InputError(reason or "the run ended by itself")
-            with record.open("a", encoding="utf-8") as file:
+            line = {"kind": "failed", "plan": last["plan"], "reason": why, "out_of_memory": run.out_of_memory}
+            with record_of(path).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
-    async def _watch(self, run: TestbedRun, record: Path, gpu_type: str) -> bool:
+    async def _watch(self, run: TestbedRun, path: Path, gpu_type: str) -> bool:
         """Says what the run does until it has ended, or a plan takes too long; whether that is so."""
-        told = len(whole_lines(record))
         clock = asyncio.get_running_loop().time
-        moved_s = clock()
+        told, moved_s = len(lines_of(path)), clock()
         while True:
             ended = run.left.done()
-            lines = whole_lines(record)
-            for each in map(json.loads, lines[told:]):
+            lines = lines_of(path)
+            for each in lines[told:]:
                 if each["kind"] == "begun":
                     plan = Plan(**each["plan"])
-                    decided = f"{each['decided']} of {each['plans']} step times decided, "
-                    self._say(f"{plan.degrees} on {plan.gpus} × {gpu_type}", decided)
+                    self._say(f"{plan.degrees} on {plan.gpus} × {gpu_type}, batch {plan.global_batch}")
                 elif each["kind"] == "cpus":
                     self._say(f"input with {each['cpus']} CPUs")
             if len(lines) > told:
@@ -346,72 +320,54 @@ class Measuring:
                 return True
             await asyncio.wait((run.left,), timeout=LOOK_S)
 
-    async def _input(self, data: Data) -> None:
+    async def _measure_input(self, found: Candidates) -> None:
         """Measures the input of a job that loads its samples, on one slot of the first node, alone."""
-        task = dataclasses.replace(self._parts[0][1], plans={1: self._candidates.plans[1]}, input_only=True)
-        share = Share(float(self._testbed.cores(0)), CACHE_FACTOR * data.samples * data.item_bytes)
+        task = dataclasses.replace(self._tasks[0], input_at=found.plans[1][0])
+        share = Share(float(self._testbed.cores(0)), CACHE_FACTOR * found.samples * found.item_bytes)
         try:
             await self._carry_out(task, self._path("input"), ((0, 1),), share)
         except TestbedError:
             raise
         except InputError as error:
-            self._failed.append(f"input: {error}")
+            self._remarks.append(f"input: {error}")
 
-    def _prepared(self) -> ProfiledInput | None:
+    def _input(self, found: Candidates) -> ProfiledInput | None:
         """CPU-seconds as the kernel counted them, which neighbours on the machine change little, unlike step times."""
-        data = self._candidates.data
-        steps = [StepAtCpus(*each["step"]) for each in _lines(self._path("input")) if each["kind"] == "input"]
-        if data is None or not steps:
+        steps = [StepAtCpus(*each["step"]) for each in lines_of(self._path("input")) if each["kind"] == "input"]
+        if not steps:
             return None
-        batch = self._candidates.plans[1][0][0].global_batch
+        batch = found.plans[1][0].global_batch
         return ProfiledInput(
-            self._testbed.cluster.node_types[0].gpu_type,
+            self._tasks[0].part.gpu_type,
             batch,
             cpu_s=median(each.cpu_s for each in steps) / batch,
             gpu_s=min(each.step_s - each.waited_s for each in steps),
-            sample_bytes=float(data.item_bytes),
-            data_bytes=float(data.samples * data.item_bytes),
+            sample_bytes=float(found.item_bytes),
+            data_bytes=float(found.samples * found.item_bytes),
             steps=tuple(sorted(steps)),
         )
 
-    async def _measure_costs(self) -> None:
-        """Measures how long a job takes to start, to stop with a checkpoint, and to start from it.
+    async def _measure_costs(self, row: ProfiledRow) -> None:
+        """Measures how long a job takes to start, to stop with a checkpoint, and to start from it, under that plan.
 
-        Several jobs do so at once, as many as fill the slots, under the first plan that uses several slots, which takes
-        longer to load and to stop. Raises TestbedError.
+        Several jobs do so at once, as many as fill the slots. Raises TestbedError.
         """
-        part, _ = self._parts[0]
-        rows = [each for each in _lines(self._path(part.gpu_type)) if each["kind"] == "measured"]
-        if not rows:
-            return
-        row = max(rows, key=lambda each: Plan(**each["plan"]).gpus > 1)
-        plan = Plan(**row["plan"])
-        placed = list(enumerate(part.places(plan.gpus), self._job + 1))
-        losses = -1
-        while losses != self._testbed.losses:
-            losses, starts, exits = self._testbed.losses, list[list[float]](), list[float]()
-            try:
-                for _ in ("new", "from a checkpoint"):
-                    runs = [self._testbed.start(self._file, job, where, plan) for job, where in placed]
-                    try:
-                        starts.append(
-                            [seconds - row["step_s"] for seconds in await _all(run.first_step() for run in runs)]
-                        )
-                        if len(starts) == 1:
-                            exits = await _all(self._testbed.stop(run) for run in runs)
-                    finally:
-                        await self._testbed.kill(*runs)
-            except InputError as error:
-                self._testbed.check()
-                if losses == self._testbed.losses:
-                    self._failed.append(f"starting and stopping {plan.describe()}: {error}")
-            else:
-                self._costs = ProfiledCosts(median(starts[0]), median(starts[1]), median(exits))
-
-
-def _lines(task: Path) -> list[dict[str, Any]]:
-    """The record of a task; nothing where none was begun."""
-    return [json.loads(each) for each in whole_lines(record_of(task))]
+        placed = list(enumerate(self._tasks[0].part.places(row.plan.gpus), self._job + 1))
+        starts, exits = list[list[float]](), list[float]()
+        try:
+            for _ in ("new", "from a checkpoint"):
+                runs = [self._testbed.start(self._file, job, where, row.plan) for job, where in placed]
+                try:
+                    starts.append([seconds - row.step_s for seconds in await _all(run.first_step() for run in runs)])
+                    if len(starts) == 1:
+                        exits = await _all(self._testbed.stop(run) for run in runs)
+                finally:
+                    await self._testbed.kill(*runs)
+        except InputError as error:
+            self._testbed.check()
+            self._remarks.append(f"starting and stopping {row.plan.describe()}: {error}")
+        else:
+            self._costs = ProfiledCosts(median(starts[0]), median(starts[1]), median(exits))
 
 
 async def _all(waiting: Iterable[Awaitable[float]]) -> list[float]:
@@ -423,49 +379,14 @@ async def _all(waiting: Iterable[Awaitable[float]]) -> list[float]:
     return [each for each in results if not isinstance(each, BaseException)]
 
 
-def noise_curve(seen: list[NoiseFrom]) -> tuple[NoiseFrom, ...]:
-    """Medians over stretches of work, each half as long as all before it together; unknown in the first steps."""
-    curve, began = [NoiseFrom(0.0, 0.0)], float(FEWEST_NOISE_STEPS)
-    last = max((each.work for each in seen), default=0.0)
-    while began <= last:
-        ends = STRETCH * began
-        if here := [each.ratio for each in seen if (began <= each.work or len(curve) == 1) and each.work < ends]:
-            # What is first seen of noise stands for all before it, from where it can be seen at all.
-            curve.append(NoiseFrom(began if len(curve) > 1 else float(FEWEST_NOISE_STEPS), median(here)))
-        began = ends
-    return tuple(curve)
-
-
-def within(model: ProfiledModel, memory_gb: float) -> tuple[ProfiledModel, list[str]]:
-    """The model with those of its plans that fit into so many GB of each slot, and a sentence for each other plan.
-
-    0: whatever there is. Raises InputError where none fits.
-    """
-    if not memory_gb:
-        return model, []
-    limit = memory_gb * GB
-    rows = tuple(row for row in model.rows if row.memory_bytes <= limit)
-    least: dict[str, float] = {}
-    for row in model.rows:
-        if row.memory_bytes > limit:
-            name = f"{row.plan.describe()} at batch {row.plan.global_batch}"
-            least[name] = min(row.memory_bytes, least.get(name, row.memory_bytes))
-    said = [f"{name} needs {needs / GB:.3g} GB of a slot's {memory_gb:g}" for name, needs in least.items()]
-    if not rows:
-        raise InputError(f"{model.name}: no plan fits into memory_gb={memory_gb:g}: {'; '.join(said)}.")
-    return dataclasses.replace(model, rows=rows, max_batch=max(row.plan.global_batch for row in rows)), said
-
-
-@contextmanager
-def progress(*, quiet: bool = False) -> Iterator[Say]:
-    """What to say each step to. quiet: nothing is wanted."""
-    if quiet:
-        yield lambda words: None
-    elif not sys.stderr.isatty():
+@contextlib.contextmanager
+def progress() -> Iterator[Say]:
+    """What to say each step to: lines, or one that changes on a terminal."""
+    if not sys.stderr.isatty():
         yield lambda words: print(words, file=sys.stderr, flush=True)
-    else:
-        from rich.console import Console
-        from rich.markup import escape
+        return
+    from rich.console import Console
+    from rich.markup import escape
 
-        with Console(stderr=True).status("measuring") as status:
-            yield lambda words: status.update(escape(words))
+    with Console(stderr=True).status("measuring") as status:
+        yield lambda words: status.update(escape(words))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
 from synergy_core.planner.plan import Plan
-from synergy_core.units import GB
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Failure, Hello, Launch, Message, Outcome, Report, Started
@@ -60,7 +58,7 @@ class Testbed:
 
     def __init__(self, backend: Backend, folder: Path, settings: Settings) -> None:
         self.agents = Agents(backend, self, at_once=settings.agents_per_hour, patience_s=settings.nodes_s)
-        self._settings, self._folder = settings, folder
+        self.settings, self._folder = settings, folder
         self._runs = Runs(lambda run: self._launches[run.number], settings.ports or "")
         self._launches: list[Launch] = []
         self._mine: list[TestbedRun] = []
@@ -79,7 +77,7 @@ class Testbed:
         """
         self.check()
         number = len(self._mine)
-        fields: dict[str, Any] = self._settings.of_runs() | {"checkpoint_interval_s": ENDLESS, **more}
+        fields: dict[str, Any] = self.settings.of_runs() | {"checkpoint_interval_s": ENDLESS, **more}
         self._launches.append(
             Launch(
                 run=number,
@@ -89,11 +87,6 @@ class Testbed:
                 plan=plan,
                 initial_batch=file.initial_batch,
                 work=ENDLESS,
-                slots=[],
-                first_rank=0,
-                world=plan.gpus,
-                store_host="",
-                store_port=0,
                 folder=str(self._folder / "jobs" / str(job)),
                 observed=False,
                 spare_memory=file.memory_gb > 0,
@@ -131,12 +124,6 @@ class Testbed:
     def cores(self, node: int) -> int:
         """CPU cores of a node of the cluster, as its agent says."""
         return self.agents.there()[node].cpus
-
-    def memory_bytes(self, nodes: Collection[int]) -> float:
-        """That a job may use for each of its slots on these nodes, by the settings; inf where one keeps no limit."""
-        limit_gb = self._settings.memory_gb_per_slot
-        there = [hello for node, hello in self.agents.there().items() if node in nodes]
-        return math.inf if limit_gb is None or any(each.no_limit for each in there) else limit_gb * GB
 
     def check(self) -> None:
         """Raises TestbedError where nothing can be measured here any more."""

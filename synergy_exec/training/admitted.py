@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
+from synergy_exec.plans import Candidates, plans
 from synergy_exec.training import trees
 from synergy_exec.training.bare import bare, drawing_nothing
 from synergy_exec.training.compression.layers import CompressorByLayer
 from synergy_exec.training.compression.schemes import schemes
-from synergy_exec.training.job import Batch, TrainingJob, Tree
+from synergy_exec.training.job import Batch, LoadedJob, TrainingJob, Tree
 from synergy_exec.training.parallel import obstacle
 from synergy_exec.training.pipeline import ends
 
@@ -88,6 +89,13 @@ class Admission:
     def refusal(self, plan: Plan) -> str | None:
         """Why the job cannot be trained under this plan, as a sentence that says what to change; None if it can."""
         return plan_refusal(plan) or self._unfit(plan)
+
+    def candidates(self, sizes: list[int], batches: list[int]) -> Candidates:
+        """What may be measured of the job's model on so many slots at these batches."""
+        job = self._job
+        loaded = (job.samples, job.item_bytes) if isinstance(job, LoadedJob) else (0, 0)
+        found = {size: plans(size, batches, self.refusal) for size in sizes}
+        return Candidates(found, float(self.parameters), float(self.held_bytes), *loaded)
 
     @cached_property
     def parameters(self) -> int:

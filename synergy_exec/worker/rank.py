@@ -22,6 +22,7 @@ from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-de
 
 from synergy_core.errors import InputError
 from synergy_exec.messages import Failure, Started
+from synergy_exec.plans import write_candidates
 from synergy_exec.training import shelf
 from synergy_exec.training.admitted import Admission
 from synergy_exec.training.cache import Cache
@@ -191,6 +192,8 @@ class Rank:
         make_data(job, folder / "data")
         if not begun and (reason := Admission(job).refusal(launch.plan)):
             raise InputError(reason)
+        if launch.plans_on and start.rank == 0:
+            self._find_plans(job)
         supply = Supply(job, cache=cache)
         resources.load(supply, start.cpus)
         trainer = Trainer(
@@ -231,6 +234,14 @@ class Rank:
             started=started,
             bare_bytes=bare_bytes,
         )
+
+    def _find_plans(self, job: TrainingJob) -> None:
+        """Tells the controller which plans the job may have; what is wrong with them is no matter of this run."""
+        launch = self._start.launch
+        try:
+            write_candidates(Path(launch.folder), Admission(job).candidates(launch.plans_on, launch.plans_at))
+        except Exception:
+            traceback.print_exc()
 
     def _now(self, doing: str) -> None:
         self._doing = doing

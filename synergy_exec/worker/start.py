@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import mmap
 import os
+import resource
 import signal
 import socket
 import struct
@@ -16,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NoReturn
 
+from synergy_core.units import GB
 from synergy_exec.messages import Granted, Launch, Message, Retune, Stop
 from synergy_exec.wire import decode, encode
 from synergy_exec.worker.processes import adopt_orphans, die_with
@@ -30,7 +31,7 @@ class Start:
 
     cores: CPU cores that it may use. cpus: its share of them, as a core may be shared with other ranks. gpu: index of
     its CUDA device, or None. gpus: the devices of all slots of a command. launched_s: time.time() when the agent was
-    told to launch the run. cgroup: folder of the run's cgroup, "" for none.
+    told to launch the run.
     """
 
     launch: Launch
@@ -40,7 +41,6 @@ class Start:
     gpu: int | None
     launched_s: float
     gpus: tuple[int, ...] = ()
-    cgroup: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,7 @@ def work(start: Start, descriptors: Descriptors) -> NoReturn:
         adopt_orphans()
         for stream in (1, 2):
             os.dup2(descriptors.log, stream)
-        if start.cgroup:
-            try:
-                Path(start.cgroup, "cgroup.procs").write_text("0")
-            except OSError as error:
-                print(f"{start.cgroup} cannot be entered: {error.strerror}", flush=True)
+        _limit_memory(start.launch)
         code = importlib.import_module(_module_for(start.launch)).run(start, descriptors)
     except BaseException:
         traceback.print_exc()
@@ -113,6 +109,14 @@ def work(start: Start, descriptors: Descriptors) -> NoReturn:
             sys.stderr.flush()
         # Not sys.exit: threads of torch may still wait for other ranks.
         os._exit(code)
+
+
+def _limit_memory(launch: Launch) -> None:
+    """Limits the memory of this process, and of each that it starts, to `memory_gb_per_slot`, as on a full GPU."""
+    if launch.memory_gb_per_slot is not None:
+        slots = len(launch.slots) if launch.command else 1
+        limit_bytes = int(launch.memory_gb_per_slot * slots * GB)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 
 def _module_for(launch: Launch) -> str:

@@ -54,7 +54,7 @@ async def serve(url: str, token: str, node: int, slots: int, saved: Path | None,
             for message in messages:
                 await channel.send_str(encode(message))
 
-        here = {"host": socket.gethostname(), "pid": os.getpid(), "no_limit": "this agent only pretends"}
+        here = {"host": socket.gethostname(), "pid": os.getpid()}
         await say([Hello(node=node, slots=slots, gpu_type="cpu", **here)])
         leaving = False
         while not (leaving and not agent.runs):

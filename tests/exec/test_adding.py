@@ -1,7 +1,4 @@
-"""A key, a backend, an example job: each is added where CONTRIBUTING.md says, and nothing else need know of it.
-
-Each test adds one to a copy of the packages, and runs that.
-"""
+"""A backend, an example job: each is added to a copy of the packages by its file alone, and runs there."""
 
 import json
 from pathlib import Path
@@ -10,7 +7,6 @@ import pytest
 from test_one_file_each import copied, said
 
 ROOT = Path(__file__).resolve().parents[2]
-KEY = '    added_s: float = key("seconds that are added here alone", 4.5, ABOVE_ZERO)\n'
 BACKEND = '''"""As many nodes of one slot on this machine as are asked for."""
 
 from synergy_exec.agent.cores import own_cores
@@ -38,24 +34,6 @@ JOB = "class: synergy_exec.examples.line:Line\narguments: {width: 6}\nname: line
 @pytest.fixture
 def copy(tmp_path):
     return copied(tmp_path, "synergy_core", "synergy_runs", "synergy_exec", "conf")
-
-
-@pytest.mark.parametrize("of", ["RunSettings", "Settings(RunSettings)"])
-def test_key_is_added_by_one_line(copy, of):
-    """It is explained, has its default, is checked, and one for the workers reaches them."""
-    path = copy / "synergy_exec" / "settings.py"
-    before, heading, after = path.read_text(encoding="utf-8").partition(f"class {of}:\n")
-    docstring, blank, fields = after.partition("\n\n")
-    path.write_text(before + heading + docstring + blank + KEY + fields, encoding="utf-8")
-
-    program = ("synergy_exec",)
-    assert "added_s                          seconds that are added here alone" in said(copy, *program, "--help")
-    assert "added_s: 4.5" in said(copy, *program, "serve=true", "--cfg=job").splitlines()
-    assert "added_s: 7.0" in said(copy, *program, "serve=true", "added_s=7.0", "--cfg=job").splitlines()
-    assert "added_s=0: expected a finite number > 0." in said(copy, *program, "serve=true", "added_s=0", fails=True)
-    assert "Did you mean 'added_s'" in said(copy, *program, "serve=true", "adde_s=3", fails=True)
-    asked = "from synergy_exec.messages import Launch; print([each for each in Launch.__dataclass_fields__])"
-    assert ("added_s" in said(copy, asked, flag="-c")) == (of == "RunSettings")
 
 
 def test_backend_and_example_are_added_by_their_files_alone(copy):

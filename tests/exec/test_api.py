@@ -151,15 +151,6 @@ def test_agent_that_never_comes_back_ends_the_run_with_the_reason(tmp_path):
         losing_its_agent(controller_of(tmp_path, backend=Once(1), arrivals=arriving(1e6)))
 
 
-def test_limit_of_memory_that_a_node_cannot_keep_is_said(tmp_path, capsys):
-    async def nothing(controller, client):
-        pass
-
-    served(tmp_path, nothing, 1, memory_gb_per_slot=4.0)
-    said = "node 0: memory_gb_per_slot=4 is not kept there: this agent only pretends\n"
-    assert capsys.readouterr().err.count(said) == 1
-
-
 def test_agent_that_talks_nonsense_is_cut_off(tmp_path):
     async def work(controller, client):
         headers = {"Authorization": f"Bearer {client.token}"}

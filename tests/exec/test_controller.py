@@ -223,18 +223,15 @@ def test_lost_without_progress_ends_after_the_retries(tmp_path):
     stage.facts_hold()
 
 
-@pytest.mark.parametrize(("apart_s", "forgiven"), [(1.0, False), (900.0, True)])
-def test_progress_forgives_losses_but_not_all_within_an_hour(tmp_path, apart_s, forgiven):
+def test_progress_forgives_losses(tmp_path):
     stage = staged(tmp_path)
     (job,) = stage.submit(1e9)
-    most = stage.execution.settings.losses_per_hour
-    for _ in range(3 * most if forgiven else most + 1):
+    for _ in range(4 * stage.execution.settings.retries):
         assert job.state == "waiting"
         stage.decide()
-        stage.advance(apart_s, decide=False)
+        stage.advance(1.0, decide=False)
         lost(stage, job, saved=True)
-    assert job.state == ("waiting" if forgiven else "failed")
-    assert forgiven or f"lost {most + 1} times within an hour" in job.reason
+    assert job.state == "waiting"
 
 
 def test_after_a_loss_steps_and_work_are_those_of_the_checkpoint(tmp_path):
@@ -457,8 +454,8 @@ def test_retry_without_a_controller_is_in_the_journal(tmp_path):
     stage, _ = cancelled(tmp_path)
     stage.execution.journal.set_meta("written", True)
     stage.execution.journal.close()
-    refuses(r"'i0'\. Did you mean 'j0'", retry_in, tmp_path, "i0", from_start=True)
-    assert retry_in(tmp_path, "j0", from_start=True).state == "cancelled"
+    refuses("does not know job 9", retry_in, tmp_path, 9, from_start=True)
+    retry_in(tmp_path, 0, from_start=True)
     journal = Journal(tmp_path / "journal.sqlite")
     assert [(row.state, row.best_step) for row in journal.jobs()] == [("waiting", 0)]
     assert journal.meta()["written"] is False

@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
     cases = {1: [], 2: []}
     for number, name in enumerate(EXPORTED):
         folder = work / "jobs" / str(number)
-        job_folder.describe(folder, job_folder.Filed(number, "abc", name, 0.0, None, FILE))
+        job_folder.describe(folder, job_folder.Filed(number, "abc", name, FILE))
         cases[PLANS[name].gpus].append((train, name, folder / "checkpoints"))
     return work, {case[1]: losses for case, losses in groups.run(cases).items()}
 

@@ -4,16 +4,14 @@ import json
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from exec.real import Controller, descendants, end, forkserver, forkservers, gone, log_of, steps_of, wait_until, workers
 
-from synergy_exec.agent.cgroups import Cgroups, own_folder
 from synergy_exec.agent.run import outcome
-from synergy_exec.messages import LOST_PEERS, Ended, Failure, Hello, Kill, Noted, Report, Saved
+from synergy_exec.messages import LOST_PEERS, Ended, Failure, Kill, Noted, Report, Saved
 from synergy_exec.training import shelf
 
 DETECTED_S = 10.0
@@ -364,77 +362,7 @@ def test_a_process_that_user_code_ends_is_not_done_whatever_its_code(code):
     assert (result, f"exit code {code}" in reason) == ("failed", True)
 
 
-# A cgroup for each run, where there can be one: in a tree that only pretends, and in this machine's own
-
-
-def tree(folder, *, controllers="cpu memory pids", processes=""):
-    """What the kernel would have in a cgroup's folder; writing changes it as any file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in {"controllers": controllers, "subtree_control": "", "procs": processes}.items():
-        (folder / f"cgroup.{name}").write_text(text)
-    return folder
-
-
-def test_own_folder_is_found_among_mounts(tmp_path):
-    mounts, own = tmp_path / "mounts", tmp_path / "cgroup"
-    v1 = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\ncgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n"
-    mounts.write_text(v1)
-    own.write_text("4:memory:/a\n0::/b/c\n")
-    assert own_folder(mounts, own) is None
-    mounts.write_text(f"{v1}cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n")
-    for text in ("4:memory:/a\n0::/b/c\n", "0::/b/c/synergy-own\n"):
-        own.write_text(text)
-        assert own_folder(mounts, own) == Path("/sys/fs/cgroup/unified/b/c")
-
-
-def test_where_memory_cannot_be_limited_the_reason_is_said_and_runs_have_no_cgroup(tmp_path):
-    without = tree(tmp_path / "own", controllers="hugetlb")
-    for own, reason in ((None, "no cgroup2 file system"), (tmp_path / "absent", "No such file"), (without, "memory")):
-        cgroups = Cgroups(own)
-        assert reason in cgroups.no_limit
-        assert cgroups.of_run(1, 1 << 30) is None
-
-
-def test_agents_that_start_at_once_clear_away_together_what_killed_ones_left(tmp_path):
-    own, gone_by = tree(tmp_path / "own"), 2**22  # more than the kernel has numbers for processes
-    for number in range(300):
-        (own / f"synergy-{gone_by + number}" / "run-0").mkdir(parents=True)
-    with ThreadPoolExecutor(4) as pool:
-        assert [each.no_limit for each in pool.map(Cgroups, [own] * 4)].count("") == 1
-    assert [each.name for each in own.iterdir() if each.is_dir()] == [f"synergy-{os.getpid()}"]
-
-
-def test_limit_is_the_runs_and_using_it_up_is_told_from_a_full_machine(tmp_path):
-    own = tree(tmp_path / "own")
-    cgroups = Cgroups(own)
-    assert cgroups.no_limit == ""
-    run = cgroups.of_run(7, 3_000_000_000)
-    folder = run.folder
-    limits = {name: (folder / name).read_text() for name in ("memory.max", "memory.oom.group", "memory.swap.max")}
-    assert limits == {"memory.max": "3000000000", "memory.oom.group": "1", "memory.swap.max": "0"}
-    for each in (own, folder.parent):
-        assert (each / "cgroup.subtree_control").read_text() == "+memory"
-    for oom, kills, used_up in ((0, 0, False), (0, 2, False), (1, 2, True)):
-        (folder / "memory.events").write_text(f"low 0\noom {oom}\noom_kill {kills}\n")
-        assert ("more than the 3 GB of memory" in run.used_up()) == bool(run.used_up()) == used_up
-
-
-@pytest.mark.parametrize(("others", "moved"), [("", True), ("1\n", False)])
-def test_own_processes_are_moved_apart_if_they_are_alone(tmp_path, others, moved):
-    own = tree(tmp_path / "own", processes=f"{os.getpid()}\n{os.getppid()}\n{others}")
-    Cgroups(own, family={os.getppid()})
-    assert (own / "synergy-own").exists() == moved
-
-
-def test_agent_says_whether_it_can_limit_memory_and_job_that_uses_more_fails(fresh, tmp_path):
-    if reason := fresh.wait(Hello).no_limit:
-        pytest.skip(f"no limit of memory can be kept here: {reason}")
+def test_job_that_needs_more_memory_than_it_may_fails_of_it(fresh, tmp_path):
     launch = fresh.launch("Straying", {"way": "hoard", "note": str(tmp_path)}, memory_gb_per_slot=0.75)
-    assert "more than the 0.75 GB of memory" in fresh.ends(launch, "failed").reason
+    assert "MemoryError" in fresh.ends(launch, "failed").reason
     assert fresh.of_run(launch, Failure).out_of_memory
-    mine = own_folder() / f"synergy-{fresh.agent.pid}"
-    assert mine.is_dir()
-    assert list(mine.glob("run-*")) == []
-    fresh.close()
-    fresh.agent.wait(30)
-    assert not mine.exists()

@@ -14,7 +14,7 @@ from exec.served import TaskBackend, executed, settings_values, trace_of
 
 from synergy_core.errors import InputError
 from synergy_exec.controller.journal import JobRow, Journal
-from synergy_exec.folders import RESULTS, claimed, lock, newest
+from synergy_exec.folders import claimed, lock, newest
 from synergy_exec.folders import works as works_below
 from synergy_exec.recorded import open_journal
 from synergy_runs.results import is_unended
@@ -71,19 +71,6 @@ def test_finished_run_typed_again_gets_its_own_folder(tmp_path, capsys):
     assert works_below(small / "latest") == [small / "latest" / "fifo-0.work"]
     assert results_main([str(small)]) == 0
     assert "left out: 1 of 3" in capsys.readouterr().err
-
-
-def test_run_that_ended_before_there_were_folders_of_runs_counts_as_ended_and_stays(tmp_path):
-    trace, results = trace_of(tmp_path, 1, 3), tmp_path / "r"
-    (first,) = executed(trace, results, ["fifo"])
-    first.rename(results / "small" / "fifo-0")
-    journal = open_journal(results / "small" / "fifo-0.work")
-    journal.set_meta(RESULTS, None)
-    journal.close()
-    kept = contents(results / "small" / "fifo-0")
-    executed(trace, results, ["fifo"])
-    assert (results / "small" / "fifo-0.2.work").is_dir()
-    assert contents(results / "small" / "fifo-0") == kept
 
 
 def test_live_run_is_refused_with_who_holds_it(tmp_path):
@@ -178,7 +165,7 @@ def test_place_where_nothing_was_submitted_is_free_for_other_settings(tmp_path):
     assert Journal(results / "small" / "fifo-0.work" / "journal.sqlite").meta()["settings"]["restart_s"] == 5.0
 
 
-def test_run_begun_before_a_key_was_there_goes_on(tmp_path):
+def test_run_under_way_with_other_settings_is_refused(tmp_path):
     trace, results = trace_of(tmp_path, 1, 3), tmp_path / "r"
     values = settings_values(trace, results, ["fifo"])
     settings = {"fifo": {**values, "policy": "fifo", "seed": 0}}
@@ -186,8 +173,6 @@ def test_run_begun_before_a_key_was_there_goes_on(tmp_path):
         place, _ = claimed({"fifo": results / "small" / "fifo-0"}, settings, held)["fifo"]
         journal = Journal(place.work / "journal.sqlite")
         journal.submitted(JobRow(0, "a", {}, 0.0, 0, "waiting", "", 0, 0, "u"))
-        older = {name: value for name, value in journal.meta()["settings"].items() if name != "retries"}
-        journal.set_meta("settings", older)
         journal.close()
     with contextlib.ExitStack() as held:
         assert claimed({"fifo": results / "small" / "fifo-0"}, settings, held) == {"fifo": (place, False)}

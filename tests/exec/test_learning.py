@@ -1,13 +1,13 @@
 """What jobs report changes decisions: plans that are tried, compressors by layer, CPUs and memory. Agents pretend."""
 
-import contextlib
 from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 import pytest
 from exec import pretended
 from exec.pretended import FakeAgent, file_of, refuses, staged
-from exec.served import served, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,12 +30,11 @@ from synergy_core.jobs.testbed_profiles import (
 )
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
-from synergy_exec.controller import controller as controller_module
 from synergy_exec.controller.controller import resume
 from synergy_exec.controller.jobs import ModelExchange
 from synergy_exec.messages import Hello, Started
 from synergy_exec.nodes.agents import cluster_of
-from synergy_exec.profiling.finder import CandidatePlans, plans
+from synergy_exec.plans import Candidates, plans, write_candidates
 from synergy_exec.run import _check, _compressions
 from synergy_exec.settings import Settings
 from synergy_exec.training.compression.layers import CompressorByLayer, GradientLayer
@@ -60,6 +59,8 @@ class TimedAgent(FakeAgent):
 
     def pass_time(self, now_s):
         for number, run in list(self.runs.items()):
+            if run.launch.plans_on and not run.stepped:
+                write_candidates(Path(run.launch.folder), candidates(run.launch))
             if run.launch.plan.degrees in self.broken:
                 return [self.end(number, "failed", "rank 0: RuntimeError: it cannot be cut so")]
         return super().pass_time(now_s)
@@ -69,34 +70,17 @@ class TimedAgent(FakeAgent):
         return replace(said, step_s=step_s(launch.plan), sync_s=sync_s)
 
 
-def candidates(file, sizes):
+def candidates(launch):
     def refusal(plan):
         return "no" if plan.zero or plan.interleave > 1 else None
 
-    return CandidatePlans(1e3, {size: plans(size, [32, 64], refusal) for size in sizes})
+    return Candidates({size: plans(size, launch.plans_at, refusal) for size in launch.plans_on})
 
 
 def trying(folder, *, policy="synergy", fraction=1.0, profile=None):
     settings = Settings(results_dir=folder, explore_fraction=fraction, restart_s=2.0)
     known = Profile({}, HERE) if profile is None else profile
     return pretended.staged(folder, policy, (2,), settings=settings, profile=known, agent=TimedAgent)
-
-
-def begun(folder, work, **more):
-    """A stage whose only job has begun, and what plans there are is known."""
-    stage = trying(folder, **more)
-    (job,) = stage.submit(work, **MODEL)
-    stage.advance(1.0)
-    answered(stage)
-    return stage, job
-
-
-def answered(stage):
-    """As the controller does, once the process that builds models has told of all that are wanted."""
-    learning = stage.execution.learning
-    while learning.wanted:
-        file = learning.wanted.pop()
-        learning.found(file, candidates(file, learning.sizes(file)))
 
 
 def degrees(stage, job):
@@ -106,9 +90,8 @@ def degrees(stage, job):
 def test_submitted_job_tries_each_kind_of_plan_once_and_stays_with_the_fastest(tmp_path):
     stage = trying(tmp_path)
     (job,) = stage.submit(4_000.0, **MODEL)
-    stage.seconds(6)
+    stage.advance(0.0)
     assert set(degrees(stage, 0)) <= {"1", "dp2"}  # nobody knows yet what else there is
-    answered(stage)
     stage.seconds(200)
     assert job.state == "running"
     assert stage.execution.decider.plans[0].degrees == "pp2"
@@ -127,25 +110,25 @@ def test_submitted_job_tries_each_kind_of_plan_once_and_stays_with_the_fastest(t
 
     after = trying(tmp_path / "next", profile=read_profile(tmp_path / "profile.json"))
     after.execution.submit("second", file_of(work=500.0, **MODEL), 0.0)
-    assert after.execution.learning.wanted == []
+    assert after.execution.learning.wants(file_of(**MODEL)) == []
     after.advance(0.0)
     assert after.execution.decider.plans[0].degrees == "pp2"
     other = after.execution.submit("third", file_of(work=500.0, arguments={"width": 9}, **MODEL), 0.0)
-    assert after.execution.learning.wanted == [other.file]
     # It is learned under another name; failed before: it was begun anew at every report, and no plan was known of it.
-    answered(after)
+    assert after.execution.learning.wants(other.file) == [1, 2]
     after.finish()
     models = read_profile(tmp_path / "next" / "profile.json")
     learned = models.of("mlp", other.file.application)
     assert learned.name in set(models) - {"mlp"}
     alike = after.execution.submit("fourth", other.file, after.now_s)
-    assert (alike.spec.architecture, after.execution.learning.wanted) == (learned.name, [])
+    assert (alike.spec.architecture, after.execution.learning.wants(other.file)) == (learned.name, [])
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.001])
 def test_no_more_is_tried_than_the_settings_allow(tmp_path, fraction):
     """Restarts, there and back, would be more than a thousandth of so short a job's time."""
-    stage, job = begun(tmp_path, 800.0, fraction=fraction)
+    stage = trying(tmp_path, fraction=fraction)
+    (job,) = stage.submit(800.0, **MODEL)
     stage.finish()
     assert set(degrees(stage, 0)) <= {"1", "dp2"}
     assert job.trials == 0
@@ -153,7 +136,8 @@ def test_no_more_is_tried_than_the_settings_allow(tmp_path, fraction):
 
 def test_plan_that_fails_when_it_is_tried_is_not_the_jobs_end(tmp_path, monkeypatch):
     monkeypatch.setattr(TimedAgent, "broken", frozenset({"pp2"}))
-    stage, job = begun(tmp_path, 3_000.0)
+    stage = trying(tmp_path)
+    (job,) = stage.submit(3_000.0, **MODEL)
     stage.finish()
     assert job.state == "done"
     assert degrees(stage, 0).count("pp2") == 1
@@ -165,33 +149,17 @@ def test_plan_that_fails_when_it_is_tried_is_not_the_jobs_end(tmp_path, monkeypa
     assert stage.finished() == [0]
 
 
-def test_controller_has_another_process_find_out_what_plans_there_are(tmp_path, monkeypatch):
-    """A model that cannot be built is no end of it: what is wrong its own run says."""
-    asked = []
+def test_what_a_job_writes_in_place_of_its_plans_does_no_harm(tmp_path, monkeypatch):
+    def write(folder, found):
+        (folder / "plans.json").write_text(next(odd))
 
-    class Found:
-        async def candidates(self, file, sizes):
-            asked.append(file.name)
-            if file.name == "broken":
-                raise InputError("its model cannot be built")
-            return candidates(file, sizes)
-
-    @contextlib.asynccontextmanager
-    async def finder():
-        yield Found()
-
-    monkeypatch.setattr(controller_module, "finder", finder)
-
-    async def work(controller, _):
-        for name in ("broken", "sound", "sound"):
-            controller.execution.submit(name, file_of(name=name, work=1e6, **MODEL), controller.now_s())
-        controller.changed()
-        await until(lambda: "sound" in controller.execution.profile)
-        assert "broken" not in controller.execution.profile
-
-    served(tmp_path, work, 2, policy="synergy", results_dir=tmp_path, profile=Profile({}, HERE))
-    assert sorted(asked) == ["broken", "sound"]
-    assert read_profile(tmp_path / "profile.json").machine == HERE
+    odd = cycle(["[]", '{"plans": {"2": [{"data": 2, "zero": "x"}]}}', "no JSON"])
+    monkeypatch.setitem(globals(), "write_candidates", write)
+    stage = trying(tmp_path)
+    stage.submit(300.0, 300.0, 300.0, **MODEL)
+    stage.finish()
+    assert stage.finished() == [0, 1, 2]
+    assert "mlp" not in stage.execution.profile
 
 
 def test_a_growing_profile_predicts_from_all_that_was_seen_and_forgets_nothing():
@@ -439,7 +407,7 @@ def test_cluster_of_agents_names_cpus_only_where_they_are_shared_out():
     named, order = cluster_of([large, small], storage_bytes_per_s=1e6)
     assert [(each.nodes, each.cpus, each.memory_bytes) for each in named.node_types] == [(1, 8.0, 1e9), (1, 4.0, 1e9)]
     assert order == [0, 1]
-    refuses(r"node 2 \(h\)", cluster_of, [large, Hello(node=2, **given)], storage_bytes_per_s=1e6)
+    refuses(r"node 2 \(h\)", cluster_of, [large, Hello(node=2, **{**given, "slots": 0})])
 
 
 # Learned from what executed jobs report: no profile is needed

@@ -1,12 +1,10 @@
 """Models measured for real and by agents that only pretend: which plans, for how long, and when again."""
 
 import asyncio
-import contextlib
 import json
 import os
 import re
-import subprocess
-import sys
+from dataclasses import asdict
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -14,8 +12,7 @@ from pathlib import Path
 import pytest
 from exec import served
 from exec.pretended import STEP_S, FakeAgent, refuses
-from exec.real import wait_until
-from exec.served import TaskBackend, through
+from exec.served import TaskBackend
 
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import (
@@ -25,7 +22,6 @@ from synergy_core.jobs.testbed_profiles import (
     ProfiledCosts,
     ProfiledModel,
     SeenPlan,
-    degrees_of,
 )
 from synergy_core.planner.families import architecture_named
 from synergy_core.planner.machine import constants_for, machine_named, software_named
@@ -36,20 +32,21 @@ from synergy_exec.commands import profile as command
 from synergy_exec.commands.profile import table
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Failure, Launch
+from synergy_exec.plans import Candidates, batches_of, plans, sizes_of
 from synergy_exec.profiling import profile as profiling
-from synergy_exec.profiling.finder import CandidatePlans, batches_of, finder, plans, sizes_of
 from synergy_exec.profiling.machine import Part
-from synergy_exec.profiling.measuring import Orders
-from synergy_exec.profiling.profile import QUICK, Made, add_to_profile, current_profile, noise_curve
-from synergy_exec.profiling.selection import Effort, Selection, Task, record_of
+from synergy_exec.profiling.profile import QUICK, Made, add_to_profile, current_profile
+from synergy_exec.profiling.selection import Effort, Selection, Task, lines_of, record_of
 from synergy_exec.settings import Settings
-from synergy_exec.worker import processes
 from synergy_runs.inputs import read_profile, write_profile
 
 HERE = "this machine"
-TINY = Effort(seconds=0.1, hopeless=1e9, noise_s=0.0)
-"""Everything is measured, however slow it is."""
+TINY = Effort(seconds=0.1, noise_s=0.0)
 LONG = Settings(profile_s=600.0)
+
+
+def SILENT(words):  # noqa: N802
+    pass
 
 
 def file_of(name, **more):
@@ -71,7 +68,8 @@ def test_two_slots_are_measured_under_every_plan(tmp_path):
     assert all(0 < row.step_s < 10 and row.memory_bytes > 0 for row in model.rows)
     assert 0 < model.costs.exit_s < 30
     assert 0 < model.costs.restart_s < 30
-    assert model.noise[:2] == (NoiseFrom(0.0, 0.0), NoiseFrom(10.0, model.noise[1].ratio))
+    assert model.noise[0] == NoiseFrom(0.0, 0.0)
+    assert 10 <= model.noise[1].work < 30
     assert said[0].startswith("small: 1 on 1 × cpu")
     assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
 
@@ -113,20 +111,8 @@ def test_agent_that_is_lost_for_good_ends_profiling_with_what_to_type(tmp_path):
 
 
 ODD_MODELS = """
-import os, pathlib, time
+import os
 from synergy_exec.examples.mlp import Mlp
-
-class Noted(Mlp):
-    def build_model(self):
-        print("what the user prints")
-        with pathlib.Path(__file__).with_name("pids").open("a") as notes:
-            notes.write(f"{os.getpid()}\\n")
-        return super().build_model()
-
-class Endless(Noted):
-    def build_model(self):
-        super().build_model()
-        time.sleep(600)
 
 class Broken(Mlp):
     def build_model(self):
@@ -138,61 +124,14 @@ class Fatal(Mlp):
 """
 
 
-def test_models_are_built_outside_the_process_that_listens_and_once(tmp_path):
+def test_model_that_cannot_be_built_is_left_out_with_the_reason(tmp_path):
     (tmp_path / "odd.py").write_text(ODD_MODELS)
-
-    async def ask():
-        async with finder() as find:
-            found = []
-            for name in ("Broken", "Fatal", "Noted"):
-                file = file_of(name, job_class=f"{tmp_path / 'odd.py'}:{name}")
-                try:
-                    found.append(await find.candidates(file, [1, 2]))
-                except InputError as error:
-                    found.append(str(error))
-            return found
-
-    broken, fatal, noted = through(ask)
-    assert "its model cannot be built: OSError: no data here" in str(broken)
-    assert "Fatal: the process that builds its model left with exit code 7" in str(fatal)
-    assert noted.parameters > 100
-    assert {plan.gpus for lists in noted.plans.values() for plans in lists for plan in plans} == {1, 2}
-    (pid,) = (tmp_path / "pids").read_text().split()
-    assert int(pid) != os.getpid()
-
-
-ASKING = """
-import asyncio, sys
-from synergy_exec.job_file import JobFile
-from synergy_exec.profiling.finder import finder
-
-async def ask():
-    async with finder() as find:
-        await find.candidates(JobFile(job_class=sys.argv[1], name="a", initial_batch=4, max_batch=4, work=1.0), [1])
-
-if __name__ == "__main__":
-    asyncio.run(ask())
-"""
-
-
-def test_what_finds_plans_dies_with_who_asked_whatever_it_is_building(tmp_path):
-    (tmp_path / "odd.py").write_text(ODD_MODELS)
-    (tmp_path / "asking.py").write_text(ASKING)
-    command = [sys.executable, str(tmp_path / "asking.py"), f"{tmp_path / 'odd.py'}:Endless"]
-    asking = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    noted = tmp_path / "pids"
-    wait_until(lambda: noted.exists() and noted.read_text().endswith("\n"), 120)
-    asking.kill()
-    wait_until(lambda: not processes.began(int(noted.read_text())), 60)
-    asking.wait()
-    assert asking.stderr.read() == "what the user prints\n"
-
-
-def test_noise_is_the_median_of_stretches_and_unknown_before():
-    seen = [NoiseFrom(*each) for each in ((12.0, 1.0), (13.0, 3.0), (14.0, 2.0), (16.0, 5.0), (40.0, 9.0))]
-    assert noise_curve(seen) == (NoiseFrom(0, 0), NoiseFrom(10.0, 2.0), NoiseFrom(15.0, 5.0), NoiseFrom(33.75, 9.0))
-    assert noise_curve([]) == (NoiseFrom(0, 0),)
-    assert noise_curve([NoiseFrom(30.0, 4.0)]) == (NoiseFrom(0, 0), NoiseFrom(10.0, 4.0))
+    files = [file_of(name, job_class=f"{tmp_path / 'odd.py'}:{name}") for name in ("Broken", "Fatal")]
+    made = add_to_profile(tmp_path / "p.json", files, get_backend("local", {"slots": 1}), HERE, TINY, SILENT, LONG)
+    assert made.models == []
+    broken, fatal = made.remarks
+    assert "Broken: rank 0, finding out which plans there are: OSError: no data here" in broken
+    assert fatal == "Fatal: rank 0 left with exit code 7"
 
 
 def test_models_are_measured_once_and_again_where_something_changed(tmp_path, monkeypatch):
@@ -243,9 +182,12 @@ LARGE = 16
 
 
 class Forgetful(FakeAgent):
-    """Carries out measuring runs at once. It has no memory for large micro-batches, and is `stuck` on several slots."""
+    """Carries out measuring runs at once. It has no memory for large micro-batches, and is `stuck` on several slots.
+    Its models are replicas, and stages of replicas.
+    """
 
     launches: list[Launch]
+    tried: list[Plan]
     stuck = False
 
     def hear(self, message, now_s):
@@ -260,14 +202,21 @@ class Forgetful(FakeAgent):
         if launch.first_rank:
             return [self.end(launch.run, "done")]
         path = Path(launch.measure)
+        task, selection = Task.read(path), Selection(Task.read(path), lines_of(path))
 
         def write(kind, **values):
             with record_of(path).open("a") as file:
                 file.write(json.dumps({"kind": kind, **values}) + "\n")
+            selection.add({"kind": kind, **values})
 
-        orders = Orders(Task.read(path), record_of(path), write)
-        while (order := orders.next()) is not None:
-            plan = Plan(**order["plan"])
+        def refusal(plan):
+            return "no" if plan.tensor > 1 or plan.zero or plan.interleave > 1 else None
+
+        if not selection.plans:
+            there = {size: plans(size, task.batches, refusal) for size in task.part.sizes}
+            write("candidates", found=Candidates(there).values())
+        while (plan := selection.next()) is not None:
+            write("begun", plan=asdict(plan))
             self.tried.append(plan)
             if self.stuck and plan.gpus > 1:
                 return []
@@ -275,30 +224,13 @@ class Forgetful(FakeAgent):
                 reason = "rank 0: OutOfMemoryError"
                 failure = Failure(run=launch.run, rank=0, reason=reason, out_of_memory=True)
                 return [failure, self.end(launch.run, "failed", reason)]
-            times = {"step_s": STEP_S / plan.gpus, "memory_bytes": 0, "limit_bytes": 0}
-            orders.done([[] if order["noise"] else times] * len(order["copies"]))
+            times = {"step_s": STEP_S / plan.gpus, "spread": 0.0, "memory_bytes": 0, "limit_bytes": inf, "noise": []}
+            write("measured", plan=asdict(plan), **times)
         return [self.end(launch.run, "done")]
-
-
-class Found:
-    """In place of the process that builds models: replicas, and stages of replicas."""
-
-    async def candidates(self, file, sizes):
-        def refusal(plan):
-            return "no" if plan.tensor > 1 or plan.zero or plan.interleave > 1 else None
-
-        batches = batches_of(file.initial_batch, file.max_batch)
-        return CandidatePlans(1e3, {size: plans(size, batches, refusal) for size in sizes})
 
 
 @pytest.fixture
 def launches(monkeypatch):
-
-    @contextlib.asynccontextmanager
-    async def finder():
-        yield Found()
-
-    monkeypatch.setattr(profiling, "finder", finder)
     monkeypatch.setattr(served, "FakeAgent", Forgetful)
     monkeypatch.setattr(Forgetful, "launches", [], raising=False)
     monkeypatch.setattr(Forgetful, "tried", [], raising=False)
@@ -323,26 +255,10 @@ def test_time_that_is_up_ends_measuring_and_what_there_was_none_for_is_predicted
         assert known == {(1, 4, False), (1, 8, False), (2, 4, True), (2, 8, True)}
         assert [line.endswith(", predicted") for line in table(model)[1:]] == [False, False, True, True]
     assert made.remarks[0].startswith("first: left out, dp2 · 2×1: it was not measured after ")
-    assert any("time was up before 4 more step times were measured; 2 of them are predict" in x for x in made.remarks)
-    assert said[0].startswith("first: 1 on 1 × cpu (0 of 8 step times decided, ")
-    assert said[2].startswith("first: dp2 on 2 × cpu (2 of 8 step times decided, ")
+    assert any("time was up when 2 of 8 step times were measured; 2 are predicted" in each for each in made.remarks)
+    assert said[0].startswith("first: 1 on 1 × cpu, batch 4 (")
+    assert said[2].startswith("first: dp2 on 2 × cpu, batch 4 (")
     assert "first: 2 of 8 step times measured" in said
-
-
-def test_model_that_is_not_built_in_time_is_left_out(tmp_path, launches, monkeypatch):
-    monkeypatch.setattr(Forgetful, "stuck", True)
-    path = tmp_path / "profile.json"
-    files = [unbuilt("small"), unbuilt("wide", arguments={"never": "built"})]
-
-    async def never(self, file, sizes):
-        if file.arguments:
-            await asyncio.Event().wait()
-        return CandidatePlans(1.0, {1: plans(1, [4], lambda plan: None), 2: []})
-
-    monkeypatch.setattr(Found, "candidates", never)
-    made = add_to_profile(path, files, TaskBackend(2), HERE, BRIEF, lambda _: None, Settings(profile_s=8.0))
-    assert [each.name for each in made.models] == ["small"]
-    assert made.remarks == ["wide could not be profiled: time was up before its model was built."]
 
 
 def test_smaller_pieces_are_measured_where_memory_ran_out(tmp_path, launches):
@@ -397,7 +313,7 @@ def test_command_measures_as_a_run_would(tmp_path, launches, monkeypatch, capfd)
     job.write_text(json.dumps({"class": "a.b:C", "name": "small", "initial_batch": 4, "work": 1}))
     of_run = ["host=127.0.0.2", "interface=lo", "bfloat16=false", "memory_gb_per_slot=3", "start_s=77", "profile_s=60"]
     out = tmp_path / "profile.json"
-    command.main([str(job), "--seconds", "0.1", "--out", str(out), "--option", "nodes=2", *of_run])
+    command.main([str(job), "--seconds", "0.1", "--out", str(out), "backend.options.nodes=2", *of_run])
     assert [url.rpartition(":")[0] for url in urls] == ["http://127.0.0.2"] * 2
     given = {(each.interface, each.bfloat16, each.memory_gb_per_slot, each.start_s) for each in launches}
     assert given == {("lo", False, 3.0, 77.0)}
@@ -406,15 +322,15 @@ def test_command_measures_as_a_run_would(tmp_path, launches, monkeypatch, capfd)
     assert read_profile(out).machine.endswith("local (nodes=2), float32")
     heard = capfd.readouterr().err.splitlines()
     assert heard[0] == "measuring small for at most 60 s (profile_s)"
-    assert heard[1].startswith("small: 1 on 1 × cpu (0 of ")
+    assert heard[1].startswith("small: 1 on 1 × cpu, batch 4 (")
 
 
 # Which plans are measured: fewer than there are, without losing the fastest
 
 
 def test_batches_double_and_sizes_are_powers_of_two_and_all():
-    assert batches_of(8, 40) == [8, 16, 32]
-    assert batches_of(8, 8) == [8]
+    assert batches_of(file_of("a", max_batch=40)) == [8, 16, 32]
+    assert batches_of(file_of("a", max_batch=16, batch=12)) == [8, 12, 16]
     assert sizes_of(1) == [1]
     assert sizes_of(2) == [1, 2]
     assert sizes_of(6) == [1, 2, 4, 6]
@@ -424,12 +340,10 @@ def test_batches_double_and_sizes_are_powers_of_two_and_all():
 def test_every_plan_fills_the_slots_at_a_batch_that_was_asked_for(slots):
     found = plans(slots, [16, 32], lambda plan: None)
     assert found
-    for same_degrees in found:
-        assert len({(each.data, each.tensor, each.pipeline, each.interleave, each.zero) for each in same_degrees}) == 1
-        for each in same_degrees:
-            assert each.gpus == slots
-            assert each.global_batch in (16, 32)
-            assert each.data > 1 or each.accumulation > 1  # else its noise could not be measured
+    for each in found:
+        assert each.gpus == slots
+        assert each.global_batch in (16, 32)
+        assert each.data > 1 or each.accumulation > 1  # else its noise could not be measured
 
 
 BATCHES = [16, 32, 64, 128]
@@ -449,17 +363,20 @@ def candidates(slots=SLOTS):
     return {size: plans(size, BATCHES, refused) for size in sizes_of(slots)}
 
 
-def task(there, effort, **more):
-    return Task(part=Part("cpu", 0, 1, SLOTS), plans=there, effort=effort, **more)
+def selecting(there, effort=TINY, held_bytes=0.0, **more):
+    selection = Selection(Task(part=Part("cpu", 0, 1, SLOTS), batches=BATCHES, effort=effort, **more))
+    selection.add({"kind": "candidates", "found": Candidates(there, held_bytes=held_bytes).values()})
+    return selection
 
 
-def all_of(there):
-    return [plan for lists in there.values() for same in lists for plan in same]
+def tell(selection, plan, step_s, memory_bytes=0.0):
+    times = {"step_s": step_s, "memory_bytes": memory_bytes, "limit_bytes": inf}
+    selection.add({"kind": "measured", "plan": asdict(plan), **times})
 
 
 def planned(model, gpu):
     """Seconds of a step under every candidate, as the planner has them for GPUs that were measured."""
-    there = all_of(candidates())
+    there = [plan for found in candidates().values() for plan in found]
     family, architecture = architecture_named(model)
     machine, software = machine_named(gpu), software_named("megatron")
     columns = plans_of(list(there))
@@ -471,15 +388,14 @@ def planned(model, gpu):
 @pytest.mark.parametrize(("model", "gpu"), [("gpt-350m", "a100-80gb"), ("gpt-1.3b", "v100"), ("resnet-50", "v100")])
 def test_on_eight_slots_a_third_is_measured_and_the_fastest_is_among_it(model, gpu):
     truth = planned(model, gpu)
-    selection = Selection(task(candidates(), QUICK))
-    found = {}
+    selection = selecting(candidates(), QUICK)
+    found, measured = {}, 0
     while (plan := selection.next()) is not None:
         key = plan.gpus, plan.global_batch
         found[key] = min(truth[plan], found.get(key, inf))
-        selection.measured(plan, truth[plan])
-    measured = selection.plans - selection.left_out.total()
-    assert measured < selection.plans / 3
-    assert selection.undecided == 0
+        tell(selection, plan, truth[plan])
+        measured += 1
+    assert measured < len(selection.plans) / 3
     best = {key: min(truth[plan] for plan in truth if (plan.gpus, plan.global_batch) == key) for key in found}
     assert len(best) == 2 * len(sizes_of(SLOTS))
     assert max(found[key] / best[key] for key in best) < 1.05
@@ -489,18 +405,19 @@ def test_what_jobs_fall_back_on_comes_first_then_the_fewest_slots():
     """The smallest and the largest batch of each, then those between; failed before: replicas at every batch took the
     time there was, and of a model with slow steps nothing else was measured.
     """
-    selection, order = Selection(task(candidates(), Effort(hopeless=inf))), list[list[Plan]]()
+    selection, order = selecting(candidates()), list[Plan]()
     while (plan := selection.next()) is not None:
-        if not order or degrees_of(order[-1][-1]) != degrees_of(plan):
-            order.append([])
-        order[-1].append(plan)
-        selection.measured(plan, 1.0)
-    kinds = len(order) // 2
-    for half, batches in ((order[:kinds], {BATCHES[0], BATCHES[-1]}), (order[kinds:], {*BATCHES[1:-1]})):
-        assert [same[0].degrees for same in half[:4]] == ["1", "dp2", "dp4", "dp8"]
-        assert all(one[0].gpus <= other[0].gpus for one, other in pairwise(half[4:]))
-        assert {plan.global_batch for same in half for plan in same} == batches
-    assert selection.undecided == 0
+        order.append(plan)
+        tell(selection, plan, 1.0)
+    fallbacks = [(degrees, batch) for degrees in ("1", "dp2", "dp4", "dp8") for batch in (BATCHES[0], BATCHES[-1])]
+    assert [(plan.degrees, plan.global_batch) for plan in order[:8]] == fallbacks
+    others = {plan.degrees: plan for plan in reversed(order[8:])}
+    firsts = [plan for plan in order[8:] if others[plan.degrees] is plan and plan.degrees not in dict(fallbacks)]
+    assert len(firsts) > 20
+    assert all(one.gpus <= other.gpus for one, other in pairwise(firsts))
+    assert {plan.global_batch for plan in firsts} == {BATCHES[0]}
+    between = [plan.global_batch in BATCHES[1:-1] for plan in order]
+    assert not any(between[: order.index(firsts[-1])])
 
 
 def test_a_plan_that_was_never_tried_is_believed_to_be_as_fast_as_it_could_be():
@@ -526,20 +443,20 @@ def test_a_plan_that_was_never_tried_is_believed_to_be_as_fast_as_it_could_be():
 
 def test_what_trains_in_too_much_memory_hides_no_plan_that_fits():
     there = candidates(2)
-    selection = Selection(task(there, Effort(hopeless=1.25), memory_bytes=1.0))
-    for plan in there[2][0][:2]:
-        selection.measured(plan, 0.1, memory_bytes=2.0)
-    sharded = next(same for same in there[2] if same[0].degrees == "dp2 zero3")
-    selection.measured(sharded[0], 0.9)
+    selection = selecting(there, memory_bytes=1.0)
+    replicas = [plan for plan in there[2] if plan.degrees == "dp2"]
+    sharded = [plan for plan in there[2] if plan.degrees == "dp2 zero3"]
+    for plan in replicas[:2]:
+        tell(selection, plan, 0.1, memory_bytes=2.0)
+    tell(selection, sharded[0], 0.9)
     assert selection.worth(sharded[1])
-    assert not selection.worth(there[2][0][2])
+    assert not selection.worth(replicas[2])
     assert (2, BATCHES[0]) not in {(plan.gpus, plan.global_batch) for plan, _ in selection.predicted()}
 
 
 def test_weights_that_no_slot_can_hold_alone_are_not_tried_whole():
-    there = candidates(4)
-    selection = Selection(task(there, Effort(hopeless=inf), held_bytes=3e9, memory_bytes=1e9))
-    worth = {plan.degrees for plan in all_of(there) if selection.worth(plan)}
+    selection = selecting(candidates(4), held_bytes=3e9, memory_bytes=1e9)
+    worth = {plan.degrees for plan in selection.plans if selection.worth(plan)}
     assert worth == {
         "pp4",
         "pp4×2",

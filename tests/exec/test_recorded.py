@@ -22,6 +22,7 @@ from synergy_exec.agent.logs import bound, logs, opened
 from synergy_exec.commands import logs as logs_command
 from synergy_exec.controller.journal import JobRow, Journal, RunRow
 from synergy_exec.examples.mlp import Mlp
+from synergy_exec.folders import RESULTS
 from synergy_exec.job_file import JobFile
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
@@ -89,7 +90,7 @@ def job_folder(work, number, name, job_class=SGD):
     folder = work / "jobs" / str(number)
     folder.mkdir(parents=True)
     values = job_file(name, job_class).values()
-    (folder / "job.json").write_text(json.dumps({"job": number, "submitted_as": name, **values}))
+    (folder / "job.json").write_text(json.dumps({"job": number, "uuid": "u", "submitted_as": name, **values}))
     return folder
 
 
@@ -296,7 +297,7 @@ def test_logs_of_a_job_are_printed_in_order(three_jobs, typed, printed, capfdbin
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        (["d"], "no job 'd' was launched in a run below .*; those that were: a, b, c"),
+        (["d"], "unknown job 'd'"),
         (["a", "--run", "2"], "--run 2: job a has no log of that run; it has those of: 0, 3"),
         (["c", "--run", "2"], "it has those of: none"),
     ],
@@ -362,6 +363,7 @@ def timed(tmp_path):
     journal.timing(1, 1.5, "started", PARTS)
     counts = {"started": 1, "stopped": 0, "running": 1, "queued": 0, "gpus_used": 1}
     journal.decision(time_s=0.0, decision_s=0.002, **counts, objective=math.nan, bound=math.nan)
+    journal.set_meta(RESULTS, "las-0")
     journal.close()
     results = tmp_path / "las-0"
     results.mkdir()

@@ -100,9 +100,9 @@ def test_a_torchrun_script_that_knows_nothing_is_scheduled_moved_and_finished(tm
         ({"command": ["a\x1b"]}, "a list of words"),
         ({"command": ["a"], "class": "a:B"}, "a class or a command, not both"),
         ({"command": ["a"], "initial_batch": 3}, "a class or a command, not both"),
-        ({"command": ["a"], "grace_s": -1}, "grace_s=-1; expected seconds from 0"),
-        ({"command": ["a"], "max_seconds": -1}, "max_seconds=-1; expected seconds"),
-        ({"command": ["a"], "slots": 0}, "slots=0; expected at least 1"),
+        ({"command": ["a"], "grace_s": -1}, "grace_s=-1: expected seconds from 0"),
+        ({"command": ["a"], "max_seconds": -1}, "max_seconds=-1: expected a finite number"),
+        ({"command": ["a"], "slots": 0}, "=0: expected"),
     ],
 )
 def test_a_command_that_cannot_be_is_refused(given, says):

@@ -24,7 +24,7 @@ CASES = [
     of_command("list --jsno", "unknown option '--jsno'", "Did you mean '--json'"),
     of_command("cancel", "job is missing"),
     of_command("cancel 1", NOBODY),
-    of_command("logs 1", "no job '1' was launched"),
+    of_command("logs 1", "no run is in it"),
     of_command("logs 1 --run x", "--run x: expected a whole number"),
     of_command("retry 1", "no run is in it"),
     of_command("resume nowhere", "expected the work folder of a run"),

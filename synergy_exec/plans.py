@@ -1,0 +1,120 @@
+"""The plans that a job's model may be trained under: which come into question, and how a run tells of them.
+
+A run of the job finds them out, which has its model at hand (`Admission.candidates`): a measuring run before it
+measures; a training run at its start, where the controller asks for them (`Launch.plans_on`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from synergy_core.planner.plan import Plan
+from synergy_exec.job_file import JobFile
+from synergy_runs.files import atomic_file
+
+Refusal = Callable[[Plan], str | None]
+ZEROS = (0, 3)
+INTERLEAVES = (1, 2)
+
+
+def sizes_of(slots: int) -> list[int]:
+    """Numbers of slots to measure on: powers of two, and all of them."""
+    powers = [1 << each for each in range(slots.bit_length())]
+    return powers if powers[-1] == slots else [*powers, slots]
+
+
+def batches_of(file: JobFile) -> list[int]:
+    """The initial batch of a job and its doublings up to the largest, and the batch that it asks for."""
+    result = [file.initial_batch]
+    while 2 * result[-1] <= file.max_batch:
+        result.append(2 * result[-1])
+    return sorted({*result, file.batch or file.initial_batch})
+
+
+def plans(slots: int, batches: list[int], refusal: Refusal) -> list[Plan]:
+    """Admitted plans on exactly so many slots: replicas first, of the same degrees together, batches ascending."""
+    return [
+        plan
+        for data, tensor, pipeline in _splits(slots)
+        for zero in (ZEROS if data > 1 else (0,))
+        for interleave in (INTERLEAVES if pipeline > 1 else (1,))
+        for batch in batches
+        for plan in _cut(Plan(data=data, tensor=tensor, pipeline=pipeline, interleave=interleave, zero=zero), batch)
+        if refusal(plan) is None
+    ]
+
+
+def _splits(slots: int) -> Iterator[tuple[int, int, int]]:
+    for data in range(slots, 0, -1):
+        for tensor in range(1, slots // data + 1):
+            if slots % (data * tensor) == 0:
+                yield data, tensor, slots // (data * tensor)
+
+
+def _cut(degrees: Plan, batch: int) -> list[Plan]:
+    """How that batch may be cut: a pipeline takes as many micro-batches as stages or twice that; anything else as few
+    as the noise scale can be read from, two on one replica.
+    """
+    pipeline, data = degrees.pipeline, degrees.data
+    cuts = (pipeline, 2 * pipeline) if pipeline > 1 else ((1,) if data > 1 else (2,))
+    return [
+        dataclasses.replace(degrees, micro_batch=batch // (data * cut), accumulation=cut)
+        for cut in cuts
+        if batch % (data * cut) == 0
+    ]
+
+
+class Candidates(NamedTuple):
+    """What may be measured of a model.
+
+    plans: admitted ones by number of slots. parameters: of the model. held_bytes: of weights and gradients, by all
+    ranks of a replica. samples, item_bytes: of a job that loads its samples, how many there are, and the most that
+    storage holds of one; 0 of another job.
+    """
+
+    plans: dict[int, list[Plan]]
+    parameters: float = 0.0
+    held_bytes: float = 0.0
+    samples: int = 0
+    item_bytes: int = 0
+
+    def values(self) -> dict[str, Any]:
+        """All of it for JSON; `of_values` reads it."""
+        plans = {size: [dataclasses.asdict(plan) for plan in found] for size, found in self.plans.items()}
+        return {**self._asdict(), "plans": plans}
+
+    @classmethod
+    def of_values(cls, values: dict[str, Any]) -> Candidates:
+        plans = {int(size): [Plan(**each) for each in found] for size, found in values["plans"].items()}
+        return cls(**{**values, "plans": plans})
+
+
+PLANS = "plans.json"
+"""In the folder of a job whose model nobody had profiled: its candidates, as its first run found them."""
+
+
+def write_candidates(folder: Path, found: Candidates) -> None:
+    """Has the controller find them when it hears that the run has started."""
+    with atomic_file(folder / PLANS) as partial:
+        partial.write_text(json.dumps(found.values()), encoding="utf-8")
+
+
+def read_candidates(folder: Path) -> Candidates | None:
+    """What the job's run has found; None where it found nothing, or the user's code wrote something else there."""
+    try:
+        found = Candidates.of_values(json.loads((folder / PLANS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    usual = dataclasses.astuple(Plan())
+    sound = all(
+        [type(each) for each in dataclasses.astuple(plan)] == list(map(type, usual))
+        and min(plan.micro_batch, plan.accumulation, plan.interleave) > 0
+        and plan.gpus == size
+        for size, plans in found.plans.items()
+        for plan in plans
+    )
+    return found if sound and isinstance(found.parameters, float) else None
