@@ -154,7 +154,10 @@ class Placer:
 
 OF_RECORD = ("held_gpus", "attained_service_gpu_s", "first_start_s", "restarts")
 OF_REQUEST = ("submit_time_s", "gpus")
-OF_SPEC = ("restart_s", "declared_restart_s", "resize_s", "declared_work")
+OF_SPEC = (
+    *("restart_s", "declared_restart_s", "resize_s", "declared_work"),
+    *("min_gpus", "most_fed_gpus", "fixed_gpus", "planned"),
+)
 """Columns of a state that are fields of a job's record, of its request and of its task's spec."""
 DTYPES = {"Ints": np.int64, "Floats": np.float64, "Bools": np.bool_}
 """What the columns of a state consist of, by the annotations of their fields."""
@@ -437,7 +440,9 @@ class AllocationScheduler:
         if answer.share is not None:
             self._check_shares(answer)
         must_stay = state.must_stay
-        for at in np.flatnonzero((gpus != state.held_gpus) | must_stay).tolist():  # any other job has what was checked before
+        for at in np.flatnonzero(
+            (gpus != state.held_gpus) | must_stay
+        ).tolist():  # any other job has what was checked before
             job, each = jobs[at], int(gpus[at])
             if must_stay[at] and not self._stays(answer, at, job):
                 raise InputError(
