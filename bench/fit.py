@@ -170,7 +170,7 @@ class WithoutTotal(Form):
 
     def design(self, nodes: np.ndarray, gpus: np.ndarray, crowd: np.ndarray) -> np.ndarray:
         result = super().design(nodes, gpus, crowd)
-        result[self.sync.index(BETA_N)] = 0.0
+        result[BETA_N] = 0.0
         return result
 
 

@@ -116,7 +116,7 @@ def _near_tied(
     keep = keep[near]
     keep[:, -1] = False  # nothing is what a job gets that gets none of the others
     some, job, which = columns_where(work, keep, near)
-    answer = by_table(some, room) if small and len(room) == work.types else None
+    answer = by_table(some, room) if len(room) == work.types else None
     if answer is None:
         answer = solve_columns(some, room, slack=slack, time_limit_s=deadline_s - time.perf_counter())
     ceiling = work.worth(column) + answer.bound

@@ -68,8 +68,8 @@ def held_out_error(rows: PaddedSteps, form: Form, placement: Ints) -> Floats:
     dealt = np.random.default_rng(0).permutation(int(placement.max()) + 1) % _PARTS
     part = np.where(placement >= 0, dealt[placement], -1)
     out = part == np.arange(_PARTS)[:, None]
-    design = form.design(rows.nodes, rows.gpus, rows.crowd).swapaxes(0, 1)
-    folds = replace(rows, design=design).take(np.zeros(_PARTS, dtype=np.int64))
+    design, alone = form.lines(rows.nodes, rows.gpus, rows.crowd, rows.batch)
+    folds = replace(rows, design=design, alone=alone).take(np.zeros(_PARTS, dtype=np.int64))
     folds = folds.weighted(np.where(out | (folds.weight == 0.0), 0.0, 1.0))
     off = np.abs(residuals(fit_rows(folds, form).theta, folds, form)[1])
     result: Floats = np.where(out, off, 0.0).sum(axis=0)

@@ -69,120 +69,106 @@ _MIN_RESIDUAL = 1e-7
 
 def residuals(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats]:
     """log(predicted/observed) of T_grad and T_opt, (F, K) each."""
-    *_, first, second = _logs(theta, rows, form)
-    return first, second
+    found = slopes(theta, rows, form)
+    return found[:, 0, -1], found[:, 1, -1]
 
 
-def _logs(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, ...]:
-    """α_c + β_c·b, T_grad on one GPU and on all, z = log(T_sync/T_grad), log(1 + e^γz), both residuals; (F, K) each."""
-    line = theta[:, :1] + theta[:, 1:2] * rows.batch
+def slopes(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
+    """Derivatives of log T_grad and log T_opt by the constants, and last their residuals: (F, 2, P + 1, K)."""
+    line_and_sync = (theta[:, None, None] @ rows.design)[:, :, 0] + rows.alone
+    result = np.empty((len(theta), 2, theta.shape[1] + 1, line_and_sync.shape[2]))
+    # dlog/dθ of α_c + β_c·b and of T_sync; then of T_grad and of T_opt = T_grad·(1 + e^bend)^(1/γ).
+    compute, step = (result[:, at, :-1] for at in range(2))
+    np.divide(rows.design, line_and_sync[:, :, None], out=result[:, :, :-1])
+    logs = np.log(line_and_sync)
+    log_compute = logs[:, 0] + rows.log_factor
     if form.floor:
-        alone = np.cbrt(line**3 + theta[:, FLOOR, None] ** 3)
-        compute = alone * np.exp(rows.log_factor) * (1.0 + theta[:, SLOWEST, None] * slowest_of(rows.gpus))
-    else:
-        alone = line
-        compute = line * np.exp(rows.log_factor)
-    sync = (theta[:, None, form.sync] @ rows.design)[:, 0] + rows.alone
-    log_compute = np.log(compute)
-    z = np.log(sync) - log_compute
+        line, floor, lag = line_and_sync[:, 0], theta[:, FLOOR, None], slowest_of(rows.gpus)
+        cube, slowest = line**3 + floor**3, 1.0 + theta[:, SLOWEST, None] * lag
+        log_compute += np.log(cube) / 3.0 - logs[:, 0] + np.log(slowest)
+        compute *= (line**3 / cube)[:, None]
+        compute[:, FLOOR], compute[:, SLOWEST] = floor**2 / cube, lag / slowest
     gamma = theta[:, GAMMA, None]
-    bend = gamma * z
-    overlap = np.maximum(bend, 0.0) + np.log1p(np.exp(-np.abs(bend)))
-    second = log_compute + overlap / gamma - rows.log_step
-    return line, alone, compute, z, overlap, log_compute - rows.log_compute, second
-
-
-def slopes(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats, Floats]:
-    """Both residuals (F, K), and their derivatives by the constants (F, 2, P, K)."""
-    line, alone, compute, z, overlap, first, second = _logs(theta, rows, form)
-    count, length = z.shape
-    gamma = theta[:, GAMMA, None]
-    share = np.exp(gamma * z - overlap)
-    # dlog T_opt/dT_sync = share/T_sync, and T_sync = T_grad·e^z.
-    by_sync = share * np.exp(-z) / compute
-    result = np.zeros((count, 2, theta.shape[1], length))
-    one = result[:, 0]
-    if form.floor:
-        cube = alone**3
-        np.divide(line**2, cube, out=one[:, ALPHA_C])
-        np.divide(theta[:, FLOOR, None] ** 2, cube, out=one[:, FLOOR])
-        lag = slowest_of(rows.gpus)
-        np.divide(lag, 1.0 + theta[:, SLOWEST, None] * lag, out=one[:, SLOWEST])
-        for each in (FLOOR, SLOWEST):
-            np.multiply(one[:, each], 1.0 - share, out=result[:, 1, each])
-    else:
-        np.divide(1.0, alone, out=one[:, ALPHA_C])
-    np.multiply(one[:, ALPHA_C], rows.batch, out=one[:, BETA_C])
-    np.multiply(one[:, :2], (1.0 - share)[:, None], out=result[:, 1, :2])
-    result[:, 1, form.sync] = rows.design * by_sync[:, None]
-    result[:, 1, GAMMA] = (share * z - overlap / gamma) / gamma
-    return first, second, result
+    bend = (logs[:, 1] - log_compute) * gamma
+    overlap = np.logaddexp(0.0, bend)
+    share = np.exp(bend - overlap)
+    step -= compute
+    step *= share[:, None]
+    step += compute
+    overlap /= gamma
+    step[:, GAMMA] = (share * bend / gamma - overlap) / gamma
+    np.subtract(log_compute, rows.log_compute, out=result[:, 0, -1])
+    log_compute += overlap
+    np.subtract(log_compute, rows.log_step, out=result[:, 1, -1])
+    return result
 
 
 def evaluate(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats, Floats, Floats]:
     """Objective (F,), gradient (F, P), the cone's Hessian and the plain Gauss-Newton one (F, P, P)."""
-    first, second, by = slopes(theta, rows, form)
-    both = np.stack([first, second], axis=1)
-    weight = rows.weight[:, None]
-    weighted = both * weight
-    sigma = np.sqrt((weighted * both).sum(axis=2))
-    smooth = np.sqrt(sigma * sigma + _MIN_RESIDUAL * _MIN_RESIDUAL)[..., None]
-    towards = (by @ weighted[..., None])[..., 0] / smooth
-    plain = ((by * weight[:, None]) @ by.swapaxes(2, 3)) / smooth[..., None]
-    gradient, gauss_newton = towards.sum(axis=1), plain.sum(axis=1)
-    # Σ (Jᵀr)(Jᵀr)ᵀ/σ over both RMSEs.
-    turned = gauss_newton - towards.swapaxes(1, 2) @ (towards / smooth)
-    grown, constants = list(form.ratios), list(form.ratios.values())
-    inverse = 1.0 / theta[:, constants]
-    ratio = theta[:, grown] * inverse
-    beyond_one = theta[:, GAMMA] - 1.0
-    each = np.arange(ratio.shape[1])
-    pull = np.zeros((len(theta), len(each), theta.shape[1]))
-    pull[:, each, grown] = inverse
-    pull[:, each, constants] = -inverse * ratio
-    prior = 2.0 * RATIO_PRIOR * (pull.swapaxes(1, 2) @ pull)
-    prior[:, GAMMA, GAMMA] += 2.0 * GAMMA_PRIOR
-    gradient += 2.0 * RATIO_PRIOR * (ratio[:, None] @ pull)[:, 0]
-    gradient[:, GAMMA] += 2.0 * GAMMA_PRIOR * beyond_one
-    objective = sigma.sum(axis=1) + GAMMA_PRIOR * beyond_one**2 + RATIO_PRIOR * (ratio**2).sum(axis=1)
-    return objective, gradient, turned + prior, gauss_newton + prior
+    by = slopes(theta, rows, form)
+    # With the residuals r as the last column of J, one product is JᵀwJ, Jᵀwr and rᵀwr.
+    product = (by * rows.weight[:, None, None]) @ by.swapaxes(2, 3)
+    variance = product[:, :, -1, -1]
+    smooth = np.sqrt(variance + _MIN_RESIDUAL * _MIN_RESIDUAL)[:, :, None]
+    sigma = np.sqrt(variance)
+    objective = sigma[:, 0] + sigma[:, 1]
+    product /= smooth[..., None]
+    both = product[:, 0] + product[:, 1]
+    # The priors are squares, of γ − 1 and of ratios ρ with ∇ρ = ρ·(1/θ of the slope, −1/θ of its constant).
+    pull = np.zeros((len(theta), len(form.ratios) + 1, both.shape[1]))
+    pull[:, 0, GAMMA] = GAMMA_PRIOR**0.5
+    pull[:, 0, -1] = (theta[:, GAMMA] - 1.0) * GAMMA_PRIOR**0.5
+    ratio = theta.take(form.slopes, axis=1) / theta.take(form.constants, axis=1)
+    ratio *= RATIO_PRIOR**0.5
+    np.divide(form.ratio_signs, theta[:, None], out=pull[:, 1:, :-1])
+    pull[:, 1:, -1] = 1.0
+    pull[:, 1:] *= ratio[:, :, None]
+    prior = pull.swapaxes(1, 2) @ pull
+    objective += prior[:, -1, -1]
+    prior *= 2.0
+    both += prior
+    plain = both[:, :-1, :-1]
+    # Less Σ (Jᵀr)(Jᵀr)ᵀ/σ over both RMSEs.
+    towards = product[:, :, :-1, -1]
+    return objective, both[:, :-1, -1], plain - towards.swapaxes(1, 2) @ (towards / smooth), plain
 
 
 def minimise(theta: Floats, pinned: Bools, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats]:
     """Damped steps until no fit improves: constants (F, P), and the objective (F,)."""
-    count = len(theta)
+    count, constants = theta.shape
     lower, upper = form.lower, form.upper
     result, lowest = theta.copy(), np.empty(count)
     going = np.arange(count)
     damping = np.ones(count)
-    state: tuple[Floats, ...] = (theta, *evaluate(theta, rows, form))
-    diagonal = np.arange(theta.shape[1])
+    state: tuple[Floats, ...] = (theta.copy(), *evaluate(theta, rows, form))
     for step in range(1, MAX_STEPS + 1):
         theta, objective, gradient, cone, plain = state
         free = ~(pinned | ((theta <= lower) & (gradient > 0)) | ((theta >= upper) & (gradient < 0)))
-        matrix = (cone + damping[:, None, None] * plain) * (free[:, :, None] & free[:, None, :])
-        scale = plain[:, diagonal, diagonal]
+        matrix = damping[:, None, None] * plain
+        matrix += cone
+        matrix *= free[:, :, None] & free[:, None, :]
         # A little of the diagonal too, for constants that the rows cannot tell apart.
         extra = 1e-3 * np.minimum(damping, damping * damping)[:, None] + 1e-12
-        matrix[:, diagonal, diagonal] += np.where(free, extra * scale + 1e-30, 1.0)
-        downhill = np.where(free, -gradient, 0.0)
+        diagonal = matrix.reshape(len(matrix), -1)[:, :: constants + 1]
+        diagonal += np.where(free, extra * plain.diagonal(0, 1, 2) + 1e-30, 1.0)
+        downhill = -gradient * free
         change = np.linalg.solve(matrix, downhill[..., None])[..., 0]
-        trial = np.where(free, np.clip(theta + change, lower, upper), theta)
+        trial = np.where(free, np.minimum(np.maximum(theta + change, lower), upper), theta)
         answer = (trial, *evaluate(trial, rows, form))
         better = answer[1] < objective
-        promised = (downhill * change).sum(axis=1)
+        promised = (downhill[:, None] @ change[..., None])[:, 0, 0]
         least = CONVERGED_FRACTION * objective
-        done = (better & (objective - answer[1] <= least)) | (promised <= least)
-        done |= damping > 1e4
-        done |= step == MAX_STEPS
-        if better.all():
+        done = (better & (objective - answer[1] <= least)) | (promised <= least) | (damping > 1e4)
+        if step == MAX_STEPS:
+            done[:] = True
+        if all(better.tolist()):
             state = answer
         else:
-            pairs = zip(answer, state, strict=True)
-            state = tuple(np.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs)
+            for new, old in zip(answer, state, strict=True):
+                np.copyto(old, new, where=better.reshape(-1, *[1] * (new.ndim - 1)))
         # Factors chosen by steps and misses against SciPy over 800 profiles of 1 to 60 rows.
         damping = np.where(better, np.maximum(damping * 0.3, 1e-4), damping * 8.0)
-        if done.any():
+        if any(done.tolist()):
             at = going[done]
             result[at], lowest[at] = state[0][done], state[1][done]
             left = np.flatnonzero(~done)
@@ -206,9 +192,10 @@ _GAMMA_SD = 2.0
 
 def _information(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats]:
     """The inverse covariance of the constants (F, P, P), and the variance of log T_grad and log T_opt (F, 2)."""
-    first, second, by = slopes(theta, rows, form)
+    found = slopes(theta, rows, form)
+    by, off = found[:, :, :-1], found[:, :, -1]
     count = (rows.weight > 0).sum(axis=1, keepdims=True)
-    squares = np.stack([(rows.weight * each**2).sum(axis=1) for each in (first, second)], axis=1)
+    squares = (rows.weight[:, None] * off**2).sum(axis=2)
     spread = (squares * count + USUAL_MISFIT**2 * USUAL_ROWS) / (count + USUAL_ROWS)
     placements = _distinct(rows.nodes * 1e6 + rows.gpus, rows.weight > 0)[:, None]
     each_row = (rows.weight * placements)[:, None] / spread[..., None]
@@ -276,9 +263,9 @@ class Fits:
         columns = [np.asarray(each, dtype=float) for each in (nodes, gpus, local_batch, most)]
         shape = (len(self.theta), np.broadcast(*columns, np.empty(1)).size)
         n, m, b, c = (np.broadcast_to(each, shape) for each in columns)
-        zero, alone = np.zeros(shape), np.where(m > 1, 0.0, TINY + TINY * TINY)
-        rows = PaddedSteps(n, m, c, b, self.form.design(n, m, c).swapaxes(0, 1), alone, zero, zero, zero, zero)
-        by_shape = slopes(self.theta, rows, self.form)[2][:, 1]
+        zero = np.zeros(shape)
+        rows = PaddedSteps(n, m, c, b, *self.form.lines(n, m, c, b), zero, zero, zero, zero)
+        by_shape = slopes(self.theta, rows, self.form)[:, 1, :-1]
         information, spread = _information(self.theta, self.rows, self.form)
         covered = np.linalg.solve(information, by_shape)
         result: Floats = np.sqrt(spread[:, 1:] + (by_shape * covered).sum(axis=1))
@@ -313,7 +300,7 @@ def fit_rows(rows: PaddedSteps, form: Form, *, robust: bool = False) -> Fits:
         theta[unseen, across] = np.maximum(theta[unseen, across], UNSEEN_NODES_FACTOR * theta[unseen, within])
     if form.crowd:
         weight = rows.weight * rows.across
-        sync = (theta[:, None, form.sync] @ rows.design)[:, 0]
+        sync = (theta[:, None] @ rows.design[:, 1])[:, 0]
         typical = (weight * sync).sum(axis=1) / (weight.sum(axis=1) + 1e-300)
         beyond_two = (rows.across & (rows.nodes > 2)).any(axis=1)
         least = np.where(beyond_two, 0.0, UNSEEN_NODES_GROWTH * typical - theta[:, BETA_N])
@@ -323,12 +310,15 @@ def fit_rows(rows: PaddedSteps, form: Form, *, robust: bool = False) -> Fits:
 
 def _best(rows: PaddedSteps, form: Form, start: Floats | None = None) -> tuple[Floats, Floats]:
     """The best of several starts, `start` among them."""
-    pinned, held = _pins(rows, form)
-    starts = [_start(rows, form, gamma) for gamma in _START_GAMMAS] + ([] if start is None else [start])
-    times, count = len(starts), len(rows.batch)
+    count, times = len(rows.batch), len(_START_GAMMAS)
     many = rows.take(np.tile(np.arange(count), times))
+    starts = _start(many, form, np.repeat(_START_GAMMAS, count)[:, None])
+    if start is not None:
+        many, times = rows.take(np.tile(np.arange(count), times + 1)), times + 1
+        starts = np.concatenate([starts, start])
+    pinned, held = _pins(rows, form)
     pinned, held = np.tile(pinned, (times, 1)), np.tile(held, (times, 1))
-    theta, objective = minimise(np.where(pinned, held, np.concatenate(starts)), pinned, many, form)
+    theta, objective = minimise(np.where(pinned, held, starts), pinned, many, form)
     best = objective.reshape(times, count).argmin(axis=0) * count + np.arange(count)
     return theta[best], objective[best]
 
@@ -382,14 +372,14 @@ def _distinct(values: Floats, where: Bools) -> Ints:
     return result
 
 
-def _start(rows: PaddedSteps, form: Form, gamma: float) -> Floats:
-    """Where to begin, if γ were `gamma`: straight lines through T_grad over b and T_sync over what it grows with."""
+def _start(rows: PaddedSteps, form: Form, gamma: Floats) -> Floats:
+    """Where to begin, if γ were `gamma`, (F, 1): lines through T_grad over b and T_sync over what it grows with."""
     compute, step = np.exp(rows.log_compute - rows.log_factor), np.exp(rows.log_step)
     # The all-reduce that would explain the step under this overlap; at least 1 % of it.
     ratio = np.minimum(np.exp(rows.log_compute - rows.log_step), 1.0) ** gamma
     sync = step * np.maximum(1.0 - ratio, 1e-2**gamma) ** (1.0 / gamma)
     y = np.stack([compute, sync, sync], axis=1)
-    x = np.stack([rows.batch, rows.design[:, 1], rows.design[:, 3]], axis=1)
+    x = np.stack([rows.batch, rows.design[:, 1, BETA_N], rows.design[:, 1, BETA_R]], axis=1)
     weight = np.stack([rows.weight, rows.weight * rows.across, rows.weight * rows.within], axis=1) / (y * y)
     total = weight.sum(axis=2) + 1e-300
     mean_x, mean_y = (weight * x).sum(axis=2) / total, (weight * y).sum(axis=2) / total
@@ -402,7 +392,7 @@ def _start(rows: PaddedSteps, form: Form, gamma: float) -> Floats:
     theta = np.empty((len(rows.batch), len(form.parameters)))
     theta[:, 1:6:2] = slope
     theta[:, 0:6:2] = mean_y - slope * mean_x
-    theta[:, GAMMA] = gamma
+    theta[:, GAMMA] = gamma[:, 0]
     if form.floor:
         theta[:, FLOOR] = 0.7 * np.where(rows.weight > 0, compute, np.inf).min(axis=1)
         theta[:, SLOWEST] = 0.05

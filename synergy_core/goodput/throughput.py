@@ -119,14 +119,12 @@ def slowest_of(gpus: ArrayLike) -> Floats:
 class Form:
     """One shape of model.
 
-    parameters: names, in the order of theta's last axis. sync: which of them multiply the rows of `design`.
-    floor: whether `FLOOR` is among them, crowd: whether `CROWD`. ratios: slopes, each with the constant to which the
-    fit holds it small.
+    parameters: names, in the order of theta's last axis. floor: whether `FLOOR` is among them, crowd: whether `CROWD`.
+    ratios: slopes, each with the constant to which the fit holds it small.
     """
 
     name: str
     parameters: tuple[str, ...]
-    sync: list[int]
     floor: bool
     ratios: dict[int, int]
     crowd: bool = False
@@ -143,31 +141,56 @@ class Form:
         bound[GAMMA] = GAMMA_MAX
         return bound
 
+    @cached_property
+    def slopes(self) -> Ints:
+        """(R,) the slopes of `ratios`; `constants` has their constants."""
+        return np.array(list(self.ratios), dtype=np.int64)
+
+    @cached_property
+    def constants(self) -> Ints:
+        return np.array(list(self.ratios.values()), dtype=np.int64)
+
+    @cached_property
+    def ratio_signs(self) -> Floats:
+        """(R, P): 1 for the slope of a ratio, −1 for its constant."""
+        signs = np.zeros((len(self.ratios), len(self.parameters)))
+        each = np.arange(len(self.ratios))
+        signs[each, self.slopes], signs[each, self.constants] = 1.0, -1.0
+        return signs
+
     def design(self, nodes: Floats, gpus: Floats, crowd: Floats) -> Floats:
-        """What each parameter of `sync` is multiplied by: (len(sync), …) for arguments of shape (…)."""
+        """What each parameter is multiplied by in T_sync, 0 where it has no part in it: (P, …) for arguments (…)."""
+        result = np.zeros((len(self.parameters), *np.shape(gpus)))
         across = nodes > 1
         within = (nodes <= 1) & (gpus > 1)
+        result[ALPHA_N], result[ALPHA_R] = across, within
         if not self.floor:
             growth = np.maximum(gpus - 2.0, TINY)
-            return np.stack([across, across * growth, within, within * growth]).astype(np.float64)
+            result[BETA_N], result[BETA_R] = across * growth, within * growth
+            return result
         several = np.maximum(gpus, 2.0)
         depth, ring = np.log2(several / 2.0), 1.0 - 2.0 / several
-        columns = {
-            ALPHA_N: across,
-            BETA_N: across * depth,
-            ALPHA_R: within,
-            BETA_R: within * depth,
-            RHO_N: across * ring,
-            RHO_R: within * ring,
-            PAIR: (nodes == 2) * np.log2(np.maximum(gpus / nodes, 1.0)),
-        }
+        result[BETA_N], result[BETA_R] = across * depth, within * depth
+        result[RHO_N], result[RHO_R] = across * ring, within * ring
+        result[PAIR] = (nodes == 2) * np.log2(np.maximum(gpus / nodes, 1.0))
         if self.crowd:
-            columns[RHO_N] = across * (1.0 - 1.0 / crowd)
-            columns[CARD] = across * (crowd - 1.0)
-            columns[CROWD] = across * np.log2(crowd)
-            columns[PAIR] = (nodes == 2) * np.log2(crowd)
-            columns[NODES] = across * np.log2(np.maximum(nodes, 2.0) / 2.0)
-        return np.stack([columns[each] for each in self.sync]).astype(np.float64)
+            result[RHO_N] = across * (1.0 - 1.0 / crowd)
+            result[CARD] = across * (crowd - 1.0)
+            result[CROWD] = across * np.log2(crowd)
+            result[PAIR] = (nodes == 2) * np.log2(crowd)
+            result[NODES] = across * np.log2(np.maximum(nodes, 2.0) / 2.0)
+        return result
+
+    def lines(self, nodes: Floats, gpus: Floats, crowd: Floats, batch: Floats) -> tuple[Floats, Floats]:
+        """What each parameter is multiplied by in α_c + β_c·b and in T_sync, (F, 2, P, K), and what is added to both,
+        (F, 2, K); arguments (F, K).
+        """
+        linear = np.zeros((len(gpus), 2, len(self.parameters), gpus.shape[1]))
+        linear[:, 0, ALPHA_C], linear[:, 0, BETA_C] = 1.0, batch
+        linear[:, 1] = self.design(nodes, gpus, crowd).swapaxes(0, 1)
+        alone = np.zeros((len(gpus), 2, gpus.shape[1]))
+        alone[:, 1] = np.where(gpus > 1, 0.0, TINY + TINY * TINY)
+        return linear, alone
 
     def gradient_time(self, theta: Floats, local_batch: ArrayLike, gpus: ArrayLike) -> Floats:
         """T_grad in seconds, of the slowest of `gpus`; theta (P,), the other arguments broadcast."""
@@ -183,7 +206,7 @@ class Form:
         n, m, c = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (nodes, gpus, most)))
         design = self.design(n, m, c)
         alone = np.where(m > 1, 0.0, TINY + TINY * TINY)
-        return np.tensordot(theta[self.sync], design, axes=1) + alone
+        return np.tensordot(theta, design, axes=1) + alone
 
     def step_time(
         self, theta: Floats, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike, crowd: ArrayLike | None = None
@@ -194,20 +217,16 @@ class Form:
         )
 
 
-POLLUX = Form(
-    "pollux", PARAMETERS, [ALPHA_N, BETA_N, ALPHA_R, BETA_R], floor=False, ratios={BETA_N: ALPHA_N, BETA_R: ALPHA_R}
-)
+POLLUX = Form("pollux", PARAMETERS, floor=False, ratios={BETA_N: ALPHA_N, BETA_R: ALPHA_R})
 SATURATING = Form(
     "saturating",
     (*PARAMETERS, "floor", "rho_n", "rho_r", "pair", "slowest"),
-    [*POLLUX.sync, RHO_N, RHO_R, PAIR],
     floor=True,
     ratios={**POLLUX.ratios, RHO_N: ALPHA_N, RHO_R: ALPHA_R, PAIR: ALPHA_N},
 )
 CROWDED = Form(
     "crowded",
     (*SATURATING.parameters, "card", "crowd", "nodes"),
-    [*SATURATING.sync, CARD, CROWD, NODES],
     floor=True,
     ratios={**SATURATING.ratios, CARD: ALPHA_N, CROWD: ALPHA_N, NODES: ALPHA_N},
     crowd=True,
@@ -265,7 +284,7 @@ def joined(profiles: Sequence[ObservedSteps]) -> ObservedSteps:
 
 @dataclass(frozen=True, slots=True)
 class PaddedSteps:
-    """F profiles padded to K rows each: arrays (F, K), `design` (F, synchronisation constants, K).
+    """F profiles padded to K rows each: arrays (F, K); design, alone: see `Form.lines`.
 
     weight: 0 in the padding, sums to 1 per profile. log_factor: what T_grad is multiplied by beyond its formula, log.
     """
@@ -313,8 +332,7 @@ def padded(observations: Sequence[ObservedSteps], form: Form, *, least: int = 1)
             filled[column, at, :length] = getattr(each, name)
         weight[at, :length] = 1.0 / length
     nodes, gpus, batch, step, sync, crowd = filled
-    alone = np.where(gpus > 1, 0.0, TINY + TINY * TINY)
-    design = form.design(nodes, gpus, crowd).swapaxes(0, 1)
+    lines = form.lines(nodes, gpus, crowd, batch)
     return PaddedSteps(
-        nodes, gpus, crowd, batch, design, alone, np.log(step - sync), np.log(step), np.zeros_like(step), weight
+        nodes, gpus, crowd, batch, *lines, np.log(step - sync), np.log(step), np.zeros_like(step), weight
     )

@@ -72,6 +72,16 @@ class JobSpec:
         a sample over GPUs, any batch feeds them."""
         return self.most_gpus if self.architecture else min(self.most_gpus, self.max_batch // self.smallest_local_batch)
 
+    @cached_property
+    def fixed_gpus(self) -> int:
+        """The only number of GPUs that the job can run on; 0 if there are several."""
+        return self.min_gpus if self.min_gpus == self.most_gpus else 0
+
+    @cached_property
+    def planned(self) -> bool:
+        """Whether the job has parallel plans."""
+        return bool(self.architecture)
+
 
 class Shape(NamedTuple):
     """A GPU type, a number of GPUs and a number of nodes: a row of `Configurations`, by name."""

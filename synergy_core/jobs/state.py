@@ -397,7 +397,8 @@ class GoodputState(ClusterState):
     number of GPUs on the present type; unsaved_s: training that a stop would lose now. overhead: wall time of an
     iteration ÷ its measured step times. received_s (jobs, GPU types): seconds for which the job held GPUs of each type;
     given_s (GPU types): the same, summed over all jobs that ever ran. memory: `Allocations.memory` of the policy's last
-    answer.
+    answer. min_gpus, most_fed_gpus, fixed_gpus, planned: limits of each job's size, and whether it has parallel plans
+    (`JobSpec`).
     """
 
     tasks: tuple[SynergyTask, ...]
@@ -411,6 +412,10 @@ class GoodputState(ClusterState):
     restart_s: Floats
     declared_restart_s: Floats
     resize_s: Floats
+    min_gpus: Ints
+    most_fed_gpus: Ints
+    fixed_gpus: Ints
+    planned: Bools
     unsaved_s: Floats
     overhead: Floats
     received_s: Floats
@@ -419,7 +424,7 @@ class GoodputState(ClusterState):
 
     def rows(self, most_gpus: int = 64) -> Configurations:
         """`powers_and_whole_nodes`, plus the sizes of jobs that must stay or run on only one number of GPUs."""
-        fixed = [task.spec.min_gpus for task in self.tasks if task.spec.min_gpus == task.spec.most_gpus]
+        fixed = self.fixed_gpus[self.fixed_gpus > 0].tolist()
         return powers_and_whole_nodes(self.cluster, most_gpus, {*fixed, *self.held_gpus[self.must_stay].tolist()})
 
     def goodput(self, rows: Configurations, *, batch: BatchLimit = "max") -> Floats:
@@ -496,7 +501,7 @@ class GoodputState(ClusterState):
         """
         explored = np.maximum(first_gpus, (growth * self.observed_gpus).astype(np.int64))
         explored = np.where(self.planned, np.iinfo(np.int64).max, explored)
-        return np.minimum(explored, np.array([task.spec.most_fed_gpus for task in self.tasks], dtype=np.int64))
+        return np.minimum(explored, self.most_fed_gpus)
 
     def allowed(self, rows: Configurations, *, growth: float = 2.0, first_gpus: int = 1) -> Bools:
         """(jobs, rows): rows whose size each job permits: at least its minimum, at most `most_gpus`."""
@@ -524,16 +529,6 @@ class GoodputState(ClusterState):
         """
         gpu_types = self.cluster.gpu_types
         return np.array([[task.requested_rate(gpu_type) for gpu_type in gpu_types] for task in self.tasks])
-
-    @cached_property
-    def planned(self) -> Bools:
-        """(jobs,): whether each job has parallel plans."""
-        return np.array([bool(task.spec.architecture) for task in self.tasks], dtype=bool)
-
-    @cached_property
-    def min_gpus(self) -> Ints:
-        """(jobs,): the fewest GPUs that each can run on."""
-        return np.array([task.spec.min_gpus for task in self.tasks], dtype=np.int64)
 
     def held_row(self, rows: Configurations, *, same_nodes: bool = True) -> Ints:
         """(jobs,): the row that each job runs on, −1 if it waits or runs on no row.

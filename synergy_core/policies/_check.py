@@ -194,6 +194,8 @@ def state_of(
         beliefs.refresh(tasks)
         columns["done_work"] = [task.done_work for task in tasks]
         columns["remaining_work"] = [task.declared_remaining() for task in tasks]
+        for name in ("min_gpus", "most_fed_gpus", "fixed_gpus", "planned"):
+            columns[name] = [getattr(spec, name) for spec in specs]
     shown: dict[str, Any] = {name: np.array(column) for name, column in columns.items()}
     shown |= {
         "now_s": NOW_S,

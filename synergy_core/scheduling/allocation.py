@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.planned import PlannedSpeeds, ProfiledSpeeds
-from synergy_core.jobs.record import NEVER, Decision, Job, Placed
+from synergy_core.jobs.record import NEVER, NONE, Decision, Job, Placed
 from synergy_core.jobs.spec import Shape
 from synergy_core.jobs.state import (
     Allocations,
@@ -28,7 +30,7 @@ from synergy_core.placement.whole_round import packing
 from synergy_core.planner.plan import Plan
 from synergy_core.planner.tables import PlanError
 from synergy_core.policies import AllocationPolicy
-from synergy_core.units import Bools, Floats
+from synergy_core.units import Floats, Ints
 
 NodeGpus = list[tuple[int, int]]
 """(node, number of GPUs) pairs, by node."""
@@ -150,19 +152,27 @@ class Placer:
         return Changes(stops, starts, moved)
 
 
-OF_RECORD = ("job_id", "submit_time_s", "gpus", "held_gpus", "attained_service_gpu_s", "first_start_s", "restarts")
-OF_SPEC = ("restart_s", "declared_restart_s", "resize_s")
-"""Columns of a state that are fields of a job's record and of its spec."""
+OF_RECORD = ("held_gpus", "attained_service_gpu_s", "first_start_s", "restarts")
+OF_REQUEST = ("submit_time_s", "gpus")
+OF_SPEC = (
+    *("restart_s", "declared_restart_s", "resize_s", "declared_work"),
+    *("min_gpus", "most_fed_gpus", "fixed_gpus", "planned"),
+)
+"""Columns of a state that are fields of a job's record, of its request and of its task's spec."""
+DTYPES = {"Ints": np.int64, "Floats": np.float64, "Bools": np.bool_}
+"""What the columns of a state consist of, by the annotations of their fields."""
 
 
-def _columns(names: Sequence[str], rows: Sequence[object]) -> dict[str, Any]:
-    """These fields of all rows, of which there is at least one."""
-    return dict(zip(names, zip(*map(attrgetter(*names), rows), strict=True), strict=True))
+def _columns(names: Sequence[str], rows: Sequence[object]) -> dict[str, Sequence[Any]]:
+    """These fields of all rows."""
+    return dict(zip(names, zip(*map(attrgetter(*names), rows), strict=True), strict=True)) if rows else {}
 
 
 class Snapshots:
     """Makes states of one cluster. Tenants are numbered in the order of the cluster, then of their first jobs.
 
+    It keeps the columns of active jobs, in order of their ids, from state to state. What a user requested is read once,
+    a waiting job's record once it has changed (`entered`, `changed`), and a running job's every time.
     It also counts the seconds for which each job, and all jobs together, held each GPU type; records lack this.
     """
 
@@ -173,14 +183,24 @@ class Snapshots:
         self._beliefs = beliefs
         self._kinds = {gpu_type: index for index, gpu_type in enumerate(cluster.gpu_types)}
         self._tenant = {name: index for index, name in enumerate(cluster.virtual_clusters)}
+        self._dtypes = {each.name: DTYPES.get(str(each.type), np.float64) for each in fields(view)}
+        self._job_id: Ints = np.zeros(0, dtype=np.int64)
+        self._kept: dict[str, Any] = {}
+        self._entered: set[int] = set()
+        self._changed: set[int] = set()
         self._received_s: dict[int, list[float]] = {}
         self._given_s: Floats = np.zeros(len(self._kinds))
 
     def entered(self, job: Job) -> None:
-        """Enters an active job."""
+        """Enters an active job, or one whose spec is another now."""
         self._tenant.setdefault(job.virtual_cluster, len(self._tenant))
+        self._entered.add(job.job_id)
         if self._beliefs is not None:
-            self._received_s[job.job_id] = [0.0] * len(self._kinds)
+            self._received_s.setdefault(job.job_id, [0.0] * len(self._kinds))
+
+    def changed(self, job: Job) -> None:
+        """Notes that the job has been stopped."""
+        self._changed.add(job.job_id)
 
     def left(self, job: Job) -> None:
         """Removes a job that has ended."""
@@ -195,54 +215,92 @@ class Snapshots:
 
     def of(self, jobs: Sequence[Job], now_s: float, memory: Any) -> ClusterState:
         """The frozen snapshot of these jobs, which are in order of their ids; memory: from the policy's last answer."""
-        kind_of, kinds, plans = self._cluster.kind_of_node, self._kinds, self._beliefs is not None
-        columns = _columns(OF_RECORD, jobs)
-        columns |= {
-            # For jobs with plans, the requested type is only a preference.
-            "gpu_type": [
-                -1 if plans and job.spec is not None and job.spec.architecture else kinds.get(job.gpu_type, -1)
-                for job in jobs
-            ],
-            "held_type": [kind_of[job.placement[0][0]] if job.running else -1 for job in jobs],
-            "must_stay": [job.running and job.stays(now_s) for job in jobs],
-            "virtual_cluster": [self._tenant[job.virtual_cluster] for job in jobs],
-        }
-        fixed: dict[str, Any] = {"now_s": now_s, "round_s": self._round_s, "cluster": self._cluster}
-        fixed["virtual_clusters"] = tuple(self._tenant)
-        if issubclass(self._view, EstimatedClusterState):
-            columns["estimate_s"] = [job.estimate_s for job in jobs]
+        job_id = np.array([job.job_id for job in jobs], dtype=np.int64)
+        if not np.array_equal(job_id, self._job_id):
+            self._reorder(job_id)
+        self._read([at for at, job in enumerate(jobs) if job.job_id in self._entered], jobs, self._requested)
+        changed = self._changed | self._entered
+        concerned = [at for at, job in enumerate(jobs) if job.running or job.job_id in changed]
+        self._read(concerned, jobs, partial(self._recorded, now_s=now_s))
+        self._entered.clear()
+        self._changed.clear()
+        found = self._kept | {"job_id": job_id, "now_s": now_s, "round_s": self._round_s, "cluster": self._cluster}
+        found["virtual_clusters"] = tuple(self._tenant)
         if issubclass(self._view, OracleClusterState):
-            columns |= {name: [getattr(job, name) for job in jobs] for name in ("duration_s", "remaining_s")}
+            for name in ("duration_s", "remaining_s"):
+                found[name] = np.array([getattr(job, name) for job in jobs])
         if issubclass(self._view, GoodputState):
-            columns |= self._believed(jobs, now_s, columns["must_stay"])
-            fixed |= {
-                "tasks": tuple(job.task for job in jobs),
+            tasks = tuple(job.task for job in jobs if job.task is not None)
+            done_work = np.array([task.done_work for task in tasks])
+            left = found.pop("declared_work") - done_work
+            found |= {
+                "tasks": tasks,
                 "beliefs": self._beliefs,
                 "held_placement": tuple(job.placement for job in jobs),
+                "done_work": done_work,
+                "remaining_work": np.where((left > 0) & (left < NEVER), left, NONE),
+                "observed_gpus": np.array([task.pool.most_gpus for task in tasks]),
+                "overhead": np.array([task.pool.overhead for task in tasks]),
                 "given_s": self._given_s.copy(),
                 "memory": memory,
             }
         if issubclass(self._view, OracleGoodputState):
-            fixed["truths"] = tuple(jobs)
-        fixed |= {name: np.array(column) for name, column in columns.items()}
-        return self._view(**fixed)
+            found["truths"] = tuple(jobs)
+        return self._view(**found)
 
-    def _believed(self, jobs: Sequence[Job], now_s: float, must_stay: Sequence[bool]) -> dict[str, Any]:
-        tasks = [job.task for job in jobs if job.task is not None]
-        pools = [task.pool for task in tasks]
-        return {
-            **_columns(OF_SPEC, [task.spec for task in tasks]),
-            "held_nodes": [len(job.placement) for job in jobs],
-            "pinned": [
-                stays or (job.running and job.first_step_s > now_s) for job, stays in zip(jobs, must_stay, strict=True)
-            ],
-            "done_work": [task.done_work for task in tasks],
-            "remaining_work": [task.declared_remaining() for task in tasks],
-            "observed_gpus": [pool.most_gpus for pool in pools],
-            "unsaved_s": [job.unsaved_s(now_s) if job.running else 0.0 for job in jobs],
-            "overhead": [pool.overhead for pool in pools],
-            "received_s": [self._received_s[job.job_id] for job in jobs],
-        }
+    def _reorder(self, job_id: Ints) -> None:
+        """Moves the rows that are kept to where these jobs stand; rows of new jobs are to be read."""
+        if len(self._job_id):
+            before = np.searchsorted(self._job_id, job_id)
+            self._kept = {name: column.take(before, axis=0, mode="clip") for name, column in self._kept.items()}
+        else:
+            self._kept = {}
+        self._job_id = job_id
+
+    def _read(
+        self, concerned: Sequence[int], jobs: Sequence[Job], read: Callable[[Sequence[Job]], dict[str, Sequence[Any]]]
+    ) -> None:
+        """Reads the rows of the jobs concerned. Columns that were given out stay as they are."""
+        for name, values in read([jobs[at] for at in concerned]).items() if concerned else ():
+            new: np.ndarray = np.array(values, dtype=self._dtypes.get(name, np.float64))
+            if name in self._kept:
+                column = self._kept[name].copy()
+                column[concerned] = new
+            else:
+                column = np.zeros((len(jobs), *new.shape[1:]), dtype=new.dtype)
+                column[concerned] = new
+            self._kept[name] = column
+
+    def _requested(self, jobs: Sequence[Job]) -> dict[str, Sequence[Any]]:
+        kinds, plans = self._kinds, self._beliefs is not None
+        columns = _columns(OF_REQUEST, jobs)
+        # For jobs with plans, the requested type is only a preference.
+        columns["gpu_type"] = [
+            -1 if plans and job.spec is not None and job.spec.architecture else kinds.get(job.gpu_type, -1)
+            for job in jobs
+        ]
+        columns["virtual_cluster"] = [self._tenant[job.virtual_cluster] for job in jobs]
+        if issubclass(self._view, EstimatedClusterState):
+            columns["estimate_s"] = [job.estimate_s for job in jobs]
+        if issubclass(self._view, GoodputState):
+            columns |= _columns(OF_SPEC, [job.task.spec for job in jobs if job.task is not None])
+        return columns
+
+    def _recorded(self, jobs: Sequence[Job], now_s: float) -> dict[str, Sequence[Any]]:
+        kind_of, columns = self._cluster.kind_of_node, _columns(OF_RECORD, jobs)
+        columns["held_type"] = [kind_of[job.placement[0][0]] if job.running else -1 for job in jobs]
+        columns["must_stay"] = must_stay = [job.running and job.stays(now_s) for job in jobs]
+        if issubclass(self._view, GoodputState):
+            columns |= {
+                "held_nodes": [len(job.placement) for job in jobs],
+                "pinned": [
+                    stays or (job.running and job.first_step_s > now_s)
+                    for job, stays in zip(jobs, must_stay, strict=True)
+                ],
+                "unsaved_s": [job.unsaved_s(now_s) if job.running else 0.0 for job in jobs],
+                "received_s": [self._received_s[job.job_id] for job in jobs],
+            }
+        return columns
 
 
 SHARES_OVER = 1e-6
@@ -316,6 +374,7 @@ class AllocationScheduler:
 
     def evicted(self, job: Job, now_s: float) -> None:
         self._snapshots.count(job, now_s)
+        self._snapshots.changed(job)
         self._placer.release(job)
         job.stopped(now_s)
         self.waiting += 1
@@ -325,6 +384,7 @@ class AllocationScheduler:
         if self.beliefs is not None and job.spec is not None and job.task is not None:
             before, job.task = job.task, self.beliefs.task(job.spec)
             job.task.statistics, job.task.done_work = before.statistics, before.done_work
+            self._snapshots.entered(job)
 
     def refresh(self, jobs: Iterable[Job]) -> None:
         """Fits all outdated models in one call."""
@@ -344,13 +404,13 @@ class AllocationScheduler:
         for job in jobs:
             if job.running:
                 self._snapshots.count(job, now_s)
-            job.settle(now_s)
+                job.settle(now_s)
         state = self._snapshots.of(jobs, now_s, self._memory)
         answer = self._policy.allocate(state)
-        self._check(answer, jobs, state.must_stay)
+        self._check(answer, jobs, state)
         self.last = state, answer
         self._memory = answer.memory
-        decision = self._enter(self._placer.changes(answer, jobs, now_s), now_s, answer)
+        decision = self._enter(self._placer.changes(answer, jobs, now_s), now_s, jobs, answer)
         return decision if answer.share is None else self._shared(decision, jobs, answer.share)
 
     @staticmethod
@@ -366,7 +426,7 @@ class AllocationScheduler:
                     retuned[job.job_id] = job
         return decision._replace(retuned=tuple(retuned.values()))
 
-    def _check(self, answer: Allocations, jobs: Sequence[Job], must_stay: Bools) -> None:
+    def _check(self, answer: Allocations, jobs: Sequence[Job], state: ClusterState) -> None:
         """Checks a policy's answer; raises an error that names the fault."""
         name, gpus = self._policy.name, answer.gpus
         if gpus.shape != (len(jobs),) or answer.gpu_type.shape != (len(jobs),):
@@ -379,8 +439,10 @@ class AllocationScheduler:
             raise InputError(f"policy {name} gave out {gpus.sum()} GPUs; the cluster has {self._cluster.gpus}.")
         if answer.share is not None:
             self._check_shares(answer)
-        held = np.array([job.held_gpus for job in jobs])
-        for at in np.flatnonzero((gpus != held) | must_stay).tolist():  # any other job has what was checked before
+        must_stay = state.must_stay
+        for at in np.flatnonzero(
+            (gpus != state.held_gpus) | must_stay
+        ).tolist():  # any other job has what was checked before
             job, each = jobs[at], int(gpus[at])
             if must_stay[at] and not self._stays(answer, at, job):
                 raise InputError(
@@ -428,11 +490,12 @@ class AllocationScheduler:
                     f"policy {self._policy.name} gave out {given[node]:g} {what} of node {node}; it has {has[node]:g}."
                 )
 
-    def _enter(self, changes: Changes, now_s: float, answer: Allocations) -> Decision[Job]:
+    def _enter(self, changes: Changes, now_s: float, jobs: Sequence[Job], answer: Allocations) -> Decision[Job]:
         stops, starts, moved = changes
-        retuned = self._replan(stops, starts)
+        retuned = self._replan(jobs, stops, starts)
         for job, _ in stops:
             job.stopped(now_s)
+            self._snapshots.changed(job)
         for job, placed in starts:
             job.started(now_s, placed, moved=job.job_id in moved)
             if not job.moved:
@@ -446,7 +509,9 @@ class AllocationScheduler:
         shape = Shape(self._cluster.type_of(job.placement), len(job.placement), job.held_gpus)
         return job.task.train_on(shape, held, requested=not self._policy.tunes_batch)
 
-    def _replan(self, stops: list[tuple[Job, Placed]], starts: list[tuple[Job, Placed]]) -> tuple[Job, ...]:
+    def _replan(
+        self, jobs: Sequence[Job], stops: list[tuple[Job, Placed]], starts: list[tuple[Job, Placed]]
+    ) -> tuple[Job, ...]:
         """Chooses new plans for jobs that keep their GPUs; returns the jobs where only the batch changes.
 
         Jobs for which other degrees justify a restart are added to `stops` and `starts`, on their present GPUs.
@@ -455,10 +520,9 @@ class AllocationScheduler:
             return ()
         leaving = {job.job_id for job, _ in stops}
         retuned = []
-        for job_id in sorted(self._active):
-            job = self._active[job_id]
+        for job in jobs:
             held = job.plan
-            if not job.running or job_id in leaving or held is None:
+            if held is None or not job.running or job.job_id in leaving:
                 continue
             plan = self._plan(job, held) or held
             if degrees_of(plan) == degrees_of(held):

@@ -244,7 +244,7 @@ class RankedLine:
         self._snapshots.entered(job)
 
     def turned(self, job: Job, now_s: float) -> None:
-        """Nothing to do: ranks are computed every round."""
+        self._snapshots.changed(job)
 
     def settled(self, job: Job) -> None:
         """Nothing to do: ranks are computed every round."""

@@ -1,0 +1,53 @@
+"""States whose columns are kept from round to round are those that would be read from all jobs anew."""
+
+from dataclasses import fields
+from random import Random
+
+import numpy as np
+import planned_models
+import pytest
+from case_checks import prepared_case, simulated
+from cases import random_case
+
+from synergy_core.scheduling import allocation, sharing
+from synergy_core.scheduling.allocation import Snapshots
+
+COUNTED = ("received_s", "given_s")
+"""Summed up from state to state: nothing in a job's record says them."""
+
+
+class Compared(Snapshots):
+    """Compares every state with one of a `Snapshots` that has kept nothing."""
+
+    compared = 0
+
+    def __init__(self, *view, **more):
+        super().__init__(*view, **more)
+        self.made_of = view, more
+
+    def of(self, jobs, now_s, memory):
+        view, more = self.made_of
+        anew = Snapshots(*view, **more)
+        for job in jobs:
+            anew.entered(job)
+        kept, read = super().of(jobs, now_s, memory), anew.of(jobs, now_s, memory)
+        for each in fields(kept):
+            ours, theirs = getattr(kept, each.name), getattr(read, each.name)
+            if each.name == "virtual_cluster":
+                assert [kept.virtual_clusters[at] for at in ours] == [read.virtual_clusters[at] for at in theirs]
+            elif isinstance(ours, np.ndarray) and each.name not in COUNTED:
+                assert ours.dtype == theirs.dtype, each.name
+                np.testing.assert_array_equal(ours, theirs, each.name)
+        Compared.compared += 1
+        return kept
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_kept_columns_are_those_read_anew(part, monkeypatch):
+    planned_models.install(monkeypatch.setattr)
+    monkeypatch.setattr(allocation, "Snapshots", Compared)
+    monkeypatch.setattr(sharing, "Snapshots", Compared)
+    before = Compared.compared
+    for seed in range(part, 160, 4):
+        simulated(prepared_case(random_case(Random(seed))))
+    assert Compared.compared > before + 100
