@@ -16,7 +16,7 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.agent.forkserver import Forkserver
 from synergy_exec.messages import Launch
 from synergy_exec.training.cache import Cache
-from synergy_exec.worker.start import Descriptors, Pulse, Start
+from synergy_exec.worker.start import Descriptors, Heartbeat, Start
 
 LAUNCH = Launch(
     run=0,
@@ -41,14 +41,14 @@ async def forked(forkserver: Forkserver) -> tuple[float, float]:
     left: asyncio.Future[int] = loop.create_future()
     agent, theirs = socket.socketpair()
     reading, log = os.pipe()
-    descriptors = Descriptors(theirs.fileno(), Pulse.create(), log, Cache.create())
+    descriptors = Descriptors(theirs.fileno(), Heartbeat.create(), log, Cache.create())
     output = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb"))
     start = Start(LAUNCH, 0, tuple(os.sched_getaffinity(0)), 1.0, None, time.time())
     began_s = time.monotonic()
     await forkserver.fork(start, descriptors, left.set_result)
     theirs.close()
-    for each in (descriptors.pulse, descriptors.log, descriptors.cache):
+    for each in (descriptors.heartbeat, descriptors.log, descriptors.cache):
         os.close(each)
     await output.readline()
     first_s = time.monotonic()

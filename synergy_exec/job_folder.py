@@ -2,7 +2,7 @@
 
     job.json         number, UUID, as what it was submitted, and the job file
     log-<run>.txt    one of each run
-    checkpoints/     see `training.shelf`; each says the UUID, too
+    checkpoints/     see `training.checkpoint_folder`; each says the UUID, too
     steps.csv        every step
     given-up-<n>/    checkpoints and steps of before the job was begun again from the start
 

@@ -29,7 +29,7 @@ from synergy_exec.messages import (
 from synergy_exec.training.cache import Cache
 from synergy_exec.wire import decode, encode
 from synergy_exec.worker import processes
-from synergy_exec.worker.start import PEER_LOST, Descriptors, Pulse, Start
+from synergy_exec.worker.start import PEER_LOST, Descriptors, Heartbeat, Start
 
 # Why a run ended, from all that was seen of its workers on this node.
 
@@ -96,14 +96,14 @@ _ALL_DUMPING_S = 0.8
 class Worker:
     """One worker process. code: its exit code once it has left. meant: the exit code that it announced."""
 
-    def __init__(self, pulse: Pulse, writer: asyncio.StreamWriter, allowed_s: float) -> None:
+    def __init__(self, heartbeat: Heartbeat, writer: asyncio.StreamWriter, allowed_s: float) -> None:
         """allowed_s: how long its first sign of life may take."""
-        self.pulse, self._writer = pulse, writer
+        self.heartbeat, self._writer = heartbeat, writer
         self.pid: int | None = None
         self.code: int | None = None
         self.meant: int | None = None
-        pulse.beat(allowed_s)
-        pulse.answer()
+        heartbeat.beat(allowed_s)
+        heartbeat.answer()
 
     def tell(self, message: Message) -> None:
         """Sends it a message; one that has left hears nothing."""
@@ -216,10 +216,10 @@ class NodeRun:
             gpus=tuple(each.gpu for each in own if each.gpu is not None) if launch.command else (),
         )
         ours, theirs = socket.socketpair()
-        pulse, log = Pulse.create(), logs.opened(launch)
+        heartbeat, log = Heartbeat.create(), logs.opened(launch)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        worker = Worker(Pulse(pulse), writer, launch.start_s)
-        descriptors = Descriptors(theirs.fileno(), pulse, log, self._cache, store)
+        worker = Worker(Heartbeat(heartbeat), writer, launch.start_s)
+        descriptors = Descriptors(theirs.fileno(), heartbeat, log, self._cache, store)
         try:
             worker.pid = await self._forkserver.fork(start, descriptors, lambda code: self._left(rank, code))
         except OSError:
@@ -227,7 +227,7 @@ class NodeRun:
             raise
         finally:
             theirs.close()
-            os.close(pulse)
+            os.close(heartbeat)
             os.close(log)
         self._workers[rank] = worker
         for message in self._told:
@@ -279,8 +279,8 @@ class NodeRun:
             logs.bound(self.launch)
             alive = {rank: each for rank, each in self._workers.items() if each.code is None}
             for each in alive.values():
-                each.pulse.answer()
-            silent = {rank: each.pulse.silence_s() for rank, each in alive.items()}
+                each.heartbeat.answer()
+            silent = {rank: each.heartbeat.silence_s() for rank, each in alive.items()}
             # As long as one of them may still build, save or wait for data, the others wait for it.
             if silent and all(silent.values()):
                 rank = max(silent, key=lambda rank: silent[rank])

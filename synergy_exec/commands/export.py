@@ -14,7 +14,7 @@ from synergy_core.errors import InputError
 from synergy_exec import job_folder
 from synergy_exec.folders import find_job
 from synergy_exec.settings import Settings
-from synergy_exec.training import checkpoint, integrity, shelf
+from synergy_exec.training import checkpoint, checkpoint_folder, integrity
 from synergy_exec.training.integrity import DamagedError, Progress
 from synergy_runs.files import atomic_file, flush
 
@@ -29,8 +29,8 @@ def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], P
     the folder is changed, though a job may be writing to it. Raises InputError where there is none, or it is damaged.
     """
     passed: list[str] = []
-    for path in shelf.newest_first(folder):
-        if step is not None and path.name != shelf.name(step):
+    for path in checkpoint_folder.newest_first(folder):
+        if step is not None and path.name != checkpoint_folder.name(step):
             continue
         try:
             manifest = integrity.read(path)
@@ -41,7 +41,7 @@ def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], P
             return {name.removeprefix(checkpoint.MODEL): each for name, each in tensors.items()}, manifest.progress
         except (DamagedError, FileNotFoundError) as error:  # damaged, or deleted as a newer one came
             passed.append(f"{path.name} ({error})")
-    there = ", ".join(path.name for path in shelf.newest_first(folder)) or "none"
+    there = ", ".join(path.name for path in checkpoint_folder.newest_first(folder)) or "none"
     wanted = "no whole checkpoint" if step is None else f"no whole checkpoint of step {step}"
     seen = f"; passed over: {', '.join(passed)}" if passed else ""
     raise InputError(f"{folder}: {wanted} is in it; there are: {there}{seen}.")

@@ -13,10 +13,10 @@ from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.plans import Candidates, plans
 from synergy_exec.training import trees
-from synergy_exec.training.bare import bare, drawing_nothing
 from synergy_exec.training.compression.layers import CompressorByLayer
 from synergy_exec.training.compression.schemes import schemes
 from synergy_exec.training.job import Batch, LoadedJob, TrainingJob, Tree
+from synergy_exec.training.meta_model import keeping_random_state, on_meta_device
 from synergy_exec.training.parallel import obstacle
 from synergy_exec.training.pipeline import ends
 
@@ -115,14 +115,14 @@ class Admission:
     @cached_property
     def _outline(self) -> tuple[nn.Module, Tree]:
         """The model and one sample's inputs, on the meta device if the model runs there."""
-        inputs, model = self._sample[0], bare(self._job).model
+        inputs, model = self._sample[0], on_meta_device(self._job).model
         if model is not None:
             without_numbers = trees.moved(inputs, torch.device("meta"))
             # In evaluation mode, because BatchNorm in training refuses a single sample.
             with torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
                 trees.called(copy.deepcopy(model).eval(), without_numbers)
                 return model, without_numbers
-        with drawing_nothing():
+        with keeping_random_state():
             return self._job.build_model(), inputs
 
     def _unfit(self, plan: Plan) -> str | None:

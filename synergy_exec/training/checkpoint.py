@@ -1,6 +1,6 @@
 """Checkpoints: written under one plan, read under any other.
 
-A checkpoint is a folder (shelf.py). Each rank writes its pieces of the tensors into a file of its own,
+A checkpoint is a folder (checkpoint_folder.py). Each rank writes its pieces of the tensors into a file of its own,
 `rank-0.safetensors` and so on, and `progress.json` (integrity.py) says where in the whole tensor each piece belongs.
 Tensors are named after the parameters of the whole model, so a reader finds its part under any plan. A checkpoint
 appears whole or not at all, damage is found before anything is loaded, and a full disk gives an error in words.
@@ -29,10 +29,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from synergy_core.errors import InputError
-from synergy_exec.training import integrity, shelf
+from synergy_exec.training import checkpoint_folder, integrity
+from synergy_exec.training.checkpoint_folder import Staging
 from synergy_exec.training.integrity import DamagedError, Digest, Manifest, Piece, Progress, Stored, Trained
 from synergy_exec.training.ranks import Ranks
-from synergy_exec.training.shelf import Desk
 from synergy_runs.files import flush
 
 MODEL = "model."
@@ -61,12 +61,12 @@ class State:
 class Checkpoints:
     """A job's folder of checkpoints. It keeps the newest `keep` of them.
 
-    job: UUID of the job, written into each checkpoint so that no other job loads it; "" for no such check. desk: of the
-    run that saves; None if only one process can save here.
+    job: UUID of the job, written into each checkpoint so that no other job loads it; "" for no such check. staging: the
+    staging folder of the run that saves; None if only one process can save here.
     """
 
-    def __init__(self, folder: Path, *, keep: int = 2, job: str = "", desk: Desk | None = None) -> None:
-        self._folder, self._keep, self._job, self._desk = folder, keep, job, desk
+    def __init__(self, folder: Path, *, keep: int = 2, job: str = "", staging: Staging | None = None) -> None:
+        self._folder, self._keep, self._job, self._staging = folder, keep, job, staging
         self._latest: Future[None] | None = None
 
     def save(self, state: State, progress: Progress) -> None:
@@ -116,7 +116,7 @@ class Checkpoints:
         must end.
         """
         ranks, damaged = _ranks(), []
-        for name in ranks.first(lambda: [path.name for path in shelf.newest_first(self._folder)]):
+        for name in ranks.first(lambda: [path.name for path in checkpoint_folder.newest_first(self._folder)]):
             path = self._folder / name
             try:
                 manifest = _verified(ranks, path)
@@ -162,19 +162,19 @@ class Checkpoints:
         except Exception as error:
             if path is not None and ranks.rank == 0:
                 shutil.rmtree(path, ignore_errors=True)
-            if self._desk is not None:
-                self._desk.require()
+            if self._staging is not None:
+                self._staging.check()
             if isinstance(error, OSError):
                 raise InputError(
-                    f"cannot write checkpoint {shelf.name(progress.step)} in {self._folder}: {error}. It takes about "
-                    f"{needed_bytes / 1e6:,.1f} MB. Make room there; earlier checkpoints are as they were."
+                    f"cannot write checkpoint {checkpoint_folder.name(progress.step)} in {self._folder}: {error}. It "
+                    f"takes about {needed_bytes / 1e6:,.1f} MB. Make room there; earlier checkpoints are as they were."
                 ) from error
             raise
 
     def _begin(self, step: int, needed_bytes: int) -> Path:
-        if self._desk is None:
+        if self._staging is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-        path = shelf.begin(self._folder if self._desk is None else self._desk.path, step)
+        path = checkpoint_folder.begin(self._folder if self._staging is None else self._staging.path, step)
         if shutil.disk_usage(self._folder).free < needed_bytes:
             shutil.rmtree(path, ignore_errors=True)
             raise OSError("too little room")
@@ -183,8 +183,8 @@ class Checkpoints:
     def _complete(self, path: Path, manifest: Manifest) -> None:
         step = manifest.progress.step
         integrity.write(path, manifest)
-        shelf.publish(self._folder, path, step)
-        shelf.prune(self._folder, path.parent, step, self._keep)
+        checkpoint_folder.publish(self._folder, path, step)
+        checkpoint_folder.prune(self._folder, path.parent, step, self._keep)
 
 
 def _ranks() -> Ranks:

@@ -1,6 +1,6 @@
 """The initial model of a rank under a plan.
 
-If a plan shards the weights, the model is built on torch's meta device, without numbers (bare.py), then cut into
+If a plan shards the weights, the model is built on torch's meta device, without numbers (meta_model.py), then cut into
 stages, split, sharded, and given memory only for what the rank owns. A job that continues reads the numbers from its
 checkpoint straight into place. A new job must begin with the weights that a single process would draw: rank 0 draws the
 whole model once in its host's memory and broadcasts it tensor by tensor. If the model cannot be built on the meta
@@ -21,9 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.training import trees
-from synergy_exec.training.bare import bare, digest, drawing_nothing, named_tensors
 from synergy_exec.training.checkpoint import block
 from synergy_exec.training.job import TrainingJob
+from synergy_exec.training.meta_model import digest, keeping_random_state, named_tensors, on_meta_device
 from synergy_exec.training.parallel import share_out, split
 from synergy_exec.training.pipeline import Ends, cut, ends, owned_stages
 from synergy_exec.training.ranks import Ranks
@@ -102,7 +102,7 @@ class Initial:
         """Builds the model on the meta device. Returns why that is impossible ("" if it worked), and a digest of its
         structure. After this, rank 0 has drawn the weights that it will send.
         """
-        outline, reason, form = bare(self._job)
+        outline, reason, form = on_meta_device(self._job)
         if outline is None or reason:
             return reason, ""
         try:
@@ -114,7 +114,7 @@ class Initial:
             return "", form
         try:
             # Build from a copy of the job: if the job keeps a reference to its model, that must be the trained one.
-            with drawing_nothing():
+            with keeping_random_state():
                 model = self._built(copy.copy(self._job))
         except Exception as error:  # every rank then raises its own
             return f"building it failed: {error}", ""

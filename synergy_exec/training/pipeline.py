@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
-from synergy_exec.training.bare import sharing
+from synergy_exec.training.meta_model import sharing
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,17 +30,17 @@ from synergy_exec.messages import (
     Started,
     Stop,
 )
-from synergy_exec.training import noise, shelf, trees
+from synergy_exec.training import checkpoint_folder, noise, trees
 from synergy_exec.training.checkpoint import Checkpoints
+from synergy_exec.training.checkpoint_folder import Staging
 from synergy_exec.training.compression.exchange import Exchanges
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.ranks import Ranks
-from synergy_exec.training.shelf import Desk
 from synergy_exec.training.trainer import StepResult, Trainer
 from synergy_exec.wire import cut_to_lines, decode, encode
 from synergy_exec.worker import resources
-from synergy_exec.worker.start import AgentConnection, Pulse, Start
+from synergy_exec.worker.start import AgentConnection, Heartbeat, Start
 from synergy_exec.worker.steps import Meter, Pace, StepClock, StepsFile
 
 # What all ranks do next. They agree on it by one all-reduce per step.
@@ -138,11 +138,11 @@ class Saves:
         launch: Launch,
         saved_step: int,
         checkpoints: Checkpoints,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
         said: Callable[[Saved], None],
         warned: Callable[[str], None],
     ) -> None:
-        self._trainer, self._launch, self._pulse = trainer, launch, pulse
+        self._trainer, self._launch, self._heartbeat = trainer, launch, heartbeat
         self._said, self._warned = said, warned
         self._checkpoints = checkpoints
         self._saved_step = saved_step
@@ -155,7 +155,7 @@ class Saves:
 
     def later(self, progress: Progress) -> None:
         """Copies the state now; a thread writes it while training goes on."""
-        self._pulse.beat(self._launch.start_s)
+        self._heartbeat.beat(self._launch.start_s)
         began = time.monotonic()
         self._settle()
         try:
@@ -173,7 +173,7 @@ class Saves:
 
     def finish(self, progress: Progress) -> None:
         """Saves, unless the last step is on disk already. Raises UnsavedError if the last try also fails."""
-        self._pulse.beat(self._launch.start_s)
+        self._heartbeat.beat(self._launch.start_s)
         self._settle()
         for left in reversed(range(LAST_TRIES)):
             if progress.step <= self._saved_step:
@@ -225,8 +225,8 @@ class Observers:
     If `Launch.observed` is false it calls none of them, as when steps are only measured.
     """
 
-    def __init__(self, job: TrainingJob, trainer: Trainer, start: Start, pulse: Pulse) -> None:
-        self._job, self._trainer, self._launch, self._pulse = job, trainer, start.launch, pulse
+    def __init__(self, job: TrainingJob, trainer: Trainer, start: Start, heartbeat: Heartbeat) -> None:
+        self._job, self._trainer, self._launch, self._heartbeat = job, trainer, start.launch, heartbeat
         self._active, self._first = start.launch.observed, start.rank == 0
         self._folder = Path(start.launch.folder)
         if self._active and self._first:
@@ -240,7 +240,7 @@ class Observers:
     def saved(self, step: int) -> None:
         if self._active and self._first:
             self._beat()
-            self._job.on_checkpoint(step, self._folder / "checkpoints" / shelf.name(step))
+            self._job.on_checkpoint(step, self._folder / "checkpoints" / checkpoint_folder.name(step))
 
     def due(self, step: int, *, last: bool) -> bool:
         """Whether to evaluate after this step; the same on all ranks. An evaluation always follows the last step."""
@@ -260,7 +260,7 @@ class Observers:
 
     def _beat(self) -> None:
         """Allows the job's own code as long as a start; the loop's next beat allows as long as a step again."""
-        self._pulse.beat(self._launch.start_s)
+        self._heartbeat.beat(self._launch.start_s)
 
 
 def _plain(name: str) -> str:
@@ -309,24 +309,24 @@ class Loop:
         job: TrainingJob,
         trainer: Trainer,
         progress: Progress,
-        desk: Desk,
+        staging: Staging,
         checkpoints: Checkpoints,
         agent: AgentConnection,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
         *,
         started: Started,
         bare_bytes: int,
     ) -> None:
         self.doing = "starting to train"
         self._launch, self._rank, self._trainer = start.launch, start.rank, trainer
-        self._job, self._observers = job, Observers(job, trainer, start, pulse)
+        self._job, self._observers = job, Observers(job, trainer, start, heartbeat)
         self._progress = progress
-        self._agent, self._pulse = agent, pulse
+        self._agent, self._heartbeat = agent, heartbeat
         self._started, self._bare_bytes = started, bare_bytes
         self._folder = Path(start.launch.folder)
-        self._desk = desk
+        self._staging = staging
         self._reports = start.rank == 0
-        self._saves = Saves(trainer, start.launch, self._progress.step, checkpoints, pulse, self._saved, self._note)
+        self._saves = Saves(trainer, start.launch, self._progress.step, checkpoints, heartbeat, self._saved, self._note)
         trainer.supply.meanwhile = self._await_data
         self._own, self._orders = Wishes(), HeardOrders()
         self._odd = False
@@ -352,7 +352,7 @@ class Loop:
                 began = time.monotonic()
                 self._beat()
                 if self._reports:
-                    self._desk.require()
+                    self._staging.check()
                 agreed = agree(self._wishes())
                 if batch is not None:
                     self._clock.add(*batch, agreed.step_s, agreed.sync_s, agreed.waited_s)
@@ -404,7 +404,7 @@ class Loop:
                 self._orders.hear(message)
             else:
                 self._take(message)
-        silence_s = self._pulse.unanswered_s()
+        silence_s = self._heartbeat.unanswered_s()
         if silence_s > self._launch.agent_silence_s and not self._own.stop:
             print(f"nothing from the agent for {silence_s:.0f} s: saves and leaves", flush=True)
             self._own.stop = True
@@ -428,7 +428,7 @@ class Loop:
             allowed_s = max(self._launch.hang_s, _STEPS_OF_SILENCE * statistics.median(self._recent))
         else:
             allowed_s = self._launch.start_s
-        self._pulse.beat(allowed_s)
+        self._heartbeat.beat(allowed_s)
 
     def _retune(self, to: Retune) -> None:
         plan = self._trainer.plan
@@ -491,7 +491,7 @@ class Loop:
 
     def _await_data(self, waiting: bool) -> None:
         if waiting:
-            self._pulse.beat(self._launch.start_s)
+            self._heartbeat.beat(self._launch.start_s)
         else:
             self._beat()
 

@@ -23,10 +23,11 @@ from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-de
 from synergy_core.errors import InputError
 from synergy_exec.messages import Failure, Started
 from synergy_exec.plans import write_candidates
-from synergy_exec.training import shelf
+from synergy_exec.training import checkpoint_folder
 from synergy_exec.training.admitted import Admission
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.checkpoint import Checkpoints
+from synergy_exec.training.checkpoint_folder import FencedError, Staging
 from synergy_exec.training.compression.exchange import layers_of
 from synergy_exec.training.compression.schemes import schemes
 from synergy_exec.training.compression.speeds import measured_codecs
@@ -35,13 +36,12 @@ from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.parallel import UnusedParametersError
 from synergy_exec.training.ranks import Ranks
-from synergy_exec.training.shelf import Desk, FencedError
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import resources
 from synergy_exec.worker.loop import Loop, UnsavedError
 from synergy_exec.worker.network import talk_over
-from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Pulse, Start, see_only
+from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Heartbeat, Start, see_only
 
 # Imports every scheme with this module, which is before ranks are forked.
 schemes()
@@ -119,8 +119,8 @@ def run(start: Start, descriptors: Descriptors) -> int:
 
 def guarded(kind: type[Rank], start: Start, descriptors: Descriptors) -> int:
     """Runs a rank and returns its exit code. Errors go to the log and to the agent."""
-    agent, pulse = AgentConnection(descriptors.agent), Pulse(descriptors.pulse)
-    rank = kind(start, agent, pulse)
+    agent, heartbeat = AgentConnection(descriptors.agent), Heartbeat(descriptors.heartbeat)
+    rank = kind(start, agent, heartbeat)
     try:
         return rank.train(descriptors)
     except BaseException as error:
@@ -147,8 +147,8 @@ def guarded(kind: type[Rank], start: Start, descriptors: Descriptors) -> int:
 class Rank:
     """One rank of a run. doing: what it is doing now, for error messages."""
 
-    def __init__(self, start: Start, agent: AgentConnection, pulse: Pulse) -> None:
-        self._start, self._agent, self._pulse = start, agent, pulse
+    def __init__(self, start: Start, agent: AgentConnection, heartbeat: Heartbeat) -> None:
+        self._start, self._agent, self._heartbeat = start, agent, heartbeat
         self._loop: Loop | None = None
         self._device = torch.device("cpu")
         self._doing = "starting"
@@ -183,8 +183,8 @@ class Rank:
         """Builds the model under the launch's plan and loads the newest checkpoint."""
         start, launch, folder = self._start, self._start.launch, Path(self._start.launch.folder)
         # Take the folder over before reading anything; from here on no older run changes it.
-        desk = Desk(folder / "checkpoints", launch.run)
-        begun = Ranks().first(lambda: _takes_over(desk, folder))
+        staging = Staging(folder / "checkpoints", launch.run)
+        begun = Ranks().first(lambda: _takes_over(staging, folder))
         self._now("building")
         launched_s, began = time.time() - start.launched_s, time.monotonic()
         bare_bytes = resources.held_bytes()
@@ -215,7 +215,9 @@ class Rank:
             codecs = measured_codecs(self._device)
         self._now("loading")
         began = time.monotonic()
-        checkpoints = Checkpoints(folder / "checkpoints", keep=launch.keep_checkpoints, job=launch.job_uuid, desk=desk)
+        checkpoints = Checkpoints(
+            folder / "checkpoints", keep=launch.keep_checkpoints, job=launch.job_uuid, staging=staging
+        )
         progress = trainer.load(checkpoints, saved_step=launch.saved_step) or Progress()
         load_s = time.monotonic() - began
         started = Started(
@@ -230,7 +232,7 @@ class Rank:
             codecs=codecs,
         )
         return Loop(
-            *(start, job, trainer, progress, desk, checkpoints, self._agent, self._pulse),
+            *(start, job, trainer, progress, staging, checkpoints, self._agent, self._heartbeat),
             started=started,
             bare_bytes=bare_bytes,
         )
@@ -248,7 +250,7 @@ class Rank:
         self._beat()
 
     def _beat(self) -> None:
-        self._pulse.beat(self._start.launch.start_s)
+        self._heartbeat.beat(self._start.launch.start_s)
 
     def _terminate(self, *_: object) -> None:
         self._stop = True
@@ -307,16 +309,16 @@ class Rank:
         )
 
 
-def _takes_over(desk: Desk, folder: Path) -> bool:
+def _takes_over(staging: Staging, folder: Path) -> bool:
     """Takes the job's folder over for this run. Returns whether it has a checkpoint.
 
     Raises FencedError if a newer run has taken it, and UnsavedError if the disk refuses.
     """
     try:
-        desk.taken()
+        staging.take_over()
     except OSError as error:
         raise UnsavedError(f"{folder} cannot be written: {error.strerror}") from error
-    return bool(shelf.newest_first(folder / "checkpoints"))
+    return bool(checkpoint_folder.newest_first(folder / "checkpoints"))
 
 
 def make_data(job: TrainingJob, folder: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from synergy_core.errors import InputError
 from synergy_exec.messages import PAUSED, Failure, MeansToLeave, Report, Started, Stop
 from synergy_exec.worker import processes
-from synergy_exec.worker.start import FAILED, AgentConnection, Descriptors, Pulse, Start, see_only
+from synergy_exec.worker.start import FAILED, AgentConnection, Descriptors, Heartbeat, Start, see_only
 from synergy_runs.files import atomic_file
 
 PROGRESS = "progress.json"
@@ -33,7 +33,7 @@ _BEAT_S = 600.0
 
 def run(start: Start, descriptors: Descriptors) -> int:
     """Runs the command until it ends or is told to stop; returns the exit code."""
-    agent, pulse = AgentConnection(descriptors.agent), Pulse(descriptors.pulse)
+    agent, heartbeat = AgentConnection(descriptors.agent), Heartbeat(descriptors.heartbeat)
     told_to_stop = False
 
     def terminate(*_: object) -> None:
@@ -63,10 +63,10 @@ def run(start: Start, descriptors: Descriptors) -> int:
         return FAILED
     told_s, killed_s = -math.inf, math.inf
     while child.poll() is None:
-        pulse.beat(_BEAT_S)
+        heartbeat.beat(_BEAT_S)
         now_s = time.monotonic()
         told_to_stop |= any(isinstance(each, Stop) for each in agent.heard())
-        told_to_stop |= pulse.unanswered_s() > launch.agent_silence_s
+        told_to_stop |= heartbeat.unanswered_s() > launch.agent_silence_s
         if told_to_stop and math.isinf(killed_s):
             child.terminate()
             killed_s = now_s + launch.grace_s

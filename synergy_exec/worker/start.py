@@ -53,13 +53,13 @@ class Descriptors:
     """
 
     agent: int
-    pulse: int
+    heartbeat: int
     log: int
     cache: int
     store: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        here = (self.agent, self.pulse, self.log, self.cache, self.store)
+        here = (self.agent, self.heartbeat, self.log, self.cache, self.store)
         return _received, tuple(None if each is None else reduction.DupFd(each) for each in here)
 
 
@@ -135,7 +135,7 @@ PEER_LOST = 76
 """Another rank is gone or silent (EX_PROTOCOL). That rank or its agent reports why."""
 
 
-class Pulse:
+class Heartbeat:
     """Heartbeats of a worker and its agent in shared memory, so that a step costs no message.
 
     The worker writes the time of its last heartbeat and how long the next may take; the agent writes when it last
@@ -150,8 +150,8 @@ class Pulse:
 
     @staticmethod
     def create() -> int:
-        descriptor = os.memfd_create("pulse")
-        os.ftruncate(descriptor, Pulse._FORM.size)
+        descriptor = os.memfd_create("heartbeat")
+        os.ftruncate(descriptor, Heartbeat._FORM.size)
         return descriptor
 
     def beat(self, allowed_s: float) -> None:

@@ -14,11 +14,11 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from synergy_core.planner.plan import Plan
 from synergy_exec import job_folder
-from synergy_exec.training import checkpoint, integrity, shelf
+from synergy_exec.training import checkpoint, checkpoint_folder, integrity
 from synergy_exec.training.checkpoint import Checkpoints
+from synergy_exec.training.checkpoint_folder import Staging
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import Batch, TrainingJob
-from synergy_exec.training.shelf import Desk
 from synergy_exec.training.trainer import Trainer
 
 FILE, BYTES = "rank-0.safetensors", 1_000
@@ -27,7 +27,7 @@ FILE, BYTES = "rank-0.safetensors", 1_000
 
 def checkpoint_of(folder: Path, step: int, uuid: str = "", *, work: float | None = None) -> Path:
     """A whole checkpoint in a job's folder; its weights are nothing that can be loaded."""
-    path = folder / job_folder.CHECKPOINTS / shelf.name(step)
+    path = folder / job_folder.CHECKPOINTS / checkpoint_folder.name(step)
     path.mkdir(parents=True)
     (path / FILE).write_bytes(bytes([step % 256]) * BYTES)
     progress = Progress(step=step, samples=32 * step, work=float(step) if work is None else work)
@@ -41,7 +41,7 @@ CHANGES = (
     (shutil, "rmtree"),
     (integrity, "write"),
     (checkpoint, "flush"),
-    (shelf, "flush"),
+    (checkpoint_folder, "flush"),
 )
 """What saving changes the file system by, beside the ranks' own files."""
 
@@ -137,9 +137,9 @@ def trained(steps: int, optimizer: str = "adamw", folder: Path | None = None, *,
     return job
 
 
-def saved(folder: Path, steps: int, desk: Desk | None = None, **more: Any) -> None:
+def saved(folder: Path, steps: int, staging: Staging | None = None, **more: Any) -> None:
     """A checkpoint of one trained so far."""
-    trained(steps, **more).save(folder, Progress(step=steps), **({"desk": desk} if desk else {}))
+    trained(steps, **more).save(folder, Progress(step=steps), **({"staging": staging} if staging else {}))
 
 
 def untrained() -> Training:

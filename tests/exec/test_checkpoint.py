@@ -11,10 +11,10 @@ from exec.saved import FILE, Training, before_each_change, cut, flipped, names, 
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from synergy_exec.training import integrity, shelf
+from synergy_exec.training import checkpoint_folder, integrity
 from synergy_exec.training.checkpoint import Checkpoints, State
+from synergy_exec.training.checkpoint_folder import FencedError, Staging
 from synergy_exec.training.integrity import Progress
-from synergy_exec.training.shelf import Desk, FencedError
 
 
 def test_before_the_first_step_the_optimizer_stays_untouched(tmp_path):
@@ -237,7 +237,7 @@ def test_run_that_is_overtaken_before_any_change_changes_nothing_more(tmp_path, 
     found = []
     for moment in range(100):
         folder = tmp_path / str(moment)
-        old, new = Desk(folder, 1).taken(), Desk(folder, 2)
+        old, new = Staging(folder, 1).take_over(), Staging(folder, 2)
         for each in (1, 2):
             saved(folder, each, old)
         there = []
@@ -245,7 +245,7 @@ def test_run_that_is_overtaken_before_any_change_changes_nothing_more(tmp_path, 
         def take_over(number, moment=moment, folder=folder, new=new, there=there):
             if number == moment:
                 monkeypatch.undo()
-                new.taken()
+                new.take_over()
                 job = untrained()
                 found.append(job.load(folder).step)
                 assert torch.equal(weights(job), weights(trained(found[-1])))
@@ -255,7 +255,7 @@ def test_run_that_is_overtaken_before_any_change_changes_nothing_more(tmp_path, 
         job = trained(step)
         made = before_each_change(monkeypatch, take_over)
         try:
-            job.save(folder, Progress(step=step), desk=old)
+            job.save(folder, Progress(step=step), staging=old)
             fenced = False
         except FencedError:
             fenced = True
@@ -272,23 +272,23 @@ def test_run_that_is_overtaken_before_any_change_changes_nothing_more(tmp_path, 
 
 
 def test_run_that_begins_late_is_refused_and_disturbs_nobody(tmp_path):
-    new = Desk(tmp_path, 5).taken()
+    new = Staging(tmp_path, 5).take_over()
     with pytest.raises(FencedError, match="run 4 is over"):
-        Desk(tmp_path, 4).taken()
-    new.require()
+        Staging(tmp_path, 4).take_over()
+    new.check()
     with pytest.raises(FencedError):
-        Desk(tmp_path, 4).taken()
-    saved(tmp_path, 1, Desk(tmp_path, 6).taken())
+        Staging(tmp_path, 4).take_over()
+    saved(tmp_path, 1, Staging(tmp_path, 6).take_over())
     with pytest.raises(FencedError):
-        new.require()
-    assert [each.name for each in shelf.newest_first(tmp_path)] == ["step-00000001"]
+        new.check()
+    assert [each.name for each in checkpoint_folder.newest_first(tmp_path)] == ["step-00000001"]
 
 
 def take(folder, run, barrier, outcomes):
-    desk = Desk(folder, run)
+    staging = Staging(folder, run)
     barrier.wait(60)
     try:
-        desk.taken()
+        staging.take_over()
         outcomes.put((run, True))
     except FencedError:
         outcomes.put((run, False))

@@ -12,7 +12,7 @@ from exec.real import Controller, descendants, end, forkserver, forkservers, gon
 
 from synergy_exec.agent.run import outcome
 from synergy_exec.messages import LOST_PEERS, Ended, Failure, Kill, Noted, Report, Saved
-from synergy_exec.training import shelf
+from synergy_exec.training import checkpoint_folder
 
 DETECTED_S = 10.0
 SLOW = {"pause_s": 0.02}
@@ -234,8 +234,8 @@ def test_revived_workers_change_nothing_beside_the_new_run(two, world):
     new.reached(second, new.of(second, Report)[-1].step + 30)
     new.stop(second)
     require_no_step_twice_or_among_others(launch, resumed)
-    newest = shelf.newest_first(Path(launch.folder) / "checkpoints")[0]
-    assert newest.name == shelf.name(new.saved(second).step)
+    newest = checkpoint_folder.newest_first(Path(launch.folder) / "checkpoints")[0]
+    assert newest.name == checkpoint_folder.name(new.saved(second).step)
 
 
 def test_ranks_of_an_agent_that_stands_still_save_and_leave(fresh):
@@ -244,8 +244,8 @@ def test_ranks_of_an_agent_that_stands_still_save_and_leave(fresh):
     pids = fresh.workers()
     os.kill(fresh.agent.pid, signal.SIGSTOP)
     assert gone(pids, timeout_s=30)
-    (saved,) = shelf.newest_first(Path(launch.folder) / "checkpoints")
-    assert saved.name == shelf.name(int(steps_of(launch)[-1]["step"]))
+    (saved,) = checkpoint_folder.newest_first(Path(launch.folder) / "checkpoints")
+    assert saved.name == checkpoint_folder.name(int(steps_of(launch)[-1]["step"]))
     assert "nothing from the agent for 4 s" in log_of(launch)
     revive(fresh.agent.pid)
     fresh.ends(launch, "paused")

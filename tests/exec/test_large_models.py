@@ -14,9 +14,9 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from synergy_core.planner.plan import Plan
-from synergy_exec.training.bare import bare
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
+from synergy_exec.training.meta_model import on_meta_device
 from synergy_exec.training.trainer import Trainer
 
 SEED, STEPS = 7, 2
@@ -161,7 +161,7 @@ def test_making_a_model_without_numbers_draws_none():
     torch.manual_seed(1)
     expected = torch.rand(())
     torch.manual_seed(1)
-    made = bare(Normed())
+    made = on_meta_device(Normed())
     assert torch.rand(()) == expected
     assert all(each.is_meta for each in made.model.parameters())
 

@@ -38,11 +38,11 @@ def newest_first(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def begin(desk: Path, step: int) -> Path:
+def begin(staging: Path, step: int) -> Path:
     """Makes a new partial folder and deletes abandoned ones. Raises FileNotFoundError if the staging folder is gone."""
-    for stale in desk.glob(f"{_PARTIAL}*"):
+    for stale in staging.glob(f"{_PARTIAL}*"):
         shutil.rmtree(stale, ignore_errors=True)
-    partial = desk / f"{_PARTIAL}{name(step)}-{uuid.uuid4().hex[:8]}"
+    partial = staging / f"{_PARTIAL}{name(step)}-{uuid.uuid4().hex[:8]}"
     partial.mkdir()
     return partial
 
@@ -60,7 +60,7 @@ def publish(folder: Path, partial: Path, step: int) -> None:
     flush(folder)
 
 
-def prune(folder: Path, desk: Path, step: int, keep: int) -> None:
+def prune(folder: Path, staging: Path, step: int, keep: int) -> None:
     """Deletes all but the newest `keep` complete checkpoints, after the one of `step` has been published.
 
     Checkpoints of later steps are deleted, too: `load` skipped them as damaged.
@@ -70,7 +70,7 @@ def prune(folder: Path, desk: Path, step: int, keep: int) -> None:
         if kept < keep and int(path.name.removeprefix("step-")) <= step and _looks_complete(path):
             kept += 1
         else:
-            _delete(path, desk)
+            _delete(path, staging)
 
 
 def _looks_complete(path: Path) -> bool:
@@ -82,9 +82,9 @@ def _looks_complete(path: Path) -> bool:
     return True
 
 
-def _delete(path: Path, desk: Path) -> None:
+def _delete(path: Path, staging: Path) -> None:
     # Rename first: a deletion that is interrupted must not look like a damaged checkpoint.
-    hidden = desk / f"{_PARTIAL}deleted-{path.name}-{uuid.uuid4().hex[:8]}"
+    hidden = staging / f"{_PARTIAL}deleted-{path.name}-{uuid.uuid4().hex[:8]}"
     path.rename(hidden)
     shutil.rmtree(hidden, ignore_errors=True)
 
@@ -96,13 +96,13 @@ class FencedError(Exception):
     """A newer run of the job has begun, so this run may not change the folder any more."""
 
 
-class Desk:
+class Staging:
     """The staging folder of a run, inside the folder of the job's checkpoints."""
 
     def __init__(self, checkpoints: Path, run: int) -> None:
         self.path, self._run = checkpoints / f".run-{run:08d}", run
 
-    def taken(self) -> Desk:
+    def take_over(self) -> Staging:
         """Takes the folder over from older runs and returns self. Raises FencedError if a newer run has taken it."""
         self.path.mkdir(parents=True, exist_ok=True)
         # This looks after creating its own folder, so of two runs that begin at once at least one sees the other.
@@ -116,10 +116,10 @@ class Desk:
                 with suppress(FileNotFoundError):
                     taken = older.rename(self.path / older.name)
                     shutil.rmtree(taken, ignore_errors=True)
-                self.require()
+                self.check()
         return self
 
-    def require(self) -> None:
+    def check(self) -> None:
         """Raises FencedError if a newer run has taken over."""
         try:
             self.path.stat()

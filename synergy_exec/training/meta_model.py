@@ -29,7 +29,7 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 """Where a module keeps what torch knows of."""
 
 
-class Bare(NamedTuple):
+class MetaModel(NamedTuple):
     """model: on the meta device, None if it cannot be built there. reason: why training cannot begin with it, as the
     end of a sentence; "" if it can. digest: of its structure.
     """
@@ -39,24 +39,24 @@ class Bare(NamedTuple):
     digest: str
 
 
-def bare(job: TrainingJob) -> Bare:
+def on_meta_device(job: TrainingJob) -> MetaModel:
     """Builds the job's model on the meta device. The state of all random generators stays as it was."""
     drawn = torch.get_rng_state()
     try:
-        with drawing_nothing(), torch.device("meta"), warnings.catch_warnings():
+        with keeping_random_state(), torch.device("meta"), warnings.catch_warnings():
             # A warning that values are not copied into meta tensors.
             warnings.simplefilter("ignore")
             model = job.build_model()
             same = torch.equal(torch.get_rng_state(), drawn)
     except Exception as error:  # the job's own code may raise anything
         text = " ".join(str(error).split())[:200]
-        return Bare(None, f"its numbers are read as it is built ({type(error).__name__}: {text})", "")
+        return MetaModel(None, f"its numbers are read as it is built ({type(error).__name__}: {text})", "")
     reason = _unfit(model) if same else "it draws random numbers on a device of its own choice"
-    return Bare(model, reason, "" if reason else digest(model))
+    return MetaModel(model, reason, "" if reason else digest(model))
 
 
 @contextmanager
-def drawing_nothing() -> Iterator[None]:
+def keeping_random_state() -> Iterator[None]:
     """Restores the state of all random generators at the end."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
