@@ -1,4 +1,4 @@
-"""A node's agent: does what the controller says, and leaves when it can no longer hear it."""
+"""The agent of a node: carries out the controller's orders, and exits when the connection to it is lost."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from synergy_exec.messages import (
 from synergy_exec.wire import Ear, decode, encode, farewell
 from synergy_exec.worker import processes
 
-# Where a run's ranks meet: the port on which the agent of rank 0 listens for their store.
+# The port at which the ranks of a run meet: the agent of rank 0 listens on it for their store.
 
 
 def listen(host: str, ports: str) -> socket.socket | None:
-    """A socket that listens at this address of the machine; None while none of the ports is free.
+    """Returns a socket that listens at this address; None if none of the ports is free.
 
-    ports: such as 29500-29599, both included; "": any. Raises OSError for an address that is not this machine's.
+    ports: such as 29500-29599, inclusive; "" for any port. Raises OSError if this machine does not have the address.
     """
     first, _, last = ports.partition("-")
     for port in range(int(first), int(last) + 1) if ports else [0]:
@@ -55,20 +55,20 @@ def listen(host: str, ports: str) -> socket.socket | None:
 
 
 _SAVING_S = 15.0
-"""How long runs have to save when the agent leaves."""
+"""Time for runs to save when the agent exits."""
 _KILLING_S = 3.0
 _STARTING_S = 120.0
 """How long the forkserver may take to start, which is seconds on a machine that is not busy."""
 _PORTS_S = 0.5
-"""Between two looks for a port of the range that is free."""
+"""Seconds between two searches for a free port of the range."""
 _CONNECTING_S = 60.0
-"""A controller that is not there refuses at once; a busy one takes its time."""
+"""Timeout of the connection to the controller. Without a controller it is refused at once; a busy one takes longer."""
 
 
 class Agent:
-    """One node's slots and the runs on them.
+    """The slots of one node and the runs on them.
 
-    gpu_type: `cpu` where slots are cores. cores: of the CPU, all that runs with a share may have.
+    gpu_type: `cpu` if slots are CPU cores. cores: all CPU cores that runs with a share may have.
     """
 
     def __init__(self, node: int, slots: Sequence[Slot], gpu_type: str, cores: Sequence[int]) -> None:
@@ -83,16 +83,16 @@ class Agent:
         self._why = ""
 
     async def serve(self, url: str, token: str) -> None:
-        """Runs until told to leave, or the controller or the forkserver is gone; no process is left then.
+        """Runs until it is told to leave, or the controller or the forkserver is gone. No process is left afterwards.
 
-        Raises InputError when the controller cannot be reached, or refuses the token; ConnectionError when the
-        forkserver, and so every worker, has died.
+        Raises InputError if the controller cannot be reached or refuses the token, and ConnectionError if the
+        forkserver has died, and so every worker.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave_because, f"it was told to by {number.name}")
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
-            # First, as it may fail at once; the forkserver takes seconds.
+            # Connect first, because that may fail at once; the forkserver takes seconds to start.
             connection = await _connect(session, url)
             hearing = asyncio.create_task(self._hear(connection))
             self._forkserver = await self._started()
@@ -161,7 +161,7 @@ class Agent:
             try:
                 await connection.send_str(encode(message))
             except (ConnectionError, aiohttp.ClientError):
-                # The hearing end notices too, and ends the conversation.
+                # `_hear` notices this, too, and ends the conversation.
                 _log(f"the controller did not get {message.KIND}")
             finally:
                 self._outbox.task_done()

@@ -1,7 +1,8 @@
-"""Starts workers as forks of a warm process: multiprocessing's forkserver, which has imported torch.
+"""Starts workers as forks of multiprocessing's forkserver, which has imported torch.
 
-A worker leads a process group of its own. What its processes leave behind comes to it, and at its end to the forkserver
-(`processes.adopt_orphans`); the agent kills all of it before it says that the worker has left: so a free slot is clean.
+A worker leads a process group of its own. It adopts orphans of its processes, and when it exits the forkserver adopts
+them (`processes.adopt_orphans`). The agent kills all of them before it reports that the worker has exited, so nothing
+runs on a free slot.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from synergy_exec.worker import processes
 from synergy_exec.worker.start import Descriptors, Start, ready, work
 
 _ENVIRONMENT = {
-    # Torch asks the kernel for pages of 2 MB for tensors of at least that size. Every rank is a new process, and
-    # gradients are allocated again at each step: with pages of 4 kB half of such a step's CPU time can be the kernel's.
+    # Lets torch request pages of 2 MB for large tensors. Every rank is a new process and allocates gradients again at
+    # each step; with pages of 4 kB the kernel can take half of a step's CPU time.
     "THP_MEM_ALLOC_ENABLE": "1",
-    # Threads would not survive a fork; workers set their own number.
+    # Threads do not survive a fork; workers set their own number.
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
 _PRELOAD = "synergy_exec.worker.warm"
 _LOOK_S = 2.0
 _LOST_PARENT = 255
-"""What multiprocessing says of a process whose forkserver has died, or is just dying."""
+"""multiprocessing's exit code of a process whose forkserver has died or is dying."""
 _DYING_S = 0.5
 _PAUSE_S = 0.002
 
 
 class Forkserver:
-    """The warm process of one agent.
+    """The forkserver of one agent.
 
-    died: set when it is gone, and every worker with it. why: the cause, in words; "" while it lives.
+    died: set when it is gone, and every worker with it. why: the cause in words; "" while it lives.
     """
 
     def __init__(self, context: ForkServerContext, pid: int) -> None:
@@ -54,7 +55,7 @@ class Forkserver:
 
     @staticmethod
     async def start() -> Forkserver:
-        """Starts it, and returns when it has imported torch. Raises InputError if it fails; standard error says why."""
+        """Starts it and waits until it has imported torch. Raises InputError if it fails; standard error says why."""
         os.environ |= {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([_PRELOAD])
@@ -77,10 +78,10 @@ class Forkserver:
             ) from None
 
     async def fork(self, start: Start, descriptors: Descriptors, left: Callable[[int], None]) -> int:
-        """Starts a worker and returns its process id.
+        """Starts a worker and returns its process id. Raises OSError.
 
-        left: called once, when the worker and everything that it started is gone, with its exit code, or minus the
-        number of the signal that ended it. Raises OSError.
+        left: called once, when the worker and all processes that it started are gone, with its exit code or minus the
+        number of the signal that killed it.
         """
         process = self._context.Process(target=work, args=(start, descriptors))
         async with self._one:
@@ -96,18 +97,18 @@ class Forkserver:
         return process.pid
 
     def end(self, pids: Iterable[int]) -> None:
-        """Kills workers; what they have started is killed before `left` is called."""
+        """Kills workers. Processes that they started are killed before `left` is called."""
         for pid in pids:
             if pid in self._workers:
                 _signal(pid, signal.SIGKILL)
 
     def show(self, pid: int) -> None:
-        """Has a worker write into its log where it stands."""
+        """Makes a worker write its stack into its log."""
         if pid in self._workers:
             _signal(pid, signal.SIGUSR1)
 
     async def close(self) -> None:
-        """Ends it, and with it every worker that is left."""
+        """Kills it and every remaining worker."""
         self._watching.cancel()
         if processes.lives(self._pid, self._began):
             _signal(self._pid, signal.SIGKILL)
@@ -128,18 +129,18 @@ class Forkserver:
         if code == _LOST_PARENT:
             await asyncio.sleep(_DYING_S)
             code = code if processes.lives(self._pid, self._began) else -signal.SIGKILL
-        async with self._one:  # a worker that is just being forked is not known yet
+        async with self._one:  # a worker that is being forked now is not in `_workers` yet
             await asyncio.to_thread(self._sweep)
         left(code)
 
     def _sweep(self) -> None:
-        """Kills what workers that have ended left behind, and waits until the forkserver has reaped it."""
+        """Kills processes that exited workers left behind, and waits until the forkserver has reaped them."""
         while strays := self._strays():
             processes.kill(strays)
             time.sleep(_PAUSE_S)
 
     def _strays(self) -> set[int]:
-        """Processes that the forkserver has adopted; once it is gone, those that this process has adopted."""
+        """Orphans that the forkserver has adopted, or this process once the forkserver is gone."""
         if processes.lives(self._pid, self._began):
             return set(processes.children(self._pid)) - self._workers.keys()
         left = set(processes.children(os.getpid())) - self._others
@@ -149,7 +150,7 @@ class Forkserver:
         return left
 
     async def _watch(self) -> None:
-        """Notices when the forkserver is gone. One that somebody has stopped is killed: it could start nothing more."""
+        """Waits until the forkserver is gone. If somebody has stopped it, kills it, because it can start nothing more."""
         stopped = 0
         while processes.lives(self._pid, self._began):
             stopped = stopped + 1 if processes.is_stopped(self._pid) else 0

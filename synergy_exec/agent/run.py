@@ -1,4 +1,4 @@
-"""This node's part of a run: its workers, what they say, and how it ends."""
+"""The part of a run on one node: starts its workers, passes messages on, detects hangs, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from synergy_exec.wire import decode, encode
 from synergy_exec.worker import processes
 from synergy_exec.worker.start import PEER_LOST, Descriptors, Heartbeat, Start
 
-# Why a run ended, from all that was seen of its workers on this node.
+# Decides why a run ended from everything known of its workers on this node.
 
 
 def outcome(
@@ -41,24 +41,24 @@ def outcome(
     killed: Collection[int],
     verdict: str,
 ) -> tuple[Outcome, str]:
-    """The outcome, and for failed and lost one sentence.
+    """Returns the outcome, and the reason in a sentence if the run failed or was lost.
 
-    codes: by rank, exit codes, or minus a signal's number, in the order in which the ranks left. meant: by rank, the
-    code it said that it would leave with, if it did. failures: what ranks said of their own errors. killed: ranks that
-    the agent killed itself, which says nothing of them. verdict: why it did; "" when another rank had failed.
-    What a rank did by itself comes before what it suffered from others.
+    codes: by rank, the exit code or minus the number of a signal, in the order in which ranks exited. meant: by rank,
+    the exit code that it announced, or None. failures: errors that ranks reported. killed: ranks that the agent killed,
+    whose exit codes say nothing. verdict: why it killed them; "" if another rank had failed. A rank's own error counts
+    before errors that another rank caused.
     """
     own = {rank: code for rank, code in codes.items() if rank not in killed and code not in (0, PAUSED)}
     failed = {rank: failure for rank, failure in failures.items() if not failure.from_peers}
     erred = [rank for rank, code in own.items() if code > 0 and code != PEER_LOST]
-    # Said before it was killed: it counts as its own too.
+    # A rank that reported an error before it was killed counts, too.
     erred += [rank for rank in failed if rank not in erred and rank in killed]
     for rank in sorted(erred, key=lambda rank: not _out_of_memory(failed.get(rank))):
         failure = failed.get(rank)
         if failure is not None and failure.unsaved:
             return "lost", failure.reason
         return "failed", failure.reason if failure else f"rank {rank} left with exit code {own[rank]}"
-    # Of code 0 and PAUSED too, which a job's own code may leave with at any time.
+    # The job's own code may exit at any time, also with code 0 or PAUSED; it announced no such code.
     for rank, code in codes.items():
         if code in (0, PAUSED) and rank not in killed and meant.get(rank) != code:
             return "failed", f"the job's code ended rank {rank} with exit code {code} in the middle of its work"
@@ -86,18 +86,18 @@ def _name(number: int) -> str:
 
 _WATCH_S = 1.0
 _SETTLING_S = 0.5
-"""How long a rank that lost its peers waits for the one that failed by itself to say so."""
+"""Time between the first failure of a rank and killing the others, so that the rank at fault can report its error."""
 _DUMPING_S = 0.2
-"""How long a hung rank has for writing to the log where it stands."""
+"""Time for a hung rank to write its stack to the log."""
 _ALL_DUMPING_S = 0.8
-"""How long all hung ranks of a node together have for that."""
+"""Time for all hung ranks of a node together."""
 
 
 class Worker:
     """One worker process. code: its exit code once it has left. meant: the exit code that it announced."""
 
     def __init__(self, heartbeat: Heartbeat, writer: asyncio.StreamWriter, allowed_s: float) -> None:
-        """allowed_s: how long its first sign of life may take."""
+        """allowed_s: how long its first heartbeat may take."""
         self.heartbeat, self._writer = heartbeat, writer
         self.pid: int | None = None
         self.code: int | None = None
@@ -106,7 +106,7 @@ class Worker:
         heartbeat.answer()
 
     def tell(self, message: Message) -> None:
-        """Sends it a message; one that has left hears nothing."""
+        """Sends it a message, unless it has exited."""
         if self.code is None:
             self._writer.write(encode(message).encode() + b"\n")
 
@@ -167,7 +167,7 @@ class NodeRun:
         self._tell_end()
 
     def tell(self, message: Stop | Retune) -> None:
-        """Passes a message on to every worker here, those still to be forked included."""
+        """Passes a message on to every worker here, including those that are not forked yet."""
         self._told.append(message)
         for worker in self._workers.values():
             worker.tell(message)
@@ -179,7 +179,7 @@ class NodeRun:
             self._move(rank)
 
     def remember(self, memory_bytes: float) -> None:
-        """As much memory for data, for each rank here, from now on."""
+        """Sets the memory for cached data, in bytes per rank here."""
         Cache(self._cache).limit(memory_bytes * len(self.launch.slots))
 
     def _granted(self, rank: int) -> Granted:
@@ -202,7 +202,7 @@ class NodeRun:
         self._say(Ended(run=self.launch.run, outcome=result, reason=reason, hung=self._hung))
 
     async def _start(self, rank: int, slot: Slot, store: int | None, own: list[Slot]) -> asyncio.Task[None]:
-        """own: the slots that the process has; of a command, all slots of the run."""
+        """Starts the worker of a rank. own: its slots; a command has all slots of the run."""
         launch, started_s = self.launch, time.time()
         grant = self._grants.get(rank)
         grants = [self._grants[rank + place] for place in range(len(own))] if grant else own
@@ -233,7 +233,7 @@ class NodeRun:
         for message in self._told:
             worker.tell(message)
         if self._grants.get(rank) != grant:
-            # It got others while it was forked.
+            # Its cores were changed while it was forked.
             self._move(rank)
         if self._doomed:
             self.kill(self._verdict)
@@ -264,7 +264,7 @@ class NodeRun:
             self.kill("")
 
     def kill(self, verdict: str) -> None:
-        """Kills every worker. verdict: why; "" where another rank had failed."""
+        """Kills every worker. verdict: why; "" if another rank had failed."""
         alive = {rank: worker.pid for rank, worker in self._workers.items() if worker.code is None}
         if not alive and not self._starting:
             return
@@ -281,7 +281,7 @@ class NodeRun:
             for each in alive.values():
                 each.heartbeat.answer()
             silent = {rank: each.heartbeat.silence_s() for rank, each in alive.items()}
-            # As long as one of them may still build, save or wait for data, the others wait for it.
+            # While one rank may still build, save or wait for data, the others may wait for it.
             if silent and all(silent.values()):
                 rank = max(silent, key=lambda rank: silent[rank])
                 await self._end_hang(rank, silent[rank])
@@ -290,7 +290,7 @@ class NodeRun:
     async def _end_hang(self, rank: int, silence_s: float) -> None:
         alive = {rank: each.pid for rank, each in self._workers.items() if each.code is None and each.pid is not None}
         with open(logs.opened(self.launch), "wb", buffering=0) as log:
-            # One after the other: they write into one file.
+            # One after another, because they write into the same file.
             for each, pid in alive.items():
                 log.write(f"rank {each} stands at:\n".encode())
                 self._forkserver.show(pid)
@@ -302,5 +302,5 @@ class NodeRun:
 async def _line(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.readline()
-    except ConnectionError:  # also one that a write to it has met
+    except ConnectionError:  # an earlier write may have failed
         return b""
