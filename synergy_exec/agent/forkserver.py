@@ -150,7 +150,7 @@ class Forkserver:
         return left
 
     async def _watch(self) -> None:
-        """Waits until the forkserver is gone. If somebody has stopped it, kills it, because it can start nothing more."""
+        """Waits until the forkserver is gone. Kills it if somebody has stopped it: it could start nothing more."""
         stopped = 0
         while processes.lives(self._pid, self._began):
             stopped = stopped + 1 if processes.is_stopped(self._pid) else 0

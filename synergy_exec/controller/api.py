@@ -1,4 +1,4 @@
-"""What people may ask of a controller over HTTP; `listening` checks their token."""
+"""The controller's HTTP interface; `listening` checks tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from synergy_exec.nodes.listening import RefusedError
 from synergy_exec.plain import MOST_SHOWN, plain
 from synergy_runs.explained import explained
 
-# What a monitor reads of a controller.
+# Metrics for monitoring.
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,7 +34,7 @@ prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def metrics(agents: Agents, execution: Execution | None, now_s: float) -> bytes:
-    """The metrics as text; before all agents have come, without those of jobs."""
+    """The metrics as text, without those of jobs until all agents are there."""
     registry = prometheus.CollectorRegistry()
     prometheus.ProcessCollector(registry=registry)
 
@@ -80,7 +80,7 @@ _OF_A_JOB = {
 
 
 def _of_each_job(registry: prometheus.CollectorRegistry, execution: Execution, now_s: float) -> None:
-    """Only jobs that hold slots are listed, so that the number of series is bounded."""
+    """Series by job. Only jobs that hold slots are listed, so that their number is bounded."""
     families = {
         name: prometheus.Gauge(f"synergy_job_{name}", meaning, ["job", "name"], registry=registry)
         for name, meaning in _OF_A_JOB.items()
@@ -98,15 +98,15 @@ def _of_each_job(registry: prometheus.CollectorRegistry, execution: Execution, n
 
 
 PUBLIC = ("/", "/healthz")
-"""Paths that are answered without the token."""
+"""Paths that need no token."""
 _PAGE = Path(__file__).with_name("page.html")
 _RULES = "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; connect-src 'self'"
-"""A browser runs nothing on the page but its own script, and talks to nobody but this controller."""
+"""Content-Security-Policy: a browser runs only the page's own script and connects only to this controller."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Served(Protocol):
-    """What the requests need of a controller. execution: None until all agents are there."""
+    """The interface of a controller to requests. execution: None until all agents are there."""
 
     agents: Agents
     execution: Execution | None
@@ -118,7 +118,7 @@ class Served(Protocol):
 
 
 def routes(controller: Served) -> list[web.RouteDef]:
-    """The HTTP routes that a controller answers."""
+    """The HTTP routes of a controller."""
     api = Api(controller)
     return [
         web.get("/jobs", api.jobs),
@@ -143,7 +143,7 @@ class Api:
         return web.json_response(self._listed(self._execution().jobs.values()))
 
     async def submit(self, request: web.Request) -> web.Response:
-        """Takes a job; answered when it is in the journal."""
+        """Submits a job; answers when it is in the journal."""
         job = job_of(await _values(request), "the job")
         execution = self._execution()
         if self._controller.closing:
@@ -153,14 +153,14 @@ class Api:
         return web.json_response({"job": made.job_id, "name": made.name}, status=201)
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """Ends a job; answered when that is in the journal."""
+        """Cancels a job; answers when that is in the journal."""
         job = self._job_of(request)
         self._execution().cancel(job, self._controller.now_s())
         self._controller.changed()
         return web.json_response(self._listed([job])[0])
 
     async def retry(self, request: web.Request) -> web.Response:
-        """Has a job that failed or was cancelled wait again; answered when that is in the journal."""
+        """Makes a failed or cancelled job wait again; answers when that is in the journal."""
         values = await _values(request)
         if values not in ({}, {"from_start": False}, {"from_start": True}):
             raise InputError('expected {"from_start": true}, or {} to go on from the last checkpoint.')
@@ -170,7 +170,7 @@ class Api:
         return web.json_response(self._listed([job])[0])
 
     async def explain(self, request: web.Request) -> web.Response:
-        """Why a job has what it has, by the last decision; of one that a policy orders, why it waits or was stopped."""
+        """Explains a job's allocation in the last decision; under an ordering policy, why it waits or was stopped."""
         job, decider = self._job_of(request), self._execution().decider
         last = decider.scheduler.last
         if not decider.policy.reads_goodput:
@@ -186,8 +186,8 @@ class Api:
         return web.json_response({"time_s": last[0].now_s, "text": found.text(), **found.as_dict()})
 
     async def state(self, request: web.Request) -> web.Response:
-        """Everything that a live table shows; with `most`, of at most so many jobs: those that hold slots first, then
-        those that wait, then those that have ended, the last first.
+        """Everything that a live table shows. With `most`, of at most that many jobs: first those that hold slots, then
+        waiting jobs, then ended jobs, the last to end first.
         """
         execution = self._execution()
         decider, jobs = execution.decider, list(execution.jobs.values())
@@ -214,14 +214,14 @@ class Api:
         )
 
     async def page(self, _: web.Request) -> web.Response:
-        """What a browser shows; it knows nothing until its reader gives it the token."""
+        """The page for a browser. It shows nothing until its reader enters the token."""
         nonce = secrets.token_urlsafe()
         text = _PAGE.read_text(encoding="utf-8").replace("NONCE", nonce)
         headers = {"Content-Security-Policy": _RULES.format(nonce=nonce), "Cache-Control": "no-store"}
         return web.Response(text=text, content_type="text/html", charset="utf-8", headers=headers)
 
     async def health(self, _: web.Request) -> web.Response:
-        """Whether jobs can be taken and train; nothing that a stranger should not know."""
+        """Whether jobs can be submitted and train; without details, because it needs no token."""
         ready = self._controller.execution is not None and not self._controller.closing
         there, all_of_them = len(self._controller.agents.links), self._controller.agents.backend.nodes
         ok = ready and there > 0
@@ -234,7 +234,7 @@ class Api:
         return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
 
     def _listed(self, jobs: Collection[ExecutedJob]) -> list[dict[str, Any]]:
-        """The jobs as `shown`, with the reasons why waiting jobs wait."""
+        """The jobs as `shown`, with reasons for those that wait."""
         execution = self._execution()
         reasons = execution.decider.why_waiting(jobs, self._controller.now_s())
         return [
@@ -254,7 +254,7 @@ class Api:
         wanted = request.match_info["job"]
         jobs = self._execution().jobs
         found = [job for job in jobs.values() if job.name == wanted]
-        # Of several that are called so, the one that has not ended.
+        # If several jobs have this name, the one that has not ended.
         chosen = [job for job in found if not job.ended or len(found) == 1]
         if found and len(chosen) != 1:
             numbers = ", ".join(str(job.job_id) for job in found)
@@ -268,7 +268,7 @@ class Api:
 
 
 def shown(execution: Execution, job: ExecutedJob) -> dict[str, Any]:
-    """A job as people see it; null where nothing is known yet."""
+    """A job for users; null for unknown values."""
     plan, stopped = execution.decider.plans.get(job.job_id), job.stopped_for
     return {
         "job": job.job_id,

@@ -1,4 +1,4 @@
-"""The controller put on a clock and a port: arrivals, rounds, agents, people; one thread, asyncio."""
+"""The controller: arrivals, rounds, agents and requests of users, in real time, in one asyncio thread."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from synergy_exec.worker.processes import began, wait_or_kill
 from synergy_runs.facts import Kind
 from synergy_runs.files import atomic_file
 
-# Going on where an earlier controller ended.
+# Resuming where an earlier controller ended.
 
 
 def resume(execution: Execution, now_s: float) -> None:
-    """Takes over what the journal holds: runs that had not ended are lost, jobs that had not ended wait."""
+    """Restores the state of the journal: runs that had not ended are lost, and jobs that had not ended wait."""
     journal, decider = execution.journal, execution.decider
     reports = journal.reports()
     if (known := journal.meta().get(EXCHANGES)) is not None:
@@ -70,7 +70,7 @@ def resume(execution: Execution, now_s: float) -> None:
         execution.jobs[run.job].run = run.run
     journal.commit()
     for number, folder in job_folder.folders(execution.folder).items():
-        # No number of a job or a run that has a folder or a log is given to another.
+        # A new job or run never gets the number of one that has a folder or a log.
         execution.next_job = max(execution.next_job, number + 1)
         execution.next_run = max(execution.next_run, job_folder.newest_run(folder) + 1)
         if number not in execution.jobs:
@@ -87,7 +87,7 @@ def resume(execution: Execution, now_s: float) -> None:
 
 
 def _check_asks(execution: Execution, job: ExecutedJob) -> None:
-    """Ends a job for which there is no place any more, as where quotas are others now; it can be tried again."""
+    """Ends a job that can never start any more, for instance because quotas have changed; it can be retried."""
     try:
         check_asks(job.name, job.file, execution.decider.cluster, execution.decider.policy)
     except InputError as error:
@@ -98,7 +98,7 @@ def _check_asks(execution: Execution, job: ExecutedJob) -> None:
 
 
 def _restore_service(execution: Execution) -> None:
-    """First start, restarts and service of every job, from the facts."""
+    """Restores first start, restarts and service of every job from the facts."""
     since: dict[int, float] = {}
     for fact in execution.journal.facts():
         job = execution.jobs[fact.job]
@@ -116,15 +116,15 @@ def _restore_service(execution: Execution) -> None:
             job.stopped_for = Stopped(fact.reason) if fact.reason else None
 
 
-# The cluster that all facts of a run are on, when its controllers found different ones.
+# The cluster that all facts of a run refer to, if its controllers found different clusters.
 
 
 CLUSTER = "cluster"
-"""Under which name the journal's `meta` has it."""
+"""Key in the journal's `meta`."""
 
 
 def enter(journal: Journal, found: Cluster) -> None:
-    """A controller begins on this cluster. Raises InputError where a node's GPUs are of another type than before."""
+    """Notes that a controller begins on this cluster. Raises InputError if a node's GPU type differs from before."""
     before = whole_cluster(journal)
     if before is not None and any(fact.kind == Kind.START for fact in journal.facts()):
         found = _united(before, found)
@@ -132,7 +132,7 @@ def enter(journal: Journal, found: Cluster) -> None:
 
 
 def whole_cluster(journal: Journal) -> Cluster | None:
-    """What the run's facts are on: each node as large as it ever was; None before a controller has begun."""
+    """The cluster of the run's facts, each node as large as it ever was; None before a controller has begun."""
     kept = journal.meta().get(CLUSTER)
     return None if kept is None else Cluster(tuple(NodeType(**each) for each in kept))
 
@@ -151,11 +151,11 @@ def _united(one: Cluster, other: Cluster) -> Cluster:
 
 
 LATE_S = 0.25
-"""A round that is late by no more than this is not left out."""
+"""A round is skipped if it is later than this."""
 
 
 class Arrival(NamedTuple):
-    """A row of the workload: when it arrives, seconds from the start, and what."""
+    """A row of the workload: arrival time in seconds from the start, and the job."""
 
     submit_s: float
     name: str
@@ -163,10 +163,11 @@ class Arrival(NamedTuple):
 
 
 class Controller:
-    """One policy on one backend; `run` once. execution: None until all agents are there. closing: it is ending.
+    """Runs one policy on one backend; call `run` once.
 
-    No other may work in its folder meanwhile: `folders.lock`. The clock stands still while no controller runs: a
-    resumed run goes on at the time of its last fact.
+    execution: None until all agents are there. closing: whether it is ending. No other controller may work in its
+    folder meanwhile (`folders.lock`). The clock stands still while no controller runs: a resumed run continues at the
+    time of its last fact.
     """
 
     def __init__(
@@ -192,14 +193,14 @@ class Controller:
         self._origin_s, self._began_s, self._last_s = 0.0, time.monotonic(), 0.0
 
     def now_s(self) -> float:
-        """Seconds since the start, on the grid; never less than before."""
+        """Seconds since the start, on the grid; it never decreases."""
         self._last_s = max(self._last_s, on_grid(self._origin_s + time.monotonic() - self._began_s))
         return self._last_s
 
     async def run(self) -> None:
-        """Runs until every job has ended (serve: until it is interrupted). Raises InputError for what a user can mend.
+        """Runs until every job has ended, or with `serve` until it is interrupted. Raises InputError.
 
-        After an interruption `interrupted` is true; the journal holds what is needed to go on.
+        After an interruption `interrupted` is true, and the journal holds what is needed to resume.
         """
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._journal = journal = Journal(self.folder / "journal.sqlite")
@@ -238,7 +239,7 @@ class Controller:
     # Beginning
 
     def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]]) -> None:
-        """Agents of a controller that died save and leave by themselves; those that do not are killed."""
+        """Waits for the agents of a dead controller to save and exit; kills those that do not."""
         here = [(pid, since) for _, host, pid, since in agents if host == socket.gethostname()]
         for pid in wait_or_kill(here, patience_s=self.settings.leave_s):
             print(f"an agent of an earlier controller, process {pid}, had to be killed", file=sys.stderr)
@@ -250,7 +251,7 @@ class Controller:
             partial.write_text(json.dumps({**me, "began": began(os.getpid())}) + "\n", encoding="utf-8")
 
     async def _begin(self, meeting: Meeting) -> None:
-        """Makes the execution, once all agents are there and the cluster is known."""
+        """Creates the execution once all agents are there and the cluster is known."""
         storage_bytes_per_s = self._storage_bytes_per_s() if isinstance(self.policy, SharingPolicy) else None
         cluster = await self.agents.gather(meeting, self._over, storage_bytes_per_s=storage_bytes_per_s)
         if cluster is None:
@@ -272,7 +273,7 @@ class Controller:
         given = self.settings.storage_mb_per_s
         return math.inf if given is None else given * MB
 
-    # What agents do (`nodes.agents.Listener`)
+    # Messages of agents (`nodes.agents.Listener`)
 
     def hello(self, hello: Hello) -> None:
         since = began(hello.pid) if hello.host == socket.gethostname() else 0
@@ -294,7 +295,7 @@ class Controller:
             self.execution.agent_left(node, self.now_s())
             self._flush()
 
-    # Time passing
+    # Rounds
 
     async def _arrive(self) -> None:
         assert self.execution is not None
@@ -309,8 +310,8 @@ class Controller:
         self.changed()
 
     async def _rounds(self) -> None:
-        """A decision at whole multiples of the round, and as soon as a job's end has freed slots, as in the simulator
-        (`refill_s`); none while there is no job to decide on.
+        """Decides at whole multiples of the round, and as soon as a job's end has freed slots, as the simulator does
+        (`refill_s`). Without active jobs it does not decide.
         """
         assert self.execution is not None
         round_s, decided_s = self.settings.round_s, -math.inf
@@ -331,13 +332,13 @@ class Controller:
                 self._flush()
 
     def _leave_out_nodes(self) -> None:
-        """Leaves out nodes that have no agent or a broken device, and uses those again whose agent has come anew."""
+        """Excludes nodes without an agent or with a broken device, and includes them again when an agent connects."""
         assert self.execution is not None
         nodes = self.agents.away() | self.execution.broken_nodes
         self.execution.tell(self.execution.decider.without(nodes, self.now_s()))
 
     async def _frees_slots(self, until_s: float) -> bool:
-        """Waits until then, or until a job's end frees slots; whether one did."""
+        """Waits until that time or until a job's end frees slots. Returns whether one did."""
         assert self.execution is not None
         if not self.execution.freed:
             self._freed.clear()
@@ -362,7 +363,7 @@ class Controller:
         self._flush()
 
     def _flush(self) -> None:
-        """Queues what is to be sent, the journal holding why; ends the run where nothing is left to do."""
+        """Queues the messages whose reasons the journal now holds; ends the run if nothing is left to do."""
         assert self.execution is not None
         self.agents.say(self.execution.outbox)
         if self.execution.freed:
@@ -380,7 +381,7 @@ class Controller:
             self._over.set_exception(error)
 
     def _interrupt(self) -> None:
-        """Ends the run; where every job has ended, as soon as the last one's processes have left, or if asked twice."""
+        """Ends the run. If every job has ended, it waits for the last processes, unless it is asked twice."""
         again, self.interrupted = self.interrupted, True
         execution = self.execution
         if execution is None or execution.decider.active or execution.idle or again:

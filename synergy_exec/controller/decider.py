@@ -1,4 +1,4 @@
-"""The scheduler put to work on executed jobs: told what happens and when, asked what to do. No clock, no IO."""
+"""Applies the scheduler to executed jobs: told of events with their times, asked for decisions. No clock, no IO."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from synergy_exec.messages import Failure, Report
 
 
 class Aside:
-    """The nodes that no decision uses: those whose agent was lost again and again, or whose device is broken.
+    """Excluded nodes: those that lost their agent again and again, or whose device is broken.
 
-    whole: the cluster as agents number its nodes. cluster: without `nodes`, the one that decisions are on.
+    whole: the whole cluster, with nodes numbered as agents are. cluster: without the excluded `nodes`; decisions use
+    this.
     """
 
     def __init__(self, whole: Cluster) -> None:
@@ -38,9 +39,9 @@ class Aside:
         self._numbers = list(range(whole.nodes))
 
     def without(self, nodes: Collection[int], asked: Iterable[int]) -> list[str]:
-        """These nodes are not to be used, all others are; what changes by it, in sentences.
+        """Excludes exactly these nodes. Returns the changes, one sentence each.
 
-        asked: slots that jobs ask for which have not ended: what is left must be enough for each.
+        asked: slots that each active job requests. A node is not excluded if the rest could not run each of them.
         """
         before, needed = self.nodes, max([*asked, len(self.whole.virtual_clusters)])
         left_out = before.intersection(nodes)
@@ -58,13 +59,13 @@ class Aside:
         return [*said, *(f"node {node} is not used until its agent comes anew" for node in sorted(left_out - before))]
 
     def placed(self, placed: Placed) -> Placed:
-        """A place in `cluster`, as agents number it."""
+        """Converts a placement in `cluster` to the node numbers of agents."""
         return tuple((self._numbers[node], mask) for node, mask in placed)
 
     def _renumber(self) -> None:
         whole = self.whole
         left = [node for node in range(whole.nodes) if node not in self.nodes]
-        # Jobs know GPU types by their places in the cluster's.
+        # Jobs refer to GPU types by their index in the cluster's list.
         left.sort(key=lambda node: whole.gpu_types.index(whole.type_of_node[node]))
         types = Counter(whole.node_type_of[node] for node in left)
         quotas = dict(whole.virtual_clusters)
@@ -75,13 +76,13 @@ class Aside:
         self._numbers = left
 
 
-# What is done about a run that failed, or was lost, of something that need not end its job.
+# Remedies for failures that need not end the job.
 
 
 def remedy(seen: Seen, plan: Plan, failure: Failure) -> str:
-    """Enters in what is known of the job that it fails no more of this, and says what, in a sentence; "" for nothing.
+    """Changes the job's settings so that it does not fail in this way again. Returns the change in a sentence, or "".
 
-    plan: that it trained with.
+    plan: the plan it trained with.
     """
     if failure.out_of_memory and plan.micro_batch > 1:
         seen.spared_micro_batch = plan.micro_batch // 2
@@ -93,7 +94,7 @@ def remedy(seen: Seen, plan: Plan, failure: Failure) -> str:
 
 
 def fitting(plan: Plan, most: int) -> Plan:
-    """The plan with the same batch in micro-batches of at most so many, as large as may be. 0: it stays as it is."""
+    """The plan with the same batch in the largest micro-batches of at most this size. 0: the plan stays unchanged."""
     if not 0 < most < plan.micro_batch:
         return plan
     micro_batch = next(each for each in range(most, 0, -1) if plan.micro_batch % each == 0)
@@ -102,17 +103,17 @@ def fitting(plan: Plan, most: int) -> Plan:
 
 
 SAME_BATCH_FRACTION = 0.05
-"""A batch so close to the one it trains at is not worth the warm-up that a change costs."""
+"""A change of batch by less than this fraction is not worth the warm-up that it costs."""
 
 
 def goes_on(one: Plan, other: Plan) -> bool:
-    """Whether a run can go from one to the other without a restart: only batch and compressor differ."""
+    """Whether a run can change between the plans without a restart: only batch and compressor differ."""
     one, other = (replace(each, micro_batch=1, accumulation=1, compressor="none") for each in (one, other))
     return one == other
 
 
 FEWEST_STEPS = 5
-"""A median of fewer step times is no observation: the first of a shape stands for good."""
+"""A median of fewer step times is not used, because the first observation of a shape is kept for good."""
 
 
 NEXT_DECISION = Reason(Waiting.NEXT_DECISION, "Nothing keeps it from running at the next decision.")
@@ -120,7 +121,7 @@ NEXT_DECISION = Reason(Waiting.NEXT_DECISION, "Nothing keeps it from running at 
 
 @dataclass(slots=True)
 class Orders:
-    """What to carry out, stops first. retunes: runs that go on at another micro-batch or accumulation."""
+    """Actions of a decision; stops come first. retunes: runs that continue with another micro-batch or accumulation."""
 
     stops: list[ExecutedJob] = field(default_factory=list)
     starts: list[tuple[ExecutedJob, Placed, Plan]] = field(default_factory=list)
@@ -131,7 +132,7 @@ class Orders:
 
 
 class Carried(NamedTuple):
-    """What a job held when decisions went to another cluster. placed: as agents number it."""
+    """What a job held when nodes were excluded or included. placed: with the node numbers of agents."""
 
     placed: Placed
     plan: Plan
@@ -139,12 +140,11 @@ class Carried(NamedTuple):
 
 
 class Decider:
-    """One policy on one cluster. `active` are the jobs that have arrived and not ended, `plans` those of runs.
+    """One policy on one cluster. active: jobs that have arrived and not ended. plans: the plans of runs.
 
-    aside: nodes that are not used. Starts are on slots as agents number them, jobs' `placement` as `cluster` does.
-
-    round_s: from one decision to the next; None: the round that the policy is meant for. learning: by which the profile
-    grows as jobs report; None: it does not.
+    aside: excluded nodes. Starts use the node numbers of agents; jobs' `placement` uses those of `cluster`. round_s:
+    seconds between decisions; None for the policy's own. learning: extends the profile by jobs' reports; None if the
+    profile stays as it is.
     """
 
     def __init__(
@@ -169,22 +169,22 @@ class Decider:
 
     @property
     def cluster(self) -> Cluster:
-        """What decisions are on: the nodes that are used, numbered its own way."""
+        """The cluster without excluded nodes, with a numbering of its own."""
         return self.aside.cluster
 
     @property
     def unsettled(self) -> bool:
-        """Whether jobs hold slots of which the next decision says whether they keep them."""
+        """Whether the next decision has to say which jobs keep the slots that they hold."""
         return bool(self._carried)
 
     def _at_work(self) -> Scheduler[ExecutedJob]:
         return scheduler_for(self.policy, self.cluster, profile=self.profile, round_s=self._round_s)
 
     def without(self, nodes: Collection[int], now_s: float) -> list[str]:
-        """These nodes are not to be used, all others are; what changes by it, in sentences.
+        """Excludes exactly these nodes. Returns the changes, one sentence each.
 
-        Where anything does, a decision must follow at once: all jobs have arrived at another scheduler then, which
-        remembers nothing of them, and those that hold slots go on only if it gives them the same.
+        After a change a decision must follow at once: all jobs are then at a new scheduler that knows nothing of them,
+        and those that hold slots continue only if it gives them the same slots.
         """
         said = self.aside.without(nodes, [job.gpus for job in self.active.values()])
         if said:
@@ -212,7 +212,7 @@ class Decider:
         self._leaving_since_s.pop(job.job_id, None)
         self._settle_unlaunched(job, now_s)
         if job.queued and not self.policy.in_rounds:
-            self._withdrawn.add(job.job_id)  # a queue gives a job back only when its turn comes; then it ends at once
+            self._withdrawn.add(job.job_id)  # a queue returns a job only when its turn comes; then the job ends at once
         else:
             self.scheduler.finish(job, now_s)
 
@@ -221,22 +221,22 @@ class Decider:
         self.scheduler.requeue(job)
 
     def evicted(self, job: ExecutedJob, now_s: float) -> None:
-        """A job that holds slots, or was promised some, has lost them unasked, and waits."""
+        """A job lost the slots that it held or was promised, without a decision, and waits."""
         self.plans.pop(job.job_id, None)
         self._settle_unlaunched(job, now_s)
         job.queued = True
         self.scheduler.evicted(job, now_s)
 
-    # Service is what a job really held: from the launch of a run, which may wait for its slots, until it has left.
+    # Attained service counts from the launch of a run, which may have waited for its slots, until its processes exit.
 
     def launched(self, job: ExecutedJob, now_s: float) -> None:
-        """The workers of a job's newest run were told to start, on slots that are its own from now on."""
+        """The workers of a job's newest run were told to start; its slots count as held from now on."""
         self._settle_unlaunched(job, now_s)
         if not job.restarts:
             job.first_start_s = now_s
 
     def left(self, job: ExecutedJob, slots: int, now_s: float) -> None:
-        """No process of a run on so many slots is left; if a decision stopped it, it held them until now."""
+        """No process of a run is left. If a decision stopped it, it held its slots until now."""
         self._carried.pop(job.job_id, None)
         since_s = self._leaving_since_s.pop(job.job_id, None)
         if since_s is not None:
@@ -249,7 +249,7 @@ class Decider:
             job.settled_s = now_s
 
     def report(self, job: ExecutedJob, said: Report) -> Observation | None:
-        """What a running job reports enters its beliefs; the step time, where it is news."""
+        """Adds a running job's report to its beliefs; the step time only if it is new."""
         self._learn(job, said)
         task = job.task
         if task is None:
@@ -269,10 +269,10 @@ class Decider:
                 return None
             plan, sync_s = replace(plan, compressor=compressor), min(said.sync_s, MOST_SYNC * said.step_s)
             task.observe_exchange(ExchangeReport(shape, plan, said.sent_bytes, said.codec_s, _lost(said)))
-        if job.plan is not None and plan != job.plan:  # of a batch that it no longer has
+        if job.plan is not None and plan != job.plan:  # the report is of an earlier batch
             return None
         step = StepReport(shape, plan, said.step_s, sync_s, waited_s=said.waited_s, given=self._given(job, said))
-        if task.pool.inputs is not None:  # what its GPUs take and what its input takes is then learned apart
+        if task.pool.inputs is not None:  # compute and input are then learned separately
             task.observe_input(step)
             step = step._replace(step_s=said.step_s - said.waited_s, waited_s=0.0)
             if step.step_s <= 0:
@@ -281,7 +281,7 @@ class Decider:
         return None if seen is None else Observation(*shape, seen.plan.micro_batch, seen.step_s, seen.sync_s)
 
     def _learn(self, job: ExecutedJob, said: Report) -> None:
-        """What it reports of its plan enters its model's profile, if that grows."""
+        """Adds the report of a plan to its model's profile, if the profile grows."""
         held = self.plans.get(job.job_id)
         if self._learning is None or held is None or not job.placement:
             return
@@ -294,7 +294,7 @@ class Decider:
                     self._believe_anew(each)
 
     def _believe_anew(self, job: ExecutedJob) -> None:
-        """Its model's profile has grown, or there is one now, by which it is planned from its next decision on."""
+        """The model's profile is new or has grown: the job is planned by it from its next decision on."""
         model = self.profile.of(job.file.name, job.file.application)
         if model is None or job.spec is None:
             return
@@ -311,17 +311,17 @@ class Decider:
             job.plan = held
 
     def _explore(self, learning: Learning) -> None:
-        """Which jobs may take a restart for a plan that nobody tried."""
+        """Decides which jobs may restart to try a plan that no job has tried."""
         for job in self.active.values():
             if isinstance(job.task, ProfiledTask):
                 trained_s = job.attained_service_gpu_s / max(1, job.held_gpus)
                 job.task.explores = learning.may_try(trained_s, job.trials, job.task.spec.restart_s)
 
     def refused(self, job: ExecutedJob, placed: Placed, plan: Plan, reason: str, failure: Failure | None = None) -> str:
-        """What is to be said where a run failed under a plan that was only tried, which it is not again; else ""."""
+        """If a run failed under a plan that was being tried, drops the plan and returns a message; else ""."""
         if self._learning is None:
             return ""
-        # Runs are placed as agents number nodes.
+        # Runs are placed by the node numbers of agents.
         shape = Shape(self.aside.whole.type_of(placed), len(placed), gpus_in(placed))
         return self._learning.refused(job.file, shape, plan, reason, failure)
 
@@ -329,12 +329,12 @@ class Decider:
         return Shape(self.cluster.type_of(placed), len(placed), gpus_in(placed))
 
     def _compressor(self, job: ExecutedJob, said: Report) -> str | None:
-        """By its offer's name, under which the steps of a report were made; None of one that the job no longer has."""
+        """The compressor of a report's steps, by the name of its offer; None if the job no longer has it."""
         held = self.plans.get(job.job_id)
         return None if held is None or job.as_told(held).compressor != said.compressor else held.compressor
 
     def _statistics(self, job: ExecutedJob, said: Report, compressor: str | None) -> tuple[float, float]:
-        """Of the gradient, as its task gets to know them (`GradientExchange.seen_statistics`)."""
+        """Gradient statistics of a report as the job's task receives them (`GradientExchange.seen_statistics`)."""
         statistics = said.grad_sqr, said.grad_var
         if job.exchange is None or compressor is None or not job.held_gpus:
             return statistics
@@ -342,7 +342,7 @@ class Decider:
         return job.exchange.exchange.seen_statistics(compressor, *statistics, *batches)
 
     def _given(self, job: ExecutedJob, said: Report) -> InputShare | None:
-        """What the steps of a report had for their input; None of a job without a share, or that loads no samples."""
+        """CPUs and memory of a report's steps for input; None for a job without a share or loaded samples."""
         if job.share is None or not said.cpus or not said.data_bytes:
             return None
         node = self.cluster.node_type_of[job.placement[0][0]]
@@ -352,17 +352,17 @@ class Decider:
         return InputShare(share, storage_bytes_per_s, node_gpus, said.data_bytes, node.proportional.memory_bytes)
 
     def back(self, job: ExecutedJob, now_s: float) -> None:
-        """A job that had ended waits again, and no process of it is left."""
+        """A job that had ended waits again; none of its processes is left."""
         self.active[job.job_id] = job
         job.queued = True
-        if job.job_id in self._withdrawn:  # its queue has not given it back yet
+        if job.job_id in self._withdrawn:  # its queue has not returned it yet
             self._withdrawn.discard(job.job_id)
         else:
             job.settled_s = job.waits_since_s = now_s
             self.scheduler.arrive(job)
 
     def decide(self, now_s: float) -> Orders:
-        """Who stops, who starts where with which plan, and who goes on with another batch."""
+        """Decides which jobs stop, which start where and with which plan, and which continue with another batch."""
         began = time.perf_counter()
         for job_id in self._unlaunched:
             self.active[job_id].settled_s = now_s
@@ -411,7 +411,7 @@ class Decider:
         return answer
 
     def _go_on(self, job: ExecutedJob, carried: Carried) -> None:
-        """It was given what it holds: its run never stops."""
+        """The job was given the slots that it holds, so its run continues."""
         job.restarts -= 1
         self.plans[job.job_id] = carried.plan
         if carried.unlaunched:
@@ -425,7 +425,7 @@ class Decider:
         answer.stops.append(job)
 
     def _decided(self, now_s: float) -> Decision[ExecutedJob]:
-        """The scheduler's decision, less what was withdrawn from its queue: that is asked again, at once."""
+        """The scheduler's decision without withdrawn jobs; if it contains any, the scheduler decides again at once."""
         decision = self.scheduler.decide(now_s)
         stops, starts = list(decision.stops), list(decision.starts)
         while ghosts := [job for job, _ in starts if job.job_id in self._withdrawn]:
@@ -444,7 +444,7 @@ class Decider:
         return decision._replace(stops=stops, starts=starts)
 
     def why_waiting(self, jobs: Iterable[ExecutedJob], now_s: float) -> dict[int, list[Reason]]:
-        """By number, why each of these jobs waits; without those that run or have ended."""
+        """Why each of these jobs waits, by number; jobs that run or have ended are left out."""
         policy, last = self.policy.of_records(), self.scheduler.last
         waiting = [job.job_id for job in jobs if job.job_id in self.active and not job.running]
         if policy.reads_goodput:
@@ -455,20 +455,20 @@ class Decider:
             return {number: [gone_without if number in known else NEXT_DECISION] for number in waiting}
         records = {number: copy(job) for number, job in self.active.items()} if waiting else {}
         for record in records.values() if policy.preemptive else ():
-            record.settle(now_s)  # else `settled_s` says since when it runs, which reservations go by
+            record.settle(now_s)  # for others `settled_s` is the start of the run, which reservations use
         snapshot = Snapshot(policy, self.cluster, list(records.values()), now_s)
         return {number: snapshot.why(records[number]) or [NEXT_DECISION] for number in waiting}
 
-    # Which batch and which plan a job gets on the slots it was given
+    # The batch and the plan of a job on the slots that it was given
 
     def _plan(self, job: ExecutedJob, placed: Placed, held: Plan | None = None) -> Plan:
         return self.choose(job, self._shape(placed), held)
 
     def choose(self, job: ExecutedJob, shape: Shape, held: Plan | None = None) -> Plan:
-        """The plan on that shape. held: what it trains with there now; returned as it is where nothing is to change.
+        """Chooses the plan on that shape. held: the plan it trains with there now, returned if nothing is to change.
 
-        For a profiled job the scheduler has chosen it (`Job.plan`); under policies that choose none, it is the fastest
-        that was measured at the batch it asked for. Any other job is data-parallel. Batches are cut into micro-batches
+        For a profiled job this is the scheduler's choice (`Job.plan`); under policies that choose no plan it is the
+        fastest measured plan at the requested batch. Any other job is data-parallel. Batches are cut into micro-batches
         that fit in memory, as far as that is known.
         """
         planned = job.plan or self._measured(job, shape)
@@ -496,12 +496,12 @@ class Decider:
             return plan if only is None or shape.gpus == 1 else replace(plan, compressor=only)
         plan = job.task.train_on(shape, held)
         if shape.gpus == 1 and plan.accumulation == 1 and plan.micro_batch % 2 == 0:
-            # One micro-batch would tell nothing of noise.
+            # A single micro-batch would give no noise estimate.
             return Plan(micro_batch=plan.micro_batch // 2, accumulation=2)
         return plan
 
 
 def _lost(said: Report) -> float:
-    """Of the squared norm of a replica's gradient, the part that compression left out; NaN where nothing says it."""
+    """Fraction of the squared norm of a replica's gradient that compression left out; NaN if unknown."""
     given, left_out = (sum(each[at] for each in said.layers.values()) for at in (0, 1))
     return left_out / given if given > 0 else float("nan")

@@ -1,6 +1,6 @@
-"""Decisions carried out: the decider, the runs and the journal together, on an explicit clock.
+"""Carries decisions out: the decider, the runs and the journal together, on an explicit clock.
 
-What is sent stands in `outbox` after each call, and is sent only then: by that time the journal holds why.
+After each call `outbox` has the messages to send. They are sent only then, when the journal holds the reasons.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from synergy_runs.facts import Kind
 
 
 def with_quotas(cluster: Cluster, quotas: QuotaSettings) -> Cluster:
-    """The cluster, shared out. Raises InputError where quotas add up to more than there is."""
+    """The cluster with quotas. Raises InputError if quotas add up to more than the cluster has."""
     return dataclasses.replace(
         cluster, virtual_clusters=dict(quotas.virtual_clusters or {}), borrowing=quotas.borrowing
     )
 
 
 class QuotaShare(NamedTuple):
-    """Slots of a virtual cluster, and how many its jobs hold."""
+    """The quota of a virtual cluster in slots, and how many its jobs hold."""
 
     slots: int
     used: int
 
 
 def shares(decider: Decider) -> dict[str, QuotaShare]:
-    """Of each virtual cluster, by name."""
+    """The quota and use of each virtual cluster, by name."""
     used = Counter[str]()
     for job in decider.active.values():
         used[job.virtual_cluster] += job.held_gpus
@@ -58,7 +58,7 @@ def shares(decider: Decider) -> dict[str, QuotaShare]:
 
 
 def check_asks(name: str, job: JobFile, cluster: Cluster, policy: Policy) -> None:
-    """Raises InputError for a job that asks for what it can never have there."""
+    """Raises InputError for a job whose request the cluster can never satisfy."""
     if job.slots > cluster.gpus:
         raise InputError(f"job {name}: slots={job.slots}; the cluster has {cluster.gpus}. Ask for fewer.")
     if quotas := cluster.virtual_clusters:
@@ -79,11 +79,11 @@ def check_asks(name: str, job: JobFile, cluster: Cluster, policy: Policy) -> Non
         )
 
 
-# What is known of jobs that have arrived at a scheduler which knows nothing of them.
+# Restoring what was known of jobs in a new scheduler.
 
 
 def recall(jobs: Mapping[int, ExecutedJob], observations: Iterable[tuple[int, Observation]]) -> None:
-    """Progress and noise, as jobs last reported them, and what was observed of their speed, by their numbers."""
+    """Restores jobs' progress, gradient noise and observed speeds, by job number."""
     for job in jobs.values():
         if not job.ended and job.task is not None:
             job.task.done_work, job.task.statistics = job.seen.work, job.seen.statistics
@@ -98,17 +98,18 @@ SUBMIT, START, STOP, FINISH = (int(kind) for kind in Kind)
 STARTED_PARTS = ("launch_s", "build_s", "load_s", "first_step_s")
 """Seconds of `messages.Started` that the journal keeps."""
 MOST_STACK = 2_000
-"""Characters of a hung rank's stack that the job's reason repeats."""
+"""Maximum characters of a hung rank's stack in the job's reason."""
 EXCHANGES = "exchanges"
 """Key in the journal's `meta` for what `ModelExchanges.learn` returns."""
 
 
 class Execution:
-    """All jobs of one policy on one cluster. Times are seconds since the start, on the grid, never falling.
+    """All jobs of one policy on one cluster. Times are seconds since the start, on the grid, and never decrease.
 
-    folder: of the run; jobs_folder: in it, where jobs' folders lie. notes: what users should know, to be said and
-    removed. profile: how fast models are that were profiled, and what a restart costs them. decisions, deciding_s:
-    since this controller began. freed: whether a job's end has freed slots since the last decision.
+    folder: of the run. jobs_folder: the folder in it with the jobs' folders. notes: messages for users; the caller
+    prints and removes them. profile: measured speeds and restart costs of models. decisions, deciding_s: number of
+    decisions and seconds spent on them since this controller began. freed: whether a job's end has freed slots since
+    the last decision.
     """
 
     def __init__(
@@ -134,9 +135,9 @@ class Execution:
     # Jobs come and go
 
     def submit(self, name: str, file: JobFile, now_s: float, *, row: int | None = None) -> ExecutedJob:
-        """Takes a job; it is in the journal, and its code in its folder, when this returns.
+        """Accepts a job. When this returns, the job is in the journal and its code in its folder.
 
-        Raises InputError where it can never run.
+        Raises InputError if it can never run.
         """
         check_asks(name, file, self.decider.cluster, self.decider.policy)
         number = self.next_job if row is None else row
@@ -153,7 +154,7 @@ class Execution:
     def made(
         self, number: int, name: str, file: JobFile, submit_s: float, row: int | None, uuid: str = ""
     ) -> ExecutedJob:
-        """A job of this execution, which the scheduler has not been told of."""
+        """Creates a job of this execution, without telling the scheduler."""
         types = self.decider.cluster.gpu_types
         estimate_s = file.work  # a job that declares work and no time: an iteration a second, so that orders agree
         job = ExecutedJob(
@@ -173,14 +174,14 @@ class Execution:
         return job
 
     def cancel(self, job: ExecutedJob, now_s: float) -> None:
-        """The job ends now; its workers, if it has any, are killed. Raises InputError if it has ended."""
+        """Ends the job now and kills its workers. Raises InputError if it has ended already."""
         if job.ended:
             raise InputError(f"job {job.name} has ended: {job.state}.")
         self._end(job, "cancelled", "cancelled by its user", now_s)
         self._settle(now_s)
 
     def retry(self, job: ExecutedJob, now_s: float, *, from_start: bool) -> None:
-        """A job that had failed or was cancelled waits again; see `journal.reopen`. Raises InputError."""
+        """Makes a failed or cancelled job wait again; see `journal.reopen`. Raises InputError."""
         if job.ended and self.runs.of_job(job.job_id) is not None:
             raise InputError(f"job {job.name}: its last processes are leaving still; type it again in some seconds.")
         reopen(self.journal, self.folder_of(job), job.job_id, job.name, job.state, from_start=from_start)
@@ -202,7 +203,7 @@ class Execution:
         return not self.decider.active and not self.runs.runs
 
     def decide(self, now_s: float) -> Orders:
-        """One decision, journaled, and everything that follows from it at once."""
+        """Makes one decision, writes it to the journal, and carries out what follows from it at once."""
         answer = self.decider.decide(now_s)
         self.freed = False
         self.decisions += 1
@@ -263,7 +264,7 @@ class Execution:
         ]
 
     def tell(self, changes: list[str]) -> None:
-        """Nodes are left out or used again, as these sentences say: decisions are on others from now on."""
+        """Notes changes of the excluded nodes, one sentence each, and informs the new scheduler of jobs."""
         if changes:
             self.notes += changes
             recall(self.decider.active, self.journal.observations())
@@ -289,7 +290,7 @@ class Execution:
             self.decide(now_s)
 
     def _learn(self, job: ExecutedJob, run: Run, message: Message, now_s: float) -> None:
-        """What reports say of progress, and of why a run ends."""
+        """Learns from reports about progress and about why a run ends."""
         if isinstance(message, Report):
             seen = job.seen
             seen.step, seen.samples, seen.work, seen.loss = message.step, message.samples, message.work, message.loss
@@ -319,7 +320,7 @@ class Execution:
             self.journal.reported(job.job_id, job.seen.values())
 
     def _settle(self, now_s: float) -> None:
-        """Records what happened to runs until nothing follows from it any more, and commits."""
+        """Records what happened to runs until nothing more follows from it, and commits."""
         while self.runs.happened:
             happened, self.runs.happened = self.runs.happened, []
             for each in happened:
@@ -330,7 +331,7 @@ class Execution:
 
     @property
     def outbox(self) -> list[tuple[int, Message]]:
-        """Messages by node, to be sent in this order and removed."""
+        """Messages by node, in the order in which to send them; the caller removes them."""
         return self.runs.outbox
 
     def _follow(self, what: Happened, now_s: float) -> None:
@@ -361,7 +362,7 @@ class Execution:
             self._left(job, what, now_s)
 
     def _learn_exchange(self, job: ExecutedJob, run: Run, said: Started) -> None:
-        """What a worker was asked to say of layers and of encoding; plans may have compressors then."""
+        """Learns what a worker reported of layers and encoding; plans may have compressors afterwards."""
         if not (said.layers or said.codecs):
             return
         gpu_type = self.decider.aside.whole.type_of(run.placed)
@@ -373,7 +374,7 @@ class Execution:
                 each.may_exchange(found)
 
     def _left(self, job: ExecutedJob, what: Happened, now_s: float) -> None:
-        """No process of a run is left; what that means for its job."""
+        """Handles that no process of a run is left: ends the job, retries it, or lets it wait."""
         run, outcome = what.run, what.outcome
         failure = self._failures.pop(run.number, None)
         reason = what.reason if failure is None else failure.reason
@@ -428,7 +429,7 @@ class Execution:
         self._settle(now_s)
 
     def _lost(self, job: ExecutedJob, what: Happened) -> str:
-        """A run of the job was lost; what says that it is lost again and again by its own fault, "" if it is not."""
+        """Counts a lost run. Returns why the job itself seems at fault for repeated losses, or ""."""
         run = what.run
         if run.excused:
             return ""
@@ -453,7 +454,7 @@ class Execution:
             self.runs.kill(number)
 
     def _journal_job(self, job: ExecutedJob) -> None:
-        # To the journal a job that has not ended waits: that is what becomes of it if the controller dies.
+        # In the journal a job that has not ended waits, because it would if the controller died now.
         state = job.state if job.ended else "waiting"
         self.journal.job_is(job.job_id, state, job.reason, job.losses, job.seen.best_step)
 
@@ -491,6 +492,6 @@ class Execution:
         )
 
     def _trained_with(self, plan: Plan) -> dict[str, Any]:
-        """What the journal keeps of a plan beside its run; the compressor where there may be one."""
+        """The batch and compressor of a plan as the journal keeps them with a run."""
         parts: dict[str, Any] = {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation}
         return parts if self.settings.compression == "none" else {**parts, "compressor": plan.compressor}

@@ -1,4 +1,4 @@
-"""A job as the controller keeps it: the scheduler's record, and what is being done about it."""
+"""A job in the controller: the scheduler's record, and the state of its runs."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from synergy_exec.controller.journal import ENDED
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import Filed
 
-# What the exchange of each model's gradients may be: known once a worker has said what the model's layers are.
+# Possible compression of each model's gradients, known once a worker has reported the model's layers.
 
 
 Layers = Sequence[tuple[str, int, int]]
 """Name, rows and columns of each parameter, as in `messages.Started`."""
 _ODD = str.maketrans({",": "?", "=": "?", "[": "[[]", "*": "[*]", "?": "[?]"})
-"""What has a meaning in `Plan.compressor`, as a pattern that fits it."""
+"""Characters with a meaning in `Plan.compressor`, and patterns that match them."""
 
 
 @dataclass(frozen=True)
 class ModelExchange:
-    """Of the jobs of one model. names: of the layers that its offers are about, in their order."""
+    """The gradient exchange of one model. names: of the layers of its offers, in order."""
 
     names: tuple[str, ...]
     exchange: GradientExchange
 
     def as_told(self, compressor: str) -> str:
-        """An offer's name as `Plan.compressor` has it for workers: by layer, where layers differ."""
+        """An offer's name in the form of `Plan.compressor` for workers: by layer if layers differ."""
         offer = self.exchange.offer(compressor)
         chosen = [offer.parts[at].name for at in np.broadcast_to(offer.choice, len(self.names)).tolist()]
         if compressor == NO_COMPRESSOR or not chosen:
@@ -51,11 +51,11 @@ class ModelExchange:
 
 
 class ModelExchanges:
-    """Of all models, by application (`JobSpec.application`).
+    """The gradient exchanges of all models by application (`JobSpec.application`).
 
-    mode, compressor: how jobs come by theirs (`exchange_of`). gpu_types: of the cluster. Speeds of encoding are
-    measured by the first run on each type; until they are known of all types that have no data sheet, and of a model
-    until its layers are, nothing is compressed.
+    mode, compressor: how a job's compressor is chosen (`exchange_of`). gpu_types: of the cluster. The first run on each
+    GPU type measures the speed of encoding. Nothing is compressed until this is known for all types without a data
+    sheet, and the model's layers are known.
     """
 
     def __init__(self, mode: Compression, compressor: str, gpu_types: Sequence[str]) -> None:
@@ -74,8 +74,9 @@ class ModelExchanges:
     def learn(
         self, application: str, layers: Layers, gpu_type: str, codecs: Mapping[str, Sequence[float]]
     ) -> dict[str, Any]:
-        """What a model's layers are, and how fast encoding is on a GPU type: fields of `CodecSpeed` by scheme. Either
-        may be empty. Returns what the journal keeps, and `restore` takes.
+        """Learns a model's layers, and the speed of encoding on a GPU type (fields of `CodecSpeed` by scheme).
+
+        Either may be empty. Returns the value for the journal, which `restore` takes.
         """
         if layers:
             self._layers[application] = layers
@@ -88,7 +89,7 @@ class ModelExchanges:
         self._layers, self._codecs = dict(known["layers"]), dict(known["codecs"])
 
     def of(self, application: str) -> ModelExchange | None:
-        """Of that model; None where nobody compresses. Of no layers while they are not known."""
+        """The exchange of a model; None without compression. It has no layers until they are known."""
         if self._nothing is None:
             return None
         layers = self._layers.get(application)
@@ -112,10 +113,11 @@ STATES: tuple[State, ...] = get_args(State)
 
 @dataclass(slots=True)
 class Seen:
-    """What a job last reported; `best_step` is the furthest step of any run.
+    """The last reports of a job.
 
-    saved: as it stands on disk: steps, samples, work. note: what it last noted. spared_micro_batch: the most since
-    memory ran out; 0: it never did. unused: some parameters have no part in some steps.
+    best_step: the highest step of any run. saved: steps, samples and work of the newest checkpoint. note: its last
+    note. spared_micro_batch: the largest micro-batch allowed since memory ran out; 0 if it never did. unused: whether
+    some parameters have no part in some steps.
     """
 
     step: int = 0
@@ -132,23 +134,21 @@ class Seen:
     unused: bool = False
 
     def values(self) -> dict[str, Any]:
-        """All of it by name, as the journal keeps it; made at every report, so in a shorter way than `asdict`'s."""
+        """All fields by name for the journal. It is called at every report, and this is faster than `asdict`."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 class ExecutedJob(Job):
     """A job of the executor.
 
-    state: what is being done about it; running and stopping mean that workers exist, or may. reason: why it failed.
-    stopped_for: why it was last stopped before its end. queued: whether the scheduler has been told that it waits.
+    state: running and stopping mean that workers exist or may exist. reason: why it failed. stopped_for: why it was
+    last stopped before its end. queued: whether the scheduler has been told that it waits.
 
-    file: what was submitted. uuid: by which its folder and checkpoints are known. row: of the workload, None if it came
-    over the API. exchange: what the exchange of its gradients may be; None where nobody is to compress them.
-    run: the number of its present or last run, −1 before the first. launched_s: when its present run was launched;
-    ran_s: for how long it had run before. moved_s: when it was last submitted, launched, heard of a step of, or ended.
-    losses: runs lost in a row without a step of progress.
-    hung_step: the step at which its last run hung, −1 for none.
-    trials: how often it was restarted for a plan that nobody had tried.
+    file: the submitted job file. uuid: identifies its folder and checkpoints. row: of the workload, None if it was
+    submitted over the API. exchange: possible compression of its gradients; None without. run: number of its present or
+    last run, −1 before the first. launched_s: when its present run was launched. ran_s: run time before that. moved_s:
+    time of its last submission, launch, reported step or end. losses: runs lost in a row without a step of progress.
+    hung_step: the step at which its last run hung, −1 for none. trials: restarts for a plan that no job had tried.
     """
 
     state: State = "waiting"
@@ -192,7 +192,7 @@ class ExecutedJob(Job):
         self.moved_s = submit_time_s
 
     def may_exchange(self, exchange: ModelExchange) -> None:
-        """What the exchange of its gradients may be, as far as that is known."""
+        """Possible compression of its gradients; None while it is unknown."""
         assert self.spec is not None
         self.exchange = exchange
         self.spec = replace(self.spec, exchange=exchange.exchange)
@@ -200,19 +200,19 @@ class ExecutedJob(Job):
             self.task.may_exchange(exchange.exchange)
 
     def as_told(self, plan: Plan) -> Plan:
-        """The plan as its workers are told it."""
+        """The plan in the form that workers get."""
         if self.exchange is None:
             return plan
         return replace(plan, compressor=self.exchange.as_told(plan.compressor))
 
     def stands_at(self, step: int, samples: int, work: float) -> None:
-        """It is no further than that: what a run did since was not saved, or it goes on from there."""
+        """Sets its progress to that of a checkpoint: later steps were not saved."""
         self.seen.step, self.seen.samples, self.seen.work = step, samples, work
         if self.task is not None:
             self.task.done_work = work
 
     def goodput(self, batch: int | None) -> float:
-        """Iterations at the initial batch per second; NaN while nothing was reported, or it has no batch."""
+        """Iterations at the initial batch per second; NaN before the first report, or without a batch."""
         seen = self.seen
         if not batch or not seen.step_s:
             return math.nan
@@ -232,16 +232,16 @@ class ExecutedJob(Job):
 
 
 def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float, profile: Profile) -> JobSpec:
-    """What the core is told of a job that nobody profiled: any batch fits, and all GPU types are as fast.
+    """The core's specification of a job.
 
-    A batch that does not fit ends the run with the reason; the user lowers `max_batch`. Of a job that was
-    profiled, the profile says how fast it is and what it may have.
+    For a job without a profile any batch fits and all GPU types are equally fast. A batch that does not fit ends the
+    run with the reason, and the user lowers `max_batch`. For a profiled job the profile gives speed and limits.
     """
     model = profile.of(file.name, file.application)
     restart_s = restart_s if model is None or model.costs is None else model.costs.restart_s
     given = None if model is None else model.input
     batch = file.batch or file.initial_batch
-    # Of a job whose input was measured: how fast it is where input is no matter, on GPUs as many as it asks for.
+    # The speed of a job with measured input when input is not the bottleneck, on its requested GPUs.
     rate = 1.0 if given is None else file.slots * given.batch / (given.gpu_s * batch)
     spec = JobSpec(
         application=file.application,

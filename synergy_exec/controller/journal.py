@@ -1,10 +1,10 @@
-"""The controller's memory on disk: what was submitted, what ran where, what happened, in one SQLite file.
+"""The controller's state on disk in one SQLite file: submitted jobs, runs with their placements, and the event log.
 
-What is acknowledged or acted upon was committed before (WAL, synchronous=FULL). Reports alone may lag: they are
-written with the next commit, and a run that resumes reads its checkpoint, not them.
+Everything is committed before it is acknowledged or acted upon (WAL, synchronous=FULL). Only reports may lag: they are
+written with the next commit, and a run that resumes reads its checkpoint, not its reports.
 
-The controller copies the journal to `journal.backup.sqlite` every minute (SQLite's backup API). Where SQLite's own
-check finds the journal damaged, `restore_if_damaged` puts it aside and takes the copy.
+The controller copies the journal to `journal.backup.sqlite` every minute (SQLite's backup API). If SQLite's own check
+finds the journal damaged, `restore_if_damaged` puts it aside and uses the copy.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from synergy_runs.files import atomic_file
 NAME = "journal.sqlite"
 BACKUP = "journal.backup.sqlite"
 BACKUP_S = 60.0
-"""Seconds between two copies of the journal, while it changes."""
+"""Seconds between two backups of the journal while it changes."""
 
 ENDED = ("done", "failed", "cancelled")
 """States that end a job; `retry` reopens failed and cancelled ones."""
 
 
 class JobRow(NamedTuple):
-    """A job as it was last known. row: of the workload, None if it was submitted over the API.
+    """The last known state of a job. row: of the workload, None if it was submitted over the API.
 
-    losses: runs lost in a row without a step of progress; best_step: the furthest step it ever reported. uuid: as its
-    folder and its checkpoints say it.
+    losses: runs lost in a row without a step of progress. best_step: the highest step it ever reported. uuid: also
+    written in its folder and its checkpoints.
     """
 
     job: int
@@ -59,7 +59,7 @@ class JobRow(NamedTuple):
 
 
 class RunRow(NamedTuple):
-    """A run. launched: 1 once its workers were told to start. outcome: "" while it has not ended."""
+    """A run. launched: 1 once its workers were told to start. outcome: "" until it has ended."""
 
     run: int
     job: int
@@ -72,7 +72,7 @@ class RunRow(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """A row of the event log, its parts together. reason: of a stop, a `Stopped`, else 0."""
+    """A row of the event log with its parts. reason: for a stop a `Stopped`, else 0."""
 
     time_s: float
     kind: int
@@ -83,7 +83,7 @@ class Fact(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """A step time that the models may be fitted to; seconds of one micro-batch with synchronisation, and of that."""
+    """A step time for fitting models: seconds of one micro-batch with synchronisation, and of synchronisation alone."""
 
     gpu_type: str
     nodes: int
@@ -94,12 +94,11 @@ class Observation(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """What a run went through. kind: plan (decided, or retuned), share (the same), stop (it was told to), started (its
-    first step was heard of) or saved.
+    """An event of a run.
 
-    parts: of a plan, micro_batch and accumulation, and the compressor's name where there may be one; of a share, cpus
-    and memory_bytes of each slot; of started and saved, the worker's seconds by the names that `messages.Started` and
-    `messages.Saved` give them.
+    kind: plan or share (decided or changed), stop (ordered), started (after the first step) or saved. parts: of a plan,
+    micro_batch, accumulation and, with compression, the compressor's name; of a share, cpus and memory_bytes of each
+    slot; of started and saved, the seconds in the fields of `messages.Started` and `messages.Saved`.
     """
 
     run: int
@@ -110,9 +109,9 @@ class Timing(NamedTuple):
 
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 TERM, FENCED_OUT = "term", 3
-"""Name in `meta` of the number of the controller that may write, and exit code of a controller that was replaced."""
+"""Key in `meta` of the number of the controller that may write, and the exit code of a controller that was replaced."""
 _TRY_S, _PATIENCE_S = 0.5, 60.0
-"""From one try to the next, and in all; agents that hear nothing leave no sooner."""
+"""Seconds between tries, and of all tries; agents without news of the controller exit later than that."""
 
 
 _JSON = {"file", "placement", "plan", "parts", "progress", "value"}
@@ -122,11 +121,11 @@ _JSON = {"file", "placement", "plan", "parts", "progress", "value"}
 class Journal:
     """The journal of a run. Methods record in memory; `commit` writes to disk, and every read commits first.
 
-    While the disk is full it waits for room, a minute at most: whoever drives it can do nothing without.
+    If the disk is full it waits for room, at most a minute, because the controller can do nothing without the journal.
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens or makes it. Raises InputError for a damaged file or another program's, or where the disk refuses."""
+        """Opens or creates it. Raises InputError for a damaged or foreign file, or if the disk refuses."""
         self.path = path
         self._connection = _opened(path)
         self._term = 0
@@ -138,7 +137,7 @@ class Journal:
         self._connection.close()
 
     def commit(self) -> None:
-        """What was recorded is on disk when this returns. Ends the process if another controller has taken over."""
+        """Writes what was recorded to disk. Ends the process if another controller has taken over."""
         for job, progress in self._reported.items():
             self._insert("reports", {"job": job, "progress": progress}, replace=True)
         self._reported.clear()
@@ -165,7 +164,7 @@ class Journal:
         run("BEGIN IMMEDIATE")
         for statement, values in self._recorded:
             run(statement, values)
-        # Nobody else can write between this look and the commit: the transaction began IMMEDIATE.
+        # No other process can write between this check and the commit: the transaction began IMMEDIATE.
         if self._term and run(f"SELECT value FROM meta WHERE name = '{TERM}'").fetchone() != (str(self._term),):
             # An exception would be handled by code that writes, and nothing may be written any more.
             print(f"{self.path.parent}: another controller has taken this run over; this one stops.", file=sys.stderr)
@@ -173,9 +172,9 @@ class Journal:
         run("COMMIT")
 
     def take_over(self) -> None:
-        """Takes the next number. From now on only this controller may write; a controller with a lower number stops.
+        """Takes the next number, after which only this controller may write; controllers with lower numbers stop.
 
-        `folders.lock` already keeps two controllers apart, but not on every file system that machines share.
+        `folders.lock` already excludes a second controller, but not on every shared file system.
         """
         term = int(self.meta().get(TERM, 0)) + 1
         self.set_meta(TERM, term)
@@ -186,7 +185,7 @@ class Journal:
     def changes(self) -> int:
         return self._connection.total_changes
 
-    # What is recorded; nothing is on disk before `commit`
+    # Recording; nothing is on disk before `commit`
 
     def _write(self, statement: str, *values: Any) -> None:
         self._recorded.append((statement, list(values)))
@@ -208,7 +207,7 @@ class Journal:
         self._write("UPDATE jobs SET state=?, reason=?, losses=?, best_step=? WHERE job=?", *values)
 
     def job_waits_again(self, job: int, *, from_start: bool) -> None:
-        """A job that had ended waits; from_start: as if it had never trained. What was its end was a stop, then."""
+        """Records that an ended job waits again; its end then counts as a stop. from_start: as if it never trained."""
         self._write("UPDATE jobs SET state='waiting', reason='', losses=0 WHERE job=?", job)
         self._write("UPDATE facts SET kind=? WHERE job=? AND kind=?", int(Kind.STOP), job, int(Kind.FINISH))
         if from_start:
@@ -234,27 +233,27 @@ class Journal:
         self._insert("facts", Fact(time_s, kind, job, gpus, placement, reason or 0)._asdict())
 
     def decision(self, **values: float) -> None:
-        """Records a decision: values by the columns of its table, objective and bound NaN where there is no optimum."""
+        """Records a decision: values by column; objective and bound are NaN if there is no optimum."""
         self._insert("decisions", values)
 
     def timing(self, run: int, time_s: float, kind: str, parts: dict[str, Any]) -> None:
         self._insert("timings", Timing(run, time_s, kind, parts)._asdict())
 
     def reported(self, job: int, progress: dict[str, Any]) -> None:
-        """Records how far a job is. Jobs say so every second: only the last before a commit is written."""
+        """Records a job's progress. Jobs report every second; only the last report before a commit is written."""
         self._reported[job] = progress
 
     def observed(self, job: int, seen: Observation) -> None:
         self._insert("observations", {"job": job, **seen._asdict()})
 
     def agent(self, node: int, host: str, pid: int, began: int) -> None:
-        """Records an agent. began: when its process did, in the kernel's ticks; 0 where that is not known."""
+        """Records an agent. began: start time of its process in clock ticks; 0 if unknown."""
         self._insert("agents", {"node": node, "host": host, "pid": pid, "began": began}, replace=True)
 
     def agents_left(self) -> None:
         self._write("DELETE FROM agents")
 
-    # What is read back
+    # Reading
 
     def _rows(self, table: str, columns: Sequence[str], order: str) -> list[list[Any]]:
         self.commit()
@@ -287,7 +286,7 @@ class Journal:
         return [(job, Observation(*seen)) for job, *seen in rows]
 
     def agents(self) -> list[tuple[int, str, int, int]]:
-        """(node, host, pid, began) of every agent that has not been seen to leave."""
+        """(node, host, pid, began) of every agent that is not known to have exited."""
         return [tuple(row) for row in self._rows("agents", ("node", "host", "pid", "began"), "node")]
 
     def last_s(self) -> float:
@@ -296,7 +295,7 @@ class Journal:
         return float(max(each or 0.0 for each in times))
 
     def events(self, numbers: dict[int, int]) -> EventLog:
-        """All facts as the simulator logs them, jobs by the rows they have in the workload."""
+        """All facts in the simulator's format, with jobs by their rows in the workload."""
         log = EventLog()
         for fact in self.facts():
             if fact.kind == Kind.START:
@@ -356,10 +355,10 @@ CREATE TABLE agents (node INTEGER PRIMARY KEY, host TEXT NOT NULL, pid INTEGER N
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """The file, whole and of this version, made where there is none."""
+    """Opens the file, or creates it; checks that it is undamaged and of this version."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # For its owner alone; SQLite gives its other files the same mode.
+        # Only the owner may read it; SQLite gives its other files the same mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         connection = sqlite3.connect(path, isolation_level=None)
         try:
@@ -394,7 +393,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def back_up(work: Path) -> None:
-    """Copies the journal, as it stands after its last commit, to `journal.backup.sqlite`. Any thread may call it."""
+    """Copies the journal as of its last commit to `journal.backup.sqlite`. Any thread may call it."""
     with (
         atomic_file(work / BACKUP) as partial,
         contextlib.closing(sqlite3.connect(work / NAME)) as journal,
@@ -405,9 +404,9 @@ def back_up(work: Path) -> None:
 
 
 def restore_if_damaged(work: Path) -> None:
-    """Replaces a journal that is damaged or gone by its last copy, and says so. The caller must hold the folder's lock.
+    """Replaces a damaged or missing journal by its last backup, and says so. The caller must hold the folder's lock.
 
-    Raises InputError if there is no whole copy.
+    Raises InputError if there is no undamaged backup.
     """
     path, copy = work / NAME, work / BACKUP
     if not path.is_file() and not copy.is_file():
@@ -439,7 +438,7 @@ def restore_if_damaged(work: Path) -> None:
 
 
 def _damage(path: Path) -> str:
-    """What SQLite's own check finds; "" if the file is whole."""
+    """What SQLite's own check finds; "" if the file is undamaged."""
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
             tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
@@ -449,13 +448,13 @@ def _damage(path: Path) -> str:
     return ("" if tables else "it is empty") if found == "ok" else found.replace("\n", " ")
 
 
-# A job that had failed or was cancelled waits again: in a controller that runs, or in the journal of one that will.
+# Retrying a failed or cancelled job: in a running controller, or in the journal for a later controller.
 
 
 def reopen(journal: Journal, folder: Path, number: int, name: str, state: str, *, from_start: bool) -> None:
-    """The job in that folder waits, from its last checkpoint or from the start; it is in the journal then.
+    """Makes the job in that folder wait again, from its last checkpoint or from the start, and commits this.
 
-    Raises InputError for a job that has not ended, or is done.
+    Raises InputError for a job that has not ended or is done.
     """
     if state == "done":
         raise InputError(f"job {name} is done; to train it anew, submit it again.")
@@ -468,14 +467,14 @@ def reopen(journal: Journal, folder: Path, number: int, name: str, state: str, *
 
 
 def retry_in(work: Path, number: int, *, from_start: bool) -> None:
-    """The same in the folder of a run that no controller has. Raises InputError."""
+    """`reopen` in the folder of a run without a controller. Raises InputError."""
     journal = Journal(work / NAME)
     try:
         row = next((each for each in journal.jobs() if each.job == number), None)
         if row is None:
             raise InputError(f"{work}: its journal does not know job {number}; submit it again.")
         reopen(journal, work / "jobs" / str(number), number, row.name, row.state, from_start=from_start)
-        # What was filed of the run is filed anew when this job has ended, too.
+        # The run's results are written again when this job has ended.
         journal.set_meta("over", False)
         journal.set_meta("written", False)
     finally:

@@ -1,9 +1,9 @@
-"""Profiles of models that nobody profiled, made of what their jobs report while they train.
+"""Builds profiles of models without a profile from the reports of their jobs while they train.
 
-A model that was submitted first trains in replicas, as ever; that run finds out which plans it may have. From the first
-report on its profile has all of them: those that trained as they were seen, the others predicted from these, as fast as
-they could be. Jobs choose among them as among measured ones (`ProfiledTask`), so a plan is tried where what it may win
-is worth a restart, and is believed from then on as it was.
+The first run of such a model is data-parallel and finds out which plans are possible. From its first report on the
+profile has all of these: plans that were trained at their measured speed, and others at an optimistic prediction from
+them. Jobs choose among them as among measured plans (`ProfiledTask`). So a plan is tried if its possible gain is worth
+a restart, and has its measured speed from then on.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from synergy_exec.settings import AUTO, Settings
 
 
 class Learning:
-    """The profile of one cluster, which grows. profile: what is known now, of jobs' models by name.
+    """The growing profile of one cluster. profile: what is known now, by model.
 
-    Only with `profile=auto` it grows.
+    It grows only with `profile=auto`.
     """
 
     def __init__(self, profile: Profile, cluster: Cluster, settings: Settings) -> None:
@@ -52,7 +52,7 @@ class Learning:
         self._too_large: set[tuple[str, Shape, Plan]] = set()
 
     def wants(self, file: JobFile) -> list[int]:
-        """The numbers of slots of which the plans of a job's model are to be found out; none where they are known."""
+        """Numbers of slots for which a job's first run has to find the possible plans; empty if they are known."""
         if self._path is None or file.command or file.application in self._found or self._of(file) is not None:
             return []
         return sorted({file.slots, *(size for part in parts_of(self._cluster) for size in part.sizes)})
@@ -61,13 +61,15 @@ class Learning:
         self._found[file.application] = candidates
 
     def may_try(self, trained_s: float, trials: int, restart_s: float) -> bool:
-        """Whether a job that has trained so long, and was restarted for so many plans that nobody had tried, may be for
-        another: there and back, such restarts cost it no more than its fraction.
+        """Whether a job may restart once more for a plan that no job has tried.
+
+        Restarts there and back may cost at most a fraction of the time that it has trained. trials: such restarts so
+        far.
         """
         return 2.0 * (trials + 1) * restart_s <= self._fraction * trained_s
 
     def is_trial(self, file: JobFile, shape: Shape, plan: Plan) -> bool:
-        """Whether nobody has seen such a plan train there."""
+        """Whether no job has trained with this plan on this shape."""
         model = self._of(file)
         if model is None:
             return False
@@ -75,7 +77,7 @@ class Learning:
         return model.tried.with_degrees(shape.gpu_type, shape.nodes, plan.global_batch, degrees) is None
 
     def seen(self, file: JobFile, shape: Shape, plan: Plan, said: Report) -> bool:
-        """A running job has reported steps under that plan; whether that is news of its model."""
+        """Learns from a running job's report under that plan. Returns whether the profile has changed."""
         model = None if self._path is None else self._of(file) or self._begun(file)
         if model is None or not grows(model):
             return False
@@ -97,8 +99,8 @@ class Learning:
         return new
 
     def refused(self, file: JobFile, shape: Shape, plan: Plan, reason: str, failure: Failure | None) -> str:
-        """A run failed under that plan. Where nobody ever saw such a plan train, it is not tried again, and the job
-        goes on: a sentence that says so; else "".
+        """A run failed under that plan. If no job ever trained with it, it is not tried again and the job continues:
+        returns a sentence that says so; else "".
         """
         model = None if self._path is None else self._of(file)
         if model is None or not grows(model):
@@ -116,7 +118,7 @@ class Learning:
         return self.profile.of(file.name, file.application)
 
     def _begun(self, file: JobFile) -> ProfiledModel | None:
-        """A profile of nothing but predictions; None where nobody knows which plans there are."""
+        """A profile of predictions only; None while the possible plans are unknown."""
         candidates = self._found.get(file.application)
         if candidates is None:
             return None
@@ -127,7 +129,7 @@ class Learning:
             if size <= part.nodes * part.per_node
             for plan in found
         )
-        # Another model may have its name.
+        # Another model may have this name.
         name = file.name
         if name in self._models:
             name = f"{name} {zlib.crc32(file.application.encode()):08x}"
