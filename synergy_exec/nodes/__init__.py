@@ -1,1 +1,1 @@
-"""The nodes' agents as the controller and the profiler see them: who is there, what runs on them, what they say."""
+"""The controller's and the profiler's side of agents: their connections, and the runs on their nodes."""

@@ -1,4 +1,4 @@
-"""The agents of a backend: started, heard, told things, started again where one was lost, dismissed."""
+"""Starts the agents of a backend, exchanges messages with them, and restarts lost ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_MESSAGE_BYTES = 1_000_000
 
 
 class Listener(Protocol):
-    """Receives what agents do. Nodes have the cluster's numbers; before there is a cluster only `hello` is called."""
+    """Receives events of agents. Nodes have the cluster's numbers; before that is known only `hello` is called."""
 
     def hello(self, hello: Hello) -> None: ...
 
@@ -39,14 +39,14 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class AgentLink:
-    """One agent's connection. left: why it ended, in a few words, once it has."""
+    """One agent's connection. left: why it ended, in a few words; empty before."""
 
     hello: Hello
     left: asyncio.Future[str]
     queue: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
 
     async def send_all(self, channel: web.WebSocketResponse) -> None:
-        """Sends what is queued, in order, until it is cancelled or the connection is lost."""
+        """Sends queued messages in order until it is cancelled or the connection is lost."""
         while True:
             message = await self.queue.get()
             try:
@@ -56,11 +56,11 @@ class AgentLink:
 
 
 def cluster_of(hellos: list[Hello], *, storage_bytes_per_s: float | None = None) -> tuple[Cluster, list[int]]:
-    """The cluster that these agents make, and the agent's node of each of its nodes.
+    """The cluster of these agents, and for each of its nodes the number of its agent.
 
-    Nodes that are alike stand together, in the order of their first; the cluster numbers them so. storage_bytes_per_s:
-    at which each node reads data that it has not in memory, where CPUs and memory are shared out, too; None where they
-    are not. Raises InputError for a node without slots.
+    The cluster groups equal nodes, in the order of the first of each kind. storage_bytes_per_s: rate at which a node
+    reads data from storage, if CPUs and memory are shared out, too; else None. Raises InputError for a node without
+    slots.
     """
     alike: dict[tuple[str, int, int, int], list[int]] = {}
     for hello in sorted(hellos, key=lambda each: each.node):
@@ -79,18 +79,18 @@ def cluster_of(hellos: list[Hello], *, storage_bytes_per_s: float | None = None)
 
 LOOK_S = 0.1
 EXITING_S = 1.0
-"""From the end of an agent's connection to the end of its process."""
+"""Seconds to wait for the end of an agent's process after its connection has ended."""
 PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
-"""Between tries, where agents are lost too often and a service goes on."""
+"""Seconds between restarts when agents are lost too often and the service continues: at first, and at most."""
 
 
 class Agents:
     """All agents of a backend.
 
-    links: of those that are connected, by the backend's number of their node. The cluster numbers nodes its own way,
-    alike ones together; its numbers are those that the listener is told. losses: how often one was lost, or did not
-    come. at_once: how often within an hour one that was lost is started again without a pause; after that it is an
-    error (give_up), or the pauses become longer and longer. patience_s: how long one may take to come.
+    links: of connected agents, by the backend's node number. The listener gets the cluster's node numbers, which group
+    equal nodes. losses: how often an agent was lost or did not connect. at_once: restarts within an hour without a
+    pause; after these it is an error (give_up), or pauses become longer and longer. patience_s: time for an agent to
+    connect.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Agents:
     async def gather(
         self, meeting: Meeting, over: asyncio.Future[Any], *, storage_bytes_per_s: float | None = None
     ) -> Cluster | None:
-        """Starts all of them, and waits: the cluster that they make, None if `over` came first.
+        """Starts all agents and waits for them. Returns their cluster, or None if `over` was set first.
 
         storage_bytes_per_s: see `cluster_of`.
         """
@@ -125,7 +125,7 @@ class Agents:
         return cluster
 
     async def _keep(self, node: int, meeting: Meeting) -> None:
-        """Starts another agent whenever the node's is lost, or has not come, and tells the user so."""
+        """Restarts the node's agent whenever it is lost or does not connect, and tells the user."""
         try:
             while True:
                 reason = await self._until_lost(node)
@@ -146,7 +146,7 @@ class Agents:
             self._listener.fail(error)
 
     async def _until_lost(self, node: int) -> str:
-        """Why the node's agent was lost, or did not come, as far as its connection and its exit tell."""
+        """Waits until the node's agent is lost or does not connect. Returns why, from its connection and exit code."""
         until_s = time.monotonic() + self._patience_s
         while (link := self.links.get(node)) is None:
             if exit := self.backend.lost().get(node):
@@ -163,7 +163,7 @@ class Agents:
         return f"{reason}; {exit}" if exit else reason
 
     def _lost_lately(self, node: int) -> int:
-        """How often the node's agent was lost, or did not come, within the last hour."""
+        """How often the node's agent was lost or did not connect within the last hour."""
         self._lost_s[node] = [each for each in self._lost_s[node] if each > time.monotonic() - HOUR_S]
         return len(self._lost_s[node])
 
@@ -230,12 +230,12 @@ class Agents:
         return {self._order.index(node): link.hello for node, link in self.links.items()}
 
     def away(self) -> set[int]:
-        """The cluster's numbers of nodes that have no agent, though one was started as often as `at_once` says."""
+        """Nodes without an agent although one was started `at_once` times, by the cluster's numbers."""
         lost = [node for node in self._order if node not in self.links and self._lost_lately(node) > self._at_once]
         return {self._order.index(node) for node in lost}
 
     def say(self, outbox: list[tuple[int, Message]]) -> None:
-        """Queues messages for the cluster's nodes, in order, and empties the box; what is for a lost one is dropped."""
+        """Queues messages for the cluster's nodes in order and empties the box; drops those for lost agents."""
         for number, message in outbox:
             link = self.links.get(self._order[number])
             if link is not None:
@@ -243,7 +243,7 @@ class Agents:
         outbox.clear()
 
     async def dismiss(self, patience_s: float) -> None:
-        """Has all of them save and leave, and ends those that have not within so many seconds."""
+        """Tells all agents to save and exit, and kills those that have not done so in time."""
         for keeper in self._keepers:
             keeper.cancel()
         for link in self.links.values():

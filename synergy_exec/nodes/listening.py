@@ -1,4 +1,4 @@
-"""A port on which agents connect and people ask: its token, and errors as sentences."""
+"""The controller's port for agents and users: checks tokens and answers errors as sentences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from synergy_runs.files import atomic_file
 
 
 class RefusedError(InputError):
-    """A request that is answered with another status than 400."""
+    """Refuses a request with a status other than 400."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -37,10 +37,10 @@ async def listening(
     public: Collection[str] = (),
     most_bytes: int = 1_000_000,
 ) -> AsyncIterator[Meeting]:
-    """Listens until the block ends. Each time a new token is written to the file `token`, which only its owner reads.
+    """Listens until the block ends. It writes a new token to the file `token`, which only its owner can read.
 
-    routes: further requests that are answered. public: their paths that need no token. most_bytes: largest request.
-    Raises InputError for a port that is taken.
+    routes: of other requests. public: paths that need no token. most_bytes: largest request. Raises InputError for a
+    port that is in use.
     """
     token, token_file = secrets.token_urlsafe(), folder / "token"
     with atomic_file(token_file) as partial:
@@ -63,7 +63,7 @@ async def listening(
 def _checked(token: str, public: Collection[str], most_bytes: int) -> Middleware:
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuses requests without a token, and turns what a user can mend into a sentence."""
+        """Refuses requests without a token, and answers an InputError with its sentence."""
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if request.path not in public and not hmac.compare_digest(given, f"Bearer {token}".encode()):
             return _said(401, "the token is missing or wrong; it is in the file `token` beside controller.json.")
@@ -87,5 +87,5 @@ def _checked(token: str, public: Collection[str], most_bytes: int) -> Middleware
 
 
 def _said(status: int, sentence: str) -> web.Response:
-    """An HTTP answer that carries an error."""
+    """An HTTP response with an error message."""
     return web.json_response({"error": sentence}, status=status)

@@ -1,7 +1,7 @@
-"""The life of runs over several agents: slots held, stop before start, outcomes put together. Messages in and out.
+"""The states of runs over several agents: they hold slots, wait for earlier runs to stop, and end with one outcome.
 
-Nothing here knows a socket or a clock. What is to be sent stands in `outbox`, what happened in `happened`; whoever
-drives it takes both after every call.
+There are no sockets and no clock here. After every call the caller takes messages from `outbox` and events from
+`happened`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Stage = Literal["waiting", "reserving", "launched", "started", "ended"]
 Slot = tuple[int, int]
 """Node and slot."""
 LaunchOf = Callable[["Run"], Launch]
-"""The launch message of a run, but for what differs between nodes."""
+"""Makes the launch message of a run without the parts that differ between nodes."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A job on fixed slots. stage: how far it is; stopping: it was told to leave, or is being killed.
+    """A job on fixed slots.
 
-    share: what each of its slots brings of its node's CPUs and memory, None where nobody looks at them. said: what
-    each node's agent has said of its end; agent_lost: one was lost before it could; excused: while other runs were on
-    its node, too, any of which may have been the cause. store: where its ranks meet who
-    are on several nodes. hung: as `messages.Ended` has it.
+    stopping: whether it was told to stop or is being killed. share: CPUs and memory of each slot, None if they are not
+    shared out. said: each node's report of its end. agent_lost: an agent was lost before it could report. excused: and
+    other runs were on its node, any of which may have been the cause. store: where ranks on several nodes meet. hung:
+    as in `messages.Ended`.
     """
 
     number: int
@@ -71,11 +71,11 @@ class Run:
 
 
 class Happened(NamedTuple):
-    """What became of a run.
+    """An event of a run.
 
-    launched: its workers were told to start, on slots that nobody else holds. stepped: its first step is done, of which
-    `started` tells. dropped: it was told to leave before any of its workers were started. left: no process of it is
-    left; outcome over all nodes, and reason for failed and lost.
+    launched: its workers were told to start, on slots that no other run holds. stepped: its first step is done, see
+    `started`. dropped: it was stopped before any worker was started. left: none of its processes is left; with the
+    outcome over all nodes, and the reason if it failed or was lost.
     """
 
     what: Literal["launched", "stepped", "dropped", "left"]
@@ -86,9 +86,9 @@ class Happened(NamedTuple):
 
 
 class Runs:
-    """All runs that have not ended. A run holds its slots from its reservation until the last agent has said `ended`.
+    """All runs that have not ended. A run holds its slots from its reservation until every agent has reported its end.
 
-    ports: see `messages.Reserve`. connected: the agents that are there.
+    ports: see `messages.Reserve`. connected: nodes of connected agents.
     """
 
     def __init__(self, launch_of: LaunchOf, ports: str) -> None:
@@ -99,15 +99,15 @@ class Runs:
         self.happened: list[Happened] = []
         self._held: dict[Slot, int] = {}
 
-    # What the controller asks
+    # Requests of the controller
 
     def start(self, run: Run) -> None:
-        """Launches the run as soon as its slots are free and its job's run before it has left."""
+        """Launches the run as soon as its slots are free and the job's earlier run has ended."""
         self.runs[run.number] = run
         self._launch_waiting()
 
     def stop(self, number: int) -> None:
-        """Has a run save and leave; one whose workers do not exist yet is dropped."""
+        """Makes a run save and stop. A run without workers yet is dropped."""
         run = self._goes_on(number)
         if run is None:
             return
@@ -122,7 +122,7 @@ class Runs:
         self._tell(run, Stop(run=number))
 
     def kill(self, number: int) -> None:
-        """Has a run leave at once, unsaved."""
+        """Kills a run at once, without saving."""
         run = self.runs.get(number)
         if run is None:
             return
@@ -133,7 +133,7 @@ class Runs:
         self._tell(run, Kill(run=number))
 
     def retune(self, number: int, plan: Plan) -> None:
-        """The run goes on with another micro-batch, accumulation or compressor."""
+        """Changes micro-batch, accumulation or compressor of a run."""
         if (run := self._goes_on(number)) is not None:
             run.plan = plan
             told = self._launch_of(run).plan
@@ -141,7 +141,7 @@ class Runs:
             self._tell(run, Retune(run=number, **cut))
 
     def reshare(self, number: int, share: Share) -> None:
-        """Each slot of the run brings other CPUs and memory from now on; the run was made with a share."""
+        """Changes the CPUs and memory of each slot of the run, which was started with a share."""
         if (run := self._goes_on(number)) is not None:
             run.share = share
             self._tell(run, Reshare(run=number, share=share))
@@ -151,7 +151,7 @@ class Runs:
         return None if run is None or run.stopping else run
 
     def _tell(self, run: Run, message: Message) -> None:
-        """Tells every node of a run that has workers; one that is launched later is launched with it."""
+        """Sends a message to every node of a run that has workers; a later launch includes the change."""
         if run.stage in ("launched", "started"):
             for node in run.nodes:
                 if node not in run.said:
@@ -160,14 +160,14 @@ class Runs:
     def of_job(self, job: int) -> Run | None:
         return max((run for run in self.runs.values() if run.job == job), key=lambda run: run.number, default=None)
 
-    # What agents say
+    # Messages of agents
 
     def agent_came(self, node: int) -> None:
         self.connected.add(node)
         self._launch_waiting()
 
     def agent_left(self, node: int) -> None:
-        """An agent is gone, and with it everything that ran on its node: those runs are lost."""
+        """An agent is gone with everything on its node; these runs are lost."""
         self.connected.discard(node)
         there = [run for run in self.runs.values() if node in run.nodes and run.stage != "waiting"]
         for run in there:
@@ -179,7 +179,7 @@ class Runs:
         self._launch_waiting()
 
     def heard(self, node: int, message: Message) -> None:
-        """One message of an agent. What concerns a run that has ended, or no run of that node, is passed over."""
+        """Handles a message of an agent; ignores those about ended runs or runs of other nodes."""
         run = self.runs.get(getattr(message, "run", -1))
         if run is None or node not in run.nodes:
             return
@@ -200,7 +200,7 @@ class Runs:
     # Launching
 
     def _launch_waiting(self) -> None:
-        """Reserves for every run that can be launched, in the order in which they were decided."""
+        """Reserves slots for every run that can be launched, in the order of decisions."""
         wanted: set[Slot] = set()
         for run in sorted(self.runs.values(), key=lambda run: run.number):
             if run.stage != "waiting":
@@ -216,7 +216,7 @@ class Runs:
             wanted |= run.slots
 
     def _back_to_waiting(self, run: Run) -> None:
-        """Its reservation is void; it waits for the node's agent."""
+        """Cancels a run's reservation; it waits for the node's agent."""
         for slot in run.slots:
             self._held.pop(slot, None)
         run.stage = "waiting"
@@ -267,9 +267,9 @@ class Runs:
 
 
 def _together(said: list[tuple[Outcome, str]]) -> tuple[Outcome, str]:
-    """One outcome of a run's parts, and its reason.
+    """The outcome and reason of a run from those of its nodes.
 
-    What a part did by itself comes before what it suffered from others, a failure before a loss.
+    A node's own error counts before errors that another node caused, and a failure before a loss.
     """
     by_itself = [(each, reason) for each, reason in said if not reason.endswith((LOST_PEERS, KILLED))]
     for parts in (by_itself, said):
