@@ -1,7 +1,7 @@
-"""What controller, agents and workers say to each other; see docs/executor.md.
+"""The messages between controller, agents and workers; see docs/executor.md.
 
-Every message is one JSON object with a `kind`. Controller and agent speak over a websocket, agent and worker in lines
-on a socket pair; `wire.py` writes and reads them.
+Every message is one JSON object with a `kind`. Controller and agents use a websocket, agents and workers lines on a
+socket pair; `wire.py` writes and reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from synergy_exec.settings import RunSettings
 
 Outcome = Literal["done", "paused", "failed", "lost"]
 PAUSED = 75
-"""Exit code of a worker that has saved and left as asked (EX_TEMPFAIL)."""
+"""Exit code of a worker that saved and stopped on request (EX_TEMPFAIL)."""
 LOST_PEERS = "lost its peers, which another node's ranks may explain"
 KILLED = "killed as the controller asked"
 
@@ -32,11 +32,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve(Message):
-    """Listen for the store at which this run's ranks meet, where they are on several nodes; answered by `Reserved`.
+    """Listen for the store at which a run's ranks on several nodes meet. The answer is `Reserved`.
 
-    ports: of which one is to be taken, such as 29500-29599, as soon as one is free; "": any that is free.
-    several_nodes: False: nothing is listened on, and `Reserved` comes at once. Whoever decides hears of what ended
-    before the run is launched, and may drop it.
+    ports: take the first of these that is or becomes free, such as 29500-29599; "" for any. several_nodes: if False,
+    nothing listens and `Reserved` comes at once. The round trip lets the controller hear of ended runs, and drop this
+    one, before it is launched.
     """
 
     KIND: ClassVar[str] = "reserve"
@@ -49,29 +49,27 @@ class Reserve(Message):
 class Launch(Message, RunSettings):
     """Start this node's workers of a run.
 
-    plan: its degrees are fixed for the run. Its compressor is that of the gradients that replicas
-    exchange, such as `q4`, and after commas of layers: `q4,token.weight=none,layers.*=powersgd-4`; the controller has
-    the names of the core's offers there, such as `layerwise-q4`, and tells workers what they stand for.
+    plan: its degrees are fixed for the run. Its compressor is for gradients between replicas, such as `q4`, with
+    exceptions by layer after commas: `q4,token.weight=none,layers.*=powersgd-4`. (In the controller it is the name of
+    an offer of the core, such as `layerwise-q4`.)
 
-    job_class: `package.module:Class` or `/path/file.py:Class`; "" of a job that is a command, of which a node has one
-    process: command, directory and grace_s are those of its job file; this is node `node_rank` of `nodes`. slots: which
-    of the node's, ranks first_rank … in their order. store_host, store_port: where ranks on several nodes meet; the
-    agent that reserved it holds that port itself. "" and 0: all ranks are on this node, whose agent gives them a store
-    that no other user can open.
-    folder: the job's own, on a file system that all nodes share. job_uuid: what its checkpoints say; saved_step: of the
-    last that it is known to have, without which nothing is trained; 0 for none. work: iterations at the initial batch
-    until it is done. noise: whether to estimate the gradient's noise scale. report_s: between reports. share: what each
-    of its slots brings of the node's CPUs and memory; None: the slots' own cores, and nothing is kept in memory.
-    say_layers, time_codecs: whether `Started` says what the model's layers are, and how fast gradients are encoded.
-    plans_on, plans_at: numbers of slots and batches at which rank 0 finds out which plans the model may have, for the
-    file `plans.json` in the folder; nothing where they are known.
-    unused: some of the model's parameters have no part in some steps, which replicas that exchange gradients must know.
-    code: the copy of the source that `job_class` had when it was submitted; "" for a class of a package. weights: a
-    file with the state_dict that the first run begins with; "" for none. observed: whether the job evaluates and is
-    told of steps. spare_memory: whether ranks give memory back as soon as it is free, which takes time.
-    agent_silence_s: ranks whose agent gives no sign of life for longer save and leave; less than the controller waits.
-    measure: the file of what is to be measured, in place of training
-    (`profiling.selection.Task`); "" for none.
+    job_class: `package.module:Class` or `/path/file.py:Class`; "" for a job that is a command. A command has one
+    process per node; command, directory and grace_s are those of its job file, and this is node `node_rank` of `nodes`.
+    slots: of this node; ranks first_rank … use them in order. store_host, store_port: where ranks on several nodes
+    meet; the agent that reserved the port listens on it. "" and 0 if all ranks are on this node: its agent gives them a
+    store that no other user can open.
+    folder: the job's folder, on a file system that all nodes share. job_uuid: written in its checkpoints. saved_step:
+    step of its last known checkpoint, without which the run refuses to train; 0 for none. work: iterations at the
+    initial batch until the job is done. noise: whether to estimate the gradient's noise scale. report_s: seconds
+    between reports. share: CPUs and memory of each slot; None for the slots' own cores and no data cache.
+    say_layers, time_codecs: whether `Started` reports the model's layers and the speed of encoding gradients.
+    plans_on, plans_at: numbers of slots and batches for which rank 0 writes the possible plans to `plans.json` in the
+    folder; empty if they are known. unused: whether some parameters have no part in some steps, which DDP must know.
+    code: the copy of the source file of `job_class` from its submission; "" for a class of a package. weights: file of
+    a state_dict for the first run to begin with; "" for none. observed: whether to call the job's evaluation and
+    callbacks. spare_memory: whether ranks return freed memory to the kernel at once, which takes time. agent_silence_s:
+    ranks save and stop if their agent is silent for longer; it is less than the controller waits. measure: file of a
+    task (`profiling.selection.Task`) to measure instead of training; "" to train.
     """
 
     KIND: ClassVar[str] = "launch"
@@ -113,7 +111,7 @@ class Launch(Message, RunSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop(Message):
-    """Save and leave; answered by `Ended` with outcome paused (or done, if it was)."""
+    """Save and stop. The answer is `Ended` with outcome paused, or done."""
 
     KIND: ClassVar[str] = "stop"
     run: int
@@ -121,7 +119,7 @@ class Stop(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill(Message):
-    """Leave at once; answered by `Ended` with outcome lost."""
+    """Stop at once without saving. The answer is `Ended` with outcome lost."""
 
     KIND: ClassVar[str] = "kill"
     run: int
@@ -129,7 +127,7 @@ class Kill(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retune(Message):
-    """Another micro-batch, accumulation or compressor from the next step that all ranks agree on; same degrees."""
+    """Use another micro-batch, accumulation or compressor from the next step that all ranks agree on."""
 
     KIND: ClassVar[str] = "retune"
     run: int
@@ -140,7 +138,7 @@ class Retune(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reshare(Message):
-    """Other CPUs and memory for each slot of a run that was launched with a share, at once; it trains on."""
+    """Change CPUs and memory of each slot of a run that was launched with a share, while it trains."""
 
     KIND: ClassVar[str] = "reshare"
     run: int
@@ -149,7 +147,7 @@ class Reshare(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown(Message):
-    """Stop every run with a checkpoint, then leave."""
+    """Stop every run with a checkpoint, then exit."""
 
     KIND: ClassVar[str] = "shutdown"
 
@@ -159,9 +157,10 @@ class Shutdown(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
-    """The first message of an agent. node: its number in the cluster. slots: how many. gpu_type: `cpu` without GPUs.
+    """The first message of an agent.
 
-    cpus: cores that runs may use, memory_bytes: the same part of the machine's memory.
+    node: its number. slots: number of slots. gpu_type: `cpu` without GPUs. cpus: cores that runs may use. memory_bytes:
+    the same fraction of the machine's memory.
     """
 
     KIND: ClassVar[str] = "hello"
@@ -176,7 +175,7 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved(Message):
-    """The store's address for a run; "" and 0 for one whose ranks are all on this node."""
+    """The address of a run's store; "" and 0 if all its ranks are on this node."""
 
     KIND: ClassVar[str] = "reserved"
     run: int
@@ -186,9 +185,9 @@ class Reserved(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted(Message):
-    """What a rank has of the CPUs that were asked for it; the agent tells the rank itself, too.
+    """The CPUs that a rank was granted; the agent sends it to the rank, too.
 
-    cores: that it may run on. cpus: of them, its own: less than asked where the node has no more, until others leave.
+    cores: cores that it may run on. cpus: its share of them, which is less than `asked` while the node has no more.
     """
 
     KIND: ClassVar[str] = "granted"
@@ -201,11 +200,11 @@ class Granted(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended(Message):
-    """This node's part of a run is gone: no process of it is left. Sent once by every agent that launched it.
+    """No process of a run is left on this node. Every agent that launched it sends this once.
 
-    A part that only suffered from another says `lost`, with `LOST_PEERS` or `KILLED` in its reason.
-    outcome: done only if all its workers said so. reason: for failed and lost, one sentence that names rank and error.
-    hung: whether a worker was ended because it trained no step for too long.
+    outcome: done only if all its workers said so. reason: if it failed or was lost, a sentence that names rank and
+    error; it contains `LOST_PEERS` or `KILLED` if the cause is on another node. hung: whether a worker was killed
+    because it trained no step for too long.
     """
 
     KIND: ClassVar[str] = "ended"
@@ -220,11 +219,11 @@ class Ended(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(Message):
-    """The first step of a run is done. Seconds since launch, as the worker saw them, part by part.
+    """The first step of a run is done, with the parts of the time since launch in seconds.
 
-    step, samples, work: done in all, by this run and those before it that were saved. layers: name, rows and columns of
-    each parameter that has a gradient, as replicas exchange it; codecs: by scheme, the fields of `CodecSpeed`; both
-    empty unless they were asked for.
+    step, samples, work: totals of the job, including saved progress of earlier runs. layers: name, rows and columns of
+    each parameter with a gradient, as replicas exchange it. codecs: fields of `CodecSpeed` by scheme. Both are empty
+    unless requested.
     """
 
     KIND: ClassVar[str] = "started"
@@ -242,19 +241,18 @@ class Started(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Message):
-    """What rank 0 of the run saw since the last report.
+    """Progress and measurements of a run, from rank 0.
 
-    step, samples, work: done in all. told_s: when this was, on the monotonic clock of rank 0's node; the steps between
-    two reports took the difference. loss: of the last step. step_s: median of the slowest rank's step times at this
-    batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, seconds in which gradients
-    were exchanged and nothing was computed, on the rank that waited least.
-    memory_bytes: the most that rank 0 has held at this micro-batch. memory_limit_bytes: of its GPU; 0 without one.
-    grad_sqr, grad_var: smoothed squared norm and variance at the initial batch, NaN-free; both 0 while unknown.
-    waited_s: of step_s, that the rank with the slowest input waited for data. cpu_s: that rank 0 and its loaders used
-    for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share. data_bytes: of the job's data set; 0 of
-    a job that is no `LoadedJob`. sent_bytes: of gradients that leave rank 0 in a step, codec_s: seconds that encoding
-    and decoding them takes it, all under that compressor. layers: of the parts that rank 0 has, as the last measured
-    step since the last report had them, by name: squared norm, and of it what was left out.
+    step, samples, work: totals of the job. told_s: time of the report on the monotonic clock of rank 0's node. loss: of
+    the last step. step_s: median of the slowest rank's step times at this batch, without warm-up, over `steps` steps; 0
+    if there is none yet. sync_s: the part of it in which gradients were exchanged and nothing was computed, on the rank
+    that waited least. waited_s: the part in which the rank with the slowest input waited for data.
+    memory_bytes: peak memory of rank 0 at this micro-batch. memory_limit_bytes: of its GPU; 0 without one. grad_sqr,
+    grad_var: smoothed squared norm and variance of the gradient at the initial batch; both 0 while unknown. cpu_s: CPU
+    seconds of rank 0 and its loaders per step; 0 while unknown. cpus: granted to rank 0; 0 without a share. data_bytes:
+    of the job's data set; 0 for a job that is no `LoadedJob`. sent_bytes, codec_s: bytes of gradients that rank 0 sends
+    per step under `compressor`, and seconds to encode and decode them. layers: by layer of rank 0, squared norm of the
+    gradient and of what was left out, from the last measured step since the last report.
     """
 
     KIND: ClassVar[str] = "report"
@@ -285,7 +283,7 @@ class Report(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved(Message):
-    """A checkpoint is complete on disk: what it holds, and how long saving held training up."""
+    """A checkpoint is complete on disk. save_s: how long training waited for it."""
 
     KIND: ClassVar[str] = "saved"
     run: int
@@ -297,12 +295,12 @@ class Saved(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure(Message):
-    """A rank says why it fails, in one sentence, before it exits.
+    """A rank reports in one sentence why it fails, before it exits.
 
-    from_peers: it may only say that another rank is gone, which counts where no rank failed by itself. unsaved: the
-    disk refused its last checkpoint, a newer run has begun, or the device is broken, which is not the job's fault.
-    out_of_memory, unused: what the controller can remedy, by a smaller micro-batch or `Launch.unused`. broken_device:
-    so the device says itself.
+    from_peers: the error may only mean that another rank is gone; it counts if no rank failed by itself. unsaved: the
+    disk refused the last checkpoint, a newer run has begun, or the device is broken, which is not the job's fault.
+    out_of_memory, unused: the controller can remedy these by a smaller micro-batch or `Launch.unused`. broken_device:
+    the device reports a hardware error.
     """
 
     KIND: ClassVar[str] = "failure"
@@ -318,7 +316,7 @@ class Failure(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noted(Message):
-    """A rank saw something that its user should know, and trains on."""
+    """A message of a rank for its user; training goes on."""
 
     KIND: ClassVar[str] = "noted"
     run: int
@@ -327,9 +325,9 @@ class Noted(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeansToLeave(Message):
-    """A rank is about to exit with this code, 0 or PAUSED, and means it: only its agent wants to know.
+    """A rank announces to its agent that it exits on purpose, with code 0 or PAUSED.
 
-    A process that user code ends says nothing.
+    A process that is ended by user code announces nothing.
     """
 
     KIND: ClassVar[str] = "leaving"
