@@ -1,1 +1,1 @@
-"""Real training jobs under the same decisions: a controller, an agent per node, workers on torch.distributed."""
+"""Trains real jobs under the simulator's decisions: a controller, agents on nodes, workers on torch.distributed."""

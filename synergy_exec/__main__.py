@@ -1,4 +1,4 @@
-"""`python -m synergy_exec +trace=demo`: trains for real what a policy schedules; `submit`, `list`, … ask it."""
+"""`python -m synergy_exec +trace=demo` schedules and trains real jobs; `submit`, `list`, … talk to a running one."""
 
 from __future__ import annotations
 

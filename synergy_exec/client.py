@@ -1,4 +1,4 @@
-"""Requests to a controller that runs, found by the files in its run's folder."""
+"""Requests to a running controller, which is found by the files in its run's folder."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One controller. url: without a path; https where a proxy is in front of it. token: what it takes."""
+    """A client of one controller. url: without a path; https if a proxy is in front of it. token: the controller's."""
 
     url: str
     token: str
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The JSON of the controller's answer. Raises InputError with its own sentence, or why there is no answer."""
+        """Returns the JSON of the controller's answer. Raises InputError with its error, or why there is no answer."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
@@ -49,7 +49,7 @@ def _sentence(error: urllib.error.HTTPError) -> str:
 
 
 def client_for(folder: Path, url: str | None) -> Client:
-    """The controller below `folder`, or at `url` with the token of the one below `folder`, or in SYNERGY_TOKEN."""
+    """A client of the controller below `folder` or at `url`, with the token below `folder` or in SYNERGY_TOKEN."""
     token = os.environ.get("SYNERGY_TOKEN", "")
     if url is not None and token:
         return Client(url.rstrip("/"), token)
@@ -76,7 +76,7 @@ def running(folder: Path) -> bool:
 
 
 def _controllers(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Folders of controllers whose process is there, with what their controller.json says."""
+    """Folders of running controllers, with the contents of their controller.json."""
     found = []
     for work in once((folder, *folder.glob("*"), *folder.glob("*/*"))):
         path = work / "controller.json"

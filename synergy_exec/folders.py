@@ -1,12 +1,11 @@
-"""Where a command's runs lie. What has been trained is never deleted: a run that has ended keeps its folders.
+"""The folders of runs. Trained work is never deleted: a run that has ended keeps its folders.
 
-    results/demo/synergy-0.work      the journal, the checkpoints, the logs of a run, under way or ended
-    results/demo/synergy-0.2.work    of the same command, typed again when the first had ended
-    results/demo/2026-11-23_07-02-13/synergy-0    the results of one of them; synergy-0.work beside it leads to it
+    results/demo/synergy-0.work      journal, checkpoints and logs of a run, running or ended
+    results/demo/synergy-0.2.work    of the same command, started again after the first had ended
+    results/demo/2026-11-23_07-02-13/synergy-0    results of a run; synergy-0.work beside it links to its work folder
 
-A work folder belongs to one process at a time, by a lock that ends with the process. Where a file system that machines
-share keeps no locks between them, the controller that begins last wins: the other stops at its next commit
-(`Journal.take_over`).
+A lock gives a work folder to one process at a time and ends with the process. On a shared file system without locks the
+controller that begins last wins: the other stops at its next commit (`Journal.take_over`).
 """
 
 from __future__ import annotations
@@ -34,30 +33,28 @@ WORK = ".work"
 
 
 class Place(NamedTuple):
-    """A run's two folders. results: of one that was filed, or is under way; None where there is no place for them yet,
-    or a person has removed it.
-    """
+    """The two folders of a run. results: None if it has no results folder yet, or somebody removed it."""
 
     results: Path | None
     work: Path
 
 
 Places = dict[str, tuple[Place, bool]]
-"""By policy: where its run goes, and whether that is done already."""
+"""By policy: the place of its run, and whether the run is done already."""
 RESULTS = "results"
-"""In a journal: where results are, from the folder that the work folder lies in."""
+"""Key in a journal's `meta`: path of the results, relative to the parent of the work folder."""
 State = Literal["free", "under way", "done", "taken"]
-"""What a place holds, for a run with certain settings. free: nothing. under way, done: that very run, which is filed
-when it is done. taken: another run, which has ended."""
+"""What a place holds for a run with given settings. free: nothing. under way, done: this run. taken: another run, which
+has ended."""
 
 
 def newest(base: Path) -> Path:
-    """The last of the work folders `base.work`, `base.2.work`, …; the first where there is none."""
+    """The last of the work folders `base.work`, `base.2.work`, …; the first if none exists."""
     return _numbered(base, _last(base))
 
 
 def results_of(work: Path, meta: Mapping[str, Any]) -> Path | None:
-    """Where the results of the run in that work folder are, or will be, by its journal's `meta`; None where nowhere."""
+    """The results folder of the run in a work folder, by its journal's `meta`; None if it has none."""
     work = work.resolve() if work.is_symlink() else work
     results = work.parent / meta[RESULTS] if meta.get(RESULTS) else None
     return results if results is not None and results.parent.is_dir() else None
@@ -70,12 +67,12 @@ def claimed(
     *,
     anew: bool = True,
 ) -> Places:
-    """Where each policy's run goes, and whether it is done already; its settings stand in its journal then.
+    """Claims a place for each policy's run, and writes its settings into its journal.
 
-    Where the same command was broken off before, what is done stays done and the rest goes on; where it had ended,
-    every run gets a place of its own, which is said. bases: `<policy>-<seed>`, by policy. settings: by policy.
-    held: what gives the places free again. anew: whether it may begin anew; else what has ended is an error. Raises
-    InputError for a place that a process works in, and for a run under way with other settings.
+    If the same command was interrupted before, finished runs stay and the others resume. If it had ended, every run
+    gets a new place, which is announced. bases: `<policy>-<seed>` by policy. settings: by policy. held: collects the
+    locks. anew: whether an ended command may run again; if not, that is an error. Raises InputError for a place that
+    another process uses, and for an unfinished run with other settings.
     """
     works = {name: newest(base) for name, base in bases.items()}
     states = {name: _taken(work, settings[name], held) for name, work in works.items()}
@@ -100,9 +97,9 @@ def claimed(
 
 @contextlib.contextmanager
 def lock(work: Path) -> Iterator[None]:
-    """Makes the folder, and keeps others out of it until the block ends, or this process does, even by SIGKILL.
+    """Creates the folder and locks it until the block or this process ends, even by SIGKILL.
 
-    A journal that is found damaged is replaced by its copy. Raises InputError, which says who has the folder.
+    A damaged journal is replaced by its backup. Raises InputError that names the process with the lock.
     """
     try:
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -147,7 +144,7 @@ def _next(base: Path, kept: Path, held: contextlib.ExitStack) -> Path:
 
 
 def _taken(work: Path, own: dict[str, Any], held: contextlib.ExitStack) -> State:
-    """What the place holds; it is locked from now on."""
+    """Locks the place; returns what it holds."""
     held.enter_context(lock(work))
     path = work / "journal.sqlite"
     if not path.is_file():
@@ -179,13 +176,13 @@ def _taken(work: Path, own: dict[str, Any], held: contextlib.ExitStack) -> State
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """The values as they come back from JSON."""
+    """The values after a round trip through JSON."""
     plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return plain
 
 
 def works(folder: Path) -> list[Path]:
-    """The folder itself, if it is a run's, else those below it: in results_dir, or results_dir/<trace>."""
+    """The work folder itself, or those below it: in results_dir or results_dir/<trace>."""
     if folder.name.endswith(WORK) or (folder / "journal.sqlite").is_file():
         return [folder]
     found = once(each for form in ("*", "*/*") for each in folder.glob(form + WORK) if each.is_dir())
@@ -195,13 +192,13 @@ def works(folder: Path) -> list[Path]:
 
 
 def once(paths: Iterable[Path]) -> list[Path]:
-    """The paths, sorted; of a folder and links to it, which runs' results have, the folder alone."""
+    """The paths, sorted, without links to folders that are in the list, too."""
     links_first = sorted(paths, key=lambda each: not each.is_symlink())
     return sorted({each.resolve(): each for each in links_first}.values())
 
 
 def under_way(folder: Path) -> Path:
-    """The one run below a folder that has begun and was not filed as ended. Raises InputError for none or several."""
+    """The only unfinished run below a folder. Raises InputError if there is none or several."""
     found = []
     for work in works(folder):
         if not (work / "journal.sqlite").is_file():
@@ -233,9 +230,10 @@ class FoundJob(NamedTuple):
 
 
 def find_job(folder: Path, wanted: str) -> FoundJob:
-    """The job of that name, or number, in the run below a folder that has last written into such a job's folder.
+    """Finds a job by name or number in the runs below a folder.
 
-    Raises InputError where there is none, or where several of that run have the name.
+    If several runs have one, the run that last wrote into its job's folder counts. Raises InputError if there is none,
+    or if several jobs of that run have the name.
     """
     jobs = [
         FoundJob(work, number, _name(path))

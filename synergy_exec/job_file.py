@@ -1,4 +1,4 @@
-"""A job file: what a user submits, in YAML. Every key is checked before anything runs."""
+"""Job files: the YAML that a user submits. Every key is checked before anything runs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from synergy_runs.settings import NOT_NEGATIVE, POSITIVE, Bounds, build, key, ty
 
 _CLASS = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
 MOST_BYTES = 100_000
-"""A job file beyond this is something else given by mistake."""
+"""A larger file is no job file but something else, given by mistake."""
 MOST_NAME, MOST_PATH, MOST_WORDS, MOST_SAID = 200, 1_000, 200, 300
 """Characters of a name and of a path, words of a command, and characters of what an error says."""
 MOST_LEVELS = 20
 MOST_SAMPLES, MOST_WORK = 10**9, 1e15
-"""Of a batch, and iterations: arithmetic stays exact with room to spare."""
+"""Maximum samples of a batch and maximum work: arithmetic stays exact within these."""
 DEFAULT_COMMAND_S = 3_600.0
 """Assumed run time of a command whose job file has neither `work` nor `max_seconds`."""
 
@@ -60,7 +60,7 @@ _SAMPLES = _within(1, MOST_SAMPLES, "samples")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
-    """One job as its user describes it: a class, or in its place a command.
+    """A job as its user describes it: a class or a command.
 
     A command runs on `slots` slots, once on each node; its work is the user's estimate of its run time in seconds.
     """
@@ -95,12 +95,12 @@ class JobFile:
 
     @property
     def application(self) -> str:
-        """What jobs of one model have in common: name, class and arguments."""
+        """Identifies the model: name, class and arguments, which its jobs have in common."""
         arguments = json.dumps(self.command or self.arguments, sort_keys=True, default=str)
         return f"{self.name} {self.job_class} {arguments}"
 
     def values(self) -> dict[str, Any]:
-        """The job as in its YAML file, in plain values; `job_of` reads them back."""
+        """The job as plain values, as in its YAML file; `job_of` reads them."""
         result = dataclasses.asdict(self)
         for name in _OF_CLASSES if self.command else _OF_COMMANDS:
             del result[name]
@@ -108,7 +108,7 @@ class JobFile:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> JobFile:
-        """The job that gave these `values`. Nothing is checked."""
+        """The job with these `values`, unchecked."""
         given = dict(values)
         if "command" in given:
             return cls(initial_batch=given["slots"], max_batch=given["slots"], **given)
@@ -121,7 +121,7 @@ _OF_COMMANDS = ("command", "directory", "grace_s")
 
 
 def read_job_file(path: Path) -> JobFile:
-    """The job in a YAML file; paths in `class` and `weights` count from the file's folder. Raises InputError."""
+    """Reads a YAML file; paths in `class` and `weights` are relative to its folder. Raises InputError."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"{path}: {path.stat().st_size:,} bytes; expected a job file of a few lines.")
@@ -147,7 +147,7 @@ def _beside(job_file: Path, key: str, given: str) -> Path:
 
 
 def job_of(values: Any, source: str) -> JobFile:
-    """A job of plain values. source: for error messages. Raises InputError with what was got and expected."""
+    """Makes a job from plain values. source: for error messages. Raises InputError."""
     try:
         if not isinstance(values, Mapping):
             raise InputError(f"expected a mapping with {', '.join(_REQUIRED)}; got {_kind(values)}.")
@@ -168,7 +168,7 @@ def _kind(value: Any) -> str:
 
 
 def _of_class(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a job that is a class, those that follow from others included."""
+    """The fields of a job that is a class, including derived ones."""
     for name in _REQUIRED:
         if name not in given:
             raise InputError(f"{name} is missing; a job has {', '.join(_REQUIRED)}, or a command.")
@@ -178,7 +178,7 @@ def _of_class(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_command(given: dict[str, Any]) -> dict[str, Any]:
-    """The same of one that is a command."""
+    """The fields of a job that is a command, including derived ones."""
     if odd := [name for name in given if name in ("class", *_OF_CLASSES)]:
         raise InputError(f"{odd[0]} is of a class; a job is a class or a command, not both.")
     words, slots, limit_s = given["command"], given.get("slots", 1), given.get("max_seconds", 0.0)
@@ -192,7 +192,7 @@ def _of_command(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_plain(values: Any) -> None:
-    """That they are plain, finite, and no more or deeper than a person writes, be it by YAML's aliases."""
+    """Checks that values are plain, finite, and not excessively many or deep, for instance by YAML's aliases."""
     level, seen = [values], 0
     for _ in range(MOST_LEVELS):
         seen += len(level)

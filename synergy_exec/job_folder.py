@@ -1,12 +1,12 @@
-"""A job's folder: whose it is, and how far the job in it had come, as the folder itself says it.
+"""The folder of a job.
 
-    job.json         number, UUID, as what it was submitted, and the job file
-    log-<run>.txt    one of each run
-    checkpoints/     see `training.checkpoint_folder`; each says the UUID, too
+    job.json         number, UUID, name, and the job file
+    log-<run>.txt    the log of each run
+    checkpoints/     see `training.checkpoint_folder`; each contains the UUID, too
     steps.csv        every step
-    given-up-<n>/    checkpoints and steps of before the job was begun again from the start
+    given-up-<n>/    checkpoints and steps from before the job began again from the start
 
-Nothing here knows torch, or a controller.
+This module needs neither torch nor a controller.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OF_RUN = re.compile(r"log-(\d+)\.txt.*|\.run-(\d+)")
 
 
 class Filed(NamedTuple):
-    """What `job.json` says. uuid: as its checkpoints say it. name: as it was submitted."""
+    """The contents of `job.json`. uuid: also written in its checkpoints. name: as submitted."""
 
     number: int
     uuid: str
@@ -40,13 +40,13 @@ class Filed(NamedTuple):
 
 
 def folders(work: Path) -> dict[int, Path]:
-    """The folders of a run's jobs, by number."""
+    """The folders of a run's jobs by number."""
     found = (work / "jobs").glob("*")
     return {int(each.name): each for each in sorted(found) if each.name.isdecimal() and each.is_dir()}
 
 
 def describe(folder: Path, job: Filed) -> None:
-    """Writes `job.json`; the folder is its owner's alone. Raises InputError."""
+    """Writes `job.json` into a folder that only its owner can read. Raises InputError."""
     told = {"job": job.number, "uuid": job.uuid, "submitted_as": job.name}
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def describe(folder: Path, job: Filed) -> None:
 
 
 def described(folder: Path) -> Filed:
-    """What `job.json` says. Raises InputError for one that is missing or damaged."""
+    """Reads `job.json`. Raises InputError if it is missing or damaged."""
     path = folder / DESCRIPTION
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -68,15 +68,15 @@ def described(folder: Path) -> Filed:
 
 
 def newest_run(folder: Path) -> int:
-    """The highest number of a run that left its log or its fence here; −1 for none."""
+    """The highest number of a run with a log or a staging folder here; −1 for none."""
     left = (_OF_RUN.fullmatch(each.name) for each in (*folder.glob("log-*"), *folder.glob(f"{CHECKPOINTS}/.run-*")))
     return max((int(match[1] or match[2]) for match in left if match), default=-1)
 
 
 def give_up(folder: Path) -> Path | None:
-    """Puts aside checkpoints, steps and what else is counted by them, so that the job begins from the start.
+    """Puts checkpoints, steps and everything counted by them aside, so that the job begins from the start.
 
-    Returns where they are now, None where there are none.
+    Returns the folder with them, or None if there are none.
     """
     parts = [*folder.glob(CHECKPOINTS), *folder.glob("*.csv")]
     if not parts:
@@ -90,8 +90,8 @@ def give_up(folder: Path) -> Path | None:
 
 
 def give(folder: Path, job: Filed) -> None:
-    """A new job's folder: it says whose it is, and what lies there of another is put aside."""
-    # The journal has the job: what the disk refuses now is tried again, and said, when it is launched.
+    """Prepares a new job's folder: writes `job.json`, and puts the files of another job aside."""
+    # The job is in the journal already. If the disk refuses now, this is tried again and reported at the launch.
     with contextlib.suppress(InputError, OSError):
         if (aside := give_up(folder)) is not None:
             print(f"job {job.number} is new; what lay in its folder is in {aside} now", file=sys.stderr)
@@ -102,9 +102,9 @@ FOLDER = "code"
 
 
 def freeze(job_class: str, folder: Path) -> None:
-    """Copies the file of `/path/file.py:Class` into the job's folder; a class of a package has none.
+    """Copies the file of `/path/file.py:Class` into the job's folder; does nothing for a class of a package.
 
-    Raises InputError where it cannot be read here, or not be written.
+    Raises InputError if the file cannot be read or written.
     """
     source = _file_of(job_class)
     if source is None:
@@ -124,7 +124,7 @@ def freeze(job_class: str, folder: Path) -> None:
 
 
 def kept_code(job_class: str, folder: Path) -> Path | None:
-    """The copy of the job's file; None of a class of a package, and of jobs from before copies were kept."""
+    """The copy of the job's file; None for a class of a package."""
     source = _file_of(job_class)
     if source is None:
         return None

@@ -1,4 +1,4 @@
-"""What people see on a terminal: tables of jobs, and text of users, which could move the cursor or feign a line."""
+"""Text for terminals: tables of jobs, and users' text made safe, because it could contain control characters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MOST_SHOWN = 200
-"""Characters of a name or a value that an error repeats."""
+"""Maximum characters of a name or value that an error repeats."""
 
 
 def plain(text: str, most: int | None = None) -> str:
@@ -17,7 +17,7 @@ def plain(text: str, most: int | None = None) -> str:
 
 
 def plain_lines(text: str) -> str:
-    """The same for each of its lines."""
+    """`plain` for each line."""
     return "\n".join(map(plain, text.split("\n")))
 
 
@@ -38,7 +38,7 @@ HEADINGS = (
 
 
 def cells_of(job: dict[str, Any]) -> tuple[str, ...]:
-    """A row of the table of jobs. job: as the controller shows it."""
+    """A row of the table of jobs. job: from the controller's API."""
     goodput, loss = job["goodput"], job["loss"]
     done = 1.0 if job["state"] == "done" else min(1.0, job["work"] / job["work_total"])  # a command may end sooner
     return (
@@ -58,6 +58,6 @@ def cells_of(job: dict[str, Any]) -> tuple[str, ...]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows as lines of text, cells of a column below each other."""
+    """The rows as lines of text with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

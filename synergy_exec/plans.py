@@ -1,7 +1,7 @@
-"""The plans that a job's model may be trained under: which come into question, and how a run tells of them.
+"""The plans under which a job's model can be trained: candidates, and how a run reports them.
 
-A run of the job finds them out, which has its model at hand (`Admission.candidates`): a measuring run before it
-measures; a training run at its start, where the controller asks for them (`Launch.plans_on`).
+A run of the job finds them because it has the model (`Admission.candidates`): a measuring run before it measures, a
+training run at its start if the controller requests them (`Launch.plans_on`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ INTERLEAVES = (1, 2)
 
 
 def sizes_of(slots: int) -> list[int]:
-    """Numbers of slots to measure on: powers of two, and all of them."""
+    """Numbers of slots to measure on: powers of two, and all slots."""
     powers = [1 << each for each in range(slots.bit_length())]
     return powers if powers[-1] == slots else [*powers, slots]
 
 
 def batches_of(file: JobFile) -> list[int]:
-    """The initial batch of a job and its doublings up to the largest, and the batch that it asks for."""
+    """A job's initial batch, its doublings up to the maximum, and the requested batch."""
     result = [file.initial_batch]
     while 2 * result[-1] <= file.max_batch:
         result.append(2 * result[-1])
@@ -36,7 +36,7 @@ def batches_of(file: JobFile) -> list[int]:
 
 
 def plans(slots: int, batches: list[int], refusal: Refusal) -> list[Plan]:
-    """Admitted plans on exactly so many slots: replicas first, of the same degrees together, batches ascending."""
+    """Admitted plans on exactly that many slots: replicas first, plans of the same degrees together by batch."""
     return [
         plan
         for data, tensor, pipeline in _splits(slots)
@@ -56,8 +56,8 @@ def _splits(slots: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _cut(degrees: Plan, batch: int) -> list[Plan]:
-    """How that batch may be cut: a pipeline takes as many micro-batches as stages or twice that; anything else as few
-    as the noise scale can be read from, two on one replica.
+    """Ways to cut a batch: a pipeline takes as many micro-batches as stages, or twice as many; other plans take the
+    fewest from which the noise scale can be estimated, which is two on one replica.
     """
     pipeline, data = degrees.pipeline, degrees.data
     cuts = (pipeline, 2 * pipeline) if pipeline > 1 else ((1,) if data > 1 else (2,))
@@ -69,11 +69,11 @@ def _cut(degrees: Plan, batch: int) -> list[Plan]:
 
 
 class Candidates(NamedTuple):
-    """What may be measured of a model.
+    """Candidates to measure of a model.
 
-    plans: admitted ones by number of slots. parameters: of the model. held_bytes: of weights and gradients, by all
-    ranks of a replica. samples, item_bytes: of a job that loads its samples, how many there are, and the most that
-    storage holds of one; 0 of another job.
+    plans: admitted plans by number of slots. parameters: of the model. held_bytes: weights and gradients of a replica.
+    samples, item_bytes: number of samples and upper bound of their size in storage, for a job that loads samples; else
+    0.
     """
 
     plans: dict[int, list[Plan]]
@@ -83,7 +83,7 @@ class Candidates(NamedTuple):
     item_bytes: int = 0
 
     def values(self) -> dict[str, Any]:
-        """All of it for JSON; `of_values` reads it."""
+        """All fields for JSON; `of_values` reads them."""
         plans = {size: [dataclasses.asdict(plan) for plan in found] for size, found in self.plans.items()}
         return {**self._asdict(), "plans": plans}
 
@@ -94,17 +94,17 @@ class Candidates(NamedTuple):
 
 
 PLANS = "plans.json"
-"""In the folder of a job whose model nobody had profiled: its candidates, as its first run found them."""
+"""File in the folder of a job without a profile: the candidates that its first run found."""
 
 
 def write_candidates(folder: Path, found: Candidates) -> None:
-    """Has the controller find them when it hears that the run has started."""
+    """Writes the candidates for the controller, which reads them when the run has started."""
     with atomic_file(folder / PLANS) as partial:
         partial.write_text(json.dumps(found.values()), encoding="utf-8")
 
 
 def read_candidates(folder: Path) -> Candidates | None:
-    """What the job's run has found; None where it found nothing, or the user's code wrote something else there."""
+    """Reads the candidates that a job's run found; None if there are none or the file has another form."""
     try:
         found = Candidates.of_values(json.loads((folder / PLANS).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

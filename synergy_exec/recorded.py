@@ -1,4 +1,4 @@
-"""What a run wrote while it trained: its journal, the loss of every step, evaluations."""
+"""Reads the files of a run: its journal, the loss of every step, evaluations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from synergy_exec.wire import whole_lines
 from synergy_runs.files import atomic_file
 
 STEPS = {"step": int, "batch": int, "rate": float, "loss": float, "seconds": float, "run": int}
-"""Columns of steps.csv. step: from 1. batch: samples. rate: factor on the learning rate. run: that trained the step."""
+"""Columns of steps.csv. step: from 1. batch: samples. rate: factor of the learning rate. run: that trained the step."""
 EVALUATIONS = {"step": int, "metric": str, "value": float, "run": int}
-"""Columns of evaluations.csv: what a metric was after so many steps."""
+"""Columns of evaluations.csv: the value of a metric after a step."""
 
 
 def open_journal(work: Path) -> Journal:
-    """The journal in a work folder. Raises InputError where there is none."""
+    """Opens the journal in a work folder. Raises InputError if there is none."""
     path = work / "journal.sqlite"
     if not path.is_file():
         raise InputError(
@@ -31,14 +31,14 @@ def open_journal(work: Path) -> Journal:
 
 
 def _newest(work: Path) -> str:
-    """Where a run of that name is in the newest folder that has one, in words: `latest` may be the simulator's."""
+    """A hint with the newest folder that has a run of that name, because `latest` may be the simulator's."""
     runs = sorted(each for each in work.parent.parent.glob(f"*/{work.name}") if (each / "journal.sqlite").is_file())
     return f" The newest of that name: {runs[-1]}." if runs else ""
 
 
 def recorded(path: Path, columns: dict[str, type]) -> pd.DataFrame:
-    """The rows of a steps.csv or evaluations.csv by step. Of what was done twice the later run's row counts; a line
-    that is not a whole row is left out.
+    """The rows of a steps.csv or evaluations.csv by step. If a step was done twice, the later run's row counts;
+    incomplete lines are left out.
     """
     rows = pd.read_csv(
         io.StringIO("\n".join(whole_lines(path)[1:])),
@@ -55,9 +55,7 @@ def recorded(path: Path, columns: dict[str, type]) -> pd.DataFrame:
 
 
 def write_recorded(jobs: Path, file: str, columns: dict[str, type], into: Path) -> None:
-    """The rows of a file in every folder of a job below `jobs` as one table, with a column `job_id`; no table where
-    there are none.
-    """
+    """Writes the rows of a file of all jobs below `jobs` as one table with a column `job_id`, if there are any."""
     found = []
     for number, folder in sorted(job_folder.folders(jobs.parent).items()):
         rows = recorded(folder / file, columns)

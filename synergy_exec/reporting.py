@@ -1,11 +1,11 @@
-"""For a job that is a command (docs/executor.md): says how far it is. It needs nothing but Python itself."""
+"""Progress reports of a job that is a command (docs/executor.md). It needs only the standard library."""
 
 import json
 import os
 
 
 def report(step: int, loss: float | None = None) -> None:
-    """Notes the step, and its loss, where Synergy shows them. Elsewhere, and on ranks other than 0, it does nothing."""
+    """Reports the step and its loss to Synergy. On ranks other than 0, or outside Synergy, it does nothing."""
     path = os.environ.get("SYNERGY_REPORT")
     if path and os.environ.get("RANK", "0") == "0":
         line = {"step": step} if loss is None else {"step": step, "loss": loss}

@@ -1,4 +1,4 @@
-"""One command: every policy on the same jobs, one after another, each written as soon as it has ended."""
+"""Runs every policy on the same jobs, one after another; the results of each are written as soon as it has ended."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from synergy_runs.results import is_unended, new_run, resumed_run, show, write_r
 from synergy_runs.settings import build
 from synergy_runs.workload import Workload
 
-# What a person sees while jobs train: one table, silent when nobody watches.
+# The live table on the terminal while jobs train.
 
 
 EVERY_S = 1.0
@@ -57,7 +57,7 @@ _ORDER = ("running", "starting", "stopping", "waiting", "failed", "cancelled", "
 
 @contextlib.asynccontextmanager
 async def live_table(controller: Controller) -> AsyncIterator[None]:
-    """Shows all jobs on the terminal, once a second, until the block ends."""
+    """Shows all jobs on the terminal once a second until the block ends."""
     with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
 
         async def refresh() -> None:
@@ -73,9 +73,9 @@ async def live_table(controller: Controller) -> AsyncIterator[None]:
 
 
 def table(controller: Controller) -> Text:
-    """The jobs as they stand, those that run first; columns as of the `list` command.
+    """The jobs, running ones first, with the columns of the `list` command.
 
-    Lines of text, which cost little to lay out: this runs once a second in the controller's own process.
+    It returns lines of plain text, because it runs once a second in the controller's process and must be cheap.
     """
     execution = controller.execution
     if execution is None:
@@ -96,13 +96,13 @@ def table(controller: Controller) -> Text:
 
 
 SOME_FAILED = 1
-"""The exit code of a command that carried everything out, though some jobs failed."""
+"""Exit code if everything was carried out but some jobs failed."""
 SERVED = "served"
-"""What results are filed under where there is no trace."""
+"""Name of the results folder without a trace."""
 
 
 def run(values: dict[str, Any], *, anew: bool = True) -> None:
-    """Runs what the settings say, writes the results, prints the table. anew: see `folders.claimed`."""
+    """Runs the settings, writes the results and prints the table. anew: see `folders.claimed`."""
     settings = _with_slots(build(Settings, values))
     _check(settings)
     name = settings.trace.name if settings.trace is not None else SERVED
@@ -121,7 +121,7 @@ def run(values: dict[str, Any], *, anew: bool = True) -> None:
 
 
 def _with_slots(settings: Settings) -> Settings:
-    """The same on as many slots as its trace was made for, where nothing says how many, and there are no GPUs."""
+    """The settings with the trace's number of slots, if the user gave none and there are no GPUs."""
     from synergy_exec.backends.local import gpu_names
 
     slots = None if settings.trace is None else settings.trace.slots
@@ -134,7 +134,7 @@ def _with_slots(settings: Settings) -> Settings:
 
 
 def _failed(place: Place) -> list[str]:
-    """What is to be said of the jobs of a run that failed."""
+    """A message about the failed jobs of a run."""
     journal = open_journal(place.work)
     jobs = journal.jobs()
     journal.close()
@@ -174,11 +174,10 @@ def execute_all(
     anew: bool = True,
     shown: Callable[[list[Path], Path], None] = lambda results, into: None,
 ) -> list[Place]:
-    """Every policy; returns the runs' folders: work folders in `folder`, results in one folder for all of them.
+    """Runs every policy; returns the results folders. Work folders are in `folder`, all results in one folder.
 
-    Where an earlier command with the same settings was broken off, its finished policies are kept, and the one under
-    way goes on. anew: whether a run may begin where that had ended. shown: makes what is to be seen of the results,
-    and belongs to a whole run.
+    If an earlier command with the same settings was interrupted, its finished policies are kept and the unfinished one
+    resumes. anew: whether an ended command may run again. shown: makes figures and reports of the results.
     """
     from omegaconf import OmegaConf
 
@@ -215,7 +214,7 @@ def execute_all(
 
 @contextlib.contextmanager
 def _run_folder(folder: Path, places: list[Place]) -> Iterator[Path]:
-    """A folder in `folder` for what this command makes: that which one of these was under way in, else a new one."""
+    """The folder in `folder` for the command's results: that of its unfinished run, or a new one."""
     begun = [each.results.parent for each in places if each.results is not None]
     if unended := [each for each in begun if is_unended(each)]:
         with resumed_run(unended[0]):
@@ -226,7 +225,7 @@ def _run_folder(folder: Path, places: list[Place]) -> Iterator[Path]:
 
 
 def _copied(earlier: Path | None, results: Path) -> None:
-    """Has the results of a policy that was done before lie with the others."""
+    """Copies the results of a policy that was finished before to the others."""
     if earlier is not None and earlier != results:
         with atomic_folder(results) as partial:
             shutil.copytree(earlier, partial, dirs_exist_ok=True)
@@ -239,8 +238,8 @@ def _note(work: Path, key: str, value: Any) -> None:
 
 
 def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable[[], Backend]) -> Profile:
-    """The profile that jobs are scheduled by; with profile=auto it is of this machine, and the trace's models are
-    measured now, if need be.
+    """The profile for scheduling. With profile=auto it is of this machine, and missing models of the trace are measured
+    now.
     """
     if settings.profile is None or settings.compression != "none":
         return Profile()
@@ -269,7 +268,7 @@ def _execute_one(
     work: Path,
     backend: Backend,
 ) -> Run:
-    """Runs one policy to the end of all its jobs. Raises KeyboardInterrupt when a person breaks it off."""
+    """Runs one policy until all its jobs have ended. Raises KeyboardInterrupt if the user interrupts it."""
     began_s = time.process_time()
 
     async def through() -> Controller:
@@ -296,7 +295,7 @@ def _execute_one(
 def executed(
     journal: Journal, trace: Workload | None, policy: Policy, cluster: Cluster, name: str, seed: int, cpu_s: float
 ) -> Run:
-    """What the journal of a finished run says, in the simulator's terms. Closes it."""
+    """The results of a finished run from its journal, in the simulator's form. Closes the journal."""
     if not journal.jobs():
         raise KeyboardInterrupt  # nothing was ever submitted
     workload, numbers = as_executed(trace, journal, name)
@@ -323,14 +322,14 @@ def executed(
 
 
 def _whole(journal: Journal) -> bool:
-    """Whether the log has every job's end: not of one that ended while it held nothing."""
+    """Whether the log has every job's end; it has none for a job that ended without holding slots."""
     ends = {fact.job for fact in journal.facts() if fact.kind == Kind.FINISH}
     unended = [job for job in journal.jobs() if job.job not in ends]
     return all(job.state == "done" for job in unended)
 
 
 def _compressions(journal: Journal, numbers: dict[int, int]) -> Compressions | None:
-    """Under which compressors jobs trained, by the rows that they have in the workload; None where there were none."""
+    """The compressors of jobs by their rows in the workload; None if nothing was compressed."""
     job_of = {run.run: run.job for run in journal.runs()}
     changes: dict[int, list[tuple[float, str]]] = {}
     for each in journal.timings():

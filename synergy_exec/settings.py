@@ -1,4 +1,4 @@
-"""Every key of the executor, declared once: type, meaning, default, bounds. Below, the same fields are handed on."""
+"""Declares every key of the executor once: type, meaning, default, bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from synergy_runs.settings import (
 )
 
 AUTO = "auto"
-"""Of `profile`: measured here, as need be."""
+"""Value of `profile`: measure here what is missing."""
 
 
 def _is_range(ports: str) -> bool:
@@ -33,7 +33,7 @@ def _is_range(ports: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendSettings:
-    """How agents get onto nodes."""
+    """How agents are started on nodes."""
 
     name: str = key("a file of synergy_exec/backends/; local: this machine", "local")
     options: dict[str, Any] = key("the backend's own, such as backend.options.slots=2", {})
@@ -41,7 +41,7 @@ class BackendSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaSettings:
-    """Who may hold how many slots of the cluster."""
+    """Quotas of slots."""
 
     virtual_clusters: dict[str, int] | None = key(
         "quotas: null, or {name: slots}; a job says which it counts against",
@@ -53,7 +53,7 @@ class QuotaSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """The keys that are passed on to workers: `messages.Launch` has them, too."""
+    """The keys that are passed on to workers in `messages.Launch`."""
 
     seed: int = key("of the trace where it is drawn, and of the weights that training begins with", 0, COUNT)
     checkpoint_interval_s: float = key("seconds between checkpoints of a running job", 60.0, ABOVE_ZERO)
@@ -96,13 +96,13 @@ class RunSettings:
     )
 
     def of_runs(self) -> dict[str, Any]:
-        """These keys alone, with their values."""
+        """The values of these keys by name."""
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(RunSettings)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(RunSettings):
-    """A whole run."""
+    """All keys of a run."""
 
     trace: TraceSettings | None = key(
         "which jobs arrive: +trace=demo; null: only what is submitted (with serve=true)", None
@@ -181,7 +181,7 @@ class Settings(RunSettings):
     live: bool = key("whether to show a table of all jobs (never if the output is not a terminal)", True)
 
 
-# Keys that may differ when a run goes on: they say where and how it is carried out, not what is trained.
+# Keys that may change when a run resumes: they say where and how it runs, not what it trains.
 
 
 CHANGEABLE = (

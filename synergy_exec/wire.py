@@ -1,4 +1,4 @@
-"""Messages as lines of JSON: the only way in and out; a message with missing or odd fields is refused."""
+"""Encodes messages as lines of JSON and decodes them; a message with missing or wrong fields is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS: dict[str, type[Message]] = {each.KIND: each for each in Message.__subclas
 
 
 def encode(message: Message) -> str:
-    """One line of JSON."""
+    """The message as a line of JSON."""
     return json.dumps({"kind": message.KIND, **dataclasses.asdict(message)}, separators=(",", ":"))
 
 
@@ -50,7 +50,7 @@ def _build(kind: type[Any], values: Any) -> Any:
 
 
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    """The types of its fields, by name; found out once, since that takes longer than all else of a message."""
+    """The types of a message's fields by name, cached because finding them takes longer than decoding."""
     found = _HINTS.get(kind)
     if found is None:
         hints = typing.get_type_hints(kind)
@@ -79,18 +79,18 @@ def _part(hint: Any, value: Any) -> Any:
 _MOST_REASON_BYTES = 123
 PING_S = 5.0
 PINGS = 12
-"""So many without an answer are an end: a minute of this loop's time."""
+"""The connection counts as lost after this many pings without an answer: a minute of this loop's time."""
 
 
 def farewell(reason: str) -> bytes:
-    """The reason, cut to what a websocket's closing message can hold."""
+    """The reason, cut to the length that a websocket's close message may have."""
     return reason.encode()[:_MOST_REASON_BYTES].decode(errors="ignore").encode()
 
 
 class Ear:
-    """Hears one connection, which was made with autoping=False and without a heartbeat.
+    """Receives from one connection, which was made with autoping=False and without a heartbeat.
 
-    gone: why nothing more will be heard, in a few words that follow on `because`; "" until then.
+    gone: why the connection ended, as the end of a sentence with `because`; "" before.
     """
 
     def __init__(self, channel: web.WebSocketResponse | ClientWebSocketResponse) -> None:
@@ -98,7 +98,7 @@ class Ear:
         self.gone = ""
 
     async def text(self) -> str | None:
-        """The next message; None when the other end is gone."""
+        """The next message; None if the other end is gone."""
         unanswered = 0
         while unanswered < PINGS:
             try:
@@ -128,21 +128,21 @@ class Ear:
             await asyncio.wait_for(sending, PING_S)
 
 
-# Files that grow by a line at a time, of which a crash or a full disk may have cut off the last.
+# Files that grow line by line. A crash or a full disk may have cut off the last line.
 
 
 _PIECE = 4096
 
 
 def whole_lines(path: Path) -> list[str]:
-    """The lines that have their end; none where there is no file."""
+    """The complete lines of a file; none if there is no file."""
     if not path.is_file():
         return []
     return path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0].splitlines()
 
 
 def cut_to_lines(path: Path) -> None:
-    """Takes off what stands after the end of the last whole line, so that the next does not go on in it."""
+    """Cuts off an incomplete last line, so that the next line does not continue it."""
     if not path.is_file():
         return
     with path.open("rb+") as file:

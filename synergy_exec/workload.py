@@ -1,4 +1,4 @@
-"""From a trace to jobs that can be trained, and from what became of them back to a workload of results."""
+"""Turns a trace into jobs that can be trained, and trained jobs into a workload for the results."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _END_STATE = {"done": "completed", "cancelled": "killed", "failed": "failed"}
 
 
 def models() -> dict[str, Path]:
-    """The models that a trace may name, each with its job file, which lacks only the work."""
+    """The models that a trace may name, each with a job file that lacks only the work."""
     return {path.stem: path for path in sorted((conf_folder() / "jobs").glob("*.yaml"))}
 
 
 def arrivals_of(settings: Settings) -> tuple[Workload | None, list[Arrival]]:
-    """The trace's jobs; none without a trace. Raises InputError where one names no model or work."""
+    """The trace's jobs; none without a trace. Raises InputError if one names no model or no work."""
     if settings.trace is None:
         return None, []
-    # What the cluster is, its agents say; a trace asks for slots of any type.
+    # Agents report what the cluster is; a trace requests slots of any type.
     anything = ClusterSettings(
         nodes=None,
         gpus_per_node=None,
@@ -92,11 +92,10 @@ def _file(workload: Workload, row: int, files: dict[str, dict[str, object]]) -> 
 
 
 def as_executed(trace: Workload | None, journal: Journal, name: str) -> tuple[Workload, dict[int, int]]:
-    """The workload as it really was, and the row in it of each job.
+    """The workload that really ran, and each job's row in it.
 
-    Jobs stand in the order in which they came, and came when they really did. Those that were submitted, or of which
-    the trace knows the work alone, have as run time what they took on the slots they asked for, had they been as fast
-    there: GPU-seconds held ÷ slots.
+    Jobs are in the order of their real arrival times. A job that was submitted, or whose trace has only its work, gets
+    GPU-seconds held ÷ requested slots as its run time.
     """
     jobs = sorted(journal.jobs(), key=lambda each: (each.submit_s, each.job))
     held = _held_gpu_s(journal)
@@ -128,7 +127,7 @@ def as_executed(trace: Workload | None, journal: Journal, name: str) -> tuple[Wo
         )
     made = from_rows(rows, name=name)
     if trace is not None:
-        # By id, as in the trace; jobs that were submitted beside it are measured where all of it is.
+        # By id, as in the trace. Jobs that were submitted during a trace count only if the whole trace is measured.
         measured = np.concatenate((trace.measured, np.full(len(jobs), trace.measured.all())))[: len(jobs)]
         made = dataclasses.replace(made, source=trace.source, sha256=trace.sha256, notes=trace.notes, measured=measured)
     return made, {job.job: row for row, job in enumerate(jobs)}

@@ -1,6 +1,6 @@
-"""How agents get onto nodes: a file per way, each with a function `backend(**options) -> Backend`.
+"""Backends start agents on nodes. Each file here is one, with a function `backend(**options) -> Backend`.
 
-Being in this folder is what makes a backend known; a module whose name begins with `_` is none.
+Modules whose names begin with `_` are no backends.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from synergy_runs.settings import cast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where agents find the controller.
+    """How agents find the controller.
 
-    url: `http://host:port`, with the websocket at `/agents`. token_file: what `Authorization: Bearer` takes, in a file
-    that only its owner reads. folder: of the run, on a file system that all nodes share.
+    url: `http://host:port`, with the websocket at `/agents`. token_file: the bearer token, in a file that only its
+    owner can read. folder: of the run, on a file system that all nodes share.
     """
 
     url: str
@@ -32,19 +32,19 @@ class Meeting:
 
 
 class Backend(Protocol):
-    """Agents on nodes 0, 1, …; nodes: how many there will be."""
+    """Agents on nodes 0, 1, … nodes: their number."""
 
     @property
     def nodes(self) -> int: ...
 
     async def start(self, node: int, meeting: Meeting) -> None:
-        """Starts the agent of that node, which connects by itself; called again where one was lost."""
+        """Starts the agent of that node, which connects by itself. It is called again if the agent was lost."""
 
     def lost(self) -> dict[int, str]:
-        """Nodes whose agent has left by itself, with the reason as far as it can be told."""
+        """Nodes whose agent has exited by itself, with the reason as far as it is known."""
 
     async def stop(self) -> None:
-        """Ends every agent that has not left; no process that this started is left when it returns."""
+        """Ends every remaining agent. When it returns, no process that this backend started is left."""
 
 
 def backend_names() -> list[str]:
@@ -53,14 +53,14 @@ def backend_names() -> list[str]:
 
 
 def get_backend(name: str, options: Mapping[str, Any]) -> Backend:
-    """The backend of that name. Raises InputError as `checked_options`, and where it cannot be had here."""
+    """Creates the backend of that name. Raises InputError for wrong options, or if it is not available here."""
     given = checked_options(name, options)
     made: Backend = importlib.import_module(f"{__name__}.{name}").backend(**given)
     return made
 
 
 def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as the backend takes them. Raises InputError for an unknown name, or what it does not take."""
+    """Checks the options of a backend. Raises InputError for an unknown backend or option."""
     if name not in backend_names():
         raise unknown("backend", name, backend_names(), hint="A file in synergy_exec/backends/ adds one.")
     make = importlib.import_module(f"{__name__}.{name}").backend

@@ -1,4 +1,4 @@
-"""What backends share: an agent's command and environment, its log, and whether it can come back."""
+"""Shared by backends: an agent's command and environment, its log, and whether it can reach the controller."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from synergy_exec.agent.__main__ import TOKEN
 from synergy_exec.backends import Meeting
 
 LEAVING_S = 25.0
-"""An agent saves its runs first, and takes at most 20 s for that."""
+"""Time for an agent to exit; it saves its runs first, which takes at most 20 s."""
 _LOG_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class AgentPlace:
-    """Where an agent goes. host: as the backend calls it. slots: how many. gpu_type: `cpu` where slots are cores."""
+    """The place of an agent. host: the backend's name of it. slots: number. gpu_type: `cpu` if slots are CPU cores."""
 
     host: str
     slots: int
@@ -31,7 +31,7 @@ class AgentPlace:
 
 
 def command(node: int, place: AgentPlace, url: str) -> list[str]:
-    """The command line that starts that node's agent, with this Python."""
+    """The command line that starts a node's agent with this Python."""
     return [
         sys.executable,
         "-m",
@@ -44,19 +44,19 @@ def command(node: int, place: AgentPlace, url: str) -> list[str]:
 
 
 def environment(token: str) -> dict[str, str]:
-    """This process's environment with the token, and with the folder of this very synergy_exec on Python's path."""
+    """This process's environment with the token, and with the folder of this synergy_exec on Python's path."""
     package = str(Path(synergy_exec.__file__).parents[1])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), TOKEN: token}
 
 
 def log_of(node: int, meeting: Meeting) -> Path:
-    """The file that that node's agent writes its output to, whatever the folder in which the backend starts it."""
+    """The absolute path of the log of a node's agent."""
     return meeting.folder.resolve() / f"agent-{node}.txt"
 
 
 def farewell(code: int, log: Path) -> str:
-    """Why an agent left, as far as its exit code and the end of its log tell."""
+    """Why an agent exited, from its exit code and the end of its log."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-_LOG_LINES:]
     except OSError as error:
@@ -65,9 +65,9 @@ def farewell(code: int, log: Path) -> str:
 
 
 def require_reachable(url: str, hosts: Collection[str], here: Collection[str]) -> None:
-    """Raises InputError where agents on other hosts would look for the controller on their own.
+    """Raises InputError if agents on other hosts would look for the controller on their own host.
 
-    hosts: of the nodes. here: names and addresses of this one.
+    hosts: of the nodes. here: names and addresses of this host.
     """
     others = sorted(set(hosts) - set(here))
     name = urlsplit(url).hostname or ""
@@ -79,7 +79,7 @@ def require_reachable(url: str, hosts: Collection[str], here: Collection[str]) -
 
 
 def _is_own(name: str) -> bool:
-    """Whether the name means whichever host it is used on, as localhost does; agents elsewhere would ask themselves."""
+    """Whether the name means the host on which it is used, like localhost."""
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(name or None, 0)}
     except OSError:

@@ -1,4 +1,4 @@
-"""This machine: an agent process for each node that it is to be."""
+"""The local backend: agents as processes on this machine."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _DRIVERS: dict[str, Callable[[], bool]] = {
     "nvidia-smi": lambda: shutil.which("nvidia-smi") is not None,
     "/dev/kfd, the driver of AMD's GPUs,": lambda: Path("/dev/kfd").exists(),
 }
-"""What says that there may be GPUs, and how it is found. Through ROCm torch shows AMD's as CUDA's."""
+"""Signs that there may be GPUs, and how to check for them. With ROCm torch shows AMD's GPUs as CUDA devices."""
 
 
 def backend(nodes: int = 1, slots: int | None = None) -> Local:
     """This machine as one node or several.
 
-    nodes: how many, equal parts of it. slots: of each node; by default all its GPUs, or CPU cores where it has none.
+    nodes: number of equal parts. slots: of each node; by default all its GPUs, or its CPU cores if it has none.
     """
     if nodes < 1 or (slots is not None and slots < 1):
         raise InputError(f"backend local: nodes={nodes} slots={slots}; write numbers from 1.")
@@ -39,9 +39,9 @@ def backend(nodes: int = 1, slots: int | None = None) -> Local:
 
 
 def gpu_names() -> list[str]:
-    """Names of the GPUs that torch can use here; another process asks torch, so that this one need not import it.
+    """Names of the GPUs that torch can use here. It asks torch in another process, so that this one need not import it.
 
-    Where there are drivers of GPUs and torch can use none, that is said.
+    If there are GPU drivers but torch can use no GPU, it says so.
     """
     driver = next((name for name, there in _DRIVERS.items() if there()), "")
     if not driver:
@@ -56,7 +56,7 @@ def gpu_names() -> list[str]:
 
 
 class Local:
-    """Agents as children of this process; each leaves with a checkpoint when it ends, whatever the way."""
+    """Agents as children of this process; each saves its runs and exits when this process ends, however it ends."""
 
     def __init__(self, nodes: int, slots: int | None, gpus: list[str], cores: list[int]) -> None:
         if gpus and len(gpus) < nodes * (slots or 1):
@@ -68,9 +68,9 @@ class Local:
         self._logs: dict[int, Path] = {}
 
     async def start(self, node: int, meeting: Meeting) -> None:
-        """Its log is `agent-<node>.txt` in the folder."""
+        """Starts the agent of a node. Its log is `agent-<node>.txt` in the folder."""
         if (old := self._agents.get(node)) is not None and old.poll() is None:
-            # Its connection is lost, so it saves at best; there must not be two on the same slots.
+            # The connection to the old one is lost. Kill it: there must not be two agents for the same slots.
             await asyncio.to_thread(_end, old)
         log = self._logs[node] = _agents.log_of(node, meeting)
         environment = _agents.environment(meeting.token_file.read_text(encoding="utf-8").strip())
@@ -89,12 +89,12 @@ class Local:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # The terminal's Ctrl-C is for the controller, which lets the agents know.
+                # Ctrl-C in the terminal is for the controller, which then tells the agents.
                 start_new_session=True,
             )
 
     def lost(self) -> dict[int, str]:
-        """Agents that have exited, with what their logs end in."""
+        """Agents that have exited, with the ends of their logs."""
         return {
             node: _agents.farewell(agent.returncode, self._logs[node])
             for node, agent in self._agents.items()

@@ -1,4 +1,4 @@
-"""A Ray cluster: an actor per node, which runs the node's agent; Ray reserves the nodes and notices their loss."""
+"""The Ray backend: an actor per node runs the node's agent; Ray reserves the nodes and notices their loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from synergy_exec.backends import Meeting
 
 _TYPE = "accelerator_type:"
-"""Ray's resource that says what a node's GPUs are; a node has 1 of it, so any number of bundles can ask for a bit."""
+"""Ray's resource for the type of a node's GPUs. A node has 1 of it, so any number of bundles can request a part."""
 _A_BIT = 0.001
 _ENDING_S = 5.0
 _NOTICED_S = 60.0
@@ -31,11 +31,11 @@ _AGAIN_S = 0.5
 def backend(
     address: str = "auto", nodes: int | None = None, slots: int | None = None, patience_s: float = 60.0
 ) -> RayNodes:
-    """Connects, and holds the nodes until `stop`.
+    """Connects to Ray and reserves the nodes until `stop`.
 
-    address: of the cluster; auto: the one that this machine is part of. nodes: how many; all, largest first. slots: of
-    each; all GPUs of a node, or all CPUs where no node has GPUs. patience_s: how long to wait for what others hold.
-    Raises InputError.
+    address: of the cluster; auto for that of this machine. nodes: number of nodes, the largest first; by default all.
+    slots: of each node; by default all its GPUs, or all CPUs if no node has GPUs. patience_s: how long to wait for
+    nodes that others hold. Raises InputError.
     """
     if (nodes is not None and nodes < 1) or (slots is not None and slots < 1):
         raise InputError(f"backend ray: nodes={nodes} slots={slots}; write numbers from 1.")
@@ -61,7 +61,7 @@ def backend(
 
 
 def bundles_of(there: Sequence[Mapping[str, Any]], nodes: int | None, slots: int | None) -> list[dict[str, float]]:
-    """What to reserve on each node, most slots first; `there` is Ray's own list of nodes. Raises InputError."""
+    """The resources to reserve on each node, most slots first. there: Ray's list of nodes. Raises InputError."""
     alive = [each["Resources"] for each in there if each["Alive"]]
     kind = "GPU" if any(resources.get("GPU", 0) >= 1 for resources in alive) else "CPU"
     bundles = []
@@ -85,7 +85,7 @@ def bundles_of(there: Sequence[Mapping[str, Any]], nodes: int | None, slots: int
 
 
 def _reserve(bundles: list[dict[str, float]], patience_s: float) -> tuple[Any, list[AgentPlace]]:
-    """The placement group that holds them, and where each of them is."""
+    """Creates the placement group; returns it and the host of each bundle."""
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
     group = placement_group(bundles, strategy="STRICT_SPREAD")
@@ -121,7 +121,7 @@ def _place(bundle: Mapping[str, float], host: str) -> AgentPlace:
 
 
 class RayNodes:
-    """Nodes of a placement group; node n is its bundle n. places: where each was when it was reserved."""
+    """Nodes of a placement group; node n is its bundle n. places: of the nodes when they were reserved."""
 
     def __init__(self, group: Any, places: list[AgentPlace], *, disconnect: bool) -> None:
         self.places = places
@@ -132,11 +132,11 @@ class RayNodes:
 
     @property
     def nodes(self) -> int:
-        """How many agents there will be."""
+        """Number of agents."""
         return len(self.places)
 
     async def start(self, node: int, meeting: Meeting) -> None:
-        """Where the agent was lost, this waits until its actor lives: on the same Ray node, or when Ray has another."""
+        """Starts the agent of a node. If it was lost, waits until its actor lives, on the same Ray node or another."""
         import ray
 
         hosts = [place.host for place in self.places]
@@ -151,7 +151,7 @@ class RayNodes:
                 await self._ready[node]
                 return
             except ray.exceptions.RayActorError as error:
-                # Until Ray has noticed that a node is gone it still places actors there, and they die with the node.
+                # Until Ray has noticed that a node is gone it still places actors there, and these die at once.
                 if time.monotonic() > until_s:
                     where = self.places[node].host
                     raise InputError(f"Ray starts no actor for the agent on {where}: {error}") from error
@@ -162,7 +162,7 @@ class RayNodes:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        if node in self._actors:  # or it would hold what the next one needs
+        if node in self._actors:  # otherwise it would hold the resources that the next one needs
             ray.kill(self._actors[node])
         bundle = self._group.bundle_specs[node]
         kind = ray.remote(Supervisor).options(
@@ -178,7 +178,7 @@ class RayNodes:
         self._ends[node] = actor.run.remote(meeting.url, token)
 
     def lost(self) -> dict[int, str]:
-        """Nodes whose agent has left, or whose Ray actor is gone; never waits."""
+        """Nodes whose agent has exited or whose Ray actor is gone; it never waits."""
         if not self._ends:
             return {}
         import ray
@@ -195,7 +195,7 @@ class RayNodes:
             return f"the Ray actor on {self.places[node].host} is gone: {' '.join(str(error).split())}"
 
     async def stop(self) -> None:
-        """Has agents save and leave, gives the nodes back, and disconnects where `backend` connected."""
+        """Makes agents save and exit, returns the nodes, and disconnects if `backend` connected."""
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
@@ -219,21 +219,21 @@ class RayNodes:
 
 
 class Supervisor:
-    """The actor of one node. Its CUDA_VISIBLE_DEVICES, which Ray sets, is the agent's too."""
+    """The actor of one node. The agent inherits its CUDA_VISIBLE_DEVICES, which Ray sets."""
 
     def __init__(self, node: int, place: AgentPlace, log: str) -> None:
         self._node, self._place, self._log = node, place, Path(log)
         self._agent: subprocess.Popen[bytes] | None = None
 
     async def ready(self) -> None:
-        """Answered as soon as the actor lives."""
+        """Answers as soon as the actor lives."""
 
     async def run(self, url: str, token: str) -> str:
-        """Starts the agent and waits for its end; says why that came."""
+        """Starts the agent and waits for its end; returns why it ended."""
         command = _agents.command(self._node, self._place, url)
         with self._log.open("ab") as output:
             self._agent = subprocess.Popen(
-                # The thread that asks for its end is the event loop's, which lives as long as the actor.
+                # PDEATHSIG refers to the thread that starts a process; the event loop's lives as long as the actor.
                 [*command, f"--parent={os.getpid()}"],
                 env=_agents.environment(token),
                 stdin=subprocess.DEVNULL,
@@ -244,7 +244,7 @@ class Supervisor:
         return _agents.farewell(await asyncio.to_thread(self._agent.wait), self._log)
 
     async def leave(self) -> None:
-        """SIGTERM, with time to save, then SIGKILL; returns when the agent is gone."""
+        """Sends SIGTERM, after time to save SIGKILL; returns when the agent is gone."""
         if self._agent is None:
             return
         self._agent.send_signal(signal.SIGTERM)

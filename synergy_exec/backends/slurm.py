@@ -1,4 +1,4 @@
-"""A Slurm allocation: a job step per node, which runs the node's agent; and the script that asks for an allocation."""
+"""The Slurm backend: a job step per node of an allocation runs the node's agent; and a script that requests one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _KILLING_S = 10.0
 _ASKING_S = 30.0
 _JOBS_OWN = re.compile(r"S(LURM|RUN)_(N?TASKS.*|NPROCS|GPUS.*|GRES|CPUS_PER_.*|MEM_PER_.*|TRES_PER_TASK|DISTRIBUTION)")
-"""Environment variables of the whole allocation, which srun would take for options of a step on one node."""
+"""Environment variables of the whole allocation, which srun would use as options of a step on one node."""
 _GPUS_OF_NODES = re.compile(r"^\s*Nodes=(\S+)\s.*?\bGRES=(\S*)", re.MULTILINE)
 _GPUS = re.compile(r"gpu(?::([^:(,]+))?:(\d+)(?:\(|,|$)")
 _BODY = """
@@ -43,10 +43,10 @@ exit "$status"
 
 
 def backend(slots: int | None = None, gpu_type: str | None = None) -> SlurmNodes:
-    """The nodes of the allocation that this process is in.
+    """The nodes of the allocation that this process runs in.
 
-    slots: of each node, no more than were allocated; all GPUs that were, or all CPUs where none were. gpu_type: what
-    the GPUs are; as Slurm calls them. Raises InputError.
+    slots: of each node, at most those allocated; by default all allocated GPUs, or CPUs if no GPUs are allocated.
+    gpu_type: of the GPUs; by default Slurm's name. Raises InputError.
     """
     if slots is not None and slots < 1:
         raise InputError(f"backend slurm: slots={slots}; write a number from 1.")
@@ -84,10 +84,10 @@ def script(
     time: str = "",
     options: Mapping[str, str] | None = None,
 ) -> str:
-    """A script for sbatch that asks for an allocation, and starts the controller on its first node.
+    """A script for sbatch that requests an allocation and starts the controller on its first node.
 
-    command: the controller's, to which its backend and its address are added. time: such as 12:00:00. options: more of
-    sbatch's, by their long names without dashes; "" for one without a value. Raises InputError.
+    command: of the controller, to which backend and address are added. time: such as 12:00:00. options: further options
+    of sbatch by long names without dashes; "" for one without a value. Raises InputError.
     """
     asked = {"nodes": str(nodes), "ntasks-per-node": "1", "cpus-per-task": str(cpus_per_node), "signal": "B:TERM@120"}
     if gpus_per_node:
@@ -103,7 +103,7 @@ def script(
 
 
 def gpus_of(details: str) -> dict[str, tuple[str, int]]:
-    """By node, its GPUs' type and number, as `scontrol show job --details` says. Raises InputError."""
+    """Type and number of GPUs by node, from `scontrol show job --details`. Raises InputError."""
     found = {}
     for names, resources in _GPUS_OF_NODES.findall(details):
         pairs = _GPUS.findall(resources)
@@ -132,7 +132,7 @@ def _with_slots(place: AgentPlace, slots: int | None) -> AgentPlace:
 
 
 def _cpus(said: str, nodes: int) -> list[int]:
-    """CPUs of each node, as SLURM_JOB_CPUS_PER_NODE says: `16(x2),8` are 16, 16 and 8."""
+    """CPUs of each node from SLURM_JOB_CPUS_PER_NODE: `16(x2),8` means 16, 16 and 8."""
     parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in said.split(",")]
     counts = [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
     if None in parts or len(counts) != nodes:
@@ -153,7 +153,7 @@ def _scontrol(*arguments: str) -> str:
 
 
 class SlurmNodes:
-    """One job step per node, so that one which is lost takes no other along and can be started again."""
+    """One job step per node, so that a lost step does not affect others and can be started again."""
 
     def __init__(self, places: list[AgentPlace]) -> None:
         self.places = places
@@ -162,14 +162,14 @@ class SlurmNodes:
 
     @property
     def nodes(self) -> int:
-        """How many agents there will be."""
+        """Number of agents."""
         return len(self.places)
 
     async def start(self, node: int, meeting: Meeting) -> None:
-        """Its log, with what srun says, is `agent-<node>.txt` in the folder."""
+        """Starts the agent of a node. Its log, with srun's messages, is `agent-<node>.txt` in the folder."""
         _agents.require_reachable(meeting.url, [place.host for place in self.places], _here())
         if (old := self._steps.get(node)) is not None and old.poll() is None:
-            # Its agent's connection is lost, perhaps with the node; there must not be two.
+            # The connection to the old agent is lost, perhaps with the node; there must not be two agents.
             await asyncio.to_thread(_end, old)
         token = meeting.token_file.read_text(encoding="utf-8").strip()
         environment = _agents.environment(token)
@@ -188,7 +188,7 @@ class SlurmNodes:
             raise InputError("backend slurm: there is no srun on the PATH; is Slurm installed here?") from None
 
     def lost(self) -> dict[int, str]:
-        """Nodes whose step has ended, with what its log ends in."""
+        """Nodes whose step has ended, with the ends of their logs."""
         return {
             node: f"{self.places[node].host}: {_agents.farewell(step.returncode, self._logs[node])}"
             for node, step in self._steps.items()
@@ -196,8 +196,8 @@ class SlurmNodes:
         }
 
     async def stop(self) -> None:
-        """Waits until every agent has left, as it does where the controller has told it to or is gone, for as long as
-        it may save; has Slurm kill what is left then.
+        """Waits until every agent has exited, which it does after saving when the controller tells it to or is gone;
+        then makes Slurm kill the remaining steps.
         """
         await asyncio.gather(*(asyncio.to_thread(_end, step) for step in self._steps.values()))
         self._steps.clear()

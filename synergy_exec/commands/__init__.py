@@ -1,4 +1,4 @@
-"""What a person types: a file per command, found by being there, with `main(arguments) -> exit code or None`.
+"""The subcommands: each file here is one, with `main(arguments) -> exit code or None`.
 
-`TRAINS = True` in it says that it needs what training needs. What only asks a controller is in `_asking.py`.
+`TRAINS = True` in a file says that it needs the packages for training. Requests to a controller are in `_asking.py`.
 """

@@ -1,4 +1,4 @@
-"""`submit`, `list`, `cancel`, `retry` and `explain`: what a person asks a controller that runs."""
+"""`submit`, `list`, `cancel`, `retry` and `explain`: requests to a running controller."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from synergy_exec.settings import Settings
 
 
 def submit(given: argparse.Namespace, client: Client) -> None:
-    """Submits the job of a file; it is safe once its number is printed."""
+    """Submits the job of a file. The job is on disk once its number is printed."""
     job = given.job_file
     made = client.ask("POST", "/jobs", job.values())
     print(f"job {made['job']} ({plain(made['name'])})")
 
 
 _WHOSE = {"user": "user", "virtual cluster": "virtual_cluster", "priority": "priority"}
-"""Columns that are there where some job has one."""
+"""Columns that are shown if some job has a value."""
 
 
 def list_jobs(given: argparse.Namespace, client: Client) -> None:
-    """Lists all jobs, and the nodes that are not used."""
+    """Lists all jobs, and excluded nodes."""
     jobs = client.ask("GET", "/jobs")
     if given.json:
         print(json.dumps(jobs, indent=1))
@@ -48,15 +48,15 @@ def list_jobs(given: argparse.Namespace, client: Client) -> None:
 
 
 def cancel(given: argparse.Namespace, client: Client) -> None:
-    """Ends a job; its workers are killed."""
+    """Cancels a job and kills its workers."""
     job = client.ask("DELETE", f"/jobs/{quote(given.job, safe='')}")
     print(f"job {job['job']} ({plain(job['name'])}) is {job['state']}")
 
 
 def retry(given: argparse.Namespace) -> None:
-    """Has a job that failed, was cancelled or lost its workers too often wait again, from its last checkpoint.
+    """Makes a failed or cancelled job wait again, from its last checkpoint.
 
-    Asks the controller that runs; if none does, writes it into the journal.
+    Without a running controller it writes this into the journal.
     """
     if given.url is not None or running(given.dir):
         path = f"/jobs/{quote(given.job, safe='')}/retry"
@@ -70,7 +70,7 @@ def retry(given: argparse.Namespace) -> None:
 
 
 def explain(given: argparse.Namespace, client: Client) -> None:
-    """Why a job has what it has, by the last decision."""
+    """Explains a job's allocation in the last decision."""
     found = client.ask("GET", f"/jobs/{quote(given.job, safe='')}/explain")
     text = found.pop("text")
     print(json.dumps(found, indent=1) if given.json else f"decision at {found['time_s']:.0f} s\n{plain_lines(text)}")
@@ -86,7 +86,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def main(name: str, arguments: Sequence[str]) -> int:
-    """Runs one of them; returns the exit code. Raises InputError."""
+    """Runs one of these commands; returns the exit code. Raises InputError."""
     command = COMMANDS[name]
     parser = Parser(prog=f"python -m synergy_exec {name}", description=command.__doc__)
     if name == "submit":
@@ -103,7 +103,7 @@ def main(name: str, arguments: Sequence[str]) -> int:
     parser.add_argument("--url", default=None, help="the controller's address, such as http://127.0.0.1:8080")
     given = parser.parse_args(arguments)
     if name == "submit":
-        given.job_file = read_job_file(given.file)  # what is wrong with it is said before anybody is asked
+        given.job_file = read_job_file(given.file)  # errors of the job file come before errors of the connection
     if name == "retry":
         retry(given)
         return 0

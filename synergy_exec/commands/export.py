@@ -23,10 +23,10 @@ FORMATS = (SAFETENSORS, ".pt")
 
 
 def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], Progress]:
-    """The state_dict of the model in the newest whole checkpoint of a folder, or in that of a step, and how far it was.
+    """The model's state_dict and progress in the newest undamaged checkpoint of a folder, or in that of a step.
 
-    Parameters and buffers whole, on the CPU, under their original names, whatever the plan that wrote them. Nothing in
-    the folder is changed, though a job may be writing to it. Raises InputError where there is none, or it is damaged.
+    Parameters and buffers are whole, on the CPU, under their original names, whatever plan wrote them. The folder is
+    not changed, and a job may be writing to it. Raises InputError if there is no checkpoint or it is damaged.
     """
     passed: list[str] = []
     for path in checkpoint_folder.newest_first(folder):
@@ -39,7 +39,7 @@ def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], P
             tensors = {name: checkpoint.empty(each) for name, each in stored.items()}
             checkpoint.read(path, manifest, tensors)
             return {name.removeprefix(checkpoint.MODEL): each for name, each in tensors.items()}, manifest.progress
-        except (DamagedError, FileNotFoundError) as error:  # damaged, or deleted as a newer one came
+        except (DamagedError, FileNotFoundError) as error:  # damaged, or deleted meanwhile because of a newer one
             passed.append(f"{path.name} ({error})")
     there = ", ".join(path.name for path in checkpoint_folder.newest_first(folder)) or "none"
     wanted = "no whole checkpoint" if step is None else f"no whole checkpoint of step {step}"
@@ -48,7 +48,7 @@ def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], P
 
 
 def write(tensors: dict[str, Tensor], path: Path, told: dict[str, str], *, safe: bool) -> None:
-    """Writes a state_dict, on disk when this returns. safe: as safetensors, which has `told` with it; else by torch."""
+    """Writes a state_dict; it is on disk when this returns. safe: as safetensors with metadata; else by torch."""
     if safe:
         save_file(tensors, path, metadata={"format": "pt", **told})
     else:
@@ -60,7 +60,7 @@ TRAINS = True
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Writes the file and says what is in it. Raises InputError."""
+    """Writes the file and prints what it contains. Raises InputError."""
     parser = Parser(prog="python -m synergy_exec export", description=__doc__)
     parser.add_argument("job", help="its name, its number, or its folder")
     parser.add_argument("--dir", type=Path, default=Settings().results_dir, help="results_dir, or RUN.work")

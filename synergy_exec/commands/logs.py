@@ -1,4 +1,4 @@
-"""`logs`: prints what a job's workers printed, of all its runs; from the files of a run, whether it goes on or not."""
+"""`logs`: prints the output of a job's workers in all its runs, from files; no controller needs to run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOK_S = 0.5
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Prints them. Raises InputError."""
+    """Prints the logs. Raises InputError."""
     parser = Parser(prog="python -m synergy_exec logs", description=__doc__)
     parser.add_argument("job", help="its name, or its number")
     parser.add_argument("--run", type=int, default=None, metavar="N", help="of that run alone, as in log-N.txt")
@@ -40,14 +40,14 @@ def main(arguments: Sequence[str]) -> None:
         ended = False
         while not ended:
             time.sleep(_LOOK_S)
-            # Asked before the last look: what it printed at its end is there then.
+            # Ask before the last look, so that the last look sees everything that the job printed.
             ended = any(row.job == job.number and row.state in ENDED for row in journal.jobs())
             printer.print_new()
         journal.close()
 
 
 class _Printer:
-    """Prints what it has not printed yet. run: of that one alone; None: of all, with a heading each."""
+    """Prints new output. run: only of this run; None for all runs, each with a heading."""
 
     def __init__(self, job: FoundJob, run: int | None) -> None:
         self._job, self._only = job, run
@@ -60,12 +60,12 @@ class _Printer:
                 self._print(run, paths)
 
     def _print(self, run: int, paths: list[Path]) -> None:
-        # What a log was before it was turned over, at first.
+        # First the part of the log from before it was truncated.
         old = b"" if run in self._printed else b"".join(path.read_bytes() for path in paths[:-1])
         with paths[-1].open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             printed = self._printed.get(run, 0)
-            # One that has become shorter was turned over meanwhile.
+            # A log that has become shorter was truncated meanwhile.
             file.seek(printed if printed <= size else 0)
             text = old + file.read()
             self._printed[run] = file.tell()

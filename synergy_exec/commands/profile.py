@@ -1,4 +1,4 @@
-"""`profile`: measures the plans of a testbed's models that are worth it, to schedule by and to simulate with."""
+"""`profile`: measures promising plans of models on a testbed, for scheduling and for simulation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from synergy_runs.settings import build
 
 TRAINS = True
 LEISURE_S = 600.0
-"""`profile_s` of somebody who does not wait for a run."""
+"""Default of `profile_s` for this command, whose user does not wait for a run."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     given = parser.parse_intermixed_args(arguments)
     if not 0 < given.seconds < 3600:
         raise InputError(f"--seconds {given.seconds:g}: expected a number above 0, such as 3.")
-    keys = [f"profile_s={LEISURE_S}", *(each for each in given.models if "=" in each)]  # of two, the last counts
+    keys = [f"profile_s={LEISURE_S}", *(each for each in given.models if "=" in each)]  # the last value of a key counts
     settings = build(Settings, composed(EXECUTOR, [*keys, EXECUTOR.without_trace]))
     files = [_file(each) for each in given.models if "=" not in each] or [_file(each) for each in _shipped()]
     where = machine(settings.backend.name, settings.backend.options, bfloat16=settings.bfloat16)
@@ -68,7 +68,7 @@ def _shipped() -> list[str]:
 
 
 def _file(text: str) -> JobFile:
-    """A model that ships, or a job file; how much work it is does not matter here."""
+    """The job file of a model that ships with Synergy, or of a path; its work does not matter here."""
     import yaml  # type: ignore[import-untyped]
 
     from synergy_exec.workload import models
@@ -87,7 +87,7 @@ def _scale(model: ProfiledModel, at: int) -> str:
 
 
 def table(model: ProfiledModel) -> list[str]:
-    """The model's measured configurations, the best of each number of slots and batch marked."""
+    """The model's measured configurations; the best for each number of slots and batch is marked."""
     costs = {} if model.costs is None else dataclasses.asdict(model.costs)
     lines = [
         f"{model.name}: {model.parameters:,.0f} parameters, "
@@ -107,7 +107,7 @@ def table(model: ProfiledModel) -> list[str]:
 
 
 def _input_table(given: ProfiledInput) -> list[str]:
-    """CPU-seconds per sample, and the steps that showed them beside those of the formula."""
+    """CPU-seconds per sample, and measured step times beside those of the formula."""
     lines = [
         f"  input on 1 × {given.gpu_type}, batch {given.batch}: {given.cpu_s * 1e3:.2f} ms of CPU per sample, "
         f"{given.gpu_s * 1e3:.1f} ms a step without waiting, {given.data_bytes / MB:,.1f} MB of data"

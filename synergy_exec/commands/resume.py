@@ -1,6 +1,6 @@
-"""`resume`: goes on with a run that was broken off, with the settings that it was started with.
+"""`resume`: continues an interrupted run with its settings.
 
-Those that say where and how it is carried out may be others: resume host=10.0.0.2 backend.options.slots=2
+Settings of where and how it runs may be changed: resume host=10.0.0.2 backend.options.slots=2
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRAINS = True
 
 
 def main(arguments: Sequence[str]) -> None:
-    """As the command would that began the run, typed once more in the same place. Raises InputError."""
+    """Does what the command that began the run would do if typed again in the same folder. Raises InputError."""
     parser = Parser(prog="python -m synergy_exec resume", description=__doc__)
     parser.add_argument(
         "words",
@@ -45,7 +45,7 @@ def _there(work: Path) -> Path:
 
 
 def _values(work: Path) -> dict[str, Any]:
-    """The settings that the run was started with, as Hydra composed them."""
+    """The settings with which the run was started, as Hydra composed them."""
     with lock(work):  # which restores a damaged journal
         journal = Journal(work / "journal.sqlite")
     values: dict[str, Any] = journal.meta().get("settings", {})
@@ -66,7 +66,7 @@ def _values(work: Path) -> dict[str, Any]:
 
 
 def changed(values: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
-    """A run's values with those that were typed, such as host=10.0.0.1, in their places. Raises InputError."""
+    """A run's values with typed overrides such as host=10.0.0.1. Raises InputError."""
     import yaml  # type: ignore[import-untyped]
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

@@ -1,4 +1,4 @@
-"""`sbatch`: prints a script for Slurm's sbatch, which asks for nodes and runs Synergy on them, with this very Python.
+"""`sbatch`: prints a script for Slurm's sbatch that requests nodes and runs Synergy on them with this Python.
 
 python -m synergy_exec sbatch --nodes=2 --cpus-per-node=32 --gpus-per-node=4 --time=12:00:00 -- serve=true > run.sh
 """

@@ -52,7 +52,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embeddings of tokens and places, blocks, and the scores of the next token."""
+    """Embeddings of tokens and positions, blocks, and scores of the next token."""
 
     def __init__(self, vocabulary: int, tokens: int, hidden: int, depth: int, heads: int) -> None:
         super().__init__()

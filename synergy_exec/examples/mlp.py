@@ -74,7 +74,7 @@ class Mlp(TrainingJob):
         return Perceptron(self.features, self.width, self.depth, self.classes)
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Normally distributed points, and each one's class: in which of some fixed directions it lies furthest."""
+        """Normally distributed points; a point's class is the fixed direction in which it lies furthest."""
         points = torch.randn(size, self.features, generator=torch.Generator().manual_seed(step))
         return points, (points @ self._teacher).argmax(dim=1)
 

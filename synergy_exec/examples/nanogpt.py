@@ -26,7 +26,7 @@ class Block(nn.Module):
 
 
 class CharacterModel(nn.Module):
-    """Embeddings of characters and places, blocks, and the scores of the next character."""
+    """Embeddings of characters and positions, blocks, and scores of the next character."""
 
     def __init__(self, tokens, width, depth, heads, dropout):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pictures read from files and decoded by CPUs: a job whose input takes as much longer than its model as one likes."""
+"""Pictures read from files and decoded by CPUs: a job whose input can take much longer than its model."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from synergy_exec.training.job import LoadedJob
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 _COLOURS = 3
 _ZLIB_BYTES = 64
-"""More than what zlib adds at most to a picture of these sizes that it cannot make smaller."""
+"""Upper bound of the bytes that zlib adds to an incompressible picture of these sizes."""
 _FIELDS = 4
-"""Of a pattern, in each direction."""
+"""Fields of a pattern in each direction."""
 _STRENGTH = 40.0
-"""Of a pattern's brightness around the middle of 0 to 255, and of the noise over it."""
+"""Amplitude of a pattern's brightness around the middle of 0 to 255, and of the noise over it."""
 
 
 class OnAccelerator(ResidualNetwork):
-    """The network, and a wait as for a device that computes without this machine's CPUs."""
+    """The network and a wait, which stands for an accelerator that computes without this machine's CPUs."""
 
     def __init__(self, channels: int, depths: Iterable[int], classes: int, sample_s: float) -> None:
         super().__init__(channels, depths, classes)
@@ -41,9 +41,8 @@ class OnAccelerator(ResidualNetwork):
 
 
 class Pictures(LoadedJob):
-    """The job. cpu_s: CPU-seconds that preparing a picture takes at least. accelerator_s: seconds that the model waits
-    for each sample, in place of an accelerator that this machine lacks. pictures: how many there are. side: of one,
-    pixels, a multiple of 4.
+    """The job. cpu_s: minimum CPU-seconds to prepare a picture. accelerator_s: seconds that the model waits per sample,
+    in place of an accelerator. pictures: their number. side: of a picture in pixels, a multiple of 4.
     """
 
     learning_rate_rule = "adascale"
@@ -81,15 +80,15 @@ class Pictures(LoadedJob):
             return self._made(number)
         with (self._folder / f"{number}.z").open("rb") as file:
             item = file.read()
-            # What is kept of it is what the job was given memory for, and not what the kernel has to spare.
+            # Drop it from the kernel's page cache: only the memory that the job was given should cache it.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return item
 
     def sample(self, item: bytes, number: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """The picture, moved by a pixel or not and a little brighter or darker, and the class of its pattern."""
+        """The picture, randomly shifted by a pixel and changed in brightness, and the class of its pattern."""
         began_s = time.thread_time()
         picture = self._prepared(item, number, epoch)
-        # Again, as often as a costlier decoder would take.
+        # Repeat to cost as much as a more expensive decoder.
         while time.thread_time() - began_s < self.cpu_s:
             self._prepared(item, number, epoch)
         return picture, torch.tensor(number % self.classes)
@@ -102,7 +101,7 @@ class Pictures(LoadedJob):
         return torch.from_numpy(moved - moved.mean() + drawn.normal(0.0, 0.1, (_COLOURS, 1, 1)).astype(np.float32))
 
     def _made(self, number: int) -> bytes:
-        """A picture as its file holds it: the pattern of its class under noise."""
+        """The contents of a picture's file: the pattern of its class under noise."""
         noise = np.random.default_rng(number).normal(size=self._patterns.shape[1:])
         bright = 127.5 + _STRENGTH * (self._patterns[number % self.classes] + 0.5 * noise)
         return zlib.compress(np.clip(bright, 0, 255).astype(np.uint8).tobytes())

@@ -1,6 +1,6 @@
-"""A transformer that tells what texts are about: texts of different lengths, so batches are dicts with a mask.
+"""A transformer that classifies texts by topic. Texts have different lengths, so batches are dicts with a mask.
 
-It says nothing of how its layers may be split, and a pipeline takes no dicts: it trains on one slot or on replicas.
+It has no tensor_plan, and a pipeline takes no dicts, so it trains on one slot or on replicas.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from synergy_exec.training.job import TrainingJob
 
 
 class Encoder(nn.Module):
-    """Embeddings of words and places, layers that look at all words of a text, and the scores of the topics."""
+    """Embeddings of words and positions, attention over all words of a text, and scores of the topics."""
 
     def __init__(self, vocabulary: int, words: int, hidden: int, depth: int, topics: int) -> None:
         super().__init__()

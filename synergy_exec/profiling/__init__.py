@@ -1,1 +1,1 @@
-"""What this testbed's models cost: every admitted plan measured by the workers that would train it."""
+"""Measures step times, input and restart costs of models on a testbed, by the workers that would train them."""

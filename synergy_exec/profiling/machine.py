@@ -1,4 +1,4 @@
-"""What a profile is measured on: the machine in words, its nodes of one type, and where the profile lies."""
+"""The machine that a profile describes: in words, as nodes of one type, and the profile's file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from synergy_runs.inputs import read_profile, write_profile
 
 
 def machine(backend: str, options: Mapping[str, Any], *, bfloat16: bool) -> str:
-    """What a profile was measured on, in words; with float32 where GPUs were not to compute in bfloat16."""
+    """The machine of a profile in words, with "float32" if GPUs do not compute in bfloat16."""
     given = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
     cores = len(os.sched_getaffinity(0))
     options_given = f" ({given})" if given else ""
@@ -29,28 +29,28 @@ def machine(backend: str, options: Mapping[str, Any], *, bfloat16: bool) -> str:
 
 
 def profile_in(results_dir: Path) -> Path:
-    """The file that profile=auto keeps there."""
+    """The file of profile=auto in this folder."""
     return results_dir / "profile.json"
 
 
 def known_profile(path: Path, where: str) -> Profile:
-    """What is in the file, if it was measured there; else a profile of nothing, of that machine."""
+    """The profile in the file if it was measured on this machine, else an empty profile of this machine."""
     there = read_profile(path) if path.is_file() else Profile()
     return there if there.machine == where else Profile({}, where)
 
 
 def keep_profile(models: Mapping[str, ProfiledModel], where: str, path: Path) -> None:
-    """Writes what was measured there, dated now."""
+    """Writes the profile with the present date."""
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     write_profile(Profile(models, where, now), path)
 
 
 NOISE_FROM_WORK, NOISE_STRETCH = 10.0, 1.5
-"""From which work on a job's gradient noise is noted, and how many times that until it is noted again."""
+"""A job's gradient noise is noted from this work on, and again each time its work has grown by this factor."""
 
 
 def noted(model: ProfiledModel, work: float, ratio: float) -> ProfiledModel:
-    """The model with its gradient noise at that work, if that is much more than the last that was noted."""
+    """The model with its gradient noise at that work, if the work is much more than at the last note."""
     if work < max(NOISE_FROM_WORK, NOISE_STRETCH * model.noise[-1].work):
         return model
     return dataclasses.replace(model, noise=(*model.noise, NoiseFrom(work, ratio)))
@@ -58,7 +58,7 @@ def noted(model: ProfiledModel, work: float, ratio: float) -> ProfiledModel:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The nodes of one type. per_node: slots of each of them."""
+    """The nodes of one type. per_node: slots of each."""
 
     gpu_type: str
     first_node: int
@@ -67,11 +67,11 @@ class Part:
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of slots that anything is measured on."""
+        """Numbers of slots on which plans are measured."""
         return sizes_of(self.nodes * self.per_node)
 
     def places(self, size: int) -> list[Placed]:
-        """Disjoint placements of that size: within nodes as many as there is room for, or one over several."""
+        """Disjoint placements of that size: as many as fit within nodes, or one over several nodes."""
         first, per_node = self.first_node, self.per_node
         if size <= per_node:
             mask = (1 << size) - 1
@@ -91,7 +91,7 @@ class Part:
         return placed
 
     def ranks(self, size: int) -> list[list[int]]:
-        """The ranks at each of `places(size)`, in a run on the whole part."""
+        """The ranks of each of `places(size)` in a run on all slots."""
         first, slots = self.first_node, range(self.per_node)
         return [
             [(node - first) * self.per_node + slot for node, mask in placed for slot in slots if mask >> slot & 1]
@@ -99,12 +99,12 @@ class Part:
         ]
 
     def nodes_of(self, size: int) -> int:
-        """On how many nodes so many slots are."""
+        """Number of nodes for that many slots."""
         return -(-size // self.per_node)
 
 
 def parts_of(cluster: Cluster) -> list[Part]:
-    """Of each node type one."""
+    """One part per node type."""
     firsts = cluster.first_nodes()
     return [
         Part(each.gpu_type, first, each.nodes, each.gpus_per_node)

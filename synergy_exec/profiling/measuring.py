@@ -1,10 +1,10 @@
-"""What the ranks of a measuring run do: train under one plan after another, and write down how long steps take.
+"""The ranks of a measuring run: they train under one plan after another and record step times.
 
-The run holds all slots of one type. Rank 0 finds out which plans there are, chooses among them (`Selection`) and tells
-the other ranks through the store at which they meet. As many copies of the job as there is room for train side by side,
-so that a plan is measured beside busy neighbours. The processes stay from one plan to the next: in new ones the first
-steps of each kind of plan are slow, since PyTorch sets much up at first use. A plan that fails ends the run;
-`profile.py` notes why and launches it again, and it goes on after what stands in the record.
+The run holds all slots of one type. Rank 0 finds the possible plans, chooses the next (`Selection`) and tells the other
+ranks through their store. As many copies of the job as fit train side by side, so that a plan is measured beside busy
+neighbours. The processes stay for all plans, because in new processes the first steps of each kind of plan are slow:
+PyTorch sets up much at first use. A plan that fails ends the run; `profile.py` records why and launches the run again,
+which then continues after the recorded plans.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from synergy_exec.worker.steps import Meter, Pace, StepClock
 
 MIN_INPUT_STEPS = 10
 MAX_NOISE_STEPS = 3 * FEWEST_NOISE_STEPS
-"""Steps in which gradient noise should have become known."""
+"""Steps within which gradient noise should be known."""
 NOISE_LOOKS = 4
-"""How often gradient noise is looked at during the time in which a plan is measured."""
+"""How often gradient noise is read while a plan is measured."""
 
 
 def run(start: Start, descriptors: Descriptors) -> int:
-    """Carries out the task that the launch names; returns the exit code."""
+    """Executes the task that the launch names; returns the exit code."""
     return guarded(MeasuringRank, start, descriptors)
 
 
@@ -63,7 +63,7 @@ class MeasuringRank(Rank):
     _cache: Cache
 
     def train(self, descriptors: Descriptors) -> int:
-        """Carries out the task."""
+        """Executes the task."""
         faulthandler.register(signal.SIGUSR1)
         self._beat()
         launch = self._start.launch
@@ -91,7 +91,7 @@ class MeasuringRank(Rank):
         launch = self._start.launch
         return load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
 
-    # Plans, one order after another
+    # Measuring plans
 
     def _measure_plans(self) -> None:
         orders = self._orders() if self._start.rank == 0 else None
@@ -106,14 +106,14 @@ class MeasuringRank(Rank):
         self._drop()
 
     def _orders(self) -> Iterator[dict[str, Any] | None]:
-        """What rank 0 has all ranks do: a plan, and which ranks are a copy of the job; at last None."""
+        """Yields rank 0's orders: a plan and the ranks of each copy of the job; at the end None."""
         task, lines = self._task, lines_of(self._path)
         selection = Selection(task, lines)
         if not selection.plans:
             self._now("finding out which plans there are")
             found = Admission(self._loaded_job()).candidates(task.part.sizes, task.batches)
             selection.add(self._write("candidates", found=found.values()))
-        # Noise is measured under a plan of several slots, where there is one: two replicas show it at once.
+        # Noise is measured under a plan of several slots if there is one: two replicas show it at once.
         several = min(2, max((plan.gpus for plan in selection.plans), default=1))
         noise_from = several if task.noise and not any(each.get("noise") for each in lines) else inf
         number = 0
@@ -129,13 +129,13 @@ class MeasuringRank(Rank):
         yield None
 
     def _said(self, number: int, copies: list[list[int]]) -> list[dict[str, Any]]:
-        """What each copy has measured under an order, once all ranks are through with it."""
+        """The measurements of each copy under an order, when all ranks have finished it."""
         self._now("waiting for the other ranks")
         self._wait(lambda: self._store.add(f"through {number}", 0) == sum(map(len, copies)))
         return [json.loads(self._store.get(f"said {number} {at}")) for at in range(len(copies))]
 
     def _told(self, number: int, orders: Iterator[dict[str, Any] | None] | None) -> dict[str, Any] | None:
-        """What all ranks do next, as rank 0 decides."""
+        """The next order of rank 0, for all ranks."""
         self._now("waiting for an order")
         store, key = self._store, f"order {number}"
         if orders is not None:
@@ -164,7 +164,7 @@ class MeasuringRank(Rank):
         self._store.add(f"through {number}", 1)
 
     def _warm_up_steps(self, plan: Plan) -> int:
-        """Steps of a new model that are left out: the first, and the second if DDP rebuilds its buckets in it or the
+        """Number of first steps of a new model to ignore: one, or two if DDP rebuilds its buckets in the second or the
         process is new to this kind of plan.
         """
         kind = plan.zero > 0, plan.tensor > 1, plan.pipeline > 1
@@ -197,18 +197,18 @@ class MeasuringRank(Rank):
         self._pace = Pace.of(self._start)
 
     def _drop(self) -> None:
-        """Frees the model. No other rank needs the process group any more: all were through before the next order."""
+        """Frees the model and its process group, which no rank needs any more: all had finished the last order."""
         self._trainer = None
         resources.release()
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
     def _step(self) -> None:
-        """One step, as in training (`worker.loop`)."""
+        """Trains one step as `worker.loop` does."""
         progress = self._progress
         assert self._trainer is not None
         self._now(f"step {progress.step + 1}")
-        paced = self._pace if progress.step else None  # the first step makes caches, and others wait for it
+        paced = self._pace if progress.step else None  # the first step fills caches while other ranks wait for it
         if paced is not None:
             paced.begin()
         train_step(self._trainer, self._job, progress, self._start.launch)
@@ -216,10 +216,10 @@ class MeasuringRank(Rank):
             paced.rest()
 
     def _timed_steps(self, warm_up_steps: int, *, sees_noise: bool) -> dict[str, Any]:
-        """Steps for the task's seconds, one at least, after those of the warm-up: their mean, and the memory held.
+        """Trains for the task's seconds, at least one step, after the warm-up. Returns the mean step time and memory.
 
-        sees_noise: they go on for the task's seconds of noise, and until it is known or too small to be seen. Told is
-        what was seen of it, by work: variance ÷ squared norm of the gradient.
+        sees_noise: continue for the task's seconds for noise, until the noise is known or too small to be seen. Also
+        returned are noise readings by work: variance ÷ squared norm of the gradient.
         """
         resources.forget()
         effort, done, took_s, enough, seen = self._task.effort, 0, 0.0, False, list[tuple[float, float]]()
@@ -248,10 +248,10 @@ class MeasuringRank(Rank):
             "noise": seen,
         }
 
-    # Input
+    # Measuring input
 
     def _measure_input(self, plan: Plan) -> None:
-        """Steps with as many CPUs as optimistic profiling asks for (`searched_steps`), on this slot alone."""
+        """Measures steps with the numbers of CPUs that optimistic profiling needs (`searched_steps`), on this slot."""
         cores = self._start.cores
         self._build(plan, self._store, [0], 0)
         self._step()
@@ -267,7 +267,7 @@ class MeasuringRank(Rank):
         searched_steps(seconds_of, len(cores))
 
     def _step_at(self, cpus: int) -> StepAtCpus:
-        """Medians of steps with that many CPUs."""
+        """Median step times with that many CPUs."""
         assert self._trainer is not None
         plan = self._trainer.plan
         clock, meter, since_s = StepClock(), Meter(), 0.0
@@ -284,7 +284,7 @@ class MeasuringRank(Rank):
 
 
 def _together(said: list[dict[str, Any]]) -> dict[str, Any]:
-    """What copies that trained side by side have measured, as one."""
+    """Combines the measurements of copies that trained side by side."""
     times, noise_of = [each["step_s"] for each in said], [each["noise"] for each in said]
     return {
         "step_s": mean(times),

@@ -1,4 +1,4 @@
-"""Profiles made: models measured on the agents of a backend, one after another, and put into a file."""
+"""Makes profiles: measures models on the agents of a backend, one after another, and writes them into a file."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ from synergy_exec.settings import Settings
 
 Say = Callable[[str], None]
 QUICK = Effort(seconds=0.1, every_batch=False, noise_s=0.0)
-"""The effort of `profile=auto`, which somebody waits for."""
+"""The effort of `profile=auto`, whose user waits for it."""
 ENDING_FRACTION = 0.1
-"""Fraction of the time that is kept for agents to leave."""
+"""Fraction of the time reserved for agents to exit."""
 WITHOUT = "profile=null does without"
 LOOK_S = 0.1
-"""Between two looks at what a measuring run has written."""
+"""Seconds between reads of a measuring run's record."""
 CACHE_FACTOR = 2.0
-"""Bytes of memory per byte of data, so that all of it fits with what is kept beside each item."""
+"""Bytes of cache per byte of data, so that all items fit with their headers."""
 AFTER_PLANS_FRACTION = 0.2
-"""Fraction of a model's time that is kept for its starts and stops, and for its input."""
+"""Fraction of a model's time reserved for measuring starts, stops and input."""
 
 
 @dataclass(slots=True)
 class Made:
-    """What profiling gave.
+    """The result of profiling.
 
-    models: what was measured now. remarks: plans that did not run, models that could not be profiled at all.
-    broken: why the rest was not tried.
+    models: measured now. remarks: plans that failed, and models that could not be profiled. broken: why the rest was
+    not tried.
     """
 
     models: list[ProfiledModel]
@@ -74,11 +74,11 @@ def add_to_profile(
     say: Say,
     settings: Settings,
 ) -> Made:
-    """Measures models, and writes them beside those that are in the file; a model measured again is replaced.
+    """Measures models and adds them to the file; a model that is measured again replaces its old entry.
 
-    where: see `machine`; a file from elsewhere is begun anew. It takes `profile_s` at the most, agents' coming and
-    leaving included; each model has an equal part of what those before it left. Models that cannot be profiled are left
-    out. Raises InputError where agents do not come, or are lost again and again; what was measured is written.
+    where: see `machine`; a file of another machine is replaced. It takes at most `profile_s`, including the start and
+    exit of agents; models share the remaining time equally. Models that cannot be profiled are left out. Raises
+    InputError if agents do not connect or are lost again and again; what was measured until then is written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     made = asyncio.run(_made(files, backend, path.parent, effort, say, settings))
@@ -99,8 +99,8 @@ def current_profile(
     say: Say,
     settings: Settings,
 ) -> tuple[Profile, list[str]]:
-    """The profile in a file, made or completed first where it lacks one of these models, or is of another machine; and
-    what is to be said of that.
+    """Returns the profile in a file, and messages. It is made first if it is of another machine, and completed if it
+    lacks one of these models.
     """
     there = known_profile(path, where)
     missing = [each for each in files if not _covers(there, each)]
@@ -157,11 +157,11 @@ async def _made(
 
 
 class Measuring:
-    """One model that is being measured.
+    """Measures one model.
 
-    until_s: when time is up, on the loop's clock; a plan that takes half of the time until then hangs, or is too slow
-    to be of use. job: the first of the model's numbers, one more than the testbed has slots: under it step times are
-    measured, under the others starts and stops. folder: files of tasks lie in it.
+    until_s: end of its time on the loop's clock. A plan that takes half of the remaining time is given up as hanging or
+    too slow. job: the first of the job numbers of this model, one more than the testbed has slots: step times are
+    measured under the first, starts and stops under the others. folder: for files of tasks.
     """
 
     def __init__(
@@ -190,9 +190,9 @@ class Measuring:
         return self._folder / f"{name}.json"
 
     async def model(self) -> tuple[ProfiledModel, list[str]]:
-        """The model's profile, and remarks: plans that failed, what there was no time for.
+        """Returns the model's profile and remarks: plans that failed or for which there was no time.
 
-        Raises InputError where nothing was measured, or TestbedError.
+        Raises InputError if nothing was measured, or TestbedError.
         """
         name, late = self._file.name, False
         try:
@@ -218,7 +218,7 @@ class Measuring:
         found = selections[0].candidates
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._until_s):
-                # Several slots take longer to load and to stop than one.
+                # Loading and stopping takes longer on several slots than on one.
                 await self._measure_costs(max(rows, key=lambda row: not row.predicted and row.plan.gpus > 1))
                 if found.samples and found.plans[1]:
                     await self._measure_input(found)
@@ -248,7 +248,7 @@ class Measuring:
         return model, self._remarks
 
     def _rows(self, records: list[list[dict[str, Any]]], selections: list[Selection]) -> tuple[ProfiledRow, ...]:
-        """What was measured and fits into the memory that there is, and what is predicted in place of the rest."""
+        """Rows of measured plans that fit into memory, and predictions for the others."""
         rows, predicted = list[ProfiledRow](), list[ProfiledRow]()
         for task, lines, selection in zip(self._tasks, records, selections, strict=True):
             part = task.part
@@ -273,8 +273,8 @@ class Measuring:
         self._tell(f"{self._file.name}: {words} ({left_s:.0f} s left)")
 
     async def _carry_out(self, task: Task, path: Path, placed: Placed, share: Share | None = None) -> None:
-        """Launches measuring runs until one has done all of the task. Of a plan that ends its run it is noted why, and
-        the next run goes on after it. Raises TestbedError, and InputError for a run that fails before any plan.
+        """Launches measuring runs until the task is done. If a plan ends its run, records why; the next run continues
+        after it. Raises TestbedError, and InputError for a run that fails before any plan.
         """
         task.write(path)
         first = Plan(data=gpus_in(placed))  # of any plan: the run's ranks build others as they go
@@ -300,7 +300,7 @@ class Measuring:
                 file.write(json.dumps(line) + "\n")
 
     async def _watch(self, run: TestbedRun, path: Path, gpu_type: str) -> bool:
-        """Says what the run does until it has ended, or a plan takes too long; whether that is so."""
+        """Shows the run's progress until it has ended or a plan takes too long. Returns whether one took too long."""
         clock = asyncio.get_running_loop().time
         told, moved_s = len(lines_of(path)), clock()
         while True:
@@ -321,7 +321,7 @@ class Measuring:
             await asyncio.wait((run.left,), timeout=LOOK_S)
 
     async def _measure_input(self, found: Candidates) -> None:
-        """Measures the input of a job that loads its samples, on one slot of the first node, alone."""
+        """Measures the input of a job that loads its samples, on one slot of the first node and nothing else there."""
         task = dataclasses.replace(self._tasks[0], input_at=found.plans[1][0])
         share = Share(float(self._testbed.cores(0)), CACHE_FACTOR * found.samples * found.item_bytes)
         try:
@@ -332,7 +332,7 @@ class Measuring:
             self._remarks.append(f"input: {error}")
 
     def _input(self, found: Candidates) -> ProfiledInput | None:
-        """CPU-seconds as the kernel counted them, which neighbours on the machine change little, unlike step times."""
+        """CPU-seconds by the kernel's accounting, which neighbours on the machine affect less than step times."""
         steps = [StepAtCpus(*each["step"]) for each in lines_of(self._path("input")) if each["kind"] == "input"]
         if not steps:
             return None
@@ -350,7 +350,7 @@ class Measuring:
     async def _measure_costs(self, row: ProfiledRow) -> None:
         """Measures how long a job takes to start, to stop with a checkpoint, and to start from it, under that plan.
 
-        Several jobs do so at once, as many as fill the slots. Raises TestbedError.
+        As many jobs as fill the slots do this at once. Raises TestbedError.
         """
         placed = list(enumerate(self._tasks[0].part.places(row.plan.gpus), self._job + 1))
         starts, exits = list[list[float]](), list[float]()
@@ -371,7 +371,7 @@ class Measuring:
 
 
 async def _all(waiting: Iterable[Awaitable[float]]) -> list[float]:
-    """The results of all, once the last is there. Raises InputError if any of them does."""
+    """Waits for all and returns their results. Raises InputError if any does."""
     results = await asyncio.gather(*waiting, return_exceptions=True)
     for each in results:
         if isinstance(each, BaseException):
@@ -381,7 +381,7 @@ async def _all(waiting: Iterable[Awaitable[float]]) -> list[float]:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Say]:
-    """What to say each step to: lines, or one that changes on a terminal."""
+    """A function that prints progress: in lines, or in one changing line on a terminal."""
     if not sys.stderr.isatty():
         yield lambda words: print(words, file=sys.stderr, flush=True)
         return

@@ -1,7 +1,7 @@
-"""Which plans of a model are measured, and in which order: fewer than there are, without losing the fastest.
+"""Chooses which plans of a model are measured, and in which order: not all, but without missing the fastest.
 
-What was found out, measured and what failed is kept in a record, a file with a line of JSON each. The ranks that
-measure append to it, and `Selection` reads it: a run that goes on where another one failed asks for what is left.
+A record, a file of JSON lines, keeps candidates, measurements and failures. Measuring ranks append to it and
+`Selection` reads it, so a run that is launched again after a failure continues with the remaining plans.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from synergy_exec.profiling.machine import Part
 from synergy_exec.wire import whole_lines
 
 HOPELESS = 1.5
-"""A plan that is predicted to take this many times as long as the fastest at its batch is not measured."""
+"""A plan is not measured if its predicted step time is this many times that of the fastest at its batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
     """How carefully to measure.
 
-    seconds: of training at each batch of each plan, and at least one step. every_batch: whether batches between the
-    smallest and the largest are measured; otherwise they are predicted. noise_s: seconds of training, once per model,
-    to see its gradient noise, and at least the steps before which it is unknown.
+    seconds: of training for each plan and batch, at least one step. every_batch: whether batches between the smallest
+    and the largest are measured; otherwise they are predicted. noise_s: seconds of training, once per model, to measure
+    its gradient noise, at least the steps before which it is unknown.
     """
 
     seconds: float = 3.0
@@ -40,10 +40,10 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a measuring run is to do on the slots of one type; the launch names a file with it.
+    """The task of a measuring run on the slots of one type, in a file that the launch names.
 
-    batches: of the plans, samples. memory_bytes: that a slot may use; `inf` without a limit. noise: whether gradient
-    noise is measured, too. input_at: measured is how input is prepared under this plan, on one slot, and no plans.
+    batches: in samples. memory_bytes: limit of a slot; `inf` without. noise: whether to measure gradient noise, too.
+    input_at: if given, measure the preparation of input under this plan on one slot, and no plans.
     """
 
     part: Part
@@ -54,13 +54,13 @@ class Task:
     input_at: Plan | None = None
 
     def write(self, path: Path) -> None:
-        """Writes it as JSON."""
+        """Writes the task as JSON."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
 
     @staticmethod
     def read(path: Path) -> Task:
-        """The task that `write` wrote."""
+        """Reads a task from the file of `write`."""
         values = json.loads(path.read_text(encoding="utf-8"))
         part, effort = Part(**values.pop("part")), Effort(**values.pop("effort"))
         plan = values.pop("input_at")
@@ -68,20 +68,20 @@ class Task:
 
 
 def record_of(task: Path) -> Path:
-    """The file that a task's measurements are appended to."""
+    """The record of a task: the file to which its measurements are appended."""
     return task.with_suffix(".jsonl")
 
 
 def lines_of(task: Path) -> list[dict[str, Any]]:
-    """The record of a task; nothing where none was begun."""
+    """The lines of a task's record; none if there is no record yet."""
     return [json.loads(each) for each in whole_lines(record_of(task))]
 
 
 class Selection:
-    """The plans of one task, and what its record says of them. A line that was read is added by `add`.
+    """The plans of one task with the contents of its record, line by line through `add`.
 
-    The first plans of each number of slots are what a job falls back on, and are measured at both ends of their
-    batches. memory_bytes: that a slot may use, as far as is known.
+    The first plans of each number of slots are the fallback of jobs, and are measured at their smallest and largest
+    batch. memory_bytes: limit of a slot as far as it is known.
     """
 
     def __init__(self, task: Task, record: Iterable[dict[str, Any]] = ()) -> None:
@@ -101,7 +101,7 @@ class Selection:
             self.add(line)
 
     def add(self, line: dict[str, Any]) -> None:
-        """What the line says is known from now on."""
+        """Adds a line of the record."""
         match line["kind"]:
             case "candidates":
                 self._found(Candidates.of_values(line["found"]))
@@ -118,11 +118,11 @@ class Selection:
         return [plan for plans in self.candidates.plans.values() for plan in plans]
 
     def next(self) -> Plan | None:
-        """The plan to measure now; None when nothing is left that is worth it.
+        """The next plan to measure; None if no remaining plan is worth it.
 
-        The smallest and the largest batch of each kind of plan come first, because they tell of those between. Among
-        these come first the plans that a job falls back on, then the fewest slots, which tell of more; on as many
-        slots the degrees of the last plan, whose model is built, and then what promises most.
+        The smallest and largest batch of each kind of plan come first, because batches between are predicted from them.
+        Among these, fallback plans come first, then fewer slots, from which more slots are predicted; on equally many
+        slots first the degrees of the last plan, whose model is built, then the fastest prediction.
         """
         left = [plan for plan in self.plans if self.worth(plan)]
         if not left:
@@ -144,8 +144,8 @@ class Selection:
         )
 
     def worth(self, plan: Plan) -> bool:
-        """Whether the plan is still to be measured: it may fit in memory, and may be the fastest at its batch or shows
-        what its degrees do.
+        """Whether the plan should still be measured: it may fit in memory, and it may be the fastest at its batch or is
+        the first of its degrees.
         """
         degrees = degrees_of(plan)
         if plan in self._seen or degrees in self._failed or self._does_not_fit(plan):
@@ -171,8 +171,8 @@ class Selection:
                 cut_once.add(degrees)
 
     def _measured(self, plan: Plan, step_s: float, memory_bytes: float, limit_bytes: float) -> None:
-        """A step took this long and a rank held so much. limit_bytes: of its device; a plan that used more than it may
-        tells of others, and is not chosen itself.
+        """Adds a measured step time and memory. limit_bytes: of the device. A plan above the limit is not chosen, but
+        others are predicted from it.
         """
         self._seen[plan] = step_s
         self._tried.add(degrees_of(plan))
@@ -187,9 +187,8 @@ class Selection:
         )
 
     def predicted(self) -> list[tuple[Plan, float]]:
-        """For each number of slots and batch where nothing was measured: the plan that should be fastest, and seconds
-        of its step. A kind of plan that was never seen is taken only where no other fits, because it is predicted to be
-        faster than it is.
+        """For each number of slots and batch without a measurement: the plan with the fastest prediction, and its step
+        time. A kind of plan that was never measured is used only if no other fits, because its prediction is too fast.
         """
         if self._times is None:
             return []
@@ -210,12 +209,12 @@ class Selection:
         return self._times.step_s(plan, self._nodes_of(plan.gpus))
 
     def _ratio(self, plan: Plan) -> float:
-        """Predicted time of its step ÷ the fastest measured on as many slots at its batch; 0 where nothing was."""
+        """Predicted step time ÷ the fastest measured on equally many slots at its batch; 0 if none was measured."""
         best_s = self._best.get((plan.gpus, plan.global_batch), inf)
         return 0.0 if best_s == inf else self._step_s(plan) / best_s
 
     def _does_not_fit(self, plan: Plan) -> bool:
-        """Whether its share of weights and gradients alone is too much, or it holds no less than one that was."""
+        """Whether its weights and gradients alone exceed memory, or a plan that needs no more memory did not fit."""
         replicas = plan.data if plan.zero else 1
         if self.candidates.held_bytes > self.memory_bytes * plan.tensor * plan.pipeline * replicas:
             return True
@@ -227,5 +226,5 @@ def _kind(plan: Plan) -> tuple[bool, ...]:
 
 
 def _parts(plan: Plan) -> tuple[int, ...]:
-    """What a rank holds of the model; where there are stages, of as many micro-batches at once as there are."""
+    """Relative sizes that a rank holds: of the model, and of activations, for as many micro-batches as stages."""
     return plan.tensor, plan.pipeline, plan.interleave, plan.zero, plan.data if plan.zero else 1

@@ -1,4 +1,4 @@
-"""A testbed put at one caller's disposal: agents of a backend, and runs started on slots of one's choice."""
+"""A testbed for profiling: agents of a backend, and runs on chosen slots."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from synergy_exec.nodes.runs import Run, Runs
 from synergy_exec.settings import Settings
 
 ENDLESS = 1e15
-"""Work, or seconds between checkpoints, that no run reaches."""
+"""Work, or seconds between checkpoints, that no run ever reaches."""
 
 
 class TestbedError(InputError):
-    """Agents are lost again and again, so that nothing can be measured any more."""
+    """Agents are lost again and again, so nothing can be measured any more."""
 
 
 class TestbedRun:
-    """One run. launched_s: when it was asked for, on the monotonic clock; stepped: when its first step was done. left:
-    how it ended. reports: what rank 0 has said of its steps. out_of_memory: whether it failed for lack of memory.
+    """One run. launched_s: time of its request on the monotonic clock. stepped: time of its first step. left: how it
+    ended. reports: of rank 0. out_of_memory: whether it failed for lack of memory.
     """
 
     def __init__(self) -> None:
@@ -51,9 +51,9 @@ class TestbedRun:
 
 
 class Testbed:
-    """The agents of a backend; where one is lost another is started.
+    """The agents of a backend; lost agents are restarted.
 
-    cluster: what they make. losses: of agents; what was measured across one does not count.
+    cluster: of these agents. losses: number of lost agents; measurements during a loss do not count.
     """
 
     def __init__(self, backend: Backend, folder: Path, settings: Settings) -> None:
@@ -70,9 +70,9 @@ class Testbed:
     def start(
         self, file: JobFile, job: int, placed: Placed, plan: Plan, share: Share | None = None, **more: Any
     ) -> TestbedRun:
-        """Launches a run there, as soon as its slots are free. It trains without end, or does what `more` says.
+        """Launches a run as soon as its slots are free. By default it trains without end.
 
-        job: a number of the caller's; runs with the same number come one after another, and share a folder. more:
+        job: a number chosen by the caller; runs with the same number run one after another and share a folder. more:
         other fields of `Launch`. Raises TestbedError.
         """
         self.check()
@@ -99,7 +99,7 @@ class Testbed:
         return self._mine[-1]
 
     async def stop(self, run: TestbedRun) -> float:
-        """Has a run save and leave; the seconds until it has. Raises InputError where it fails."""
+        """Stops a run with a checkpoint; returns the seconds that took. Raises InputError if the run fails."""
         began_s = time.monotonic()
         self._runs.stop(self._mine.index(run))
         self._flush()
@@ -109,7 +109,7 @@ class Testbed:
         return time.monotonic() - began_s
 
     async def kill(self, *runs: TestbedRun) -> None:
-        """Has runs leave at once, unsaved, and waits until no process of them is left."""
+        """Kills runs without saving and waits until none of their processes is left."""
         for run in runs:
             self._runs.kill(self._mine.index(run))
         self._flush()
@@ -117,20 +117,20 @@ class Testbed:
             await run.left
 
     def reshare(self, run: TestbedRun, share: Share) -> None:
-        """Has a run go on with other CPUs and memory; it was started with some."""
+        """Changes the CPUs and memory of a run that was started with a share."""
         self._runs.reshare(self._mine.index(run), share)
         self._flush()
 
     def cores(self, node: int) -> int:
-        """CPU cores of a node of the cluster, as its agent says."""
+        """CPU cores of a node of the cluster, from its agent."""
         return self.agents.there()[node].cpus
 
     def check(self) -> None:
-        """Raises TestbedError where nothing can be measured here any more."""
+        """Raises TestbedError if agents were lost too often."""
         if self._broken is not None:
             raise self._broken
 
-    # What agents do (`nodes.agents.Listener`)
+    # Messages of agents (`nodes.agents.Listener`)
 
     def hello(self, hello: Hello) -> None:
         pass
@@ -177,7 +177,7 @@ class Testbed:
         self._runs.happened.clear()
 
     async def gather(self, meeting: Meeting) -> None:
-        """Waits until all agents are there. Raises InputError where they do not come."""
+        """Waits until all agents are there. Raises InputError if they do not connect."""
         cluster = await self.agents.gather(meeting, self._over)
         self.check()
         assert cluster is not None
@@ -188,7 +188,7 @@ class Testbed:
 
 @asynccontextmanager
 async def testbed(backend: Backend, folder: Path, settings: Settings) -> AsyncIterator[Testbed]:
-    """All agents of a backend, until the block ends; then no process of them is left."""
+    """A testbed of all agents of a backend until the block ends; no process is left afterwards."""
     made = Testbed(backend, folder, settings)
     async with listening(made.agents, folder, host=settings.host, port=settings.port) as meeting:
         try:
