@@ -204,9 +204,9 @@ class SlurmNodes:
 
 
 def _srun(place: AgentPlace) -> Iterator[str]:
-    """The step's own options; the token is in the environment that it inherits, never here where others can read."""
+    """The srun command of a step. The token is in the environment, because others can read arguments."""
     yield from ("srun", "--nodes=1", "--ntasks=1", f"--nodelist={place.host}", "--export=ALL")
-    # Beside the step of the same node that was lost, and that Slurm may not have cleared away.
+    # The lost step of the same node may still hold its resources in Slurm.
     yield from ("--overlap", "--kill-on-bad-exit=0", "--mem=0", "--cpu-bind=none")
     if place.gpu_type != "cpu":
         yield f"--gpus-per-node={place.slots}"
@@ -217,7 +217,7 @@ def _here() -> set[str]:
 
 
 def _end(step: subprocess.Popen[bytes]) -> None:
-    # A signal to srun is no way to ask: at SIGTERM Slurm kills the step, whatever it is saving.
+    # Wait before any signal: at SIGTERM Slurm kills the step, even while it saves.
     for patience_s, then in ((_agents.LEAVING_S, signal.SIGTERM), (_KILLING_S, signal.SIGKILL)):
         try:
             step.wait(patience_s)

@@ -226,5 +226,5 @@ def _kind(plan: Plan) -> tuple[bool, ...]:
 
 
 def _parts(plan: Plan) -> tuple[int, ...]:
-    """Relative sizes that a rank holds: of the model, and of activations, for as many micro-batches as stages."""
+    """The degrees of a plan that determine how much memory a rank needs."""
     return plan.tensor, plan.pipeline, plan.interleave, plan.zero, plan.data if plan.zero else 1
