@@ -17,7 +17,7 @@ from synergy_runs.settings import keys
 
 def main() -> None:
     """Runs the command line."""
-    exits.run("synergy_exec", _main, interrupted="the same command goes on from what was saved.")
+    exits.run("synergy_exec", _main, interrupted="the same command resumes from what was saved.")
 
 
 def _require(*modules: str) -> None:

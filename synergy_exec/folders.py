@@ -212,7 +212,7 @@ def under_way(folder: Path) -> Path:
     if found:
         raise InputError(f"{len(found)} runs are under way below {folder}; say which: {', '.join(map(str, found))}.")
     raise InputError(
-        f"no run below {folder} is under way; one that has ended goes on once a job of it waits again: "
+        f"there is no unfinished run below {folder}. A run that has ended resumes after one of its jobs is retried: "
         "python -m synergy_exec retry JOB"
     )
 

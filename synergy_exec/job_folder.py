@@ -51,7 +51,9 @@ def describe(folder: Path, job: Filed) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be made ({error.strerror}). The same command goes on.") from error
+        raise InputError(
+            f"{folder}: cannot be created ({error.strerror}). The same command resumes the run."
+        ) from error
     with atomic_file(folder / DESCRIPTION) as partial:
         partial.write_text(json.dumps({**told, **job.file.values()}, indent=1) + "\n", encoding="utf-8")
 

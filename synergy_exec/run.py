@@ -153,7 +153,7 @@ def _check(settings: Settings) -> None:
     if settings.trace is None and not settings.serve:
         raise InputError("there is no trace, and serve=false: nothing would ever run. Type serve=true, or +trace=demo.")
     if settings.serve and len(settings.policy) > 1:
-        raise InputError(f"serve=true goes on for ever; give one policy, not {len(settings.policy)}.")
+        raise InputError(f"serve=true runs until it is interrupted; give one policy, not {len(settings.policy)}.")
     if settings.interface is not None and settings.backend.name == "local":
         check_interface(settings.interface)
     checked_options(settings.backend.name, settings.backend.options)

@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--slots", type=int, required=True, help="how many workers can train here at once")
     parser.add_argument("--gpu-type", default="cpu", help="what the slots are; cpu: they are CPU cores")
     parser.add_argument("--cores", help="the CPU cores to divide among the slots, such as 0,1; all that may be used")
-    parser.add_argument("--parent", type=int, help="the process with whose end the agent saves its runs and leaves")
+    parser.add_argument("--parent", type=int, help="the agent saves its runs and exits when this process ends")
     given = parser.parse_args()
     # Where the parent of workers dies, what it guarded is ended here.
     adopt_orphans()

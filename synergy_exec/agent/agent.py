@@ -98,7 +98,7 @@ class Agent:
             self._forkserver = await self._started()
             try:
                 await self._converse(connection, hearing)
-                _log(f"leaves: {self._why}")
+                _log(f"exiting: {self._why}")
             finally:
                 await self._forkserver.close()
         if self._forkserver.died.is_set():

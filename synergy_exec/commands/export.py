@@ -64,7 +64,9 @@ def main(arguments: Sequence[str]) -> None:
     parser = Parser(prog="python -m synergy_exec export", description=__doc__)
     parser.add_argument("job", help="its name, its number, or its folder")
     parser.add_argument("--dir", type=Path, default=Settings().results_dir, help="results_dir, or RUN.work")
-    parser.add_argument("--step", type=int, default=None, help="of which checkpoint; the newest that is whole")
+    parser.add_argument(
+        "--step", type=int, default=None, help="step of the checkpoint; by default the newest undamaged one"
+    )
     parser.add_argument(
         "--out", type=Path, default=None, metavar="FILE", help=f"JOB{SAFETENSORS}; or a file that ends in .pt"
     )

@@ -52,8 +52,7 @@ def _values(work: Path) -> dict[str, Any]:
     journal.close()
     if not values:
         raise InputError(
-            f"{work}: its journal does not say with which settings the run was started. Type the command that began "
-            "it; that goes on with what is there."
+            f"{work}: its journal has no settings of the run. Type the command that began the run again; it resumes."
         )
     policies = values.pop("compared_with", None) or [values["policy"]]
     name = values["trace"]["name"] if values.get("trace") else SERVED
@@ -78,8 +77,7 @@ def changed(values: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     fixed = [str(name) for name in new if name not in CHANGEABLE]
     if fixed:
         raise InputError(
-            f"{', '.join(fixed)}: a run goes on with what it was begun with. These may be others: "
-            f"{', '.join(CHANGEABLE)}."
+            f"{', '.join(fixed)}: cannot be changed when a run resumes. These can: {', '.join(CHANGEABLE)}."
         )
     both: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(dict(values)), new))
     return dict(both)

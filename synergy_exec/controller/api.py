@@ -205,7 +205,7 @@ class Api:
                 "slots_used": sum(job.held_gpus for job in decider.active.values()),
                 "virtual_clusters": {name: each._asdict() for name, each in shares(decider).items()},
                 "aside": [
-                    f"node {node} is not used: it has no agent, or a broken device"
+                    f"node {node} is excluded: it has no agent, or a broken device"
                     for node in sorted(decider.aside.nodes)
                 ],
                 "counts": {state: states[state] for state in STATES},

@@ -55,8 +55,8 @@ class Aside:
             return []
         self.nodes = left_out
         self._renumber()
-        said = [f"node {node} is used again: its agent has come" for node in sorted(before - left_out)]
-        return [*said, *(f"node {node} is not used until its agent comes anew" for node in sorted(left_out - before))]
+        said = [f"node {node} is used again: its agent has connected" for node in sorted(before - left_out)]
+        return [*said, *(f"node {node} is excluded until its agent connects" for node in sorted(left_out - before))]
 
     def placed(self, placed: Placed) -> Placed:
         """Converts a placement in `cluster` to the node numbers of agents."""

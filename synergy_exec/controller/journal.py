@@ -152,7 +152,7 @@ class Journal:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_ROOM or tried * _TRY_S >= _PATIENCE_S:
                     raise InputError(
                         f"{self.path}: the journal cannot be written ({error}). Free some space; "
-                        "the same command goes on from what it holds."
+                        "the same command resumes from it."
                     ) from error
                 if not tried:
                     print(f"{self.path}: {error}; free some space, within {_PATIENCE_S:.0f} s", file=sys.stderr)
@@ -457,7 +457,7 @@ def reopen(journal: Journal, folder: Path, number: int, name: str, state: str, *
     Raises InputError for a job that has not ended or is done.
     """
     if state == "done":
-        raise InputError(f"job {name} is done; to train it anew, submit it again.")
+        raise InputError(f"job {name} is done; submit it again to train it once more.")
     if state not in ENDED:
         raise InputError(f"job {name} has not ended; nothing keeps it from going on.")
     if from_start and (aside := job_folder.give_up(folder)) is not None:

@@ -44,7 +44,7 @@ def _unproven(plan: Plan) -> str | None:
     if plan.zero not in (0, 2, 3):
         return f"zero {plan.zero} is not built; take zero 0 (DDP), 2 or 3 (FSDP)"
     if plan.zero and plan.data == 1:
-        return f"zero {plan.zero} shares out among replicas, of which there is one; take zero 0, or data 2 or more"
+        return f"zero {plan.zero} needs several replicas, and data is 1; take zero 0, or data 2 or more"
     if plan.zero == 0 and plan.data > 1 and plan.tensor > 1:
         return f"DDP fails on layers that are split; with data {plan.data} and tensor {plan.tensor}, take zero 2 or 3"
     if plan.accumulation < plan.pipeline:

@@ -277,15 +277,15 @@ def odd_data(job: TrainingJob, progress: Progress, size: int) -> str:
     size = 1 if isinstance(job, LoadedJob) else size
     if progress.batch and trees.checksum(job.batch(*progress.batch[:2])) != progress.batch[2]:
         return (
-            f"batch({progress.batch[0]}, {progress.batch[1]}) is not what it was in an earlier run. Data must follow "
-            "from step and size alone: what was saved goes on with other samples than it would have had"
+            f"batch({progress.batch[0]}, {progress.batch[1]}) differs from the same batch in an earlier run. Data must "
+            "depend on step and size only: training now continues with other samples than without the pause"
         )
     digest = trees.checksum(job.batch(progress.step, size))
     if trees.checksum(job.batch(progress.step, size)) != digest:
         return (
-            f"batch({progress.step}, {size}) gives other samples when it is asked again. Data must follow from step "
-            "and size alone, as by torch.Generator().manual_seed(step): else nothing goes on after a pause as it would "
-            "have, and replicas train on parts of different batches"
+            f"batch({progress.step}, {size}) gives other samples when it is called again. Data must depend on step "
+            "and size only, for instance by torch.Generator().manual_seed(step). Otherwise a pause changes the "
+            "training, and replicas train on parts of different batches"
         )
     progress.batch = [progress.step, size, digest]
     return ""
@@ -406,7 +406,7 @@ class Loop:
                 self._take(message)
         silence_s = self._heartbeat.unanswered_s()
         if silence_s > self._launch.agent_silence_s and not self._own.stop:
-            print(f"nothing from the agent for {silence_s:.0f} s: saves and leaves", flush=True)
+            print(f"the agent has been silent for {silence_s:.0f} s: saving and exiting", flush=True)
             self._own.stop = True
         self._own.save = self._saves.due(self._progress.step)
         self._own.orders = self._orders.count

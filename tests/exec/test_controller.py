@@ -134,14 +134,14 @@ def test_a_node_without_an_agent_gets_no_job_until_it_has_one(tmp_path, policy):
     for _ in range(2):
         execution.tell(execution.decider.without({1}, stage.now_s))
         stage.advance(1.0)
-    assert execution.notes == ["node 1 is not used until its agent comes anew"]
+    assert execution.notes == ["node 1 is excluded until its agent connects"]
     assert [job.state for job in jobs].count("waiting") == 1
     assert sum(job.restarts for job in jobs) == 0
     stage.agents[1] = gone
     execution.agent_came(1, stage.now_s)
     execution.tell(execution.decider.without(set(), stage.now_s))
     stage.finish()
-    assert execution.notes[1:] == ["node 1 is used again: its agent has come"]
+    assert execution.notes[1:] == ["node 1 is used again: its agent has connected"]
     assert stage.states() == {0: "done", 1: "done"}
 
 
