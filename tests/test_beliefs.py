@@ -157,16 +157,18 @@ def test_choice_of_batch_follows_new_models_and_new_statistics():
 
 
 def test_growth_is_limited_by_what_was_observed_by_the_largest_batch_and_by_the_job():
-    beliefs = Beliefs(MACHINES.gpu_types)
-    tasks = tuple(beliefs.task(spec(name)) for name in ("bert", "ncf", "deepspeech2"))
-    state = GoodputState.__new__(GoodputState)
-    object.__setattr__(state, "tasks", tasks)
+    def most_gpus(specs, seen):
+        state = GoodputState.__new__(GoodputState)
+        for name in ("most_fed_gpus", "planned"):
+            object.__setattr__(state, name, np.array([getattr(each, name) for each in specs]))
+        object.__setattr__(state, "observed_gpus", np.full(len(specs), seen))
+        return state.most_gpus(growth=2.0, first_gpus=1).tolist()
+
+    specs = [spec(name) for name in ("bert", "ncf", "deepspeech2")]
     for seen, expected in ((0, [1, 1, 1]), (3, [6, 6, 6]), (50, [64, 64, 64])):
-        object.__setattr__(state, "observed_gpus", np.full(3, seen))
-        assert state.most_gpus(growth=2.0, first_gpus=1).tolist() == expected
+        assert most_gpus(specs, seen) == expected
     limited = JobSpec("x", 8, 64 * 9, 8, 1, {"t4": (9, 90)}, {"t4": 1.0}, most_gpus=16)
-    object.__setattr__(state, "tasks", (SynergyTask(limited, Observations(), shared=False, declares=False),) * 3)
-    assert state.most_gpus(growth=2.0).tolist() == [16] * 3
+    assert most_gpus([limited], 50) == [16]
 
 
 def test_repeated_observation_is_no_news_and_not_fitted_again():
