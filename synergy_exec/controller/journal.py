@@ -155,7 +155,8 @@ class Journal:
                         "the same command resumes from it."
                     ) from error
                 if not tried:
-                    print(f"{self.path}: {error}; free some space, within {_PATIENCE_S:.0f} s", file=sys.stderr)
+                    with contextlib.suppress(OSError):  # standard error may be a file on the same disk
+                        print(f"{self.path}: {error}; free some space, within {_PATIENCE_S:.0f} s", file=sys.stderr)
                 tried += 1
                 time.sleep(_TRY_S)
 
