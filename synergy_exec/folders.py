@@ -248,7 +248,7 @@ def find_job(folder: Path, wanted: str) -> FoundJob:
         numbers = ", ".join(str(each.number) for each in same)
         raise InputError(f"{len(same)} jobs are called {wanted} in {last.work}; take a number: {numbers}.")
     if len(found) > 1:
-        print(f"of {last.work}, written to last; others: --dir RUN.work", file=sys.stderr)
+        print(f"{last.work}: the newest of {len(found)} jobs {wanted}; --dir RUN.work takes another", file=sys.stderr)
     return last
 
 

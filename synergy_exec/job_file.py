@@ -32,7 +32,7 @@ DEFAULT_COMMAND_S = 3_600.0
 
 
 def _text(most: int, words: str) -> Bounds:
-    return Bounds(f"{words}, at most {most} characters that can be seen", lambda text: _seen(text, most))
+    return Bounds(f"{words}, at most {most} visible characters", lambda text: _seen(text, most))
 
 
 def _seen(text: str, most: int) -> bool:
@@ -43,9 +43,7 @@ def _within(least: float, most: float, what: str) -> Bounds:
     return Bounds(f"{what} from {least:,g} to {most:,g}", lambda value: least <= value <= most)
 
 
-_NAME = Bounds(
-    "a name of 1 to 200 characters that can be seen", lambda name: bool(_seen(name, MOST_NAME) and name.strip())
-)
+_NAME = Bounds("a name of 1 to 200 visible characters", lambda name: bool(_seen(name, MOST_NAME) and name.strip()))
 _OTHER_NAME, _PATH = _text(MOST_NAME, "a name"), _text(MOST_PATH, "a file or a folder")
 _A_CLASS = Bounds(
     "package.module:Class or path/file.py:Class",
@@ -65,33 +63,35 @@ class JobFile:
     A command runs on `slots` slots, once on each node; its work is the user's estimate of its run time in seconds.
     """
 
-    name: str = key("what observations are shared under, with class and arguments", bounds=_NAME)
-    initial_batch: int = key("samples a step at which the learning rate was tuned", bounds=_SAMPLES)
-    max_batch: int = key("the largest batch that it may use", bounds=_SAMPLES)
+    name: str = key("jobs with the same name, class and arguments share what was learned of them", bounds=_NAME)
+    initial_batch: int = key("samples per step for which the learning rate was tuned", bounds=_SAMPLES)
+    max_batch: int = key("largest batch that it may use", bounds=_SAMPLES)
     work: float = key(
-        "iterations at the initial batch until it is done",
+        "iterations at the initial batch until the job is done",
         bounds=Bounds(f"a number above 0, {MOST_WORK:g} at most", lambda work: 0 < work <= MOST_WORK),
     )
     job_class: str = key("`package.module:Class` or `/path/file.py:Class`, a `TrainingJob`", "", _A_CLASS)
     arguments: dict[str, Any] = key("of the class's constructor, by name", {})
-    command: list[str] = key("words; `{slots}` and `{folder}`, the job's own, are filled in", [], _COMMAND)
-    directory: str = key("the folder that the command runs in", "", _PATH)
-    grace_s: float = key("seconds that a command gets to save when it is moved", 30.0, _within(0, 600, "seconds"))
-    max_seconds: float = key("for how long it may run, in all its runs together; 0: no limit", 0.0, NOT_NEGATIVE)
-    batch: int = key(
-        "what policies without adaptation train at; 0: the initial batch", 0, _within(0, MOST_SAMPLES, "samples")
+    command: list[str] = key(
+        "words of a command; `{slots}` and `{folder}` stand for its slots and its folder", [], _COMMAND
     )
-    slots: int = key("how many it asks for; adaptive policies choose", 1, POSITIVE)
-    weights: str = key("a file with the state_dict that training begins with, safetensors or of torch.save", "", _PATH)
+    directory: str = key("folder in which the command runs", "", _PATH)
+    grace_s: float = key("seconds for a command to save before it is moved", 30.0, _within(0, 600, "seconds"))
+    max_seconds: float = key("limit of the run time over all its runs, in seconds; 0: none", 0.0, NOT_NEGATIVE)
+    batch: int = key(
+        "batch under policies that do not choose it; 0: the initial batch", 0, _within(0, MOST_SAMPLES, "samples")
+    )
+    slots: int = key("number of slots under policies that do not choose it", 1, POSITIVE)
+    weights: str = key("file with the initial state_dict, as safetensors or from torch.save", "", _PATH)
     memory_gb: float = key(
-        "GB that a rank may need of its slot's memory while it trains, Python and its libraries aside: plans that were "
-        "measured to need more are not used; 0: whatever there is",
+        "limit of a rank's memory in GB, without Python and its libraries: plans that were measured to need more are "
+        "not used; 0: none",
         0.0,
         _within(0, 1e6, "GB"),
     )
-    user: str = key("whose it is", "", _OTHER_NAME)
-    virtual_cluster: str = key("whose quota it counts against", "", _OTHER_NAME)
-    priority: int = key("for policies that read it; the higher, the sooner", 0, _within(-1_000, 1_000, "a priority"))
+    user: str = key("name of its user", "", _OTHER_NAME)
+    virtual_cluster: str = key("virtual cluster whose quota it uses", "", _OTHER_NAME)
+    priority: int = key("higher runs sooner, under policies that read it", 0, _within(-1_000, 1_000, "a priority"))
 
     @property
     def application(self) -> str:

@@ -77,7 +77,7 @@ def finish(
     status: Status = "gap_open"
     slack = 0.3 * gap * abs(dual)
     for _ in range(MAX_ROUNDS):
-        column, ceiling, late = _near_tied(work, loss, wanted, within, slack, deadline_s, small=small)
+        column, ceiling, late = _near_tied(work, loss, wanted, within, slack, deadline_s)
         value = work.worth(column) if column is not None else -np.inf
         if value > objective:
             objective, best = value, column
@@ -103,7 +103,7 @@ def finish(
 
 
 def _near_tied(
-    work: Open, loss: Floats, wanted: Ints, within: float, slack: float, deadline_s: float, *, small: bool
+    work: Open, loss: Floats, wanted: Ints, within: float, slack: float, deadline_s: float
 ) -> tuple[Ints | None, float, bool]:
     """The best columns that lose at most `within`, one per open job, or None; an upper bound; whether time ran out."""
     keep = loss <= within + ROUNDING
@@ -178,7 +178,7 @@ WARM = 0.02
 FIRST_EXTRA, SMALL_EXTRA = 150, 8
 """Near-tied columns of the first B; of small problems beside one for every four jobs."""
 SMALL_FINEST = 1e-3
-"""As `FINEST`, for small problems: looser than what pays with thousands of jobs."""
+"""`FINEST` of small problems. It is looser, because fine prices pay only with thousands of jobs."""
 
 
 def is_small(problem: Problem) -> bool:

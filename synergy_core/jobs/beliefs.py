@@ -99,8 +99,7 @@ class Beliefs:
             known.clear()
         outdated: dict[type[SynergyTask], list[SynergyTask]] = {}
         for task in tasks:
-            pool = task.pool
-            made_of = id(known), pool.version, task.statistics or pool.first_statistics
+            made_of = id(known), task.pool.version, task.believed_statistics
             if task.paces is None or task.paces[0] != made_of:
                 task.paces = made_of, np.zeros(0)
                 outdated.setdefault(type(task), []).append(task)

@@ -160,6 +160,10 @@ class Allocations:
     solved: Any = None
 
 
+SIZE_LIMITS = ("min_gpus", "most_fed_gpus", "fixed_gpus", "planned")
+"""Columns of `GoodputState` that are fields of a `JobSpec` and limit a job's size."""
+
+
 @dataclass(frozen=True)
 class ClusterState:
     """Every active job at one instant, in columns, in order of job id. Arrays are read-only, one entry per job.

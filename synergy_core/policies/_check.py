@@ -20,7 +20,7 @@ from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.fitted import SynergyTask
 from synergy_core.jobs.record import Placed
 from synergy_core.jobs.spec import JobSpec, Shape, StepReport
-from synergy_core.jobs.state import Allocations, ClusterState, GoodputState
+from synergy_core.jobs.state import SIZE_LIMITS, Allocations, ClusterState, GoodputState
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import (
     BATCH,
@@ -194,7 +194,7 @@ def state_of(
         beliefs.refresh(tasks)
         columns["done_work"] = [task.done_work for task in tasks]
         columns["remaining_work"] = [task.declared_remaining() for task in tasks]
-        for name in ("min_gpus", "most_fed_gpus", "fixed_gpus", "planned"):
+        for name in SIZE_LIMITS:
             columns[name] = [getattr(spec, name) for spec in specs]
     shown: dict[str, Any] = {name: np.array(column) for name, column in columns.items()}
     shown |= {

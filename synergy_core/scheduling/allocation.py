@@ -14,9 +14,10 @@ from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.planned import PlannedSpeeds, ProfiledSpeeds
-from synergy_core.jobs.record import NEVER, NONE, Decision, Job, Placed
+from synergy_core.jobs.record import NEVER, Decision, Job, Placed
 from synergy_core.jobs.spec import Shape
 from synergy_core.jobs.state import (
+    SIZE_LIMITS,
     Allocations,
     ClusterState,
     EstimatedClusterState,
@@ -154,13 +155,10 @@ class Placer:
 
 OF_RECORD = ("held_gpus", "attained_service_gpu_s", "first_start_s", "restarts")
 OF_REQUEST = ("submit_time_s", "gpus")
-OF_SPEC = (
-    *("restart_s", "declared_restart_s", "resize_s", "declared_work"),
-    *("min_gpus", "most_fed_gpus", "fixed_gpus", "planned"),
-)
+OF_SPEC = ("restart_s", "declared_restart_s", "resize_s", *SIZE_LIMITS)
 """Columns of a state that are fields of a job's record, of its request and of its task's spec."""
 DTYPES = {"Ints": np.int64, "Floats": np.float64, "Bools": np.bool_}
-"""What the columns of a state consist of, by the annotations of their fields."""
+"""Type of a column by the annotation of its field in the state."""
 
 
 def _columns(names: Sequence[str], rows: Sequence[object]) -> dict[str, Sequence[Any]]:
@@ -192,7 +190,7 @@ class Snapshots:
         self._given_s: Floats = np.zeros(len(self._kinds))
 
     def entered(self, job: Job) -> None:
-        """Enters an active job, or one whose spec is another now."""
+        """Enters an active job, or one whose spec has changed."""
         self._tenant.setdefault(job.virtual_cluster, len(self._tenant))
         self._entered.add(job.job_id)
         if self._beliefs is not None:
@@ -231,14 +229,12 @@ class Snapshots:
                 found[name] = np.array([getattr(job, name) for job in jobs])
         if issubclass(self._view, GoodputState):
             tasks = tuple(job.task for job in jobs if job.task is not None)
-            done_work = np.array([task.done_work for task in tasks])
-            left = found.pop("declared_work") - done_work
             found |= {
                 "tasks": tasks,
                 "beliefs": self._beliefs,
                 "held_placement": tuple(job.placement for job in jobs),
-                "done_work": done_work,
-                "remaining_work": np.where((left > 0) & (left < NEVER), left, NONE),
+                "done_work": np.array([task.done_work for task in tasks]),
+                "remaining_work": np.array([task.declared_remaining() for task in tasks]),
                 "observed_gpus": np.array([task.pool.most_gpus for task in tasks]),
                 "overhead": np.array([task.pool.overhead for task in tasks]),
                 "given_s": self._given_s.copy(),
@@ -249,7 +245,7 @@ class Snapshots:
         return self._view(**found)
 
     def _reorder(self, job_id: Ints) -> None:
-        """Moves the rows that are kept to where these jobs stand; rows of new jobs are to be read."""
+        """Puts the kept rows in the order of these jobs; the rows of new jobs hold anything until they are read."""
         if len(self._job_id):
             before = np.searchsorted(self._job_id, job_id)
             self._kept = {name: column.take(before, axis=0, mode="clip") for name, column in self._kept.items()}
@@ -260,15 +256,12 @@ class Snapshots:
     def _read(
         self, concerned: Sequence[int], jobs: Sequence[Job], read: Callable[[Sequence[Job]], dict[str, Sequence[Any]]]
     ) -> None:
-        """Reads the rows of the jobs concerned. Columns that were given out stay as they are."""
+        """Reads the rows of the jobs concerned into copies of the columns, because earlier states keep theirs."""
         for name, values in read([jobs[at] for at in concerned]).items() if concerned else ():
             new: np.ndarray = np.array(values, dtype=self._dtypes.get(name, np.float64))
-            if name in self._kept:
-                column = self._kept[name].copy()
-                column[concerned] = new
-            else:
-                column = np.zeros((len(jobs), *new.shape[1:]), dtype=new.dtype)
-                column[concerned] = new
+            kept = self._kept.get(name)
+            column = np.zeros((len(jobs), *new.shape[1:]), dtype=new.dtype) if kept is None else kept.copy()
+            column[concerned] = new
             self._kept[name] = column
 
     def _requested(self, jobs: Sequence[Job]) -> dict[str, Sequence[Any]]:
@@ -440,9 +433,8 @@ class AllocationScheduler:
         if answer.share is not None:
             self._check_shares(answer)
         must_stay = state.must_stay
-        for at in np.flatnonzero(
-            (gpus != state.held_gpus) | must_stay
-        ).tolist():  # any other job has what was checked before
+        # Any other job keeps an allocation that was checked before.
+        for at in np.flatnonzero((gpus != state.held_gpus) | must_stay).tolist():
             job, each = jobs[at], int(gpus[at])
             if must_stay[at] and not self._stays(answer, at, job):
                 raise InputError(

@@ -28,7 +28,7 @@ def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], P
     Parameters and buffers are whole, on the CPU, under their original names, whatever plan wrote them. The folder is
     not changed, and a job may be writing to it. Raises InputError if there is no checkpoint or it is damaged.
     """
-    passed: list[str] = []
+    skipped: list[str] = []
     for path in checkpoint_folder.newest_first(folder):
         if step is not None and path.name != checkpoint_folder.name(step):
             continue
@@ -40,11 +40,11 @@ def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], P
             checkpoint.read(path, manifest, tensors)
             return {name.removeprefix(checkpoint.MODEL): each for name, each in tensors.items()}, manifest.progress
         except (DamagedError, FileNotFoundError) as error:  # damaged, or deleted meanwhile because of a newer one
-            passed.append(f"{path.name} ({error})")
+            skipped.append(f"{path.name} ({error})")
     there = ", ".join(path.name for path in checkpoint_folder.newest_first(folder)) or "none"
-    wanted = "no whole checkpoint" if step is None else f"no whole checkpoint of step {step}"
-    seen = f"; passed over: {', '.join(passed)}" if passed else ""
-    raise InputError(f"{folder}: {wanted} is in it; there are: {there}{seen}.")
+    of_step = "" if step is None else f" of step {step}"
+    damaged = f"; damaged: {', '.join(skipped)}" if skipped else ""
+    raise InputError(f"{folder} has no undamaged checkpoint{of_step}; there are: {there}{damaged}.")
 
 
 def write(tensors: dict[str, Tensor], path: Path, told: dict[str, str], *, safe: bool) -> None:

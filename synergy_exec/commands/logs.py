@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 class _Printer:
-    """Prints new output. run: only of this run; None for all runs, each with a heading."""
+    """Prints new output of one run, or of all runs with a heading each if `run` is None."""
 
     def __init__(self, job: FoundJob, run: int | None) -> None:
         self._job, self._only = job, run

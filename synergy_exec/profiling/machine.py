@@ -7,6 +7,7 @@ import datetime
 import os
 import platform
 import socket
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,10 @@ def known_profile(path: Path, where: str) -> Profile:
 
 
 def keep_profile(models: Mapping[str, ProfiledModel], where: str, path: Path) -> None:
-    """Writes the profile with the present date."""
+    """Writes the profile with the present date. A profile of another machine is renamed and not overwritten."""
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    if path.is_file() and (there := read_profile(path)).machine != where:
+        path.rename(path.with_suffix(f".{zlib.crc32(there.machine.encode()):08x}.json"))
     write_profile(Profile(models, where, now), path)
 
 

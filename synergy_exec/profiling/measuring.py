@@ -27,7 +27,7 @@ from synergy_core.goodput.pipeline import searched_steps
 from synergy_core.jobs.testbed_profiles import StepAtCpus, degrees_of
 from synergy_core.planner.plan import Plan
 from synergy_exec.messages import MeansToLeave
-from synergy_exec.profiling.selection import Selection, Task, lines_of, record_of
+from synergy_exec.profiling.selection import Selection, Task, kind_of, lines_of, record_of
 from synergy_exec.training import noise
 from synergy_exec.training.admitted import Admission
 from synergy_exec.training.cache import Cache
@@ -167,7 +167,7 @@ class MeasuringRank(Rank):
         """Number of first steps of a new model to ignore: one, or two if DDP rebuilds its buckets in the second or the
         process is new to this kind of plan.
         """
-        kind = plan.zero > 0, plan.tensor > 1, plan.pipeline > 1
+        kind = kind_of(plan)
         new_kind = kind not in self._kinds
         self._kinds |= {kind}
         return 1 + int((plan.data > 1 and not plan.zero) or new_kind)

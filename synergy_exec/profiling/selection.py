@@ -192,13 +192,13 @@ class Selection:
         """
         if self._times is None:
             return []
-        kinds = {_kind(plan) for plan in self._seen}
+        kinds = {kind_of(plan) for plan in self._seen}
         found: dict[tuple[int, int], tuple[bool, float, Plan]] = {}
         for plan in self.plans:
             key, degrees = (plan.gpus, plan.global_batch), degrees_of(plan)
             if key in self._best or degrees in self._failed or self._does_not_fit(plan):
                 continue
-            unseen = _kind(plan) not in kinds and degrees not in self._fallbacks
+            unseen = kind_of(plan) not in kinds and degrees not in self._fallbacks
             ranked = unseen, self._step_s(plan), plan
             if key not in found or ranked[:2] < found[key][:2]:
                 found[key] = ranked
@@ -221,7 +221,8 @@ class Selection:
         return any(_parts(each) == _parts(plan) and each.micro_batch <= plan.micro_batch for each in self._too_large)
 
 
-def _kind(plan: Plan) -> tuple[bool, ...]:
+def kind_of(plan: Plan) -> tuple[bool, ...]:
+    """Which kinds of parallelism a plan uses besides replicas."""
     return plan.zero > 0, plan.tensor > 1, plan.pipeline > 1, plan.interleave > 1
 
 

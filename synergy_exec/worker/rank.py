@@ -238,7 +238,7 @@ class Rank:
         )
 
     def _find_plans(self, job: TrainingJob) -> None:
-        """Tells the controller which plans the job may have; what is wrong with them is no matter of this run."""
+        """Writes the possible plans for the controller. An error here does not end the run."""
         launch = self._start.launch
         try:
             write_candidates(Path(launch.folder), Admission(job).candidates(launch.plans_on, launch.plans_at))

@@ -75,7 +75,7 @@ def test_an_earlier_step_as_torch_saves_it(trained, tmp_path):
     out = tmp_path / "net.pt"
     export.main(["fsdp2", "--dir", str(work), "--out", str(out), "--step", str(STEPS)])
     assert loaded(out, STEPS)["loss"] == pytest.approx(losses["fsdp2"][0], abs=1e-6)
-    with pytest.raises(InputError, match=r"no whole checkpoint of step 2 is in it; there are: step-0{7}4, step-0{7}3"):
+    with pytest.raises(InputError, match=r"has no undamaged checkpoint of step 2; there are: step-0{7}4, step-0{7}3"):
         export.main(["fsdp2", "--dir", str(work), "--out", str(tmp_path / "none.pt"), "--step", "2"])
 
 
@@ -101,6 +101,6 @@ def test_a_damaged_checkpoint_is_passed_over_and_named_where_none_is_whole(train
     export.main(["single", "--dir", str(work), "--out", str(tmp_path / "net.pt")])
     assert f"at step {STEPS}" in capsys.readouterr().out
     flipped(checkpoints / f"step-{STEPS:08d}" / "rank-0.safetensors")
-    with pytest.raises(InputError, match=r"no whole checkpoint is in it; .*passed over: .*have changed since"):
+    with pytest.raises(InputError, match=r"no undamaged checkpoint; .*damaged: .*have changed since"):
         export.main(["single", "--dir", str(work), "--out", str(tmp_path / "other.pt")])
     assert not (tmp_path / "other.pt").exists()

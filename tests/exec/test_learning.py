@@ -35,6 +35,7 @@ from synergy_exec.controller.jobs import ModelExchange
 from synergy_exec.messages import Hello, Started
 from synergy_exec.nodes.agents import cluster_of
 from synergy_exec.plans import Candidates, plans, write_candidates
+from synergy_exec.profiling.machine import keep_profile, known_profile
 from synergy_exec.run import _check, _compressions
 from synergy_exec.settings import Settings
 from synergy_exec.training.compression.layers import CompressorByLayer, GradientLayer
@@ -452,3 +453,12 @@ def test_shares_follow_what_jobs_report_and_no_profile_is_needed(tmp_path):
         spec = job.task.spec
         requested_s = spec.requested_gpus / (spec.requested_rate["cpu"] * spec.requested_batch)
         assert job.task.gpu_slowdown == pytest.approx(GPU_SAMPLE_S / requested_s)
+
+
+def test_a_profile_of_another_machine_is_kept_beside_the_new_one(tmp_path):
+    path = tmp_path / "profile.json"
+    keep_profile({}, "another", path)
+    keep_profile({}, "this one", path)
+    assert known_profile(path, "this one").machine == "this one"
+    (other,) = set(tmp_path.iterdir()) - {path}
+    assert known_profile(other, "another").date  # an empty profile has none

@@ -312,7 +312,7 @@ def test_a_name_that_two_jobs_have_is_not_guessed_but_the_last_run_is(three_jobs
     logs_command.main(["a", "--dir", str(three_jobs.parents[1])])
     said = capfdbinary.readouterr()
     assert said.out.decode() == "--- run 9\nnine\n"
-    assert f"of {later}, written to last" in said.err.decode()
+    assert f"{later}: the newest" in said.err.decode()
     (job_folder(later, 8, "a") / "log-10.txt").write_text("ten\n")
     refuses(r"2 jobs are called a in .*; take a number: 7, 8", logs_command.main, ["a", "--dir", str(later)])
 
