@@ -270,7 +270,7 @@ class Agent:
 
 
 def _memory_bytes() -> int:
-    """Of the whole machine."""
+    """Memory of the whole machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -1,7 +1,7 @@
-"""Which of a node's cores each rank has: none of them twice while there are enough, and what is lacking made up for.
+"""Shares a node's CPU cores out among ranks. If there are too few, ranks get the missing part when others leave.
 
-CPUs are counted in thousandths of a core, so that they add up exactly. A rank gets whole cores of its own first, and
-the rest on a core that others may have parts of; on such a core the kernel decides between those that want to run.
+CPUs are counted in thousandths of a core, so that they add up exactly. A rank first gets whole cores of its own, and
+the rest on a core that it shares with other ranks; there the kernel decides who runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WHOLE = 1000
 
 @dataclass(frozen=True, slots=True)
 class CoreGrant:
-    """cores: on which it may run. cpus: of them, that are its own. asked: how many were asked for."""
+    """cores: cores on which a rank may run. cpus: its share of them. asked: CPUs that were requested."""
 
     cores: tuple[int, ...]
     cpus: float
@@ -27,7 +27,7 @@ class CoreGrant:
 
 
 class Cores:
-    """The cores of one node, and who has what of them."""
+    """The cores of one node and their owners."""
 
     def __init__(self, cores: Sequence[int]) -> None:
         self._cores = tuple(cores)
@@ -36,30 +36,30 @@ class Cores:
         self._others: dict[Owner, frozenset[int]] = {}
 
     def take(self, owner: Owner, cpus: float) -> set[Owner]:
-        """That many CPUs for an owner from now on; whose grants are others than before, its own among them."""
+        """Gives an owner that many CPUs. Returns the owners whose grants have changed, including this one."""
         self._asked[owner] = max(1, round(cpus * WHOLE))
         before = self._parts.pop(owner, {})
         self._parts[owner] = self._found(self._asked[owner], before)
         return {owner} | self._make_up()
 
     def occupy(self, owner: Owner, cores: Iterable[int]) -> None:
-        """An owner runs on these whole cores, whoever else does; others are given them last."""
+        """Notes that an owner runs on these whole cores without a grant; other owners get them last."""
         self._others[owner] = frozenset(cores)
 
     def leave(self, owner: Owner) -> set[Owner]:
-        """An owner has nothing any more; whose grants have grown by it."""
+        """Takes everything from an owner. Returns the owners whose grants have grown."""
         for held in (self._asked, self._parts, self._others):
             held.pop(owner, None)
         return self._make_up()
 
     def grant(self, owner: Owner) -> CoreGrant:
-        """What an owner has. One for whom nothing was left runs beside others, on the core with the least on it."""
+        """The grant of an owner. If nothing was left for it, it runs on the least loaded core beside others."""
         parts = self._parts[owner]
         cores = tuple(sorted(parts)) or (min(self._cores, key=self._load),)
         return CoreGrant(cores, sum(parts.values()) / WHOLE, self._asked[owner] / WHOLE)
 
     def _make_up(self) -> set[Owner]:
-        """Those that lack something, first come first served, get what is free."""
+        """Gives free CPUs to owners that lack some, in the order of their requests; returns those that got any."""
         grown: set[Owner] = set()
         for owner, asked in self._asked.items():
             parts = self._parts[owner]
@@ -71,7 +71,7 @@ class Cores:
         return grown
 
     def _found(self, wanted: int, liked: Iterable[int]) -> dict[int, int]:
-        """Thousandths of free cores that add up to `wanted`, or to all that is free; of like ones, those liked."""
+        """Thousandths of free cores that add up to `wanted`, or to all that is free; `liked` cores are preferred."""
         liked = frozenset(liked)
         free = {core: WHOLE - load for core in self._cores if (load := self._load(core)) < WHOLE}
         found: dict[int, int] = {}
@@ -81,7 +81,7 @@ class Cores:
                 wanted -= WHOLE
         left = {core: room for core, room in free.items() if core not in found}
         while wanted and left:
-            # The fullest that has room for it, so that whole cores stay whole; else as few cores as possible.
+            # Best fit, so that whole cores stay whole; if none fits, as few cores as possible.
             fits = [core for core, room in left.items() if room >= wanted]
             core = (
                 min(fits, key=lambda core: (left[core], core not in liked, core)) if fits else max(left, key=left.get)  # type: ignore[arg-type]
@@ -95,15 +95,15 @@ class Cores:
         return shared + WHOLE * sum(core in cores for cores in self._others.values())
 
 
-# What a node's slots are made of.
+# The slots of a node.
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A place for one rank.
 
-    cores: of the CPU, that its worker may use. cpus: how many of them are its own; a part of one that slots share. gpu:
-    the index of its CUDA device; None where cores are the slot.
+    cores: CPU cores that its worker may use. cpus: its share of them, less than 1 if slots share a core. gpu: index of
+    its CUDA device; None for a slot of CPU cores.
     """
 
     cores: tuple[int, ...]
@@ -112,7 +112,7 @@ class Slot:
 
 
 def divide(cores: Sequence[int], slots: int, *, gpus: bool) -> list[Slot]:
-    """Slots with equal parts of the cores, each core in one slot; with more slots than cores, slots share them."""
+    """Divides the cores equally into slots; if there are more slots than cores, slots share cores."""
     share = len(cores) // slots
     parts = [
         tuple(cores[slot * share : (slot + 1) * share]) if share else (cores[slot % len(cores)],)

@@ -1,9 +1,9 @@
-"""What a job's workers print, on disk in bounded space.
+"""Logs of jobs' workers, in bounded space on disk.
 
-    jobs/<id>/log-<run>.txt       what the run prints; log-<run>.old.txt: what it printed before, once that was much
+    jobs/<id>/log-<run>.txt       the end of the run's output; log-<run>.old.txt has what was before it
 
-Of each job `log_mb` are kept: a run's log is turned over when it is a quarter of that, and the oldest runs' go first.
-Workers of all nodes append to one file; the agent that has rank 0 bounds it.
+At most `log_mb` of each job are kept: a run's log is truncated when it reaches a quarter of that, and the logs of the
+oldest runs are deleted first. Workers of all nodes append to one file; the agent with rank 0 limits it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _NAME = re.compile(r"log-(\d+)(\.old)?\.txt")
 
 
 def opened(launch: Launch) -> int:
-    """A descriptor that appends to the run's log."""
+    """Opens the run's log for appending; returns the descriptor."""
     path = _path(launch)
     path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
 def bound(launch: Launch) -> None:
-    """Keeps the job's logs within their space; called about every second, so a job may exceed it for so long."""
+    """Limits the job's logs. It is called about every second, so a job may exceed the limit for that long."""
     if launch.first_rank == 0:
-        # A log that cannot be bounded now can be in a second; it is no reason to end a run.
+        # An error here is no reason to end a run; the next call comes in a second.
         with contextlib.suppress(OSError, InputError):
             limit_bytes = launch.log_mb * MB
-            _turn_over(_path(launch), int(limit_bytes / 4))
-            _forget(launch, limit_bytes)
+            _truncate(_path(launch), int(limit_bytes / 4))
+            _delete_oldest(launch, limit_bytes)
 
 
 def logs(folder: Path) -> dict[int, list[Path]]:
-    """The logs in a job's folder by run, in order, each in the order in which it was written."""
+    """The log files in a job's folder by run, in order; the files of a run in the order of their contents."""
     found = [(int(match[1]), not match[2], path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     runs: dict[int, list[Path]] = {}
     for run, _, path in sorted(found):
@@ -51,9 +51,9 @@ def _path(launch: Launch) -> Path:
     return Path(launch.folder) / f"log-{launch.run}.txt"
 
 
-def _turn_over(path: Path, most_bytes: int) -> None:
-    """What the log ends with becomes the old one. Workers hold the file open, so it is emptied, not renamed; what is
-    printed in the very moment before that is lost.
+def _truncate(path: Path, most_bytes: int) -> None:
+    """Moves the end of the log into the old log. Workers hold the file open, so it is emptied and not renamed; output
+    printed at the moment between copying and emptying is lost.
     """
     size = path.stat().st_size
     if size <= most_bytes:
@@ -65,8 +65,8 @@ def _turn_over(path: Path, most_bytes: int) -> None:
         os.truncate(path, 0)
 
 
-def _forget(launch: Launch, limit_bytes: float) -> None:
-    """Removes the logs of the oldest runs until the job's fit, and says so in the present one."""
+def _delete_oldest(launch: Launch, limit_bytes: float) -> None:
+    """Deletes the logs of the oldest runs until the job's logs fit, and notes this in the present log."""
     runs = logs(Path(launch.folder))
     total = sum(path.stat().st_size for paths in runs.values() for path in paths)
     for run, paths in runs.items():

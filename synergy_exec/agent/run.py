@@ -112,7 +112,7 @@ class Worker:
 
 
 class NodeRun:
-    """From launch to the one `Ended` that says that no process of the run is left here.
+    """A run on this node, from its launch until no process of it is left, which one `Ended` reports.
 
     grants: by rank, what it has of the node's cores, if the run was launched with a share.
     """

@@ -53,11 +53,11 @@ class ResidualNetwork(nn.Module):
         self.classes = nn.Linear(width, classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        """What is before the blocks."""
+        """The part before the blocks."""
         return functional.silu(self.stem_norm(self.stem(x)))
 
     def head(self, hidden: Tensor) -> Tensor:
-        """What is after them."""
+        """The part after them."""
         output: Tensor = self.classes(hidden.mean(dim=(2, 3)))
         return output
 

@@ -63,12 +63,12 @@ class Transformer(nn.Module):
         self.scores = nn.Linear(hidden, vocabulary, bias=False)
 
     def embed(self, x: Tensor) -> Tensor:
-        """What is before the blocks."""
+        """The part before the blocks."""
         hidden: Tensor = self.token(x) + self.place
         return hidden
 
     def head(self, hidden: Tensor) -> Tensor:
-        """What is after them."""
+        """The part after them."""
         output: Tensor = self.scores(self.norm(hidden))
         return output
 

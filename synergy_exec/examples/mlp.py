@@ -38,12 +38,12 @@ class Perceptron(nn.Module):
         self.last = nn.Linear(width, classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        """What is before the layers."""
+        """The part before the layers."""
         hidden: Tensor = self.first(x)
         return hidden
 
     def head(self, hidden: Tensor) -> Tensor:
-        """What is after them."""
+        """The part after them."""
         output: Tensor = self.last(self.norm(hidden))
         return output
 

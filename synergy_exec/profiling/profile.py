@@ -237,7 +237,8 @@ class Measuring:
         )
         for work, ratio in [seen for each in lines for seen in each.get("noise", ())]:
             model = noted(model, work, ratio)
-        self._tell(f"{name}: {measured} of {candidates} step times measured")
+        others = "; the others are between measured batches, slower by prediction, or too large for memory"
+        self._tell(f"{name}: {measured} of {candidates} step times measured{others if measured < candidates else ''}")
         if self._costs is None:
             self._remarks.append(f"starts were not measured; restart_s={assumed_s:g} is assumed")
         if late:

@@ -91,7 +91,7 @@ class Admission:
         return plan_refusal(plan) or self._unfit(plan)
 
     def candidates(self, sizes: list[int], batches: list[int]) -> Candidates:
-        """What may be measured of the job's model on so many slots at these batches."""
+        """The possible plans of the job's model on these numbers of slots at these batches."""
         job = self._job
         loaded = (job.samples, job.item_bytes) if isinstance(job, LoadedJob) else (0, 0)
         found = {size: plans(size, batches, self.refusal) for size in sizes}

@@ -68,7 +68,7 @@ class CompressorByLayer:
 
     @classmethod
     def named(cls, text: str) -> CompressorByLayer:
-        """As in `Plan.compressor`: `q4`, by layer `q4,token.weight=none,layers.*=q2`. Raises InputError."""
+        """Reads the form of `Plan.compressor`: `q4`, by layer `q4,token.weight=none,layers.*=q2`. Raises InputError."""
         rest, *layers = text.split(",")
         chosen = []
         for each in layers:

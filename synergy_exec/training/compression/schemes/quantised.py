@@ -18,7 +18,7 @@ from synergy_exec.training.compression.wire import Watch, Wire
 
 _ENDS_BYTES = 8
 _MIDDLE = 0.5 + 2**-17
-"""What makes `_noise` ÷ 2¹⁶ lie in (0, 1), 1/2 on average."""
+"""Added to `_noise` ÷ 2¹⁶, it gives numbers in (0, 1) with mean 1/2."""
 
 
 def row_bytes(bits: int) -> int:
