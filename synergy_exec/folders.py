@@ -242,7 +242,7 @@ def find_job(folder: Path, wanted: str) -> FoundJob:
     ]
     found = [each for each in jobs if each.name == wanted] or [each for each in jobs if str(each.number) == wanted]
     if not found:
-        raise unknown("job", wanted, [each.name for each in jobs])
+        raise unknown("job", wanted, {each.name for each in jobs})
     last = max(found, key=lambda each: max((path.stat().st_mtime for path in each.folder.iterdir()), default=0.0))
     if len(same := [each for each in found if each.work == last.work]) > 1:
         numbers = ", ".join(str(each.number) for each in same)

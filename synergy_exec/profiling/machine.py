@@ -35,17 +35,21 @@ def profile_in(results_dir: Path) -> Path:
 
 
 def known_profile(path: Path, where: str) -> Profile:
-    """The profile in the file if it was measured on this machine, else an empty profile of this machine."""
-    there = read_profile(path) if path.is_file() else Profile()
-    return there if there.machine == where else Profile({}, where)
+    """The profile of this machine from the file, or from one that `keep_profile` renamed; empty if there is none."""
+    there = [read_profile(each) for each in (path, _renamed(path, where)) if each.is_file()]
+    return next((each for each in there if each.machine == where), Profile({}, where))
 
 
 def keep_profile(models: Mapping[str, ProfiledModel], where: str, path: Path) -> None:
-    """Writes the profile with the present date. A profile of another machine is renamed and not overwritten."""
+    """Writes the profile with the present date. A profile of another machine, or of other slots, is renamed before."""
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     if path.is_file() and (there := read_profile(path)).machine != where:
-        path.rename(path.with_suffix(f".{zlib.crc32(there.machine.encode()):08x}.json"))
+        path.replace(_renamed(path, there.machine))
     write_profile(Profile(models, where, now), path)
+
+
+def _renamed(path: Path, where: str) -> Path:
+    return path.with_suffix(f".{zlib.crc32(where.encode()):08x}.json")
 
 
 NOISE_FROM_WORK, NOISE_STRETCH = 10.0, 1.5
