@@ -122,13 +122,13 @@ def test_run_that_can_make_no_checkpoint_is_lost_at_once_and_says_why(shared):
 def test_batches_that_do_not_follow_from_the_step_are_told(shared):
     """Other samples when asked again; or the same, but of a seed that the next process does not have."""
     launch = shared.launch("Impure", world=2)
-    assert "other samples when it is asked again" in shared.of_run(launch, Noted).text
+    assert "other samples when it is called again" in shared.of_run(launch, Noted).text
     shared.ends(launch, "done")
     launch = shared.launch("Seeded", SLOW, work=1e6)
     shared.reached(launch, 5)
     shared.stop(launch)
     again = shared.launch("Seeded", SLOW, folder=launch.folder, work=1e6)
-    assert "not what it was in an earlier run" in shared.of_run(again, Noted).text
+    assert "differs from the same batch in an earlier run" in shared.of_run(again, Noted).text
     shared.say(Kill(run=again.run))
     shared.ends(again, "lost")
 
@@ -246,7 +246,7 @@ def test_ranks_of_an_agent_that_stands_still_save_and_leave(fresh):
     assert gone(pids, timeout_s=30)
     (saved,) = checkpoint_folder.newest_first(Path(launch.folder) / "checkpoints")
     assert saved.name == checkpoint_folder.name(int(steps_of(launch)[-1]["step"]))
-    assert "nothing from the agent for 4 s" in log_of(launch)
+    assert "agent has been silent for 4 s" in log_of(launch)
     revive(fresh.agent.pid)
     fresh.ends(launch, "paused")
 
