@@ -13,9 +13,10 @@ from allocator_problems import METHODS, best_by_trying, check, random_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergy_core.allocator import Beside, Problem, solve
+from synergy_core.allocator import Beside, Problem, priced, solve
 from synergy_core.allocator.exact import formulate
-from synergy_core.allocator.prices import greedy, opened
+from synergy_core.allocator.priced import find_prices
+from synergy_core.allocator.prices import cold_prices, greedy, minimise_all, opened
 from synergy_core.allocator.problem import proven
 from synergy_core.errors import InputError
 
@@ -210,6 +211,25 @@ def test_sampled_prices_and_boxes_reach_the_optimum_of_all_jobs() -> None:
     proven = solve(problem, method="priced", gap=0.0, time_limit_s=30)
     assert priced.bound >= proven.objective - 1e-6
     assert proven.objective <= priced.objective * (1 + 1e-4) + 1e-6
+
+
+@pytest.mark.parametrize("seed", [3, 10, 15, 23])
+@pytest.mark.parametrize("factors", [(1.0, 1.0, 1.0, 1.0), (1.54, 1.11, 1.58, 0.71), (1.5, 1.6, 1.3, 1.5)])
+def test_prices_are_near_the_minimum_wherever_they_start(seed: int, factors: tuple[float, ...]) -> None:
+    work = opened(random_problem(seed, jobs=3000, sizes=5, capacity=(900, 1200, 600, 700), p=1.0))
+    best = minimise_all(work, cold_prices(work))
+    found = find_prices(work, best * np.array(factors))
+    dual, least = (float(prices @ work.room + work.reduced(prices).max(axis=1).sum()) for prices in (found, best))
+    assert dual == pytest.approx(least, rel=1e-3)
+
+
+def test_too_many_near_tied_columns_leave_a_gap_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(5, jobs=300, sizes=6, capacity=(140, 140, 140))
+    monkeypatch.setattr(priced, "MAX_NEAR_TIED", 0)
+    solution = solve(problem, method="priced", gap=0.0)
+    check(problem, solution)
+    assert solution.status == "gap_open"
+    assert 0.0 < solution.gap < 0.05
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.01, 1.0, 100.0])

@@ -143,20 +143,20 @@ def minimise_all(
     """
     some, *_ = columns_where(work, work.utility > -np.inf)
     start = cold_prices(work) if prices is None else prices
-    return minimise(some, work.room, start, smooth * work.scale, finest * work.scale, parallel=work.parallel)
+    return minimise(some, work.room, start, smooth * work.scale, finest * work.scale, parallel=work.parallel)[0]
 
 
 def minimise(
     some: Columns, room: Floats, prices: Floats, smooth: float, finest: float, *, parallel: bool = False
-) -> Floats:
-    """Prices near the minimum of D over `some`: Newton steps while μ falls from `smooth` to `finest` (both utility).
+) -> tuple[Floats, bool]:
+    """Prices near the minimum of D over `some`, and whether μ fell from `smooth` to `finest` (both utility).
 
-    parallel: see `Open`.
+    Newton steps reduce μ; where they stall first, D may be far above its minimum. parallel: see `Open`.
     """
     owner, start, coarsest = some.owner, some.start, smooth
     jobs, limits = len(start), len(room)
     if not jobs:
-        return np.zeros_like(prices)
+        return np.zeros_like(prices), True
     blocks = list(zip(some.limit, some.amount, owner * limits + some.limit, strict=True))
     pairs = [
         (one, other, some.limit[one] * limits + some.limit[other])
@@ -200,7 +200,7 @@ def minimise(
         else:
             stalled = 0
             smooth *= SHRINK
-    return best
+    return best, smooth < finest
 
 
 def _newton(prices: Floats, gradient: Floats, hessian: Floats, smooth: float) -> tuple[Floats, bool]:
