@@ -122,7 +122,7 @@ def integer_programme(
     """Maximises value · x for integer x with 0 ≤ x ≤ most and least ≤ A x ≤ limit.
 
     rows, taken: (N, K), row indices and values of the K entries of each column of A. slack, gap: absolute and relative
-    tolerance of the optimum. Returns x, (N,), or None without a solution; a bound; whether the time limit was reached.
+    tolerance. Returns x, (N,), or None without a solution; an upper bound; whether the time limit was reached.
     """
     import highspy
 

@@ -1,10 +1,9 @@
 """Prices of the limits from the Lagrangian dual of the allocation problem, and a greedy allocation at given prices.
 
-With a price l_k ≥ 0 per unit of limit k and demands w_jc, D(l) = l · room + Σ_j max(0, max_c (u_jc − l · w_jc)) bounds
-every allocation (weak duality). A column whose reduced utility is more than D − P below its job's best cannot be in an
-allocation better than P (reduced-cost fixing). Newton's method in the K prices minimises a smoothed dual, in which
-μ log Σ_c exp(v_jc / μ) replaces each maximum (Nesterov 2005, "Smooth minimization of non-smooth functions", section 4);
-μ falls from step to step.
+With a price l_k ≥ 0 per unit of limit k, D(l) = l · room + Σ_j max(0, max_c (u_jc − l · w_jc)) bounds all allocations
+(weak duality). A column whose reduced utility is more than D − P below its job's best is in no allocation better than P
+(reduced-cost fixing). Newton's method in the K prices minimises a smoothed D with μ log Σ_c exp(v_jc / μ) for each
+maximum (Nesterov 2005, "Smooth minimization of non-smooth functions", section 4); μ falls from step to step.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ b_min ≤ b ≤ b_max. The candidate of highest goodput wins; of several, the sm
 ignore an excess of up to 1e-8.
 
 Goodput is the rate of progress,  gain(B)/T_iter = throughput × efficiency / B₀,  in iterations at the initial batch per
-second. It ranks a job's configurations as Pollux's throughput × efficiency does, and remaining work ÷ goodput is a
-time.
+second. It ranks a job's configurations like Pollux's throughput × efficiency, and remaining work ÷ goodput is a time.
 """
 
 from __future__ import annotations

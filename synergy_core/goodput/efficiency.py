@@ -92,8 +92,7 @@ def square_root_factor(total_batch: ArrayLike, initial_batch: ArrayLike) -> Floa
 class Distortion:
     """How much compression distorts gradients; arrays that broadcast with batches and replicas; 0 without distortion.
 
-    variance: w of each replica's gradient. sum_variance: w₂ of their mean. lost: λ eps² of a biased compressor, in
-    [0, 1].
+    variance: w of each replica's gradient. sum_variance: w₂ of their mean. lost: λ eps² if biased, in [0, 1].
     """
 
     variance: ArrayLike = 0.0
@@ -109,10 +108,9 @@ class Distortion:
 
 
 MEASURED_ERROR_WEIGHT = 0.8
-"""λ for the eps² that running jobs measure. They measure the error of the compressor's input, which contains residuals
-of earlier gradients; error feedback delays these, but does not lose them. 0.8 is the upper 0.9 quantile over jobs,
-compressors and seeds (`python bench/compression_training.py`). For the eps² of gradients alone, as in the formulas, λ
-is 1."""
+"""λ for the eps² that running jobs measure, that of the compressor's input. It contains residuals of earlier gradients,
+which error feedback delays, but does not lose. 0.8 is the upper 0.9 quantile over jobs, compressors and seeds (`python
+bench/compression_training.py`). For the eps² of gradients alone, as in the formulas, λ is 1."""
 MAX_HELD_BACK_STEPS = 100.0
 """Limit for compressors that send almost nothing, whose error feedback would hold gradients back forever."""
 UNDISTORTED = Distortion()
@@ -232,7 +230,7 @@ def gradient_moments(
     They are unbiased for b < B and unbiased compressors; over few steps |G|² may be negative. With one micro-batch per
     replica b = B/N; without compression the estimate is that of McCandlish et al. 2018.
 
-    Norms after compression, without `distorted`, give Pollux's estimate on compressed gradients (`naive_noise_scale`).
+    Norms after compression with `UNDISTORTED` give Pollux's estimate on compressed gradients (`naive_noise_scale`).
     With a biased compressor |G|² cannot be estimated from ĝ: compare a replica's micro-batches before compression.
     """
     small, w = np.asarray(small_sqr, dtype=np.float64), np.asarray(distorted.variance, dtype=np.float64)

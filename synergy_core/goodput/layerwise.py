@@ -96,8 +96,7 @@ def least_of_slowest(curves: Sequence[Frontier], counts: Sequence[int], budgets:
 def least_bytes(sizes: Floats, errors: Floats, budget: float, *, buckets: int = BUCKETS) -> LayerChoice:
     """The choice of fewest bytes whose squared errors add up to at most `budget`.
 
-    sizes, errors: (L, C) bytes and squared errors; inf in both where a layer lacks a choice. A layer of
-    zeros has errors of 0 and takes nothing from the budget.
+    sizes, errors: (L, C), inf in both where a layer lacks a choice. A layer of zeros has errors of 0 and costs nothing.
     """
     curve = frontier(sizes, errors)
     # Sums of the same errors in another order differ by rounding.

@@ -90,8 +90,7 @@ def step_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike, local_batch: 
 # held-out placements, node counts and batch sizes (bench/fit.py prints the evidence). It changes four things:
 #
 # - An all-reduce grows with its GPUs by a bandwidth term that saturates, like a ring's (M − 1)/M, and by a logarithmic
-#   term for latency and stragglers (trees are log M deep, and the slowest of M lags by about log M). Within a node and
-#   across nodes,
+#   term for latency and stragglers (trees are log M deep, the slowest of M lags by about log M). On one node or more,
 #       T_sync = α + ρ·(1 − 2/M) + β·log₂(M/2)         instead of α + β·(M − 2); at M = 2 it is α.
 # - Two nodes exchange over one pair of links, more nodes over several: + π·log₂(M/N) across nodes if N = 2.
 # - The time of small batches is bounded below by kernel launches: T_grad = ((α_c + β_c·b)³ + φ³)^(1/3).

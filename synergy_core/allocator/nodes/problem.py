@@ -119,11 +119,10 @@ class NodeSolution:
 # job with g GPUs and c CPUs leaves G − g GPUs, which can use U(G − g) CPUs. The other C − U(G − g) CPUs are used by the
 # job or lost, so it may be charged max(c, min(U(g), C − U(G − g))). The same holds for GPUs: with A(x) the most GPUs
 # that jobs with x CPUs and bytes can use, a job may be charged max(g, min(A(own), G − A(rest))).
-#
-# The charges of jobs that fit on a node never exceed the node. For U and A never increase by splitting: if one job is
-# charged for the rest of the node, the others are charged at most U or A of their own, which together fit in that rest.
-# So every allocation that can be placed is within the pool, and the bound of the pooled problem holds for it. Such
-# charges are known as dual feasible functions of vector packing.
+# The charges of jobs that fit on a node never exceed the node, because splitting never increases U and A: if one job is
+# charged for what the rest leaves, the other charges, at most U or A of the jobs' own, fit in that rest. So every
+# allocation that can be placed is within the pool, and the pooled bound holds for it. Such charges are known as dual
+# feasible functions of vector packing.
 
 
 SLACK = 1e-6
@@ -263,10 +262,8 @@ def pooled(problem: NodeProblem) -> Pooled:
         allowed, taken = utility[:, shared] > 0, columns.demand[:, jobs][:, :, shared]
         sizes = [by_size(columns.rest[shared], each, allowed, gpus) for each in taken]
         # Pinned jobs count among the sizes that may share a node.
-        pinned_here = nodes.group_of[pinned.pieces.node] == group
-        for job, size_here in zip(
-            pinned.pieces.job[pinned_here].tolist(), pinned.pieces.gpus[pinned_here].tolist(), strict=True
-        ):
+        here = nodes.group_of[pinned.pieces.node] == group
+        for job, size_here in zip(pinned.pieces.job[here].tolist(), pinned.pieces.gpus[here].tolist(), strict=True):
             levels = columns.levels(job, int(pinned.column[pinned.job == job][0]))
             for (most, least), share in zip(sizes, columns.share[:, job, levels], strict=True):
                 most[size_here] = max(most[size_here], float(share.max()) * size_here)
