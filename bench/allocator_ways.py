@@ -75,11 +75,11 @@ def placed(problem: NodeProblem, made: Callable[[Pooled], Problem], *, swap: boo
         exchange(layout, 0, np.array([found.prices[0], *host[:, 0]]))
     if level:
         set_levels(layout, levels_of(columns.family), host)
-    for node, here in enumerate(layout.on):
+    for node, here in enumerate(layout.jobs_on):
         for job in sorted(here, key=lambda each: columns.utility[each, layout.column[each]]):
             if (layout.free[1:, node] >= -1e-6 * layout.size[1:, node]).all():
                 break
-            layout.take_off(job)
+            layout.remove_job(job)
     return layout.utility(), found.bound
 
 

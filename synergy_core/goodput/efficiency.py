@@ -354,10 +354,10 @@ def uniform(compressor: Compressor, layers: LayerSizes, gradients: Gradients) ->
 def within_error_of(compressor: Compressor, layers: LayerSizes, gradients: Gradients) -> Offer:
     """The layer-wise choice of fewest bytes whose squared error does not exceed this compressor's (L-GreCo).
 
-    Each layer uses one of `Compressor.alike` or no compression. Errors are those of a local gradient that is half
+    Each layer uses one of `Compressor.nearby` or no compression. Errors are those of a local gradient that is half
     noise. The true part of noise changes during training; the choice is not adapted to it.
     """
-    parts = with_none(compressor.alike())
+    parts = with_none(compressor.nearby())
     sizes, errors = sizes_and_errors(parts, layers, gradients)
     own = [each.name for each in parts].index(compressor.name)
     found = least_bytes(sizes, errors, float(errors[:, own].sum()))

@@ -185,7 +185,7 @@ def within_error_offer(compressor: Compressor) -> Offering:
         errors = _uniform(compressor, stages, gradients).errors
         budget = 0.5 * (float(np.asarray(errors.signal)) + float(np.asarray(errors.noise)))
         named = {within_error_name(compressor): budget}
-        return _uniform(_UNCOMPRESSED, stages, gradients), *_along_curves(compressor.alike(), stages, gradients, named)
+        return _uniform(_UNCOMPRESSED, stages, gradients), *_along_curves(compressor.nearby(), stages, gradients, named)
 
     return offers
 

@@ -83,7 +83,7 @@ def set_levels(layout: Layout, levels: Ints, price: Floats) -> None:
     Raises InputError if jobs that must not move do not fit on their node with their smallest shares.
     """
     columns = layout.columns
-    waiting = [node for node, here in enumerate(layout.on) if here]
+    waiting = [node for node, here in enumerate(layout.jobs_on) if here]
     width = WIDTH
     while waiting:
         which, worth, option = _found(layout, levels, price, waiting, width)
@@ -92,31 +92,31 @@ def set_levels(layout: Layout, levels: Ints, price: Floats) -> None:
             if worth[at] == -np.inf:
                 failed.append(node)
                 continue
-            for place, job in enumerate(layout.on[node]):
+            for place, job in enumerate(layout.jobs_on[node]):
                 column = int(option[at, place, which[at, place]])
                 if column != layout.column[job]:
                     layout.change(job, column)
         for node in failed:
-            loose = [job for job in layout.on[node] if not layout.fixed[job]]
+            loose = [job for job in layout.jobs_on[node] if not layout.fixed[job]]
             if loose:
-                layout.take_off(min(loose, key=lambda job: (columns.utility[job, layout.column[job]], -job)))
+                layout.remove_job(min(loose, key=lambda job: (columns.utility[job, layout.column[job]], -job)))
             elif width == MAX_WIDTH:
                 raise InputError(
-                    f"infeasible: jobs {', '.join(map(str, layout.on[node]))} are pinned to node {node}, whose CPUs or "
-                    "memory do not suffice for the smallest shares in their rows; unpin a job or add a smaller share."
+                    f"infeasible: jobs {', '.join(map(str, layout.jobs_on[node]))} are pinned to node {node}, which lacks "
+                    "CPUs or memory for the smallest shares in their rows; unpin a job or add a smaller share."
                 )
             else:
                 width = MAX_WIDTH
-        waiting = [node for node in failed if layout.on[node]]
+        waiting = [node for node in failed if layout.jobs_on[node]]
 
 
 def _found(layout: Layout, levels: Ints, price: Floats, waiting: list[int], width: int) -> tuple[Ints, Floats, Ints]:
     """For B nodes: the options chosen for their jobs (B, M), their total value (B,), and all options (B, M, L)."""
     columns = layout.columns
-    most = max(len(layout.on[node]) for node in waiting)
+    most = max(len(layout.jobs_on[node]) for node in waiting)
     job = np.full((len(waiting), most), -1)
     for at, each in enumerate(waiting):
-        job[at, : len(layout.on[each])] = layout.on[each]
+        job[at, : len(layout.jobs_on[each])] = layout.jobs_on[each]
     option = np.where(job[:, :, None] >= 0, levels[columns.family[layout.column[job]]], -1)
     there = option >= 0
     value = np.where(there, columns.utility[job[:, :, None], option], -np.inf)
@@ -129,7 +129,7 @@ def _found(layout: Layout, levels: Ints, price: Floats, waiting: list[int], widt
     node = np.array(waiting)
     own_use = np.zeros((2, len(waiting)))
     for at, each in enumerate(waiting):
-        here = layout.on[each]
+        here = layout.jobs_on[each]
         own_use[:, at] = columns.demand[:, here, layout.column[here]].sum(axis=1)
     room = layout.free[1:, node] + own_use + TOLERANCE * layout.size[1:, node]
     which, worth = best_of(value[rows, order], use[:, rows, order], room, price[:, layout.group[node]], width)
@@ -185,7 +185,7 @@ class _Repacker:
         self.layout, self.price = layout, price
         self.profit: Floats = np.maximum(reduced.max(axis=1, initial=0.0), 0.0)
         self.node_price: Floats = (price[:, layout.group] * layout.size).sum(axis=0)
-        self.idle_turns: Ints = np.zeros(len(layout.on), dtype=np.int64)
+        self.idle_turns: Ints = np.zeros(len(layout.jobs_on), dtype=np.int64)
         self.rng = np.random.default_rng(0)
         self.pairs = 0
         columns = layout.columns
@@ -215,7 +215,7 @@ class _Repacker:
         layout = self.layout
         loss, open_nodes = [], []
         for node in range(layout.first[group], layout.first[group + 1]):
-            here = layout.on[node]
+            here = layout.jobs_on[node]
             if any(layout.fixed[job] or job in layout.whole for job in here):
                 continue
             if here:
@@ -242,7 +242,7 @@ class _Repacker:
         joining = min(ADDED_JOBS, len(idle) // pairs)
         more = self.rng.permutation(idle)[: joining * pairs].reshape(pairs, joining).tolist()
         nodes = zip(first.tolist(), second.tolist(), more, strict=True)
-        lists = [[*layout.on[one], *layout.on[other], *others] for one, other, others in nodes]
+        lists = [[*layout.jobs_on[one], *layout.jobs_on[other], *others] for one, other, others in nodes]
         job = np.full((len(lists), max(len(jobs) for jobs in lists)), -1)
         for pair, jobs in enumerate(lists):
             job[pair, : len(jobs)] = jobs
@@ -253,7 +253,7 @@ class _Repacker:
         use = np.zeros((3, *value.shape))
         use[0, :, :, :-1] = np.where(there, columns.rest[option], 0)
         use[1:, :, :, :-1] = np.where(there, columns.demand[:, job[:, :, None], option], 0.0)
-        # Place large jobs first and small ones into what is left.
+        # Place large jobs first and small ones in the remaining room.
         size = (use.max(axis=3) / layout.size[:, first][:, :, None]).max(axis=0)
         order = np.argsort(-size, axis=1, kind="stable")
         rows = np.arange(len(lists))[:, None]
@@ -298,14 +298,14 @@ class _Repacker:
                 continue
             for job in jobs:
                 if layout.column[job] >= 0:
-                    layout.take_off(job)
+                    layout.remove_job(job)
             for job, (option, node) in repacked.items():
-                layout.put(job, option, [], node)
+                layout.place(job, option, [], node)
             self.idle_turns[[packed.first[pair], packed.second[pair]]] = 0
 
     def _within_quotas(self, jobs: list[int], repacked: dict[int, tuple[int, int]]) -> bool:
         layout = self.layout
-        left = layout.left.copy()
+        left = layout.quota_left.copy()
         for job in jobs:
             if layout.column[job] >= 0:
                 left[layout.tenant[job]] += layout.columns.gpus[layout.column[job]]
@@ -348,7 +348,7 @@ def allocate(problem: NodeProblem, *, gap: float = GAP, prices: Floats | None = 
         stays = _placed(problem, pool, _staying(layout, wanted, everybody), price)
         layout = max(layout, stays, key=_net)
     repacker, tried = _Repacker(layout, price, everybody), -1
-    most = min(PAIRS_OF_NODE * len(layout.on), MAX_PAIRS)
+    most = min(PAIRS_OF_NODE * len(layout.jobs_on), MAX_PAIRS)
     while tried < repacker.pairs < most and relative_gap(layout.utility(), bound) > gap:
         tried = repacker.pairs
         for group in range(groups):

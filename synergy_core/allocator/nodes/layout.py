@@ -19,11 +19,11 @@ class Layout:
     """Where every job is placed, and what is free on every node.
 
     column: (J,) the job's column, −1 for none. spot: (J,) the node that the job may share, −1 for none. whole: the
-    nodes that a job has to itself, by job. on: the jobs on each node that may be shared. scattered: (node, GPUs) of
-    pinned jobs whose nodes no column describes. free: (3, nodes) GPUs, CPUs, memory; CPUs and memory may be negative
+    nodes that a job has to itself, by job. jobs_on: the jobs on each node that may be shared. scattered: (node, GPUs)
+    of pinned jobs whose nodes no column describes. free: (3, nodes) GPUs, CPUs, memory; CPUs and memory may be negative
     until `set_levels`. size: (3, nodes) totals. home, home_whole, home_gpus: spot, whole nodes and GPUs of the job when
     the round began; spot and whole nodes only if a column describes them. fixed: (J,) jobs that must not move. cost:
-    (J,) of a move. tenant: (J,). left: (V,) unused GPUs of every quota; without quotas, of one unlimited quota.
+    (J,) of a move. tenant: (J,). quota_left: (V,) unused GPUs of every quota; without quotas, of an unlimited one.
     """
 
     def __init__(self, problem: NodeProblem, pool: Pooled) -> None:
@@ -36,14 +36,14 @@ class Layout:
         self.column: Ints = np.full(jobs, -1)
         self.spot: Ints = np.full(jobs, -1)
         self.whole: dict[int, list[int]] = {}
-        self.on: list[list[int]] = [[] for _ in self.group]
+        self.jobs_on: list[list[int]] = [[] for _ in self.group]
         self.scattered: dict[int, list[tuple[int, int]]] = {}
         self.cost: Floats = (
             np.full(jobs, MAX_MOVE_COST) if problem.move_cost is None else np.minimum(problem.move_cost, MAX_MOVE_COST)
         )
         self.fixed: Bools = np.zeros(jobs, dtype=np.bool_) if problem.pinned is None else problem.pinned
         self.tenant: Ints = np.zeros(jobs, dtype=np.int64) if problem.tenant is None else problem.tenant
-        self.left: Floats = np.full(1, np.inf) if problem.quota is None else problem.quota.astype(np.float64)
+        self.quota_left: Floats = np.full(1, np.inf) if problem.quota is None else problem.quota.astype(np.float64)
         self.home: Ints = np.full(jobs, -1)
         self.home_whole: dict[int, list[int]] = {}
         self.home_gpus: Ints = np.zeros(jobs, dtype=np.int64)
@@ -64,11 +64,11 @@ class Layout:
                 self.home[job] = shared[0] if shared else -1
                 self.home_whole[job] = whole
                 if job in columns:
-                    self.put(job, columns[job], whole, self.home[job])
+                    self.place(job, columns[job], whole, self.home[job])
             elif job in columns:  # no column describes its nodes: it keeps them with its smallest share
                 self.scattered[job] = parts
                 self.column[job] = columns[job]
-                self.left[self.tenant[job]] -= self.columns.gpus[columns[job]]
+                self.quota_left[self.tenant[job]] -= self.columns.gpus[columns[job]]
                 for node, gpus in parts:
                     self.free[:, node] -= (gpus, *(self.columns.share[:, job, columns[job]] * gpus))
 
@@ -78,7 +78,7 @@ class Layout:
 
     def affords(self, job: int, column: int) -> bool:
         """Whether the tenant's quota has room for the column of a job without GPUs."""
-        return bool(self.columns.gpus[column] <= self.left[self.tenant[job]])
+        return bool(self.columns.gpus[column] <= self.quota_left[self.tenant[job]])
 
     def keeps(self, job: int, column: int) -> bool:
         """Whether a job can keep the nodes that it had before the round in this column."""
@@ -86,7 +86,7 @@ class Layout:
             return False
         return bool(self.home_group(job) == self.columns.group[column])
 
-    def put(self, job: int, column: int, whole: list[int], spot: int) -> None:
+    def place(self, job: int, column: int, whole: list[int], spot: int) -> None:
         """Places a job in a column; its GPUs there must be free."""
         self.column[job] = column
         if whole:
@@ -94,30 +94,30 @@ class Layout:
             self.free[:, whole] = 0.0
         self.spot[job] = spot
         if spot >= 0:
-            self.on[spot].append(job)
-            self.free[:, spot] -= self.takes(job)
-        self.left[self.tenant[job]] -= self.columns.gpus[column]
+            self.jobs_on[spot].append(job)
+            self.free[:, spot] -= self.demand(job)
+        self.quota_left[self.tenant[job]] -= self.columns.gpus[column]
 
-    def take_off(self, job: int) -> None:
+    def remove_job(self, job: int) -> None:
         """Removes a job from its nodes."""
         for node in self.whole.pop(job, ()):
             self.free[:, node] = self.size[:, node]
         spot = int(self.spot[job])
         if spot >= 0:
-            self.on[spot].remove(job)
-            self.free[:, spot] += self.takes(job)
-        self.left[self.tenant[job]] += self.columns.gpus[self.column[job]]
+            self.jobs_on[spot].remove(job)
+            self.free[:, spot] += self.demand(job)
+        self.quota_left[self.tenant[job]] += self.columns.gpus[self.column[job]]
         self.column[job] = self.spot[job] = -1
 
     def change(self, job: int, column: int) -> None:
         """Changes a job's level of share on its nodes."""
         if self.spot[job] >= 0:
-            self.free[:, self.spot[job]] += self.takes(job)
+            self.free[:, self.spot[job]] += self.demand(job)
         self.column[job] = column
         if self.spot[job] >= 0:
-            self.free[:, self.spot[job]] -= self.takes(job)
+            self.free[:, self.spot[job]] -= self.demand(job)
 
-    def takes(self, job: int) -> Floats:
+    def demand(self, job: int) -> Floats:
         """(3,) GPUs, CPUs and memory that the job uses on the node that it may share."""
         column = self.column[job]
         return np.array([self.columns.rest[column], *self.columns.demand[:, job, column]])
@@ -154,7 +154,7 @@ def fill(layout: Layout) -> None:
 
 def _fill_job(layout: Layout, job: int, room: np.ndarray) -> None:
     columns = layout.columns
-    some = (columns.utility[job] > 0) & (columns.gpus <= layout.left[layout.tenant[job]])
+    some = (columns.utility[job] > 0) & (columns.gpus <= layout.quota_left[layout.tenant[job]])
     free, most = layout.free[:, room], layout.free[:, room].max(axis=1)
     some &= (columns.rest <= most[0]) & (columns.demand[:, job] <= most[1:, None] * (1.0 + TOLERANCE)).all(axis=0)
     order = np.nonzero(some)[0]
@@ -165,14 +165,14 @@ def _fill_job(layout: Layout, job: int, room: np.ndarray) -> None:
         if len(whole) < columns.whole[column]:
             continue
         if not columns.rest[column]:
-            layout.put(job, column, whole, -1)
+            layout.place(job, column, whole, -1)
             return
         takes = np.array([columns.rest[column], *columns.demand[:, job, column]])
         fits = same & (free >= takes[:, None] - TOLERANCE * layout.size[:, room]).all(axis=0)
         fits &= ~np.isin(room, whole)
         if fits.any():
             # Choosing the fullest node with room keeps other nodes whole.
-            layout.put(job, column, whole, int(room[np.where(fits, free[0], np.inf).argmin()]))
+            layout.place(job, column, whole, int(room[np.where(fits, free[0], np.inf).argmin()]))
             return
 
 
@@ -205,11 +205,11 @@ def _hand_out(layout: Layout, share: Floats, most: Floats, resource: int) -> Non
         more = min(float(layout.size[resource, whole[0]] / layout.size[0, whole[0]]), most[job]) - share[job]
         spot = int(layout.spot[job])
         if spot >= 0:
-            gpus_below_most = sum(int(rest[each]) for each in layout.on[spot] if most[each] > share[each])
+            gpus_below_most = sum(int(rest[each]) for each in layout.jobs_on[spot] if most[each] > share[each])
             more = min(more, left[spot] / max(gpus_below_most, 1))
             left[spot] -= max(more, 0.0) * rest[job]
         share[job] += max(more, 0.0)
-    on_one_node = [job for here in layout.on for job in here if job not in layout.whole and most[job] > share[job]]
+    on_one_node = [job for here in layout.jobs_on for job in here if job not in layout.whole and most[job] > share[job]]
     wanting = np.array(on_one_node, dtype=np.int64)
     # Repeat, because jobs that reach their maximum leave the rest to others.
     while len(wanting):
@@ -242,7 +242,7 @@ def settle(layout: Layout, wanted: Ints) -> None:
         if not layout.affords(job, column):
             continue
         if layout.keeps(job, column):
-            layout.put(job, column, layout.home_whole[job], int(layout.home[job]))
+            layout.place(job, column, layout.home_whole[job], int(layout.home[job]))
         else:
             waiting.append((-int(layout.columns.gpus[column]), -float(weight[job]), job))
     heapify(waiting)
@@ -302,7 +302,7 @@ def _settle_job(layout: Layout, excess: Floats, node_excess: Floats, job: int, c
                 return displaced
             displaced += _evict(layout, excess, node_excess, cleared, rest, int(columns.gpus[column]))
             spot = int(cleared[0])
-    layout.put(job, column, taken, spot)
+    layout.place(job, column, taken, spot)
     if spot >= 0:
         node_excess[:, spot] += excess[:, job]
     return displaced
@@ -337,7 +337,7 @@ def _evict(layout: Layout, excess: Floats, node_excess: Floats, nodes: Ints, gpu
     """Removes jobs of fewer than `below` GPUs, the cheapest, then the largest, until each node has `gpus` free."""
     evicted = []
     for node in nodes.tolist():
-        here = [each for each in layout.on[node] if not layout.fixed[each]]
+        here = [each for each in layout.jobs_on[node] if not layout.fixed[each]]
         here = [each for each in here if layout.columns.gpus[layout.column[each]] < below]
         stays = {each: layout.cost[each] if layout.home[each] == node else 0.0 for each in here}
         here.sort(key=lambda each: (stays[each], -layout.columns.rest[layout.column[each]], each))
@@ -345,7 +345,7 @@ def _evict(layout: Layout, excess: Floats, node_excess: Floats, nodes: Ints, gpu
             if layout.free[0, node] >= gpus:
                 break
             node_excess[:, node] -= excess[:, each]
-            layout.take_off(each)
+            layout.remove_job(each)
             evicted.append(each)
     return evicted
 
@@ -398,9 +398,9 @@ class _SharedJobs:
         # Approximate for jobs that also have whole nodes: they have moved unless they keep these, too.
         self.cost: Floats = np.concatenate((layout.cost[self.jobs], np.zeros(self.count)))
         self.free: Floats = layout.free[:, begin:end].copy()
-        self.on: list[list[int]] = [[] for _ in places]
+        self.jobs_on: list[list[int]] = [[] for _ in places]
         for at, node in enumerate(self.node[: len(self.jobs)].tolist()):
-            self.on[node].append(at)
+            self.jobs_on[node].append(at)
         size = layout.size[:, begin]
         whole = price * size
         self.weight: Floats = np.maximum(whole, MIN_PRICE * whole.sum())[1:] / size[1:]
@@ -414,7 +414,7 @@ class _SharedJobs:
 
     def best(self, worst: int) -> tuple[int, int] | None:
         """One of the node's jobs, and the job or idle place to swap it with; None if no swap gains."""
-        mine = np.array(self.on[worst], dtype=np.int64)
+        mine = np.array(self.jobs_on[worst], dtype=np.int64)
         if not len(mine):
             return None
         spare = self.weight @ self.free[1:]
@@ -424,7 +424,7 @@ class _SharedJobs:
         else:
             partners = np.nonzero(spare > -np.inf)[0]
         theirs = np.array(
-            [at for node in partners.tolist() for at in self.on[node]] + (len(self.jobs) + partners).tolist(),
+            [at for node in partners.tolist() for at in self.jobs_on[node]] + (len(self.jobs) + partners).tolist(),
             dtype=np.int64,
         )
         if not len(theirs):
@@ -452,12 +452,12 @@ class _SharedJobs:
         less = self.take[:, mine] - self.take[:, theirs]
         self.free[:, worst] += less
         self.free[:, other] -= less
-        self.on[worst].remove(mine)
-        self.on[other].append(mine)
+        self.jobs_on[worst].remove(mine)
+        self.jobs_on[other].append(mine)
         self.node[mine] = other
         if theirs < len(self.jobs):
-            self.on[other].remove(theirs)
-            self.on[worst].append(theirs)
+            self.jobs_on[other].remove(theirs)
+            self.jobs_on[worst].append(theirs)
             self.node[theirs] = worst
         pair = [worst, other]
         self.over[pair] = self.excess(self.free[1:, pair])
@@ -469,7 +469,7 @@ class _SharedJobs:
         spot = self.begin + self.node[: len(self.jobs)]
         for at in np.nonzero(layout.spot[self.jobs] != spot)[0].tolist():
             job = int(self.jobs[at])
-            layout.on[layout.spot[job]].remove(job)
-            layout.on[spot[at]].append(job)
+            layout.jobs_on[layout.spot[job]].remove(job)
+            layout.jobs_on[spot[at]].append(job)
             layout.spot[job] = spot[at]
         layout.free[:, self.begin : self.begin + self.count] = self.free

@@ -187,8 +187,8 @@ class Compressor(ABC):
         """The name of its scheme, which is that of the module that defines it."""
         return type(self).__module__.rpartition(".")[2]
 
-    def alike(self) -> tuple[Compressor, ...]:
-        """Compressors among which layers may choose: of the same scheme, from half to twice the size."""
+    def nearby(self) -> tuple[Compressor, ...]:
+        """The compressors of its scheme that are half to twice its size, among which layers may choose."""
         return (self,)
 
     def compresses(self, layers: LayerSizes) -> Bools:

@@ -42,7 +42,7 @@ class PowerSgd(Compressor):
     def name(self) -> str:
         return f"{PREFIX}{self.rank}"
 
-    def alike(self) -> tuple[Compressor, ...]:
+    def nearby(self) -> tuple[Compressor, ...]:
         """The ranks that L-GreCo offers a layer: every rank from ⌊r/2⌋ to 2 r."""
         return tuple(PowerSgd(rank) for rank in range(max(self.rank // 2, 1), 2 * self.rank + 1))
 

@@ -42,7 +42,7 @@ class Quantised(Compressor):
     def name(self) -> str:
         return f"q{self.bits}"
 
-    def alike(self) -> tuple[Compressor, ...]:
+    def nearby(self) -> tuple[Compressor, ...]:
         return tuple(Quantised(bits) for bits in WIDTHS if self.bits <= 2 * bits <= 4 * self.bits)
 
     def coded_bytes(self, layers: LayerSizes) -> Ints:

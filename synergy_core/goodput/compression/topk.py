@@ -42,7 +42,7 @@ class TopK(Compressor):
     def name(self) -> str:
         return f"{PREFIX}{self.fraction:g}"
 
-    def alike(self) -> tuple[Compressor, ...]:
+    def nearby(self) -> tuple[Compressor, ...]:
         fractions = (factor * self.fraction for factor in (0.5, 0.75, 1.0, 1.5, 2.0))
         return tuple(TopK(each) for each in fractions if each < 1.0)
 
