@@ -373,10 +373,10 @@ def along_frontier(compressors: Sequence[Compressor], layers: LayerSizes, gradie
     """Layer-wise choices of fewest bytes, at most one for each error in `POINTS`; named by scheme and error."""
     parts = with_none(compressors)
     curve = frontier(*sizes_and_errors(parts, layers, gradients))
-    points = {curve.within(each): each for each in reversed(POINTS)}
+    errors = {curve.within(each): each for each in reversed(POINTS)}
     return tuple(
-        Offer(layerwise_name(compressors, points[at]), layers, gradients, parts, curve.choices(at))
-        for at in sorted(points)
+        Offer(layerwise_name(compressors, errors[point]), layers, gradients, parts, curve.choices(point))
+        for point in sorted(errors)
     )
 
 

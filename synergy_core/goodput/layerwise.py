@@ -135,23 +135,23 @@ def frontier(sizes: Floats, errors: Floats) -> Frontier:
     """
     layers = np.arange(sizes.shape[0])
     least = errors == errors.min(axis=1, keepdims=True)
-    at = np.where(least, sizes, np.inf).argmin(axis=1)
-    start = at.copy()
+    current = np.where(least, sizes, np.inf).argmin(axis=1)
+    start = current.copy()
     steps: list[tuple[Floats, Ints, Ints, Floats, Floats]] = []
     for _ in range(sizes.shape[1] - 1):
-        saved = sizes[layers, at][:, None] - sizes
+        saved = sizes[layers, current][:, None] - sizes
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            added = errors - errors[layers, at][:, None]
+            added = errors - errors[layers, current][:, None]
             slopes = np.where((saved > 0.0) & np.isfinite(sizes), saved / added, -1.0)
         steepest = slopes.max(axis=1)
         # Among equal slopes, take the nearest point, so that the curve has as many points as possible.
         following = np.where(slopes == steepest[:, None], added, np.inf).argmin(axis=1)
-        going = np.flatnonzero(steepest > 0.0)
-        if not going.size:
+        moving = np.flatnonzero(steepest > 0.0)
+        if not moving.size:
             break
-        to = following[going]
-        steps.append((steepest[going], going, to, added[going, to], saved[going, to]))
-        at[going] = to
+        new = following[moving]
+        steps.append((steepest[moving], moving, new, added[moving, new], saved[moving, new]))
+        current[moving] = new
     first_error, first_bytes = errors[layers, start].sum(), sizes[layers, start].sum()
     if not steps:
         nothing = np.empty(0, dtype=np.int64)
@@ -185,8 +185,8 @@ def _reduced(sizes: Floats, errors: Floats, slope: float) -> Floats:
     # Of identical choices the first is kept.
     for other in range(sizes.shape[1]):
         no_worse = (sizes[:, [other]] <= sizes) & (errors[:, [other]] <= errors)
-        strictly = (sizes[:, [other]] < sizes) | (errors[:, [other]] < errors)
-        reduced[no_worse & (strictly | (np.arange(sizes.shape[1]) > other))] = np.inf
+        is_better = (sizes[:, [other]] < sizes) | (errors[:, [other]] < errors)
+        reduced[no_worse & (is_better | (np.arange(sizes.shape[1]) > other))] = np.inf
     return reduced
 
 
@@ -207,26 +207,28 @@ def _programme(sizes: Floats, errors: Floats, open_choices: Bools, allowed: floa
         beyond = (open_errors - errors[layers, chosen][:, None]) * (buckets / max(left, _TINY))
     rows = [np.zeros(buckets + 1)]
     scratch = np.empty(buckets + 1)
-    tried: list[tuple[Ints, list[tuple[int, int, float]]]] = []
-    for alike in _groups(sizes, errors, open_choices):
-        taken, more_bytes = beyond[alike[0]] * alike.size, extra[alike[0]] * alike.size
+    decided: list[tuple[Ints, list[tuple[int, int, float]]]] = []
+    for group in _groups(sizes, errors, open_choices):
+        taken, more_bytes = beyond[group[0]] * group.size, extra[group[0]] * group.size
         # (choice, buckets, bytes) for the whole group
-        ways = [
+        options = [
             (int(choice), int(np.ceil(taken[choice])), float(more_bytes[choice]))
             for choice in np.flatnonzero(taken <= buckets)
         ]
         # The choice of least error adds no error and no bytes, so the row starts as a copy of the previous one.
         before, row = rows[-1], rows[-1].copy()
-        for _, cells, more in ways:
+        for _, cells, more in options:
             part = scratch[: buckets + 1 - cells]
             np.add(before[: buckets + 1 - cells], more, out=part)
             np.minimum(row[cells:], part, out=row[cells:])
         rows.append(row)
-        tried.append((alike, ways))
+        decided.append((group, options))
     cell = buckets
-    for (alike, ways), before, row in zip(reversed(tried), reversed(rows[:-1]), reversed(rows[1:]), strict=True):
-        choice, cells, _ = next(way for way in ways if way[1] <= cell and before[cell - way[1]] + way[2] == row[cell])
-        chosen[alike] = choice
+    for (group, options), before, row in zip(reversed(decided), reversed(rows[:-1]), reversed(rows[1:]), strict=True):
+        choice, cells, _ = next(
+            way for way in options if way[1] <= cell and before[cell - way[1]] + way[2] == row[cell]
+        )
+        chosen[group] = choice
         cell -= cells
     return chosen
 

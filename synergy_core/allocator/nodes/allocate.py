@@ -102,8 +102,8 @@ def set_levels(layout: Layout, levels: Ints, price: Floats) -> None:
                 layout.remove_job(min(loose, key=lambda job: (columns.utility[job, layout.column[job]], -job)))
             elif width == MAX_WIDTH:
                 raise InputError(
-                    f"infeasible: jobs {', '.join(map(str, layout.jobs_on[node]))} are pinned to node {node}, which lacks "
-                    "CPUs or memory for the smallest shares in their rows; unpin a job or add a smaller share."
+                    f"infeasible: jobs {', '.join(map(str, layout.jobs_on[node]))} are pinned to node {node}, which "
+                    "lacks CPUs or memory for the smallest shares in their rows; unpin a job or add a smaller share."
                 )
             else:
                 width = MAX_WIDTH

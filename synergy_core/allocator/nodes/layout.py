@@ -154,21 +154,21 @@ def fill(layout: Layout) -> None:
 
 def _fill_job(layout: Layout, job: int, room: np.ndarray) -> None:
     columns = layout.columns
-    some = (columns.utility[job] > 0) & (columns.gpus <= layout.quota_left[layout.tenant[job]])
+    fitting = (columns.utility[job] > 0) & (columns.gpus <= layout.quota_left[layout.tenant[job]])
     free, most = layout.free[:, room], layout.free[:, room].max(axis=1)
-    some &= (columns.rest <= most[0]) & (columns.demand[:, job] <= most[1:, None] * (1.0 + TOLERANCE)).all(axis=0)
-    order = np.nonzero(some)[0]
+    fitting &= (columns.rest <= most[0]) & (columns.demand[:, job] <= most[1:, None] * (1.0 + TOLERANCE)).all(axis=0)
+    order = np.nonzero(fitting)[0]
     for column in order[np.argsort(-columns.utility[job, order], kind="stable")].tolist():
-        same = layout.group[room] == columns.group[column]
-        empty = room[same & (free[0] == layout.size[0, room])]
+        in_group = layout.group[room] == columns.group[column]
+        empty = room[in_group & (free[0] == layout.size[0, room])]
         whole = empty[: columns.whole[column]].tolist()
         if len(whole) < columns.whole[column]:
             continue
         if not columns.rest[column]:
             layout.place(job, column, whole, -1)
             return
-        takes = np.array([columns.rest[column], *columns.demand[:, job, column]])
-        fits = same & (free >= takes[:, None] - TOLERANCE * layout.size[:, room]).all(axis=0)
+        demand = np.array([columns.rest[column], *columns.demand[:, job, column]])
+        fits = in_group & (free >= demand[:, None] - TOLERANCE * layout.size[:, room]).all(axis=0)
         fits &= ~np.isin(room, whole)
         if fits.any():
             # Choosing the fullest node with room keeps other nodes whole.
@@ -192,8 +192,8 @@ def hand_out(layout: Layout) -> Floats:
     kind = problem.nodes.gpu_type[columns.group[layout.column[jobs]]]
     most = np.zeros_like(share)
     most[:, jobs] = np.stack((problem.most_cpus[jobs, kind], problem.most_memory_bytes[jobs, kind]))
-    for at in range(2):
-        _hand_out(layout, share[at], most[at], at + 1)
+    for host in range(2):
+        _hand_out(layout, share[host], most[host], host + 1)
     return share
 
 
@@ -337,16 +337,16 @@ def _evict(layout: Layout, excess: Floats, node_excess: Floats, nodes: Ints, gpu
     """Removes jobs of fewer than `below` GPUs, the cheapest, then the largest, until each node has `gpus` free."""
     evicted = []
     for node in nodes.tolist():
-        here = [each for each in layout.jobs_on[node] if not layout.fixed[each]]
-        here = [each for each in here if layout.columns.gpus[layout.column[each]] < below]
-        stays = {each: layout.cost[each] if layout.home[each] == node else 0.0 for each in here}
-        here.sort(key=lambda each: (stays[each], -layout.columns.rest[layout.column[each]], each))
-        for each in here:
+        here = [job for job in layout.jobs_on[node] if not layout.fixed[job]]
+        here = [job for job in here if layout.columns.gpus[layout.column[job]] < below]
+        move_cost = {job: layout.cost[job] if layout.home[job] == node else 0.0 for job in here}
+        here.sort(key=lambda job: (move_cost[job], -layout.columns.rest[layout.column[job]], job))
+        for job in here:
             if layout.free[0, node] >= gpus:
                 break
-            node_excess[:, node] -= excess[:, each]
-            layout.remove_job(each)
-            evicted.append(each)
+            node_excess[:, node] -= excess[:, job]
+            layout.remove_job(job)
+            evicted.append(job)
     return evicted
 
 
