@@ -211,23 +211,21 @@ def _programme(sizes: Floats, errors: Floats, open_choices: Bools, allowed: floa
     for group in _groups(sizes, errors, open_choices):
         taken, more_bytes = beyond[group[0]] * group.size, extra[group[0]] * group.size
         # (choice, buckets, bytes) for the whole group
-        options = [
+        ways = [
             (int(choice), int(np.ceil(taken[choice])), float(more_bytes[choice]))
             for choice in np.flatnonzero(taken <= buckets)
         ]
         # The choice of least error adds no error and no bytes, so the row starts as a copy of the previous one.
         before, row = rows[-1], rows[-1].copy()
-        for _, cells, more in options:
+        for _, cells, more in ways:
             part = scratch[: buckets + 1 - cells]
             np.add(before[: buckets + 1 - cells], more, out=part)
             np.minimum(row[cells:], part, out=row[cells:])
         rows.append(row)
-        decided.append((group, options))
+        decided.append((group, ways))
     cell = buckets
-    for (group, options), before, row in zip(reversed(decided), reversed(rows[:-1]), reversed(rows[1:]), strict=True):
-        choice, cells, _ = next(
-            way for way in options if way[1] <= cell and before[cell - way[1]] + way[2] == row[cell]
-        )
+    for (group, ways), before, row in zip(reversed(decided), reversed(rows[:-1]), reversed(rows[1:]), strict=True):
+        choice, cells, _ = next(way for way in ways if way[1] <= cell and before[cell - way[1]] + way[2] == row[cell])
         chosen[group] = choice
         cell -= cells
     return chosen
