@@ -22,7 +22,7 @@ from allocator import SIZES, next_round, round_of
 
 from synergy_core.allocator import Problem, Solution, priced, solve
 from synergy_core.allocator.exact import solve_exact
-from synergy_core.allocator.prices import COARSEST, Open, minimise_all
+from synergy_core.allocator.prices import COARSEST, OpenJobs, minimise_all
 from synergy_core.units import Floats, on_grid
 from synergy_runs.facts import Kind, Run
 from synergy_sim.prepare import prepared_runs
@@ -44,7 +44,7 @@ def whole_programme(problem: Problem, *, small: bool = False, **more: Any) -> So
     return solve_exact(problem, **more)
 
 
-def prices_of_all_columns(work: Open, prices: Floats | None) -> Floats:
+def prices_of_all_columns(work: OpenJobs, prices: Floats | None) -> Floats:
     if prices is None or not prices.any():
         return minimise_all(work, None, smooth=COARSEST)
     return minimise_all(work, prices, smooth=priced.WARM)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from node_rounds import Mix, first_round, groups_of, jobs_of
 
-from synergy_core.allocator import Beside, Problem, solve
+from synergy_core.allocator import OtherResources, Problem, solve
 from synergy_core.allocator.nodes import NodeProblem, allocate
 from synergy_core.allocator.nodes.allocate import levels_of, set_levels
 from synergy_core.allocator.nodes.layout import Layout, exchange, settle
@@ -36,26 +36,26 @@ Answer = tuple[float, float]
 
 def sums(pool: Pooled) -> Problem:
     """CPUs and memory as they are taken, summed."""
-    assert pool.problem.beside is not None
+    assert pool.problem.others is not None
     demand = pool.columns.share[:, pool.jobs] * pool.columns.gpus
-    return replace(pool.problem, beside=Beside(("CPUs", "memory"), demand, pool.problem.beside.capacity[1:]))
+    return replace(pool.problem, others=OtherResources(("CPUs", "memory"), demand, pool.problem.others.capacity[1:]))
 
 
 def dominant(pool: Pooled) -> Problem:
     """The largest part of a node that a row takes of anything."""
-    assert pool.problem.beside is not None
-    room = pool.problem.beside.capacity[1:] / pool.problem.capacity
+    assert pool.problem.others is not None
+    room = pool.problem.others.capacity[1:] / pool.problem.capacity
     demand = pool.columns.share[:, pool.jobs] * pool.columns.gpus
     part = np.maximum(pool.columns.gpus, (demand / room[:, :1, None]).max(axis=0))
-    return replace(pool.problem, beside=Beside(("node",), part[None], pool.problem.beside.capacity[:1]))
+    return replace(pool.problem, others=OtherResources(("node",), part[None], pool.problem.others.capacity[:1]))
 
 
 def proportional(pool: Pooled) -> Problem:
     """No share beyond the proportional one."""
-    assert pool.problem.beside is not None
-    room = pool.problem.beside.capacity[1:] / pool.problem.capacity
+    assert pool.problem.others is not None
+    room = pool.problem.others.capacity[1:] / pool.problem.capacity
     beyond = (pool.columns.share[:, pool.jobs] > room[:, :1, None] * (1 + 1e-9)).any(axis=0)
-    return replace(pool.problem, utility=np.where(beyond, -np.inf, pool.problem.utility), beside=None)
+    return replace(pool.problem, utility=np.where(beyond, -np.inf, pool.problem.utility), others=None)
 
 
 def charges(pool: Pooled) -> Problem:
@@ -70,17 +70,17 @@ def placed(problem: NodeProblem, made: Callable[[Pooled], Problem], *, swap: boo
     found = solve(asked, method="priced", gap=1e-3)
     layout = Layout(problem, pool)
     settle(layout, found.choice)
-    host = np.zeros((2, 1)) if asked.beside is None else found.prices[-2:][:, None]
+    host = np.zeros((2, 1)) if asked.others is None else found.prices[-2:][:, None]
     if swap:
         exchange(layout, 0, np.array([found.prices[0], *host[:, 0]]))
     if level:
         set_levels(layout, levels_of(columns.family), host)
-    for node, here in enumerate(layout.on):
+    for node, here in enumerate(layout.jobs_on):
         for job in sorted(here, key=lambda each: columns.utility[each, layout.column[each]]):
             if (layout.free[1:, node] >= -1e-6 * layout.size[1:, node]).all():
                 break
-            layout.take_off(job)
-    return layout.worth(), found.bound
+            layout.remove_job(job)
+    return layout.utility(), found.bound
 
 
 def whole(problem: NodeProblem) -> Answer:

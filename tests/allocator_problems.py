@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from synergy_core.allocator import Beside, Problem, Solution
+from synergy_core.allocator import OtherResources, Problem, Solution
 
 METHODS = ("exact", "priced", "small")
 
@@ -51,9 +51,9 @@ def random_problem(
         demand = gpus * rng.choice([0.3, 1.0, 3.0], (2, jobs, 1)) * rng.uniform(0.5, 1.5, (2, jobs, len(gpus)))
         demand[:, kept >= 0] *= 0.05
         unit = np.array([3.0, 60e9])
-        taken = Beside(("CPUs", "memory"), demand * unit[:, None, None], np.outer(unit, np.array(capacity)))
+        taken = OtherResources(("CPUs", "memory"), demand * unit[:, None, None], np.outer(unit, np.array(capacity)))
     if not tenants:
-        return Problem(utility, gpus, kind, np.array(capacity), kept, beside=taken)
+        return Problem(utility, gpus, kind, np.array(capacity), kept, others=taken)
     tenant = rng.integers(tenants, size=jobs)
     held = np.bincount(tenant, np.where(kept >= 0, gpus[kept], 0), tenants).astype(int)
     quota = np.maximum(held, sum(capacity) // tenants)

@@ -13,10 +13,10 @@ from allocator_problems import METHODS, best_by_trying, check, random_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergy_core.allocator import Beside, Problem, priced, solve
+from synergy_core.allocator import OtherResources, Problem, priced, solve
 from synergy_core.allocator.exact import formulate
 from synergy_core.allocator.priced import find_prices
-from synergy_core.allocator.prices import cold_prices, greedy, minimise_all, opened
+from synergy_core.allocator.prices import cold_prices, greedy, minimise_all, open_part
 from synergy_core.allocator.problem import proven
 from synergy_core.errors import InputError
 
@@ -85,9 +85,9 @@ def test_with_cpus_and_memory_bounds_follow_from_prices_and_any_start_agrees(
     exact = solve(problem, method="exact", gap=0.0)
     assert cold.bound >= exact.objective * (1 - 1e-6)
     assert cold.objective >= exact.objective * (1 - 1.1e-3) - 1e-9
-    assert problem.beside is not None
+    assert problem.others is not None
     price = cold.prices[-2 * problem.types :].reshape(2, -1)
-    paid = (price[:, problem.gpu_type][:, None] * problem.beside.demand).sum(axis=0)
+    paid = (price[:, problem.gpu_type][:, None] * problem.others.demand).sum(axis=0)
     paid += cold.prices[problem.gpu_type] * problem.gpus
     if problem.tenant is not None:
         paid += cold.prices[problem.types + problem.tenant][:, None] * problem.gpus
@@ -216,7 +216,7 @@ def test_sampled_prices_and_boxes_reach_the_optimum_of_all_jobs() -> None:
 @pytest.mark.parametrize("seed", [3, 10, 15, 23])
 @pytest.mark.parametrize("factors", [(1.0, 1.0, 1.0, 1.0), (1.54, 1.11, 1.58, 0.71), (1.5, 1.6, 1.3, 1.5)])
 def test_prices_are_near_the_minimum_wherever_they_start(seed: int, factors: tuple[float, ...]) -> None:
-    work = opened(random_problem(seed, jobs=3000, sizes=5, capacity=(900, 1200, 600, 700), p=1.0))
+    work = open_part(random_problem(seed, jobs=3000, sizes=5, capacity=(900, 1200, 600, 700), p=1.0))
     best = minimise_all(work, cold_prices(work))
     found = find_prices(work, best * np.array(factors))
     dual, least = (float(prices @ work.room + work.reduced(prices).max(axis=1).sum()) for prices in (found, best))
@@ -270,7 +270,7 @@ def test_import_loads_no_solver() -> None:
 
 def test_greedy_rule_leaves_no_job_out_that_would_fit() -> None:
     problem = random_problem(7, jobs=50, sizes=4, capacity=(30, 30), forced=True, tenants=3)
-    work = opened(problem)
+    work = open_part(problem)
     choice = work.full(greedy(work, np.zeros(len(problem.limits))))
     assert problem.fits(choice)
     for job in np.nonzero(choice < 0)[0]:
@@ -306,10 +306,16 @@ GOOD = {
             {"tenant": np.array([0, 0]), "quota": np.array([1]), "forced": np.array([1, -1])},
             ("hold 2 GPUs of quota of tenant 0", "has 1", "job 0)"),
         ),
-        ({"beside": Beside(("CPUs",), np.ones((1, 2, 1)), np.ones((1, 1)))}, ("demand", "(1, 2, 1)", "(1, 2, 2)")),
-        ({"beside": Beside(("CPUs",), np.full((1, 2, 2), -1.0), np.ones((1, 1)))}, ("demand", "≥ 0")),
         (
-            {"beside": Beside(("CPUs",), np.full((1, 2, 2), 4.0), np.ones((1, 1))), "forced": np.array([0, -1])},
+            {"others": OtherResources(("CPUs",), np.ones((1, 2, 1)), np.ones((1, 1)))},
+            ("demand", "(1, 2, 1)", "(1, 2, 2)"),
+        ),
+        ({"others": OtherResources(("CPUs",), np.full((1, 2, 2), -1.0), np.ones((1, 1)))}, ("demand", "≥ 0")),
+        (
+            {
+                "others": OtherResources(("CPUs",), np.full((1, 2, 2), 4.0), np.ones((1, 1))),
+                "forced": np.array([0, -1]),
+            },
             ("hold 4 CPUs of type 0", "has 1"),
         ),
     ],

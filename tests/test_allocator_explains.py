@@ -75,13 +75,13 @@ def test_explanation_of_forced_hopeless_and_unknown_jobs() -> None:
 def test_cpus_and_memory_are_part_of_a_rows_price(seed: int) -> None:
     problem = random_problem(seed, jobs=30, sizes=3, capacity=(6, 5), beside=True)
     solution = solve(problem, gap=0.0)
-    assert problem.beside is not None
+    assert problem.others is not None
     beside = solution.prices[problem.types :].reshape(2, problem.types)
     assert beside.any()
     for job in range(problem.jobs):
         for row in explain(problem, solution, job).rows:
             kind, at = problem.gpu_type[row.configuration], row.configuration
-            paid = solution.prices[kind] * row.gpus + beside[:, kind] @ problem.beside.demand[:, job, at]
+            paid = solution.prices[kind] * row.gpus + beside[:, kind] @ problem.others.demand[:, job, at]
             assert row.price == pytest.approx(paid)
 
 
@@ -119,12 +119,12 @@ def test_a_job_that_lost_its_cpus_to_a_hungrier_one_is_told_so() -> None:
     text = told.text()
     for part in (
         "resnet got 1 × v100 with 3 CPUs and 10 GB.",
-        "what it takes is worth",
-        f"bound by: CPUs. 1 × v100 with 9 CPUs and 10 GB (1.2000) would pay {6 * cpus.price:.4f} more",
+        "its resources are worth",
+        f"bound by: CPUs. 1 × v100 with 9 CPUs and 10 GB (1.2000) costs {6 * cpus.price:.4f} more",
         "paid for GPUs + CPUs + memory",
         "v100: 12 of 12 CPUs used",
         "v100: 20 of 100 GB used",
-        "Prices are of all nodes that are alike together, not of single nodes",
+        "Prices are those of all equal nodes together, not of single nodes",
         "utility 4 of at most 4",
     ):
         assert part in text
@@ -138,7 +138,7 @@ def test_a_job_that_keeps_its_gpus_chooses_among_shares_alone() -> None:
     held = Pieces(*(np.array(each) for each in ([0, 1], [0, 0], [1, 1])))
     problem = hungry_and_modest(held=held, pinned=np.array([False, True]))
     told = explain_placed(problem, allocate(problem, gap=0.0), 1)
-    assert "It kept its GPUs, and only their share was to be chosen." in told.text()
+    assert "It kept its GPUs; only its share could change." in told.text()
     assert {row.configuration for row in told.rows} == {0, 1}
 
 
@@ -150,7 +150,7 @@ def test_what_was_left_over_is_told_beside_the_row() -> None:
     assert "got 1 × type 0 with 2 CPUs and 10 GB." in told.text()
     assert told.with_more is not None
     assert told.with_more.label == "1 × type 0 with 9 CPUs and 10 GB"
-    assert "With what nobody asked for it has 3 CPUs and 10 GB per GPU." in told.text()
+    assert "With unused resources of its nodes it has 3 CPUs and 10 GB per GPU." in told.text()
 
 
 @pytest.mark.parametrize("seed", range(8))

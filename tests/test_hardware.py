@@ -194,11 +194,11 @@ def test_only_what_has_data_sheets_is_called_scaled(own_sheet):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("1800.0e+9", "1.8", "memory_bandwidth_bytes_per_s: 1.8 is below 1e\\+10; expected it in bytes/s"),
+        ("1800.0e+9", "1.8", "memory_bandwidth_bytes_per_s: 1.8 is below 1e\\+10; expected bytes/s"),
         (
             "fp16: ",
             "fp16: 125.0 #",
-            "tensor_flops_per_s.fp16: 125 is below 1e\\+12; expected it in FLOP/s; 312 TFLOP/s",
+            "tensor_flops_per_s.fp16: 125 is below 1e\\+12; expected FLOP/s; 312 TFLOP/s",
         ),
         ("clock_hz: ", "clock_hz: fast #", "clock_hz: fast; expected a number"),
         ("clock_hz: ", "clock: ", "Did you mean 'clock_hz'"),
@@ -223,7 +223,7 @@ def test_aliases_that_the_catalog_has_are_left_to_it(own_sheet):
 def test_a_sheet_of_a_taken_name_is_refused(own_sheet):
     taken = own_sheet.with_name("h100.yaml")
     shutil.copy(own_sheet, taken)
-    with pytest.raises(InputError, match=r"name the file otherwise, h100-mine\.yaml"):
+    with pytest.raises(InputError, match=r"rename the file, as in h100-mine\.yaml"):
         add_gpu_sheet(taken)
     assert gpu_sheets()["h100"].title == "H100 SXM5 80 GB"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synergy_core.goodput.compression._compressor import CodecSpeed, LayerSizes
-from synergy_core.goodput.efficiency import GIVEN_WEIGHT, mixed_error
+from synergy_core.goodput.efficiency import MEASURED_ERROR_WEIGHT, mixed_error
 from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.exchange import Compression, before_layers, exchange_of
 from synergy_core.jobs.fitted import SynergyTask
@@ -108,7 +108,7 @@ def test_bytes_and_codec_of_that_compressor_and_kind_of_exchange_are_corrected()
 
 
 @pytest.mark.parametrize(
-    ("compressor", "weight"), [("powersgd-4", GIVEN_WEIGHT), ("topk-0.01", GIVEN_WEIGHT), ("q2", 1)]
+    ("compressor", "weight"), [("powersgd-4", MEASURED_ERROR_WEIGHT), ("topk-0.01", MEASURED_ERROR_WEIGHT), ("q2", 1)]
 )
 def test_errors_are_corrected_for_what_was_measured_at_the_jobs_noise(compressor: str, weight: float) -> None:
     """What is left out of gradients with what was held back counts for less than what is left out of gradients."""

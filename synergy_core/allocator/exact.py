@@ -1,4 +1,4 @@
-"""Integer programmes for HiGHS: PuLP states the whole problem, a matrix the few columns that prices leave open."""
+"""Integer programmes for HiGHS: the whole problem through PuLP, or a few columns as a matrix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.allocator.prices import Columns, greedy, minimise_all, opened
+from synergy_core.allocator.prices import Columns, greedy, minimise_all, open_part
 from synergy_core.allocator.problem import Problem, Solution, certify, taken_of
 from synergy_core.units import Bools, Floats, Ints
 
@@ -20,7 +20,7 @@ MIN_SLACK = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The solver's answer. taken: (N,) chosen columns, None without a solution; bound: no solution is worth more."""
+    """The solver's result. taken: (N,) whether a column is chosen; None without a solution. bound: on the objective."""
 
     taken: Bools | None
     bound: float
@@ -28,10 +28,10 @@ class Taken:
 
 
 def solve_exact(problem: Problem, *, gap: float, time_limit_s: float, prices: Floats | None = None) -> Solution:
-    """Solves the whole problem as one integer programme; the greedy answer if the solver finds nothing better."""
+    """Solves the whole problem as one integer programme; returns the greedy allocation if that is better."""
     import pulp
 
-    work = opened(problem)
+    work = open_part(problem)
     prices = minimise_all(work, prices)
     choice, bound = work.full(greedy(work, prices)), work.value + work.dual(prices)
     model, variables = formulate(problem)
@@ -48,7 +48,7 @@ def solve_exact(problem: Problem, *, gap: float, time_limit_s: float, prices: Fl
             choice = found
     outcome = model.solverModel.getInfo()
     if math.isfinite(outcome.mip_dual_bound):
-        # PuLP gives HiGHS the negated problem; the objective's sign shows whether it still does.
+        # PuLP passes the negated problem to HiGHS; the objective's sign shows whether this PuLP does.
         sign = -1.0 if outcome.objective_function_value <= 0 else 1.0
         bound = min(bound, sign * outcome.mip_dual_bound)
     proven = model.sol_status == pulp.LpSolutionOptimal
@@ -61,7 +61,7 @@ def solve_exact(problem: Problem, *, gap: float, time_limit_s: float, prices: Fl
 def formulate(problem: Problem) -> tuple[Any, dict[tuple[int, int], Any]]:
     """The problem as a PuLP model, which prints as mathematics, and its variables by (job, configuration).
 
-    A configuration without value has a variable only if a job must keep it. Building the model takes much longer than
+    A configuration of utility ≤ 0 has a variable only if a job must keep it. Building the model takes much longer than
     building the matrix of `integer_programme`.
     """
     import pulp
@@ -74,15 +74,15 @@ def formulate(problem: Problem) -> tuple[Any, dict[tuple[int, int], Any]]:
     variables = {
         (job, column): model.add_variable(f"x_{job}_{column}", 0, 1, cat=pulp.LpInteger) for job, column in pairs
     }
-    every = list(variables.values())
-    model += pulp.lpSum(map(operator.mul, problem.utility[jobs, columns].tolist(), every))
-    for job, own in itertools.groupby(pairs, key=lambda pair: pair[0]):
-        chosen = pulp.lpSum(variables[pair] for pair in own)
+    ordered = list(variables.values())
+    model += pulp.lpSum(map(operator.mul, problem.utility[jobs, columns].tolist(), ordered))
+    for job, pairs_of_job in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        chosen = pulp.lpSum(variables[pair] for pair in pairs_of_job)
         model += (chosen == 1, f"forced_{job}") if forced[job] >= 0 else (chosen <= 1, f"job_{job}")
     taken: list[list[Any]] = [[] for _ in problem.limits]
     for demand in problem.demands:
         limits, amounts = taken_of(demand, jobs, columns)
-        for limit, amount, variable in zip(limits.tolist(), amounts.tolist(), every, strict=True):
+        for limit, amount, variable in zip(limits.tolist(), amounts.tolist(), ordered, strict=True):
             taken[limit].append(amount * variable)
     for (where, resource), terms, room in zip(problem.names_of_limits(), taken, problem.limits.tolist(), strict=True):
         if terms:
@@ -91,7 +91,7 @@ def formulate(problem: Problem) -> tuple[Any, dict[tuple[int, int], Any]]:
 
 
 def solve_columns(some: Columns, room: Floats, *, slack: float, time_limit_s: float) -> Taken:
-    """Chooses at most one column per owner within `room`. slack: utility by which the answer may miss the optimum."""
+    """Chooses at most one column per owner within `room`, (R,). slack: permitted loss of utility."""
     columns, jobs = len(some.value), len(some.start)
     values, bound, timed_out = integer_programme(
         some.value,
@@ -119,9 +119,10 @@ def integer_programme(
     gap: float = 0.0,
     time_limit_s: float = MAX_TIME_S,
 ) -> tuple[Floats | None, float, bool]:
-    """max value · x, x integer, 0 ≤ x ≤ most, least ≤ A x ≤ limit: returns x or None, a bound, whether time ran out.
+    """Maximises value · x for integer x with 0 ≤ x ≤ most and least ≤ A x ≤ limit.
 
-    rows, taken: (N, K), row numbers and values of the K entries of each column of A. slack, gap: absolute, relative.
+    rows, taken: (N, K), row indices and values of the K entries of each column of A. slack, gap: absolute and relative
+    tolerance. Returns x, (N,), or None without a solution; an upper bound; whether the time limit was reached.
     """
     import highspy
 

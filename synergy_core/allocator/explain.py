@@ -1,4 +1,4 @@
-"""Why a job got its allocation: its rows, their prices in this round, and what would have to change."""
+"""Explains a job's allocation: its best rows, their prices in this round, and the resource that limited it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ UNITS = {"GPUs": ("GPUs", "GPU", 1.0), "CPUs": ("CPUs", "CPU", 1.0), "memory": (
 class ExplainedRow:
     """One configuration of the job.
 
-    price: value to other jobs of all that the row takes, as utility; paid: its part for each of the explanation's
-    `resources`; reduced: utility − price.
+    price: utility that other jobs could gain from the row's resources. paid: the part of the price for each of the
+    explanation's `resources`. reduced: utility − price.
     """
 
     configuration: int
@@ -40,9 +40,9 @@ class ExplainedRow:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The capacity of a resource in one place, or a quota. total, used: GPUs, CPUs, or bytes of memory.
+    """The capacity of a resource on a GPU type or group of nodes, or a quota. total, used: GPUs, CPUs or bytes.
 
-    price: utility per unit; binding: whether one more unit would have value.
+    price: utility per unit. binding: whether one more unit would have value.
     """
 
     label: str
@@ -59,7 +59,7 @@ class Limit:
         if self.binding:
             return f"{used} used, each {one} worth {self.price * size:.4g} to others"
         full = self.used >= self.total * (1.0 - ROUNDING)
-        return f"{used}: all used, but nobody else wants them" if full else f"{used} used, the rest is free"
+        return f"{used}: all used, but no other job would gain from more" if full else f"{used} used, the rest is free"
 
 
 def _amount(value: float) -> str:
@@ -70,15 +70,15 @@ def _amount(value: float) -> str:
 class Explanation:
     """One job in a solved problem.
 
-    chosen: the job's row, None if it got nothing. wanted: its best row if all prices were 0, None if no row that the
-    cluster could hold has a positive utility. with_more: its best row with as many GPUs and more CPUs or memory, None
-    if it gains nothing from more. rows: its best rows by falling reduced value. limits: every capacity and quota.
-    resources: everything with a price. bound_by: the resource for which `with_more`, or else `wanted`, would pay most
-    beyond what the chosen row pays; "nodes" if it would pay no more but does not fit; "" if the job has what it wants.
-    missing_utility: utility that `wanted` lacks to be the best row at these prices, ≥ 0. price_fraction: the largest
-    fraction of these prices, in [0, 1], at which `wanted` is the best row. rounding_loss: difference of reduced value
-    between the best row and the chosen one, because GPUs cannot be divided. forced: whether the job had no choice.
-    objective, bound, gap: of the whole round, as in `Solution`. notes: further sentences.
+    chosen: the job's row, None if it got nothing. wanted: the row of highest utility, None if no row that the cluster
+    could hold has a positive utility. with_more: the best row with as many GPUs and more CPUs or memory, None if more
+    gains nothing. rows: the best rows by falling reduced value. limits: all capacities and quotas. resources: those
+    with a price. bound_by: the resource whose price rises most from the chosen row to `with_more`, or else to `wanted`;
+    "nodes" if no price rises, but the row does not fit; "" if the job has the row that it wants. missing_utility: the
+    utility by which `wanted` falls short of the best row at these prices, ≥ 0. price_fraction: the largest fraction of
+    these prices, in [0, 1], at which `wanted` is the best row. rounding_loss: reduced value of the best row minus that
+    of the chosen one, which is lost because GPUs cannot be divided. forced: whether the job had no choice. objective,
+    bound, gap: of the whole round, as in `Solution`. notes: further sentences.
     """
 
     job: int
@@ -108,7 +108,7 @@ class Explanation:
         got = f"got {_named(self.chosen)}" if self.chosen else "got nothing"
         lines = [f"{self.label} {got}{', which it was forced to keep' if self.forced else ''}."]
         if self.wanted is None:
-            lines.append("None of its configurations that the cluster could hold is worth more than nothing.")
+            lines.append("None of its configurations that the cluster could hold has a positive utility.")
         elif not self.forced:
             lines += self._why(self.wanted)
         split = len(self.resources) > 1
@@ -133,11 +133,11 @@ class Explanation:
         )
         if self.chosen and self.chosen.configuration == wanted.configuration:
             if self.rounding_loss <= ROUNDING:
-                return ["It is the configuration it gains most from, and worth its price."]
-            return ["It is the configuration it gains most from.", rounded]
+                return ["It gains most from this configuration, which is worth its price."]
+            return ["It gains most from this configuration.", rounded]
         lines = []
         if self.missing_utility > ROUNDING:
-            taken = "its GPUs are" if len(self.resources) == 1 else "what it takes is"
+            taken = "its GPUs are" if len(self.resources) == 1 else "its resources are"
             priced = [each.label for each in self.limits if each.binding]
             whose = f"{priced[0]}'s price" if len(priced) == 1 else "prices"
             to = "nothing" if self.price_fraction < MIN_FRACTION else f"{100 * self.price_fraction:.0f} % of today's"
@@ -149,15 +149,15 @@ class Explanation:
         if self.rounding_loss > ROUNDING:
             lines.append(rounded)
         elif self.missing_utility <= ROUNDING:
-            lines.append(f"{_named(wanted)} would be worth as much, less its price: a tie.")
+            lines.append(f"{_named(wanted)} has the same utility minus price: a tie.")
         return lines
 
     def _bound(self, better: ExplainedRow) -> str:
         if self.bound_by == "nodes":
-            return f"bound by: nodes. {_named(better)} would pay no more, but does not fit beside the other jobs."
+            return f"bound by: nodes. {_named(better)} costs no more, but does not fit beside the other jobs."
         more = better.price - (self.chosen.price if self.chosen else 0.0)
         return (
-            f"bound by: {self.bound_by}. {_named(better)} ({better.utility:.4f}) would pay {more:.4f} more, the "
+            f"bound by: {self.bound_by}. {_named(better)} ({better.utility:.4f}) costs {more:.4f} more, the "
             f"largest part of it for {self.bound_by}."
         )
 
@@ -177,18 +177,18 @@ def explain(
     types: Sequence[str] = (),
     tenants: Sequence[str] = (),
 ) -> Explanation:
-    """Why `job` got its allocation. The labels name the job, the C configurations, the T types and the V tenants.
+    """Explains the allocation of `job`. The labels name the job, the C configurations, T types and V tenants.
 
     Raises InputError for a job that the problem does not have.
     """
     if not 0 <= job < problem.jobs:
         raise InputError(f"job is {job}, expected 0 to {problem.jobs - 1}.")
-    kinds = list(types) or [f"type {at}" for at in range(problem.types)]
+    kinds = list(types) or [f"type {kind}" for kind in range(problem.types)]
     names = list(configurations) or [
-        f"{gpus} × {kinds[at]}" for gpus, at in zip(problem.gpus.tolist(), problem.gpu_type.tolist(), strict=True)
+        f"{gpus} × {kinds[kind]}" for gpus, kind in zip(problem.gpus.tolist(), problem.gpu_type.tolist(), strict=True)
     ]
     paid = [solution.prices[limit] * amount for limit, amount in problem.demands_of(job)]
-    if problem.tenant is not None:  # quotas are prices of GPUs too
+    if problem.tenant is not None:  # quotas, too, are paid for by GPU
         paid[0] += paid.pop(1)
     return explanation_of(
         job,
@@ -196,16 +196,16 @@ def explain(
         names=names,
         gpus=problem.gpus,
         utility=problem.utility[job],
-        resources=("GPUs", *(problem.beside.names if problem.beside is not None else ())),
+        resources=("GPUs", *(problem.others.names if problem.others is not None else ())),
         paid=np.stack(paid),
         possible=problem.possible(job),
         chosen=int(solution.choice[job]),
-        beside=np.zeros(0, dtype=np.int64),
+        richer=np.zeros(0, dtype=np.int64),
         forced=problem.forced is not None and bool(problem.forced[job] >= 0),
         limits=limits_of(
             problem.names_of_limits(kinds, tenants), problem.limits, problem.use(solution.choice), solution.prices
         ),
-        round_worth=(solution.objective, solution.bound, solution.gap),
+        totals=(solution.objective, solution.bound, solution.gap),
     )
 
 
@@ -220,17 +220,17 @@ def explanation_of(
     paid: Floats,
     possible: Ints,
     chosen: int,
-    beside: Ints,
+    richer: Ints,
     forced: bool,
     limits: tuple[Limit, ...],
-    round_worth: tuple[float, float, float],
+    totals: tuple[float, float, float],
     notes: tuple[str, ...] = (),
 ) -> Explanation:
-    """Why a job has the one of its C configurations that it has.
+    """Explains which of its C configurations a job has.
 
     names, gpus, utility: (C,). paid: (R, C) price in utility for each of `resources`, (R,). possible: (P,)
-    configurations that the cluster could hold and that have a positive utility. chosen: −1 for none. beside: (B,)
-    configurations with the job's GPUs and more CPUs or memory. round_worth: objective, bound and gap.
+    configurations of positive utility that the cluster could hold. chosen: −1 for none. richer: (B,) configurations
+    with the job's GPUs and more CPUs or memory. totals: objective, bound and gap of the round.
     """
     price: Floats = paid.sum(axis=0)
     reduced = utility - price
@@ -246,24 +246,24 @@ def explanation_of(
         wanted = chosen
     order = possible[np.lexsort((possible != chosen, -reduced[possible]))].tolist()
     rows: dict[tuple[str, float, float], ExplainedRow] = {}
-    for at, column in enumerate([*order, chosen, wanted]):
-        if column >= 0 and (len(rows) < MAX_ROWS or at >= len(order)):
+    for position, column in enumerate([*order, chosen, wanted]):
+        if column >= 0 and (len(rows) < MAX_ROWS or position >= len(order)):
             each = row(column)
-            rows.setdefault((each.label, each.utility, each.price), each)  # several levels of share may be equal
-    # The configuration with more CPUs or memory that the job gains most from; −1 if none helps.
-    richer = beside[utility[beside] > utility[chosen] * (1.0 + MIN_GAIN)] if chosen >= 0 else beside[:0]
-    with_more = int(richer[utility[richer].argmax()]) if len(richer) else -1
+            rows.setdefault((each.label, each.utility, each.price), each)  # levels of share may be equal
+    # The configuration with more CPUs or memory from which the job gains most; −1 if it gains from none.
+    gaining = richer[utility[richer] > utility[chosen] * (1.0 + MIN_GAIN)] if chosen >= 0 else richer[:0]
+    with_more = int(gaining[utility[gaining].argmax()]) if len(gaining) else -1
     better, bound_by = with_more if with_more >= 0 else wanted, ""
     if better not in (-1, chosen):
         more = paid[:, better] - (paid[:, chosen] if chosen >= 0 else 0.0)
         bound_by = resources[int(more.argmax())] if more.max() > ROUNDING else "nodes"
     price_fraction = 0.0
-    if len(possible):  # the largest f at which the row of the highest utility maximises u − f · price ≥ 0
+    if len(possible):  # the largest f at which the row of highest utility maximises u − f · price ≥ 0
         first = possible[utility[possible].argmax()]
-        dearer = np.append(price[first] - price[possible], price[first])
-        ahead = np.append(utility[first] - utility[possible], utility[first])
-        rivals = dearer > 0
-        price_fraction = float(np.clip(np.min(ahead[rivals] / dearer[rivals], initial=1.0), 0.0, 1.0))
+        extra_price = np.append(price[first] - price[possible], price[first])
+        extra_utility = np.append(utility[first] - utility[possible], utility[first])
+        cheaper = extra_price > 0
+        price_fraction = float(np.clip(np.min(extra_utility[cheaper] / extra_price[cheaper], initial=1.0), 0.0, 1.0))
     return Explanation(
         job=job,
         label=label or f"job {job}",
@@ -278,14 +278,14 @@ def explanation_of(
         resources=resources,
         with_more=row(with_more) if with_more >= 0 else None,
         bound_by=bound_by,
-        objective=round_worth[0],
-        bound=round_worth[1],
-        gap=round_worth[2],
+        objective=totals[0],
+        bound=totals[1],
+        gap=totals[2],
         notes=notes,
     )
 
 
 def limits_of(names: Sequence[tuple[str, str]], total: Floats, used: Floats, prices: Floats) -> tuple[Limit, ...]:
-    """All limits, which have prices. names: label and resource of each."""
+    """One `Limit` for each of R limits. names: label and resource of each. total, used, prices: (R,)."""
     columns = zip(names, total.tolist(), used.tolist(), prices.tolist(), strict=True)
     return tuple(Limit(*name, there, taken, price, binding=price > 0) for name, there, taken, price in columns)

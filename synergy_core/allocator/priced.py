@@ -1,12 +1,12 @@
-"""Prices first, then an allocation with a certificate: most jobs at their best column, the near-tied ones exactly.
+"""Finds prices, then an allocation: most jobs get their best column, near-tied columns are solved exactly.
 
-With D the dual bound, and a column's loss its distance from its job's best at these prices, an allocation in which any
-column loses more than B is worth at most D − B. The few columns that lose at most B are solved exactly, and every other
-job stays at its best: min(D, max(D − B, best of those)) bounds everything, and B = D − P proves the optimum.
+D is the dual bound. The loss of a column is its distance from its job's best reduced utility at these prices. An
+allocation with a column of loss > B has a utility ≤ D − B. So only the few columns of loss ≤ B are solved exactly. If
+their optimum is P*, min(D, max(D − B, P*)) bounds every allocation; B = D − P proves a utility P optimal.
 
-With thousands of jobs, prices come from a sample, then from the few columns that can still win, and the near-tied ones
-go into an integer programme. Small clusters: into a table of all states of the GPUs left of each type. Of equal
-allocations the table finds that with the lowest configuration of the first job, then of the next.
+With thousands of jobs, prices are found on a sample of jobs, then on the few columns that can still be best, and an
+integer programme solves the near-tied columns. On small clusters a table over all states of the GPUs left of each type
+does; of equal allocations it finds the one with the lowest configuration of the first job, then of the next.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from synergy_core.allocator.prices import (
     COARSEST,
     FINEST,
     Columns,
-    Open,
+    OpenJobs,
     cold_prices,
     columns_where,
     greedy,
     minimise,
     minimise_all,
-    opened,
+    open_part,
 )
 from synergy_core.allocator.problem import ROUNDING, Problem, Solution, Status, certify, relative_gap
 from synergy_core.units import Floats, Ints
 
 WIDEN, SMALL_WIDEN = 4.0, 3.0
-"""Factor on B where the columns within B do not fit or do not suffice; the other for small problems."""
+"""Factor on B if the columns within B do not fit or leave a gap; the second one is for small problems."""
 MAX_ROUNDS = 40
 MAX_NEAR_TIED = 20_000
-"""Most near-tied columns that are solved exactly; beyond, the best allocation so far stands with its gap. Measured:
-27,236 columns took 6 s, 103,016 took 71 s, and 296,524 had not ended after 15 minutes."""
+"""Maximum number of near-tied columns that are solved exactly. Beyond, the best allocation so far is the answer, with
+its gap. Measured: 27,236 columns took 6 s, 103,016 took 71 s, and 296,524 had not ended after 15 minutes."""
 MIN_FRACTION = 1e-6
-"""The second B, as a part of D, where the first was 0 because all near-tied columns lose nothing."""
+"""The second B as a fraction of D, if the first is 0 because all near-tied columns have no loss."""
 MAX_JOBS, MAX_JOBS_OF_TYPES = 500, 64
-"""Most jobs of a small problem, with one GPU type and with several; beyond, prices are faster (measured: 0.05 s against
-1 s for 220 alike jobs)."""
+"""Maximum number of jobs of a small problem, with one GPU type and with several. Beyond, `priced` is faster (measured:
+0.05 s against 1 s for 220 equal jobs)."""
 MAX_CELLS = 200_000
-"""Most states of a small problem: the product of (capacity + 1) over GPU types. Beyond, `auto` calls it large."""
+"""Maximum number of states of a small problem: the product of (capacity + 1) over GPU types."""
 COLUMN_S, CELL_S = 4e-6, 1.6e-9
-"""Seconds that a table costs per column, and per column and state; measured on an AMD EPYC."""
+"""Time of a table per column, and per column and state; measured on an AMD EPYC."""
 MAX_TABLE_S = 0.02
-"""A table that takes longer is dearer than the integer programme."""
+"""A table that takes longer is slower than the integer programme."""
 
 
 def finish(
-    problem: Problem, work: Open, prices: Floats, *, extra: int, gap: float, deadline_s: float, small: bool = False
+    problem: Problem, work: OpenJobs, prices: Floats, *, extra: int, gap: float, deadline_s: float, small: bool = False
 ) -> Solution:
-    """The allocation at `prices`, B widened until the gap is at most `gap`.
+    """Finds the allocation at `prices`, increasing B until the gap is at most `gap`.
 
-    extra: near-tied columns to begin with. deadline_s: by time.perf_counter. small: near-tied columns are solved by a
-    table where that is cheap, and B then goes straight from the first allocation P to D − P.
+    extra: number of near-tied columns at the first B. deadline_s: by time.perf_counter. small: whether to use the
+    factor for small problems and to set B to D − P after the first allocation P.
     """
     reduced = work.reduced(prices)
     wanted = reduced.argmax(axis=1)
@@ -67,12 +67,12 @@ def finish(
     loss = np.subtract(top[:, None], reduced, out=reduced)
     bound, objective, best = dual, -np.inf, None
     if work.parallel:
-        # Where rows take several resources, many columns are near-tied, and the solver costs more than it gains.
+        # With several resources many columns are near-tied, so try to avoid the integer programme.
         best = greedy(work, prices)
         objective = work.worth(best)
         if relative_gap(work.value + objective, work.value + bound) <= gap:
             return certify(problem, work.full(best), work.value + bound, prices, gap, "gap_open")
-    # The loss up to which about `extra` columns remain besides each job's best.
+    # The loss up to which about `extra` columns remain, not counting each job's best.
     flat, rank = loss.ravel(), len(loss) + extra
     within = float(np.partition(flat, rank)[rank]) if rank < flat.size else np.inf
     if within == np.inf:
@@ -108,9 +108,9 @@ def finish(
 
 
 def _near_tied(
-    work: Open, loss: Floats, wanted: Ints, within: float, slack: float, deadline_s: float
+    work: OpenJobs, loss: Floats, wanted: Ints, within: float, slack: float, deadline_s: float
 ) -> tuple[Ints | None, float, bool]:
-    """The best columns that lose at most `within`, one per open job, or None; an upper bound; whether time ran out."""
+    """The best allocation with losses ≤ `within`: one column per open job or None; its bound; whether time ran out."""
     keep = loss <= within + ROUNDING
     near = np.nonzero(keep.sum(axis=1) > 1)[0]
     column = wanted.copy()
@@ -119,7 +119,7 @@ def _near_tied(
     if (room < -ROUNDING).any():
         return None, -np.inf, False
     keep = keep[near]
-    keep[:, -1] = False  # nothing is what a job gets that gets none of the others
+    keep[:, -1] = False  # a job for which no column is chosen gets no GPUs
     some, job, which = columns_where(work, keep, near)
     answer = by_table(some, room) if len(room) == work.types else None
     if answer is None:
@@ -132,10 +132,10 @@ def _near_tied(
 
 
 def by_table(some: Columns, room: Floats) -> Taken | None:
-    """The best of `some`, whose limits are GPUs by type, or None where a table would be dear.
+    """The best of `some` columns, whose limits are GPUs by type; None if a table would be slow.
 
-    g_j(s) = max(g_{j+1}(s), max_c u_jc + g_{j+1}(s − w_c)) by dynamic programming, all states s of the GPUs left of
-    each type in one numpy step. Among equals the lowest column of the first job, then of the next.
+    Dynamic programming by g_j(s) = max(g_{j+1}(s), max_c u_jc + g_{j+1}(s − w_c)), where s is the GPUs left of each
+    type; one numpy operation covers all states. Ties go to the lowest column of the first job, then of the next.
     """
     most = np.zeros((len(some.start), len(room)))
     np.maximum.at(most, (some.owner, some.limit[0]), some.amount[0])
@@ -157,7 +157,7 @@ def by_table(some: Columns, room: Floats) -> Taken | None:
                 np.maximum(into, table[(*before, slice(None, shape[axis] - size))] + value[entry], out=into)
         tables.append(after)
     taken = np.zeros(len(value), dtype=bool)
-    for job in jobs:  # forwards: the first column of each job that an optimum has
+    for job in jobs:  # forwards: each job's first column that is part of an optimum
         here, following = tables[-1 - job], tables[-2 - job]
         worth = here[tuple(left)] - ROUNDING
         for entry in range(ends[job], ends[job + 1]):
@@ -173,34 +173,34 @@ def by_table(some: Columns, room: Floats) -> Taken | None:
 
 
 SAMPLED_JOBS = 500
-AROUND = 0.08
-"""Half the width of the box about the sample's (or the last round's) prices, as a part of each."""
-AROUND_ZERO = 0.01
-"""Half the width of that box for a price near 0, as a part of the mean price."""
-BOXES = 4
+BOX_FRACTION = 0.08
+"""Half the width of the box around the sample's (or the previous round's) prices, as a fraction of each price."""
+MIN_BOX_FRACTION = 0.01
+"""Minimum half width of that box, as a fraction of the mean price; for prices near 0."""
+MAX_BOXES = 4
 WARM = 0.02
-"""μ at a warm start, in mean best utilities of a job."""
+"""μ at a warm start, in the unit of `COARSEST`."""
 FIRST_EXTRA, SMALL_EXTRA = 150, 8
-"""Near-tied columns of the first B; of small problems beside one for every four jobs."""
+"""Number of near-tied columns at the first B; small problems have one more per four jobs."""
 SMALL_FINEST = 1e-3
-"""`FINEST` of small problems. It is looser, because fine prices pay only with thousands of jobs."""
+"""`FINEST` of small problems, for which finer prices do not pay."""
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether jobs and the states of all capacities are few enough, and GPUs of types are all that is scarce."""
+    """Whether a problem has few jobs, few states and no limits other than GPUs of types."""
     few = problem.jobs <= (MAX_JOBS if problem.types == 1 else MAX_JOBS_OF_TYPES)
-    few = few and problem.quota is None and problem.beside is None
+    few = few and problem.quota is None and problem.others is None
     return few and math.prod((problem.capacity + 1).tolist()) <= MAX_CELLS
 
 
 def solve_priced(
     problem: Problem, *, gap: float, time_limit_s: float, prices: Floats | None = None, small: bool = False
 ) -> Solution:
-    """An allocation whose gap is certified, at most `gap` where time allows; `gap` 0 asks for the proven optimum."""
+    """Finds an allocation by prices, with a proven gap of at most `gap` if time allows. small: see `solve`."""
     deadline_s = time.perf_counter() + min(time_limit_s, MAX_TIME_S)
-    work = opened(problem)
+    work = open_part(problem)
     wanted: Ints = work.utility.argmax(axis=1)
-    if (work.use(wanted) <= work.room + ROUNDING).all():  # everybody's best fits: all prices are 0
+    if (work.use(wanted) <= work.room + ROUNDING).all():  # each job's best column fits: all prices are 0
         choice = work.full(wanted)
         return certify(problem, choice, problem.objective(choice), np.zeros(len(work.room)), 0.0, "optimal")
     if not small:
@@ -213,8 +213,8 @@ def solve_priced(
     return finish(problem, work, prices, extra=extra, gap=gap, deadline_s=deadline_s, small=small)
 
 
-def find_prices(work: Open, prices: Floats | None) -> Floats:
-    """Prices near the minimum of D, from the last round's where there are any."""
+def find_prices(work: OpenJobs, prices: Floats | None) -> Floats:
+    """Prices near the minimum of D. prices: of the previous round, or None."""
     if prices is not None and prices.any():
         found = _in_boxes(work, prices)
         if found is not None:
@@ -231,23 +231,23 @@ def find_prices(work: Open, prices: Floats | None) -> Floats:
     return found
 
 
-def _in_boxes(work: Open, prices: Floats) -> Floats | None:
-    """The minimum of D, from the columns that can be best within a box around `prices`; None if no box contains it.
+def _in_boxes(work: OpenJobs, prices: Floats) -> Floats | None:
+    """Prices near the minimum of D, from the columns that can be best for prices in a box around `prices`.
 
-    Each next box is larger, and its centre is the point of the last box nearest to what was found: outside its box, a
-    minimum over the box's columns means nothing.
+    Outside its box, a minimum over the box's columns means nothing. If it lies there, or has not converged, the next
+    box is larger, and its centre is the point of the last box that is nearest to it. None after the last box.
     """
     scale = work.scale
-    for growth in range(BOXES):
-        width = np.maximum(AROUND * prices, AROUND_ZERO * float(prices.mean())) * 2.0**growth
+    for growth in range(MAX_BOXES):
+        width = np.maximum(BOX_FRACTION * prices, MIN_BOX_FRACTION * float(prices.mean())) * 2.0**growth
         floor, ceiling = np.maximum(prices - width, 0.0), prices + width
-        most = work.reduced(floor)
-        least = work.reduced(ceiling).max(axis=1)
-        keep = most >= least[:, None]
+        best_case = work.reduced(floor)
+        worst_case = work.reduced(ceiling).max(axis=1)
+        keep = best_case >= worst_case[:, None]
         open_jobs = np.nonzero(keep.sum(axis=1) > 1)[0]
         if not len(open_jobs):
             return None
-        settled = most.argmax(axis=1)
+        settled = best_case.argmax(axis=1)
         settled[open_jobs] = len(work.gpus) - 1
         some, *_ = columns_where(work, keep[open_jobs], open_jobs)
         room = work.room - work.use(settled)
@@ -258,19 +258,19 @@ def _in_boxes(work: Open, prices: Floats) -> Floats | None:
     return None
 
 
-# An allocation without an optimum, for comparison: again and again the step up that gains most per further GPU.
+# A greedy heuristic for comparison: it repeats the change of configuration that gains most per additional GPU.
 
 
 MIN_GAIN = 1e-12
-"""Utility that counts as a gain."""
+"""Minimum utility that counts as a gain."""
 FREE_STEP_GPUS = 0.25
-"""What a step that takes no further GPU counts as, so that it comes first and gains can still be compared."""
+"""GPUs that a step without additional GPUs counts as, so that its gain per GPU is finite and high."""
 
 
 def solve_by_steps(problem: Problem, *, gap: float, **_: Any) -> Solution:
-    """Stops where no step that fits gains anything: no job ever goes back to fewer GPUs for another's sake.
+    """Solves greedily until no step that fits gains anything. No job gives up GPUs to others.
 
-    The bound is the best row of every job, as if all fitted.
+    The bound is the sum of all jobs' best utilities, as if all fitted.
     """
     choice = np.full(problem.jobs, -1, dtype=np.int64) if problem.forced is None else problem.forced.copy()
     free = choice < 0
@@ -279,14 +279,14 @@ def solve_by_steps(problem: Problem, *, gap: float, **_: Any) -> Solution:
     bound = problem.objective(choice) + float(problem.utility[free].max(axis=1, initial=0.0).sum())
     while free.any() and len(problem.gpus):
         left = problem.limits - problem.use(choice)
-        fits, further = np.repeat(free[:, None], len(problem.gpus), axis=1), []
+        fits, additional = np.repeat(free[:, None], len(problem.gpus), axis=1), []
         for limit, amount in demands:
             jobs = np.arange(problem.jobs), choice
             held = np.where((choice >= 0)[:, None] & (limit == limit[jobs][:, None]), amount[jobs][:, None], 0.0)
-            further.append(amount - held)
-            fits &= further[-1] <= left[limit] + ROUNDING
+            additional.append(amount - held)
+            fits &= additional[-1] <= left[limit] + ROUNDING
         gain = np.where(fits, problem.utility - value[:, None], -np.inf)
-        gain = np.where(gain > MIN_GAIN, gain / np.maximum(further[0], FREE_STEP_GPUS), -np.inf)
+        gain = np.where(gain > MIN_GAIN, gain / np.maximum(additional[0], FREE_STEP_GPUS), -np.inf)
         job, row = divmod(int(gain.argmax()), len(problem.gpus))
         if gain[job, row] == -np.inf:
             break

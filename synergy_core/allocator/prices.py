@@ -1,9 +1,9 @@
-"""Prices of the limits: the Lagrangian dual of the allocation problem, and what follows from it.
+"""Prices of the limits from the Lagrangian dual of the allocation problem, and a greedy allocation at given prices.
 
-With a price l_k ≥ 0 per unit of limit k, D(l) = l · room + Σ_j max(0, max_c (u_jc − l · w_jc)) bounds every allocation
-(weak duality). A column that loses more than D − P against its job's best cannot be in an allocation better than P
-(reduced-cost fixing). Prices are found on a smoothed dual: μ log Σ_c exp(v_jc / μ) for each maximum (Nesterov 2005,
-"Smooth minimization of non-smooth functions", section 4), Newton's method in the K prices, μ falling from step to step.
+With a price l_k ≥ 0 per unit of limit k, D(l) = l · room + Σ_j max(0, max_c (u_jc − l · w_jc)) bounds all allocations
+(weak duality). A column whose reduced utility is more than D − P below its job's best is in no allocation better than P
+(reduced-cost fixing). Newton's method in the K prices minimises a smoothed D with μ log Σ_c exp(v_jc / μ) for each
+maximum (Nesterov 2005, "Smooth minimization of non-smooth functions", section 4); μ falls from step to step.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import cast
 
 import numpy as np
 
-from synergy_core.allocator.problem import ROUNDING, TINY, Demand, Problem, less_price, taken_of, use_of
+from synergy_core.allocator.problem import ROUNDING, TINY, Demand, Problem, reduced_utility, taken_of, use_of
 from synergy_core.units import Bools, Floats, Ints
 
-STEPS = 60
+MAX_STEPS = 60
 SHRINK = 0.5
-"""Factor on μ after each Newton step that was not cut short."""
+"""Factor on μ after each Newton step that was not clipped."""
 COARSEST, FINEST = 0.3, 1e-4
-"""μ at a cold start and at the end, in mean best utilities of a job."""
+"""First μ of a cold start and last μ, relative to the mean over jobs of their best utility."""
 DAMPING = 1e-3
 STEP_PRICE_FRACTION = 0.5
-"""A Newton step moves a price by at most this part of itself or by μ per GPU, whichever is more."""
-SWEEPS, SETTLED = 60, 1e-3
-"""Sweeps of coordinate descent at most, and the part of its limit that no price moves by in the last."""
-STALLED = 6
-"""Steps cut short one after the other, at a μ finer than the first, after which it would only wander."""
+"""A Newton step moves a price by at most this fraction of the price or by μ per GPU, whichever is more."""
+MAX_SWEEPS, CONVERGED_FRACTION = 60, 1e-3
+"""Coordinate descent ends after this many sweeps, or when no price moved by more than this fraction of its limit."""
+MAX_STALLED_STEPS = 6
+"""The minimisation ends after more consecutive clipped steps than this, once μ has been reduced."""
 
 
 @dataclass(slots=True)
-class Open:
-    """The open part of a problem once forced jobs keep what they have. The last column means getting nothing.
+class OpenJobs:
+    """The jobs of a problem that are not forced, and the room left for them. An additional last column means no GPUs.
 
-    jobs: (F,) indices into the problem. utility: (F, C + 1), −inf where not worth it or too big. gpus: (C + 1,).
-    demands: as in `Problem`. room: (R,) what is left of every limit; the first `types` are GPUs. choice: (J,), forced
-    jobs filled in. value: of the forced jobs. parallel: whether several resources are limited, whose prices are then
-    hard to tell apart.
+    jobs: (F,) indices into the problem. utility: (F, C + 1), −inf if not positive or larger than the room. gpus:
+    (C + 1,). demands: as in `Problem`. room: (R,) what forced jobs leave of every limit; the first `types` are GPUs.
+    choice: (J,) of the forced jobs, else −1. value: utility of the forced jobs. parallel: whether not only GPUs are
+    limited; demands are then nearly parallel, and prices hard to tell apart.
     """
 
     jobs: Ints
@@ -51,63 +51,63 @@ class Open:
     parallel: bool
 
     def reduced(self, prices: Floats) -> Floats:
-        """(F, C + 1) utility less the price of all that is taken."""
-        return less_price(self.utility, self.demands, prices)
+        """(F, C + 1) reduced utility."""
+        return reduced_utility(self.utility, self.demands, prices)
 
     @property
     def scale(self) -> float:
-        """The mean of the jobs' best utilities."""
+        """The mean over jobs of their best utility."""
         return max(float(self.utility.max(axis=1).mean()), TINY) if len(self.utility) else 1.0
 
     def dual(self, prices: Floats) -> float:
-        """D(prices): no choice of the open jobs is worth more."""
+        """D(prices), an upper bound on the open jobs' utility."""
         return float(prices @ self.room + self.reduced(prices).max(axis=1, initial=0.0).sum())
 
     def use(self, column: Ints) -> Floats:
-        """(R,) taken by one column for each open job."""
+        """(R,) use of every limit by one column per open job, (F,)."""
         return use_of(self.demands, np.arange(len(column)), column, len(self.room))
 
     def worth(self, column: Ints) -> float:
-        """The utility of one column for each open job."""
+        """The total utility of one column per open job, (F,)."""
         return float(self.utility[np.arange(len(column)), column].sum())
 
     def full(self, column: Ints) -> Ints:
-        """(J,) choice of the whole problem, from a column of each open job."""
+        """(J,) choice of the whole problem, from one column per open job, (F,)."""
         choice = self.choice.copy()
         choice[self.jobs] = np.where(column == len(self.gpus) - 1, -1, column)
         return choice
 
 
-def opened(problem: Problem) -> Open:
-    """The problem without its forced jobs, hopeless columns struck out."""
+def open_part(problem: Problem) -> OpenJobs:
+    """Removes forced jobs, and columns that do not fit or have no positive utility."""
     jobs, columns = problem.utility.shape
     choice, room, value = np.full(jobs, -1), problem.limits, 0.0
-    which = np.arange(jobs)
+    open_jobs = np.arange(jobs)
     if problem.forced is not None and (problem.forced >= 0).any():
         choice = np.where(problem.forced >= 0, problem.forced, -1)
         room = np.maximum(room - problem.use(choice), 0.0)
         value = problem.objective(choice)
-        which = np.nonzero(problem.forced < 0)[0]
+        open_jobs = np.nonzero(problem.forced < 0)[0]
     demands: list[Demand] = []
-    for limit, amount in problem.demands:  # the last column takes nothing
-        limit = limit[which] if limit.ndim == 2 else np.append(limit, 0)
-        amount = np.pad(amount[which], ((0, 0), (0, 1))) if amount.ndim == 2 else np.append(amount, 0.0)
+    for limit, amount in problem.demands:  # the last column uses nothing
+        limit = limit[open_jobs] if limit.ndim == 2 else np.append(limit, 0)
+        amount = np.pad(amount[open_jobs], ((0, 0), (0, 1))) if amount.ndim == 2 else np.append(amount, 0.0)
         demands.append((limit, amount))
-    table = np.zeros((len(which), columns + 1))
-    table[:, :columns] = problem.utility[which]
+    allowed = np.zeros((len(open_jobs), columns + 1))
+    allowed[:, :columns] = problem.utility[open_jobs]
     for limit, amount in demands:
-        np.copyto(table, -np.inf, where=amount > room[limit] * (1.0 + ROUNDING))
-    table[:, :columns][table[:, :columns] <= 0] = -np.inf
+        np.copyto(allowed, -np.inf, where=amount > room[limit] * (1.0 + ROUNDING))
+    allowed[:, :columns][allowed[:, :columns] <= 0] = -np.inf
     gpus = np.append(problem.gpus, 0).astype(np.float64)
-    return Open(which, table, gpus, problem.types, demands, room, choice, value, problem.beside is not None)
+    return OpenJobs(open_jobs, allowed, gpus, problem.types, demands, room, choice, value, problem.others is not None)
 
 
 @dataclass(slots=True)
 class Columns:
-    """Some columns of some open jobs, one entry each, jobs in order and each with at least one column.
+    """N columns of M open jobs as flat arrays, ordered by job, at least one column per job.
 
-    owner: (N,) position among the jobs here. start: (M,) first entry of each job. limit, amount: (B, N) what each takes
-    of which limits; the first is its GPU type and GPUs.
+    value: (N,) utility. owner: (N,) index of the job, 0 to M − 1. start: (M,) first column of each job. limit, amount:
+    (B, N) the demands; the first is for GPUs of a type.
     """
 
     value: Floats
@@ -117,8 +117,8 @@ class Columns:
     amount: Floats
 
 
-def columns_where(work: Open, keep: Bools, rows: Ints | None = None) -> tuple[Columns, Ints, Ints]:
-    """The columns that `keep` marks, (F, C + 1) or (len(rows), C + 1); with the open job and the column of each."""
+def columns_where(work: OpenJobs, keep: Bools, rows: Ints | None = None) -> tuple[Columns, Ints, Ints]:
+    """The columns marked in `keep`, (F, C + 1) or (len(rows), C + 1), with the open job and column index of each."""
     owner, column = keep.nonzero()
     job = owner if rows is None else rows[owner]
     start = np.searchsorted(owner, np.arange(len(keep)))
@@ -127,19 +127,19 @@ def columns_where(work: Open, keep: Bools, rows: Ints | None = None) -> tuple[Co
     return Columns(work.utility[job, column], owner, start, limit, amount), job, column
 
 
-def cold_prices(work: Open) -> Floats:
-    """Half of what every GPU would cost if all of the jobs' best utilities were spent on all of them."""
+def cold_prices(work: OpenJobs) -> Floats:
+    """Start prices without a previous round: half of the sum of the jobs' best utilities, spread over all GPUs."""
     spent = 0.5 * float(work.utility.max(axis=1).sum()) / max(1.0, float(work.room[: work.types].sum()))
-    # Where tenants pay too, a GPU is paid for twice; and once more with everything that goes beside it.
+    # A job pays for a GPU through each kind of limit: GPUs, quota and each other resource.
     return np.full(len(work.room), spent / len(work.demands))
 
 
 def minimise_all(
-    work: Open, prices: Floats | None = None, *, smooth: float = COARSEST, finest: float = FINEST
+    work: OpenJobs, prices: Floats | None = None, *, smooth: float = COARSEST, finest: float = FINEST
 ) -> Floats:
-    """Prices near the minimum of D over all columns, from `prices`, or cold; μ falls as in `minimise`.
+    """Prices near the minimum of D over all columns, starting at `prices` or cold.
 
-    smooth, finest: in mean best utilities of a job.
+    smooth, finest: first and last μ, relative to `OpenJobs.scale`.
     """
     some, *_ = columns_where(work, work.utility > -np.inf)
     start = cold_prices(work) if prices is None else prices
@@ -149,9 +149,10 @@ def minimise_all(
 def minimise(
     some: Columns, room: Floats, prices: Floats, smooth: float, finest: float, *, parallel: bool = False
 ) -> tuple[Floats, bool]:
-    """Prices near the minimum of D over `some`, and whether μ fell from `smooth` to `finest` (both utility).
+    """Prices near the minimum of D over `some` columns, by Newton steps with μ falling from `smooth` to `finest`.
 
-    Newton steps reduce μ; where they stall first, D may be far above its minimum. parallel: see `Open`.
+    Also returns whether μ reached `finest`; if not, D may be far above its minimum. prices: where to start. smooth,
+    finest: in units of utility. parallel: see `OpenJobs`.
     """
     owner, start, coarsest = some.owner, some.start, smooth
     jobs, limits = len(start), len(room)
@@ -164,27 +165,27 @@ def minimise(
         for other in range(one, len(blocks))
     ]
     best, best_dual, stalled = prices, np.inf, 0
-    for _ in range(STEPS):
+    for _ in range(MAX_STEPS):
         cost = prices[some.limit[0]]
         cost *= some.amount[0]
         for limit, amount, _ in blocks[1:]:
             cost += prices[limit] * amount
         reduced = some.value - cost
-        top = np.maximum.reduceat(reduced, start)
-        dual = float(prices @ room + top.sum())
+        best_of_job = np.maximum.reduceat(reduced, start)
+        dual = float(prices @ room + best_of_job.sum())
         if dual < best_dual:
             best, best_dual = prices, dual
-        if smooth < finest or stalled > STALLED:
+        if smooth < finest or stalled > MAX_STALLED_STEPS:
             break
-        reduced -= top[owner]
+        reduced -= best_of_job[owner]
         reduced /= smooth
         share = np.exp(reduced, out=reduced)
         share /= np.add.reduceat(share, start)[owner]
-        # What each job is expected to take of every limit, and by how much that would vary.
+        # Mean and covariance of each job's use of the limits, if it chose columns with the probabilities `share`.
         taken = [share * amount for _, amount, _ in blocks]
         cells = np.bincount(blocks[0][2], taken[0], jobs * limits)
-        for (_, _, key), each in zip(blocks[1:], taken[1:], strict=True):
-            cells += np.bincount(key, each, jobs * limits)
+        for (_, _, key), use in zip(blocks[1:], taken[1:], strict=True):
+            cells += np.bincount(key, use, jobs * limits)
         expected = cast("Floats", cells.reshape(jobs, limits))
         second = np.zeros((limits, limits))
         for one, other, key in pairs:
@@ -194,8 +195,8 @@ def minimise(
                 second += both.T
         hessian = second - expected.T @ expected
         step = _boxed if parallel else _newton
-        prices, cut = step(prices, room - expected.sum(axis=0), hessian, smooth)
-        if cut:
+        prices, clipped = step(prices, room - expected.sum(axis=0), hessian, smooth)
+        if clipped:
             stalled += smooth < coarsest
         else:
             stalled = 0
@@ -204,7 +205,7 @@ def minimise(
 
 
 def _newton(prices: Floats, gradient: Floats, hessian: Floats, smooth: float) -> tuple[Floats, bool]:
-    """One damped step towards the minimum over prices ≥ 0, and whether it had to be cut short."""
+    """The prices after one damped Newton step, kept ≥ 0, and whether the step was clipped."""
     free = (prices > 0) | (gradient < 0)
     if not free.all():
         hessian = np.where(free & free[:, None], hessian, 0.0)
@@ -214,38 +215,38 @@ def _newton(prices: Floats, gradient: Floats, hessian: Floats, smooth: float) ->
     diagonal += TINY
     step = np.linalg.solve(hessian, gradient * -smooth) if len(prices) > 1 else gradient * -smooth / hessian[0]
     limit = np.maximum(prices * STEP_PRICE_FRACTION, smooth)
-    cut = np.minimum(np.maximum(step, -limit), limit)
-    return np.maximum(prices + cut, 0.0), bool((cut != step).any())
+    clipped = np.minimum(np.maximum(step, -limit), limit)
+    return np.maximum(prices + clipped, 0.0), bool((clipped != step).any())
 
 
 def _boxed(prices: Floats, gradient: Floats, hessian: Floats, smooth: float) -> tuple[Floats, bool]:
-    """As `_newton`, but the best step within the limits, by coordinate descent: these rows are nearly parallel."""
+    """As `_newton`, but finds the best step within the limits by coordinate descent, for nearly parallel demands."""
     limit = np.maximum(prices * STEP_PRICE_FRACTION, smooth)
     low, high = np.maximum(-limit, -prices).tolist(), limit.tolist()
-    curve = hessian / smooth
-    diagonal = (curve.diagonal() * (1.0 + DAMPING) + TINY).tolist()
+    curvature = hessian / smooth
+    diagonal = (curvature.diagonal() * (1.0 + DAMPING) + TINY).tolist()
     slope, step = gradient.copy(), [0.0] * len(low)
-    rows = [curve[at] for at in range(len(low))]
-    for _ in range(SWEEPS):
+    rows = [curvature[k] for k in range(len(low))]
+    for _ in range(MAX_SWEEPS):
         largest = 0.0
-        for at in range(len(low)):
-            new = min(max(step[at] - float(slope[at]) / diagonal[at], low[at]), high[at])
-            moved = new - step[at]
+        for k in range(len(low)):
+            new = min(max(step[k] - float(slope[k]) / diagonal[k], low[k]), high[k])
+            moved = new - step[k]
             if moved:
-                step[at] = new
-                slope += rows[at] * moved
-                largest = max(largest, abs(moved) / high[at])
-        if largest < SETTLED:
+                step[k] = new
+                slope += rows[k] * moved
+                largest = max(largest, abs(moved) / high[k])
+        if largest < CONVERGED_FRACTION:
             break
-    taken = np.array(step)
-    return np.maximum(prices + taken, 0.0), bool((np.abs(taken) >= limit).any())
+    final = np.array(step)
+    return np.maximum(prices + final, 0.0), bool((np.abs(final) >= limit).any())
 
 
-# A feasible allocation at given prices, the answer of the round if no better one is found.
+# A feasible allocation at given prices, which is returned if no better one is found.
 
 
-def greedy(work: Open, prices: Floats) -> Ints:
-    """(F,) columns of `work` that fit together: jobs by falling reduced value per GPU, each the best that still fits.
+def greedy(work: OpenJobs, prices: Floats) -> Ints:
+    """(F,) columns that fit together: jobs by falling reduced utility per GPU get their best column that still fits.
 
     Ties go to the lower job, then the lower column. O(F C).
     """
@@ -253,11 +254,11 @@ def greedy(work: Open, prices: Floats) -> Ints:
     wanted = reduced.argmax(axis=1)
     jobs = np.arange(len(wanted))
     taken = work.gpus[wanted]
-    # Jobs that want nothing at these prices come last: they may still take what is left.
+    # Jobs whose best column at these prices has no GPUs come last; they may get what is left.
     worth = np.where(taken > 0, reduced[jobs, wanted] / np.maximum(taken, 1.0), -1.0)
     order = np.lexsort((jobs, -worth))
     column = np.full(len(wanted), len(work.gpus) - 1)
-    fit = len(order)  # jobs of `order` that can all have what they want, before the first that cannot
+    fit = len(order)  # number of jobs in `order` before the first whose best column does not fit
     for demand in work.demands:
         limits, amounts = taken_of(demand, order, wanted[order])
         for each in np.unique(limits).tolist():

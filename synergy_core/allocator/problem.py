@@ -1,13 +1,14 @@
-"""Which configuration each job gets: the problem of one round, its answer, and what both must satisfy.
+"""The allocation problem of one round, its solution, and the checks of both.
 
-maximise Σ_jc u_jc x_jc, x binary; Σ_c x_jc ≤ 1 per job (= 1, and which, if forced); per GPU type t
+maximise Σ_jc u_jc x_jc, x binary; Σ_c x_jc ≤ 1 per job (a forced job keeps its configuration); per GPU type t
 Σ_j Σ_{c of type t} n_c x_jc ≤ capacity_t; per tenant v Σ_{j of v} Σ_c n_c x_jc ≤ quota_v
-(Sia, SOSP 2023, section 3.4, with quotas added); for each resource d beside GPUs, and per type t,
-Σ_j Σ_{c of type t} a_djc x_jc ≤ b_dt. That these sums fit does not mean that nodes can hold it: `allocator.nodes`.
+(Sia, SOSP 2023, section 3.4, with quotas added); for each other resource d, such as CPUs, and per type t
+Σ_j Σ_{c of type t} a_djc x_jc ≤ b_dt. An allocation within these sums may still not fit the nodes: see
+`allocator.nodes`.
 
-All code below these lines knows one kind of constraint, a *limit*: T capacities, then V quotas, then D T of resources
-beside GPUs. What configurations take of limits is a list of *demands*, a pair of arrays each that broadcast to (J, C):
-the number of the limit, and how much is taken of it.
+The code treats all constraints alike, as R *limits*: T capacities, then V quotas, then D T limits of other resources.
+The use of limits is a list of *demands*. Each is a pair of arrays that broadcast to (J, C): the index of the limit that
+a configuration uses, and the amount.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ Demand = tuple[Ints, Floats]
 
 TINY = 1e-12
 ROUNDING = 1e-9
-"""On utilities of about 1 (`solve` scales others): sums of thousands of float64 differ by less in another order."""
+"""Tolerance for utilities of about 1 (`solve` scales others). Reordering a sum of thousands of float64 changes less."""
 
 
 def taken_of(demand: Demand, jobs: Ints, columns: Ints) -> Demand:
-    """(N,) limits and amounts of these jobs in these columns.
+    """(N,) limits and amounts of the given jobs in the given columns; jobs, columns: (N,).
 
-    demand: limits (C,), (J, C) or, alike in all columns, (J, 1); amounts (C,) or (J, C).
+    demand: limits (C,), (J, C) or (J, 1) if equal in all columns; amounts (C,) or (J, C).
     """
     limit, amount = demand
     return (
@@ -42,15 +43,15 @@ def taken_of(demand: Demand, jobs: Ints, columns: Ints) -> Demand:
 
 
 def use_of(demands: Iterable[Demand], jobs: Ints, columns: Ints, limits: int) -> Floats:
-    """(R,) what these jobs take of every limit in these columns."""
+    """(R,) total use of every limit by the given jobs in the given columns."""
     used = np.zeros(limits)
     for demand in demands:
         used += np.bincount(*taken_of(demand, jobs, columns), limits)
     return used
 
 
-def less_price(utility: Floats, demands: Iterable[Demand], prices: Floats) -> Floats:
-    """(J, C) utility less the price of all that is taken; prices: (R,) of every limit."""
+def reduced_utility(utility: Floats, demands: Iterable[Demand], prices: Floats) -> Floats:
+    """(J, C) reduced utility: utility minus the price of the demands. prices: (R,) of the limits."""
     (limit, amount), *others = demands
     left: Floats = utility - prices[limit] * amount
     for limit, amount in others:
@@ -61,8 +62,8 @@ def less_price(utility: Floats, demands: Iterable[Demand], prices: Floats) -> Fl
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """What configurations take beside GPUs, of D resources such as CPUs and memory; each in a unit of its own.
+class OtherResources:
+    """Demand for D resources other than GPUs, such as CPUs and memory, each in its own unit.
 
     names: (D,). demand: (D, J, C) ≥ 0, of the whole configuration, not per GPU. capacity: (D, T) ≥ 0, of each GPU type.
     """
@@ -72,7 +73,7 @@ class Beside:
     capacity: Floats
 
     def per_gpu(self, gpus: Ints) -> Floats:
-        """(D, T): GPUs of a type, (T,), for each unit of what it has beside them; 1 where it has none of it."""
+        """(D, T) the GPUs of a type per unit of the resource; 1 if the capacity is 0. gpus: (T,)."""
         return np.where(self.capacity > 0, gpus / np.where(self.capacity > 0, self.capacity, 1.0), 1.0)
 
 
@@ -80,12 +81,12 @@ class Beside:
 class Problem:
     """One round's choice for J jobs among C configurations on T GPU types, with quotas for V tenants.
 
-    utility: (J, C) float64, what giving job j configuration c is worth; −inf where that is not allowed. Nothing is
-    worth 0, so a utility ≤ 0 is never chosen unless forced. gpus: (C,) ≥ 1. gpu_type: (C,) indices into capacity.
-    capacity: (T,) GPUs. forced: (J,) the configuration a job must keep, −1 for none; None forces nobody.
-    tenant: (J,) indices into quota, (V,) GPUs summed over types; both or neither. beside: what they take beside GPUs.
-    Raises InputError where shapes or ranges do not match, on NaN or +inf, and where the forced jobs alone exceed a
-    capacity or a quota.
+    utility: (J, C) float64, of job j in configuration c; −inf if not allowed. A job without GPUs has utility 0, so a
+    utility ≤ 0 is never chosen unless forced. gpus: (C,) ≥ 1. gpu_type: (C,) indices into capacity. capacity: (T,)
+    GPUs. forced: (J,) the configuration that a job must keep, −1 for none; None if no job is forced. tenant: (J,)
+    indices into quota; quota: (V,) GPUs summed over types; both or neither. others: None if only GPUs are
+    limited. Raises InputError if shapes or ranges do not match, for NaN and +inf, and if the forced jobs alone exceed a
+    limit.
     """
 
     utility: Floats
@@ -95,7 +96,7 @@ class Problem:
     forced: Ints | None = None
     tenant: Ints | None = None
     quota: Ints | None = None
-    beside: Beside | None = None
+    others: OtherResources | None = None
 
     def __post_init__(self) -> None:
         self._check_arrays()
@@ -121,57 +122,57 @@ class Problem:
     def limits(self) -> Floats:
         """(R,) the amount of each limited resource; each has a price."""
         quota = np.zeros(0) if self.quota is None else self.quota
-        beside = np.zeros(0) if self.beside is None else self.beside.capacity.ravel()
-        return np.concatenate((self.capacity, quota, beside), dtype=np.float64)
+        others = np.zeros(0) if self.others is None else self.others.capacity.ravel()
+        return np.concatenate((self.capacity, quota, others), dtype=np.float64)
 
     @property
     def demands(self) -> list[Demand]:
-        """How much every configuration uses of each limited resource; GPUs of its type come first."""
+        """The demands for GPUs of each type, quotas and other resources, in this order."""
         gpus = self.gpus.astype(np.float64)
         demands: list[Demand] = [(self.gpu_type, gpus)]
         if self.tenant is not None:
             demands.append((self.types + self.tenant[:, None], gpus))
-        if self.beside is not None:
+        if self.others is not None:
             first = self.types + self.tenants
-            demands += [(first + at * self.types + self.gpu_type, each) for at, each in enumerate(self.beside.demand)]
+            demands += [(first + d * self.types + self.gpu_type, amount) for d, amount in enumerate(self.others.demand)]
         return demands
 
     def equals(self, other: Problem) -> bool:
-        """Whether both have the same arrays; for problems with nothing beside GPUs."""
+        """Whether both have equal arrays; other resources are not compared."""
         names = ("utility", "gpus", "gpu_type", "capacity", "forced", "tenant", "quota")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def names_of_limits(self, types: Sequence[str] = (), tenants: Sequence[str] = ()) -> list[tuple[str, str]]:
-        """(owner, resource) of each limit. types, tenants: names of the GPU types and tenants."""
-        types = types or [f"type {at}" for at in range(self.types)]
-        tenants = tenants or [f"tenant {at}" for at in range(self.tenants)]
+        """(GPU type or quota, resource) of each limit. types, tenants: names of the GPU types and tenants."""
+        types = types or [f"type {index}" for index in range(self.types)]
+        tenants = tenants or [f"tenant {index}" for index in range(self.tenants)]
         names = [(each, "GPUs") for each in (*types, *(f"quota of {each}" for each in tenants[: self.tenants]))]
-        return names + [(each, name) for name in (self.beside.names if self.beside else ()) for each in types]
+        return names + [(each, name) for name in (self.others.names if self.others else ()) for each in types]
 
     def demands_of(self, job: int) -> list[Demand]:
-        """The demands of one job: (C,) limits and (C,) amounts each."""
+        """The demands of one job, each as (C,) limits and (C,) amounts."""
         columns = np.arange(len(self.gpus))
         return [taken_of(each, np.full_like(columns, job), columns) for each in self.demands]
 
     def possible(self, job: int) -> Ints:
-        """(P,) the configurations that a job would like and that an empty cluster could hold."""
+        """(P,) the configurations of positive utility that an empty cluster could hold."""
         possible, limits = self.utility[job] > 0, self.limits
         for limit, amount in self.demands_of(job):
             possible &= amount <= limits[limit] * (1.0 + ROUNDING)
         return np.nonzero(possible)[0]
 
     def objective(self, choice: Ints) -> float:
-        """The utility of `choice`, (J,) configurations, −1 none."""
+        """The total utility of `choice`: (J,) configurations, −1 for none."""
         chosen = np.nonzero(choice >= 0)[0]
         return float(self.utility[chosen, choice[chosen]].sum())
 
     def use(self, choice: Ints) -> Floats:
-        """(R,) what `choice` takes of every limit."""
+        """(R,) use of every limit by `choice`, (J,)."""
         chosen = np.nonzero(choice >= 0)[0]
         return use_of(self.demands, chosen, choice[chosen], len(self.limits))
 
     def fits(self, choice: Ints) -> bool:
-        """Whether `choice` keeps every limit, every forced job and every −inf."""
+        """Whether `choice` respects all limits and forced jobs and has no configuration that is not allowed."""
         kept = self.forced is None or bool(((self.forced < 0) | (choice == self.forced)).all())
         within = bool((self.use(choice) <= self.limits * (1.0 + ROUNDING)).all())
         return kept and within and self.objective(choice) > -np.inf
@@ -205,17 +206,17 @@ class Problem:
             if length and not (array.min() >= least and array.max() < end):
                 expected = f"{least} to {end - 1}" if end < np.inf else f"at least {least}"
                 raise InputError(f"{name} has {array.min()} to {array.max()}, expected {expected}.")
-        if self.beside is not None:
-            count = len(self.beside.names)
+        if self.others is not None:
+            count = len(self.others.names)
             for name, taken, shape in (
-                ("demand", self.beside.demand, (count, jobs, columns)),
-                ("capacity", self.beside.capacity, (count, self.types)),
+                ("demand", self.others.demand, (count, jobs, columns)),
+                ("capacity", self.others.capacity, (count, self.types)),
             ):
                 if taken.shape != shape:
-                    raise InputError(f"beside.{name} is {taken.shape}, expected {shape}.")
+                    raise InputError(f"others.{name} is {taken.shape}, expected {shape}.")
                 if len(wrong := np.argwhere(~((taken >= 0) & (taken < np.inf)))):
-                    at = tuple(wrong[0].tolist())
-                    raise InputError(f"beside.{name}{list(at)} is {taken[at]}, expected a finite number ≥ 0.")
+                    index = tuple(wrong[0].tolist())
+                    raise InputError(f"others.{name}{list(index)} is {taken[index]}, expected a finite number ≥ 0.")
 
     def _check_forced(self, forced: Ints) -> None:
         jobs = np.nonzero(forced >= 0)[0]
@@ -226,26 +227,24 @@ class Problem:
                 "give that utility a number or set forced to −1."
             )
         used, limits = self.use(forced), self.limits
-        for at in np.nonzero(used > limits * (1.0 + ROUNDING))[0].tolist():
-            where, resource = self.names_of_limits()[at]
-            taken = [taken_of(each, jobs, forced[jobs])[0] == at for each in self.demands]
+        for limit in np.nonzero(used > limits * (1.0 + ROUNDING))[0].tolist():
+            where, resource = self.names_of_limits()[limit]
+            taken = [taken_of(each, jobs, forced[jobs])[0] == limit for each in self.demands]
             holders = jobs[np.any(taken, axis=0)].tolist()
             first = ", ".join(map(str, holders[:5])) + (", …" if len(holders) > 5 else "")
             raise InputError(
-                f"infeasible: the forced jobs hold {used[at]:g} {resource} of {where}, which has {limits[at]:g}; let "
-                f"one of them go (forced = −1 for job {first}) or raise the limit."
+                f"infeasible: the forced jobs hold {used[limit]:g} {resource} of {where}, which has {limits[limit]:g}; "
+                f"set forced to −1 for one of them (job {first}) or raise the limit."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What each job gets, and how far from the best that can be at most.
+    """A feasible allocation with an upper bound on the utility of any allocation.
 
-    choice: (J,) configurations, −1 none. objective: Σ u of it. bound: no allocation is worth more.
-    gap: (bound − objective) / |bound|, ≥ 0. prices: (R,) utility per unit of every limit; the bound follows from them
-    alone (weak duality), and they start the next round warm.
-    status: optimal (nothing is better) · within_gap (gap ≤ the target) · gap_open (nothing more to try) · time_limit:
-    all with a feasible choice and a true bound.
+    choice: (J,) configurations, −1 for none. objective: its total utility. bound: no allocation has more utility.
+    gap: (bound − objective) / |bound|, ≥ 0. prices: (R,) utility per unit of each limit, for the next round's warm
+    start. status: optimal · within_gap (gap ≤ the target) · gap_open (the method ended with a larger gap) · time_limit.
     """
 
     choice: Ints
@@ -257,15 +256,15 @@ class Solution:
 
 
 def relative_gap(objective: float, bound: float) -> float:
-    """(bound − objective) / |bound|, at least 0; 0 where both differ by rounding only."""
-    apart = bound - objective
-    if apart <= ROUNDING * abs(bound):
+    """(bound − objective) / |bound|, at least 0; 0 if they differ only by rounding."""
+    difference = bound - objective
+    if difference <= ROUNDING * abs(bound):
         return 0.0
-    return apart / max(abs(bound), TINY)
+    return difference / max(abs(bound), TINY)
 
 
 def certify(problem: Problem, choice: Ints, bound: float, prices: Floats, target: float, otherwise: Status) -> Solution:
-    """`choice` with its gap to `bound`; the status follows from the gap, `otherwise` where the target is missed."""
+    """The solution for `choice` and `bound`. otherwise: its status if the gap exceeds `target`."""
     objective = problem.objective(choice)
     gap = relative_gap(objective, bound)
     status: Status = "optimal" if gap == 0.0 else "within_gap" if gap <= target else otherwise
@@ -273,14 +272,14 @@ def certify(problem: Problem, choice: Ints, bound: float, prices: Floats, target
 
 
 def proven(problem: Problem, choice: Ints, prices: Floats | None) -> Solution | None:
-    """A solution with this choice if these prices prove that no allocation is worth more; None if they do not.
+    """The solution with this choice if these prices prove it optimal, else None.
 
-    prices: (R,) ≥ 0, such as those of the round before. The proof is weak duality: no allocation is worth more than
-    prices · limits + Σ_j max(0, max_c (u_jc − prices · what it takes)), where a forced job has its one configuration.
+    prices: (R,) ≥ 0, such as those of the previous round. The proof is weak duality: no allocation has more utility
+    than prices · limits + Σ_j max(0, max_c (u_jc − prices · demand_jc)); a forced job has only one configuration.
     """
     if prices is None or prices.shape != problem.limits.shape or not problem.fits(choice):
         return None
-    reduced = less_price(problem.utility, problem.demands, prices)
+    reduced = reduced_utility(problem.utility, problem.demands, prices)
     best = reduced.max(axis=1, initial=0.0)
     if problem.forced is not None:
         kept = np.flatnonzero(problem.forced >= 0)

@@ -1,8 +1,8 @@
 """The shipped catalog: applications with fitted constants, GPU and node data sheets, and layer sizes.
 
-`models/<application>.yaml` is written by bench/make_catalog.py or bench/fit_sensitivity.py; `gpus/<type>.yaml` and
-`nodes/<type>.yaml` by hand, from vendors' pages; `layers/<application>.yaml` by bench/make_layers.py. Adding a file to
-its folder registers it.
+bench/make_catalog.py and bench/fit_sensitivity.py write `models/<application>.yaml`, bench/make_layers.py writes
+`layers/<application>.yaml`; `gpus/<type>.yaml` and `nodes/<type>.yaml` are written by hand from vendors' pages. A file
+in its folder is registered.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class NoiseCurve:
 class GpuProfile:
     """Fitted step-time constants of one application on one GPU type.
 
-    theta: (7,), constants of Pollux's form, assumed by policies. calibrated: the form with the best predictions.
-    min_local, max_local: range of measured samples per GPU that fit into memory. nodes, gpus: the largest measured.
+    theta: (7,), constants of Pollux's form, which policies assume. calibrated: the form with the best predictions.
+    min_local, max_local: the measured range of samples per GPU that fit into memory. nodes, gpus: the most measured.
     """
 
     theta: Floats
@@ -67,7 +67,7 @@ class GpuProfile:
 class ModelProfile:
     """One application. Batches are in samples; total_work is in iterations at the initial batch.
 
-    pipeline: how fast its training input is prepared; None if unknown.
+    pipeline: of its training input; None if unknown.
     """
 
     name: str
@@ -112,7 +112,7 @@ def model_from_yaml(path: Path) -> ModelProfile:
     missing = [key for key in _FACTS if content.get(key) is None]
     if missing:
         raise InputError(
-            f"{path}: {', '.join(missing)} missing; fill in what the application's own paper or code says."
+            f"{path}: {', '.join(missing)} missing; fill in the values from the application's paper or code."
         )
     noise, pipeline = content.get("noise"), content.get("pipeline")
     try:
@@ -154,7 +154,7 @@ def layers_of(name: str) -> LayerSizes | None:
 
 @cache
 def gradients_of(name: str) -> Gradients:
-    """Assumed distribution of an application's gradients: that of a CNN if its file says so, else that of a GPT."""
+    """Assumed distribution of an application's gradients: of a CNN if its file is `convolutional`, else of a GPT."""
     known = name in names_in("layers") and read_yaml(CATALOG / "layers" / f"{name}.yaml").get("convolutional")
     return CONVOLUTIONAL if known else Gradients()
 
@@ -193,7 +193,7 @@ def _yaml_type(value: Any) -> str:
 
 
 def yaml_fault(error: Exception) -> str:
-    """What is wrong with a YAML text, in a phrase that names the line and the problem found there."""
+    """A phrase that describes what is wrong with a YAML text, with the line if it is known."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
         if isinstance(error, UnicodeDecodeError):
@@ -205,17 +205,17 @@ def yaml_fault(error: Exception) -> str:
 
 
 def from_yaml(wanted: type[T], path: Path) -> T:
-    """Reads a dataclass: its `name` is the file's name, its other fields are the file's keys. Raises as `filled`."""
+    """Reads a dataclass: its `name` is the file's name, its other fields are the file's keys. Raises like `filled`."""
     return filled(wanted, read_yaml(path), path, name=path.stem)
 
 
-def filled(wanted: type[T], values: Mapping[str, Any], path: Path, **given: Any) -> T:
+def filled(wanted: type[T], values: Mapping[str, Any], path: Path, **further: Any) -> T:
     """Builds a dataclass from the keys of a file and further fields; lists become tuples.
 
     Raises InputError for unknown or missing keys, for values of another type than the field's, and for numbers that
     YAML reads as text (`80e9`).
     """
-    own = {each.name: each for each in fields(wanted) if each.name not in given}  # type: ignore[arg-type]
+    own = {each.name: each for each in fields(wanted) if each.name not in further}  # type: ignore[arg-type]
     hints = get_type_hints(wanted)
     for key, value in values.items():
         if key not in own:
@@ -226,22 +226,22 @@ def filled(wanted: type[T], values: Mapping[str, Any], path: Path, **given: Any)
     if missing:
         raise InputError(f"{path}: {', '.join(missing)} missing; {inspect.getfile(wanted)} says what each is.")
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    return wanted(**plain, **given)
+    return wanted(**plain, **further)
 
 
 _KINDS = {
     bool: ((bool,), "true or false"),
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
-    str: ((str,), "text; numbers as text stand in quotes"),
+    str: ((str,), "text; put quotes around a number that is text"),
 }
-"""Type of a field → accepted types of a YAML value, and the expected value in words."""
+"""By type of a field: the accepted types of a YAML value, and a description of them."""
 
 
 def _check_kind(where: str, value: Any, hint: Any) -> None:
     """Raises InputError if a value does not have the field's type: a scalar, a list of scalars, or numbers by name.
 
-    A field that may be an array (`NDArray | int`) has a single value in a file.
+    In a file, a field that may be an array (`NDArray | int`) has a single value.
     """
     if get_origin(hint) is tuple:
         if not isinstance(value, list):
@@ -260,7 +260,7 @@ def _check_kind(where: str, value: Any, hint: Any) -> None:
     if type(value) in types and (kind is not float or isfinite(value)):
         return
     if isinstance(value, str) and kind is not bool and _is_number(value):
-        raise InputError(f"{where}: {value} is text to YAML; a number has a point, as in 80.0e+9.")
+        raise InputError(f"{where}: {value} is text to YAML; write a number with a point, as in 80.0e+9.")
     raise InputError(f"{where}: {'nothing' if value is None else value}; expected {words}.")
 
 
@@ -275,7 +275,7 @@ def _is_number(text: str) -> bool:
 
 
 HOPPER = 9.0
-"""Compute capability of the H100. Since then NVSwitch reduces in the network (third-generation NVLink SHARP), cuBLAS
+"""Compute capability of the H100. From it on, NVSwitch reduces in the network (third-generation NVLink SHARP), cuBLAS
 allocates 32 MiB of workspace, and training software has FlashAttention."""
 
 
@@ -311,21 +311,21 @@ class GpuSheet:
         tensor_rates = {f"tensor_flops_per_s.{kind}": rate for kind, rate in self.tensor_flops_per_s.items()}
         rates = {**tensor_rates, "fp32_flops_per_s": self.fp32_flops_per_s}
         figures = {
-            **{name: (rate, 1e12, "in FLOP/s; 312 TFLOP/s are 312.0e+12") for name, rate in rates.items()},
-            "memory_bandwidth_bytes_per_s": (self.memory_bandwidth_bytes_per_s, 1e10, "in bytes/s; 2 TB/s are 2.0e+12"),
-            "memory_bytes": (self.memory_bytes, 1e9, "in bytes; 80 GB are 80.0e+9"),
-            "clock_hz": (self.clock_hz, 1e8, "in Hz; 1,410 MHz are 1410.0e+6"),
-            "pcie_bytes_per_s": (self.pcie_bytes_per_s, 1e8, "in bytes/s; 31.5 GB/s are 31.5e+9"),
-            "multiprocessors": (self.multiprocessors, 1, "how many there are"),
-            "compute_capability": (self.compute_capability, 1, "such as 8.0"),
+            **{name: (rate, 1e12, "FLOP/s; 312 TFLOP/s are 312.0e+12") for name, rate in rates.items()},
+            "memory_bandwidth_bytes_per_s": (self.memory_bandwidth_bytes_per_s, 1e10, "bytes/s; 2 TB/s are 2.0e+12"),
+            "memory_bytes": (self.memory_bytes, 1e9, "bytes; 80 GB are 80.0e+9"),
+            "clock_hz": (self.clock_hz, 1e8, "Hz; 1,410 MHz are 1410.0e+6"),
+            "pcie_bytes_per_s": (self.pcie_bytes_per_s, 1e8, "bytes/s; 31.5 GB/s are 31.5e+9"),
+            "multiprocessors": (self.multiprocessors, 1, "a number of multiprocessors"),
+            "compute_capability": (self.compute_capability, 1, "a number such as 8.0"),
         }
         for name, (value, least, unit) in figures.items():
             if value < least:
-                raise InputError(f"data sheet {self.name}: {name}: {value:g} is below {least:g}; expected it {unit}.")
+                raise InputError(f"data sheet {self.name}: {name}: {value:g} is below {least:g}; expected {unit}.")
         if self.link_bytes_per_s < 0 or 0 < self.link_bytes_per_s < 1e9:
             raise InputError(
                 f"data sheet {self.name}: link_bytes_per_s: {self.link_bytes_per_s:g}; expected NVLink's bytes/s, one "
-                "way, all links of a GPU (300 GB/s are 300.0e+9), or 0.0 without."
+                "way, of all links of a GPU (300 GB/s are 300.0e+9), or 0.0 without NVLink."
             )
 
     @property
@@ -371,14 +371,14 @@ def _shipped() -> Mapping[str, GpuSheet]:
 def add_gpu_sheet(path: Path) -> GpuSheet:
     """Reads a user's own data sheet, in the form of those in `gpus/`, and registers it under the file's name.
 
-    Aliases that the catalog has are left out: the file may be a copy of one of its sheets. Raises InputError for a file
-    that is not a data sheet, and for a name that a sheet of the catalog has.
+    Aliases that the catalog has are ignored, because the file may be a copy of one of its sheets. Raises InputError for
+    a file that is not a data sheet, and for a name that a sheet of the catalog has.
     """
     name = path.stem.lower().replace(" ", "_")
     sheet = filled(GpuSheet, read_yaml(path), path, name=name)
     taken = {each for own in _shipped().values() for each in (own.name, *own.aliases)}
     if name in taken:
-        raise InputError(f"{path}: the catalog has a data sheet of {name}; name the file otherwise, {name}-mine.yaml.")
+        raise InputError(f"{path}: the catalog has a data sheet of {name}; rename the file, as in {name}-mine.yaml.")
     sheet = replace(sheet, aliases=tuple(each for each in sheet.aliases if each not in taken))
     _added[name] = sheet
     return sheet
@@ -387,14 +387,14 @@ def add_gpu_sheet(path: Path) -> GpuSheet:
 def gpu_sheet(name: str) -> GpuSheet | None:
     """The data sheet of a GPU type by name or alias, ignoring case; None if there is none.
 
-    The GPUs of a partition, such as `a100@short`, have their type's data sheet.
+    A GPU type of a partition, such as `a100@short`, has the data sheet of its type.
     """
     plain = name.partition("@")[0].lower().replace(" ", "_")
     return next((each for each in gpu_sheets().values() if plain == each.name or plain in each.aliases), None)
 
 
 def gpu_type_named(name: str) -> str:
-    """The catalog's name of a GPU type, such as t4 for `aws`; an unknown type keeps its name."""
+    """The catalog's name of a GPU type, such as `t4` for the alias `aws`; an unknown type keeps its name."""
     found = gpu_sheet(name)
     _, at, partition = name.partition("@")
     return f"{found.name}{at}{partition}" if found else name
@@ -428,7 +428,7 @@ def node_sheets() -> Mapping[str, NodeSheet]:
 
 
 def node_sheet_of(gpu_type: str, gpus_per_node: int) -> NodeSheet | None:
-    """A node type with this GPU type and number of GPUs, preferably the usual one; None if the catalog has none."""
+    """A node type with this GPU type and number of GPUs, the usual one if there is one; None if there is none."""
     own = [each for each in node_sheets().values() if (each.gpu, each.gpus_per_node) == (gpu_type, gpus_per_node)]
     return min(own, key=lambda each: not each.usual, default=None)
 
@@ -437,16 +437,16 @@ def node_sheet_of(gpu_type: str, gpus_per_node: int) -> NodeSheet | None:
 #
 # Between measured types, the time per sample follows memory bandwidth (T4 → RTX 2080 Ti: bandwidth × 1.9, speed × 1.7
 # to 2.3), while the network and a step's fixed costs (kernel launches, reading data) hardly depend on the GPU. So β_c
-# is divided by the ratio of bandwidths and the other constants stay. Of several measured types, the one nearest in
+# is divided by the ratio of bandwidths, and the other constants stay. Of several measured types, the one nearest in
 # bandwidth is used; one of the same architecture is preferred.
 
 
 _OTHER_ARCHITECTURE_PENALTY = log(1.5)
-"""A GPU type of another architecture must be nearer by this much, in log memory bandwidth, to be preferred."""
+"""A GPU type of another architecture is preferred only if it is nearer by this much in log memory bandwidth."""
 
 
 def nearest_type(wanted: str, known: Iterable[str]) -> str:
-    """The known GPU type most similar to `wanted`; if `wanted` has no data sheet, the one of median bandwidth."""
+    """The known GPU type that is nearest to `wanted`; if `wanted` has no data sheet, the one of median bandwidth."""
     names = sorted(known)
     sheets = {each: sheet for each in names if (sheet := gpu_sheet(each)) is not None}
     target = gpu_sheet(wanted)
@@ -477,7 +477,7 @@ def transferred(model: Calibrated, known: str, wanted: str) -> tuple[Calibrated,
 @dataclass(frozen=True, slots=True)
 class RunTimeRatio:
     """Ratio of a job's run times on two GPU types, if nothing else is known about the job. low, high: the range of the
-    ratio for most jobs. how, of: in words, the method and the data behind the ratio.
+    ratio for most jobs. how, of: the method and the data behind the ratio, in words.
     """
 
     factor: float
@@ -488,21 +488,21 @@ class RunTimeRatio:
 
 
 @cache
-def run_time_ratio(of: str, on: str) -> RunTimeRatio:
-    """Run time on GPU type `on` ÷ run time on type `of`, for a job about which nothing else is known.
+def run_time_ratio(from_type: str, to_type: str) -> RunTimeRatio:
+    """Run time on GPU type `to_type` ÷ run time on `from_type`, for a job about which nothing else is known.
 
-    If applications of the catalog were measured on both types: the geometric mean of their step-time ratios on one GPU
-    at the largest batch that fits on both, with the smallest and largest ratio as range. Otherwise: the ratio of memory
-    bandwidths by data sheet, with a range up to the ratio of FLOP/s, which holds for compute-bound jobs. Raises
-    InputError for a type that has neither measurements nor a data sheet.
+    If applications of the catalog were measured on both types, it is the geometric mean of their step-time ratios on
+    one GPU at the largest batch that fits on both, with the smallest and largest ratio as range. Otherwise it is the
+    ratio of the data sheets' memory bandwidths, with a range up to the ratio of FLOP/s, which holds for compute-bound
+    jobs. Raises InputError for a type that has neither measurements nor a data sheet.
     """
-    of, on = of.partition("@")[0], on.partition("@")[0]  # drop the partition's name
-    if of == on:
+    from_type, to_type = from_type.partition("@")[0], to_type.partition("@")[0]  # without the partition's name
+    if from_type == to_type:
         return RunTimeRatio(1.0, 1.0, 1.0, "the same type", "")
     logs = []
     for model in map(load_model, model_names()):
-        if {of, on} <= set(model.gpu_types):
-            profiles = [model.gpu_types[each] for each in (of, on)]
+        if {from_type, to_type} <= set(model.gpu_types):
+            profiles = [model.gpu_types[each] for each in (from_type, to_type)]
             batch = min(each.max_local for each in profiles)
             before, after = (float(each.calibrated.step_time(1, 1, batch)) for each in profiles)
             logs.append(log(after / before))
@@ -510,11 +510,11 @@ def run_time_ratio(of: str, on: str) -> RunTimeRatio:
         basis = f"mean of {len(logs)} applications"
         return RunTimeRatio(exp(sum(logs) / len(logs)), exp(min(logs)), exp(max(logs)), "as measured", basis)
     sheets = []
-    for name in (of, on):
+    for name in (from_type, to_type):
         if (sheet := gpu_sheet(name)) is None:
             hint = (
-                f"Converting run times from {of} to {on} needs a data sheet: cluster.gpu_sheets=[{name}.yaml]; "
-                "trace.gpu_type=null keeps them as they are."
+                f"Converting run times from {from_type} to {to_type} needs a data sheet: "
+                f"cluster.gpu_sheets=[{name}.yaml]; trace.gpu_type=null keeps them unchanged."
             )
             raise unknown("GPU type", name, gpu_sheets(), hint=hint)
         sheets.append(sheet)
@@ -526,7 +526,7 @@ def run_time_ratio(of: str, on: str) -> RunTimeRatio:
 
 
 def stand_in(wanted: str, known: str) -> str:
-    """A phrase that says that times measured on GPU type `known` are used for the type `wanted`."""
+    """A phrase for the use of times measured on GPU type `known` for the type `wanted`."""
 
     def spoken(name: str) -> str:
         """The common name of a GPU type, such as V100 or RTX 2080 Ti; its own name if it has no data sheet."""

@@ -1,17 +1,17 @@
-"""One application on one GPU type, from a table of measurements: as exact as the table allows, and robust.
+"""Robust step-time model of one application on one GPU type, fitted to a table of measurements.
 
-A fit in the saturating form, or in that of crowded nodes where the table's own placements call for it. On top of its
-smooth T_grad(b) come two deviations of its logarithm, each the median of the rows concerned, shrunk by κ = 2
-pseudo-rows (one or two rows count as far as the fit trusts them):
+The model is a fit in the saturating form, or in the crowded form if the table's placements call for it. The logarithm
+of its smooth T_grad(b) is corrected by two deviations. Each is the median residual of its rows, shrunk towards 0 by
+κ = 2 pseudo-rows; of one or two rows, each counts by its weight in the fit:
 
-- by batch size, interpolated in log b, constant outside: kernels are chosen by shape, so 57 samples may be faster than
-  40;
-- for one GPU alone: what several GPUs report as synchronisation does not leave exactly the time that one takes.
+- by batch size, interpolated in log b and constant outside: libraries choose kernels by shape, so a batch of 57 may be
+  faster than one of 40;
+- for one GPU alone: step time minus reported synchronisation on several GPUs is not exactly the time that one takes.
 
-A richer form always fits better, so how well a form fits says little of what it predicts beyond its rows. To choose
-one, the placements across nodes are dealt into five parts; each form is fitted to four and scored on the fifth, in
-turn. The crowded form must win by a margin: where both do equally well, as on most tables measured so far (bench/fit.py
---forms), the simpler one predicts larger clusters better.
+A form with more constants always fits better, but may predict unmeasured placements worse. So the form is chosen by
+cross-validation: placements across nodes are dealt into five parts, and each form is fitted to four and scored on the
+fifth, in turn. The crowded form must win by a margin: where both do equally well, as on most tables measured so far
+(bench/fit.py --forms), the simpler one predicts larger clusters better.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from synergy_core.goodput.throughput import (
 from synergy_core.units import Floats, Ints
 
 MIN_PLACEMENTS = 12
-"""With fewer placements across nodes the crowded form is not tried."""
+"""The crowded form is tried only with at least this many placements across nodes."""
 MIN_ERROR_SAVED_FRACTION = 0.02
-"""The fraction of the error that the crowded form must save. Where all-reduces are planted to depend on all GPUs it
-saves less, by chance, and mostly loses; where on the crowd, more (tests/test_crowd.py)."""
+"""The fraction of the error that the crowded form must save. On synthetic all-reduces that depend on all GPUs it saves
+less, by chance, and mostly loses; on those that depend on the crowd it saves more (tests/test_crowd.py)."""
 _PARTS = 5
 
 
 def saved_by_crowd(rows: PaddedSteps) -> float:
-    """Which fraction of the saturating form's error on held-out placements the crowded one saves; 0 for few of them.
+    """Fraction of the saturating form's error on held-out placements that the crowded form saves; 0 for too few.
 
-    Each placement counts alike, however many batch sizes were measured on it.
+    All placements have the same weight, no matter how many batch sizes were measured on them.
     """
     placement = placements_across(rows)
     several = placement >= 0
@@ -61,23 +61,23 @@ def saved_by_crowd(rows: PaddedSteps) -> float:
 
 
 def held_out_error(rows: PaddedSteps, form: Form, placement: Ints) -> Floats:
-    """|log(predicted/measured)| of each row's step, (K,), by a fit to the parts that it is not in.
+    """|log(predicted/measured)| of each row's step time, (K,), by the fit to the parts without that row.
 
-    placement: (K,), numbers that rows of one placement share; negative ones are fitted to each time, and never scored.
+    placement: (K,), the number of each row's placement; rows with negative numbers are in every fit and never scored.
     """
-    dealt = np.random.default_rng(0).permutation(int(placement.max()) + 1) % _PARTS
-    part = np.where(placement >= 0, dealt[placement], -1)
-    out = part == np.arange(_PARTS)[:, None]
+    part_of = np.random.default_rng(0).permutation(int(placement.max()) + 1) % _PARTS
+    part = np.where(placement >= 0, part_of[placement], -1)
+    held_out = part == np.arange(_PARTS)[:, None]
     design, alone = form.lines(rows.nodes, rows.gpus, rows.crowd, rows.batch)
     folds = replace(rows, design=design, alone=alone).take(np.zeros(_PARTS, dtype=np.int64))
-    folds = folds.weighted(np.where(out | (folds.weight == 0.0), 0.0, 1.0))
-    off = np.abs(residuals(fit_rows(folds, form).theta, folds, form)[1])
-    result: Floats = np.where(out, off, 0.0).sum(axis=0)
+    folds = folds.weighted(np.where(held_out | (folds.weight == 0.0), 0.0, 1.0))
+    error = np.abs(residuals(fit_rows(folds, form).theta, folds, form)[1])
+    result: Floats = np.where(held_out, error, 0.0).sum(axis=0)
     return result
 
 
 def placements_across(rows: PaddedSteps) -> Ints:
-    """A number for each different (N, M, C) across nodes, (K,); -1 for rows on one node."""
+    """Numbers the distinct placements (N, M, C) across nodes: one number per row, (K,); −1 for rows on one node."""
     shapes = np.stack([rows.nodes[0], rows.gpus[0], rows.crowd[0]])
     across = rows.across[0]
     result = np.full(shapes.shape[1], -1)
@@ -94,9 +94,9 @@ _MAX_KNOTS = 24
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """A form with its constants, and by what T_grad deviates from it.
+    """A fitted form with factors that correct its T_grad.
 
-    knots: batch sizes, rising; log_factors: logarithm of the deviation there. alone_log_factor: of one GPU's.
+    knots: batch sizes, rising. log_factors: logarithm of the factor at each. alone_log_factor: added on one GPU.
     """
 
     form: Form
@@ -108,7 +108,7 @@ class Calibrated:
     def step_time(
         self, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike, crowd: ArrayLike | None = None
     ) -> Floats:
-        """T_opt in seconds; the arguments broadcast. crowd: None for GPUs that are spread evenly."""
+        """T_opt in seconds; the arguments broadcast. crowd: None if GPUs are spread evenly."""
         compute = self.gradient_time(local_batch, gpus)
         return overlapped(compute, self.form.sync_time(self.theta, nodes, gpus, crowd), self.theta[GAMMA])
 
@@ -124,18 +124,17 @@ class Calibrated:
 def calibrate(
     profile: ObservedSteps, *, form: Form | None = None, robust: bool = True, deviations: bool = True
 ) -> tuple[Calibrated, Fits]:
-    """The constants and the fit they come from (for its error and uncertainty).
+    """The calibrated model, and the underlying fit with its error and uncertainty.
 
-    form: None for the saturating or the crowded one, whichever foretells held-out placements better.
-    deviations: whether T_grad may deviate from its formula at measured batch sizes, and on one GPU.
-    Raises InputError for fewer than 3 rows.
+    form: None chooses the saturating or the crowded form by cross-validation. deviations: whether to correct T_grad at
+    measured batch sizes and on one GPU. Raises InputError for fewer than 3 rows.
     """
     if form is None:
         model, fitted = calibrate(profile, form=SATURATING, robust=robust, deviations=deviations)
         if saved_by_crowd(fitted.rows) <= MIN_ERROR_SAVED_FRACTION:
             return model, fitted
         form = CROWDED
-    rows = padded([profile], form, least=MIN_ROWS)
+    rows = padded([profile], form, min_rows=MIN_ROWS)
     fitted = fit_rows(rows, form, robust=robust)
     model = Calibrated(form, fitted.theta[0], np.ones(1), np.zeros(1))
     for _ in range(_BACKFITS if deviations else 0):
@@ -147,38 +146,38 @@ def calibrate(
 
 
 def _deviating(model: Calibrated, rows: PaddedSteps) -> Calibrated:
-    """The model with the deviations of one profile's rows, weighted by what they count."""
+    """The model with new correction factors from one profile's weighted rows."""
     smooth = replace(rows, log_factor=np.zeros_like(rows.log_factor))
-    off = -residuals(model.theta[None], smooth, model.form)[0][0]
-    batch, counts, alone = rows.batch[0], rows.weight[0], rows.gpus[0] == 1
+    residual = -residuals(model.theta[None], smooth, model.form)[0][0]
+    batch, weight, alone = rows.batch[0], rows.weight[0], rows.gpus[0] == 1
     knots = np.unique(batch)
     group = np.searchsorted(knots, batch)
     if len(knots) > _MAX_KNOTS:
-        # Neighbours share a knot: the nearest of a geometric grid.
+        # Batch sizes use the nearest knot of a geometric grid.
         grid = np.geomspace(knots[0], knots[-1], _MAX_KNOTS)
         nearest = np.abs(np.log(batch)[:, None] - np.log(grid)).argmin(axis=1)
         used = np.unique(nearest)
         knots, group = grid[used], np.searchsorted(used, nearest)
-    of_batch = np.zeros(len(knots))
-    for at in range(len(knots)):
-        mine = (group == at) & ~alone
-        of_batch[at] = _shrunk_median(off, counts, mine if mine.any() else group == at)
-    of_one = _shrunk_median(off - of_batch[group], counts, alone)
-    return replace(model, knots=knots, log_factors=of_batch, alone_log_factor=of_one)
+    by_batch = np.zeros(len(knots))
+    for index in range(len(knots)):
+        several = (group == index) & ~alone
+        by_batch[index] = _shrunk_median(residual, weight, several if several.any() else group == index)
+    alone_factor = _shrunk_median(residual - by_batch[group], weight, alone)
+    return replace(model, knots=knots, log_factors=by_batch, alone_log_factor=alone_factor)
 
 
-def _shrunk_median(values: Floats, counts: Floats, where: NDArray[np.bool_]) -> float:
-    """The median of some rows, n/(n + κ) of it; n is the rows, or if only one or two, what they count."""
+def _shrunk_median(values: Floats, weights: Floats, where: NDArray[np.bool_]) -> float:
+    """n/(n + κ) × the median of the marked values; n: their number, or the sum of their weights if they are 1 or 2."""
     if not where.any():
         return 0.0
     rows = int(where.sum())
-    says = float(rows if rows > 2 else counts[where].sum())
-    return float(np.median(values[where])) * says / (says + _PSEUDO_ROWS)
+    count = float(rows if rows > 2 else weights[where].sum())
+    return float(np.median(values[where])) * count / (count + _PSEUDO_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Over n rows that were predicted; e = (predicted − measured)/measured. NaN where n is too small to tell.
+    """Errors e = (predicted − measured)/measured of n rows with a prediction; NaN where n is too small.
 
     mape: mean |e|. median, p90, max: of |e|. bias: mean e, positive where predictions are too long.
     failures: rows without a prediction. spearman: rank correlation of predicted and measured, NaN below 2 rows.
@@ -195,34 +194,34 @@ class Accuracy:
 
 
 def accuracy(predicted: Floats, measured: Floats) -> Accuracy:
-    """Compares two arrays (rows,) in the same unit; a prediction that is not a positive number is a failure."""
+    """Accuracy of predictions, (rows,), in the unit of `measured`. Predictions that are not finite and > 0 failed."""
     made = np.isfinite(predicted) & (predicted > 0)
     failures = int((~made).sum())
     if not made.any():
         nan = float("nan")
         return Accuracy(0, nan, nan, nan, nan, nan, failures, nan)
-    told, truth = predicted[made], measured[made]
-    signed = (told - truth) / truth
-    off = np.abs(signed)
+    found, truth = predicted[made], measured[made]
+    signed = (found - truth) / truth
+    error = np.abs(signed)
     return Accuracy(
         n=int(made.sum()),
-        mape=float(off.mean()),
-        median=float(np.median(off)),
-        p90=float(np.quantile(off, 0.9)),
-        max=float(off.max()),
+        mape=float(error.mean()),
+        median=float(np.median(error)),
+        p90=float(np.quantile(error, 0.9)),
+        max=float(error.max()),
         bias=float(signed.mean()),
         failures=failures,
-        spearman=spearman(told, truth),
+        spearman=spearman(found, truth),
     )
 
 
 def spearman(first: Floats, second: Floats) -> float:
-    """The rank correlation of two arrays, ties at their mean rank; NaN where either does not vary."""
+    """The rank correlation of two arrays, with ties at their mean rank; NaN if either is constant."""
     if len(first) < 2:
         return float("nan")
     centred = []
     for values in (first, second):
-        # As scipy.stats.rankdata, whose import takes longer than all that a summary computes.
+        # The ranks of scipy.stats.rankdata, whose import takes longer than the rest of a summary.
         _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
         ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[group]
         centred.append(ranks - ranks.mean())

@@ -1,27 +1,27 @@
-"""How much a sample is worth in a large batch: gradient noise, gain, statistical efficiency, learning-rate factors.
+"""Statistical efficiency of large batches, with and without gradient compression: noise scale, gain, learning rates.
 
-Pollux (OSDI 2021, section 3.1) after McCandlish et al. (2018) and AdaScale (Johnson et al., ICML 2020). With
-grad_sqr = |E g|² and grad_var = the variance of g, both of a gradient over the initial batch B₀:
+The model is Pollux's (OSDI 2021, section 3.1), after McCandlish et al. (2018) and AdaScale (Johnson et al., ICML 2020).
+For a gradient g over the initial batch B₀, let grad_sqr = |E g|² and grad_var = the variance of g. Then
 
-    φ = B₀·grad_var / grad_sqr                 the noise scale referred to B₀, samples
+    φ = B₀·grad_var / grad_sqr                 the noise scale, in samples
     gain(B) = (grad_var + grad_sqr) / (grad_var·B₀/B + grad_sqr)
     efficiency(B) = gain(B)·B₀/B = (φ + B₀) / (φ + B)
 
-An iteration at batch B is worth gain(B) iterations at B₀. All functions broadcast; batches and φ in samples, B ≥ B₀;
-grad_sqr and grad_var are ≥ 0 and not both 0.
+An iteration at batch B makes as much progress as gain(B) iterations at B₀. All functions broadcast. Batches and φ are
+in samples, B ≥ B₀; grad_sqr and grad_var are ≥ 0 and not both 0.
 
-With compressed gradients: N replicas, local batch b = B/N, G the true gradient, ĝ the exchanged one. An unbiased
-compressor adds the relative variance w at each replica, and w₂ where it compresses the mean again:
+With compressed gradients, let N be the replicas, b = B/N the local batch, G the true gradient and ĝ the exchanged one.
+An unbiased compressor adds the relative variance w at each replica, and w₂ if it compresses the mean again:
 
     E|ĝ − G|²/|G|² = (1 + w) φ/B + w/N                                            (1)
     efficiency = (φ + B₀) / ((1 + w) φ + (1 + w/N) B)                             (2)
                  … / (1 + w₂)                                                     (3)
 
-A biased compressor with error feedback loses the part eps² of a gradient's squared norm; its efficiency is that
-without compression × (1 − λ eps²). This is a model, not a theorem; λ = 1 is what GraVAC (2023) assumes of a
-projection. The error of a local gradient lies between those of signal and noise, by how much of it is noise:
-(eps²_signal + eps²_noise φ/b)/(1 + φ/b). Noise is assumed to be independent among replicas, and progress to be that of
-SGD at its best learning rate (Pollux assumes the same).
+A biased compressor with error feedback loses the fraction eps² of a gradient's squared norm. Its efficiency is the
+uncompressed one × (1 − λ eps²). This is a model, not a theorem; GraVAC (2023) assumes λ = 1 for a projection. The error
+of a local gradient is the mean of the errors of signal and noise, weighted by their parts of the gradient:
+(eps²_signal + eps²_noise φ/b)/(1 + φ/b). Like Pollux, the model assumes that noise is independent among replicas and
+that progress is that of SGD at its best learning rate.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from synergy_core.units import Floats, Ints
 
 
 def noise_scale(grad_sqr: ArrayLike, grad_var: ArrayLike, initial_batch: ArrayLike) -> Floats:
-    """φ = B₀·grad_var/grad_sqr, samples: batches well below it lose little; inf where grad_sqr is 0."""
+    """The noise scale φ = B₀·grad_var/grad_sqr, samples; inf where grad_sqr is 0. Batches well below φ lose little."""
     numerator = np.multiply(initial_batch, grad_var, dtype=np.float64)
     with np.errstate(divide="ignore"):
         result: Floats = np.divide(numerator, grad_sqr)
@@ -53,9 +53,9 @@ def gain(scale: float, grad_sqr: float, grad_var: float) -> float: ...
 @overload
 def gain(scale: float | Floats, grad_sqr: float | Floats, grad_var: float | Floats) -> float | Floats: ...
 def gain(scale: float | Floats, grad_sqr: float | Floats, grad_var: float | Floats) -> float | Floats:
-    """Iterations at the initial batch that one at `scale` = B/B₀ ≥ 1 times that batch is worth; from 1 to `scale`.
+    """Iterations at the initial batch that make as much progress as one at `scale` = B/B₀ ≥ 1 times that batch.
 
-    Numbers or arrays. Pollux (OSDI 2021), section 3; either statistic may be 0, not both.
+    Pollux (OSDI 2021), section 3. Takes numbers or arrays; returns values from 1 to `scale`.
     """
     return (grad_var + grad_sqr) / (grad_var / scale + grad_sqr)
 
@@ -70,7 +70,7 @@ def statistical_efficiency(total_batch: ArrayLike, noise_scale: ArrayLike, initi
 def adascale_factor(
     total_batch: ArrayLike, noise_scale: ArrayLike, initial_batch: ArrayLike, *, exponent: float = 1.0
 ) -> Floats:
-    """What to multiply the initial batch's learning rate by: its gain.
+    """Factor for the learning rate of the initial batch: the gain.
 
     AdaScale (Johnson et al., ICML 2020, algorithm 1):  r = E[σ² + μ²] / E[σ²/S + μ²] = (B/B₀)·efficiency(B), for SGD.
     exponent: 0.5 for Adam-like optimisers, whose step does not grow with the gradient.
@@ -81,7 +81,7 @@ def adascale_factor(
 
 
 def square_root_factor(total_batch: ArrayLike, initial_batch: ArrayLike) -> Floats:
-    """Factor for the learning rate, independent of the noise: √(B/B₀).
+    """Factor √(B/B₀) for the learning rate, which does not depend on the noise.
 
     It keeps the variance of a step's weight change (Krizhevsky 2014, section 5; for Adam: Malladi et al. 2022).
     """
@@ -90,9 +90,9 @@ def square_root_factor(total_batch: ArrayLike, initial_batch: ArrayLike) -> Floa
 
 @dataclass(frozen=True, eq=False)
 class Distortion:
-    """How compression distorts gradients; arrays that broadcast with batches and replicas. All 0: not at all.
+    """How much compression distorts gradients; arrays that broadcast with batches and replicas; 0 without distortion.
 
-    variance: w of each replica's gradient. sum_variance: w₂ of their mean. lost: λ eps², of what is biased, in [0, 1].
+    variance: w of each replica's gradient. sum_variance: w₂ of their mean. lost: λ eps² if biased, in [0, 1].
     """
 
     variance: ArrayLike = 0.0
@@ -101,27 +101,27 @@ class Distortion:
 
     @property
     def divisor(self) -> Floats:
-        """Divisor of efficiency for any batch: (1 + w₂)/(1 − lost); inf where everything is lost."""
+        """The divisor of the efficiency that no batch changes: (1 + w₂)/(1 − lost); inf where everything is lost."""
         with np.errstate(divide="ignore"):
             result: Floats = np.divide(np.add(1.0, self.sum_variance), np.subtract(1.0, self.lost))
         return result
 
 
-GIVEN_WEIGHT = 0.8
-"""λ of eps² as running jobs measure it, of what a compressor was given: gradients with what was held back of earlier
-ones, which they lose but for a while. Upper 0.9 quantile over jobs, compressors and seeds (`python
-bench/compression_training.py`). Of gradients alone, of which the formulas of errors speak, λ is 1."""
+MEASURED_ERROR_WEIGHT = 0.8
+"""λ for the eps² that running jobs measure, that of the compressor's input. It contains residuals of earlier gradients,
+which error feedback delays, but does not lose. 0.8 is the upper 0.9 quantile over jobs, compressors and seeds (`python
+bench/compression_training.py`). For the eps² of gradients alone, as in the formulas, λ is 1."""
 MAX_HELD_BACK_STEPS = 100.0
-"""Steps: where nearly nothing is sent, error feedback would hold back without end."""
+"""Limit for compressors that send almost nothing, whose error feedback would hold gradients back forever."""
 UNDISTORTED = Distortion()
-"""The distortion of uncompressed gradients: none."""
+"""The distortion of uncompressed gradients."""
 
 
 @dataclass(frozen=True, eq=False)
 class GradientErrors:
-    """Errors of a model's signal and noise under compression, for any batch; arrays that broadcast.
+    """Compression errors of a model's signal and noise, from which those at any batch follow; arrays that broadcast.
 
-    signal, noise: `Compressor.error` of either, over all layers. unbiased, rounds_sum: as of the compressor.
+    signal, noise: `Compressor.error` of each, over all layers. unbiased, rounds_sum: as in `Compressor`.
     """
 
     signal: ArrayLike
@@ -131,11 +131,11 @@ class GradientErrors:
 
     @classmethod
     def none(cls, count: int) -> GradientErrors:
-        """Errors of 0, (count,)."""
+        """Errors of 0 for `count` models."""
         return cls(np.zeros(count), np.zeros(count), np.ones(count, dtype=bool), np.zeros(count, dtype=bool))
 
     def distortion(self, noise_scale: ArrayLike, local_batch: ArrayLike, replicas: ArrayLike) -> Distortion:
-        """Distortion of the gradients of several replicas; a single replica has none. λ is 1."""
+        """The distortion with λ = 1. A single replica exchanges nothing and has none."""
         several = np.asarray(replicas) > 1
         local = np.where(several, mixed_error(self.signal, self.noise, noise_scale, local_batch), 0.0)
         total = mixed_error(self.signal, self.noise, noise_scale, np.multiply(local_batch, replicas))
@@ -145,7 +145,7 @@ class GradientErrors:
             lost=np.where(self.unbiased, 0.0, local),
         )
 
-    def worth(
+    def gain_ratio(
         self, scale: ArrayLike, grad_sqr: ArrayLike, grad_var: ArrayLike, initial_batch: ArrayLike, replicas: ArrayLike
     ) -> Floats:
         """Gain with compression ÷ gain without, at `scale` = B/B₀."""
@@ -157,9 +157,9 @@ class GradientErrors:
     def naive_statistics(
         self, grad_sqr: float, grad_var: float, initial_batch: float, local_batch: float, replicas: float
     ) -> tuple[float, float]:
-        """The gradient's statistics as they seem to whoever takes compressed gradients for uncompressed ones.
+        """Gradient statistics as estimated by a job that treats compressed gradients as uncompressed ones.
 
-        Norms of gradients that an unbiased compressor made show φ'; of a biased one nothing shows.
+        With an unbiased compressor its noise scale is φ' (`naive_noise_scale`); a biased one changes nothing.
         """
         if not self.unbiased or grad_sqr == 0.0:
             return grad_sqr, grad_var
@@ -170,10 +170,10 @@ class GradientErrors:
     def held_back_steps(
         self, grad_sqr: float, grad_var: float, initial_batch: float, local_batch: float, replicas: float
     ) -> float:
-        """Steps whose progress is lost with a compressor's state, as error feedback holds it back; 0 if unbiased.
+        """Steps whose progress is lost when a compressor's error-feedback state is lost; 0 if unbiased.
 
-        Of what it is given it keeps the part eps²; what it held back comes to it again. So it holds the gradients of
-        eps²/(1 − eps²) steps, at most `MAX_HELD_BACK_STEPS`.
+        Each step the compressor holds back the fraction eps² of its input, which is the gradient plus what it held back
+        before. So it holds the gradients of eps²/(1 − eps²) steps; the result is at most `MAX_HELD_BACK_STEPS`.
         """
         phi = noise_scale(grad_sqr, grad_var, initial_batch)
         lost = float(np.asarray(self.distortion(phi, local_batch, replicas).lost))
@@ -181,17 +181,17 @@ class GradientErrors:
 
 
 def naive_noise_scale(noise_scale: ArrayLike, local_batch: ArrayLike, variance: ArrayLike) -> Floats:
-    """φ' = (1 + w) φ + w b, which norms of compressed gradients show to who takes them for uncompressed ones.
+    """φ' = (1 + w) φ + w b, the estimate from norms of compressed gradients treated as uncompressed ones.
 
-    (φ' + B₀)/(φ' + B) has the denominator of (2), but too large a numerator: compression seems to cost nothing.
+    (φ' + B₀)/(φ' + B) has the denominator of (2), but its numerator is too large: compression seems to cost nothing.
     """
     result: Floats = np.add(1.0, variance) * np.asarray(noise_scale) + np.multiply(variance, local_batch)
     return result
 
 
 def mixed_error(signal_error: ArrayLike, noise_error: ArrayLike, noise_scale: ArrayLike, samples: ArrayLike) -> Floats:
-    """Error of the mean gradient of this many samples, relative to its squared norm |G|² (1 + φ/samples)."""
-    # Signal's part of the squared norm is 1/(1 + φ/b) = b/(b + φ), which stays defined at φ = ∞.
+    """Error of the mean gradient of `samples` samples, relative to its squared norm |G|² (1 + φ/samples)."""
+    # The signal's part of the squared norm is 1/(1 + φ/b) = b/(b + φ), which stays defined at φ = ∞.
     signal = np.divide(samples, np.add(samples, noise_scale, dtype=np.float64))
     result: Floats = np.asarray(noise_error) + np.subtract(signal_error, noise_error) * signal
     return result
@@ -200,10 +200,10 @@ def mixed_error(signal_error: ArrayLike, noise_error: ArrayLike, noise_scale: Ar
 def compressed_gain(
     scale: ArrayLike, grad_sqr: ArrayLike, grad_var: ArrayLike, replicas: ArrayLike, distorted: Distortion
 ) -> Floats:
-    """Iterations at the initial batch, uncompressed, that one at `scale` = B/B₀ times it is worth; may be below 1.
+    """Uncompressed iterations at the initial batch that make as much progress as a compressed one at `scale` = B/B₀.
 
-    The plain gain with variance × (1 + w) and squared norm × (1 + w/N) in its denominator. grad_sqr, grad_var: as in
-    `efficiency.py`, of uncompressed gradients.
+    It is `gain` with variance × (1 + w) and squared norm × (1 + w/N) in its denominator, divided by `divisor`; it may
+    be below 1. grad_sqr, grad_var: of uncompressed gradients.
     """
     w = np.asarray(distorted.variance, dtype=np.float64)
     sqr, var = np.asarray(grad_sqr, dtype=np.float64), np.asarray(grad_var, dtype=np.float64)
@@ -220,18 +220,18 @@ def gradient_moments(
     replicas: ArrayLike,
     distorted: Distortion,
 ) -> tuple[Floats, Floats]:
-    """|G|² and tr Σ of one sample, from norms measured in steps; φ = tr Σ/|G|².
+    """Estimates |G|² and tr Σ of one sample from norms that were measured in steps; φ = tr Σ/|G|².
 
-    small_sqr: E|g_i|² of gradients over b = small_batch samples before compression, a replica's or one of its
-    micro-batches'; big_sqr: E|ĝ|² over B = big_batch, of what came out of the exchange of N replicas. For b < B and
-    unbiased compressors both are right on average, so |G|² of few steps may be negative:
+    small_sqr: E|g_i|² before compression, of gradients over b = small_batch samples: a replica's, or one micro-batch's.
+    big_sqr: E|ĝ|² after the exchange of N replicas, over B = big_batch samples. The estimates are
 
         |G|² = (E|ĝ|²/(1 + w₂) − (1 + w) E|g_i|² b/B) / (1 + w/N − (1 + w) b/B),      tr Σ = b (E|g_i|² − |G|²)
 
-    With one micro-batch a replica b = B/N; without compression it is the estimate of McCandlish et al. 2018.
+    They are unbiased for b < B and unbiased compressors; over few steps |G|² may be negative. With one micro-batch per
+    replica b = B/N; without compression the estimate is that of McCandlish et al. 2018.
 
-    Norms after compression and no distortion given make Pollux's estimate on compressed gradients, which is naive
-    (`naive_noise_scale`). Of biased compressors no mean says |G|²: compare a replica's micro-batches before it.
+    Norms after compression with `UNDISTORTED` give Pollux's estimate on compressed gradients (`naive_noise_scale`).
+    With a biased compressor |G|² cannot be estimated from ĝ: compare a replica's micro-batches before compression.
     """
     small, w = np.asarray(small_sqr, dtype=np.float64), np.asarray(distorted.variance, dtype=np.float64)
     part = (1.0 + w) * np.divide(small_batch, big_batch)
@@ -245,13 +245,13 @@ def gradient_moments(
 class ExchangeTerms:
     """How a compressor changes the time of an exchange; numbers or arrays that broadcast. The defaults change nothing.
 
-    The latency L of T_sync moves no bytes; the rest is proportional to them (docs/compression.md):
+    T_sync is a latency L plus a time proportional to the bytes sent (docs/compression.md):
 
         T_sync(c) = collectives · L + (T_sync − L) · sent(c)/sent(none) + codec(c)
 
-    A T_sync below L counts as latency altogether, so T_sync(c) is never negative and can be inverted (`plain_sync`).
-    collectives: started one after another. latency_s: L. sent: bytes ÷ bytes without compression, above 0. codec_s: to
-    encode and decode.
+    If T_sync is below L, all of it counts as latency; so T_sync(c) is never negative, and `plain_sync` can invert it.
+    collectives: number of collectives, one after another. latency_s: L. sent: bytes sent ÷ bytes sent without
+    compression, > 0. codec_s: time of encoding and decoding.
     """
 
     collectives: ArrayLike = 1.0
@@ -261,7 +261,7 @@ class ExchangeTerms:
 
 
 def compressed_sync(sync_s: ArrayLike, terms: ExchangeTerms) -> Floats:
-    """T_sync(c), seconds; sync_s: T_sync, not below 0."""
+    """T_sync(c) with compression, seconds. sync_s: T_sync without, seconds, ≥ 0."""
     latency = np.minimum(sync_s, terms.latency_s)
     moved = np.subtract(sync_s, latency) * np.asarray(terms.sent)
     result: Floats = np.multiply(terms.collectives, latency) + moved + np.asarray(terms.codec_s)
@@ -269,25 +269,25 @@ def compressed_sync(sync_s: ArrayLike, terms: ExchangeTerms) -> Floats:
 
 
 def plain_sync(sync_s: ArrayLike, terms: ExchangeTerms) -> Floats:
-    """T_sync, seconds, where T_sync(c) is `sync_s`; 0 where that is less than the codec alone takes."""
+    """T_sync without compression, seconds. sync_s: T_sync(c). 0 where T_sync(c) is below the codec's time."""
     exchanged = np.maximum(np.subtract(sync_s, terms.codec_s), 0.0)
     started = np.minimum(exchanged, np.multiply(terms.collectives, terms.latency_s))
     result: Floats = started / np.asarray(terms.collectives) + (exchanged - started) / np.asarray(terms.sent)
     return result
 
 
-PAIR = 2
-"""Replicas for which layers choose: bytes of a scheme's compressors are in the same proportion at any number, but for
-topk's, which grow alike."""
+CHOICE_REPLICAS = 2
+"""Number of replicas for which layers choose. The bytes of a scheme's compressors keep their ratios at other numbers,
+except that those of topk grow relative to `none`."""
 POINTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
-"""Squared errors, relative to the gradient's squared norm, at which layer-wise choices are offered."""
+"""Squared errors, relative to the gradient's squared norm, for which layer-wise choices are offered."""
 
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """Compressors of one scheme for the layers of a model, told apart by `name` in a `Plan`.
+    """A choice of compressors of one scheme for a model's layers. A `Plan` refers to it by `name`.
 
-    parts: the compressors; choice: (L,), which of them each layer has.
+    parts: the compressors. choice: (L,) the index in `parts` of each layer's compressor.
     """
 
     name: str
@@ -302,7 +302,7 @@ class Offer:
 
     @property
     def collectives(self) -> int:
-        """The number of collectives in a step; each scheme sends all of its layers together."""
+        """The number of collectives in a step: layers of one scheme are sent together."""
         return max(int(self.parts[at].collectives) for at in np.unique(self.choice).tolist())
 
     @cached_property
@@ -321,7 +321,7 @@ class Offer:
         return result
 
     def layers_sent_bytes(self, replicas: ArrayLike) -> Floats:
-        """The same of each row of layers, (…, L)."""
+        """`sent_bytes` by row of `layers`, (…, L)."""
         return self._chosen([each.sent_bytes(self.layers, replicas) for each in self.parts])
 
     def codec_s(self, replicas: ArrayLike, speed_of: Callable[[Compressor], CodecSpeed]) -> Floats:
@@ -330,7 +330,7 @@ class Offer:
         return result
 
     def layers_codec_s(self, replicas: ArrayLike, speed_of: Callable[[Compressor], CodecSpeed]) -> Floats:
-        """The same of each row of layers, (…, L)."""
+        """`codec_s` by row of `layers`, (…, L)."""
         return self._chosen([codec_s(each.codec_work(self.layers, replicas), speed_of(each)) for each in self.parts])
 
     @property
@@ -339,7 +339,7 @@ class Offer:
         return float(self._chosen([each.state_bytes(self.layers) for each in self.parts]).sum())
 
     def _chosen(self, values: Sequence[Floats]) -> Floats:
-        """Selects, from arrays (…, L) of every part, the part that each layer uses."""
+        """From one array (…, L) per part, selects each layer's value for the part that it uses."""
         every = np.stack(values)
         choice = np.broadcast_to(self.choice, every.shape[1:])[None]
         result: Floats = np.take_along_axis(every, choice, axis=0)[0]
@@ -347,17 +347,17 @@ class Offer:
 
 
 def uniform(compressor: Compressor, layers: LayerSizes, gradients: Gradients) -> Offer:
-    """Returns the exchange in which this compressor is used for every layer."""
+    """The offer in which every layer uses this compressor."""
     return Offer(compressor.name, layers, gradients, (compressor,), np.zeros(layers.rows.shape, dtype=np.int64))
 
 
 def within_error_of(compressor: Compressor, layers: LayerSizes, gradients: Gradients) -> Offer:
-    """L-GreCo: the fewest bytes with no more squared error than that compressor for all makes.
+    """The layer-wise choice of fewest bytes whose squared error does not exceed this compressor's (L-GreCo).
 
-    Layers choose among its likes (`Compressor.alike`) and none. Errors are those of a local gradient of which half is
-    noise; how much of it is changes as a job trains, and the choice with it, which is not followed.
+    Each layer uses one of `Compressor.nearby` or no compression. Errors are those of a local gradient that is half
+    noise. The true part of noise changes during training; the choice is not adapted to it.
     """
-    parts = with_none(compressor.alike())
+    parts = with_none(compressor.nearby())
     sizes, errors = sizes_and_errors(parts, layers, gradients)
     own = [each.name for each in parts].index(compressor.name)
     found = least_bytes(sizes, errors, float(errors[:, own].sum()))
@@ -370,28 +370,28 @@ def within_error_name(compressor: Compressor) -> str:
 
 
 def along_frontier(compressors: Sequence[Compressor], layers: LayerSizes, gradients: Gradients) -> tuple[Offer, ...]:
-    """Points of the curve of bytes against errors, at most one for each of `POINTS`; named by scheme and error."""
+    """Layer-wise choices of fewest bytes, at most one for each error in `POINTS`; named by scheme and error."""
     parts = with_none(compressors)
     curve = frontier(*sizes_and_errors(parts, layers, gradients))
-    points = {curve.within(each): each for each in reversed(POINTS)}
+    errors = {curve.within(each): each for each in reversed(POINTS)}
     return tuple(
-        Offer(layerwise_name(compressors, points[at]), layers, gradients, parts, curve.choices(at))
-        for at in sorted(points)
+        Offer(layerwise_name(compressors, errors[point]), layers, gradients, parts, curve.choices(point))
+        for point in sorted(errors)
     )
 
 
 def layerwise_name(compressors: Sequence[Compressor], error: float) -> str:
-    """Name of an offer on the curve of a scheme's compressors."""
+    """Name of an offer of `along_frontier`. compressors: of one scheme."""
     return f"layerwise-{compressors[0].name.rstrip('-.0123456789')}-{error:g}"
 
 
 def with_none(compressors: Sequence[Compressor]) -> tuple[Compressor, ...]:
-    """The compressors that layers choose among: `none` first."""
+    """The compressors with `none` first."""
     return compressor_named("none"), *(each for each in compressors if each.name != "none")
 
 
 def sizes_and_errors(parts: Sequence[Compressor], layers: LayerSizes, gradients: Gradients) -> tuple[Floats, Floats]:
-    """Bytes, and parts of the squared norm of the whole gradient, (layers, parts)."""
+    """Bytes sent, and errors as fractions of the whole gradient's squared norm; arrays (layers, parts)."""
     halves = (gradients.signal, gradients.noise)
     errors = [sum(0.5 * each.shares(layers) * part.error(layers, each) for each in halves) for part in parts]
-    return np.stack([part.sent_bytes(layers, PAIR) for part in parts], axis=1), np.stack(errors, axis=1)
+    return np.stack([part.sent_bytes(layers, CHOICE_REPLICAS) for part in parts], axis=1), np.stack(errors, axis=1)

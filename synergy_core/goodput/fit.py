@@ -1,11 +1,11 @@
-"""The throughput model's constants from what jobs measured, many profiles at once.
+"""Fits the throughput model's constants to measured step times, for many profiles at once.
 
 Pollux (OSDI 2021, section 3.2, and its artifact) minimises over θ, with natural logarithms,
 
     RMSE(log T_grad) + RMSE(log T_opt) + 1e-3·(γ − 1)² + 1e-2·[(β_n/α_n)² + (β_r/α_r)²]
 
-with observed T_grad = step_time − sync_time and T_opt = step_time, 1e-8 ≤ α, β and 1 ≤ γ ≤ 10, and holds constants that
-nothing observed can tell at values that promise perfect scaling:
+with observed T_grad = step_time − sync_time and T_opt = step_time, 1e-8 ≤ α, β and 1 ≤ γ ≤ 10. Constants that the
+observations do not determine are fixed at values that predict perfect scaling:
 
     one distinct local batch        α_c = mean(T_grad)/2
     never N > 1                     α_n = β_n = 1e-8; afterwards α_n ≥ 1.1·α_r and β_n ≥ 1.1·β_r
@@ -13,14 +13,14 @@ nothing observed can tell at values that promise perfect scaling:
     never N = 1 and M > 1           α_r = β_r = 1e-8
     never M > 2                     β_n = β_r = 1e-8
 
-Three starts, differing in γ, run side by side; the best wins. The objective is a sum of two RMSEs and of squares. An
-RMSE is a cone where the fit is perfect, and quasi-Newton methods crawl there. For σ = √(Σ w·r²) with Jacobian J of r, a
-step uses the cone's own curvature,
+The fit runs from three starts with different γ and keeps the best result. The objective is a sum of two RMSEs and of
+squares. Near a perfect fit an RMSE is a cone, on which quasi-Newton methods converge slowly. So for σ = √(Σ w·r²) with
+Jacobian J of r, a step uses the cone's own curvature,
 
     ∇σ = Jᵀw r/σ,    ∇²σ ≈ (JᵀwJ − σ²·∇σ∇σᵀ)/σ,
 
-damped with the plain Gauss-Newton matrix JᵀwJ/σ (its full step goes to the cone's tip) after Marquardt (1963);
-constants at a bound that the gradient pushes outwards are left out of the step.
+damped after Marquardt (1963) with the plain Gauss-Newton matrix JᵀwJ/σ, whose full step goes to the cone's tip.
+Constants at a bound are fixed during a step if it would push them beyond the bound.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ GAMMA_PRIOR = 1e-3
 RATIO_PRIOR = 1e-2
 MAX_STEPS = 60
 CONVERGED_FRACTION = 1e-5
-"""A fit has converged when a step lowers, or promises to lower, its objective by less than this fraction."""
+"""A fit has converged when a step lowers its objective, or is predicted to, by less than this fraction."""
 _MIN_RESIDUAL = 1e-7
-"""RMSE below which a fit counts as perfect: rounds off the tip of the cone."""
+"""RMSE below which a fit counts as perfect; it rounds off the tip of the cone."""
 
 
 def residuals(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats]:
@@ -74,10 +74,10 @@ def residuals(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Flo
 
 
 def slopes(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
-    """Derivatives of log T_grad and log T_opt by the constants, and last their residuals: (F, 2, P + 1, K)."""
+    """Derivatives of log T_grad and log T_opt by the P constants, followed by the residuals: (F, 2, P + 1, K)."""
     line_and_sync = (theta[:, None, None] @ rows.design)[:, :, 0] + rows.alone
     result = np.empty((len(theta), 2, theta.shape[1] + 1, line_and_sync.shape[2]))
-    # dlog/dθ of α_c + β_c·b and of T_sync; then of T_grad and of T_opt = T_grad·(1 + e^bend)^(1/γ).
+    # First d log/dθ of α_c + β_c·b and of T_sync, then of T_grad and of T_opt = T_grad·(1 + e^bend)^(1/γ).
     compute, step = (result[:, at, :-1] for at in range(2))
     np.divide(rows.design, line_and_sync[:, :, None], out=result[:, :, :-1])
     logs = np.log(line_and_sync)
@@ -104,9 +104,9 @@ def slopes(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
 
 
 def evaluate(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats, Floats, Floats]:
-    """Objective (F,), gradient (F, P), the cone's Hessian and the plain Gauss-Newton one (F, P, P)."""
+    """Objective (F,), gradient (F, P), and two Hessians (F, P, P): the cone's and the plain Gauss-Newton one."""
     by = slopes(theta, rows, form)
-    # With the residuals r as the last column of J, one product is JᵀwJ, Jᵀwr and rᵀwr.
+    # With the residuals r as the last column of J, one product gives JᵀwJ, Jᵀwr and rᵀwr.
     product = (by * rows.weight[:, None, None]) @ by.swapaxes(2, 3)
     variance = product[:, :, -1, -1]
     smooth = np.sqrt(variance + _MIN_RESIDUAL * _MIN_RESIDUAL)[:, :, None]
@@ -114,7 +114,7 @@ def evaluate(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floa
     objective = sigma[:, 0] + sigma[:, 1]
     product /= smooth[..., None]
     both = product[:, 0] + product[:, 1]
-    # The priors are squares, of γ − 1 and of ratios ρ with ∇ρ = ρ·(1/θ of the slope, −1/θ of its constant).
+    # The priors are squares of γ − 1 and of ratios ρ = slope/constant, with ∇ρ = ρ·(1/slope, −1/constant).
     pull = np.zeros((len(theta), len(form.ratios) + 1, both.shape[1]))
     pull[:, 0, GAMMA] = GAMMA_PRIOR**0.5
     pull[:, 0, -1] = (theta[:, GAMMA] - 1.0) * GAMMA_PRIOR**0.5
@@ -128,13 +128,13 @@ def evaluate(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floa
     prior *= 2.0
     both += prior
     plain = both[:, :-1, :-1]
-    # Less Σ (Jᵀr)(Jᵀr)ᵀ/σ over both RMSEs.
+    # The cone's Hessian is the plain one minus Σ (Jᵀr)(Jᵀr)ᵀ/σ over both RMSEs.
     towards = product[:, :, :-1, -1]
     return objective, both[:, :-1, -1], plain - towards.swapaxes(1, 2) @ (towards / smooth), plain
 
 
 def minimise(theta: Floats, pinned: Bools, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats]:
-    """Damped steps until no fit improves: constants (F, P), and the objective (F,)."""
+    """Takes damped steps until no fit improves; returns the constants (F, P) and the objective (F,)."""
     count, constants = theta.shape
     lower, upper = form.lower, form.upper
     result, lowest = theta.copy(), np.empty(count)
@@ -147,7 +147,7 @@ def minimise(theta: Floats, pinned: Bools, rows: PaddedSteps, form: Form) -> tup
         matrix = damping[:, None, None] * plain
         matrix += cone
         matrix *= free[:, :, None] & free[:, None, :]
-        # A little of the diagonal too, for constants that the rows cannot tell apart.
+        # A small part of the diagonal keeps the matrix regular if the rows cannot tell constants apart.
         extra = 1e-3 * np.minimum(damping, damping * damping)[:, None] + 1e-12
         diagonal = matrix.reshape(len(matrix), -1)[:, :: constants + 1]
         diagonal += np.where(free, extra * plain.diagonal(0, 1, 2) + 1e-30, 1.0)
@@ -166,7 +166,7 @@ def minimise(theta: Floats, pinned: Bools, rows: PaddedSteps, form: Form) -> tup
         else:
             for new, old in zip(answer, state, strict=True):
                 np.copyto(old, new, where=better.reshape(-1, *[1] * (new.ndim - 1)))
-        # Factors chosen by steps and misses against SciPy over 800 profiles of 1 to 60 rows.
+        # Both factors were tuned on 800 profiles of 1 to 60 rows, for few steps and few results worse than SciPy's.
         damping = np.where(better, np.maximum(damping * 0.3, 1e-4), damping * 8.0)
         if any(done.tolist()):
             at = going[done]
@@ -180,18 +180,18 @@ def minimise(theta: Floats, pinned: Bools, rows: PaddedSteps, form: Form) -> tup
 
 
 USUAL_MISFIT, USUAL_ROWS = 0.1, 3.0
-"""Misfit of log times to expect before seeing any (the median over 18 measured tables), and the rows it counts for."""
+"""Prior misfit of log times (the median over 18 measured tables), and the number of rows that it counts as."""
 UNSEEN_SYNC_FRACTION = 0.5
-"""An all-reduce of a kind never observed may cost up to this much of T_grad (one standard deviation)."""
+"""Prior standard deviation of an all-reduce of a kind never observed, as a fraction of T_grad."""
 UNKNOWN_SLOPE_FRACTION = 0.3
-"""A slope over GPUs is known a priori to this much of its constant."""
+"""Prior standard deviation of a slope over GPUs, as a fraction of its constant."""
 USUAL_LAG = 0.3
-"""How much longer the slowest of many GPUs takes, a priori."""
+"""Prior standard deviation of the slowest GPU's lag (`SLOWEST`)."""
 _GAMMA_SD = 2.0
 
 
 def _information(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats]:
-    """The inverse covariance of the constants (F, P, P), and the variance of log T_grad and log T_opt (F, 2)."""
+    """The constants' inverse covariance (F, P, P), and the residual variance of log T_grad and log T_opt (F, 2)."""
     found = slopes(theta, rows, form)
     by, off = found[:, :, :-1], found[:, :, -1]
     count = (rows.weight > 0).sum(axis=1, keepdims=True)
@@ -206,7 +206,7 @@ def _information(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, 
 
 
 def _prior_sd(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
-    """Standard deviations (F, P) around the fitted constants before any row is seen."""
+    """Prior standard deviations (F, P) of the constants around their fitted values."""
     compute = np.exp((rows.weight * rows.log_compute).sum(axis=1))
     batch = (rows.weight * rows.batch).sum(axis=1)
     result = np.empty_like(theta)
@@ -226,16 +226,16 @@ def _prior_sd(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
 
 
 UNSEEN_NODES_FACTOR = 1.1
-"""How much costlier across nodes than within one, at least, while no job has spanned nodes (Pollux's artifact)."""
+"""Minimum ratio of all-reduces across nodes to those within one, while no job has spanned nodes (Pollux's artifact)."""
 UNSEEN_NODES_GROWTH = 0.06
-"""By how much of itself an all-reduce grows as nodes double, at least, while no job has spanned more than two: less
-than on 11 of 12 measured tables, where it grows by 0.17 in the median (bench/fit.py --forms)."""
+"""Minimum relative growth of an all-reduce as nodes double, while no job has spanned more than two nodes. 11 of 12
+measured tables show more; their median is 0.17 (bench/fit.py --forms)."""
 _START_GAMMAS = (1.0, 1.7, 4.0)
 _ROBUST_ROUNDS = 8
 _CAUCHY = 2.385
 """Cauchy weights 1/(1 + (e/(2.385·s))²) keep 95 % of least squares' efficiency on clean data (Holland, Welsch 1977)."""
 _MIN_SCALE = 0.01
-"""Logarithms closer than this to the model are never suspected."""
+"""Minimum scale of residuals: rows much closer to the model than this keep their weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +253,11 @@ class Fits:
     def log_step_time_sd(
         self, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike, crowd: ArrayLike | None = None
     ) -> Floats:
-        """Standard deviation of log(measured/predicted) step time at shapes (S,); (F, S).
+        """Standard deviation (F, S) of log(measured/predicted) step time at S shapes; the arguments are (S,).
 
-        Delta method: var = s² + gᵀCg, g = ∂log T_opt/∂θ, C the inverse of the rows' information (deflated to one row
-        per distinct (N, M), as rows of one shape err together) plus a wide prior: a slope unknown up to 0.3 of its
-        constant, a constant never observed up to half of T_grad. s: the misfit, with 0.1 expected before any row.
+        By the delta method var = s² + gᵀCg, with g = ∂log T_opt/∂θ, s the misfit (0.1 before any row) and C the inverse
+        of the rows' information plus a wide prior (`_prior_sd`). The information is deflated to one row per distinct
+        (N, M), because the errors of rows with one shape are correlated.
         """
         most = evenly(nodes, gpus) if crowd is None else crowd
         columns = [np.asarray(each, dtype=float) for each in (nodes, gpus, local_batch, most)]
@@ -272,19 +272,18 @@ class Fits:
         return result
 
     def parameter_sd(self) -> Floats:
-        """Standard deviation of each constant, (F, P), by the same information."""
+        """Standard deviation of each constant, (F, P), from the same information."""
         information, _ = _information(self.theta, self.rows, self.form)
         return np.sqrt(np.diagonal(np.linalg.inv(information), axis1=1, axis2=2))
 
 
-def fit(observations: Sequence[ObservedSteps], *, form: Form = POLLUX, robust: bool = False, least: int = 1) -> Fits:
-    """The constants that explain each profile best.
+def fit(observations: Sequence[ObservedSteps], *, form: Form = POLLUX, robust: bool = False, min_rows: int = 1) -> Fits:
+    """Fits the constants of each profile.
 
-    robust: rows that the others contradict lose their say (Cauchy weights, reweighted); for measurements by hand. The
-    published policies' beliefs are fitted without. least: rows a profile must have.
-    Raises InputError for too few rows.
+    robust: rows that contradict the others lose weight (iteratively reweighted Cauchy weights), for measurements by
+    hand; policies' beliefs are fitted without, as published. Raises InputError for fewer than `min_rows` rows.
     """
-    return fit_rows(padded(observations, form, least=least), form, robust=robust)
+    return fit_rows(padded(observations, form, min_rows=min_rows), form, robust=robust)
 
 
 def fit_rows(rows: PaddedSteps, form: Form, *, robust: bool = False) -> Fits:
@@ -309,7 +308,7 @@ def fit_rows(rows: PaddedSteps, form: Form, *, robust: bool = False) -> Fits:
 
 
 def _best(rows: PaddedSteps, form: Form, start: Floats | None = None) -> tuple[Floats, Floats]:
-    """The best of several starts, `start` among them."""
+    """The best result from several starts, including `start`."""
     count, times = len(rows.batch), len(_START_GAMMAS)
     many = rows.take(np.tile(np.arange(count), times))
     starts = _start(many, form, np.repeat(_START_GAMMAS, count)[:, None])
@@ -324,7 +323,7 @@ def _best(rows: PaddedSteps, form: Form, start: Floats | None = None) -> tuple[F
 
 
 def _trust(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
-    """Weight of each row, (F, K): lower the further it is from the prediction of the others."""
+    """Weight of each row, (F, K): the larger its residuals, the lower."""
     first, second = residuals(theta, rows, form)
     off = np.sqrt(first**2 + second**2)
     real = rows.weight > 0
@@ -334,7 +333,7 @@ def _trust(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
 
 
 def _pins(rows: PaddedSteps, form: Form) -> tuple[Bools, Floats]:
-    """Constants (F, P) that the observations do not determine, and the values at which they are held."""
+    """Which constants (F, P) the observations do not determine, and the values at which they are fixed."""
     real = rows.weight > 0
     across, within = rows.across, rows.within
     shape = (len(rows.batch), len(form.parameters))
@@ -354,7 +353,7 @@ def _pins(rows: PaddedSteps, form: Form) -> tuple[Bools, Floats]:
         pinned[:, RHO_R] = _distinct(rows.gpus, within) < 3
         two = across & (rows.nodes == 2)
         pinned[:, SLOWEST] = _distinct(rows.gpus, real) < 3
-        # Only where more nodes, too, have held several GPUs each does it differ from β_n.
+        # It differs from β_n only if jobs with several GPUs per node have run on two nodes and on more.
         more = across & ~two & (rows.gpus > rows.nodes)
         pinned[:, PAIR] = ~((two & (rows.gpus > 2)).any(axis=1) & more.any(axis=1))
     if form.crowd:
@@ -365,7 +364,7 @@ def _pins(rows: PaddedSteps, form: Form) -> tuple[Bools, Floats]:
 
 
 def _distinct(values: Floats, where: Bools) -> Ints:
-    """Number of different values that each profile has where marked, (F,)."""
+    """Number of distinct marked values of each profile, (F,)."""
     ordered = np.sort(np.where(where, values, np.inf), axis=1)
     fresh = (ordered[:, 1:] > ordered[:, :-1]) & np.isfinite(ordered[:, 1:])
     result: Ints = np.isfinite(ordered[:, 0]) + fresh.sum(axis=1)
@@ -373,9 +372,9 @@ def _distinct(values: Floats, where: Bools) -> Ints:
 
 
 def _start(rows: PaddedSteps, form: Form, gamma: Floats) -> Floats:
-    """Where to begin, if γ were `gamma`, (F, 1): lines through T_grad over b and T_sync over what it grows with."""
+    """Start values for a given γ, (F, 1): regression lines of T_grad over b and of T_sync over what β multiplies."""
     compute, step = np.exp(rows.log_compute - rows.log_factor), np.exp(rows.log_step)
-    # The all-reduce that would explain the step under this overlap; at least 1 % of it.
+    # The T_sync that explains the step time with this γ, at least 1 % of the step.
     ratio = np.minimum(np.exp(rows.log_compute - rows.log_step), 1.0) ** gamma
     sync = step * np.maximum(1.0 - ratio, 1e-2**gamma) ** (1.0 / gamma)
     y = np.stack([compute, sync, sync], axis=1)
@@ -387,7 +386,7 @@ def _start(rows: PaddedSteps, form: Form, gamma: Floats) -> Floats:
     slope = (weight * off * y).sum(axis=2) / ((weight * off * off).sum(axis=2) + 1e-12 * total)
     steepest = mean_y / (np.array([0.0, 1.0, 1.0]) + mean_x)
     slope = np.clip(slope, 1e-3 * steepest, 0.9 * steepest)
-    # One batch size: half of its time, as where α_c is then held.
+    # With one batch size α_c is fixed at half of T_grad, so the slope explains the other half.
     slope[:, 0] = np.where(_distinct(rows.batch, rows.weight > 0) == 1, 0.5 * steepest[:, 0], slope[:, 0])
     theta = np.empty((len(rows.batch), len(form.parameters)))
     theta[:, 1:6:2] = slope

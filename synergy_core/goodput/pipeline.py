@@ -1,15 +1,14 @@
-"""How fast training data can be prepared: the input pipeline of a job, fed by CPUs, host memory and storage.
+"""How fast a job's input pipeline prepares training data with its CPUs, host memory and storage bandwidth.
 
-Compute and input overlap, so that a step takes the longer of the two (Mohan et al., OSDI 2022, section 3; the same
-rule is in that paper's published simulator):
+Computing and input overlap, so a step takes the longer of the two (Mohan et al., OSDI 2022, section 3; that paper's
+published simulator has the same rule):
 
     step = max(GPU step, samples per GPU · seconds per sample)
     seconds per sample = max(c / CPUs, bytes · (1 − hits) / storage),    hits = min(1, memory ÷ data set)
 
-c: CPU-seconds to prepare a sample. Memory holds a part of the data set from which nothing is thrown out within an
-epoch, so the fraction of hits is the part that it holds (MinIO cache, ibid.). CPUs and storage are those that each of
-the job's GPUs brings; the memory of its GPUs on one node is one cache, and where their numbers differ the node with
-the fewest is the slowest.
+c: CPU-seconds to prepare a sample. Memory caches a part of the data set and evicts nothing within an epoch, so the
+fraction of hits is that part (MinIO cache, ibid.). CPUs and storage bandwidth are per GPU of the job. The memory of its
+GPUs on one node is one cache; the node with the fewest GPUs is the slowest.
 """
 
 from __future__ import annotations
@@ -25,30 +24,29 @@ from synergy_core.errors import InputError
 from synergy_core.units import Bools, Floats, Ints
 
 MIN_CPUS = 1e-3
-"""Fewer CPUs than this count as this many, so that no time is infinite."""
+"""Fewer CPUs count as this many, so that times stay finite."""
 
 
 class InputPipeline(Hashable, Protocol):
-    """The input side of one application; it never changes, and can be a key."""
+    """The input pipeline of one application; immutable and hashable."""
 
     def sample_s(
         self, cpus: ArrayLike, memory_bytes: ArrayLike, *, storage_bytes_per_s: float, node_gpus: ArrayLike = 1
     ) -> Floats:
-        """Seconds until the next sample is ready for one GPU; arrays broadcast.
+        """Seconds to prepare one sample for one GPU; arrays broadcast.
 
-        cpus, memory_bytes: of each of the job's GPUs; storage_bytes_per_s: what each may read. node_gpus: the fewest
-        of them on any of its nodes.
+        cpus, memory_bytes, storage_bytes_per_s: per GPU of the job. node_gpus: the fewest of its GPUs on any node.
         """
 
     def enough(self, gpu_sample_s: float, *, storage_bytes_per_s: float, node_gpus: int = 1) -> tuple[float, float]:
-        """(CPUs, bytes of memory) per GPU: the least with which input keeps up with `gpu_sample_s` per sample, or the
-        least with which it is as fast as it can be where it never does.
+        """The least (CPUs, bytes of memory) per GPU with which input keeps up with `gpu_sample_s` per sample; if it
+        never does, the least with which it is fastest.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The formula. cpu_s: CPU-seconds per sample; sample_bytes: of one sample on storage; data_bytes: of all."""
+    """The formula. cpu_s: CPU-seconds per sample. sample_bytes: of a sample on storage. data_bytes: of the data set."""
 
     cpu_s: float
     sample_bytes: float
@@ -76,11 +74,11 @@ class Pipeline:
 
 
 class PipelineTable:
-    """Measured speeds on one GPU by CPUs and memory; between them in straight lines, held at the ends, never falling.
-    With fewer CPUs than were measured speed falls in proportion to them.
+    """Speeds measured on one GPU by CPUs and memory: interpolated linearly, constant outside, made to never fall.
+    Below the fewest measured CPUs, speed is proportional to CPUs.
 
     cpus (C,), memory_bytes (M,): rising. seconds (C, M): per sample. best: (CPUs, bytes) with which it is fastest.
-    What it was measured on is one GPU, so that nothing is known of caches that several share.
+    `node_gpus` is ignored, because caches shared by several GPUs were not measured.
     """
 
     def __init__(
@@ -109,7 +107,7 @@ class PipelineTable:
 
 
 def _between(points: Floats, at: Floats) -> tuple[np.ndarray, np.ndarray, Floats]:
-    """The neighbours of `at` among rising points, and how far it is from the first to the second; ends are held."""
+    """The neighbours of `at` among rising points, and its place between them, from 0 to 1; clipped to the ends."""
     upper = np.clip(np.searchsorted(points, at, side="right"), 1, len(points) - 1)
     lower = upper - 1
     part: Floats = np.clip((at - points[lower]) / (points[upper] - points[lower]), 0.0, 1.0)
@@ -117,28 +115,28 @@ def _between(points: Floats, at: Floats) -> tuple[np.ndarray, np.ndarray, Floats
 
 
 WAITED = 1.1
-"""A step has waited if it took this many times its GPUs' part: below, noise of a few percent may have done it."""
+"""A step has waited for input if it took more than this times its GPU part; less may be noise."""
 EXPLAINED = 0.9
-"""A constant may be what a step waited for if its bound makes up this part of the step."""
+"""A step may have waited for a resource if that resource's bound explains at least this fraction of the step."""
 ALIKE = 1e-6
-"""Where CPUs and storage take equally long up to this fraction, a step is assumed to have waited for CPUs. Otherwise a
-job that has just enough of both by their bounds, and still waits, would show neither."""
+"""If CPUs and storage take equally long up to this fraction, a step is assumed to have waited for CPUs. Otherwise a
+waiting step in which both bounds are equal would measure neither constant."""
 USUAL_NOISE, USUAL_STEPS = 0.03, 4.0
-"""Noise of log step times to expect before seeing any, and the steps that it counts for."""
+"""Prior noise of log step times, and the number of steps that it counts as."""
 CONFIDENCE = 0.95
 MEDIAN_SD = (np.pi / 2.0) ** 0.5
-"""Standard deviation of the median ÷ that of the mean, of normal draws."""
+"""Standard deviation of the median ÷ that of the mean, for a normal distribution."""
 MAD_SD = 1.4826
-"""Standard deviation of normal draws ÷ their median absolute deviation."""
+"""Standard deviation ÷ median absolute deviation, for a normal distribution."""
 _PASSES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedInputs:
-    """Steps of one job, or of all jobs of one application: arrays (steps,).
+    """Measured steps of one job, or of all jobs of one application: arrays (steps,).
 
-    cpus, memory_bytes: that each of the job's GPUs had; storage_bytes_per_s: at which each could read. node_gpus: the
-    fewest of them on any node. samples: per GPU and step. gpu_step_s: without waiting for input; step_s: with it.
+    cpus, memory_bytes, storage_bytes_per_s, node_gpus: as in `InputPipeline.sample_s`. samples: per GPU and step.
+    gpu_step_s: without waiting for input; step_s: with it.
     """
 
     cpus: ArrayLike
@@ -152,10 +150,10 @@ class ObservedInputs:
 
 @dataclass(frozen=True, slots=True)
 class InputConstant:
-    """A constant: its value, and between what it lies, at 95 % as far as noise of the steps goes.
+    """A fitted constant with its 95 % confidence interval, which covers the noise of the steps only.
 
-    steps: how many have shown it. With none it is only bounded from above, and `value` is the bound; with no bound
-    either (`upper` infinite) nothing that was tried had to do with it, and `value` is 0.
+    steps: the number of steps that measured it. If 0, the constant is only bounded from above, and `value` is the
+    bound; without a bound (`upper` is infinite) no step depended on it, and `value` is 0.
     """
 
     value: float
@@ -165,7 +163,7 @@ class InputConstant:
 
     @property
     def state(self) -> str:
-        """`measured`, `bounded` from above, or `unseen`."""
+        """`measured`, `bounded` (from above only) or `unseen`."""
         if self.steps:
             return "measured"
         return "bounded" if self.upper < np.inf else "unseen"
@@ -173,7 +171,7 @@ class InputConstant:
 
 @dataclass(frozen=True, slots=True)
 class FittedPipeline:
-    """The formula with what is known of its constants; noise: standard deviation of log step times around it."""
+    """A fitted pipeline with its constants. noise: standard deviation of log step times around the formula."""
 
     pipeline: Pipeline
     cpu_s: InputConstant
@@ -182,24 +180,24 @@ class FittedPipeline:
 
 
 def fit_pipeline(observed: ObservedInputs, data_bytes: float) -> FittedPipeline:
-    """What these steps show of the input of a job with that much data.
+    """Fits the pipeline of a job to its measured steps. data_bytes: size of its data set.
 
-    A step that took longer than its GPUs' part has waited for input, and shows how long that took; one that did not
-    wait shows only that input took no longer. So each step bounds both constants from above:
+    A step that took longer than its GPU part waited for input, so its time is that of the input; in any other step,
+    input took at most as long. So each step bounds both constants from above:
 
         c ≤ CPUs · step / samples,    bytes per sample ≤ storage / (1 − hits) · step / samples
 
-    and where it waited one of the two is equal: the one that the other's bound is too low to replace. A job whose data
-    lie in memory shows c; one that waited at one share only, with data left on storage, shows neither. A constant is
-    the median over the steps that show it, else its bound: the formula never promises more than was seen.
+    If it waited, one of the two is an equality: the one whose counterpart, at its bound, cannot explain the step. A job
+    with its data in memory measures c; one that waited with one share only, with data left on storage, measures
+    neither. A constant is the median over the steps that measure it, else its upper bound.
     """
-    given = (np.atleast_1d(np.asarray(getattr(observed, each.name), dtype=np.float64)) for each in fields(observed))
-    columns: Floats = np.stack(np.broadcast_arrays(*given))
+    inputs = (np.atleast_1d(np.asarray(getattr(observed, each.name), dtype=np.float64)) for each in fields(observed))
+    columns: Floats = np.stack(np.broadcast_arrays(*inputs))
     cpus, memory, storage, node_gpus, samples, gpu_step_s, step_s = columns
     sample_s = step_s / samples
     misses = 1.0 - np.minimum(1.0, memory * node_gpus / data_bytes)
     needs = np.stack([1.0 / np.maximum(cpus, MIN_CPUS), misses / storage])
-    # Steps with equal columns have one share; shares are numbered.
+    # Numbers the distinct shares: steps with the same resources and samples have the same share.
     share = np.unique(columns[:5], axis=1, return_inverse=True)[1].reshape(-1)
     shares = int(share.max(initial=-1)) + 1
     slowdown = np.exp(_medians(np.log(step_s / gpu_step_s), share, shares))
@@ -208,41 +206,41 @@ def fit_pipeline(observed: ObservedInputs, data_bytes: float) -> FittedPipeline:
     with np.errstate(divide="ignore"):
         bounds = share_s / share_needs
         values = sample_s / needs
-    shown, constants = _shown(slowdown > WAITED, share_needs, share_s, bounds, values, share)
-    # Standard deviation of log step times, and the degrees of freedom that it is known with.
-    off = np.concatenate([np.abs(np.log(values[k][shown[k]] / constants[k])) for k in (0, 1)])
-    spread = MAD_SD * float(np.median(off)) if len(off) else 0.0
-    freedom = USUAL_STEPS + len(off)
-    noise = float(np.sqrt((USUAL_STEPS * USUAL_NOISE**2 + len(off) * spread**2) / freedom))
+    measured_by, constants = _measured(slowdown > WAITED, share_needs, share_s, bounds, values, share)
+    # The standard deviation of log step times, and its degrees of freedom.
+    error = np.concatenate([np.abs(np.log(values[k][measured_by[k]] / constants[k])) for k in (0, 1)])
+    spread = MAD_SD * float(np.median(error)) if len(error) else 0.0
+    freedom = USUAL_STEPS + len(error)
+    noise = float(np.sqrt((USUAL_STEPS * USUAL_NOISE**2 + len(error) * spread**2) / freedom))
     cpu_s, sample_bytes = (
-        _constant(float(constants[k]), values[k][shown[k]], bounds[k], share, noise, freedom) for k in (0, 1)
+        _constant(float(constants[k]), values[k][measured_by[k]], bounds[k], share, noise, freedom) for k in (0, 1)
     )
     return FittedPipeline(Pipeline(cpu_s.value, sample_bytes.value, data_bytes), cpu_s, sample_bytes, noise)
 
 
-def _shown(
+def _measured(
     waited: Bools, share_needs: Floats, share_s: Floats, bounds: Floats, values: Floats, share: Ints
 ) -> tuple[Bools, Floats]:
-    """Which steps show each constant (2, steps), and both constants (2,).
+    """Which steps measure each constant, (2, steps), and both constants, (2,).
 
-    waited (shares,); share_needs, bounds (2, shares); values (2, steps): what each constant would be by each step.
+    waited: (shares,). share_needs, bounds: (2, shares). values: (2, steps), each constant if that step measured it.
     """
-    constants = least = bounds.min(axis=1, initial=np.inf)
-    shown = np.zeros(values.shape, dtype=np.bool_)
+    constants = bounded = bounds.min(axis=1, initial=np.inf)
+    measured_by = np.zeros(values.shape, dtype=np.bool_)
     for _ in range(_PASSES):
-        told = np.where(share_needs > 0, constants[:, None], 0.0) * share_needs
-        cpus_later = told[0] >= told[1] * (1.0 - ALIKE)
-        evidence = waited & (told[::-1] < EXPLAINED * share_s) & (share_needs > 0) & [cpus_later, ~cpus_later]
-        again = evidence[:, share]
-        found = [float(np.median(values[k][again[k]])) if again[k].any() else float(least[k]) for k in (0, 1)]
-        settled, shown, constants = np.array_equal(again, shown), again, np.array(found)
+        predicted_s = np.where(share_needs > 0, constants[:, None], 0.0) * share_needs
+        cpus_later = predicted_s[0] >= predicted_s[1] * (1.0 - ALIKE)
+        by_share = waited & (predicted_s[::-1] < EXPLAINED * share_s) & (share_needs > 0) & [cpus_later, ~cpus_later]
+        by_step = by_share[:, share]
+        found = [float(np.median(values[k][by_step[k]])) if by_step[k].any() else float(bounded[k]) for k in (0, 1)]
+        settled, measured_by, constants = np.array_equal(by_step, measured_by), by_step, np.array(found)
         if settled:
             break
-    return shown, constants
+    return measured_by, constants
 
 
 def _constant(value: float, seen: Floats, bounds: Floats, share: Ints, noise: float, freedom: float) -> InputConstant:
-    """A constant with its interval; seen: what it is by each step that shows it, bounds (shares,)."""
+    """A constant with its interval. seen: its value by each step that measures it. bounds: (shares,)."""
     from scipy.special import stdtrit
 
     times = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2.0)) * MEDIAN_SD * noise
@@ -260,17 +258,17 @@ def _medians(values: Floats, group: Ints, groups: int) -> Floats:
 
 
 OPTIMISTIC_ALIKE = 0.1
-"""Two steps that differ by less than this part are alike: fewer CPUs are tried by halves while they are."""
+"""While a step takes at most this fraction longer than the one before it, the number of CPUs is halved."""
 
 
 def searched_steps(seconds_of: Callable[[int], float], most_cpus: int, *, gpus: int = 1) -> dict[int, float]:
-    """Step seconds by the job's CPUs, of those counts that the search tries, all data in memory.
+    """Measures step seconds with all data in memory at the numbers of CPUs that a search chooses; by number of CPUs.
 
-    Optimistic profiling (Mohan et al., OSDI 2022): only the CPU axis is measured, at counts that a search chooses; the
-    memory axis follows from the formula.
+    This is optimistic profiling (Mohan et al., OSDI 2022): only the CPU axis is measured; the memory axis follows from
+    the formula. The search starts at `most_cpus`. While a step takes about as long as the one before it, CPUs are
+    halved, else they are reduced by one per GPU, down to 1.
 
-    seconds_of: measures a step with so many CPUs; the first call is at the most. While a step is like the one before
-    it the CPUs are halved, else they go down by one per GPU, to 1. Raises InputError for no CPU or no time.
+    seconds_of: measures a step with a number of CPUs. Raises InputError for no CPU, no GPU or a step time not above 0.
     """
     if most_cpus < 1 or gpus < 1:
         raise InputError(f"profiling from {most_cpus} CPUs on {gpus} GPUs; expected at least 1 of both.")
@@ -280,7 +278,7 @@ def searched_steps(seconds_of: Callable[[int], float], most_cpus: int, *, gpus: 
         found[cpus] = seconds = seconds_of(cpus)
         if not 0 < seconds < np.inf:
             raise InputError(f"a step with {cpus} CPUs was measured as {seconds:g} s; expected more than 0.")
-        changed = abs(seconds - before) > OPTIMISTIC_ALIKE * before  # never at the first, which has none before it
+        changed = abs(seconds - before) > OPTIMISTIC_ALIKE * before  # False at the first step
         cpus = cpus - gpus if changed else cpus // 2
         before = seconds
     return found

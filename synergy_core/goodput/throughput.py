@@ -1,4 +1,4 @@
-"""Step time on a number of nodes and GPUs: Pollux's model (OSDI 2021, section 3.2), in seven constants.
+"""Step time on N nodes and M GPUs by Pollux's model (OSDI 2021, section 3.2) with seven constants, and richer forms.
 
 `theta` is an array (..., 7) in the order of `PARAMETERS`:
 
@@ -9,10 +9,10 @@
     T_opt        = (T_grad^γ + T_sync^γ)^(1/γ)
     T_iter       = (a − 1)·T_grad + T_opt
 
-with b the samples per GPU and micro-batch, a micro-batches per step (accumulation), N nodes, M GPUs, ε = 1e-8; α and β
-in seconds, γ from 1 (no overlap of computing and all-reduce) to 10 (nearly the larger of the two).
+with b samples per GPU and micro-batch, a micro-batches per step (accumulation) and ε = 1e-8; α and β are in seconds.
+γ is 1 if computing and all-reduce do not overlap; at its maximum, 10, the step takes little more than the longer one.
 
-All functions broadcast `theta`'s leading axes against the other arguments, and answer in seconds.
+All functions broadcast `theta`'s leading axes against the other arguments, and return seconds.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from synergy_core.units import Bools, Floats, Ints, rows_at
 
 ALPHA_C, BETA_C, ALPHA_N, BETA_N, ALPHA_R, BETA_R, GAMMA, FLOOR, RHO_N, RHO_R, PAIR, SLOWEST = range(12)
 CARD, CROWD, NODES = range(12, 15)
-"""Where each constant stands in `theta`."""
+"""Index of each constant in `theta`."""
 
 PARAMETERS = ("alpha_c", "beta_c", "alpha_n", "beta_n", "alpha_r", "beta_r", "gamma")
 TINY = 1e-8
-"""The lower bound of every α and β, and the synchronisation of one GPU with itself."""
+"""ε: the lower bound of every α and β in seconds, which also makes T_sync of one GPU positive."""
 GAMMA_MIN, GAMMA_MAX = 1.0, 10.0
 
 
 def evenly(nodes: ArrayLike, gpus: ArrayLike) -> Floats:
-    """GPUs on the most crowded node where they are spread as evenly as can be: GPUs ÷ nodes, rounded up."""
+    """GPUs on the most crowded node if they are spread as evenly as possible: GPUs ÷ nodes, rounded up."""
     return np.ceil(np.asarray(gpus, dtype=np.float64) / np.maximum(nodes, 1))
 
 
 def gradient_time(theta: ArrayLike, local_batch: ArrayLike) -> Floats:
-    """T_grad: the forward and backward pass of one micro-batch of `local_batch` samples on one GPU."""
+    """T_grad, the time of the forward and backward pass of a micro-batch of `local_batch` samples on one GPU."""
     theta = np.asarray(theta, dtype=np.float64)
     result: Floats = theta[..., ALPHA_C] + theta[..., BETA_C] * np.asarray(local_batch, dtype=np.float64)
     return result
 
 
 def sync_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike) -> Floats:
-    """T_sync: the all-reduce of the gradients over `gpus` GPUs on `nodes` nodes, before any overlap."""
+    """T_sync, the time of the gradients' all-reduce over `gpus` GPUs on `nodes` nodes, without overlap."""
     theta = np.asarray(theta, dtype=np.float64)
     nodes, gpus = np.asarray(nodes), np.asarray(gpus)
     beyond_two = np.maximum(np.asarray(gpus, dtype=np.float64) - 2.0, TINY)
@@ -60,7 +60,7 @@ def sync_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike) -> Floats:
 
 
 def overlapped(gradient_time_s: ArrayLike, sync_time_s: ArrayLike, gamma: ArrayLike) -> Floats:
-    """(T_grad^γ + T_sync^γ)^(1/γ), with the larger term taken out so that no power under- or overflows."""
+    """(T_grad^γ + T_sync^γ)^(1/γ), with the larger term factored out so that no power under- or overflows."""
     first, second = np.asarray(gradient_time_s, dtype=np.float64), np.asarray(sync_time_s, dtype=np.float64)
     larger = np.maximum(first, second)
     ratio = np.minimum(first, second) / larger
@@ -70,7 +70,7 @@ def overlapped(gradient_time_s: ArrayLike, sync_time_s: ArrayLike, gamma: ArrayL
 
 
 def exchange_time(step_time_s: ArrayLike, gradient_time_s: ArrayLike, gamma: ArrayLike) -> Floats:
-    """The T_sync with which `overlapped` makes that step; 0 where it is no longer than computing."""
+    """The T_sync with which `overlapped` gives that step time; 0 where the step is no longer than computing."""
     step, compute = np.asarray(step_time_s, dtype=np.float64), np.asarray(gradient_time_s, dtype=np.float64)
     gamma = np.asarray(gamma, dtype=np.float64)
     ratio = np.minimum(compute / step, 1.0)
@@ -79,48 +79,48 @@ def exchange_time(step_time_s: ArrayLike, gradient_time_s: ArrayLike, gamma: Arr
 
 
 def step_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike) -> Floats:
-    """T_opt: the step that synchronises, the last micro-batch and the all-reduce that overlaps it."""
+    """T_opt, the time of the last micro-batch of a step and the all-reduce that overlaps it."""
     theta = np.asarray(theta, dtype=np.float64)
     return overlapped(gradient_time(theta, local_batch), sync_time(theta, nodes, gpus), theta[..., GAMMA])
 
 
-# The shapes a throughput model may take: Pollux's, one that saturates as all-reduces do, and one of crowded nodes.
+# The forms of the throughput model: Pollux's, a saturating one, and one for crowded nodes.
 #
-# All share the seven constants of `throughput.PARAMETERS` and  T_opt = (T_grad^γ + T_sync^γ)^(1/γ).  `SATURATING` was
-# found on held-out placements, node counts and batch sizes (bench/fit.py prints the evidence). It changes four things:
+# All have the seven constants of `PARAMETERS` and  T_opt = (T_grad^γ + T_sync^γ)^(1/γ).  `SATURATING` was developed on
+# held-out placements, node counts and batch sizes (bench/fit.py prints the evidence). It changes four things:
 #
-# - What grows with the GPUs of an all-reduce is a bandwidth term that saturates, as a ring's (M − 1)/M does, and a
-#   latency and straggler term in the logarithm (trees are log M deep, and the slowest of M lags by about log M):
-#       T_sync = α + ρ·(1 − 2/M) + β·log₂(M/2)         instead of α + β·(M − 2), in either class; at M = 2 it is α.
+# - An all-reduce grows with its GPUs by a bandwidth term that saturates, like a ring's (M − 1)/M, and by a logarithmic
+#   term for latency and stragglers (trees are log M deep, the slowest of M lags by about log M). On one node or more,
+#       T_sync = α + ρ·(1 − 2/M) + β·log₂(M/2)         instead of α + β·(M − 2); at M = 2 it is α.
 # - Two nodes exchange over one pair of links, more nodes over several: + π·log₂(M/N) across nodes if N = 2.
-# - Small batches do not shrink below what launching kernels costs: T_grad = ((α_c + β_c·b)³ + φ³)^(1/3).
-# - All wait for the slowest: T_grad·(1 + σ·(M − 1)/(M + 1)), as the expected largest of M uniform draws grows, where
-#   samples differ in length or size (speech, multi-scale images).
+# - The time of small batches is bounded below by kernel launches: T_grad = ((α_c + β_c·b)³ + φ³)^(1/3).
+# - All GPUs wait for the slowest where samples differ in length or size (speech, multi-scale images):
+#   T_grad·(1 + σ·(M − 1)/(M + 1)), which grows like the expected largest of M uniform draws.
 #
-# A term in M − 2 besides, for the latency of long rings, was tried: held-out clusters got worse (7 % → 10 %).
+# A further term in M − 2, for the latency of long rings, made predictions of held-out clusters worse (7 % → 10 %).
 #
-# `CROWDED` is for machines where what counts is the *crowd* C, the job's GPUs on the node that has most of them: they
-# share its network cards. It differs across nodes only:
+# `CROWDED` is for machines where T_sync depends on the *crowd* C, the largest number of the job's GPUs on one node,
+# because these share its network cards. It differs from `SATURATING` across nodes only:
 #       T_sync = α + β·log₂(M/2) + ρ·(1 − 1/C) + κ·(C − 1) + λ·log₂C + π·log₂C (if N = 2) + ν·log₂(N/2)
-# κ is a card of fixed bandwidth through which every GPU of the node sends by itself; with ρ and λ the three add up to
-# whatever grows with C less and less. `calibration.saved_by_crowd` says which of the two a table calls for.
+# κ stands for a network card of fixed bandwidth through which every GPU of the node sends its own data. The sum of the
+# terms in ρ, κ and λ can follow any growth with C that slows down. `calibration.saved_by_crowd` compares both forms.
 
 
 FLOOR_SHARPNESS = 3.0
 
 
 def slowest_of(gpus: ArrayLike) -> Floats:
-    """Lag of the slowest of M GPUs behind one alone, as a part of the largest possible lag: (M − 1)/(M + 1)."""
+    """Lag of the slowest of M GPUs behind a single GPU, as a fraction of the largest possible lag: (M − 1)/(M + 1)."""
     several = np.asarray(gpus, dtype=np.float64)
     return (several - 1.0) / (several + 1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """One shape of model.
+    """One form of the throughput model.
 
-    parameters: names, in the order of theta's last axis. floor: whether `FLOOR` is among them, crowd: whether `CROWD`.
-    ratios: slopes, each with the constant to which the fit holds it small.
+    parameters: names, in the order of theta's last axis. floor, crowd: whether it has the constants of `SATURATING`, of
+    `CROWDED`. ratios: the index of each slope → that of its constant; the fit's prior favours small slope/constant.
     """
 
     name: str
@@ -143,7 +143,7 @@ class Form:
 
     @cached_property
     def slopes(self) -> Ints:
-        """(R,) the slopes of `ratios`; `constants` has their constants."""
+        """(R,) indices of the slopes in `ratios`; `constants` has those of their constants."""
         return np.array(list(self.ratios), dtype=np.int64)
 
     @cached_property
@@ -152,14 +152,14 @@ class Form:
 
     @cached_property
     def ratio_signs(self) -> Floats:
-        """(R, P): 1 for the slope of a ratio, −1 for its constant."""
+        """(R, P): 1 at the slope of a ratio, −1 at its constant, else 0."""
         signs = np.zeros((len(self.ratios), len(self.parameters)))
         each = np.arange(len(self.ratios))
         signs[each, self.slopes], signs[each, self.constants] = 1.0, -1.0
         return signs
 
     def design(self, nodes: Floats, gpus: Floats, crowd: Floats) -> Floats:
-        """What each parameter is multiplied by in T_sync, 0 where it has no part in it: (P, …) for arguments (…)."""
+        """Coefficient of each parameter in T_sync, (P, …) for arguments (…); 0 for parameters that T_sync lacks."""
         result = np.zeros((len(self.parameters), *np.shape(gpus)))
         across = nodes > 1
         within = (nodes <= 1) & (gpus > 1)
@@ -182,7 +182,7 @@ class Form:
         return result
 
     def lines(self, nodes: Floats, gpus: Floats, crowd: Floats, batch: Floats) -> tuple[Floats, Floats]:
-        """What each parameter is multiplied by in α_c + β_c·b and in T_sync, (F, 2, P, K), and what is added to both,
+        """Coefficients of the parameters in α_c + β_c·b and in T_sync, (F, 2, P, K), and the constant term of each,
         (F, 2, K); arguments (F, K).
         """
         linear = np.zeros((len(gpus), 2, len(self.parameters), gpus.shape[1]))
@@ -193,7 +193,7 @@ class Form:
         return linear, alone
 
     def gradient_time(self, theta: Floats, local_batch: ArrayLike, gpus: ArrayLike) -> Floats:
-        """T_grad in seconds, of the slowest of `gpus`; theta (P,), the other arguments broadcast."""
+        """T_grad of the slowest of `gpus` GPUs in seconds; theta: (P,), the other arguments broadcast."""
         grad_s: Floats = theta[ALPHA_C] + theta[BETA_C] * np.asarray(local_batch, dtype=np.float64)
         if self.floor:
             grad_s = np.cbrt(grad_s**FLOOR_SHARPNESS + theta[FLOOR] ** FLOOR_SHARPNESS)
@@ -201,7 +201,7 @@ class Form:
         return grad_s
 
     def sync_time(self, theta: Floats, nodes: ArrayLike, gpus: ArrayLike, crowd: ArrayLike | None = None) -> Floats:
-        """T_sync in seconds; theta (P,)."""
+        """T_sync in seconds; theta: (P,). crowd: None if GPUs are spread evenly."""
         most = evenly(nodes, gpus) if crowd is None else crowd
         n, m, c = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (nodes, gpus, most)))
         design = self.design(n, m, c)
@@ -211,7 +211,7 @@ class Form:
     def step_time(
         self, theta: Floats, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike, crowd: ArrayLike | None = None
     ) -> Floats:
-        """T_opt in seconds; theta (P,). crowd: None for GPUs that are spread evenly."""
+        """T_opt in seconds; theta: (P,). crowd: None if GPUs are spread evenly."""
         return overlapped(
             self.gradient_time(theta, local_batch, gpus), self.sync_time(theta, nodes, gpus, crowd), theta[GAMMA]
         )
@@ -235,7 +235,7 @@ FORMS = {each.name: each for each in (POLLUX, SATURATING, CROWDED)}
 
 
 def form_named(name: str) -> Form:
-    """The form of that name. Raises InputError with the nearest match otherwise."""
+    """The form of that name. Raises InputError for an unknown name, with the nearest match."""
     if name not in FORMS:
         raise unknown("form", name, FORMS)
     return FORMS[name]
@@ -243,10 +243,10 @@ def form_named(name: str) -> Form:
 
 @dataclass(frozen=True, slots=True)
 class ObservedSteps:
-    """What one job (or all jobs of one application on one GPU type) measured; arrays (rows,), one row per shape.
+    """Measurements of one job, or of all jobs of one application on one GPU type; arrays (rows,), one row per shape.
 
-    local_batch: samples per GPU and micro-batch. step_time_s: the whole step; sync_time_s: its part in all-reduce.
-    crowd: GPUs on the node that has most of them; None: spread evenly (`evenly`).
+    local_batch: samples per GPU and micro-batch. step_time_s: the whole step; sync_time_s: its all-reduce. crowd: the
+    largest number of GPUs on one node; None if spread evenly (`evenly`).
     """
 
     nodes: ArrayLike
@@ -265,10 +265,10 @@ class ObservedSteps:
 
 
 def joined(profiles: Sequence[ObservedSteps]) -> ObservedSteps:
-    """One profile with the rows of all; a row that two of them share counts once.
+    """One profile with the rows of all profiles, without duplicates.
 
-    Of rows alike in all but the crowd the largest stands: a file that only counts nodes takes GPUs to be spread evenly,
-    one that names the placement knows better.
+    Of rows that differ only in the crowd, the one with the largest is kept: files that only count nodes imply an even
+    spread, which a file with exact placements corrects.
     """
     *measured, crowd = (
         np.concatenate([np.asarray(getattr(each, name), dtype=np.float64) for each in profiles])
@@ -284,9 +284,9 @@ def joined(profiles: Sequence[ObservedSteps]) -> ObservedSteps:
 
 @dataclass(frozen=True, slots=True)
 class PaddedSteps:
-    """F profiles padded to K rows each: arrays (F, K); design, alone: see `Form.lines`.
+    """F profiles padded to K rows each: arrays (F, K). design, alone: see `Form.lines`.
 
-    weight: 0 in the padding, sums to 1 per profile. log_factor: what T_grad is multiplied by beyond its formula, log.
+    weight: sums to 1 per profile, 0 in the padding. log_factor: logarithm of a factor on the form's T_grad.
     """
 
     nodes: Floats
@@ -313,24 +313,24 @@ class PaddedSteps:
         return rows_at(self, profiles)
 
     def weighted(self, weight: Floats) -> PaddedSteps:
-        """The rows with other weights (F, K), scaled to sum to 1 per profile."""
+        """The rows with these weights (F, K), scaled to sum to 1 per profile."""
         return replace(self, weight=weight / weight.sum(axis=1, keepdims=True))
 
 
-def padded(observations: Sequence[ObservedSteps], form: Form, *, least: int = 1) -> PaddedSteps:
-    """The profiles, at least one, as `PaddedSteps`. Raises InputError for one of fewer than `least` rows."""
+def padded(observations: Sequence[ObservedSteps], form: Form, *, min_rows: int = 1) -> PaddedSteps:
+    """Pads the profiles, at least one. Raises InputError for a profile of fewer than `min_rows` rows."""
     lengths = [len(each) for each in observations]
-    if min(lengths) < least:
-        at = int(np.argmin(lengths))
-        raise InputError(f"profile {at} has {lengths[at]} rows; a fit needs at least {least}.")
+    if min(lengths) < min_rows:
+        index = int(np.argmin(lengths))
+        raise InputError(f"profile {index} has {lengths[index]} rows; a fit needs at least {min_rows}.")
     longest = max(lengths)
     filled = np.ones((6, len(observations), longest))
     filled[4] = 0.5
     weight = np.zeros(filled.shape[1:])
-    for at, (each, length) in enumerate(zip(observations, lengths, strict=True)):
+    for index, (each, length) in enumerate(zip(observations, lengths, strict=True)):
         for column, name in enumerate(ObservedSteps.__slots__):
-            filled[column, at, :length] = getattr(each, name)
-        weight[at, :length] = 1.0 / length
+            filled[column, index, :length] = getattr(each, name)
+        weight[index, :length] = 1.0 / length
     nodes, gpus, batch, step, sync, crowd = filled
     lines = form.lines(nodes, gpus, crowd, batch)
     return PaddedSteps(

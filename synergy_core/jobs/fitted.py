@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from synergy_core.goodput.batch import BatchChoice, best_batch, best_batch_one, goodput_at
 from synergy_core.goodput.efficiency import (
-    GIVEN_WEIGHT,
+    MEASURED_ERROR_WEIGHT,
     ExchangeTerms,
     GradientErrors,
     compressed_sync,
@@ -156,7 +156,7 @@ class SynergyTask:
         if (statistics := self.believed_statistics) is not None:
             phi = noise_scale(*statistics, self.spec.initial_batch)
             lost = mixed_error(offer.errors.signal, offer.errors.noise, phi, seen.plan.global_batch / gpus)
-            weight = 1.0 if offer.errors.unbiased else GIVEN_WEIGHT
+            weight = 1.0 if offer.errors.unbiased else MEASURED_ERROR_WEIGHT
             changed |= known.add(RatioOf("error", name), weight * seen.lost, float(lost))
         if changed:
             self._forget_choices()

@@ -185,7 +185,7 @@ def within_error_offer(compressor: Compressor) -> Offering:
         errors = _uniform(compressor, stages, gradients).errors
         budget = 0.5 * (float(np.asarray(errors.signal)) + float(np.asarray(errors.noise)))
         named = {within_error_name(compressor): budget}
-        return _uniform(_UNCOMPRESSED, stages, gradients), *_along_curves(compressor.alike(), stages, gradients, named)
+        return _uniform(_UNCOMPRESSED, stages, gradients), *_along_curves(compressor.nearby(), stages, gradients, named)
 
     return offers
 
@@ -243,7 +243,7 @@ class CompressedPlans:
         """(offers,): samples per second × progress per sample relative to the initial batch. noise_scale: samples."""
         batch = np.array([each.global_batch for each in self.plans], dtype=np.float64)
         scale, variance = batch / initial_batch, noise_scale / initial_batch
-        worth = self.errors.worth(scale, 1.0, variance, initial_batch, self.replicas)
+        worth = self.errors.gain_ratio(scale, 1.0, variance, initial_batch, self.replicas)
         gain = (variance + 1.0) / (variance / scale + 1.0)
         return initial_batch * gain * worth / self.step_s
 

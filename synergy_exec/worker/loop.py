@@ -587,4 +587,4 @@ def worth_of_step(
         return 1.0
     scale = plan.global_batch / initial_batch
     whole = float(gain(scale, *known))
-    return whole if errors is None else whole * float(errors.worth(scale, *known, initial_batch, plan.data))
+    return whole if errors is None else whole * float(errors.gain_ratio(scale, *known, initial_batch, plan.data))

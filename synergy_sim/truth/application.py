@@ -132,7 +132,7 @@ class Application(ABC):
             (errors, replicas), first = compression, self.initial_batch
             seen = self.statistics_by_epoch(plan.global_batch)
             known = self._compressed_gains[plan] = [
-                each * float(errors.worth(plan.global_batch / first, *statistics, first, replicas))
+                each * float(errors.gain_ratio(plan.global_batch / first, *statistics, first, replicas))
                 for each, statistics in zip(plain, seen, strict=True)
             ]
         return plain if known is None else known

@@ -1,4 +1,4 @@
-"""Solves a round: prices of pools, then places, then shares, then what is left."""
+"""Solves a round with nodes: rows from the pools' prices, then nodes, shares and improvements."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergy_core.allocator import solve
-from synergy_core.allocator.nodes.layout import GREAT, TOLERANCE, Layout, exchange, fill, hand_out, settle
+from synergy_core.allocator.nodes.layout import MAX_MOVE_COST, TOLERANCE, Layout, exchange, fill, hand_out, settle
 from synergy_core.allocator.nodes.problem import NodeProblem, NodeSolution, Pieces, Pooled, pooled
 from synergy_core.allocator.problem import ROUNDING, relative_gap
 from synergy_core.errors import InputError
 from synergy_core.units import Floats, Ints
 
-# A beam search over the jobs of many nodes at once finds their best levels or rows; each step covers all nodes.
+# A beam search over jobs finds their best levels or rows, on many nodes at once: each step covers all nodes.
 
 
 WIDTH = 40
-"""States kept of each node."""
+"""Number of states kept per node."""
 
 
 def best_of(value: Floats, use: Floats, room: Floats, price: Floats, width: int = WIDTH) -> tuple[Ints, Floats]:
-    """Options of greatest value that fit, one for each job of each node: (B, M) option numbers, (B,) their value.
+    """Chooses an option for each of M jobs on each of B nodes: (B, M) options that fit, (B,) their total value.
 
-    value: (B, M, L), −inf where there is no such option. use: (R, B, M, L) of R resources. room: (R, B). price: (R, B)
-    utility of what is left, by which states are compared. The value is −inf if nothing fits. Getting nothing must be an
-    option of its own. The answer is the best of a beam of `width` states, not always the optimum.
+    value: (B, M, L), −inf for options that do not exist; no GPUs must be an option of its own. use: (R, B, M, L) of R
+    resources. room: (R, B). price: (R, B) utility of unused resources, by which states are compared. Returns the best
+    options in a beam of `width` states, not always the optimum; a value of −inf if nothing fits.
     """
     batch, count, levels = value.shape
     least = np.min(use, axis=3, where=value > -np.inf, initial=np.inf)
-    # The least that the remaining jobs take.
+    # The smallest use of the jobs after each job.
     after = np.cumsum(least[:, :, ::-1], axis=2)[:, :, ::-1]
     after = np.concatenate((after[:, :, 1:], np.zeros((len(use), batch, 1))), axis=2)
     reduced = value - (use * price[:, :, None, None]).sum(axis=0)
@@ -60,15 +60,15 @@ def best_of(value: Floats, use: Floats, room: Floats, price: Floats, width: int 
     return picks[rows[:, 0], best], worth[rows[:, 0], best]
 
 
-# The shares of greatest utility with which the jobs of every node fit on it together.
+# Chooses the shares of highest utility with which the jobs of every node fit together.
 
 
 MAX_WIDTH = 2_000
-"""States of a node in the last attempt to fit jobs that must lie there."""
+"""Number of states per node in the last attempt to fit jobs that must not move."""
 
 
 def levels_of(family: Ints) -> Ints:
-    """(families, L): the columns of each family, −1 beyond its last."""
+    """(families, L) the columns of each family, padded with −1."""
     table: Ints = np.full((int(family.max(initial=-1)) + 1, int(np.bincount(family).max(initial=1))), -1)
     for each in range(len(table)):
         here = np.nonzero(family == each)[0]
@@ -77,13 +77,13 @@ def levels_of(family: Ints) -> Ints:
 
 
 def set_levels(layout: Layout, levels: Ints, price: Floats) -> None:
-    """Gives every job on a shared node its level in the node's best combination; takes off jobs that do not fit.
+    """Gives jobs on shared nodes the levels of their node's best combination; removes jobs that do not fit.
 
     price: (2, N) utility of a CPU and of a byte in each group.
     Raises InputError if jobs that must not move do not fit on their node with their smallest shares.
     """
     columns = layout.columns
-    waiting = [node for node, here in enumerate(layout.on) if here]
+    waiting = [node for node, here in enumerate(layout.jobs_on) if here]
     width = WIDTH
     while waiting:
         which, worth, option = _found(layout, levels, price, waiting, width)
@@ -92,77 +92,78 @@ def set_levels(layout: Layout, levels: Ints, price: Floats) -> None:
             if worth[at] == -np.inf:
                 failed.append(node)
                 continue
-            for place, job in enumerate(layout.on[node]):
+            for place, job in enumerate(layout.jobs_on[node]):
                 column = int(option[at, place, which[at, place]])
                 if column != layout.column[job]:
                     layout.change(job, column)
         for node in failed:
-            loose = [job for job in layout.on[node] if not layout.fixed[job]]
+            loose = [job for job in layout.jobs_on[node] if not layout.fixed[job]]
             if loose:
-                layout.take_off(min(loose, key=lambda job: (columns.utility[job, layout.column[job]], -job)))
+                layout.remove_job(min(loose, key=lambda job: (columns.utility[job, layout.column[job]], -job)))
             elif width == MAX_WIDTH:
                 raise InputError(
-                    f"infeasible: jobs {', '.join(map(str, layout.on[node]))} are pinned to node {node}, whose CPUs or "
-                    "memory do not suffice for the least that their rows ask for; unpin one, or let one ask for less."
+                    f"infeasible: jobs {', '.join(map(str, layout.jobs_on[node]))} are pinned to node {node}, which "
+                    "lacks CPUs or memory for the smallest shares in their rows; unpin a job or add a smaller share."
                 )
             else:
                 width = MAX_WIDTH
-        waiting = [node for node in failed if layout.on[node]]
+        waiting = [node for node in failed if layout.jobs_on[node]]
 
 
 def _found(layout: Layout, levels: Ints, price: Floats, waiting: list[int], width: int) -> tuple[Ints, Floats, Ints]:
-    """For each node, the options chosen for its jobs, their total value, and all options: (B, M), (B,), (B, M, L)."""
+    """For B nodes: the options chosen for their jobs (B, M), their total value (B,), and all options (B, M, L)."""
     columns = layout.columns
-    most = max(len(layout.on[node]) for node in waiting)
+    most = max(len(layout.jobs_on[node]) for node in waiting)
     job = np.full((len(waiting), most), -1)
     for at, each in enumerate(waiting):
-        job[at, : len(layout.on[each])] = layout.on[each]
+        job[at, : len(layout.jobs_on[each])] = layout.jobs_on[each]
     option = np.where(job[:, :, None] >= 0, levels[columns.family[layout.column[job]]], -1)
     there = option >= 0
     value = np.where(there, columns.utility[job[:, :, None], option], -np.inf)
     use = np.where(there, columns.demand[:, job[:, :, None], option], 0.0)
-    nobody = job < 0
-    value[nobody, 0] = 0.0
-    # Jobs without a choice come first: they cost no states.
+    is_empty = job < 0
+    value[is_empty, 0] = 0.0
+    # Jobs without a choice come first, because they add no states.
     order = np.argsort((value > -np.inf).sum(axis=2), axis=1, kind="stable")
     rows = np.arange(len(waiting))[:, None]
     node = np.array(waiting)
-    own = np.zeros((2, len(waiting)))
+    own_use = np.zeros((2, len(waiting)))
     for at, each in enumerate(waiting):
-        here = layout.on[each]
-        own[:, at] = columns.demand[:, here, layout.column[here]].sum(axis=1)
-    room = layout.free[1:, node] + own + TOLERANCE * layout.size[1:, node]
+        here = layout.jobs_on[each]
+        own_use[:, at] = columns.demand[:, here, layout.column[here]].sum(axis=1)
+    room = layout.free[1:, node] + own_use + TOLERANCE * layout.size[1:, node]
     which, worth = best_of(value[rows, order], use[:, rows, order], room, price[:, layout.group[node]], width)
     back = np.empty_like(which)
     back[rows, order] = which
     return back, worth, option
 
 
-# Deals pairs of nodes again: the jobs on both, and some jobs that have nothing, go first to one, then to the other.
+# Repacks pairs of nodes with the jobs on both and some jobs without GPUs: first fills one node, then the other.
 #
-# At given prices a node loses the price of all it has, less what its jobs gain there beyond their profit elsewhere. The
-# losses of all nodes and the profits of jobs that have nothing add up to the gap. So the nodes that lose most are dealt
-# again, each with another node drawn at random: the first gets the set of rows that fills it best at these prices, the
-# second the best of the rest. An improvement net of move costs is kept. All pairs of a turn are dealt at once.
+# The profit of a job is its best reduced utility. The loss of a node is the price of all its resources, minus the
+# utility of its jobs beyond their profits. The losses of all nodes and the profits of jobs without GPUs add up to the
+# gap. So the nodes with the largest loss are repacked, each with another node drawn at random: the first gets the rows
+# that fill it best at these prices, the second the best of the other jobs. A change is kept if utility minus move costs
+# increases. All pairs of a turn are repacked at once.
 
 
 PAIRS_OF_NODE, MAX_PAIRS = 6, 3_200
-"""Maximum number of pairs per node, and in all."""
-PART, MIN_PAIRS = 0.15, 12
-"""Fraction of a group's nodes that a turn deals again, and the number of pairs that cost no more time than one."""
+"""Maximum number of pairs per node, and in total."""
+NODES_FRACTION, MIN_PAIRS = 0.15, 12
+"""Fraction of a group's nodes that a turn repacks, and its minimum number of pairs, which take no longer than one."""
 ROWS = 5
-"""Number of rows tried for each job: those that lose least at these prices."""
-JOINING = 4
-"""Number of jobs without GPUs that are tried with each pair."""
-FORGIVEN = 0.8
-"""Factor on a node's loss for each time it was dealt again without success since it last changed."""
+"""Number of rows tried for each job: those of highest reduced utility."""
+ADDED_JOBS = 4
+"""Number of jobs without GPUs that are added to each pair."""
+LOSS_DECAY = 0.8
+"""Factor on a node's loss for each time it was repacked without success since it last changed."""
 
 
 @dataclass(slots=True)
-class _Hand:
-    """The jobs dealt over pairs of nodes: B pairs of M jobs with L options and, as the last one, nothing.
+class _Pairs:
+    """B pairs of nodes with M jobs each, and L options per job. The last value and use are those of no GPUs.
 
-    first, second: (B,) nodes. job: (B, M), −1 none. option: (B, M, L) columns, −1 none. value: (B, M, L + 1).
+    first, second: (B,) nodes. job: (B, M), −1 for none. option: (B, M, L) columns, −1 for none. value: (B, M, L + 1).
     use: (3, B, M, L + 1).
     """
 
@@ -174,17 +175,17 @@ class _Hand:
     use: Floats
 
 
-class _Dealer:
-    """Chooses pairs of nodes, deals their jobs again, and keeps improvements.
+class _Repacker:
+    """Chooses pairs of nodes, repacks them, and keeps improvements.
 
-    price: (3, N) of a GPU, a CPU and a byte in each group. reduced: (J, K) utility of columns less their price.
+    price: (3, N) of a GPU, a CPU and a byte in each group. reduced: (J, K) reduced utility of the columns.
     """
 
     def __init__(self, layout: Layout, price: Floats, reduced: Floats) -> None:
         self.layout, self.price = layout, price
         self.profit: Floats = np.maximum(reduced.max(axis=1, initial=0.0), 0.0)
         self.node_price: Floats = (price[:, layout.group] * layout.size).sum(axis=0)
-        self.idle_turns: Ints = np.zeros(len(layout.on), dtype=np.int64)
+        self.idle_turns: Ints = np.zeros(len(layout.jobs_on), dtype=np.int64)
         self.rng = np.random.default_rng(0)
         self.pairs = 0
         columns = layout.columns
@@ -199,22 +200,22 @@ class _Dealer:
             self.best.append(ordered.max(axis=1, initial=-np.inf))
 
     def turn(self, group: int) -> None:
-        """Deals again the nodes of a group that lose most, each with another node."""
+        """Repacks the nodes of a group with the largest loss, each with another node."""
         pairs = self._pairs(group)
         if pairs is None or not self.option[group].shape[1]:
             return
         self.pairs += len(pairs[0])
-        hand = self._hand(group, *pairs)
-        if not hand.job.shape[1]:
+        packed = self._pairs_with_jobs(group, *pairs)
+        if not packed.job.shape[1]:
             return
-        given, spot = self._dealt(hand, group)
-        self._keep(hand, given, spot)
+        choice, spot = self._repacked(packed, group)
+        self._keep(packed, choice, spot)
 
     def _pairs(self, group: int) -> tuple[Ints, Ints] | None:
         layout = self.layout
         loss, open_nodes = [], []
         for node in range(layout.first[group], layout.first[group + 1]):
-            here = layout.on[node]
+            here = layout.jobs_on[node]
             if any(layout.fixed[job] or job in layout.whole for job in here):
                 continue
             if here:
@@ -226,25 +227,25 @@ class _Dealer:
                 continue
             open_nodes.append(node)
         nodes = np.array(open_nodes, dtype=np.int64)
-        weight = np.array(loss) * FORGIVEN ** self.idle_turns[nodes]
+        weight = np.array(loss) * LOSS_DECAY ** self.idle_turns[nodes]
         nodes = nodes[np.argsort(-weight, kind="stable")]
-        count = min(max(math.ceil(PART * len(nodes)), MIN_PAIRS), len(nodes) // 2)
+        count = min(max(math.ceil(NODES_FRACTION * len(nodes)), MIN_PAIRS), len(nodes) // 2)
         if not count:
             return None
         return nodes[:count], self.rng.permutation(nodes[count:])[:count]
 
-    def _hand(self, group: int, first: Ints, second: Ints) -> _Hand:
+    def _pairs_with_jobs(self, group: int, first: Ints, second: Ints) -> _Pairs:
         layout, columns = self.layout, self.layout.columns
-        # To the jobs on both nodes, add the jobs without GPUs that would gain most.
+        # Add the jobs without GPUs that would gain most to the jobs on both nodes.
         idle, pairs = np.nonzero((layout.column < 0) & (self.best[group] > -np.inf))[0], len(first)
-        idle = idle[np.argsort(-self.best[group][idle], kind="stable")][: 3 * JOINING * pairs]
-        joining = min(JOINING, len(idle) // pairs)
+        idle = idle[np.argsort(-self.best[group][idle], kind="stable")][: 3 * ADDED_JOBS * pairs]
+        joining = min(ADDED_JOBS, len(idle) // pairs)
         more = self.rng.permutation(idle)[: joining * pairs].reshape(pairs, joining).tolist()
         nodes = zip(first.tolist(), second.tolist(), more, strict=True)
-        lists = [[*layout.on[one], *layout.on[other], *others] for one, other, others in nodes]
-        job = np.full((len(lists), max(len(each) for each in lists)), -1)
-        for at, each in enumerate(lists):
-            job[at, : len(each)] = each
+        lists = [[*layout.jobs_on[one], *layout.jobs_on[other], *others] for one, other, others in nodes]
+        job = np.full((len(lists), max(len(jobs) for jobs in lists)), -1)
+        for pair, jobs in enumerate(lists):
+            job[pair, : len(jobs)] = jobs
         option = np.where(job[:, :, None] >= 0, self.option[group][job], -1)
         there = option >= 0
         value = np.zeros((*job.shape, option.shape[2] + 1))
@@ -252,80 +253,79 @@ class _Dealer:
         use = np.zeros((3, *value.shape))
         use[0, :, :, :-1] = np.where(there, columns.rest[option], 0)
         use[1:, :, :, :-1] = np.where(there, columns.demand[:, job[:, :, None], option], 0.0)
-        # Large jobs come first: then what is left for small ones is known.
+        # Place large jobs first and small ones in the remaining room.
         size = (use.max(axis=3) / layout.size[:, first][:, :, None]).max(axis=0)
         order = np.argsort(-size, axis=1, kind="stable")
         rows = np.arange(len(lists))[:, None]
-        return _Hand(first, second, job[rows, order], option[rows, order], value[rows, order], use[:, rows, order])
+        return _Pairs(first, second, job[rows, order], option[rows, order], value[rows, order], use[:, rows, order])
 
-    def _dealt(self, hand: _Hand, group: int) -> tuple[Ints, Ints]:
-        """Two arrays (B, M): each job's option (the last: nothing) and its node (−1: none)."""
-        layout, nothing = self.layout, hand.option.shape[2]
-        room = layout.size[:, hand.first] * np.array([1.0, 1.0 + TOLERANCE, 1.0 + TOLERANCE])[:, None]
-        price = np.repeat(self.price[:, [group]], len(hand.first), axis=1)
-        value = hand.value.copy()
-        value[:, :, :-1] -= self.profit[hand.job][:, :, None]
-        given, _ = best_of(value, hand.use, room, price)
-        here = given < nothing
-        value = hand.value.copy()
-        value[:, :, :-1][here] = -np.inf
-        rest, _ = best_of(value, hand.use, room, price)
-        spot = np.where(here, hand.first[:, None], np.where(rest < nothing, hand.second[:, None], -1))
-        return np.where(here, given, rest), spot
+    def _repacked(self, packed: _Pairs, group: int) -> tuple[Ints, Ints]:
+        """Repacks all pairs: (B, M) each job's option, the last for no GPUs, and (B, M) its node, −1 for none."""
+        layout, nothing = self.layout, packed.option.shape[2]
+        room = layout.size[:, packed.first] * np.array([1.0, 1.0 + TOLERANCE, 1.0 + TOLERANCE])[:, None]
+        price = np.repeat(self.price[:, [group]], len(packed.first), axis=1)
+        value = packed.value.copy()
+        value[:, :, :-1] -= self.profit[packed.job][:, :, None]
+        choice, _ = best_of(value, packed.use, room, price)
+        on_first = choice < nothing
+        value = packed.value.copy()
+        value[:, :, :-1][on_first] = -np.inf
+        second_choice, _ = best_of(value, packed.use, room, price)
+        spot = np.where(on_first, packed.first[:, None], np.where(second_choice < nothing, packed.second[:, None], -1))
+        return np.where(on_first, choice, second_choice), spot
 
-    def _keep(self, hand: _Hand, given: Ints, spot: Ints) -> None:
-        """Places jobs as dealt wherever that is better and no quota is exceeded."""
+    def _keep(self, packed: _Pairs, choice: Ints, spot: Ints) -> None:
+        """Places the jobs of a pair as repacked if that is better and exceeds no quota."""
         layout = self.layout
-        there = hand.job >= 0
-        after = np.take_along_axis(hand.value, given[:, :, None], axis=2)[:, :, 0].sum(axis=1)
-        column = np.where(there, layout.column[hand.job], -1)
-        worth = np.where(column >= 0, layout.columns.utility[hand.job, column], 0.0).sum(axis=1)
-        home = np.where(there, layout.home[hand.job], -1)
-        cost = np.where(home >= 0, layout.cost[hand.job], 0.0)
-        before = np.where(column >= 0, layout.spot[hand.job], -1)
-        after -= np.where((spot >= 0) & (spot != home), cost, 0.0).sum(axis=1)
-        worth -= np.where((before >= 0) & (before != home), cost, 0.0).sum(axis=1)
-        self.idle_turns[hand.first] += 1
-        for at in np.nonzero(after > worth + ROUNDING)[0].tolist():
-            dealt = {
-                int(job): (int(hand.option[at, place, given[at, place]]), int(spot[at, place]))
-                for place, job in enumerate(hand.job[at])
-                if spot[at, place] >= 0
+        there = packed.job >= 0
+        utility_after = np.take_along_axis(packed.value, choice[:, :, None], axis=2)[:, :, 0].sum(axis=1)
+        column = np.where(there, layout.column[packed.job], -1)
+        utility_before = np.where(column >= 0, layout.columns.utility[packed.job, column], 0.0).sum(axis=1)
+        home = np.where(there, layout.home[packed.job], -1)
+        cost = np.where(home >= 0, layout.cost[packed.job], 0.0)
+        spot_before = np.where(column >= 0, layout.spot[packed.job], -1)
+        utility_after -= np.where((spot >= 0) & (spot != home), cost, 0.0).sum(axis=1)
+        utility_before -= np.where((spot_before >= 0) & (spot_before != home), cost, 0.0).sum(axis=1)
+        self.idle_turns[packed.first] += 1
+        for pair in np.nonzero(utility_after > utility_before + ROUNDING)[0].tolist():
+            repacked = {
+                int(job): (int(packed.option[pair, place, choice[pair, place]]), int(spot[pair, place]))
+                for place, job in enumerate(packed.job[pair])
+                if spot[pair, place] >= 0
             }
-            jobs = hand.job[at][there[at]].tolist()
-            if not self._within_quotas(jobs, dealt):
+            jobs = packed.job[pair][there[pair]].tolist()
+            if not self._within_quotas(jobs, repacked):
                 continue
             for job in jobs:
                 if layout.column[job] >= 0:
-                    layout.take_off(job)
-            for job, (option, node) in dealt.items():
-                layout.put(job, option, [], node)
-            self.idle_turns[[hand.first[at], hand.second[at]]] = 0
+                    layout.remove_job(job)
+            for job, (option, node) in repacked.items():
+                layout.place(job, option, [], node)
+            self.idle_turns[[packed.first[pair], packed.second[pair]]] = 0
 
-    def _within_quotas(self, jobs: list[int], dealt: dict[int, tuple[int, int]]) -> bool:
+    def _within_quotas(self, jobs: list[int], repacked: dict[int, tuple[int, int]]) -> bool:
         layout = self.layout
-        left = layout.left.copy()
+        left = layout.quota_left.copy()
         for job in jobs:
             if layout.column[job] >= 0:
                 left[layout.tenant[job]] += layout.columns.gpus[layout.column[job]]
-        for job, (option, _) in dealt.items():
+        for job, (option, _) in repacked.items():
             left[layout.tenant[job]] -= layout.columns.gpus[option]
         return bool((left >= 0).all())
 
 
 POOL_GAP = 1e-3
-"""Largest gap of the choice among pools: placing the choice loses more than that."""
+"""Maximum gap of the solution for pools. Placing it loses more than that."""
 GAP = 2e-3
-"""Nodes are no longer dealt again once the gap of the placed allocation is this small."""
+"""Default target for the gap of the placed allocation."""
 
 
 def allocate(problem: NodeProblem, *, gap: float = GAP, prices: Floats | None = None) -> NodeSolution:
-    """Rows, nodes and shares for all jobs of a round. Every job in the answer is placed, and its bound holds.
+    """Chooses rows, nodes and shares for all jobs of a round. The result is deterministic.
 
-    gap: relative, the target; `NodeSolution.gap` is the gap that was reached, which may be larger. prices: of the
-    previous round (`NodeSolution.prices`), for a warm start. The same input gives the same answer.
-    Raises InputError if pinned jobs of a node need more CPUs or memory than it has, have no row of finite utility for
-    what they hold, or hold more than their tenant's quota.
+    gap: relative target; the gap that was reached, `NodeSolution.gap`, may be larger. prices: of the previous round
+    (`NodeSolution.prices`), for a warm start. Raises InputError if pinned jobs need more CPUs or memory than their node
+    has, have no row of finite utility for their GPUs, or exceed their tenant's quota.
     """
     pool = pooled(problem)
     columns, pinned = pool.columns, pool.pinned
@@ -344,15 +344,15 @@ def allocate(problem: NodeProblem, *, gap: float = GAP, prices: Floats | None = 
     wanted[pinned.job] = pinned.column
     layout = _placed(problem, pool, wanted, price)
     if problem.held is not None and len(problem.held.job):
-        # Earlier rounds' dealing often left better rows than the pools choose now.
+        # Rows left by the repacking of earlier rounds are often better than those that the pools choose now.
         stays = _placed(problem, pool, _staying(layout, wanted, everybody), price)
         layout = max(layout, stays, key=_net)
-    dealer, tried = _Dealer(layout, price, everybody), -1
-    most = min(PAIRS_OF_NODE * len(layout.on), MAX_PAIRS)
-    while tried < dealer.pairs < most and relative_gap(layout.worth(), bound) > gap:
-        tried = dealer.pairs
+    repacker, tried = _Repacker(layout, price, everybody), -1
+    most = min(PAIRS_OF_NODE * len(layout.jobs_on), MAX_PAIRS)
+    while tried < repacker.pairs < most and relative_gap(layout.utility(), bound) > gap:
+        tried = repacker.pairs
         for group in range(groups):
-            dealer.turn(group)
+            repacker.turn(group)
     fill(layout)
     objective = _net(layout)
     share = hand_out(layout)
@@ -374,12 +374,12 @@ def allocate(problem: NodeProblem, *, gap: float = GAP, prices: Floats | None = 
 
 
 def _net(layout: Layout) -> float:
-    """Utility net of move costs."""
-    return layout.worth() - float(layout.cost[layout.moved() & (layout.cost < GREAT)].sum())
+    """Utility minus move costs."""
+    return layout.utility() - float(layout.cost[layout.moved() & (layout.cost < MAX_MOVE_COST)].sum())
 
 
 def _staying(layout: Layout, wanted: Ints, reduced: Floats) -> Ints:
-    """(J,) columns: jobs with GPUs keep them, at the best level for these prices; the others have `wanted`."""
+    """(J,) columns: jobs with GPUs keep them at the level of highest reduced utility; the others have `wanted`."""
     columns, stays = layout.columns, wanted.copy()
     for job in layout.home_whole:
         mine = (columns.group == layout.home_group(job)) & (columns.gpus == layout.home_gpus[job])
@@ -390,20 +390,20 @@ def _staying(layout: Layout, wanted: Ints, reduced: Floats) -> Ints:
 
 
 def _placed(problem: NodeProblem, pool: Pooled, wanted: Ints, price: Floats) -> Layout:
-    """All jobs placed in the columns `wanted`, (J,), as far as there is room. price: (3, N)."""
+    """A layout with all jobs in the columns `wanted`, (J,), as far as there is room. price: (3, N)."""
     layout, columns = Layout(problem, pool), pool.columns
     settle(layout, wanted)
     for group in range(len(problem.nodes.nodes)):
         exchange(layout, group, price[:, group])
     levels = levels_of(columns.family)
     set_levels(layout, levels, price[1:])
-    _alone(layout, levels)
+    _set_levels_of_pinned(layout, levels)
     fill(layout)
     return layout
 
 
-def _alone(layout: Layout, levels: Ints) -> None:
-    """Chooses the best level for pinned jobs that share no node in the usual way: on whole nodes, or scattered."""
+def _set_levels_of_pinned(layout: Layout, levels: Ints) -> None:
+    """Chooses the best level for pinned jobs that `set_levels` does not cover: on whole nodes only, or scattered."""
     columns = layout.columns
     for job in np.nonzero(layout.fixed & (layout.spot < 0) & (layout.column >= 0))[0].tolist():
         own = int(layout.column[job])
@@ -422,7 +422,7 @@ def _alone(layout: Layout, levels: Ints) -> None:
 
 
 def _pieces(layout: Layout) -> Pieces:
-    """Returns how many GPUs each job has on each node, in order of jobs."""
+    """The placement of all jobs."""
     job, node, gpus = [], [], []
     for each in np.nonzero(layout.column >= 0)[0].tolist():
         parts = [(at, int(layout.size[0, at])) for at in layout.whole.get(each, ())]

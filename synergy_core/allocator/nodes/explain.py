@@ -1,4 +1,4 @@
-"""Why a job has its row and its share, at the prices of the pools of nodes."""
+"""Explains a job's row and share, at the prices of the pools of nodes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from synergy_core.units import Floats, format_share
 
 RESOURCES = ("GPUs", "CPUs", "memory")
 OF_POOLS = (
-    "Prices are of all nodes that are alike together, not of single nodes: a row also pays for what it leaves unusable "
-    "on its own, such as all CPUs of a whole node, and what is best at these prices may fit on none or not be worth a "
-    "move."
+    "Prices are those of all equal nodes together, not of single nodes. A row also pays for what it makes unusable on "
+    "its node, such as all CPUs of a whole node. The row that is best at these prices may fit on no node, or not be "
+    "worth a move."
 )
 SHARE_DIGITS = 1e-3
-"""Relative difference from which two shares count as different."""
+"""Minimum relative difference of shares that count as different."""
 
 
 def explain_placed(
@@ -31,48 +31,47 @@ def explain_placed(
     types: Sequence[str] = (),
     tenants: Sequence[str] = (),
 ) -> Explanation:
-    """Why `job` got its allocation in a placed round. The labels name the job, the T types and the V tenants.
+    """Explains the allocation of `job` in a placed round. The labels name the job, the T types and the V tenants.
 
-    Configurations are rows in groups of nodes at the prices that the allocator charged: it compared utility − price. A
-    pinned job could only choose levels of share, and pays for these. Raises InputError for a job that the problem does
-    not have.
+    Configurations are rows in groups of nodes, at the prices by which the allocator compared them. Those of a pinned
+    job are only its levels of share. Raises InputError for a job that the problem does not have.
     """
     if not 0 <= job < len(problem.utility):
         raise InputError(f"job is {job}, expected 0 to {len(problem.utility) - 1}.")
     nodes, pool = problem.nodes, pooled(problem)
-    columns, pinned, beside = pool.columns, pool.pinned, pool.problem.beside
-    assert beside is not None
-    kinds = list(types) or [f"type {at}" for at in range(int(nodes.gpu_type.max()) + 1)]
-    # (3, K) GPUs, CPUs and memory that the job pays for in every column; (P,) the columns that it may have.
+    columns, pinned, charges = pool.columns, pool.pinned, pool.problem.others
+    assert charges is not None
+    kinds = list(types) or [f"type {position}" for position in range(int(nodes.gpu_type.max()) + 1)]
+    # demand: (3, K) GPUs, CPUs and memory that the job pays for in each column. possible: (P,) columns it may have.
     if (pinned.job == job).any():
         demand: Floats = np.concatenate((columns.gpus[None], columns.share[:, job] * columns.gpus))
         possible = np.nonzero(columns.levels(job, int(pinned.column[pinned.job == job][0])))[0]
     else:
-        at = int(np.searchsorted(pool.jobs, job))
-        demand, possible = beside.demand[:, at], pool.problem.possible(at)
-    # GPUs have two prices: for GPUs that a row takes, quota included, and for GPUs that the row leaves unusable.
+        position = int(np.searchsorted(pool.jobs, job))
+        demand, possible = charges.demand[:, position], pool.problem.possible(position)
+    # GPUs have two prices: one, with the quota, for the GPUs of a row, and one for those it uses or makes unusable.
     groups, group = len(nodes.nodes), columns.group
-    per_gpu, usable = solution.prices[:groups][group], solution.prices[-3 * groups : -2 * groups][group]
+    per_gpu, per_usable_gpu = solution.prices[:groups][group], solution.prices[-3 * groups : -2 * groups][group]
     if problem.tenant is not None:
         per_gpu = per_gpu + solution.quota_price[problem.tenant[job]]
     for_host = solution.cpu_price[group] * demand[1], solution.memory_price[group] * demand[2]
-    paid = np.stack((per_gpu * columns.gpus + usable * demand[0], *for_host))
-    has = np.array((solution.cpus[job], solution.memory_bytes[job]))
+    paid = np.stack((per_gpu * columns.gpus + per_usable_gpu * demand[0], *for_host))
+    share = np.array((solution.cpus[job], solution.memory_bytes[job]))
     chosen, richer, notes = -1, np.zeros(0, dtype=np.int64), []
     if problem.pinned is not None and problem.pinned[job]:
-        notes.append("It kept its GPUs, and only their share was to be chosen.")
-    mine = solution.placed.node[solution.placed.job == job]
-    if len(mine):
-        is_chosen = (columns.row == solution.choice[job]) & (columns.group == nodes.group_of[mine[0]])
+        notes.append("It kept its GPUs; only its share could change.")
+    nodes_of_job = solution.placed.node[solution.placed.job == job]
+    if len(nodes_of_job):
+        is_chosen = (columns.row == solution.choice[job]) & (columns.group == nodes.group_of[nodes_of_job[0]])
         chosen = int(is_chosen.argmax())
-        more = (columns.share[:, job] > has[:, None] * (1.0 + SHARE_DIGITS)).any(axis=0)
+        more = (columns.share[:, job] > share[:, None] * (1.0 + SHARE_DIGITS)).any(axis=0)
         richer = np.nonzero(more & (columns.family == columns.family[chosen]))[0]
-        if (has > columns.share[:, job, chosen] * (1.0 + SHARE_DIGITS)).any():
-            notes.append(f"With what nobody asked for it has {format_share(*has.tolist())} per GPU.")
+        if (share > columns.share[:, job, chosen] * (1.0 + SHARE_DIGITS)).any():
+            notes.append(f"With unused resources of its nodes it has {format_share(*share.tolist())} per GPU.")
     if solution.moved[job]:
         cost = float("inf") if problem.move_cost is None else float(problem.move_cost[job])
-        worth = f"; that counts as {cost:.4f} utility" if cost < float("inf") else " for want of room"
-        notes.append(f"It was moved to other nodes{worth}.")
+        reason = f"; the move cost {cost:.4f} utility" if cost < float("inf") else " for lack of room"
+        notes.append(f"It was moved to other nodes{reason}.")
     return explanation_of(
         job,
         label,
@@ -83,16 +82,16 @@ def explain_placed(
         paid=paid,
         possible=possible,
         chosen=chosen,
-        beside=richer,
+        richer=richer,
         forced=False,
         limits=_limits(problem, solution, kinds, list(tenants)),
-        round_worth=(solution.objective, solution.bound, solution.gap),
+        totals=(solution.objective, solution.bound, solution.gap),
         notes=(*notes, OF_POOLS),
     )
 
 
 def _groups(nodes: NodeGroups, kinds: list[str]) -> list[tuple[str, str]]:
-    """GPU type of each group, and its node numbers where several groups have that type."""
+    """GPU type of each group, and its node numbers if several groups have that type."""
     several = np.bincount(nodes.gpu_type)[nodes.gpu_type] > 1
     first = nodes.first.tolist()
     which = [f"nodes {begin}–{end - 1}" for begin, end in pairwise(first)]
@@ -100,7 +99,7 @@ def _groups(nodes: NodeGroups, kinds: list[str]) -> list[tuple[str, str]]:
 
 
 def _names(nodes: NodeGroups, columns: NodeColumns, job: int, kinds: list[str]) -> list[str]:
-    """`2 × v100, each with 6 CPUs and 62.5 GB`."""
+    """The columns' labels for a job, such as `2 × v100, each with 6 CPUs and 62.5 GB`."""
     groups = _groups(nodes, kinds)
     names = []
     shares = columns.share[:, job].T.tolist()
@@ -112,7 +111,7 @@ def _names(nodes: NodeGroups, columns: NodeColumns, job: int, kinds: list[str]) 
 
 
 def _limits(problem: NodeProblem, solution: NodeSolution, kinds: list[str], tenants: list[str]) -> tuple[Limit, ...]:
-    """The capacity of each resource by group of nodes, and the quotas."""
+    """The limits of each resource by group of nodes, and the quotas."""
     nodes, placed = problem.nodes, solution.placed
     count, groups = len(nodes.nodes), _groups(problem.nodes, kinds)
     group = nodes.group_of[placed.node]

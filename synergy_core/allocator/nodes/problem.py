@@ -1,4 +1,4 @@
-"""The problem of a round with nodes: rows with a share for each job, the nodes, and where jobs are now."""
+"""The problem of a round with nodes: rows with shares of CPUs and memory, the nodes, and where jobs are now."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from synergy_core.allocator.problem import ROUNDING, Beside, Problem, less_price
+from synergy_core.allocator.problem import ROUNDING, OtherResources, Problem, reduced_utility
 from synergy_core.errors import InputError
 from synergy_core.units import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGroups:
-    """N groups of identical nodes; node numbers run through the groups, as in `Cluster`.
+    """N groups of identical nodes. Nodes are numbered group by group, as in `Cluster`.
 
-    gpu_type: (N,) indices. nodes: (N,) how many. gpus: (N,) of each node. cpus, memory_bytes: (N,) of each node, > 0.
+    gpu_type: (N,) indices. nodes: (N,) number of nodes. gpus, cpus, memory_bytes: (N,) of each node, > 0.
     """
 
     gpu_type: Ints
@@ -27,7 +27,7 @@ class NodeGroups:
 
     @property
     def first(self) -> Ints:
-        """(N + 1,) the number of each group's first node, and the number of nodes."""
+        """(N + 1,) the first node of each group, and the total number of nodes."""
         return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.nodes)))
 
     @property
@@ -38,7 +38,7 @@ class NodeGroups:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Placement: job (P,) has gpus (P,) ≥ 1 on node (P,), ordered by job; pairs of job and node are unique."""
+    """A placement: job (P,) has gpus (P,) ≥ 1 on node (P,). Ordered by job; pairs of job and node are unique."""
 
     job: Ints
     node: Ints
@@ -46,22 +46,22 @@ class Pieces:
 
     @classmethod
     def none(cls) -> Pieces:
-        """No job is placed."""
+        """The placement of no jobs."""
         return cls(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
 
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
-    """One round's choice for J jobs among C rows, with shares per GPU that differ by job, on given nodes.
+    """One round's choice for J jobs among C rows, whose shares per GPU differ by job, on given nodes.
 
-    utility: (J, C) as in `Problem`. gpus, gpu_type: (C,). cpus, memory_bytes: (J, C) the share of each GPU in that row:
-    a job with n GPUs on a node takes n times it there. Several rows of one type and number of GPUs are levels of share.
-    held: where jobs are now. pinned: (J,) jobs that keep their GPUs; their share is chosen like any other, and some row
-    of their type and number has a finite utility. move_cost: (J,) ≥ 0 utility that other nodes of the same type cost a
-    job that keeps its number of GPUs; inf (None for all jobs) if only lack of room may move the job. tenant, quota: as
-    in `Problem`. most_cpus, most_memory_bytes: (J, T) share per GPU of each type beyond which a job gains nothing;
-    leftovers are given out up to this limit, or not at all if None. A row whose share exceeds every node of its type is
-    never chosen. Raises InputError as `Problem` does, and for pinned jobs without GPUs.
+    utility: (J, C) as in `Problem`. gpus, gpu_type: (C,). cpus, memory_bytes: (J, C) share per GPU in that row; a job
+    with n GPUs on a node uses n times the share there. Rows with equal GPUs and types are levels of share. A row whose
+    share exceeds every node of its type is never chosen. held: where jobs are now. pinned: (J,) jobs that keep their
+    GPUs; only their share is chosen, and they need a row of finite utility with these GPUs. move_cost: (J,) ≥ 0 loss of
+    utility if a job keeps its type and number of GPUs but moves to other nodes; inf (None for all jobs) if the job may
+    only move for lack of room. tenant, quota: as in `Problem`. most_cpus, most_memory_bytes: (J, T) share per GPU of
+    each type beyond which a job gains nothing; unused CPUs and memory are handed out up to it, or not at all if None.
+    Raises InputError as `Problem` does, and for pinned jobs if held is None.
     """
 
     utility: Floats
@@ -80,7 +80,7 @@ class NodeProblem:
 
     def __post_init__(self) -> None:
         if self.held is None and self.pinned is not None and self.pinned.any():
-            raise InputError("jobs are pinned, but held is None; say where they lie.")
+            raise InputError("jobs are pinned, but held is None; expected their placement.")
         types = int(self.nodes.gpu_type.max()) + 1
         capacity = np.bincount(self.nodes.gpu_type, self.nodes.nodes * self.nodes.gpus, types).astype(np.int64)
         # `Problem` checks the common fields. Nodes and placements come from a `Cluster` and a scheduler's records.
@@ -89,13 +89,13 @@ class NodeProblem:
 
 @dataclass(frozen=True, slots=True)
 class NodeSolution:
-    """What every job gets and where; everything is placed.
+    """The row, nodes and share of every job.
 
-    choice: (J,) rows, −1 for nothing. placed: the jobs' GPUs by node. cpus, memory_bytes: (J,) share of each GPU, at
-    least the row's; 0 without GPUs. moved: (J,) jobs with other nodes but the same type and number of GPUs. objective:
-    total utility net of move costs. bound: no placeable allocation is worth more.
-    gap: (bound − objective) / |bound|. gpu_price, cpu_price, memory_price: (N,) utility per GPU, CPU and byte in each
-    group of nodes. quota_price: (V,) per GPU. prices: all of these, for the next round's warm start.
+    choice: (J,) rows, −1 for none. placed: the jobs' GPUs by node. cpus, memory_bytes: (J,) share per GPU, at least the
+    row's; 0 without GPUs. moved: (J,) jobs with other nodes but the same type and number of GPUs. objective: total
+    utility minus move costs. bound: no allocation that can be placed has more. gap: (bound − objective) / |bound|.
+    gpu_price, cpu_price, memory_price: (N,) utility per GPU, CPU and byte in each group of nodes. quota_price: (V,) per
+    GPU. prices: of all limits, for the next round's warm start.
     """
 
     choice: Ints
@@ -113,24 +113,24 @@ class NodeSolution:
     prices: Floats
 
 
-# What a row is charged in a pool of nodes: what it takes, and what it leaves unusable on its node.
+# In a pool of nodes, a row is charged for what it uses and for what it makes unusable on its node.
 #
-# Let U(h) be the most CPUs that any jobs on h GPUs of a node can use: the largest sum over jobs whose GPUs add up to h.
-# A job with g GPUs and c CPUs leaves G − g GPUs, which can use U(G − g): the other C − U(G − g) are lost, used or not.
-# So the job may be charged max(c, min(U(g), C − U(G − g))). GPUs work alike: with A(x) the most GPUs that x CPUs and
-# bytes can feed, a job may be charged max(g, min(A(own), G − A(rest))). Both hold on every node that exists: U and A
-# never gain by splitting, so if one job of a node is charged by its rest, the others, charged at most U or A of their
-# own, fill no more than that rest. Sums over jobs therefore stay within the pool for everything that can be placed, and
-# the bound of the pooled problem is a bound of what can be placed. Such charges are known as dual feasible functions of
-# vector packing.
+# Let U(h) be the most CPUs that jobs on h GPUs of a node can use: the largest sum over jobs whose GPUs add up to h. A
+# job with g GPUs and c CPUs leaves G − g GPUs, which can use U(G − g) CPUs. The other C − U(G − g) CPUs are used by the
+# job or lost, so it may be charged max(c, min(U(g), C − U(G − g))). The same holds for GPUs: with A(x) the most GPUs
+# that jobs with x CPUs and bytes can use, a job may be charged max(g, min(A(own), G − A(rest))).
+# The charges of jobs that fit on a node never exceed the node, because splitting never increases U and A: if one job is
+# charged for what the rest leaves, the other charges, at most U or A of the jobs' own, fit in that rest. So every
+# allocation that can be placed is within the pool, and the pooled bound holds for it. Such charges are known as dual
+# feasible functions of vector packing.
 
 
 SLACK = 1e-6
-"""Fraction of a node added to what others could use, so that rounding cannot make a charge too high."""
+"""Fraction of a node by which the use of other jobs is overestimated, so that rounding never makes charges too high."""
 
 
 def by_size(size: Ints, demand: Floats, allowed: Bools, gpus: int) -> tuple[Floats, Floats]:
-    """Two arrays (G + 1,): the most and the least that jobs of each size take; 0 and inf for sizes that no job has.
+    """Two arrays (G + 1,): the largest and smallest demand of a job of each size; 0 and inf for sizes without jobs.
 
     size: (C,). demand, allowed: (J, C).
     """
@@ -143,9 +143,9 @@ def by_size(size: Ints, demand: Floats, allowed: Bools, gpus: int) -> tuple[Floa
 
 
 def used_together(of_size: Floats, choose: Callable[..., float]) -> Floats:
-    """(G + 1,) the most (`max`) or least (`min`) of a resource that jobs with each total number of GPUs take.
+    """(G + 1,) the largest (`max`) or smallest (`min`) total demand of jobs whose GPUs add up to each number.
 
-    of_size: (G + 1,) what one job of that size takes.
+    of_size: (G + 1,) demand of one job of each size.
     """
     best = of_size.copy()
     best[0] = 0.0
@@ -157,27 +157,26 @@ def used_together(of_size: Floats, choose: Callable[..., float]) -> Floats:
 def charged(
     size: Ints, demand: Floats, sizes: list[tuple[Floats, Floats]], node: tuple[int, float, float]
 ) -> tuple[Floats, Floats]:
-    """The charge for a row's part on a shared node: GPUs, (J, C), and CPUs and memory, (2, J, C).
+    """The charges for a row's part on a shared node: GPUs, (J, C), and CPUs and memory, (2, J, C).
 
-    size: (C,) GPUs on that node, 1 to G. demand: (2, J, C) CPUs and memory taken there. sizes: for CPUs and for memory,
-    the most and the least that jobs of each size take (`by_size`), over all jobs that may share a node. node: GPUs,
-    CPUs and memory of each node.
+    size: (C,) GPUs on that node, 1 to G. demand: (2, J, C) CPUs and memory used there. sizes: for CPUs and for memory,
+    the result of `by_size` over all jobs that may share a node. node: GPUs, CPUs and memory of each node.
     """
     gpus = node[0]
     own, rest = np.full(demand.shape[1:], gpus), np.full(demand.shape[1:], gpus)
     taken = np.empty_like(demand)
-    for at, ((most_of, least_of), room) in enumerate(zip(sizes, node[1:], strict=True)):
-        most = used_together(most_of, max)
-        gone = np.minimum(most[size], room * (1.0 - SLACK) - most[gpus - size])
-        taken[at] = np.maximum(demand[at], gone)
-        # The need of at least as many GPUs: a smaller number may need more if no job has exactly that size.
-        least = np.minimum.accumulate(used_together(least_of, min)[::-1])[::-1]
-        own = np.minimum(own, np.searchsorted(least, demand[at], side="right") - 1)
-        rest = np.minimum(rest, np.searchsorted(least, room * (1.0 + SLACK) - demand[at], side="right") - 1)
+    for k, ((most_of, least_of), room) in enumerate(zip(sizes, node[1:], strict=True)):
+        most_used = used_together(most_of, max)
+        lost = np.minimum(most_used[size], room * (1.0 - SLACK) - most_used[gpus - size])
+        taken[k] = np.maximum(demand[k], lost)
+        # The smallest demand of at least that many GPUs, because no jobs may add up to exactly that number.
+        least_used = np.minimum.accumulate(used_together(least_of, min)[::-1])[::-1]
+        own = np.minimum(own, np.searchsorted(least_used, demand[k], side="right") - 1)
+        rest = np.minimum(rest, np.searchsorted(least_used, room * (1.0 + SLACK) - demand[k], side="right") - 1)
     return np.maximum(size, np.minimum(own, gpus - rest)).astype(np.float64), taken
 
 
-# The round as a problem of pools, one per group of nodes, which gives choice, prices and bound.
+# The round as a problem of pools, one per group of nodes. Its solution gives rows, prices and the bound.
 
 
 RESOURCES = ("usable GPUs", "CPUs", "memory")
@@ -188,7 +187,7 @@ class NodeColumns:
     """K columns, each a row in a group of nodes that can hold it.
 
     row, group, gpus: (K,). whole: (K,) nodes that the job has to itself. rest: (K,) its GPUs on a node it may share.
-    utility: (J, K), −inf where not allowed; also for pinned jobs. demand: (2, J, K) CPUs and memory on the shared node.
+    utility: (J, K), also for pinned jobs; −inf if not allowed. demand: (2, J, K) CPUs and memory on the shared node.
     share: (2, J, K) per GPU. family: (K,) equal for all levels of share of one group and number of GPUs.
     """
 
@@ -203,13 +202,13 @@ class NodeColumns:
     family: Ints
 
     def levels(self, job: int, column: int) -> Bools:
-        """(K,) the levels of share among which a job in that column may choose without other GPUs."""
+        """(K,) the levels of share that a job in that column may choose with the same GPUs."""
         return np.asarray((self.family == self.family[column]) & (self.utility[job] > -np.inf))
 
 
 @dataclass(slots=True)
 class Pinned:
-    """Jobs that keep their GPUs. job: (P,). column: (P,) the level that takes least. pieces: their placement."""
+    """Jobs that keep their GPUs. job: (P,). column: (P,) their smallest share. pieces: their placement."""
 
     job: Ints
     column: Ints
@@ -218,8 +217,8 @@ class Pinned:
 
 @dataclass(slots=True)
 class Pooled:
-    """A round as a problem of pools. jobs: (F,) jobs that are not pinned. problem: their choice among `columns`, where
-    groups of nodes are types and rows are charged what they leave unusable.
+    """A round as a problem of pools. jobs: (F,) jobs that are not pinned. problem: their choice among `columns`, with
+    groups of nodes as types, and charges as demands.
     """
 
     columns: NodeColumns
@@ -228,11 +227,11 @@ class Pooled:
     problem: Problem
 
     def reduced(self, prices: Floats) -> Floats:
-        """(F, K) utility of the free jobs' columns less the price of their charges."""
-        return less_price(self.problem.utility, self.problem.demands, prices)
+        """(F, K) utility of the jobs' columns minus the price of their charges."""
+        return reduced_utility(self.problem.utility, self.problem.demands, prices)
 
     def bound(self, prices: Floats, reduced: Floats) -> float:
-        """The dual bound at `prices` over all jobs, with pinned jobs at their best level."""
+        """The dual bound at `prices` for all jobs; pinned jobs have their best level. reduced: (F, K)."""
         columns, types = self.columns, self.problem.types
         host = prices[-2 * types :].reshape(2, types)
         bound = float(prices @ self.problem.limits) + float(reduced.max(axis=1, initial=0.0).sum())
@@ -244,8 +243,8 @@ class Pooled:
 
 
 def pooled(problem: NodeProblem) -> Pooled:
-    """The round as a problem of pools. Raises InputError if a pinned job has no row of finite utility for what it
-    holds, or pinned jobs exceed their tenant's quota.
+    """Makes the problem of pools. Raises InputError if a pinned job has no row of finite utility for its GPUs, or if
+    pinned jobs exceed their tenant's quota.
     """
     nodes, columns = problem.nodes, _columns(problem)
     pinned = _pinned(problem, columns)
@@ -255,16 +254,16 @@ def pooled(problem: NodeProblem) -> Pooled:
     demand = np.zeros((3, *utility.shape))
     size = np.stack((nodes.gpus, nodes.cpus, nodes.memory_bytes))
     for group, gpus in enumerate(nodes.gpus.tolist()):
-        here = np.nonzero(columns.group == group)[0]
-        shared = here[columns.rest[here] > 0]
-        demand[:, :, here] = size[:, [group], None] * columns.whole[here]
+        in_group = np.nonzero(columns.group == group)[0]
+        shared = in_group[columns.rest[in_group] > 0]
+        demand[:, :, in_group] = size[:, [group], None] * columns.whole[in_group]
         if not len(shared):
             continue
         allowed, taken = utility[:, shared] > 0, columns.demand[:, jobs][:, :, shared]
         sizes = [by_size(columns.rest[shared], each, allowed, gpus) for each in taken]
         # Pinned jobs count among the sizes that may share a node.
-        mine = nodes.group_of[pinned.pieces.node] == group
-        for job, size_here in zip(pinned.pieces.job[mine].tolist(), pinned.pieces.gpus[mine].tolist(), strict=True):
+        here = nodes.group_of[pinned.pieces.node] == group
+        for job, size_here in zip(pinned.pieces.job[here].tolist(), pinned.pieces.gpus[here].tolist(), strict=True):
             levels = columns.levels(job, int(pinned.column[pinned.job == job][0]))
             for (most, least), share in zip(sizes, columns.share[:, job, levels], strict=True):
                 most[size_here] = max(most[size_here], float(share.max()) * size_here)
@@ -275,7 +274,7 @@ def pooled(problem: NodeProblem) -> Pooled:
         demand[1:][:, :, shared] += host
     kept_gpus = columns.gpus[pinned.column]
     kept_host = columns.share[:, pinned.job, pinned.column] * kept_gpus
-    kept = np.zeros((len(nodes.nodes), 3))  # the least that pinned jobs take of every group
+    kept = np.zeros((len(nodes.nodes), 3))  # the smallest use of every group by pinned jobs
     np.add.at(kept, columns.group[pinned.column], np.stack((kept_gpus, *kept_host), axis=1))
     room = np.maximum(nodes.nodes * size - kept.T, 0.0)
     capacity = nodes.nodes * nodes.gpus - kept[:, 0].astype(np.int64)
@@ -286,19 +285,19 @@ def pooled(problem: NodeProblem) -> Pooled:
             over = int((held > quota).argmax())
             raise InputError(f"pinned jobs of tenant {over} hold {held[over]} GPUs, its quota is {quota[over]}.")
         tenant, quota = tenant[jobs], quota - held
-    beside = Beside(RESOURCES, demand, room)
-    of_pools = Problem(utility, columns.gpus, columns.group, capacity, tenant=tenant, quota=quota, beside=beside)
+    charges = OtherResources(RESOURCES, demand, room)
+    of_pools = Problem(utility, columns.gpus, columns.group, capacity, tenant=tenant, quota=quota, others=charges)
     return Pooled(columns, pinned, jobs, of_pools)
 
 
 def _columns(problem: NodeProblem) -> NodeColumns:
-    """All columns that some job can use; a job on several nodes uses only the largest nodes of its type."""
+    """All columns. Rows that need several nodes get columns only for the largest nodes of their type."""
     nodes, row, group = problem.nodes, [], []
-    for each, (kind, size, count) in enumerate(zip(nodes.gpu_type, nodes.gpus, nodes.nodes, strict=True)):
+    for number, (kind, size, count) in enumerate(zip(nodes.gpu_type, nodes.gpus, nodes.nodes, strict=True)):
         is_largest = size == nodes.gpus[nodes.gpu_type == kind].max()
         fits = (problem.gpu_type == kind) & (problem.gpus <= (size * count if is_largest else size))
         row.append(np.nonzero(fits)[0])
-        group.append(np.full(int(fits.sum()), each))
+        group.append(np.full(int(fits.sum()), number))
     rows, groups = np.concatenate(row), np.concatenate(group)
     gpus, node_gpus = problem.gpus[rows], nodes.gpus[groups]
     whole, rest = gpus // node_gpus, gpus % node_gpus
@@ -316,19 +315,19 @@ def _pinned(problem: NodeProblem, columns: NodeColumns) -> Pinned:
         return Pinned(none, none, Pieces.none())
     held, nodes = problem.held, problem.nodes
     jobs = np.nonzero(problem.pinned)[0]
-    mine = problem.pinned[held.job]
+    is_pinned = problem.pinned[held.job]
     count = np.bincount(held.job, held.gpus, len(problem.utility))
     group = np.full(len(problem.utility), -1)
     group[held.job] = nodes.group_of[held.node]
     room = np.stack((nodes.cpus, nodes.memory_bytes))
     chosen = []
     for job in jobs.tolist():
-        level = (columns.group == group[job]) & (columns.gpus == count[job]) & (columns.utility[job] > -np.inf)
-        if not level.any():
+        is_level = (columns.group == group[job]) & (columns.gpus == count[job]) & (columns.utility[job] > -np.inf)
+        if not is_level.any():
             raise InputError(
                 f"job {job} is pinned to {count[job]:g} GPUs of type {nodes.gpu_type[group[job]]}, but no row of that "
                 "type and number has a finite utility; give one, or unpin it."
             )
-        size = np.where(level, (columns.share[:, job] / room[:, columns.group]).sum(axis=0), np.inf)
+        size = np.where(is_level, (columns.share[:, job] / room[:, columns.group]).sum(axis=0), np.inf)
         chosen.append(int(size.argmin()))
-    return Pinned(jobs, np.array(chosen), Pieces(held.job[mine], held.node[mine], held.gpus[mine]))
+    return Pinned(jobs, np.array(chosen), Pieces(held.job[is_pinned], held.node[is_pinned], held.gpus[is_pinned]))

@@ -1,6 +1,6 @@
-"""Compressors of gradients: what each sends, costs and loses. A file per scheme; being in the folder registers it.
+"""Gradient compressors: the bytes that each sends, its codec's work and its error. A file in this folder adds a scheme.
 
-docs/compression.md says what for; formulas and sources: in the files.
+docs/compression.md describes their use; the files have the formulas and sources.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from synergy_core.goodput.compression._compressor import Compressor
 
 
 class Scheme(Protocol):
-    """A module of this folder. OFFERED: what is tried where nobody names one. It may have a function named(name) for
-    compressors with another number than those offered; it returns None for names of other schemes.
+    """A module of this folder. OFFERED: the compressors that are tried if the user names none. An optional function
+    `named(name)` makes compressors with other numbers; it returns None for names of other schemes.
     """
 
     OFFERED: tuple[Compressor, ...]
 
 
 def compressors() -> tuple[Compressor, ...]:
-    """The compressors offered if the user names none: `none` first, then scheme by scheme."""
+    """The compressors that are tried if the user names none: `none` first, then scheme by scheme."""
     found = [each for scheme in _schemes() for each in scheme.OFFERED]
     return tuple(sorted(found, key=lambda each: each.name != "none"))
 
 
 def compressor_named(name: str) -> Compressor:
-    """The compressor of that name, offered or with another number. Raises InputError with the nearest known name."""
+    """The compressor of that name. Raises InputError for an unknown name, with the nearest known one."""
     for scheme in _schemes():
         for each in scheme.OFFERED:
             if each.name == name:
@@ -41,9 +41,9 @@ def compressor_named(name: str) -> Compressor:
 
 @cache
 def _schemes() -> tuple[Scheme, ...]:
-    """Every module of this folder, by name. Raises InputError for one that lacks what is asked."""
+    """All modules of this folder, by name. Raises InputError for one without OFFERED."""
     modules = modules_of(__name__)
     for module in modules:
         if not isinstance(getattr(module, "OFFERED", None), tuple):
-            raise InputError(f"{module.__file__}: lacks OFFERED; none.py beside it is the pattern.")
+            raise InputError(f"{module.__file__}: OFFERED is missing; see none.py beside it for an example.")
     return tuple(cast(Scheme, module) for module in modules)

@@ -1,4 +1,4 @@
-"""The interface of compression schemes, and what all of them share."""
+"""The interface of compression schemes, and the layers, gradients and codec costs that they share."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from synergy_core.errors import InputError
 from synergy_core.units import Bools, Floats, Ints
 
 NUMBER_BYTES = 4
-"""Gradients are exchanged in fp32 where nothing compresses them."""
+"""Bytes of a number in an uncompressed exchange, which is in fp32."""
 
 
 @dataclass(frozen=True, eq=False)
 class LayerSizes:
-    """The parameters of a model; arrays (L,) of whole numbers.
+    """The parameters of a model, grouped by size; arrays (L,) of whole numbers.
 
     rows, columns: of a parameter as a matrix, its first dimension × all others; a vector has one column. count: how
-    many of these sizes there are. What is said of a row is of all of them together.
+    many parameters have this size. Values by row of a `LayerSizes` are sums over these parameters.
     """
 
     rows: Ints
@@ -31,24 +31,24 @@ class LayerSizes:
 
     def __post_init__(self) -> None:
         if any(np.any(each < 1) for each in (self.rows, self.columns, self.count)):
-            raise InputError("layers: got a size or count below 1; leave out what has no parameters.")
+            raise InputError("layers: got a size or count below 1; leave out layers without parameters.")
 
     @classmethod
     def of_shapes(cls, shapes: Iterable[Sequence[int]]) -> LayerSizes:
-        """One row per tensor, in their order; a number counts as a vector."""
+        """One row per tensor, in order; a scalar counts as a vector."""
         flat = [tuple(each) or (1,) for each in shapes]
         rows = np.array([each[0] for each in flat], dtype=np.int64)
         columns = np.array([int(np.prod(each[1:], dtype=np.int64)) for each in flat], dtype=np.int64)
         return cls(rows, columns, np.ones(len(flat), dtype=np.int64))
 
     def apart(self) -> LayerSizes:
-        """The same with one row per parameter."""
+        """The same layers with one row per parameter."""
         once = np.ones(int(self.count.sum()), dtype=np.int64)
         return LayerSizes(np.repeat(self.rows, self.count), np.repeat(self.columns, self.count), once)
 
     @property
     def numbers(self) -> Ints:
-        """Numbers in one parameter of each row."""
+        """Count of numbers in one parameter of each row."""
         return self.rows * self.columns
 
     @property
@@ -59,11 +59,11 @@ class LayerSizes:
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Spread of a gradient's entries: numbers, or arrays (L,) if layers differ.
+    """Distribution of a gradient's entries: numbers, or arrays (L,) if layers differ.
 
-    tail: shape of the Weibull law of their magnitudes; 1 is exponential, less is heavier. decay: p, where the i-th
-    squared singular value is in proportion to i^−p; 0: all alike. bucket_range: mean of (largest − least)² of 512
-    numbers ÷ mean square of a number. energy: mean square of a number, relative to other layers.
+    tail: shape of the Weibull distribution of magnitudes; 1 is exponential, less has a heavier tail. decay: p, where
+    the i-th squared singular value is proportional to i^−p; 0: all are equal. bucket_range: mean of (largest − least)²
+    over buckets of 512 numbers ÷ mean square of a number. energy: mean square of a number, relative to other layers.
     """
 
     tail: ArrayLike
@@ -81,10 +81,10 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """Spread of a model's gradients: of their mean (signal), and of the deviations of single samples (noise).
+    """Distributions of a model's gradients: of their mean (signal), and of single samples' deviations from it (noise).
 
-    The defaults are medians over the layers of the shipped GPT after 300 steps, as `python bench/compression.py
-    spreads` prints them. That other models are like it is assumed, not known.
+    The defaults are medians over the layers of the shipped GPT after 300 steps, as printed by `python
+    bench/compression.py spreads`. They are assumed for other models.
     """
 
     signal: Spread = field(default_factory=lambda: Spread(tail=1.32, decay=1.08, bucket_range=42.3))
@@ -94,37 +94,37 @@ class Gradients:
 CONVOLUTIONAL = Gradients(
     Spread(tail=0.56, decay=4.54, bucket_range=38.4), Spread(tail=0.56, decay=3.18, bucket_range=55.4)
 )
-"""The same of the shipped CNN: its gradients have heavier tails and far lower ranks."""
+"""`Gradients` of the shipped CNN, which have heavier tails and far lower ranks."""
 
 
 SMALL = 1_024
-"""Layers of fewer numbers are sent as they are: kernels would take longer than their bytes."""
+"""Layers of fewer numbers are sent uncompressed: kernels would take longer than sending the bytes."""
 LAUNCH_S = 6e-6
-"""Seconds between two kernels of eager PyTorch; 4 to 10 µs, by host. Assumed until codec times are measured."""
+"""Seconds between two kernels of eager PyTorch: 4 to 10 µs, depending on the host. Used until codecs are measured."""
 STREAMED = 0.8
-"""Fraction of the data sheet's memory bandwidth that streaming kernels reach; assumed until codecs are measured."""
+"""Assumed fraction of the data sheet's memory bandwidth that streaming kernels reach, until codecs are measured."""
 
 
 def all_reduced(carried_bytes: ArrayLike, replicas: ArrayLike) -> Floats:
-    """Bytes that leave each rank when a ring adds up `carried_bytes` over `replicas`: 2 (N − 1)/N of them.
+    """Bytes that each rank sends when a ring all-reduces `carried_bytes` over N `replicas`: 2 (N − 1)/N of them.
 
-    Half of it is the scatter, half the gather; also where both are called apart.
+    Half of it is a reduce-scatter, half an all-gather; the sum is the same if they are two collectives.
     """
     n = np.asarray(replicas, dtype=np.float64)
     return 2.0 * (n - 1.0) / n * np.asarray(carried_bytes, dtype=np.float64)
 
 
 def all_gathered(own_bytes: ArrayLike, replicas: ArrayLike) -> Floats:
-    """Bytes that leave each rank when everyone gets everyone's `own_bytes`: N − 1 times."""
+    """Bytes that each rank sends when all N `replicas` gather each other's `own_bytes`: N − 1 times these."""
     n = np.asarray(replicas, dtype=np.float64)
     return (n - 1.0) * np.asarray(own_bytes, dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class CodecWork:
-    """Cost of encoding and decoding on one GPU in a step; arrays of one shape, by layer.
+    """Work of encoding and decoding on one GPU in a step; arrays of one shape, by layer.
 
-    touched_bytes: read and written in its memory. flops: of matrix products in fp32. launches: kernels started.
+    touched_bytes: read and written in GPU memory. flops: of matrix products in fp32. launches: kernels launched.
     """
 
     touched_bytes: Floats
@@ -143,8 +143,8 @@ class Gpu(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CodecSpeed:
-    """How fast one GPU encodes and decodes: bytes of its memory and flops in a second, and seconds from one kernel to
-    the next; all above 0.
+    """How fast one GPU encodes and decodes: memory bytes and FLOPs per second, and seconds between two kernels; all
+    above 0.
     """
 
     touched_bytes_per_s: float
@@ -153,24 +153,24 @@ class CodecSpeed:
 
 
 def speed_by_sheet(gpu: Gpu) -> CodecSpeed:
-    """Codec speed from the data sheet and the fraction of its bandwidth that streaming kernels reach."""
+    """Codec speed estimated from a GPU's data sheet."""
     return CodecSpeed(STREAMED * gpu.memory_bandwidth_bytes_per_s, gpu.fp32_flops_per_s, LAUNCH_S)
 
 
 def codec_s(work: CodecWork, speed: CodecSpeed) -> Floats:
-    """Seconds by layer: the slower of memory and arithmetic (a roofline), and the kernels' launches."""
+    """Seconds by layer: the longer of memory and arithmetic time (a roofline), plus the kernel launches."""
     memory = work.touched_bytes / speed.touched_bytes_per_s
     return np.maximum(memory, work.flops / speed.flops_per_s) + speed.launch_s * work.launches
 
 
 class Compressor(ABC):
-    """A way to exchange gradients. Equal names, equal compressors.
+    """A way to compress gradients for their exchange. Compressors with equal names are equal.
 
-    unbiased: whether what comes out is right on average; else it keeps back what it did not send and adds it to the
-    next gradient (error feedback). rounds_sum: whether the sum is compressed again. collectives: one after another, in
-    place of an all-reduce; the one that carries what is not compressed is among them.
+    unbiased: whether the exchanged gradient equals the true one on average; if not, the compressor adds what it did not
+    send to the next gradient (error feedback). rounds_sum: whether the sum is compressed again. collectives: number of
+    collectives, one after another, that replace the all-reduce, including the one for uncompressed layers.
 
-    Arguments `replicas` are numbers or arrays; answers have their shape, and (L,) behind it.
+    `replicas` is a number or an array; results have its shape followed by (L,).
     """
 
     unbiased: ClassVar[bool]
@@ -184,11 +184,11 @@ class Compressor(ABC):
 
     @property
     def scheme(self) -> str:
-        """What compressors of one scheme have in common: the name of the file that it stands in."""
+        """The name of its scheme, which is that of the module that defines it."""
         return type(self).__module__.rpartition(".")[2]
 
-    def alike(self) -> tuple[Compressor, ...]:
-        """Compressors that a layer may use instead when layers choose: same scheme, from half to twice the size."""
+    def nearby(self) -> tuple[Compressor, ...]:
+        """The compressors of its scheme that are half to twice its size, among which layers may choose."""
         return (self,)
 
     def compresses(self, layers: LayerSizes) -> Bools:
@@ -196,7 +196,7 @@ class Compressor(ABC):
         return (layers.columns > 1) & (layers.numbers >= SMALL)
 
     def sent_bytes(self, layers: LayerSizes, replicas: ArrayLike) -> Floats:
-        """Bytes that leave each rank in a step, as a mean over ranks."""
+        """Bytes that each rank sends in a step, as a mean over ranks."""
         n = np.asarray(replicas, dtype=np.float64)[..., None]
         as_they_are = all_reduced(NUMBER_BYTES * layers.numbers, n)
         each = np.where(self.compresses(layers), self._sent_bytes(layers, n), as_they_are)
@@ -209,36 +209,36 @@ class Compressor(ABC):
         return CodecWork(*(np.asarray(each) * times for each in self._codec_work(layers, n)))
 
     def error(self, layers: LayerSizes, spread: Spread) -> Floats:
-        """E|C(x) − x|² ÷ |x|² of each layer x, (L,): a variance where unbiased, else the part of |x|² that is lost."""
+        """E|C(x) − x|² ÷ |x|² of each layer x, (L,): a variance if unbiased, else the lost fraction of |x|²."""
         return np.where(self.compresses(layers), self._error(layers, spread), 0.0)
 
     def state_bytes(self, layers: LayerSizes) -> Floats:
         """Bytes of state that the compressor keeps on each GPU between steps, (L,)."""
         return _times(np.where(self.compresses(layers), self._state_bytes(layers), 0.0), layers)
 
-    # Of one compressed parameter of each row, (L,), or a number for all; n: replicas, (…, 1).
+    # The methods below describe one compressed parameter of each row: (L,), or a number for all. n: replicas, (…, 1).
 
     def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
-        """`sent_bytes`: an all-reduce of the coded bytes, unless a scheme says otherwise."""
+        """For `sent_bytes`: by default, an all-reduce of the coded bytes."""
         return all_reduced(self.coded_bytes(layers), n)
 
     @abstractmethod
     def coded_bytes(self, layers: LayerSizes) -> Ints:
-        """Bytes that one rank's gradient is encoded in."""
+        """Bytes of one rank's encoded gradient."""
 
     @abstractmethod
     def _codec_work(self, layers: LayerSizes, n: Floats) -> tuple[ArrayLike, ArrayLike, ArrayLike]:
-        """The fields of `codec_work`: bytes touched, FLOPs, launches."""
+        """For `codec_work`: its fields, bytes touched, FLOPs and launches."""
 
     @abstractmethod
     def _error(self, layers: LayerSizes, spread: Spread) -> Floats | float:
-        """`error`."""
+        """For `error`."""
 
     def _state_bytes(self, layers: LayerSizes) -> Ints | float:
-        """`state_bytes`."""
+        """For `state_bytes`."""
         return 0.0
 
 
 def _times(each: Floats, layers: LayerSizes) -> Floats:
-    """What holds of one parameter of each row, (…, L), for all of them."""
+    """Multiplies values for one parameter of each row, (…, L), by the number of these parameters."""
     return each * layers.count.astype(np.float64)

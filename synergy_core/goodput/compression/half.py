@@ -1,4 +1,4 @@
-"""Gradients rounded to 16 bits and added up in them, as PyTorch's fp16_compress_hook and bf16_compress_hook do."""
+"""Gradients rounded to 16 bits and summed in 16 bits, as in PyTorch's fp16_compress_hook and bf16_compress_hook."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from synergy_core.units import Bools, Floats, Ints
 HALF_BYTES = 2
 MANTISSA_BITS = {"bf16": 7, "fp16": 10}
 MEAN_SQUARE = 1.5 / log(2.0)
-"""Mean square of mantissas in [1, 2) whose logarithm is uniformly distributed (Benford)."""
+"""Mean square of mantissas in [1, 2) whose logarithm is uniformly distributed (Benford's law)."""
 BUCKET_BYTES = 25 * 2**20
-"""What DDP hands to a hook at once (`bucket_cap_mb`)."""
+"""Size of the buckets that DDP passes to a hook (`bucket_cap_mb`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Half(Compressor):
-    """`precision`: bf16 or fp16. Every layer, also vectors, for DDP's flat buckets are cast at once.
+    """Casts DDP's flat buckets, and so all layers, vectors included. precision: bf16 or fp16.
 
-    Counted as unbiased: rounding to the nearest errs in either direction alike. What overflows in fp16 is not modelled.
+    It counts as unbiased: rounding to the nearest errs equally in both directions. fp16 overflow is not modelled.
     """
 
     precision: str
@@ -42,12 +42,12 @@ class Half(Compressor):
         return HALF_BYTES * layers.numbers
 
     def _codec_work(self, layers: LayerSizes, n: Floats) -> tuple[ArrayLike, ArrayLike, ArrayLike]:
-        # A cast to 16 bits and one back, each over the whole bucket.
+        # One cast to 16 bits and one back, each over the whole bucket.
         touched = 2.0 * (NUMBER_BYTES + HALF_BYTES) * layers.numbers
         return touched, 0.0, touched / (NUMBER_BYTES + HALF_BYTES) * NUMBER_BYTES / BUCKET_BYTES
 
     def _error(self, layers: LayerSizes, spread: Spread) -> float:
-        # Errors are even within a step of 2^−mantissa.
+        # Errors are uniformly distributed over a step of 2^−(mantissa bits).
         step: float = 2.0 ** -MANTISSA_BITS[self.precision]
         return step**2 / 12.0 / MEAN_SQUARE
 

@@ -1,4 +1,4 @@
-"""No compression: gradients are added up in fp32."""
+"""No compression: gradients are all-reduced in fp32."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The largest numbers of each layer, by magnitude, with their places; what is not sent is added to the next gradient.
+"""Sends the numbers of largest magnitude of each layer with their indices; adds the rest to the next gradient.
 
-Aji and Heafield (EMNLP 2017); error feedback: Stich et al. (NeurIPS 2018). Ranks choose different places, so each gets
-everyone's choice (all-gather of values in fp32 and indices in int32), and bytes grow with replicas.
+Aji and Heafield (EMNLP 2017); error feedback: Stich et al. (NeurIPS 2018). Ranks choose different indices, so the
+values (fp32) and indices (int32) of all ranks are all-gathered, and bytes grow with the replicas.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from synergy_core.units import Floats, Ints
 PREFIX = "topk-"
 INDEX_BYTES = 4
 ENCODE_BYTES = 60.0
-"""Touched per number: what was held back added 12, magnitudes 8, a radix selection of four passes and one that gathers
-20, held back now 8, zeros for the sum 4, its division by replicas 8."""
+"""Bytes touched per number: adding the residual 12, magnitudes 8, radix selection in four passes plus a gather 20, the
+new residual 8, zeroing the sum 4, dividing it by the replicas 8."""
 SCATTERED_BYTES = 72.0
-"""Touched per number that is added into the sum: itself 8, and a sector of 32 bytes read and written."""
+"""Bytes touched per number added into the sum: the number and its index 8, a sector of 32 bytes read and written."""
 LAUNCHES = 14.0
 
 
 @dataclass(frozen=True, slots=True)
 class TopK(Compressor):
-    """`fraction` of each layer's numbers, at least one, in (0, 1)."""
+    """Sends a fraction, in (0, 1), of each layer's numbers, and at least one."""
 
     fraction: float
     unbiased: ClassVar[bool] = False
@@ -42,12 +42,12 @@ class TopK(Compressor):
     def name(self) -> str:
         return f"{PREFIX}{self.fraction:g}"
 
-    def alike(self) -> tuple[Compressor, ...]:
+    def nearby(self) -> tuple[Compressor, ...]:
         fractions = (factor * self.fraction for factor in (0.5, 0.75, 1.0, 1.5, 2.0))
         return tuple(TopK(each) for each in fractions if each < 1.0)
 
     def kept(self, layers: LayerSizes) -> Ints:
-        """Numbers that are sent of one parameter of each row, (L,)."""
+        """Count of numbers sent for one parameter of each row, (L,)."""
         result: Ints = np.maximum(np.rint(self.fraction * layers.numbers), 1.0).astype(np.int64)
         return result
 
@@ -61,10 +61,10 @@ class TopK(Compressor):
         return ENCODE_BYTES * layers.numbers + SCATTERED_BYTES * n * self.kept(layers), 0.0, LAUNCHES
 
     def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
-        """Squares below the quantile that the kept ones begin at.
+        """The part of the squared norm in the numbers that are not sent, which lie below a quantile t.
 
-        X of a Weibull law of shape k: P(X > t) = exp(−t^k), E[X²; X ≤ t] = Γ(1 + 2/k) · P(1 + 2/k, t^k), P the
-        regularised lower gamma function.
+        For X Weibull distributed with shape k, P(X > t) = exp(−t^k) and E[X²; X ≤ t] = Γ(1 + 2/k) · P(1 + 2/k, t^k), P
+        being the regularised lower gamma function.
         """
         from scipy.special import gammainc
 
@@ -80,7 +80,7 @@ OFFERED = (TopK(0.01), TopK(0.1))
 
 
 def named(name: str) -> Compressor | None:
-    """`topk-FRACTION`; None where it is another scheme's. Raises InputError for no fraction."""
+    """Makes `topk-FRACTION`; None for names of other schemes. Raises InputError for a FRACTION outside (0, 1)."""
     if not name.startswith(PREFIX):
         return None
     try:
