@@ -74,9 +74,9 @@ single nodes, and the band without the file. *Software out*: without any fit of 
 vtrain_single_a100 has the only small, launch-bound models of its fit. Without it, its rows are extrapolated, but
 their band is too narrow, because the errors of the smallest models of other fits were lower.
 """
-BANDS_BY_FAMILY = """Model out, by family. A band promises to contain 90 % of the rows of a new model. So it is the share in which
-each model has equal weight that should be 90 %; the share of all rows depends on the models with most rows. Width: the
-geometric mean of high ÷ low."""
+BANDS_BY_FAMILY = """Model out, by family. A band promises to contain 90 % of the rows of a new model. So
+the share in which each model has equal weight should be 90 %; the share of all rows depends on the models with most
+rows. Width: the geometric mean of high ÷ low."""
 UNSEEN = """## GPU types and software that no constant was fitted to
 
 For Arena's table (best plan per model, batch, GPU type and count, by Alpa), the planner chooses the plan itself. Images
