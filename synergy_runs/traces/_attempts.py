@@ -26,7 +26,7 @@ from synergy_runs.traces.rows import UNKNOWN, TraceRows
 if TYPE_CHECKING:
     import pandas as pd
 
-HOW = ("apart", "merged")
+ATTEMPT_MODES = ("apart", "merged")
 
 
 def add(attempts: pd.DataFrame, rows: TraceRows, columns: Mapping[str, str]) -> None:
