@@ -183,7 +183,7 @@ def _meaning(asked: Asked) -> str:
     best = _speed_up()
     load = [each["offered_load_fraction"] for each in asked.results(run_of(TUNE, *at(9.0))).values()]
     return (
-        "### What it means\n\n"
+        "### Interpretation\n\n"
         + wrapped(
             f"The published figure is one draw in overload. By the law, a job runs for {MEAN_RUN_S / HOUR_S:.1f} h",
             f"with its proportional share, so 128 GPUs can serve {number(full)} jobs an hour in the long run, and",

@@ -226,8 +226,8 @@ def generate(
     tenants' GPUs. Raises InputError for an unknown name.
     """
     known = statistics(name)
-    asked = [each for each in (window_s, jobs) if each is not None]
-    if len(asked) != 1 or not 0 < asked[0] < np.inf:
+    lengths = [each for each in (window_s, jobs) if each is not None]
+    if len(lengths) != 1 or not 0 < lengths[0] < np.inf:
         days = "" if window_s is None else f"{window_s / DAY_S:g} days"
         got = days if jobs is None else f"{jobs} jobs" if window_s is None else f"{days} and {jobs} jobs"
         raise InputError(f"generator {name}: got {got or 'neither days nor jobs'}; expected either, above 0.")

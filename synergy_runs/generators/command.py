@@ -23,7 +23,7 @@ from synergy_runs.traces.rows import END_STATES, TraceRows, iso
 # Further figures of a generated log, which it need not match, beside their known values and sources.
 #
 # We have no source for the attempts per job, the concentration of users or the failures by size in Philly or Helios.
-# These figures are printed as generated, without a known value, so that nobody mistakes them for known ones.
+# These figures are printed as generated, without a known value, so that they are not mistaken for known ones.
 
 
 UNKNOWN = np.nan

@@ -123,10 +123,10 @@ def read(path: Path, rows: TraceRows) -> None:
         )
     if "JobID" not in header:
         rows.notes.append("no JobID column: components of heterogeneous jobs count as jobs of their own; print it too")
-    asked, given = rows.gpu_types.values(), rows.given_gpu_types.values()
+    requested, received = rows.gpu_types.values(), rows.given_gpu_types.values()
     type_notes = {}
     for codes, count in Counter(zip(rows.gpu_type.tolist(), rows.given_gpu_type.tolist(), strict=True)).items():
-        wanted, got = asked[codes[0]], given[codes[1]]
+        wanted, got = requested[codes[0]], received[codes[1]]
         if wanted and got and got != wanted:
             type_notes[f"requested {wanted} and received {got}"] = count
         elif got and not wanted:
@@ -173,8 +173,8 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
         count = table.convert(column, lambda text, column: gpus_of(text, column)[0], ran, 0.0)
         return count, table.convert(column, lambda text, column: "+".join(gpus_of(text, column)[1]), ran, "")
 
-    (given, given_types), (asked, asked_types) = gpus("AllocTRES"), gpus("ReqTRES")
-    held = np.where(table.missing("AllocTRES"), asked, given)
+    (received, received_types), (requested, requested_types) = gpus("AllocTRES"), gpus("ReqTRES")
+    held = np.where(table.missing("AllocTRES"), requested, received)
     cpus, memory_bytes = _demands(table, held > 0)
     log_nodes = _first_of(table, ("AllocTRES", "AllocNodes", "NNodes"), _node_count, ran)
     base, component = zip(*(components(each) for each in job_id), strict=True)
@@ -197,8 +197,8 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
             "gpus": held,
             "cpus": cpus,
             "memory_bytes": memory_bytes,
-            "gpu_type": asked_types,
-            "given_gpu_type": given_types,
+            "gpu_type": requested_types,
+            "given_gpu_type": received_types,
             "user": table.text("User"),
             "virtual_cluster": table.text("Account" if "Account" in header else "Partition"),
             "partition": table.text("Partition"),
