@@ -104,23 +104,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="list published traces and the formats that can be read")
     listing.set_defaults(run=_list)
-    fetching = commands.add_parser(
-        "download", help="download and verify a published trace; an interrupted download resumes"
-    )
+    fetching = commands.add_parser("download", help="download and verify a published trace; resumes if interrupted")
     fetching.add_argument("name", metavar="NAME", help=", ".join(SOURCES))
     fetching.add_argument("--to", metavar="DIR", type=Path, default=Path("traces"), help="default: ./traces")
     fetching.set_defaults(run=_download)
     checking = commands.add_parser("check", help="read a job log and print a summary; exit status 2 if rows are bad")
     checking.add_argument("file", metavar="FILE", type=Path)
-    checking.add_argument(
-        "--format", metavar="NAME", help=f"default: recognised by its content; one of {', '.join(sorted(formats()))}"
-    )
-    checking.add_argument(
-        "--attempts",
-        choices=ATTEMPT_MODES,
-        default=ATTEMPT_MODES[0],
-        help="how to replay requeued jobs; default: apart",
-    )
+    checking.add_argument("--format", metavar="NAME", help=f"default: recognised; {', '.join(sorted(formats()))}")
+    checking.add_argument("--attempts", choices=ATTEMPT_MODES, default="apart", help="of requeued jobs; default: apart")
     checking.set_defaults(run=_check)
     return parser
 

@@ -118,9 +118,7 @@ def read(path: Path, rows: TraceRows) -> None:
 
     rows.notes.extend(f"{count:,} jobs {what}" for what, count in notes.items() if count)
     if "ReqTRES" not in header:
-        rows.notes.append(
-            "no ReqTRES column: the requested GPU types are unknown, and jobs run on any type; print it too"
-        )
+        rows.notes.append("no ReqTRES column: the requested GPU types are unknown; jobs run on any type; print it too")
     if "JobID" not in header:
         rows.notes.append("no JobID column: components of heterogeneous jobs count as jobs of their own; print it too")
     requested, received = rows.gpu_types.values(), rows.given_gpu_types.values()
@@ -166,9 +164,7 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
     def gpus(column: str) -> tuple[Floats, NDArray[np.object_]]:
         part = table.convert(column, _part_of_gpu, ran, "")
         refused = table.left & (part != "")
-        notes["on part of a GPU (MIG, shard or mps) are refused: only whole GPUs are allocated here"] += int(
-            refused.sum()
-        )
+        notes["on part of a GPU (MIG, shard or mps) are refused: jobs here get whole GPUs"] += int(refused.sum())
         table.reject(refused, column, WHOLE_GPUS, got=part)
         count = table.convert(column, lambda text, column: gpus_of(text, column)[0], ran, 0.0)
         return count, table.convert(column, lambda text, column: "+".join(gpus_of(text, column)[1]), ran, "")
