@@ -129,18 +129,19 @@ def osdi22_body(asked: Asked) -> str:
 
 def _set_up() -> str:
     return wrapped(
-        "`experiment=synergy_osdi22`: 16 nodes of 8 V100, 24 CPUs and 500 GB each; Poisson arrivals, run times from",
-        "half an hour to a week, one GPU a job, models by class (image, language, speech; 20 : 70 : 10 by default);",
-        "rounds of 300 s. As published, all jobs are placed afresh in every round at no cost and what tune leaves",
-        "over is not handed out, unless stated. Mechanisms read exact profiles; srtf* knows true run times, ftf*",
-        "estimates of 1 to 5 times them. opt is an upper bound: CPUs and memory of all nodes are one pool.",
+        "`experiment=synergy_osdi22` has 16 nodes, each with 8 V100, 24 CPUs and 500 GB; Poisson arrivals;",
+        "run times from half an hour to a week; one GPU per job; models by class (image, language, speech; 20",
+        ": 70 : 10 by default); and rounds of 300 s. As published, all jobs are placed anew in every round at",
+        "no cost, and tune does not hand out what it leaves over, unless stated. Mechanisms read exact",
+        "profiles; srtf* knows true run times, ftf* estimates of 1 to 5 times the true ones. opt is an upper",
+        "bound: it treats the CPUs and memory of all nodes as one pool.",
     )
 
 
 def _cut() -> str:
     return wrapped(
-        "To save time, windows have 5,500 jobs (2,500 at 5 jobs an hour, where ids 1000 to 1999 are measured). On the",
-        "published draws this gives fifo+tune the same figures as 9,000 jobs.",
+        "To save time, windows have 5,500 jobs (2,500 at 5 jobs an hour, where ids 1000 to 1999 are",
+        "measured). On the published draws, fifo+tune has the same figures with 5,500 as with 9,000 jobs.",
     )
 
 
@@ -162,9 +163,9 @@ def _published_part(asked: Asked) -> str:
     return (
         "### The published figure\n\n"
         + wrapped(
-            "On the published draws (9 jobs an hour, seed 42), jobs 4000 to 4999; JCT in hours: mean / p99 / p99.9.",
-            "*Replay*: another program for the same rules (tests/naive_mechanisms.py), which shares no code with",
-            "the simulator.",
+            "The figures are JCT in hours (mean / p99 / p99.9) of jobs 4000 to 4999 of the published draws (9",
+            "jobs an hour, seed 42). *Replay*: another program for the same rules (tests/naive_mechanisms.py),",
+            "which shares no code with the simulator.",
         )
         + "\n\n"
         + table(("", "ours", "replay", "published", "goal: within 0.1 %"), rows)
@@ -182,14 +183,14 @@ def _meaning(asked: Asked) -> str:
     best = _speed_up()
     load = [each["offered_load_fraction"] for each in asked.results(run_of(TUNE, *at(9.0))).values()]
     return (
-        "### What it means\n\n"
+        "### Interpretation\n\n"
         + wrapped(
-            f"It is one draw in overload. By the law a job runs for {MEAN_RUN_S / HOUR_S:.1f} h with its",
-            f"proportional share, so that 128 GPUs serve {number(full)} jobs an hour for ever, and",
+            f"The published figure is one draw in overload. By the law, a job runs for {MEAN_RUN_S / HOUR_S:.1f} h",
+            f"with its proportional share, so 128 GPUs can serve {number(full)} jobs an hour in the long run, and",
             f"{number(full * best)} if each job always had all that it can use (GPU-time ÷ {number(best, 3)}). At 9",
-            "an hour neither is enough: queues grow for as long as jobs come, and the mean says as much of the",
-            f"window as of the policy. Offered load of the windows below: {_span(load, 3)} of the GPUs. Draws of the",
-            "same law, hours; the published one first:",
+            "jobs an hour neither is enough: queues grow as long as jobs arrive, and the mean depends on the",
+            f"window as much as on the policy. The offered load of the windows below is {_span(load, 3)} of the",
+            "GPUs. The table has draws of the same law, in hours, the published one first:",
         )
         + "\n\n"
         + table(("seed", "tune", "proportional", "÷ tune"), rows)
@@ -232,8 +233,9 @@ def _sweep(asked: Asked) -> str:
     return (
         "### By load\n\n"
         + wrapped(
-            "Mean JCT; ±: 95 % over seeds, Student's t, of ratios paired by seed. *Handed out*: tune with what is",
-            "left of CPUs and memory given to jobs that gain from a part of what they can use (`hand_out=true`).",
+            "The figures are of mean JCT; ±: 95 % interval over seeds, Student's t of ratios paired by seed.",
+            "*Handed out*: tune gives remaining CPUs and memory to jobs that gain from a part of what they can",
+            "use (`hand_out=true`).",
         )
         + "\n\n"
         + table(("jobs an hour", *HEADER), rows)
@@ -277,7 +279,8 @@ def _mixes(asked: Asked) -> str:
     return (
         "### Other mixes, and jobs of several GPUs\n\n"
         + wrapped(
-            "The same columns. Philly's numbers of GPUs are drawn apart, so that all else is as it is with one each."
+            "The columns are those above. Philly's numbers of GPUs are drawn separately, so everything else is as",
+            "with one GPU per job.",
         )
         + "\n\n"
         + table(("mix, jobs an hour", *HEADER), rows)
@@ -294,8 +297,8 @@ def _nodes(asked: Asked) -> str:
     return (
         "### Nodes with more CPUs\n\n"
         + wrapped(
-            f"At {USUAL_LOAD:g} jobs an hour; a job's work stays what it does in its run time with 3 CPUs, so that",
-            "with more of them the proportional share is faster too.",
+            f"The load is {USUAL_LOAD:g} jobs an hour. A job's work is always what it does in its run time with 3",
+            "CPUs, so with more CPUs the proportional share is faster too.",
         )
         + "\n\n"
         + table(("CPUs a node (a GPU)", "tune, h", "proportional, h", "proportional ÷ tune", "tune ÷ opt"), rows)
@@ -321,8 +324,9 @@ def _sticky(asked: Asked) -> str:
     return (
         "### Staying on one's nodes\n\n"
         + wrapped(
-            "tune with `sticky=true`, where jobs that run stay on their nodes, ÷ as published. The last column: the",
-            "same where every stop and move costs 30 s (`restart_s=30 testbed.free_moves=false`).",
+            "The figures are tune with `sticky=true`, where running jobs stay on their nodes, ÷ tune as",
+            "published. In the last column every stop and move costs 30 s (`restart_s=30",
+            "testbed.free_moves=false`).",
         )
         + "\n\n"
         + table(header, rows)
@@ -340,7 +344,10 @@ def _orders(asked: Asked) -> str:
         if order == "fifo":
             rows[0][-1] = "1"
     header = ("order", "with tune, h", "proportional ÷ tune", "greedy ÷ tune", "with tune ÷ fifo+tune")
-    return f"### Other orders\n\nAt {USUAL_LOAD:g} jobs an hour, everybody placed afresh.\n\n" + table(header, rows)
+    return (
+        f"### Other orders\n\nThe load is {USUAL_LOAD:g} jobs an hour, and all jobs are placed anew each round.\n\n"
+        + table(header, rows)
+    )
 
 
 def shares_body(asked: Asked) -> str:
@@ -354,11 +361,11 @@ def shares_body(asked: Asked) -> str:
     once = [[said, _hours(asked.one(published(SYNERGY, *more)))] for said, more in ADAPT]
     return (
         wrapped(
-            "Jobs as in the section above. synergy with CPUs and memory among its configurations, and with",
-            "proportional shares only, ÷ fifo+tune as",
-            "it is by default (sticky, handing out), at 8 jobs an hour. *They may not*: `truth.fixed_gpus`, one GPU at",
-            "the requested batch. It knows declared work, shares reports and reads the same profiles of input. Of",
-            "2,000 jobs ids 1000 to 1499 are measured.",
+            "The jobs are those of the section above. The figures are synergy with CPUs and memory among its",
+            "configurations, or with proportional shares only, ÷ fifo+tune with its defaults (sticky, handing",
+            "out), at 8 jobs an hour. *They may not*: with `truth.fixed_gpus`, each job has one GPU and the",
+            "requested batch. synergy knows declared work, shares reports and reads the same profiles of input.",
+            "Of 2,000 jobs, ids 1000 to 1499 are measured.",
         )
         + "\n\n"
         + table(("", "policy", "÷ tune", "goal", ""), rows, 2)

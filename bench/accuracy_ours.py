@@ -35,20 +35,18 @@ def ours_runs() -> list[Run]:
 
 def ours_body(asked: Asked) -> str:
     parts = [
-        "Mean JCT ÷ mean JCT of `sia` as published, on the same file and seed. *sia given the same*: information=all,\n"
-        "growth=4, first_gpus=4, batch_limit=max. `synergy` has declared work and shared observations; *own*:\n"
-        "neither. A seed moves every submission by a uniform ± 1 s (seed 0: not at all). ±: 95 % over seeds, "
-        "Student's\n"
-        "t of ratios paired by seed, pooled over the files of a row. *over files*: 95 % by Student's t of the files'\n"
-        "ratios.\n\n"
-        "synergy's parameters were chosen on philly and saturn 1 and 2, heterogeneous, among about 90 variants, rank\n"
-        "weights and lateness among 40 on all six files and on real Philly from 2017-10-30 and 2017-11-06; sia's are\n"
-        "as published. So no file here was held out, and a gain of about a point on the first four is within what\n"
-        "that choice gives; *Against offered load*, below, is of other days. That starts are not charged was chosen\n"
-        "on Rubick's trace. On 64 T4\n"
-        "`sia` ends much later than published and sia given the same does not: ratios of p99 and makespan to `sia` "
-        "say\n"
-        "more about that than about synergy there."
+        "The figures are mean JCT ÷ mean JCT of `sia` as published, on the same file and seed. *sia given the same*\n"
+        "has information=all, growth=4, first_gpus=4, batch_limit=max. `synergy` knows declared work and shared\n"
+        "observations; *own*: neither. A seed moves every submission by a uniform ± 1 s (seed 0 moves none). ±: 95\n"
+        "% interval over seeds, Student's t of ratios paired by seed, pooled over the files of a row. *over files*:\n"
+        "95 % interval by Student's t of the files' ratios.\n\n"
+        "synergy's parameters were chosen on philly and saturn 1 and 2, heterogeneous, among about 90 variants;\n"
+        "rank weights and lateness were chosen among 40 variants on all six files and on real Philly from\n"
+        "2017-10-30 and 2017-11-06. sia's parameters are as published. So no file here was held out, and a gain of\n"
+        "about a point on the first four files may come from that choice. *Against offered load*, below, uses other\n"
+        "days. Not charging starts was chosen on Rubick's trace. On 64 T4, `sia` ends much later than published,\n"
+        "but sia given the same does not; so ratios of p99 and makespan to `sia` say more about `sia` than about\n"
+        "synergy there."
     ]
     for cluster, more in CLUSTERS:
         parts.append(f"### {cluster[0].upper()}{cluster[1:]}\n\n" + _ratio_table(asked, more))
@@ -112,9 +110,9 @@ def _bounds_table(asked: Asked, more: tuple[str, ...]) -> str:
         found = [_ratios(asked, variant, more, figure).files for figure, _ in BOUNDED]
         rows.append([variant.name, *(each(of, lambda value: marked(value, BOUND)) for of in zip(*found, strict=True))])
     return (
-        "p99 JCT / makespan / worst finish-time fairness, each ÷ sia's (means over seeds); bold: above the bound of\n"
-        f"{BOUND}. Finish-time fairness as Sia defines it (docs/metrics.md has Themis's, by requested GPUs): ρ = Σ\n"
-        "over GPU types of their share of the GPUs × JCT ÷ T, T = one launch + the true run time, with the best batch\n"
-        "of every epoch, on at most 64 ÷ N GPUs of that type; N: mean active jobs over the job's life, under that\n"
-        "policy.\n\n" + table(("÷ sia's", *map(short, FILES)), rows)
+        "p99 JCT / makespan / worst finish-time fairness, each ÷ sia's (means over seeds); bold if above the bound\n"
+        f"of {BOUND}. Finish-time fairness is Sia's (docs/metrics.md defines Themis's, by requested GPUs): ρ = Σ\n"
+        "over GPU types of their share of the GPUs × JCT ÷ T, where T = one launch + the true run time, with the\n"
+        "best batch of every epoch, on at most 64 ÷ N GPUs of that type, and N is the mean number of active jobs\n"
+        "over the job's life, under that policy.\n\n" + table(("÷ sia's", *map(short, FILES)), rows)
     )

@@ -85,20 +85,22 @@ def ablation_body(asked: Asked) -> str:
     added = _against(asked, ADDED, [SIA] * len(ADDED))
     objective = _against(asked, OBJECTIVE, [SIA] * len(OBJECTIVE))
     return (
-        "Mean JCT ÷ sia's on the four files of 160 jobs, heterogeneous; intervals as above. *÷ synergy*: the mean\n"
-        "ratio to synergy with everything, paired by file and seed.\n\n"
+        "The figures are mean JCT ÷ sia's on the four files of 160 jobs, heterogeneous; intervals as above. *÷\n"
+        "synergy*: the mean ratio to the whole synergy, paired by file and seed.\n\n"
         "Each part removed from synergy:\n\n" + removed + "\n\n"
         "Each part added to sia, whose objective reads no declared work:\n\n" + added + "\n\n"
-        "Parts that sia has no parameter for, added to synergy's objective with all else as in sia. Without weights "
-        "and\ncharge it does not read declared work, so that row cannot differ:\n\n"
+        "Parts for which sia has no parameter, added to synergy's objective, with all else as in sia. Without\n"
+        "weights and charge the objective does not read declared work, so that row cannot differ:\n\n"
         + objective
-        + "\n\nElastic jobs: a change of GPUs of the same type costs only a part of the restart delay\n"
-        "(`testbed.resize_fraction`); sia as published, with whole restarts:\n\n"
+        + "\n\n"
+        "Elastic jobs: a change of GPUs of the same type costs only part of the restart delay\n"
+        "(`testbed.resize_fraction`); sia is as published, with whole restarts:\n\n"
         + _against(asked, ELASTIC, [SIA] * len(ELASTIC))
-        + "\n\nWhat changes cost: ÷ sia given the same. On these machines no policy can have the second row; what is\n"
-        "between it and the first is what fewer, cheaper or better timed changes could gain:\n\n"
+        + "\n\n"
+        "The cost of changes, ÷ sia given the same. No policy can reach the second row on these machines; its\n"
+        "distance from the first row bounds the gain from fewer, cheaper or better timed changes:\n\n"
         + _against(asked, ROOM, ROOM_ABOVE)
-        + "\n\nGreedy: repeatedly the step up of greatest gain per further GPU, until none fits."
+        + "\n\nGreedy repeatedly takes the step up with the greatest gain per further GPU, until none fits."
     )
 
 
@@ -149,9 +151,9 @@ def sensitivity_runs() -> list[Run]:
 def sensitivity_body(asked: Asked) -> str:
     ours, theirs = _sensitivity()
     return (
-        "synergy ÷ sia under the same disturbance, on the four files of 160 jobs, heterogeneous. σ: standard\n"
-        "deviation of the logarithm of declared ÷ true work, or of observed ÷ true step times. *÷ synergy*: to\n"
-        "undisturbed synergy. Disturbances are drawn anew with every seed. Checkpoints: a job that is stopped loses\n"
-        "what it has done since its last; without them it saves when it is told to stop. Goal: every 600 s, at most\n"
-        "1.10 ÷ synergy.\n\n" + _against(asked, ours, theirs, ours[0])
+        "The figures are synergy ÷ sia under the same disturbance, on the four files of 160 jobs, heterogeneous. σ:\n"
+        "standard deviation of the logarithm of declared ÷ true work, or of observed ÷ true step times. *÷\n"
+        "synergy*: ratio to undisturbed synergy. Disturbances are drawn anew with every seed. Checkpoints: a\n"
+        "stopped job loses its work since the last checkpoint; in the other rows a job saves when it is stopped.\n"
+        "Goal: with checkpoints every 600 s, at most 1.10 ÷ synergy.\n\n" + _against(asked, ours, theirs, ours[0])
     )

@@ -67,7 +67,7 @@ def pollux_body(asked: Asked) -> str:
     header = ("workload", "mean JCT by seed, s", "mean, s", "published, s", "ratio", "goal: ± 10 %, mean ± 5 %")
     searched = table(header, rows)
     return (
-        "`experiment=pollux_osdi21`: 64 T4, one decision a minute, 30 s a restart. Tiresias and Optimus are "
+        "`experiment=pollux_osdi21` has 64 T4, one decision a minute and 30 s per restart. Tiresias and Optimus are "
         "deterministic.\n\n" + exact + "\n\n"
         "Pollux is a random search; seeds other than 0 also move every submission by up to a second. The artifact\n"
         "itself allows ± 5 %.\n\n" + searched

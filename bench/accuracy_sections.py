@@ -22,54 +22,54 @@ def fit_body(asked: Asked) -> str:
     """What bench/fit.py prints."""
     fits, _, _ = printed_by(asked, "fit.py").partition(FORMS)
     return (
-        "As `python bench/fit.py` (needs: data) prints it; [resources.md](resources.md) has the forms of the\n"
-        "all-reduce. Goals: at most 2 ms CPU per fit in a batch of 100 (the peers: 47–130 ms); mean error on each\n"
-        "table at or below the peers' own fit, which is Pollux's form, *all*, left of each arrow.\n\n```\n"
-        + fits.strip()
-        + "\n```"
+        "`python bench/fit.py` (needs: data) prints the following; [resources.md](resources.md) has the forms of\n"
+        "the all-reduce. Goals: at most 2 ms CPU per fit in a batch of 100 (the peers: 47–130 ms); mean error on\n"
+        "each table at or below that of the peers' own fit, which is Pollux's form (column *all*, left of each\n"
+        "arrow).\n\n```\n" + fits.strip() + "\n```"
     )
 
 
 def load_body(asked: Asked) -> str:
     """What bench/load_curve.py prints and draws."""
     return (
-        "Synergy ÷ sia given the same, both with their default parameters, as `python bench/load_curve.py --figure\n"
-        "docs/load.png` (needs: data; minutes: 15) prints it. A quarter of the jobs of 2017-10-16 to 19 as training\n"
-        "jobs of the catalog's models on 15 × 8 GPUs that are empty at first, drawn by five seeds; arrivals are made\n"
-        "denser until the jobs' run time × GPUs in the log is *load* of what the cluster has. No parameter was chosen\n"
-        "on these days. ±: 95 % over seeds, Student's t of paired ratios; the other columns are means of ratios.\n"
-        "Goals: p99 wait and p99 slowdown at most 0.5, p99 JCT, makespan and worst ρ (metrics.md) at most 1.05.\n\n"
+        "The figures are synergy ÷ sia given the same, both with their default parameters, as `python\n"
+        "bench/load_curve.py --figure docs/load.png` (needs: data; minutes: 15) prints them. A quarter of the jobs\n"
+        "of 2017-10-16 to 19, drawn by five seeds, run as training jobs of the catalog's models on 15 × 8 GPUs that\n"
+        "are empty at first. Arrivals are made denser until the jobs' run time × GPUs in the log is *load* times\n"
+        "the GPU-time of the cluster. No parameter was chosen on these days. ±: 95 % interval over seeds, Student's\n"
+        "t of paired ratios; the other columns are means of ratios. Goals: p99 wait and p99 slowdown at most 0.5;\n"
+        "p99 JCT, makespan and worst ρ (metrics.md) at most 1.05.\n\n"
         "![Mean JCT of synergy ÷ that of sia given the same, by offered load](load.png)\n\n"
         + printed_by(asked, "load_curve.py", "--figure", "docs/load.png").strip()
     )
 
 
 RUBICK = """\
-`experiment=rubick_mlsys25`: 8 nodes of 8 A800, the artifact's trace of 406 jobs and its measured step times, 260 s
-before the first step on any new split of GPUs over nodes, global batches fixed. Every policy knows the table, and
-jobs run under the best plan that was measured on their GPUs; *sia* knows replicas of the smallest plan alone,
-*fifo+tune* is the allocation of Synergy of OSDI 2022. synergy reads the steps that users ask for; with
-information=shared it does not. As `python bench/published_plans.py rubick` (needs: data) prints it:
+`experiment=rubick_mlsys25` has 8 nodes of 8 A800, the artifact's trace of 406 jobs and its measured step times, 260
+s before the first step on any new split of GPUs over nodes, and fixed global batches. Every policy knows the table,
+and jobs run under the best plan that was measured on their GPUs; *sia* knows only replicas of the smallest plan,
+and *fifo+tune* is the allocation of Synergy of OSDI 2022. synergy reads the requested steps; with
+information=shared it does not. `python bench/published_plans.py rubick` (needs: data) prints:
 
 {table}
 
-The first row is what the artifact's own simulator gives on this trace. Our rubick follows the paper: its mean JCT is
-near, its makespan is not. A job that was restarted five times keeps its GPUs, so that jobs of 32 GPUs and more wait
-for room; without that rule (*most_changes=1000*) they wait less. The artifact puts such jobs back into the queue
-every round, and no job ever takes GPUs from them. Goals: synergy ÷ the artifact at most 0.45, without declared work
-0.60; p99 no worse; makespan at most 1.02."""
+The first row is the result of the artifact's own simulator on this trace. Our rubick follows the paper: its mean
+JCT is near, its makespan is not. A job that was restarted five times keeps its GPUs, so jobs of 32 GPUs and more
+wait for room; without that rule (*most_changes=1000*) they wait less. The artifact puts such jobs back into the
+queue every round, but no job ever takes GPUs from them. Goals: synergy ÷ the artifact at most 0.45, without
+declared work 0.60; p99 no worse; makespan at most 1.02."""
 ARENA = """\
-`experiment=arena_eurosys26`: 1,280 GPUs of four types, the 986 jobs of the artifact's trace within its 2,000 rounds
-of 300 s, and the step times that it measured under the best plan. fifo, gavel and sia pay 300 s a start, as the
-artifact's baselines do for their search of plans, and know only shapes on which data parallelism fits, or the
-smallest on which a plan does; the others pay 40 s. As `python bench/published_plans.py arena` (needs: data; minutes:
-10) prints it:
+`experiment=arena_eurosys26` has 1,280 GPUs of four types, the 986 jobs of the artifact's trace within its 2,000
+rounds of 300 s, and the step times that the artifact measured under the best plan. fifo, gavel and sia pay 300 s
+per start, as the artifact's baselines do for their search of plans, and know only shapes on which data parallelism
+fits, or else the smallest shape on which a plan fits; the others pay 40 s. `python bench/published_plans.py arena`
+(needs: data; minutes: 10) prints:
 
 {table}
 
-In the artifact, jobs on which data parallelism fits nowhere never run under gavel and sia; here they run on the
-smallest shape, so that both finish more jobs than published, and crius is less far ahead of them. Goal: synergy 25 %
-below crius; nothing can be further below it than the bound."""
+In the artifact, jobs for which data parallelism fits nowhere never run under gavel and sia. Here they run on the
+smallest shape, so both finish more jobs than published, and crius is less far ahead of them. Goal: synergy 25 %
+below crius; no policy can be below the bound."""
 
 
 def rubick_body(asked: Asked) -> str:

@@ -88,14 +88,14 @@ def sia_body(asked: Asked) -> str:
     ratio = own / ARTIFACT["philly/workload-1", "sia"][0]
     goal = met(below(abs(ratio - 1), 0.05))
     return (
-        "`experiment=sia_sosp23`: 64 GPUs of three types. Published: Sia's table 3, the mean and its interval over\n"
-        "ten workloads of a family, of which two are at hand, so one file may lie outside where ten would not;\n"
-        "*inside*: our mean of the file as it stands lies in the interval. The artifact's own figures are runs of its\n"
-        "code. In the last columns: ours (published; artifact), bold where outside the published interval.\n\n"
+        "`experiment=sia_sosp23` has 64 GPUs of three types. Published are the mean and interval of Sia's table 3,\n"
+        "over ten workloads of a family. We have two of them, so the mean of one file may lie outside the interval.\n"
+        "*Inside*: our mean of the file, not rounded, lies in the interval. The artifact's figures are runs of its\n"
+        "code. The last columns have ours (published; artifact), bold if outside the published interval.\n\n"
         + table(header, rows, 2)
-        + f"\n\nsia on philly-1, the file as it is: {number(own, 3)} h; artifact's code 0.542 h; ratio "
+        + f"\n\nsia on philly-1, the unchanged file: {number(own, 3)} h; artifact's code 0.542 h; ratio "
         f"{number(ratio, 3)}; goal ± 5 %: {goal}.\n\n"
-        "On 64 T4 (`cluster=homogeneous`), table 4, whose means over ten workloads have no intervals:\n\n"
+        "Table 4 of Sia is for 64 T4 (`cluster=homogeneous`); its means over ten workloads have no intervals:\n\n"
         + _homogeneous_table(asked)
     )
 

@@ -64,7 +64,7 @@ def test_part_of_a_gpu_becomes_a_whole_one_and_is_said(tmp_path: Path) -> None:
     rows = openb(tmp_path, pod("a", milli="460"), pod("b", milli="160"), pod("c"))
     assert list(rows.gpus) == [1, 1, 1]
     assert rows.notes[2:] == [
-        "2 of 3 pods ask for part of a GPU, 0.310 on average: each is a job on one whole GPU here"
+        "2 of 3 pods request part of a GPU, 0.310 on average: here each is a job on one whole GPU"
     ]
 
 
@@ -73,7 +73,7 @@ def test_one_gpu_type_binds_and_several_are_left_open(tmp_path: Path) -> None:
     rows = openb(tmp_path, *(pod(f"p{number}", spec=spec) for number, spec in enumerate(specs)))
     assert gpu_types(rows) == ["t4", "v100-32gb", "v100", "g2", "", ""]
     assert rows.notes[2:] == [
-        "2 pods name several GPU types: here they run on any type",
+        "2 pods list several GPU types: here they run on any type",
         "GPU types that the catalog does not have bind pods by their names: g2 (1)",
     ]
 
@@ -111,7 +111,7 @@ def test_a_packed_log_is_recognised_replayed_and_what_is_lost_is_said_above_the_
     said = capsys.readouterr()
     for line in (
         "2 of 4 pods (50.0 %) are replayed",
-        "1 of 2 pods ask for part of a GPU, 0.500 on average: each is a job on one whole GPU here",
+        "1 of 2 pods request part of a GPU, 0.500 on average: here each is a job on one whole GPU",
         "1 of 2 rows names no memory; 1 do",
         "left out: 1 never scheduled; 1 no GPU (CPU-only pods)",
     ):
@@ -134,7 +134,7 @@ def test_the_real_pods_are_used_or_left_out_with_a_reason(name: str) -> None:
     assert (len(rows), rows.bad_count) == (6_203, 0)
     assert dict(rows.left_out) == {"no GPU (CPU-only pods)": 1_088, "never scheduled": 861}
     assert rows.notes[0] == "6,203 of 8,152 pods (76.1 %) are replayed"
-    assert rows.notes[2].startswith("2,573 of 6,203 pods ask for part of a GPU, 0.578 on average")
+    assert rows.notes[2].startswith("2,573 of 6,203 pods request part of a GPU, 0.578 on average")
     assert not any(map(math.isnan, rows.cpus))
     assert sum(map(math.isnan, rows.memory_bytes)) == 1
     assert Counter(gpu_types(rows))[""] == (6_203 if name == "default" else 4_453)

@@ -19,7 +19,7 @@ def test_list_names_every_trace_and_format(capsys: pytest.CaptureFixture[str]) -
     for name in ("philly", "helios", "acme", "openb", "spot2026", "slurm", "swf", "plain", "philly_json"):
         assert f" {name} " in said
     assert "1,055,988,361" in said
-    assert "no checksum is known to us" in said
+    assert "we know no checksum" in said
 
 
 @pytest.mark.parametrize(

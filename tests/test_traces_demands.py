@@ -167,8 +167,8 @@ def test_a_column_that_is_partly_empty_is_counted_and_nothing_is_put_in_its_plac
         "3 of 4 rows name no memory; 1 do",
     )
     said = "\n".join(lines(rows))
-    assert "CPUs        named by 2 of 4 jobs; a GPU: median 3.25, most 4" in said
-    assert "memory      named by 1 of 4 jobs; a GPU: median 2 GB, most 2 GB" in said
+    assert "CPUs        requested by 2 of 4 jobs; per GPU: median 3.25, most 4" in said
+    assert "memory      requested by 1 of 4 jobs; per GPU: median 2 GB, most 2 GB" in said
 
 
 def test_logs_that_name_neither_say_nothing_of_it(tmp_path: Path) -> None:

@@ -73,15 +73,15 @@ def test_a_type_that_was_only_given_does_not_bind(tmp_path: Path) -> None:
     assert [rows.gpu_types.values()[code] for code in rows.gpu_type] == ["", "v100", "v100"]
     assert [rows.given_gpu_types.values()[code] for code in rows.given_gpu_type] == ["a100", "v100", "a100"]
     assert rows.notes == [
-        "1 jobs asked for no GPU type and got a100: here they may run on any",
-        "1 jobs asked for v100 and got a100",
+        "1 jobs requested no GPU type and received a100: here they may run on any type",
+        "1 jobs requested v100 and received a100",
     ]
 
 
 def test_without_reqtres_no_job_is_bound_and_the_notes_say_so(tmp_path: Path) -> None:
     rows = read(tmp_path, {}, without=("ReqTRES",))
     assert rows.gpu_types.values() == ("",)
-    assert "the type a job asked for is unknown" in rows.notes[0]
+    assert "the requested GPU types are unknown" in rows.notes[0]
 
 
 PARTS = ({"JobID": "105+0"}, {"JobID": "105+1"}, {"JobID": "105+2", "AllocTRES": "cpu=8", "ReqTRES": "cpu=8"})
@@ -90,7 +90,7 @@ PARTS = ({"JobID": "105+0"}, {"JobID": "105+1"}, {"JobID": "105+2", "AllocTRES":
 def test_the_components_of_a_heterogeneous_job_are_one_gang(tmp_path: Path) -> None:
     rows = read(tmp_path, *PARTS, {"JobID": "106"})
     assert (rows.job_name, list(rows.gpus), list(rows.duration_s)) == (["105", "106"], [8, 4], [3_600, 3_600])
-    assert "1 jobs are heterogeneous: one gang each, the GPUs of their components added up" in rows.notes
+    assert "1 jobs are heterogeneous: each is one gang with the GPUs of all its components" in rows.notes
 
 
 def test_a_gang_holds_its_gpus_until_its_last_component_with_gpus_ends(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ GOLDEN_FRACTION = (np.sqrt(5.0) - 1.0) / 2.0
 BINS = 2_000
 HEAVIEST_JOBS = 10_000
 OFFSETS_TRIED = 16
-FIT_ERROR = 1e-6
+MAX_FIT_ERROR = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,8 @@ def _chances(known: Statistics, feature: Floats, jobs: Floats, gpu_time: Floats)
     share = known.end_state_job_fraction
     start = np.concatenate((np.log(share[1:] / share[0]), np.zeros(states - 1)))
     found = least_squares(errors, start)
-    if np.abs(errors(found.x)).max() > FIT_ERROR and len(jobs) == BINS:
-        raise InputError(f"generator {known.name}: no end states have the shares of jobs and of GPU-time it asks for.")
+    if np.abs(errors(found.x)).max() > MAX_FIT_ERROR and len(jobs) == BINS:
+        raise InputError(f"generator {known.name}: no end states have its shares of jobs and of GPU-time.")
     return chances(found.x)
 
 
@@ -226,8 +226,8 @@ def generate(
     tenants' GPUs. Raises InputError for an unknown name.
     """
     known = statistics(name)
-    asked = [each for each in (window_s, jobs) if each is not None]
-    if len(asked) != 1 or not 0 < asked[0] < np.inf:
+    lengths = [each for each in (window_s, jobs) if each is not None]
+    if len(lengths) != 1 or not 0 < lengths[0] < np.inf:
         days = "" if window_s is None else f"{window_s / DAY_S:g} days"
         got = days if jobs is None else f"{jobs} jobs" if window_s is None else f"{days} and {jobs} jobs"
         raise InputError(f"generator {name}: got {got or 'neither days nor jobs'}; expected either, above 0.")

@@ -23,7 +23,7 @@ from synergy_runs.traces.rows import END_STATES, TraceRows, iso
 # Further figures of a generated log, which it need not match, beside their known values and sources.
 #
 # We have no source for the attempts per job, the concentration of users or the failures by size in Philly or Helios.
-# These figures are printed as generated, without a known value, so that nobody mistakes them for known ones.
+# These figures are printed as generated, without a known value, so that they are not mistaken for known ones.
 
 
 UNKNOWN = np.nan
@@ -73,8 +73,8 @@ def further(known: Statistics, rows: TraceRows) -> Iterator[Figure]:
 
 def tenant_loads(known: Statistics, rows: TraceRows, window_s: float) -> NDArray[np.float64]:
     """GPU-seconds that each tenant with a quota requests ÷ GPU-seconds of its quota in `window_s` seconds."""
-    asked = np.bincount(rows.virtual_cluster, weights=rows.gpus * rows.duration_s)
-    by_name = dict(zip(rows.virtual_clusters.values(), asked.tolist(), strict=False))
+    requested_gpu_s = np.bincount(rows.virtual_cluster, weights=rows.gpus * rows.duration_s)
+    by_name = dict(zip(rows.virtual_clusters.values(), requested_gpu_s.tolist(), strict=False))
     return np.array([by_name.get(name, 0.0) / (quota * window_s) for name, quota in known.quotas.items()])
 
 
@@ -88,38 +88,38 @@ Delays = Callable[[Statistics, TraceRows], Iterable[tuple[str, NDArray[np.float6
 
 def main(arguments: Sequence[str] | None = None, delays: Delays | None = None) -> int:
     """Prints the tables. The exit status is 0, or 2 for errors that the user can fix."""
-    given = _parser(simulates=delays is not None).parse_args(arguments)
+    options = _parser(simulates=delays is not None).parse_args(arguments)
     try:
-        if given.seed < 0:
-            raise InputError(f"--seed {given.seed}: expected a whole number ≥ 0.")
-        if given.csv is not None and not (given.csv.name and given.csv.parent.is_dir()):
-            raise InputError(f"--csv {given.csv}: expected a file in a folder that exists.")
-        known = statistics(given.name)
-        if given.jobs is not None and given.days is None:
-            rows = generate(given.name, jobs=given.jobs, seed=given.seed)
-            window_s = given.jobs / known.arrivals.mean_per_hour * HOUR_S
+        if options.seed < 0:
+            raise InputError(f"--seed {options.seed}: expected a whole number ≥ 0.")
+        if options.csv is not None and not (options.csv.name and options.csv.parent.is_dir()):
+            raise InputError(f"--csv {options.csv}: expected a file in a folder that exists.")
+        known = statistics(options.name)
+        if options.jobs is not None and options.days is None:
+            rows = generate(options.name, jobs=options.jobs, seed=options.seed)
+            window_s = options.jobs / known.arrivals.mean_per_hour * HOUR_S
         else:
-            window_s = (DEFAULT_DAYS if given.days is None else given.days) * DAY_S
-            rows = generate(given.name, window_s=window_s, jobs=given.jobs, seed=given.seed)
-        if given.csv is not None:
-            write_csv(rows, given.csv)
-        replayed = read_trace(given.log, bad_rows="skip") if delays and given.log else None
+            window_s = (DEFAULT_DAYS if options.days is None else options.days) * DAY_S
+            rows = generate(options.name, window_s=window_s, jobs=options.jobs, seed=options.seed)
+        if options.csv is not None:
+            write_csv(rows, options.csv)
+        replayed = read_trace(options.log, bad_rows="skip") if delays and options.log else None
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     gpus = known.nodes * known.gpus_per_node
-    asked = float(rows.duration_s @ rows.gpus)
+    requested_gpu_s = float(rows.duration_s @ rows.gpus)
     print(f"{known.title}: {rows.notes[0]}")
     print(
-        f"{len(rows):,} jobs in {window_s / DAY_S:.1f} days, seed {given.seed}; "
-        f"load {asked / gpus / window_s:.2f} of {gpus:,} GPUs\n"
+        f"{len(rows):,} jobs in {window_s / DAY_S:.1f} days, seed {options.seed}; "
+        f"load {requested_gpu_s / gpus / window_s:.2f} of {gpus:,} GPUs\n"
     )
     aimed_at, others = list(marginals(known, rows, window_s)), list(further(known, rows))
     _print_figures(aimed_at, others)
     used = {each.source for each in (*aimed_at, *others)}
     if replayed is not None:
         window_s = max(replayed.submit_s) - min(replayed.submit_s)
-    simulate = delays if delays and given.waiting else None
+    simulate = delays if delays and options.waiting else None
     used |= _print_waiting(known, replayed or rows, window_s, simulate)
     print("\n" + "\n".join(f"{label}: {what}." for label, what in known.sources.items() if label in used))
     return 0
@@ -129,12 +129,12 @@ def _parser(*, simulates: bool) -> argparse.ArgumentParser:
     parser = Parser(prog="python -m synergy_sim.generators", description=__doc__)
     parser.add_argument("name", help=f"one of {', '.join(names())}")
     parser.add_argument("--days", type=float, help=f"length of the window ({DEFAULT_DAYS:g} by default)")
-    parser.add_argument("--jobs", type=int, help="exactly so many jobs, in place of --days")
+    parser.add_argument("--jobs", type=int, help="draw exactly this many jobs, instead of --days")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv", type=Path, help="write the log to this file, in our plain format")
     if simulates:
         parser.add_argument("--waiting", action="store_true", help="simulate the log under its tenants' quotas")
-        parser.add_argument("--log", type=Path, help="with --waiting: simulate this log in place of the generated one")
+        parser.add_argument("--log", type=Path, help="with --waiting: simulate this log instead of the generated one")
     return parser
 
 
@@ -147,11 +147,11 @@ def _print_figures(aimed_at: Sequence[Figure], others: Sequence[Figure]) -> None
             f"{'' if each.holds else '  *'}"
         )
     missed = sum(not each.holds for each in aimed_at)
-    print(f"\n%: of the known value; p: percentage points; *: outside what is accepted ({missed}).")
-    print(f"\n{'not aimed at':<30} {'from':<8} {'known':>12} {'generated':>12}")
+    print(f"\n%: of the known value; p: percentage points; *: outside the accepted error ({missed}).")
+    print(f"\n{'for comparison only':<30} {'from':<8} {'known':>12} {'generated':>12}")
     for each in others:
         print(_first_columns(each))
-    print("-: no source at hand says.")
+    print("-: we know no source.")
 
 
 def _first_columns(each: Figure) -> str:
@@ -174,10 +174,10 @@ def _print_waiting(known: Statistics, rows: TraceRows, window_s: float, delays: 
         print(f"{f'simulated: {what}':<30} {'':<8} {figures}")
     loads = tenant_loads(known, rows, window_s)
     print(
-        f"Simulated on {sum(known.quotas.values()):,} GPUs; quotas ({origin['quotas']}) are not lent out; "
-        f"{int((loads > 1).sum())} of {len(loads)} tenants\nask for more than theirs, the busiest for "
-        f"{loads.max():.2f} of it. Known: another scheduler, on other days, with real quotas that\n"
-        "changed and users who saw the queue. The two may differ widely."
+        f"Simulated on {sum(known.quotas.values()):,} GPUs; quotas ({origin['quotas']}) are not lent to others; "
+        f"{int((loads > 1).sum())} of {len(loads)} tenants\nrequest more than their quota, the busiest "
+        f"{loads.max():.2f} times its quota. The known delays are of another scheduler, on other days, with real\n"
+        "quotas that changed and users who saw the queue. The two may differ widely."
     )
     return {label, origin["quotas"]}
 

@@ -19,9 +19,9 @@ from synergy_runs.traces.rows import END_STATES
 # Durations by size: one quantile function per size, from known quantiles or fitted to means.
 
 
-SHORTEST_S = 1.0
+MIN_DURATION_S = 1.0
 QUADRATURE_POINTS = 20_000
-DURATIONS_FIT_ERROR = 1e-3
+MAX_DURATIONS_FIT_ERROR = 1e-3
 
 
 Law = Callable[[int, Floats], Floats]
@@ -58,7 +58,7 @@ def lognormal_by_size(
         def quantile_s(size: int, rank: Floats) -> Floats:
             centre = ln_median_s + growth * np.log(gpus[size])
             kept = ndtr((np.log(longest_s) - centre) / spread)
-            return np.asarray(np.maximum(SHORTEST_S, np.exp(centre + spread * ndtri(rank * kept))))
+            return np.asarray(np.maximum(MIN_DURATION_S, np.exp(centre + spread * ndtri(rank * kept))))
 
         return quantile_s
 
@@ -71,7 +71,7 @@ def lognormal_by_size(
 
     start = np.array([np.log(median_s), 0.2, 0.5 * np.log(2 * np.log(mean_s / median_s))])
     found = least_squares(errors, start, diff_step=1e-3)
-    if np.abs(errors(found.x)).max() > DURATIONS_FIT_ERROR:
+    if np.abs(errors(found.x)).max() > MAX_DURATIONS_FIT_ERROR:
         raise InputError(
             f"no lognormal law cut at {longest_s:g} s has median {median_s:g} s, mean {mean_s:g} s and "
             f"{gpu_s_per_job:g} GPU-s per job; give quantiles_s instead."
@@ -81,8 +81,8 @@ def lognormal_by_size(
 
 MARK = '"synergy_trace_statistics"'
 MARK_WITHIN_CHARACTERS = 200
-FIT_ROUNDS = 1_000
-FIT_ERROR = 1e-12
+MAX_FIT_ROUNDS = 1_000
+MAX_FIT_ERROR = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def blocks() -> dict[str, dict[str, Any]]:
             content = json.load(stream)
         for name, own in content["generators"].items():
             if name in found:
-                raise InputError(f"{path}: a generator named {name} stands in another file too; rename one.")
+                raise InputError(f"{path}: another file also has a generator named {name}; rename one.")
             shared = {key: {**value, **own.get(key, {})} for key, value in content.get("shared", {}).items()}
             found[name] = own | shared | {"path": path, "sources": content.get("sources", {})}
     return found
@@ -250,11 +250,11 @@ def _sizes(block: dict[str, Any]) -> tuple[NDArray[np.int64], Floats]:
     single, rest = block["single_gpu_fraction"], sizes[1:].astype(np.float64)
     wanted = (block["mean_gpus"] - single) / (1 - single)
     steep, flat = 20.0, -20.0
-    for _ in range(FIT_ROUNDS):
+    for _ in range(MAX_FIT_ROUNDS):
         exponent = (steep + flat) / 2
         fraction = _normalised(rest**-exponent)
         steep, flat = (steep, exponent) if float(fraction @ rest) > wanted else (exponent, flat)
-        if steep - flat < FIT_ERROR:
+        if steep - flat < MAX_FIT_ERROR:
             break
     return sizes, np.concatenate(([single], (1 - single) * fraction))
 
@@ -288,10 +288,10 @@ def _apportioned(weight: Floats, seats: int) -> NDArray[np.int64]:
 def _fitted(possible: NDArray[np.bool_], rows: Floats, columns: Floats, path: Path) -> Floats:
     """Table with margins `rows` and `columns`, 0 where not `possible`, near independence; by iterative scaling."""
     table = possible * np.outer(rows, columns)
-    for _ in range(FIT_ROUNDS):
+    for _ in range(MAX_FIT_ROUNDS):
         table *= columns / table.sum(axis=0)
         gap = rows / table.sum(axis=1)
-        if np.abs(gap - 1).max() < FIT_ERROR:
+        if np.abs(gap - 1).max() < MAX_FIT_ERROR:
             return np.asarray(table)
         table *= gap[:, None]
     if np.abs(table.sum(axis=0) - columns).max() > 1e-6:

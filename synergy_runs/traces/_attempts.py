@@ -26,7 +26,7 @@ from synergy_runs.traces.rows import UNKNOWN, TraceRows
 if TYPE_CHECKING:
     import pandas as pd
 
-HOW = ("apart", "merged")
+ATTEMPT_MODES = ("apart", "merged")
 
 
 def add(attempts: pd.DataFrame, rows: TraceRows, columns: Mapping[str, str]) -> None:
@@ -34,7 +34,7 @@ def add(attempts: pd.DataFrame, rows: TraceRows, columns: Mapping[str, str]) -> 
 
     attempts: one row per attempt, sorted by job, then from first to last attempt. It has columns of `TraceRows` and
     `job`, the job's number; `why_not`, the reason to leave the attempt out, or ""; and `unfinished`, whether the log
-    ends before the attempt does. Attempts whose `start_s` is NaN (unknown) are taken to start at `submit_s`.
+    ends before the attempt does. Attempts whose `start_s` is NaN (unknown) are assumed to start at `submit_s`.
     columns: as in `TraceRows.add`.
     """
     if not len(attempts):

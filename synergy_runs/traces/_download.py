@@ -96,7 +96,7 @@ def download(source: Source, folder: Path, *, wait_s: float = 2.0) -> list[Path]
     wanted = [folder / name for name in source.wanted]
     if not source.sha256:
         raise InputError(
-            f"{source.name}: no checksum of its archive is known to us, so we do not fetch it. "
+            f"{source.name}: we know no checksum of its archive, so we do not download it. "
             f"Get it from {source.page} and give the job log with trace.path=FILE."
         )
     if all(path.is_file() for path in wanted):
@@ -119,7 +119,7 @@ def download(source: Source, folder: Path, *, wait_s: float = 2.0) -> list[Path]
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_S = 60.0
-TRIES = 6
+MAX_FRUITLESS_CONNECTIONS = 6
 """Number of consecutive connections without new bytes after which the download stops with an error."""
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -151,7 +151,7 @@ def _fetch(source: Source, archive: Path, progress: Progress, wait_s: float) -> 
                 break
             fruitless = 0 if _size(part) > furthest else fruitless + 1
             furthest = max(furthest, _size(part))
-            if fruitless >= TRIES:
+            if fruitless >= MAX_FRUITLESS_CONNECTIONS:
                 raise InputError(
                     f"{source.url}: stopped after {_size(part):,} of {source.size_bytes:,} bytes ({broke}). "
                     f"Run the same command: it resumes. {by_hand}"
@@ -273,7 +273,7 @@ def _unpack(archive: Path, wanted: tuple[str, ...], folder: Path) -> None:
         ) from None
     except OSError as error:
         raise InputError(f"{folder}: cannot unpack into it ({error.strerror or error}).") from error
-    raise InputError(f"{archive}: holds no {', '.join(sorted(left))}; expected {', '.join(wanted)}.")
+    raise InputError(f"{archive}: has no {', '.join(sorted(left))}; expected {', '.join(wanted)}.")
 
 
 @contextmanager
@@ -325,8 +325,8 @@ def find(names: Sequence[str], data_folder: Path | None = None) -> Path | None:
     Raises InputError if SYNERGY_DATA is not a folder: a mistyped path must not quietly lead to a generated trace.
     """
     data_folder = data_folder or _from_environment()
-    given = [data_folder / FOLDER, data_folder] if data_folder else []
-    places = (folder / name for name in names for folder in (*given, Path(FOLDER), statistics_folder()))
+    data_places = [data_folder / FOLDER, data_folder] if data_folder else []
+    places = (folder / name for name in names for folder in (*data_places, Path(FOLDER), statistics_folder()))
     return next((place for place in places if place.is_file()), None)
 
 
@@ -336,5 +336,5 @@ def _from_environment() -> Path | None:
         return None
     folder = Path(text).expanduser()
     if not folder.is_dir():
-        raise InputError(f"{VARIABLE}={text}: no such folder; name one that holds traces/philly.csv, or unset it.")
+        raise InputError(f"{VARIABLE}={text}: no such folder; name one that has traces/philly.csv, or unset it.")
     return folder

@@ -18,8 +18,8 @@ NAME = "arena"
 SUMMARY = "simulation traces of Arena: submission_time, num_iteration, model_name, batch_size, num_gpu, gpu_type"
 FAMILIES = {"bert": "arena-bert", "moe": "arena-moe", "wide_resnet": "arena-wresnet"}
 """Model families in the trace and their catalog names: `wide_resnet__2B` is arena-wresnet-2b."""
-LOGGED_PER_STEP = 5
-"""Logged iterations of a step that is trained."""
+LOGGED_ITERATIONS_PER_STEP = 5
+"""Iterations in the trace for each step that is trained."""
 
 
 def recognises(path: Path, head: str) -> bool:
@@ -41,7 +41,7 @@ def model_named(text: str, column: str) -> str:
 
 def _steps(text: str, column: str) -> float:
     logged = number(text, column, "steps")
-    return max(logged // LOGGED_PER_STEP, min(logged, 1.0))
+    return max(logged // LOGGED_ITERATIONS_PER_STEP, min(logged, 1.0))
 
 
 COLUMNS = {

@@ -15,7 +15,7 @@ from synergy_core.commands import Parser
 from synergy_core.errors import InputError, unknown
 from synergy_core.units import GB, HOUR_S, format_duration
 from synergy_runs.traces import cluster_seen, formats, read_trace
-from synergy_runs.traces._attempts import HOW
+from synergy_runs.traces._attempts import ATTEMPT_MODES
 from synergy_runs.traces._download import SOURCES, download
 from synergy_runs.traces.rows import END_STATES, Names, TraceRows, iso
 
@@ -37,29 +37,29 @@ def lines(rows: TraceRows) -> Iterator[str]:
     states = np.bincount(rows.end_state, minlength=len(END_STATES))
     yield "  end states  " + ", ".join(f"{count:,} {name}" for name, count in zip(END_STATES, states, strict=True))
     if rows.joined_attempts:
-        yield f"  attempts    {rows.joined_attempts:,} further ones joined to their jobs"
+        yield f"  attempts    {rows.joined_attempts:,} further attempts joined to their jobs"
     if retries := int((rows.attempt > 1).sum()):
         first, gaps_s = jobs - retries, np.sort(rows.retry_gap_s)
         yield (
-            f"  attempts    {jobs:,} of {first:,} jobs, {jobs / first:.2f} a job, each submitted by itself; "
+            f"  attempts    {jobs:,} of {first:,} jobs, {jobs / first:.2f} per job, each a submission of its own; "
             f"median gap {format_duration(float(gaps_s[len(gaps_s) // 2]))}"
         )
     for what, names in (("tenants", rows.virtual_clusters), ("users", rows.users)):
         known = sum(map(bool, names.values()))
         yield f"  {what:11} {known:,}" if known else f"  {what:11} not in the log"
-    yield f"  types asked {_type_counts(rows.gpu_type, rows.gpu_types)}"
-    yield f"  types given {_type_counts(rows.given_gpu_type, rows.given_gpu_types, none='unknown')}"
+    yield f"  GPU types   requested: {_type_counts(rows.gpu_type, rows.gpu_types)}"
+    yield f"  GPU types   received: {_type_counts(rows.given_gpu_type, rows.given_gpu_types, none='unknown')}"
     if partitions := sum(map(bool, rows.partitions.values())):
         yield f"  partitions  {partitions:,}"
     yield from cluster_seen.lines(rows)
     if rows.quotas:
         yield f"  quotas      {len(rows.quotas)} tenants, {sum(rows.quotas.values()):,} GPUs"
     for what, column, unit, scale in (("CPUs", rows.cpus, "", 1.0), ("memory", rows.memory_bytes, " GB", GB)):
-        each = (column / rows.gpus / scale)[~np.isnan(column)]
-        if len(each):
+        per_gpu = (column / rows.gpus / scale)[~np.isnan(column)]
+        if len(per_gpu):
             yield (
-                f"  {what:11} named by {len(each):,} of {jobs:,} jobs; "
-                f"a GPU: median {np.median(each):,.4g}{unit}, most {each.max():,.4g}{unit}"
+                f"  {what:11} requested by {len(per_gpu):,} of {jobs:,} jobs; "
+                f"per GPU: median {np.median(per_gpu):,.4g}{unit}, most {per_gpu.max():,.4g}{unit}"
             )
     estimates = int((~np.isnan(rows.estimate_s)).sum())
     yield f"  estimates   {estimates:,} jobs with a run time declared by their user"
@@ -90,9 +90,9 @@ BAD_INPUT = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; the exit status is 0, or 2 for errors that the user can fix, such as bad rows."""
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        status: int = given.run(given)
+        status: int = options.run(options)
         return status
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -102,24 +102,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m synergy_sim.traces", description="Job logs to replay.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="published traces and the formats that are read")
+    listing = commands.add_parser("list", help="list published traces and the formats that can be read")
     listing.set_defaults(run=_list)
-    fetching = commands.add_parser("download", help="fetch a published trace, verified; resumes what was interrupted")
+    fetching = commands.add_parser("download", help="download and verify a published trace; resumes if interrupted")
     fetching.add_argument("name", metavar="NAME", help=", ".join(SOURCES))
     fetching.add_argument("--to", metavar="DIR", type=Path, default=Path("traces"), help="default: ./traces")
     fetching.set_defaults(run=_download)
-    checking = commands.add_parser("check", help="read a job log and say what is in it; status 2 if rows are bad")
+    checking = commands.add_parser("check", help="read a job log and print a summary; exit status 2 if rows are bad")
     checking.add_argument("file", metavar="FILE", type=Path)
-    checking.add_argument("--format", metavar="NAME", help=f"recognised unless given: {', '.join(sorted(formats()))}")
-    checking.add_argument("--attempts", choices=HOW, default=HOW[0], help="of requeued jobs; default: apart")
+    checking.add_argument("--format", metavar="NAME", help=f"default: recognised; {', '.join(sorted(formats()))}")
+    checking.add_argument("--attempts", choices=ATTEMPT_MODES, default="apart", help="of requeued jobs; default: apart")
     checking.set_defaults(run=_check)
     return parser
 
 
-def _list(given: argparse.Namespace) -> int:
+def _list(options: argparse.Namespace) -> int:
     print("Published traces (python -m synergy_sim.traces download NAME):")
     for name, source in SOURCES.items():
-        how = f"{source.size_bytes:,} bytes, verified" if source.sha256 else "by hand: no checksum is known to us"
+        how = f"{source.size_bytes:,} bytes, verified" if source.sha256 else "by hand: we know no checksum"
         print(f"  {name:12} {source.what}\n  {'':12} {source.page} · {source.licence} · {how}")
     print("\nFormats that are read (trace.path=FILE; recognised, or named with trace.format=NAME):")
     for name, each in sorted(formats().items()):
@@ -127,22 +127,22 @@ def _list(given: argparse.Namespace) -> int:
     return 0
 
 
-def _download(given: argparse.Namespace) -> int:
-    if given.name not in SOURCES:
-        raise unknown("trace", given.name, SOURCES)
-    source = SOURCES[given.name]
-    files = download(source, given.to)
+def _download(options: argparse.Namespace) -> int:
+    if options.name not in SOURCES:
+        raise unknown("trace", options.name, SOURCES)
+    source = SOURCES[options.name]
+    files = download(source, options.to)
     for path in files:
         print(f"{path}  {path.stat().st_size:,} bytes")
-    archive = given.to / source.archive
+    archive = options.to / source.archive
     if archive.is_file():
         print(f"{archive} is no longer needed; remove it if you like.")
     print(f"Replay it: python -m synergy_sim +trace={source.name} trace.path={files[0]}")
     return 0
 
 
-def _check(given: argparse.Namespace) -> int:
-    rows = read_trace(given.file, format_name=given.format, bad_rows="skip", attempts=given.attempts)
+def _check(options: argparse.Namespace) -> int:
+    rows = read_trace(options.file, format_name=options.format, bad_rows="skip", attempts=options.attempts)
     print("\n".join(lines(rows)))
     if rows.bad_count:
         print(f"error: {rows.bad_rows_error()}", file=sys.stderr)

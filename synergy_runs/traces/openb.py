@@ -89,11 +89,11 @@ def read(path: Path, rows: TraceRows) -> None:
     rows.notes.append("times count from the log's start: dates count from 1970-01-01")
     if parts:
         rows.notes.append(
-            f"{len(parts):,} of {len(rows):,} pods ask for part of a GPU, {sum(parts) / len(parts):.3f} on average: "
-            "each is a job on one whole GPU here"
+            f"{len(parts):,} of {len(rows):,} pods request part of a GPU, {sum(parts) / len(parts):.3f} on average: "
+            "here each is a job on one whole GPU"
         )
     if specs:
-        rows.notes.append(f"{specs:,} pods name several GPU types: here they run on any type")
+        rows.notes.append(f"{specs:,} pods list several GPU types: here they run on any type")
     if unknown:
         names = ", ".join(f"{name} ({count:,})" for name, count in sorted(unknown.items()))
         rows.notes.append(f"GPU types that the catalog does not have bind pods by their names: {names}")

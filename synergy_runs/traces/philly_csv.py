@@ -24,7 +24,7 @@ COLUMNS = {
     "gpu_s": Number("gpu_time", partial(number, expected="GPU-seconds")),
     "virtual_cluster": Text("cluster"),
 }
-ODD_GPU_TIME_FRACTION = 0.01
+MAX_GPU_TIME_ERROR_FRACTION = 0.01
 
 
 def recognises(path: Path, head: str) -> bool:
@@ -38,7 +38,7 @@ def read(path: Path, rows: TraceRows) -> None:
     for table in read_tables(path, rows, COLUMNS):
         duration_s, gpus, gpu_s = table["duration_s"], table["gpus"], table["gpu_s"]
         with np.errstate(invalid="ignore"):
-            is_consistent = np.abs(gpu_s - duration_s * gpus) <= ODD_GPU_TIME_FRACTION * np.abs(gpu_s) + 1.0
+            is_consistent = np.abs(gpu_s - duration_s * gpus) <= MAX_GPU_TIME_ERROR_FRACTION * np.abs(gpu_s) + 1.0
         inconsistent += int((table.left & ~is_consistent).sum())
         table.add()
     if inconsistent:

@@ -2,7 +2,7 @@
 
 Columns: name, submission_time (s), application, num_gpus, steps (at the model's only batch), is_sla (1: a guaranteed
 job). Ignored: duration, which follows from the steps; num_cpus, since its nodes have CPUs enough for all; and
-exec_plan, the plan that the user asked for, since every policy runs jobs under the best plan measured on their GPUs.
+exec_plan, the plan that the user requested, since every policy runs jobs under the best plan measured on their GPUs.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
 RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "SUSPENDED")
 OTHER_END_STATES = {"REVOKED": "killed", "LAUNCH_FAILED": "failed", "RECONFIG_FAIL": "failed"}
 NO_LIMIT = frozenset({"unlimited", "partition_limit", "infinite", "invalid"})
-TOGETHER_S = 1.0
+MAX_END_GAP_S = 1.0
 """Components of a job count as ended together if their ends differ by at most this."""
 
 
@@ -118,17 +118,17 @@ def read(path: Path, rows: TraceRows) -> None:
 
     rows.notes.extend(f"{count:,} jobs {what}" for what, count in notes.items() if count)
     if "ReqTRES" not in header:
-        rows.notes.append("no ReqTRES column: the type a job asked for is unknown, and all run on any; print it too")
+        rows.notes.append("no ReqTRES column: the requested GPU types are unknown; jobs run on any type; print it too")
     if "JobID" not in header:
-        rows.notes.append("no JobID column: parts of heterogeneous jobs count as jobs of their own; print it too")
-    asked, given = rows.gpu_types.values(), rows.given_gpu_types.values()
+        rows.notes.append("no JobID column: components of heterogeneous jobs count as jobs of their own; print it too")
+    requested, received = rows.gpu_types.values(), rows.given_gpu_types.values()
     type_notes = {}
     for codes, count in Counter(zip(rows.gpu_type.tolist(), rows.given_gpu_type.tolist(), strict=True)).items():
-        wanted, got = asked[codes[0]], given[codes[1]]
+        wanted, got = requested[codes[0]], received[codes[1]]
         if wanted and got and got != wanted:
-            type_notes[f"asked for {wanted} and got {got}"] = count
+            type_notes[f"requested {wanted} and received {got}"] = count
         elif got and not wanted:
-            type_notes[f"asked for no GPU type and got {got}: here they may run on any"] = count
+            type_notes[f"requested no GPU type and received {got}: here they may run on any type"] = count
     rows.notes.extend(f"{count:,} jobs {what}" for what, count in sorted(type_notes.items()))
 
 
@@ -136,7 +136,7 @@ def read(path: Path, rows: TraceRows) -> None:
 
 
 ONCE = "each attempt once. If outputs of overlapping spans were joined, print the whole span with one sacct"
-WHOLE_GPUS = "whole GPUs: this is part of a GPU, and each GPU here is held by one job"
+WHOLE_GPUS = "whole GPUs: this is part of a GPU, and here each GPU is held by one job"
 
 
 def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd.DataFrame:
@@ -164,13 +164,13 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
     def gpus(column: str) -> tuple[Floats, NDArray[np.object_]]:
         part = table.convert(column, _part_of_gpu, ran, "")
         refused = table.left & (part != "")
-        notes["on part of a GPU (MIG, shard or mps) are refused: GPUs are whole here"] += int(refused.sum())
+        notes["on part of a GPU (MIG, shard or mps) are refused: jobs here get whole GPUs"] += int(refused.sum())
         table.reject(refused, column, WHOLE_GPUS, got=part)
         count = table.convert(column, lambda text, column: gpus_of(text, column)[0], ran, 0.0)
         return count, table.convert(column, lambda text, column: "+".join(gpus_of(text, column)[1]), ran, "")
 
-    (given, given_types), (asked, asked_types) = gpus("AllocTRES"), gpus("ReqTRES")
-    held = np.where(table.missing("AllocTRES"), asked, given)
+    (received, received_types), (requested, requested_types) = gpus("AllocTRES"), gpus("ReqTRES")
+    held = np.where(table.missing("AllocTRES"), requested, received)
     cpus, memory_bytes = _demands(table, held > 0)
     log_nodes = _first_of(table, ("AllocTRES", "AllocNodes", "NNodes"), _node_count, ran)
     base, component = zip(*(components(each) for each in job_id), strict=True)
@@ -193,8 +193,8 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
             "gpus": held,
             "cpus": cpus,
             "memory_bytes": memory_bytes,
-            "gpu_type": asked_types,
-            "given_gpu_type": given_types,
+            "gpu_type": requested_types,
+            "given_gpu_type": received_types,
             "user": table.text("User"),
             "virtual_cluster": table.text("Account" if "Account" in header else "Partition"),
             "partition": table.text("Partition"),
@@ -391,7 +391,7 @@ def _whole_jobs(records: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
     first_line = records.drop_duplicates("job").set_index("job").line
     for job_number, each in several.sort_values("gpu_type").groupby("job", sort=False):
         got = " and ".join(f"{gpu_type} (line {line})" for gpu_type, line in zip(each.gpu_type, each.line, strict=True))
-        expected = "one GPU type, since all of a job runs on one here"
+        expected = "one GPU type, because a job runs on one type here"
         rows.reject(first_line[job_number], "ReqTRES", f"{got} in job {each.job_name.iloc[0]}", expected)
     return records[~records.job.isin(several.job)]
 
@@ -425,9 +425,9 @@ def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
     all_ran, gpus = over(np.logical_and, records.ran, all_rows), over(np.add, records.gpus, rows_with_gpus)
     ends_s = records.from_s + records.run_s
     start_s, end_s = over(np.minimum, records.from_s, rows_with_gpus), over(np.maximum, ends_s, rows_with_gpus)
-    apart = all_ran & (end_s - over(np.minimum, ends_s, rows_with_gpus) > TOGETHER_S)
+    apart = all_ran & (end_s - over(np.minimum, ends_s, rows_with_gpus) > MAX_END_GAP_S)
     heterogeneous = records.groupby("job").component.nunique() > 1
-    notes["are heterogeneous: one gang each, the GPUs of their components added up"] += int(heterogeneous.sum())
+    notes["are heterogeneous: each is one gang with the GPUs of all its components"] += int(heterogeneous.sum())
     notes["are heterogeneous with components that ended apart: all GPUs are held until the last has ended"] += int(
         apart.sum()
     )

@@ -22,8 +22,8 @@ NAME = "swf"
 SUMMARY = "Standard Workload Format (Parallel Workloads Archive): 18 fields, a processor is taken as a GPU"
 
 FIELDS = 18
-PARTS = ("2", "3", "4")
-END_STATES = {"1": "completed", "0": "failed", "5": "killed", "-1": "completed"} | dict.fromkeys(PARTS, "")
+PART_STATUSES = ("2", "3", "4")
+END_STATES = {"1": "completed", "0": "failed", "5": "killed", "-1": "completed"} | dict.fromkeys(PART_STATUSES, "")
 COLUMNS = {
     "job_name": Text("job number (field 1)"),
     "end_state": Text("status (field 11)", partial(one_of, meanings=END_STATES)),
@@ -81,7 +81,7 @@ def _fields(path: Path, rows: TraceRows, start_s: list[float]) -> Iterator[tuple
 
 
 def _add_jobs(table: LogTable, start_s: float) -> None:
-    table.leave_out(np.isin(table.texts["status (field 11)"], PARTS), "parts of jobs (status 2, 3 or 4)")
+    table.leave_out(np.isin(table.texts["status (field 11)"], PART_STATUSES), "parts of jobs (status 2, 3 or 4)")
     end_state, duration_s = table["end_state"], table["duration_s"]
     table.leave_out(duration_s == -1, "never ran, or with unknown run time (field 4 is -1)")
     allocated, requested = table["allocated"], table["requested"]

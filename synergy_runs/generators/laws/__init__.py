@@ -4,7 +4,7 @@ The module of a law defines
 
 - `NAME`: the value of `trace.generator=` that selects it;
 - `SUMMARY`: a one-line description for users;
-- `draw(asked, seed)`: the jobs, as a `TraceRows` whose times count from zero.
+- `draw(parameters, seed)`: the jobs, as a `TraceRows` whose times count from zero.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class JobLaw(Protocol):
     NAME: str
     SUMMARY: str
 
-    def draw(self, asked: LawParameters, seed: int) -> TraceRows:
-        """Draws the jobs for the parameters `asked` from `seed`."""
+    def draw(self, parameters: LawParameters, seed: int) -> TraceRows:
+        """Draws the jobs with random numbers from `seed`."""
 
 
 def laws() -> dict[str, JobLaw]:
@@ -68,9 +68,9 @@ def laws() -> dict[str, JobLaw]:
     return {module.NAME: cast(JobLaw, module) for module in modules_of(__name__)}
 
 
-def draw(name: str, asked: LawParameters, seed: int) -> TraceRows:
+def draw(name: str, parameters: LawParameters, seed: int) -> TraceRows:
     """Draws jobs by the law `name`. Raises InputError for an unknown name."""
     known = laws()
     if name not in known:
         raise unknown("law", name, known)
-    return known[name].draw(asked, seed)
+    return known[name].draw(parameters, seed)

@@ -28,39 +28,39 @@ PHILLY_GPUS = (1, 2, 4, 8, 16)
 """Allowed GPUs per job. Philly jobs of other sizes become one-GPU jobs; larger Philly jobs are never drawn."""
 
 
-def draw(asked: LawParameters, seed: int) -> TraceRows:
+def draw(parameters: LawParameters, seed: int) -> TraceRows:
     """Draws the jobs in order of arrival; they are named by their number from 0."""
     rows = TraceRows(path=Path("generated"), format_name=f"generator {NAME}", from_zero=True)
-    models = in_turn(asked.class_mix, asked.jobs)
+    models = in_turn(parameters.class_mix, parameters.jobs)
     rows.add(
-        np.zeros(asked.jobs),
-        submit_s=list(_arrivals_s(asked, Random(seed))),
-        duration_s=list(_run_times_s(asked, Random(seed))),
-        gpus=_gpus(asked, seed),
-        job_name=[str(number) for number in range(asked.jobs)],
+        np.zeros(parameters.jobs),
+        submit_s=list(_arrivals_s(parameters, Random(seed))),
+        duration_s=list(_run_times_s(parameters, Random(seed))),
+        gpus=_gpus(parameters, seed),
+        job_name=[str(number) for number in range(parameters.jobs)],
         model=models,
     )
-    many = "as many GPUs as Philly's jobs (1, 2, 4, 8 or 16)" if asked.job_gpus == "philly" else "one GPU each"
+    many = "as many GPUs as Philly's jobs (1, 2, 4, 8 or 16)" if parameters.job_gpus == "philly" else "one GPU each"
     rows.notes.append(
-        f"drawn by the law of Synergy (OSDI 2022), not a real trace: {asked.jobs_per_hour:g} jobs an hour, {many}"
+        f"drawn by the law of Synergy (OSDI 2022), not a real trace: {parameters.jobs_per_hour:g} jobs an hour, {many}"
     )
     return rows
 
 
-def _arrivals_s(asked: LawParameters, random: Random) -> list[float]:
+def _arrivals_s(parameters: LawParameters, random: Random) -> list[float]:
     """Poisson arrival times, with each gap rounded up to whole seconds."""
     arrivals_s, now_s = [], 0
-    for _ in range(asked.jobs):
-        now_s += math.ceil(-math.log(1.0 - random.random()) / asked.jobs_per_hour * HOUR_S)
+    for _ in range(parameters.jobs):
+        now_s += math.ceil(-math.log(1.0 - random.random()) / parameters.jobs_per_hour * HOUR_S)
         random.randint(0, PRIORITIES - 1)
         arrivals_s.append(float(now_s))
     return arrivals_s
 
 
-def _run_times_s(asked: LawParameters, random: Random) -> list[float]:
+def _run_times_s(parameters: LawParameters, random: Random) -> list[float]:
     """Run times of 60·10^U(a, b) seconds, with (a, b) of a randomly drawn piece of `run_times`."""
-    below = list(accumulate(share for share, _, _ in asked.run_times))
-    return [60.0 * 10.0 ** _exponent(asked.run_times, below, random) for _ in range(asked.jobs)]
+    below = list(accumulate(share for share, _, _ in parameters.run_times))
+    return [60.0 * 10.0 ** _exponent(parameters.run_times, below, random) for _ in range(parameters.jobs)]
 
 
 def _exponent(pieces: Sequence[Sequence[float]], below: Sequence[float], random: Random) -> float:
@@ -69,13 +69,14 @@ def _exponent(pieces: Sequence[Sequence[float]], below: Sequence[float], random:
     return random.uniform(pieces[at][1], pieces[at][2])
 
 
-def _gpus(asked: LawParameters, seed: int) -> list[int]:
+def _gpus(parameters: LawParameters, seed: int) -> list[int]:
     """GPUs of each job. Philly sizes have their own random stream, so that the other draws stay the same."""
-    if asked.job_gpus == "one":
-        return [1] * asked.jobs
+    if parameters.job_gpus == "one":
+        return [1] * parameters.jobs
     philly = statistics("philly")
     sizes, share = np.asarray(philly.sizes), philly.mix.sum(axis=0)
     counted = np.where(np.isin(sizes, PHILLY_GPUS), sizes, 1)
     kept = sizes <= max(PHILLY_GPUS)
-    drawn = np.random.default_rng((seed, 1)).choice(counted[kept], size=asked.jobs, p=share[kept] / share[kept].sum())
+    chances = share[kept] / share[kept].sum()
+    drawn = np.random.default_rng((seed, 1)).choice(counted[kept], size=parameters.jobs, p=chances)
     return [int(each) for each in drawn]
