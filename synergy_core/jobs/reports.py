@@ -276,7 +276,7 @@ class Observations:
         self.version += 1
 
     def add_too_large(self, shape: Shape, requested_batch: int) -> None:
-        """Records that no plan fitted on that shape, so that it is not offered again."""
+        """Records that a job ran out of memory on that shape, so that the shape is not offered again."""
         self.too_large.add((shape, requested_batch))
         self.version += 1
 

@@ -10,7 +10,7 @@ from synergy_core.policies.mechanisms._round import Grant, Hosts, Places, Sharin
 def proportional(round: SharingRound, *, sticky: bool = True) -> Answer:
     """Each GPU comes with an equal part of its node's CPUs and memory, whatever its job can use.
 
-    sticky: whether running jobs stay on their nodes; else every round places all jobs anew on the first that fit.
+    sticky: whether running jobs stay on their nodes; else every round places all jobs anew, on the first fitting nodes.
     """
     hosts = Hosts(round)
     places = Places(hosts, sticky=sticky)

@@ -19,7 +19,7 @@ Placed = list[tuple[int, Applicant, int, OnNodes]]
 
 @mechanism()
 def tune(round: SharingRound, *, sticky: bool = True, hand_out: bool = True) -> Answer:
-    """Each job gets all CPUs and memory that it can use if they are free, else a share as fast as its proportional one.
+    """Each job gets all CPUs and memory it can use if they are free, else a share no slower than its proportional one.
 
     sticky: whether running jobs stay on their nodes, and unneeded CPUs and memory there go to other jobs, in order;
     else, as published, every round places all jobs anew. hand_out: whether the rest then goes to jobs that gain from
