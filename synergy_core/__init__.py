@@ -13,13 +13,13 @@ except PackageNotFoundError:  # run from a checkout that was never installed
 
 
 def module_names(package: str) -> list[str]:
-    """Names of the modules in a package's folder, sorted, without those that begin with an underscore. Adding a module
-    to such a folder registers a plug-in. package: its full name.
+    """Sorted names of the modules in a package's folder that do not begin with an underscore. Adding such a module to
+    the folder registers a plug-in. package: the package's full name.
     """
     folder = importlib.import_module(package).__path__
     return sorted(each.name for each in pkgutil.iter_modules(folder) if not each.name.startswith("_"))
 
 
 def modules_of(package: str) -> list[ModuleType]:
-    """Imports the modules of `module_names`, in order of their names."""
+    """Imports the modules that `module_names` lists, in that order."""
     return [importlib.import_module(f"{package}.{name}") for name in module_names(package)]

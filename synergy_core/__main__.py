@@ -1,4 +1,4 @@
-"""python -m synergy_core COMMAND …: runs the core's own commands. Only they read files of the user."""
+"""python -m synergy_core COMMAND …: runs one of the core's commands. No other part of the core reads a user's files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from synergy_core.errors import InputError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns the command's exit status, or 2 for invalid input.
 
-    Imports only the chosen command, to start fast; the SUMMARY of the others is read from their source text.
+    To start fast, it imports only the chosen command and reads the SUMMARY of the others from their source text.
     """
     words = sys.argv[1:] if arguments is None else arguments
     parser = Parser(prog="python -m synergy_core", description=__doc__)
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs[path.stem] = module.run
     chosen, more = parser.parse_known_args(arguments)
     if hasattr(chosen, "settings") and all(re.match(r"[a-z_]+=", each) for each in more):
-        chosen.settings += more  # settings that stand after an option
+        chosen.settings += more  # settings that follow an option
     elif more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     try:
@@ -46,4 +46,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run("error", main, interrupted="what was to be written is there whole or not at all.")
+    run("error", main, interrupted="each output file is either complete or was not written.")

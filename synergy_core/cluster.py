@@ -1,4 +1,4 @@
-"""The cluster: node types, nodes and virtual clusters. Immutable; the placement tracks which GPUs are in use."""
+"""The cluster: node types, nodes and virtual clusters. It is immutable; the placement tracks which GPUs are in use."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple, get_args
 from synergy_core.errors import InputError, unknown
 from synergy_core.units import GB
 
-MOST_GPUS_PER_NODE = 64
-MOST_NODES = 100_000
+MAX_GPUS_PER_NODE = 64
+MAX_NODES = 100_000
 PlacementRule = Literal["consolidate", "relax", "spread", "even", "most_free"]
 
 
@@ -24,7 +24,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """A number of identical nodes. `gpu_type` is a catalog name such as v100; several node types may share a GPU type.
+    """Identical nodes. gpu_type: a catalog name such as v100; several node types may have the same GPU type.
 
     cpus, memory_bytes: cores and host memory of each node; both 0 if they are not modelled. storage_bytes_per_s: rate
     at which each node reads training data that is not cached in its memory; inf if reading is never a bottleneck.
@@ -41,23 +41,23 @@ class NodeType:
     def __post_init__(self) -> None:
         if not self.gpu_type:
             raise InputError(f"node type {self.name!r}: gpu_type is empty, expected a name such as v100.")
-        if not 1 <= self.nodes <= MOST_NODES:
+        if not 1 <= self.nodes <= MAX_NODES:
             raise InputError(
-                f"node type {self.name}: nodes={self.nodes}, expected at least 1 and at most {MOST_NODES:,}."
+                f"node type {self.name}: nodes={self.nodes}, expected at least 1 and at most {MAX_NODES:,}."
             )
-        if not 1 <= self.gpus_per_node <= MOST_GPUS_PER_NODE:
+        if not 1 <= self.gpus_per_node <= MAX_GPUS_PER_NODE:
             raise InputError(
-                f"node type {self.name}: gpus_per_node={self.gpus_per_node}, expected 1 to {MOST_GPUS_PER_NODE}."
+                f"node type {self.name}: gpus_per_node={self.gpus_per_node}, expected 1 to {MAX_GPUS_PER_NODE}."
             )
         if not (0 <= self.cpus < float("inf") and 0 <= self.memory_bytes < float("inf")):
             raise InputError(
                 f"node type {self.name}: {self.cpus:g} CPUs and {self.memory_bytes:g} bytes of memory, expected finite "
-                "numbers above 0, or none of both."
+                "numbers above 0, or 0 for both if policies should ignore them."
             )
         if (self.cpus > 0) != (self.memory_bytes > 0):
             raise InputError(
-                f"node type {self.name}: {self.cpus:g} CPUs and {self.memory_bytes / GB:g} GB of memory; name both, or "
-                "none of both if policies should ignore them."
+                f"node type {self.name}: {self.cpus:g} CPUs and {self.memory_bytes / GB:g} GB of memory; set both, or "
+                "neither if policies should ignore them."
             )
         if not self.storage_bytes_per_s > 0:
             raise InputError(
@@ -80,8 +80,8 @@ class Cluster:
     """Node types in order of preference: a job that requests no GPU type runs on the first type that it fits.
 
     Nodes are numbered consecutively, type by type.
-    virtual_clusters: each tenant's quota in GPUs; empty means one pool for all. The quotas' sum must not exceed the
-    cluster. borrowing: whether a tenant may exceed its quota while other tenants' GPUs are idle.
+    virtual_clusters: each tenant's quota in GPUs; empty means one pool for all. The quotas may not add up to more than
+    the cluster. borrowing: whether a tenant may exceed its quota while other tenants' GPUs are idle.
     placement: where a job may run. "consolidate": on the fullest node that it fits; a job larger than a node gets whole
     nodes and one further node for the remainder; it waits until these are free. "relax": the same until the job has
     waited `patience_s`, then on any free GPUs. "spread": at once on any free GPUs, on as few nodes as possible. "even":
@@ -97,21 +97,21 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not self.node_types:
-            raise InputError("a cluster has at least one node type; got none.")
+            raise InputError("the cluster has no node types; expected at least one node type.")
         if self.placement not in get_args(PlacementRule):
             raise unknown("cluster.placement", self.placement, get_args(PlacementRule))
         if not self.patience_s >= 0:
             raise InputError(
-                f"cluster.patience_s={self.patience_s:g}: expected seconds ≥ 0; it is for placement=relax."
+                f"cluster.patience_s={self.patience_s:g}: expected seconds ≥ 0; only placement=relax reads it."
             )
         if len({each.cpus > 0 for each in self.node_types}) > 1:
-            named = [each.name for each in self.node_types if each.cpus]
+            with_cpus = ", ".join(each.name for each in self.node_types if each.cpus)
             raise InputError(
-                f"node types {', '.join(named)} name CPUs and memory, the others do not; name them for all or for none."
+                f"node types {with_cpus} have CPUs and memory, the others do not; set them for all types or for none."
             )
         names = [each.name for each in self.node_types]
         if len(set(names)) < len(names):
-            raise InputError(f"node types {names} are not distinct; give each its own name.")
+            raise InputError(f"node types {names}: names must be unique; rename one.")
         for name, quota in self.virtual_clusters.items():
             if quota < 1:
                 raise InputError(f"virtual cluster {name}: a quota of {quota} GPUs, expected at least 1.")
@@ -147,11 +147,11 @@ class Cluster:
 
     @cached_property
     def proportional(self) -> tuple[Share, ...]:
-        """CPUs and memory per GPU for each of `gpu_types`, shared equally; the least, if nodes of a GPU type differ."""
+        """CPUs and memory per GPU for each of `gpu_types`, shared equally; the smallest if nodes of a type differ."""
         shares = [
             [each.proportional for each in self.node_types if each.gpu_type == gpu_type] for gpu_type in self.gpu_types
         ]
-        return tuple(Share(*map(min, zip(*alike, strict=True))) for alike in shares)
+        return tuple(Share(*map(min, zip(*of_type, strict=True))) for of_type in shares)
 
     @cached_property
     def node_type_of(self) -> tuple[NodeType, ...]:
@@ -171,7 +171,7 @@ class Cluster:
         return tuple(self.gpu_types.index(each) for each in self.type_of_node)
 
     def type_of(self, placed: Sequence[tuple[int, int]]) -> str:
-        """The GPU type of a placement. placed: (node, GPUs) pairs; a job never mixes GPU types."""
+        """The GPU type of a placement. placed: (node, GPUs) pairs, all of one type, because jobs never mix types."""
         return self.type_of_node[placed[0][0]]
 
     @cached_property
@@ -183,7 +183,7 @@ class Cluster:
 
     @property
     def scatter_after_s(self) -> float:
-        """Seconds that a job waits for a consolidated placement before it accepts any; inf if it never does."""
+        """Seconds for which a job waits for a consolidated placement before it accepts any other; inf if for ever."""
         return {"consolidate": float("inf"), "relax": self.patience_s}.get(self.placement, 0.0)
 
     def gpus_of(self, gpu_type: str) -> int:
@@ -191,7 +191,7 @@ class Cluster:
         return sum(each.gpus for each in self.node_types if gpu_type in ("", each.gpu_type))
 
     def most_gpus_for(self, gpu_type: str, virtual_cluster: str) -> int:
-        """GPUs of the largest job that the tenant could ever run on a GPU type, or on any one type if that is empty."""
+        """The most GPUs that one job of the tenant can get: of `gpu_type`, or if it is empty, of any single type."""
         types = [gpu_type] if gpu_type else list(self.gpu_types)
         most = max((self.gpus_of(each) for each in types), default=0)
         if self.virtual_clusters and not self.borrowing:
@@ -207,7 +207,7 @@ class Cluster:
         return tuple(starts)
 
     def describe(self) -> str:
-        """The cluster in words: `60 × 8 v100 (480 GPUs)`, any quotas, and the placement if it is not the default."""
+        """Describes the cluster: `60 × 8 v100 (480 GPUs)`, any quotas, and the placement unless it is the default."""
         parts = " + ".join(
             f"{each.nodes} × {each.gpus_per_node} {each.gpu_type}{_host(each)}" for each in self.node_types
         )
@@ -220,5 +220,5 @@ class Cluster:
 
 
 def _host(node_type: NodeType) -> str:
-    """CPUs and memory of a node in words: ` with 24 CPUs, 500 GB`, or "" if they are not modelled."""
+    """Formats a node's CPUs and memory: ` with 24 CPUs, 500 GB`, or "" if they are not modelled."""
     return f" with {node_type.cpus:g} CPUs, {node_type.memory_bytes / GB:g} GB" if node_type.cpus else ""

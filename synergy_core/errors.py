@@ -1,4 +1,4 @@
-"""Errors that a user can correct. Messages say what the input was, what was expected, and what to type."""
+"""Errors that a user can correct. Messages state the input, what was expected, and what to type."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from collections.abc import Iterable
 class InputError(ValueError):
     """The user's input is invalid. The message says what is wrong, why, and what to type instead.
 
-    Programs print the message without a traceback and exit with status 2.
+    Programs print the message without a traceback, and exit with status 2.
     """
 
 
 def unknown(kind: str, got: str, known: Iterable[str], *, hint: str = "") -> InputError:
-    """The error for a name that is not among `known`, with the nearest match first.
+    """The error for a name that is not among `known`; it suggests the most similar known name.
 
     kind: what the name stands for ("policy", "key"). hint: a further sentence, such as how to add a policy.
     """
     names = sorted(known)
-    by_small = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(got.lower(), by_small, n=1, cutoff=0.5)
-    guess = f" Did you mean '{by_small[near[0]]}'?" if near else ""
+    by_lower_case = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(got.lower(), by_lower_case, n=1, cutoff=0.5)
+    guess = f" Did you mean '{by_lower_case[near[0]]}'?" if near else ""
     tail = f" {hint}" if hint else ""
     return InputError(f"unknown {kind} '{got}'.{guess} Known: {', '.join(names) or 'none'}.{tail}")
 
 
-# Suggests which column of a table may be a missing one under another name, and whether its unit differs.
+# The rest suggests which column of a table may be the missing one under another name, and whether its unit differs.
 
 
 _UNITS = {
@@ -45,7 +45,7 @@ _UNITS = {
         **{name: 2.0**power for power, name in ((10, "kib"), (20, "mib"), (30, "gib"), (40, "tib"))},
     },
 }
-"""Expected unit → units in which another column's name may end, with their factors to the expected unit."""
+"""By expected unit: the units in which another column's name may end, and their factors to the expected unit."""
 _UNSTATED_SECONDS = ("step_time", "sync_time")
 """Columns in seconds whose names do not state the unit."""
 _SYNONYMS = {
@@ -55,11 +55,11 @@ _SYNONYMS = {
     "virtual_cluster": ("tenant", "vc", "queue", "account"),
     "estimate_s": ("time_limit", "requested_time", "walltime_limit"),
 }
-"""Our column names → names for the same column in other formats, without their unit."""
+"""By our column name: names of the same column in other formats, without their unit."""
 _MIN_SIMILARITY = 0.6
 
 
-def renamed(wanted: str, header: Iterable[str], others: Iterable[str] = ()) -> str:
+def suggest_column(wanted: str, header: Iterable[str], others: Iterable[str] = ()) -> str:
     """A sentence that suggests which column may be the missing one; "" if none is similar. wanted: the missing name.
     others: columns of the header that are known to have another meaning.
     """
@@ -74,12 +74,12 @@ def renamed(wanted: str, header: Iterable[str], others: Iterable[str] = ()) -> s
         return "_".join(parts[:-1] if len(parts) > 1 and parts[-1] in units else parts)
 
     # Finds the column whose name without its unit is most similar; a name that is only a unit is the last choice.
-    left = [each for each in header if each not in set(others)]
-    bare = {without_unit(name.lower()): name for name in reversed(left)}
+    candidates = [name for name in header if name not in set(others)]
+    bare = {without_unit(name.lower()): name for name in reversed(candidates)}
     names = (without_unit(wanted), *_SYNONYMS.get(wanted, ()))
-    near = (difflib.get_close_matches(name, bare, 1, _MIN_SIMILARITY) for name in names)
-    alone = (name for name in left if len(name) > 1 and name.lower() in units)
-    found = next((bare[each[0]] for each in near if each), next(alone, None))
+    matches = (difflib.get_close_matches(name, bare, 1, _MIN_SIMILARITY) for name in names)
+    only_units = (name for name in candidates if len(name) > 1 and name.lower() in units)
+    found = next((bare[match[0]] for match in matches if match), next(only_units, None))
     if found is None:
         return ""
     if not units:
@@ -91,4 +91,4 @@ def renamed(wanted: str, header: Iterable[str], others: Iterable[str] = ()) -> s
     if factor == 1.0:
         return f"Is it the one called {found!r}? Rename it."
     times = f"{factor:,.0f}" if factor > 1.0 else f"{factor:g}"
-    return f"Is it {found!r}? That is in another unit: write a column {wanted!r}, {times} times as large."
+    return f"Is it {found!r}? It has another unit: write a column {wanted!r} with {times} times its values."

@@ -1,4 +1,4 @@
-"""Units, and times in seconds on a binary grid, on which sums and differences of times are exact.
+"""Units, and times in seconds on a binary grid that makes sums and differences of times exact.
 
 Every time in a schedule is a float64 multiple of `TICK_S` = 2⁻²⁰ s (about 1 µs). Float64 holds such multiples
 exactly up to 2³³ s (272 years), so adding and subtracting times never rounds: `now + (t - now) == t`, and
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 TICKS_PER_S = 2**20
 TICK_S = 1.0 / TICKS_PER_S
 
-LONGEST_S = 2.0**32
-"""Half of the exact range: the sum of an instant and a duration below this limit is exact."""
+MAX_TIME_S = 2.0**32
+"""Half of the exact range. The sum of an instant and a duration below this limit is exact."""
 
 MB, GB = 1e6, 1e9
 """Decimal megabyte and gigabyte in bytes, as data sheets use them."""
@@ -72,7 +72,7 @@ def format_duration(seconds: float) -> str:
 def format_instant(time_s: float, origin_s: float = 0.0) -> str:
     """Formats a simulated time: `3.25 h`, or `3.25 h (2017-10-09 07:01:55)` if the log has dates.
 
-    origin_s: Unix time of simulated time 0, seconds. Less than a year means that the log has no dates.
+    origin_s: Unix time of simulated time 0, in seconds. Less than a year means that the log has no dates.
     """
     hours = f"{time_s / HOUR_S:.2f} h"
     if origin_s < YEAR_S:
@@ -95,7 +95,7 @@ def format_service(gpu_s: float) -> str:
     return f"{gpu_s / HOUR_S:.2f} GPU-h"
 
 
-# Type annotations of arrays. Docstrings state the arrays' shapes.
+# Types of arrays. Docstrings state the arrays' shapes.
 
 
 Floats = NDArray[np.float64]
@@ -113,7 +113,7 @@ Columns = TypeVar("Columns", bound=HasFields)
 
 
 def columns_of(rows: Sequence[Columns]) -> Columns:
-    """Stacks dataclasses of numbers or arrays into one dataclass of arrays. Each field gets a new first axis."""
+    """Stacks dataclasses of numbers or arrays into one dataclass of arrays, whose first axis is the row."""
     names = [each.name for each in fields(rows[0])]
     return type(rows[0])(**{name: np.array([getattr(row, name) for row in rows]) for name in names})
 

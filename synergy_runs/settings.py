@@ -17,7 +17,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from synergy_core.cluster import MOST_GPUS_PER_NODE, MOST_NODES, PlacementRule
+from synergy_core.cluster import MAX_GPUS_PER_NODE, MAX_NODES, PlacementRule
 from synergy_core.errors import InputError, unknown
 
 Settable = TypeVar("Settable")
@@ -39,8 +39,8 @@ NOT_NEGATIVE = Bounds("a finite number ≥ 0", lambda value: 0 <= value < float(
 ABOVE_ZERO = Bounds("a finite number > 0", lambda value: 0 < value < float("inf"))
 FACTOR = Bounds("a finite factor ≥ 1", lambda value: 1 <= value < float("inf"))
 ROUND = Bounds("a number of seconds, at least 0.001", lambda value: 1e-3 <= value < float("inf"))
-NODES = Bounds(f"at least 1 and at most {MOST_NODES:,}", lambda value: 1 <= value <= MOST_NODES)
-GPUS_PER_NODE = Bounds(f"1 to {MOST_GPUS_PER_NODE}", lambda value: 1 <= value <= MOST_GPUS_PER_NODE)
+NODES = Bounds(f"at least 1 and at most {MAX_NODES:,}", lambda value: 1 <= value <= MAX_NODES)
+GPUS_PER_NODE = Bounds(f"1 to {MAX_GPUS_PER_NODE}", lambda value: 1 <= value <= MAX_GPUS_PER_NODE)
 NAME = Bounds(
     "a name, not a path; results are filed under it",
     lambda name: name and "/" not in name and not name.startswith("."),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
-from synergy_core.units import DAY_S, LONGEST_S, Floats, on_grid, parse_duration_s
+from synergy_core.units import DAY_S, MAX_TIME_S, Floats, on_grid, parse_duration_s
 from synergy_runs.numbers import MIN_WORKLOADS
 from synergy_runs.traces.cluster_seen import NOTHING_SEEN, SeenCluster, seen, types_ran_on
 from synergy_runs.traces.rows import BadRow, TraceRows, epoch_s, iso
@@ -244,8 +244,8 @@ def _length_s(text: str) -> float:
     if re.fullmatch(r"[\d.]+", number):
         raise InputError(f"trace.window={number}: {number} of what? Type {number}d for days, {number}h for hours.")
     seconds = parse_duration_s(text)
-    if seconds > LONGEST_S:
-        raise InputError(f"trace.window={text}: expected at most {LONGEST_S / DAY_S:,.0f}d.")
+    if seconds > MAX_TIME_S:
+        raise InputError(f"trace.window={text}: expected at most {MAX_TIME_S / DAY_S:,.0f}d.")
     if seconds == 0:
         raise ValueError("a window has a length")
     return seconds
@@ -307,8 +307,8 @@ def sampled(workload: Workload, fraction: float, random: np.random.Generator) ->
 
 def scaled(workload: Workload, load: float) -> Workload:
     """Divides every submission time by `load`, so that jobs arrive `load` times as fast; nothing else changes."""
-    if workload.arrival_window_s / load > LONGEST_S:
-        raise InputError(f"cluster.load={load:g}: arrivals would go on for more than {LONGEST_S / 3.15e7:.0f} years.")
+    if workload.arrival_window_s / load > MAX_TIME_S:
+        raise InputError(f"cluster.load={load:g}: arrivals would go on for more than {MAX_TIME_S / 3.15e7:.0f} years.")
     return workload if load == 1 else replace(workload, submit_time_s=on_grid(workload.submit_time_s / load))
 
 

@@ -13,7 +13,7 @@ from synergy_core.cluster import Cluster, NodeType, Share
 from synergy_core.goodput.pipeline import WAITED, Pipeline
 from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.record import Job
-from synergy_core.jobs.reports import ALIKE, MIN_CPUS_TRIED, InputReports
+from synergy_core.jobs.reports import MIN_CPUS_TRIED, MIN_RELATIVE_CHANGE, InputReports
 from synergy_core.jobs.spec import InputShare, JobSpec, Shape, StepReport
 from synergy_core.planner.plan import Plan
 from synergy_core.scheduling.scheduler import scheduler_for
@@ -74,8 +74,8 @@ def test_the_search_ends_where_the_job_is_as_fast_as_it_can_be_with_hardly_more_
     tried, learned = search(truth)
     (share, slowdown), needed = tried[-1], truth.cpu_s / GPU_SAMPLE_S
     best, _ = step_at(truth, NODE_SHARE)
-    assert slowdown <= WAITED * (1 + ALIKE) * best.step_s / (SAMPLES * GPU_SAMPLE_S)
-    assert share.cpus <= (1 + 2 * ALIKE) * max(MIN_CPUS_TRIED, needed)
+    assert slowdown <= WAITED * (1 + MIN_RELATIVE_CHANGE) * best.step_s / (SAMPLES * GPU_SAMPLE_S)
+    assert share.cpus <= (1 + 2 * MIN_RELATIVE_CHANGE) * max(MIN_CPUS_TRIED, needed)
     assert all(each == tried[-1] for each in tried[9:])
     if learned.found.cpu_s.state == "measured":
         assert learned.found.cpu_s.value == pytest.approx(truth.cpu_s, rel=1e-6)

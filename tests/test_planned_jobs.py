@@ -235,7 +235,7 @@ def test_plus_plans_is_a_policy_of_its_own():
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("crius+plans", "Type crius"), ("fifo+plans", "plans tell it nothing"), ("sai+plans", "sia")],
+    [("crius+plans", "Type crius"), ("fifo+plans", "it cannot use plans"), ("sai+plans", "sia")],
 )
 def test_plus_plans_says_where_it_makes_no_sense(name, says):
     with pytest.raises(InputError, match=says):

@@ -128,7 +128,7 @@ def test_observed_steps_correct_the_plan_that_was_running():
 
 
 def test_what_was_not_measured_is_said():
-    with pytest.raises(InputError, match="were not profiled"):
+    with pytest.raises(InputError, match="not profiled"):
         task().train_on(Shape("cpu", 1, 3))
 
 

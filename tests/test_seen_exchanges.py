@@ -14,7 +14,7 @@ from synergy_core.goodput.efficiency import MEASURED_ERROR_WEIGHT, mixed_error
 from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.exchange import Compression, before_layers, exchange_of
 from synergy_core.jobs.fitted import SynergyTask
-from synergy_core.jobs.reports import MAX_RATIO, RECENT, STEP, ExchangeReport, RatioOf, SeenExchanges
+from synergy_core.jobs.reports import MAX_RATIO, MAX_REPORTS, MIN_CHANGE_FACTOR, ExchangeReport, RatioOf, SeenExchanges
 from synergy_core.jobs.spec import JobSpec, Shape, StepReport
 from synergy_core.planner.plan import Plan
 
@@ -58,21 +58,21 @@ def test_the_mean_of_ratios_is_believed_once_it_has_moved_by_enough() -> None:
     assert seen.ratio(Q8._replace(compressor="q4")) == 1.0
 
 
-@given(ratios=st.lists(st.floats(0.02, 50.0), min_size=1, max_size=RECENT))
+@given(ratios=st.lists(st.floats(0.02, 50.0), min_size=1, max_size=MAX_REPORTS))
 def test_what_is_believed_is_within_a_step_of_the_mean(ratios: list[float]) -> None:
     seen = SeenExchanges()
     for each in ratios:
         seen.add(Q8, each * 7.0, 7.0)
-    assert 1 / STEP - 1e-9 <= np.mean(ratios) / seen.ratio(Q8) <= STEP + 1e-9
+    assert 1 / MIN_CHANGE_FACTOR - 1e-9 <= np.mean(ratios) / seen.ratio(Q8) <= MIN_CHANGE_FACTOR + 1e-9
 
 
 def test_a_change_is_followed_in_as_many_reports_as_a_mean_has() -> None:
     seen = SeenExchanges()
     for _ in range(500):
         seen.add(Q8, 1.0, 1.0)
-    for _ in range(3 * RECENT):
+    for _ in range(3 * MAX_REPORTS):
         seen.add(Q8, 2.0, 1.0)
-    assert 2.0 / STEP < seen.ratio(Q8) <= 2.0
+    assert 2.0 / MIN_CHANGE_FACTOR < seen.ratio(Q8) <= 2.0
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_steps_that_do_not_tell_their_exchange_cap_nothing_and_never_raise_it() 
     task.report((1.0, 8.0))
     beliefs.refresh([task])
     assert task.pool.plain_exchanges == {("cpu", False): []}
-    assert task._most_seen_s("cpu", False, 1.0) == inf
+    assert task._longest_exchange_s("cpu", False, 1.0) == inf
     plan = task.train_on(PAIR)
     assert plan.compressor != "none"
     seen = task.observe(StepReport(PAIR, Plan(data=2, micro_batch=24, compressor="powersgd-1"), 0.24 + 0.1))

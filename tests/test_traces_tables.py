@@ -157,7 +157,7 @@ def test_our_own_csv_names_columns_it_does_not_read(tmp_path: Path) -> None:
     meant = {"tenant": "virtual_cluster", "state": "end_state"}
     assert all(any(name in note and column in note for note in rows.notes) for name, column in meant.items())
     rows = read_trace(written(tmp_path, "submit_time,duration_s,gpus,estimate_hours\n1,2,3,4\n"))
-    assert "'estimate_s', 3,600 times as large" in rows.notes[0]
+    assert "'estimate_s' with 3,600 times its values" in rows.notes[0]
 
 
 def test_stamps_across_the_change_of_clocks_are_right() -> None:

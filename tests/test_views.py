@@ -262,7 +262,7 @@ def test_who_reads_estimates_is_found_out():
 
 def test_an_oracle_in_a_place_without_truth_says_so():
     job = Job(1, 0.0, 2)
-    with pytest.raises(InputError, match="true run times are known in simulations"):
+    with pytest.raises(InputError, match="only simulations know true run times"):
         _ = through(OracleJobView, lambda view: view.remaining_s)(job)
 
 

@@ -1,3 +1,3 @@
-"""A job's forms: what was submitted (`spec`), the scheduler's record (`record`), the scheduler's beliefs (a task:
-`fitted`, `planned`), and what policies see (`state`).
+"""The forms of a job: what its user submitted (`spec`), the scheduler's record of it (`record`), the scheduler's
+beliefs about it (a task: `fitted`, `planned`), and what policies see of it (`state`).
 """

@@ -1,4 +1,4 @@
-"""What a scheduler believes of all its jobs: tasks, shared or own observations, and goodput for many jobs at once."""
+"""A scheduler's beliefs about all its jobs: it makes their tasks, pools their observations, and computes goodputs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ InputKnowledge = Literal["known", "learned"]
 """Source of input speeds: offline profiles, or only the reports of jobs that `Information` allows."""
 BatchLimit = Literal["max", "requested"]
 
-MAX_REMEMBERED = 50_000
+MAX_CACHED_ROWS = 50_000
+"""Maximum number of cached rows of `Beliefs.paces`, per set of configurations; a larger cache is emptied."""
 
 
 class Beliefs:
-    """Makes each job's task, keeps models up to date, and says how fast jobs would train on configurations.
+    """Makes each job's task, keeps models up to date, and computes how fast jobs would train on configurations.
 
     shared: whether a job's reports count for all jobs of its application. declares: whether declared work is known.
-    learns_input: whether input speeds are fitted to reports instead of profiled. speeds: planner's step times of jobs
-    with plans; profiled: measured step times of profiled models; None if there are no such jobs.
+    learns_input: whether input speeds are fitted to reports; else they come from offline profiles. speeds: the
+    planner's step times of jobs with plans. profiled: measured step times of profiled models. Both may be None.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Beliefs:
         self._rows: dict[bytes, dict[Belief, Floats]] = {}
 
     def task(self, spec: JobSpec) -> SynergyTask:
-        """The beliefs about a new job, with its declared work and its input profile only if they may be known."""
+        """A new job's task. Its spec keeps the declared work and the input profile only if policies may know them."""
         if not self.declares:
             spec = replace(spec, declared_work=float("inf"))
         if self._learns_input:
@@ -64,49 +65,49 @@ class Beliefs:
             pool = Observations(InputReports() if self._learns_input else None)
             if self.shared:
                 self._pools[spec.application] = pool
-        knows = {"shared": self.shared, "declares": self.declares}
+        knowledge = {"shared": self.shared, "declares": self.declares}
         if self._profiled is not None and spec.architecture in self._profiled.profile:
-            return ProfiledTask(spec, pool, speeds=self._profiled, **knows)
+            return ProfiledTask(spec, pool, speeds=self._profiled, **knowledge)
         if spec.architecture and self._speeds is not None:
-            return PlannedTask(spec, pool, speeds=self._speeds, **knows)
-        return SynergyTask(spec, pool, **knows)
+            return PlannedTask(spec, pool, speeds=self._speeds, **knowledge)
+        return SynergyTask(spec, pool, **knowledge)
 
     def refresh(self, tasks: Sequence[SynergyTask]) -> None:
         """Updates the models of all these jobs in one call."""
         refresh_models((task.pool for task in tasks), self._fits)
 
     def merge(self) -> None:
-        """Makes known to other jobs what jobs have reported since the last decision."""
+        """Shares with other jobs what each job has reported since the last decision, and updates the models."""
         for pool in self._pools.values():
             pool.merge()
         refresh_models(self._pools.values(), self._fits)
 
     def goodput(self, tasks: Sequence[SynergyTask], rows: Configurations, batch: BatchLimit) -> Floats:
-        """(jobs, configurations): the first half of `paces`."""
+        """(jobs, configurations): initial-batch iterations per second; the first half of `paces`."""
         return np.asarray(self.paces(tasks, rows, batch)[0])
 
     def paces(self, tasks: Sequence[SynergyTask], rows: Configurations, batch: BatchLimit) -> Floats:
         """(2, jobs, configurations): initial-batch iterations per second at the best batch, 0 where no batch fits; and
         samples per second at that batch, 0 where unknown.
 
-        A job's row is made again only when its model or statistics have changed.
+        A job's row is computed again only when its model or statistics have changed.
         batch: whether the batch may grow to the job's maximum or only to what its user requested. A GPU type without a
-        model takes the curve of the first type with one, times the ratio of their one-GPU rates (Sia, SOSP 2023,
-        section 3.2). A job without observations has NaN throughout; a job with plans is known from the start.
+        model uses the model of the first type that has one, times the ratio of the two one-GPU rates (Sia, SOSP 2023,
+        section 3.2). A job without observations has only NaN; a job with plans has goodputs from the start.
         """
         known = self._rows.setdefault(rows.key() + batch.encode(), {})
-        if len(known) > MAX_REMEMBERED:
+        if len(known) > MAX_CACHED_ROWS:
             known.clear()
         outdated: dict[type[SynergyTask], list[SynergyTask]] = {}
         for task in tasks:
-            made_of = id(known), task.pool.version, task.believed_statistics
-            if task.paces is None or task.paces[0] != made_of:
-                task.paces = made_of, np.zeros(0)
+            inputs = id(known), task.pool.version, task.believed_statistics
+            if task.paces is None or task.paces[0] != inputs:
+                task.paces = inputs, np.zeros(0)
                 outdated.setdefault(type(task), []).append(task)
-        for task_class, alike in outdated.items():
-            made = task_class.goodputs(alike, rows, self._types, known, requested=batch == "requested")
-            for at, task in enumerate(alike):
+        for task_class, class_tasks in outdated.items():
+            computed = task_class.goodputs(class_tasks, rows, self._types, known, requested=batch == "requested")
+            for index, task in enumerate(class_tasks):
                 assert task.paces is not None
-                task.paces = task.paces[0], made[:, at].ravel()
-        found = np.concatenate([task.paces[1] for task in tasks if task.paces is not None])
-        return found.reshape(len(tasks), 2, len(rows)).swapaxes(0, 1)
+                task.paces = task.paces[0], computed[:, index].ravel()
+        paces = np.concatenate([task.paces[1] for task in tasks if task.paces is not None])
+        return paces.reshape(len(tasks), 2, len(rows)).swapaxes(0, 1)

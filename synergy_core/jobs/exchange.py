@@ -1,4 +1,4 @@
-"""Which gradient exchanges a job may use, how long they take and their errors, by name, GPU type and GPUs."""
+"""The gradient exchanges that a job may use, and the time and error of each, by compressor, GPU type and GPUs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ Compression = Literal["none", "uniform", "lgreco", "naive", "coadaptive"]
 MARGIN = 1.05
 """Minimum predicted goodput of a compressor, as a factor over no compression. Step-time models err by about as much on
 unseen placements (docs/accuracy.md), so a smaller predicted gain may be a loss."""
-LATENCY_S = 1e-4
-"""Time of an empty all-reduce if the catalog has no data sheet of the nodes: that of two nodes on InfiniBand."""
-NOTHING_TO_DO = CodecSpeed(float("inf"), float("inf"), 0.0)
+DEFAULT_LATENCY_S = 1e-4
+"""Time of an empty all-reduce between two nodes on InfiniBand, used where the catalog has no data sheet of nodes."""
+NO_CODEC = CodecSpeed(float("inf"), float("inf"), 0.0)
 """Codec speed of `none`, which encodes nothing."""
 Codecs = Mapping[str, Mapping[str, CodecSpeed]]
 """Measured speeds by GPU type and scheme (`Compressor.scheme`)."""
@@ -48,10 +48,10 @@ Codecs = Mapping[str, Mapping[str, CodecSpeed]]
 class GradientExchange:
     """How a job, or every job of one model, exchanges its gradients.
 
-    offers: allowed compressors, with `none` if it may leave gradients uncompressed; several replicas always use a
-    single offer. keeps_batch: whether the job trains at its requested batch. naive: whether the noise scale is
-    estimated and the batch chosen as if compression cost no progress. network_bytes_per_s: measured rate of all-reduces
-    between nodes; None: data sheets. codecs: measured speeds; other GPU types encode as their data sheets say.
+    offers: allowed compressors, including `none` if gradients may stay uncompressed; if there is only one offer,
+    several replicas always use it. keeps_batch: whether the job trains at its requested batch. naive: whether the noise
+    scale is estimated and the batch chosen as if compression cost no progress. network_bytes_per_s: measured rate of
+    all-reduces between nodes; None: the data sheets' rate. codecs: measured speeds; other GPU types: by data sheet.
     """
 
     offers: tuple[Offer, ...]
@@ -63,7 +63,7 @@ class GradientExchange:
 
     @cached_property
     def _by_name(self) -> dict[str, Offer]:
-        return {each.name: each for each in self.offers}
+        return {offer.name: offer for offer in self.offers}
 
     @cached_property
     def _plain(self) -> Offer:
@@ -85,31 +85,31 @@ class GradientExchange:
 
     def terms(self, name: str, gpu_type: str, nodes: int, gpus: int) -> ExchangeTerms:
         """How a compressor changes T_sync on that placement; with one replica it changes nothing."""
-        asked = name, gpu_type, nodes, gpus
+        key = name, gpu_type, nodes, gpus
         if name == NO_COMPRESSOR or gpus == 1:
             return ExchangeTerms()
-        if asked not in self._terms:
+        if key not in self._terms:
             offer = self.offer(name)
-            self._terms[asked] = ExchangeTerms(
+            self._terms[key] = ExchangeTerms(
                 offer.collectives,
                 all_reduce_latency_s(gpu_type, nodes, gpus, self.network_bytes_per_s),
                 float(offer.sent_bytes(gpus) / self._plain.sent_bytes(gpus)),
                 self.codec_s(name, gpu_type, gpus),
             )
-        return self._terms[asked]
+        return self._terms[key]
 
     def codec_s(self, name: str, gpu_type: str, replicas: int) -> float:
-        """Seconds of codec per step. Raises InputError for a GPU type that was not measured and has no data sheet."""
+        """Codec seconds per step. Raises InputError for a GPU type with neither a measurement nor a data sheet."""
         measured, sheet = self.codecs.get(gpu_type), gpu_sheet(gpu_type)
         if measured is None and sheet is None:
             raise InputError(
-                f"compression on GPUs of type {gpu_type}: nobody knows how long encoding takes there; add "
+                f"compression on GPUs of type {gpu_type}: the time of encoding there is unknown. Add "
                 f"synergy_core/catalog/gpus/{gpu_type}.yaml, or type compression=none."
             )
 
         def speed_of(compressor: Compressor) -> CodecSpeed:
             if measured is not None:
-                return NOTHING_TO_DO if compressor.name == NO_COMPRESSOR else measured[compressor.scheme]
+                return NO_CODEC if compressor.name == NO_COMPRESSOR else measured[compressor.scheme]
             assert sheet is not None
             return speed_by_sheet(sheet)
 
@@ -123,11 +123,11 @@ class GradientExchange:
         return columns_of([offer.errors for offer in self.offers])
 
     def best(self, goodput: Floats, known: ArrayLike = True) -> Ints:
-        """The offer to use, (…,), from goodputs (offers, …): the best if it gains `MARGIN` over `none`, else `none`.
+        """Indices of offers, (…,), from goodputs (offers, …): the best if it has `MARGIN` times the goodput of `none`.
 
-        known: whether uncompressed exchanges were observed; before that the answer is `none`, as savings are unknown.
+        known: whether uncompressed exchanges were observed. If not, the answer is `none`, because savings are unknown.
         """
-        names = [each.name for each in self.offers]
+        names = [offer.name for offer in self.offers]
         first: Ints = goodput.argmax(axis=0)
         if NO_COMPRESSOR not in names:
             return first
@@ -136,7 +136,7 @@ class GradientExchange:
         return np.where(pays, first, plain)
 
     def seen_statistics(self, name: str, grad_sqr: float, grad_var: float, *batches: float) -> tuple[float, float]:
-        """Gradient statistics that a job reports: true values, as by the corrected estimator, unless `naive`.
+        """The statistics that a job reports: true values, as by the corrected estimator; `naive`: the uncorrected one.
 
         batches: the initial batch, a replica's batch, and the number of replicas.
         """
@@ -164,19 +164,19 @@ def exchange_of(
     """
     if mode == "none":
         return None
-    wanted, layers, spread = compressor_named(compressor), layers.apart(), gradients or Gradients()
+    base, layers, spread = compressor_named(compressor), layers.apart(), gradients or Gradients()
     if mode == "coadaptive":
         known = compressors()
-        mixed = [each for each in known if type(each) is type(wanted)]
-        offers = tuple(uniform(each, layers, spread) for each in known) + along_frontier(mixed, layers, spread)
+        same_scheme = [each for each in known if type(each) is type(base)]
+        offers = tuple(uniform(each, layers, spread) for each in known) + along_frontier(same_scheme, layers, spread)
         return GradientExchange(offers, network_bytes_per_s=network_bytes_per_s, codecs=codecs or {})
-    only = (uniform if mode == "uniform" else within_error_of)(wanted, layers, spread)
+    only = (uniform if mode == "uniform" else within_error_of)(base, layers, spread)
     naive = mode == "naive"
     return GradientExchange((only,), not naive, naive, network_bytes_per_s, codecs or {})
 
 
 def before_layers(mode: Compression) -> GradientExchange | None:
-    """The exchange of a model whose layers are unknown: nothing is compressed in any mode."""
+    """The exchange of a model whose layers are unknown yet: it compresses nothing, whatever the mode."""
     if mode == "none":
         return None
     plain = uniform(compressor_named(NO_COMPRESSOR), LayerSizes.of_shapes([(1,)]), Gradients())
@@ -185,24 +185,25 @@ def before_layers(mode: Compression) -> GradientExchange | None:
 
 @cache
 def all_reduce_latency_s(gpu_type: str, nodes: int, gpus: int, network_bytes_per_s: float | None = None) -> float:
-    """L: seconds of an empty all-reduce over the links of the GPU type's usual nodes; `LATENCY_S` without a data sheet.
+    """L: seconds of an empty all-reduce on the GPU type's usual nodes, or `DEFAULT_LATENCY_S` without a data sheet.
 
-    network_bytes_per_s: of a whole node, in place of the data sheet's.
+    network_bytes_per_s: the rate of a whole node; None: the data sheet's.
     """
     try:
         usual = machine_named(gpu_type)
         share = None if network_bytes_per_s is None else network_bytes_per_s / usual.gpus_per_node
         links = links_for(machine_named(gpu_type, network_bytes_per_s=share))
     except InputError:
-        return LATENCY_S
+        return DEFAULT_LATENCY_S
     return float(all_reduce_s(0.0, gpus, gpus / nodes, links))
 
 
 @dataclass(frozen=True, eq=False)
 class PlanExchange:
-    """How the compressor of jobs with plans is chosen: `jobs.exchange.exchange_of` explains each mode.
+    """How the compressor of jobs with parallel plans is chosen. `exchange_of` explains each mode.
 
-    share_bytes_per_s: by GPU type, a GPU's part of the network between nodes; empty: as on the usual nodes.
+    share_bytes_per_s: by GPU type, a GPU's part of the network between nodes; other types have that of their usual
+    nodes.
     """
 
     mode: Compression
@@ -219,7 +220,7 @@ class PlanExchange:
 
     @property
     def only(self) -> str:
-        """The compressor of jobs that have no choice; `none` if they choose."""
+        """The compressor of jobs that have no choice; `none` if they have one."""
         if self.mode in ("none", "coadaptive"):
             return NO_COMPRESSOR
         return self.compressor.name if self.mode == "uniform" else within_error_name(self.compressor)
@@ -247,10 +248,10 @@ class PlanExchange:
         )
 
     def best(self, found: CompressedPlans, noise_scale: float, initial_batch: float) -> tuple[int, float]:
-        """The plan to train under, and its goodput in samples per second, as the task estimates it.
+        """The index of the plan to use, and its goodput in samples per second, as the task estimates it.
 
-        coadaptive: the best plan, uncompressed unless compression gains `MARGIN`. Else the one compressor, if replicas
-        exchange.
+        In mode coadaptive it is the best plan, if its goodput is at least `MARGIN` times that of the uncompressed plan;
+        else the uncompressed one. In other modes it is the plan with the mode's only compressor, if replicas exchange.
         """
         if self.naive:
             found = replace(found, errors=GradientErrors.none(len(found)))

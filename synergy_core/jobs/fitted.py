@@ -1,7 +1,7 @@
 """SynergyTask: what a scheduler believes about one job, and how the job trains on its GPUs.
 
-Models are of uncompressed steps throughout. A task whose spec has an `exchange` chooses a compressor together with its
-batch; the model and observed compressed exchanges predict the effect.
+All throughput models describe uncompressed steps. A task whose spec has an `exchange` chooses a compressor together
+with its batch; its effect is predicted from the model and from observed compressed exchanges.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from synergy_core.jobs.spec import Configurations, JobSpec, Shape, StepReport, d
 from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 from synergy_core.units import Bools, Floats, Ints, columns_of, rows_at
 
-MOST_SYNC = 0.95
+MAX_SYNC_FRACTION = 0.95
 """Largest fraction of a step that can be attributed to synchronisation."""
 Belief = tuple[object, ...]
-"""What determines a job's goodputs: a model's constants, GPU types, statistics, batch limits; or, where more than the
-model counts, its pool of observations with its version."""
-PaceAsked = tuple["SynergyTask", Theta, str, int]
-"""A task, with the model and GPU type to use and the largest batch allowed."""
+"""Cache key of a job's goodputs, made of all that they depend on: a model's constants, GPU types, statistics and batch
+limits. If they depend on more than the model, the key has the pool of observations and its version instead."""
+PaceRequest = tuple["SynergyTask", Theta, str, int]
+"""A task, the model and GPU type to use, and the largest batch allowed."""
 
 
 @dataclass(slots=True, eq=False)
 class SynergyTask:
-    """Beliefs about one data-parallel job, in throughput models that are fitted to its reports.
+    """Beliefs about one data-parallel job: throughput models that are fitted to its reports.
 
-    spec: what was submitted. pool: the job's own observations, or its application's. statistics: (squared norm,
+    spec: what its user submitted. pool: the job's own observations, or its application's. statistics: (squared norm,
     variance) of the gradient as last reported. done_work: reported iterations at the initial batch. shared: whether
     other jobs use the pool too. declares: whether declared work is known. scheduled: whether the scheduler chooses the
-    plan when it decides, because another plan may take a restart; else the job chooses as it trains. gpu_slowdown: the
-    GPUs' part of the last step relative to what the requested rate says; None before the first report. paces: what the
-    job's row of `Beliefs.paces` was made of, and the row, goodputs and then samples per second.
+    plan when it decides, because another plan may need a restart; else the job chooses its plan as it trains.
+    gpu_slowdown: GPU time of the last step ÷ the time by the requested rate; None before the first report. paces: the
+    job's row of `Beliefs.paces` (goodputs, then samples per second), after the key of what it was computed from.
     """
 
     spec: JobSpec
@@ -67,11 +67,11 @@ class SynergyTask:
 
     @property
     def exchange(self) -> GradientExchange | None:
-        """The ways in which the job may exchange its gradients; None if it never compresses them."""
+        """How the job may exchange its gradients; None if it never compresses them."""
         return self.spec.exchange
 
     def may_exchange(self, exchange: GradientExchange) -> None:
-        """Sets the exchange once the model's layers are known; jobs that share observations must get the same one."""
+        """Sets the exchange, once the model's layers are known. Jobs that share observations must have the same one."""
         self.spec = replace(self.spec, exchange=exchange)
         self._forget_choices()
 
@@ -83,11 +83,11 @@ class SynergyTask:
     # What the running job reports
 
     def knows(self, shape: Shape, micro_batch: int) -> bool:
-        """Whether steps on these GPUs with that many samples each were observed, so that another adds nothing."""
+        """Whether steps on that shape with that many samples per GPU were observed, so that another adds nothing."""
         return self.pool.knows(shape.gpu_type, (shape.nodes, shape.gpus, micro_batch))
 
     def observe(self, step: StepReport) -> StepReport | None:
-        """A mean step of the running job; returns what a model is fitted to, without accumulation, None if known."""
+        """Records a mean step of the running job. Returns the step without accumulation, or None if it was known."""
         if self.knows(step.shape, step.plan.micro_batch):
             return None
         gpu_type, nodes, gpus = step.shape
@@ -103,38 +103,38 @@ class SynergyTask:
             self._plain_exchanges(shape)
 
     def _without_accumulation(self, step: StepReport) -> tuple[float, float]:
-        """Seconds of one micro-batch with synchronisation, and of that synchronisation, both without compression.
+        """Seconds of one micro-batch with synchronisation, and of the synchronisation alone, both uncompressed.
 
-        A step is accumulation − 1 micro-batches without synchronisation and one with it. If it was not measured apart
-        from the backward pass that it overlaps, it is the step's time beyond computing, if a model predicts that time.
+        A step has accumulation − 1 micro-batches without synchronisation and one with it. If synchronisation was not
+        measured apart from the backward pass that it overlaps, it is the step's time less the model's computing time.
         """
         count, sync_s = step.plan.accumulation, step.sync_s
         if isnan(sync_s):
             theta, sync_s = self.models.get(step.shape.gpu_type), 0.0
             if step.shape.gpus > 1 and theta is not None:
                 compute_s = float(gradient_time(theta, step.plan.micro_batch))
-                sync_s = min(max(step.step_s - count * compute_s, 0.0), MOST_SYNC * step.step_s)
+                sync_s = min(max(step.step_s - count * compute_s, 0.0), MAX_SYNC_FRACTION * step.step_s)
         step_s = (step.step_s + (count - 1) * sync_s) / count
         if self.exchange is None or step.shape.gpus == 1:
             return step_s, sync_s
         if step.plan.compressor != NO_COMPRESSOR:
             return self._as_if_plain(step, step_s, sync_s)
-        seen = self._plain_exchanges(step.shape)
+        observed = self._plain_exchanges(step.shape)
         if not isnan(step.sync_s):
-            seen.append((step_s, sync_s))
+            observed.append((step_s, sync_s))
         return step_s, sync_s
 
     def _as_if_plain(self, step: StepReport, step_s: float, sync_s: float) -> tuple[float, float]:
-        """The seconds of a compressed step if it were uncompressed, with the model's overlap, else without overlap.
+        """The seconds that a compressed step would take uncompressed, with the model's overlap; without model, none.
 
-        Scaling few bytes up to all bytes scales errors too. So the result is limited to the longest uncompressed
-        exchange seen and, if exchanging was not measured apart from computing, to the model's prediction.
+        Extrapolation from few bytes to all bytes also scales measurement errors. So the result is at most the longest
+        observed uncompressed exchange and, if the exchange was not measured apart from computing, the model's T_sync.
         """
         compute_s, (gpu_type, nodes, gpus) = step_s - sync_s, step.shape
         theta = self.models.get(gpu_type)
         gamma = 1.0 if theta is None else theta[GAMMA]
         plain_s = plain_sync(exchange_time(step_s, compute_s, gamma), self._terms(step.plan.compressor, step.shape))
-        plain_s = np.minimum(plain_s, self._most_seen_s(gpu_type, nodes > 1, gamma))
+        plain_s = np.minimum(plain_s, self._longest_exchange_s(gpu_type, nodes > 1, gamma))
         if theta is not None and isnan(step.sync_s):
             plain_s = np.minimum(plain_s, sync_time(theta, nodes, gpus))
         whole_s = float(overlapped(compute_s, plain_s, gamma))
@@ -145,7 +145,7 @@ class SynergyTask:
         return self.pool.plain_exchanges.setdefault((shape.gpu_type, shape.nodes > 1), [])
 
     def observe_exchange(self, seen: ExchangeReport) -> None:
-        """Corrects the beliefs about a compressor by a compressed exchange of the running job."""
+        """Corrects the beliefs about a compressor with a compressed exchange of the running job."""
         name, (gpu_type, nodes, gpus), exchange = seen.plan.compressor, seen.shape, self.exchange
         if exchange is None or gpus == 1 or name == NO_COMPRESSOR:
             return
@@ -162,13 +162,13 @@ class SynergyTask:
             self._forget_choices()
 
     def observe_input(self, step: StepReport) -> None:
-        """Learns input speeds from a mean step of the running job; ignores it if they are known."""
+        """Learns input speeds from a mean step of the running job, unless they come from offline profiles."""
         gpu_step_s, rate = step.step_s - step.waited_s, self.spec.requested_rate.get(step.shape.gpu_type)
         if self.pool.inputs is None or step.given is None or not rate or gpu_step_s <= 0:
             return
         self.pool.inputs.add(step)
-        by_request = self.spec.requested_gpus / (rate * self.spec.requested_batch)
-        self.gpu_slowdown = gpu_step_s * step.shape.gpus / step.plan.global_batch / by_request
+        requested_gpu_s = self.spec.requested_gpus / (rate * self.spec.requested_batch)  # per sample
+        self.gpu_slowdown = gpu_step_s * step.shape.gpus / step.plan.global_batch / requested_gpu_s
 
     def report(self, statistics: tuple[float, float]) -> bool:
         """Records the running job's gradient statistics; returns whether they have changed."""
@@ -190,7 +190,7 @@ class SynergyTask:
 
     @property
     def pipeline(self) -> InputPipeline | None:
-        """How fast the job's input is prepared, as known or believed; None while unknown."""
+        """How fast the job's input is prepared, from profiles or reports; None while unknown."""
         return self.spec.pipeline if self.pool.inputs is None else self.pool.inputs.believed
 
     # Beliefs about gradient exchanges: formulas, corrected by observations
@@ -198,46 +198,46 @@ class SynergyTask:
     def _terms(self, name: str, shape: Shape) -> ExchangeTerms:
         """How a compressor changes T_sync on that shape."""
         assert self.exchange is not None
-        found, known = self.exchange.terms(name, *shape), self.pool.exchanges
-        if not known:
-            return found
-        sent, codec = (known.ratio(RatioOf(each, name, shape.gpu_type, shape.nodes > 1)) for each in ("sent", "codec"))
-        return replace(found, sent=np.multiply(found.sent, sent), codec_s=np.multiply(found.codec_s, codec))
+        terms, seen, where = self.exchange.terms(name, *shape), self.pool.exchanges, (shape.gpu_type, shape.nodes > 1)
+        if not seen:
+            return terms
+        sent, codec = (seen.ratio(RatioOf(quantity, name, *where)) for quantity in ("sent", "codec"))
+        return replace(terms, sent=np.multiply(terms.sent, sent), codec_s=np.multiply(terms.codec_s, codec))
 
     def sync_s(self, theta: Theta, gpu_type: str, nodes: ArrayLike, gpus: ArrayLike, terms: ExchangeTerms) -> Floats:
-        """T_sync with a compressor: the model's T_sync less what compression saves of observed exchanges.
+        """T_sync with a compressor: the model's T_sync, less what compression saves of the longest observed exchange.
 
-        A model's T_sync may include other losses of several GPUs, such as waiting for the slowest.
+        The model's T_sync may include what compression cannot save, such as waiting for the slowest GPU.
         """
         plain_s = sync_time(theta, nodes, gpus)
-        within, across = (self._most_seen_s(gpu_type, each, theta[GAMMA]) for each in (False, True))
-        seen_s = np.minimum(plain_s, np.where(np.asarray(nodes) > 1, across, within))
-        return plain_s + (compressed_sync(seen_s, terms) - seen_s)
+        within, across = (self._longest_exchange_s(gpu_type, each, theta[GAMMA]) for each in (False, True))
+        exchange_s = np.minimum(plain_s, np.where(np.asarray(nodes) > 1, across, within))
+        return plain_s + (compressed_sync(exchange_s, terms) - exchange_s)
 
-    def _most_seen_s(self, gpu_type: str, across: bool, gamma: float) -> float:
+    def _longest_exchange_s(self, gpu_type: str, across: bool, gamma: float) -> float:
         """The longest T_sync of observed uncompressed exchanges, within a node or across; inf if there are none."""
-        seen = self.pool.plain_exchanges.get((gpu_type, across))
-        if not seen:
+        observed = self.pool.plain_exchanges.get((gpu_type, across))
+        if not observed:
             return float("inf")
-        step_s, sync_s = np.array(seen).T
+        step_s, sync_s = np.array(observed).T
         return float(exchange_time(step_s, step_s - sync_s, gamma).max())
 
     def _has_seen(self, gpu_type: str, nodes: ArrayLike) -> Bools:
-        """(…,) whether uncompressed exchanges were observed, within a node where `nodes` is 1, else across nodes."""
+        """(…,): whether uncompressed exchanges were observed: within a node where `nodes` is 1, else across nodes."""
         within, across = ((gpu_type, each) in self.pool.plain_exchanges for each in (False, True))
         return np.where(np.asarray(nodes) > 1, across, within)
 
     @property
     def _errors(self) -> GradientErrors:
-        """The gradient errors of every offer, (offers,), each at most 1."""
+        """The gradient errors of every offer, (offers,); those of biased compressors are at most 1."""
         exchange = self.exchange
         assert exchange is not None
         believed, known = exchange.believed_errors, self.pool.exchanges
         if not known:
             return believed
         ratio = np.array([known.ratio(RatioOf("error", each.name)) for each in exchange.offers])
-        most = np.where(believed.unbiased, np.inf, 1.0)
-        signal, noise = (np.minimum(np.multiply(each, ratio), most) for each in (believed.signal, believed.noise))
+        limit = np.where(believed.unbiased, np.inf, 1.0)
+        signal, noise = (np.minimum(np.multiply(each, ratio), limit) for each in (believed.signal, believed.noise))
         return replace(believed, signal=signal, noise=noise)
 
     # How the job trains
@@ -249,10 +249,11 @@ class SynergyTask:
     def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
         """The plan and batch with the highest believed goodput on these GPUs; the initial batch while unknown.
 
-        held: the present plan. Its compressor stays unless another promises `MARGIN` more: steps after a change are
-        slower, and some schemes lose what was held back. Tasks whose plans take a restart to change weigh its cost.
-        requested: use the requested batch. Raises InputError if no plan fits, which only jobs with parallel plans can
-        know. Pollux (OSDI 2021), section 4.1; `synergy_core.goodput.batch` has the rule.
+        Pollux (OSDI 2021), section 4.1; `synergy_core.goodput.batch` has the rule for batches.
+        held: the present plan. Its compressor stays unless another has `MARGIN` times its goodput: steps after a change
+        are slower, and some schemes lose the gradients that they hold back. Tasks whose plans change only with a
+        restart weigh its cost. requested: use the requested batch. Raises InputError if a job's parallel plans all fail
+        to fit.
         """
         spec, choices, statistics = self.spec, self.pool.choices, self.believed_statistics
         # A single replica exchanges nothing.
@@ -261,10 +262,10 @@ class SynergyTask:
         if exchange is None and keeps:
             return as_requested(spec, shape)
         name = held.compressor if exchange is not None and held is not None and not keeps else None
-        asked = (keeps, name, *shape, statistics, spec.initial_batch, spec.max_batch, keeps and spec.requested_batch)
-        plan: Plan | None = choices.get(asked)
+        key = (keeps, name, *shape, statistics, spec.initial_batch, spec.max_batch, keeps and spec.requested_batch)
+        plan: Plan | None = choices.get(key)
         if plan is None:
-            choices[asked] = plan = self._best(exchange, shape, name, keeps=keeps)
+            choices[key] = plan = self._best(exchange, shape, name, keeps=keeps)
         return plan
 
     def _best(self, exchange: GradientExchange | None, shape: Shape, held: str | None, *, keeps: bool) -> Plan:
@@ -279,21 +280,21 @@ class SynergyTask:
             return replace(as_requested(spec, shape, batch), compressor=compressor)
         local_batch = accumulation = 0
         if exchange is not None:
-            one = np.array([nodes]), np.array([gpus])
-            found = self._choices(exchange, theta, gpu_type, spec.max_batch, *one, keeps=keeps)
-            goodput, names = found.goodput[:, 0], [each.name for each in exchange.offers]
-            known = self._has_seen(gpu_type, nodes)
-            at = int(exchange.best(goodput, known))
-            if held in names and known and goodput[at] < MARGIN * goodput[names.index(held)]:
-                at = names.index(held)
-            compressor = names[at]
+            one_shape = np.array([nodes]), np.array([gpus])
+            choices = self._choices(exchange, theta, gpu_type, spec.max_batch, *one_shape, keeps=keeps)
+            goodput, names = choices.goodput[:, 0], [offer.name for offer in exchange.offers]
+            has_seen = self._has_seen(gpu_type, nodes)
+            best = int(exchange.best(goodput, has_seen))
+            if held in names and has_seen and goodput[best] < MARGIN * goodput[names.index(held)]:
+                best = names.index(held)
+            compressor = names[best]
             if keeps:
                 return replace(as_requested(spec, shape), compressor=compressor)
-            local_batch, accumulation = int(found.local_batch[at, 0]), int(found.accumulation[at, 0])
+            local_batch, accumulation = int(choices.local_batch[best, 0]), int(choices.accumulation[best, 0])
         if not local_batch:
             limits = spec.initial_batch, spec.max_batch, smallest, largest
             _, local_batch, accumulation, _ = best_batch_one(theta, *statistics, *limits, nodes, gpus)
-        if not local_batch:  # more GPUs than its largest batch can feed
+        if not local_batch:  # there are more GPUs than its largest batch can feed
             return replace(as_requested(spec, shape, spec.max_batch), compressor=compressor)
         return Plan(data=gpus, micro_batch=local_batch, accumulation=accumulation, compressor=compressor)
 
@@ -309,10 +310,9 @@ class SynergyTask:
         *,
         requested: bool,
     ) -> Floats:
-        """(2, jobs, configurations): initial-batch iterations per second of tasks of this kind, see `Beliefs.goodput`,
-        and samples per second at that batch, 0 where unknown.
+        """(2, jobs, configurations): `Beliefs.paces` of tasks of this class.
 
-        known: rows by their `Belief`; missing rows are added, computed once for all jobs with equal beliefs.
+        known: the cached rows by `Belief`. Missing rows are added, computed once for all jobs with equal beliefs.
         """
         result = np.full((2, len(tasks), len(rows)), np.nan)
         result[1] = 0.0
@@ -320,48 +320,48 @@ class SynergyTask:
             columns = np.flatnonzero(rows.gpu_type == index)
             if not len(columns):
                 continue
-            missing: dict[Belief, PaceAsked] = {}
+            missing: dict[Belief, PaceRequest] = {}
             keys: list[tuple[int, Belief, float]] = []
-            for at, task in enumerate(tasks):
+            for job, task in enumerate(tasks):
                 statistics, models, spec = task.believed_statistics, task.models, task.spec
                 source = gpu_type if gpu_type in models else next((each for each in gpu_types if each in models), None)
                 if source is None or statistics is None:
                     continue
-                most = spec.max_batch
+                largest = spec.max_batch
                 if task.exchange is not None and task.keeps_batch:
-                    most = spec.requested_batch
+                    largest = spec.requested_batch
                 elif requested:
-                    most = min(most, max(spec.requested_batch, spec.initial_batch))
+                    largest = min(largest, max(spec.requested_batch, spec.initial_batch))
                 ratio = 1.0 if source == gpu_type else spec.single_gpu_rate[gpu_type] / spec.single_gpu_rate[source]
                 code = gpu_types.index(source) * len(gpu_types) + index
                 learnt = models[source].tobytes() if task.exchange is None else (task.pool.serial, task.pool.version)
-                key = (learnt, code, statistics, most, spec.initial_batch, *spec.local_batches[source])
-                keys.append((at, key, ratio))
+                key = (learnt, code, statistics, largest, spec.initial_batch, *spec.local_batches[source])
+                keys.append((job, key, ratio))
                 if key not in known and key not in missing:
-                    missing[key] = task, models[source], source, most
+                    missing[key] = task, models[source], source, largest
             if missing:
                 shapes = rows.nodes[columns], rows.gpus[columns]
                 known.update(zip(missing, cls._paces(list(missing.values()), *shapes), strict=True))
             if keys:
-                ats, asked, ratios = zip(*keys, strict=True)
-                of_jobs = np.stack([known[key] for key in asked], axis=1) * np.array(ratios)[:, None]
-                result[:, np.array(ats)[:, None], columns] = of_jobs
+                jobs, beliefs, ratios = zip(*keys, strict=True)
+                paces = np.stack([known[belief] for belief in beliefs], axis=1) * np.array(ratios)[:, None]
+                result[:, np.array(jobs)[:, None], columns] = paces
         return result
 
     @classmethod
-    def _paces(cls, asked: Sequence[PaceAsked], nodes: Ints, gpus: Ints) -> Floats:
-        """(asked, 2, shapes): goodput, and samples per second."""
-        result = np.empty((len(asked), 2, len(gpus)))
+    def _paces(cls, requests: Sequence[PaceRequest], nodes: Ints, gpus: Ints) -> Floats:
+        """(requests, 2, shapes): goodput, and samples per second."""
+        result = np.empty((len(requests), 2, len(gpus)))
         plain, columns, shapes = [], [], np.arange(len(gpus))
-        for at, (task, theta, source, most) in enumerate(asked):
+        for index, (task, theta, source, max_batch) in enumerate(requests):
             if (exchange := task.exchange) is None:
-                plain.append(at)
+                plain.append(index)
                 statistics, limits = task.believed_statistics or (1.0, 0.0), task.spec.local_batches[source]
-                columns.append((theta, *statistics, task.spec.initial_batch, most, *limits))
+                columns.append((theta, *statistics, task.spec.initial_batch, max_batch, *limits))
                 continue
-            found = task._choices(exchange, theta, source, most, nodes, gpus, keeps=task.keeps_batch)
-            chosen = exchange.best(found.goodput, task._has_seen(source, nodes))
-            result[at] = found.goodput[chosen, shapes], found.throughput[chosen, shapes]
+            choices = task._choices(exchange, theta, source, max_batch, nodes, gpus, keeps=task.keeps_batch)
+            chosen = exchange.best(choices.goodput, task._has_seen(source, nodes))
+            result[index] = choices.goodput[chosen, shapes], choices.throughput[chosen, shapes]
         if plain:
             thetas, sqrs, variances, initial, largest, low, high = map(np.array, zip(*columns, strict=True))
             best = best_batch(thetas, sqrs, variances, initial, largest, low, high, nodes, gpus)
@@ -373,45 +373,45 @@ class SynergyTask:
         exchange: GradientExchange,
         theta: Theta,
         gpu_type: str,
-        most: int,
+        max_batch: int,
         nodes: Ints,
         gpus: Ints,
         *,
         keeps: bool,
     ) -> BatchChoice:
-        """(offers, shapes): the best batch up to `most` under each offer; with keeps_batch the requested one, of
-        goodput 0 if it is too small for the GPUs.
+        """(offers, shapes): the best batch up to `max_batch` under each offer. keeps: use the requested batch instead,
+        with goodput 0 where it does not fit the GPUs.
         """
         spec, statistics = self.spec, self.believed_statistics or (1.0, 0.0)
         smallest, largest = spec.local_batches[gpu_type]
         shapes = [Shape(gpu_type, *one) for one in zip(nodes.tolist(), gpus.tolist(), strict=True)]
-        terms = [columns_of([self._terms(each.name, shape) for shape in shapes]) for each in exchange.offers]
+        terms = [columns_of([self._terms(offer.name, shape) for shape in shapes]) for offer in exchange.offers]
         sync_s, errors = self.sync_s(theta, gpu_type, nodes, gpus, columns_of(terms)), self._errors
         if not keeps:
-            limits = spec.initial_batch, most, smallest, largest
-            every = np.broadcast_to(theta, (len(exchange.offers), len(theta)))
-            return best_batch(every, *statistics, *limits, nodes, gpus, sync_s=sync_s, errors=errors)
+            limits = spec.initial_batch, max_batch, smallest, largest
+            thetas = np.broadcast_to(theta, (len(exchange.offers), len(theta)))
+            return best_batch(thetas, *statistics, *limits, nodes, gpus, sync_s=sync_s, errors=errors)
         plans = [as_requested(spec, shape) for shape in shapes]
-        local, micro = (np.array([getattr(each, name) for each in plans]) for name in ("micro_batch", "accumulation"))
+        local, count = (np.array([getattr(plan, name) for plan in plans]) for name in ("micro_batch", "accumulation"))
         by_offer = rows_at(errors, (slice(None), None))
         goodput, pace = goodput_at(
-            theta, *statistics, spec.initial_batch, local, micro, gpus, sync_s=sync_s, errors=by_offer
+            theta, *statistics, spec.initial_batch, local, count, gpus, sync_s=sync_s, errors=by_offer
         )
         fits = (local >= smallest) & (local <= largest)
-        return BatchChoice(np.where(fits, goodput, 0.0), local, micro, np.where(fits, pace, 0.0))
+        return BatchChoice(np.where(fits, goodput, 0.0), local, count, np.where(fits, pace, 0.0))
 
     def requested_rate(self, gpu_type: str) -> float:
         """Iterations per second with the requested GPUs and batch, from an offline profile; 0 without a profile."""
         return self.spec.requested_rate.get(gpu_type, 0.0)
 
     def declared_remaining(self) -> float:
-        """Remaining iterations at the initial batch; NaN if none were declared or more were done."""
+        """Remaining iterations at the initial batch; NaN if no work was declared or the declared work is done."""
         left = self.spec.declared_work - self.done_work
         return left if self.declares and 0 < left < inf else nan
 
 
 def as_requested(spec: JobSpec, shape: Shape, batch: int | None = None) -> Plan:
-    """The plan of a data-parallel job at the requested batch, or at another."""
+    """The plan of a data-parallel job at `batch`, by default the requested batch."""
     largest = spec.local_batches[shape.gpu_type][1]
     limits = {"initial_batch": spec.initial_batch, "max_batch": spec.max_batch, "max_local": largest}
     return data_parallel(spec.requested_batch if batch is None else batch, shape.gpus, **limits)

@@ -1,4 +1,4 @@
-"""Jobs with parallel plans: known step times, corrected by observations, and the choice of batch and plan."""
+"""Tasks of jobs with parallel plans: known step times, corrected by observations, and the choice of batch and plan."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from synergy_core.planner.plan import Plan
 from synergy_core.units import Floats
 
 HORIZON_S = 300.0
-"""Seconds in which a better plan must make up for its restart if the job's remaining work is not declared."""
+"""Time within which a better plan must make up for its restart; less if the job's declared work ends sooner."""
 
 
 class Way(NamedTuple):
-    """How a job trains best at one batch, corrected by reports. goodput: initial-batch iterations per second."""
+    """The best plan at one batch, with its speed corrected by reports. goodput: initial-batch iterations per second."""
 
     goodput: float
     step_s: float
@@ -35,10 +35,10 @@ class Way(NamedTuple):
 
 
 class PlannedSpeeds:
-    """Step times on one cluster's GPU types, packed on its largest nodes, from the planner's tables, remembered.
+    """The planner's step times on a cluster's GPU types, for GPUs packed on its largest nodes. Results are cached.
 
     plans: whether the policy may read the full tables; else it knows one plan per job, the smallest that fits, in more
-    or fewer replicas. errors: makes the planner all-knowing (`tables.planned_tables`).
+    or fewer replicas. errors: the planner's true errors, for policies that know them (`tables.planned_tables`).
     """
 
     def __init__(self, cluster: Cluster, *, plans: bool, errors: tables.PlanError | None = None) -> None:
@@ -53,7 +53,7 @@ class PlannedSpeeds:
     ) -> dict[int, tuple[float, Plan]]:
         """Step seconds (inf if no plan fits) and plan by number of GPUs, for at least the numbers in `counts`.
 
-        every_plan: includes plans that the policy may not read, since jobs run with the best plan of all.
+        every_plan: includes plans that the policy may not read, because jobs run with the best of all plans.
         """
         replicas_only = not (self._plans or every_plan)
         known = self._known.setdefault((architecture, batch, gpu_type, replicas_only), {})
@@ -69,7 +69,7 @@ class PlannedSpeeds:
     def compressed(
         self, exchange: PlanExchange, architecture: str, batch: int, gpu_type: str, gpus: int, *, every_plan: bool
     ) -> CompressedPlans | None:
-        """The fastest plan by compressor; None if nothing fits. every_plan: as in `fastest`."""
+        """The fastest plan for every offered compressor; None if no plan fits. every_plan: as in `fastest`."""
         nodes = gpu_type, self._per_node[gpu_type]
         replicas_only = not (self._plans or every_plan)
         return exchange.plans(architecture, nodes, gpus, batch, data_parallel_only=replicas_only)
@@ -77,8 +77,8 @@ class PlannedSpeeds:
 
 @dataclass
 class ProfiledSpeeds:
-    """Measured step times on one cluster's GPU types. plans: whether the policy may read every plan; else only replicas
-    of the smallest.
+    """Measured step times on one cluster's GPU types. plans: whether the policy may read every plan; else it reads only
+    replicas of the smallest plan.
     """
 
     profile: Profile
@@ -88,8 +88,8 @@ class ProfiledSpeeds:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TaskWithPlans(SynergyTask, ABC):
-    """Beliefs about a job with parallel plans: step times known before it ran × the mean ratio of observed to known
-    times. speeds: the known times that the policy may read.
+    """Beliefs about a job with parallel plans: the step times known before it ran × the mean ratio of observed to known
+    times. speeds: the known step times that the policy may read.
     """
 
     speeds: Any
@@ -100,28 +100,28 @@ class TaskWithPlans(SynergyTask, ABC):
     ) -> list[list[Way]]:
         """For each (nodes, GPUs), the best way to train at each allowed batch for which a plan fits.
 
-        requested: only the requested batch. every_plan: includes plans that the policy may not read.
+        requested: allows only the requested batch. every_plan: includes plans that the policy may not read.
         """
 
     def _fewest_nodes(self, gpu_type: str, gpus: int) -> int:
-        """The fewest nodes with known step times on this many GPUs; 1 if step times do not depend on the nodes."""
+        """The fewest nodes on which step times of this many GPUs are known; 1 if they do not depend on the nodes."""
         return 1
 
     @property
     def exchange(self) -> None:
-        """None: only fitted tasks have an exchange of their own; a job with plans has a `plan_exchange`."""
+        """None, because a job with plans has a `plan_exchange` instead."""
         return None
 
     def batches(self, *, requested: bool = False) -> list[int]:
-        """Allowed global batches; only the requested batch until the job's noise is known."""
+        """Allowed global batches; only the requested batch until the job's gradient statistics are known."""
         if requested or self.keeps_batch or self.believed_statistics is None:
             return [self.spec.requested_batch]
         return self._larger_batches()
 
     def _larger_batches(self) -> list[int]:
-        """Doublings of the requested batch."""
-        first, doublings = self.spec.requested_batch, self.spec.max_batch // self.spec.requested_batch
-        return [first << each for each in range(max(1, doublings).bit_length())]
+        """The requested batch, and its doublings up to the largest batch."""
+        first, factor = self.spec.requested_batch, self.spec.max_batch // self.spec.requested_batch
+        return [first << doublings for doublings in range(max(1, factor).bit_length())]
 
     def gain(self, batch: int) -> float:
         """Progress of one iteration at that batch, in iterations at the initial batch."""
@@ -138,29 +138,29 @@ class TaskWithPlans(SynergyTask, ABC):
         requested: bool,
     ) -> Floats:
         result = np.zeros((2, len(tasks), len(rows)))
-        for at, task in enumerate(tasks):
+        for job, task in enumerate(tasks):
             statistics, spec = task.believed_statistics or (0.0, 0.0), task.spec
             key = (task.pool.serial, task.pool.version, -1, statistics, spec.max_batch, spec.requested_batch)
             if key not in known:
                 known[key] = task.goodput(rows, requested=requested)
-            result[0, at] = known[key]
+            result[0, job] = known[key]
         return result
 
     def goodput(self, rows: Configurations, *, requested: bool) -> Floats:
         """(rows,): initial-batch iterations per second at the best batch; 0 where no plan fits."""
         result = np.zeros(len(rows))
         for index, gpu_type in enumerate(self.speeds.gpu_types):
-            at = np.flatnonzero(rows.gpu_type == index)
-            shapes = list(zip(rows.nodes[at].tolist(), rows.gpus[at].tolist(), strict=True))
-            ways = self._ways(gpu_type, shapes, requested=requested)
-            best = [max((way.goodput for way in each), default=0.0) for each in ways]
-            result[at] = best
+            on_type = np.flatnonzero(rows.gpu_type == index)
+            shapes = list(zip(rows.nodes[on_type].tolist(), rows.gpus[on_type].tolist(), strict=True))
+            ways_by_shape = self._ways(gpu_type, shapes, requested=requested)
+            best = [max((way.goodput for way in ways), default=0.0) for ways in ways_by_shape]
+            result[on_type] = best
         return result
 
     def requested_rate(self, gpu_type: str) -> float:
-        """Iterations per second with the requested GPUs and batch; 0 where no plan fits.
+        """Iterations per second with the requested GPUs and batch; 0 if no plan fits.
 
-        If no plan that the policy knows fits, the plan that the job would run under counts: its user knows its speed.
+        If no plan that the policy may read fits, another plan counts, because the job's user knows its speed.
         """
         gpus = self.spec.requested_gpus
         shapes = [(self._fewest_nodes(gpu_type, gpus), gpus)]
@@ -171,8 +171,8 @@ class TaskWithPlans(SynergyTask, ABC):
 
 
 class PlannedTask(TaskWithPlans):
-    """A job whose step times the planner predicts; if its spec has a `plan_exchange`, its compressor is chosen together
-    with its batch and its plan.
+    """Beliefs about a job whose step times the planner predicts. If its spec has a `plan_exchange`, its compressor is
+    chosen together with its batch and its plan.
     """
 
     __slots__ = ()
@@ -188,7 +188,7 @@ class PlannedTask(TaskWithPlans):
         self, gpu_type: str, shapes: Sequence[tuple[int, int]], *, requested: bool, every_plan: bool = False
     ) -> list[list[Way]]:
         name, first, exchange = self.spec.architecture, self.spec.initial_batch, self.spec.plan_exchange
-        made: list[list[Way]] = [[] for _ in shapes]
+        ways_by_shape: list[list[Way]] = [[] for _ in shapes]
         phi = float(noise_scale(*(self.believed_statistics or (1.0, 0.0)), first))
         failed = set() if every_plan else self.pool.too_large
         offered = [((gpu_type, *shape), self.spec.requested_batch) not in failed for shape in shapes]
@@ -197,31 +197,32 @@ class PlannedTask(TaskWithPlans):
                 counts = [gpus for _, gpus in shapes]
                 fastest = self.speeds.fastest(name, batch, gpu_type, counts, every_plan=every_plan)
                 gain = self.gain(batch)
-                for ways, (nodes, gpus), is_offered in zip(made, shapes, offered, strict=True):
+                for ways, (nodes, gpus), is_offered in zip(ways_by_shape, shapes, offered, strict=True):
                     planned_s, plan = fastest[gpus]
                     if planned_s < inf and is_offered:
                         step_s = planned_s * self.pool.ratio_at(gpu_type, (nodes, gpus, batch))
                         ways.append(Way(gain / step_s, step_s, plan))
                 continue
-            for ways, (nodes, gpus), is_offered in zip(made, shapes, offered, strict=True):
-                found = self.speeds.compressed(exchange, name, batch, gpu_type, gpus, every_plan=every_plan)
-                if found is not None and is_offered:
-                    at, samples_per_s = exchange.best(found, phi, first)
+            for ways, (nodes, gpus), is_offered in zip(ways_by_shape, shapes, offered, strict=True):
+                plans = self.speeds.compressed(exchange, name, batch, gpu_type, gpus, every_plan=every_plan)
+                if plans is not None and is_offered:
+                    best, samples_per_s = exchange.best(plans, phi, first)
                     ratio = self.pool.ratio_at(gpu_type, (nodes, gpus, batch))
-                    ways.append(Way(samples_per_s / first / ratio, float(found.step_s[at]) * ratio, found.plans[at]))
-        return made
+                    step_s = float(plans.step_s[best]) * ratio
+                    ways.append(Way(samples_per_s / first / ratio, step_s, plans.plans[best]))
+        return ways_by_shape
 
     def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
         gpu_type, nodes, gpus = shape
         (ways,) = self._ways(gpu_type, [(nodes, gpus)], requested=requested, every_plan=True)
         if not ways:
             raise InputError(
-                f"{self.spec.architecture} was given {gpus} GPUs of type {gpu_type}, on which no plan fits."
+                f"{self.spec.architecture} received {gpus} GPUs of type {gpu_type}, but no plan fits on them."
             )
         return max(ways, key=lambda way: way.goodput).plan
 
     def observe(self, step: StepReport) -> None:
-        """Records a mean step of the running job as a ratio to its believed time; inf: it ran out of memory."""
+        """Records a mean step of the running job as a ratio to its believed time. step_s inf: it ran out of memory."""
         if step.step_s == inf:
             self.pool.add_too_large(step.shape, self.spec.requested_batch)
             return
@@ -230,20 +231,20 @@ class PlannedTask(TaskWithPlans):
         if exchange is None:
             believed_s, _ = self.speeds.fastest(name, batch, gpu_type, [gpus])[gpus]
         else:
-            found = self.speeds.compressed(exchange, name, batch, gpu_type, gpus, every_plan=False)
-            if found is None:
+            plans = self.speeds.compressed(exchange, name, batch, gpu_type, gpus, every_plan=False)
+            if plans is None:
                 return
-            at = next((at for at, each in enumerate(found.plans) if each.compressor == plan.compressor), 0)
-            believed_s = float(found.step_s[at])
+            index = next((at for at, each in enumerate(plans.plans) if each.compressor == plan.compressor), 0)
+            believed_s = float(plans.step_s[index])
         if believed_s < inf:
             self.pool.add_ratio(gpu_type, (nodes, gpus, batch), step.step_s / believed_s, later=self.shared)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ProfiledTask(TaskWithPlans):
-    """Beliefs about a profiled job: measured step times × the mean ratio of observed to measured.
+    """Beliefs about a profiled job: measured step times × the mean ratio of observed to measured times.
 
-    explores: whether the job may restart for a plan that never trained there; it may always start with such a plan.
+    explores: whether the job may restart for degrees that never trained on these GPUs. It may always start with them.
     """
 
     speeds: ProfiledSpeeds
@@ -253,7 +254,7 @@ class ProfiledTask(TaskWithPlans):
 
     @property
     def model(self) -> ProfiledModel:
-        """The present profile of the job's model: profiles may grow while jobs train."""
+        """The present profile of the job's model; profiles may grow while jobs train."""
         return self.speeds.profile[self.spec.architecture]
 
     def _larger_batches(self) -> list[int]:
@@ -281,8 +282,8 @@ class ProfiledTask(TaskWithPlans):
     def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
         """The plan and batch of highest goodput on these GPUs.
 
-        held: the present plan; its degrees stay unless the gain from others, over the remaining work or `HORIZON_S`,
-        exceeds a restart. requested: use the requested batch. Raises InputError if nothing was measured there.
+        held: the present plan. Its degrees stay unless others save more time than a restart costs, within `HORIZON_S`
+        or the remaining work. requested: use the requested batch. Raises InputError if nothing was measured there.
         """
         model, (gpu_type, _, gpus) = self.model, shape
         nodes = model.nodes_like(*shape)
@@ -290,23 +291,23 @@ class ProfiledTask(TaskWithPlans):
         best = self._fastest([model.best(gpu_type, nodes, gpus, batch) for batch in batches])
         if best is None:
             raise InputError(
-                f"{model.name} was given {gpus} × {gpu_type} on {nodes} node(s), which were not profiled with batches "
+                f"{model.name} received {gpus} × {gpu_type} on {nodes} node(s), where it was not profiled with batches "
                 f"{batches}. Type python -m synergy_exec profile on this testbed."
             )
         if held is None or degrees_of(held) == degrees_of(best.plan):
             return best.plan
         degrees = degrees_of(held)
-        stay = self._fastest([model.with_degrees(gpu_type, nodes, batch, degrees) for batch in batches])
-        if stay is None:
+        same = self._fastest([model.with_degrees(gpu_type, nodes, batch, degrees) for batch in batches])
+        if same is None:
             return best.plan
         if best.predicted and not self.explores:
             best = self._fastest([model.tried.best(gpu_type, nodes, gpus, batch) for batch in batches])
             if best is None:
-                return stay.plan
-        rate, other = self._rate(stay), self._rate(best)
-        left = self.declared_remaining()
-        horizon_s = HORIZON_S if np.isnan(left) else min(HORIZON_S, left / rate)
-        return best.plan if horizon_s * (1.0 - rate / other) > self.spec.restart_s else stay.plan
+                return same.plan
+        rate, best_rate = self._rate(same), self._rate(best)
+        remaining = self.declared_remaining()
+        horizon_s = HORIZON_S if np.isnan(remaining) else min(HORIZON_S, remaining / rate)
+        return best.plan if horizon_s * (1.0 - rate / best_rate) > self.spec.restart_s else same.plan
 
     def observe(self, step: StepReport) -> None:
         """Records a mean step of the running job as a ratio to its plan's measured time."""
@@ -317,7 +318,7 @@ class ProfiledTask(TaskWithPlans):
             self.pool.add_ratio(gpu_type, point, step.step_s / row.step_s, later=self.shared)
 
     def _fastest(self, rows: list[ProfiledRow | None]) -> ProfiledRow | None:
-        """The row of highest goodput, with the smallest batch in a tie."""
+        """The row of highest goodput; in a tie, the first, which has the smallest batch."""
         return max((row for row in rows if row is not None), key=self._rate, default=None)
 
     def _rate(self, row: ProfiledRow) -> float:

@@ -1,4 +1,4 @@
-"""The scheduler's record of a job. What policies see of it: `synergy_core.jobs.state`."""
+"""The scheduler's record of a job. `synergy_core.jobs.state` defines what policies see of it."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def gpus_in(placed: Placed) -> int:
 
 
 def by_request(requested: Share, share: Share) -> float:
-    """Assumed speed with a share, relative to the requested share: proportional to CPUs up to the requested CPUs."""
+    """Assumed speed with a share, relative to that with the requested share: proportional to CPUs, at most 1."""
     return min(1.0, share.cpus / requested.cpus)
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Job:
-    """The scheduler's record of one job; what policies may read of it is `JobView`.
+    """The scheduler's record of one job. Policies read it through a `JobView`; drivers subclass it to add fields.
 
-    Drivers subclass it to add what only they know. placement: where the job runs, empty while it waits; held_gpus: its
-    number of GPUs; share: CPUs and memory per held GPU, None if the scheduler shares none out. waits_since_s: when the
-    job was submitted or last stopped. first_step_s: when training (re)starts, as far as the driver knows. spec: what
-    was submitted, task: the beliefs about it; None for a job that only has a run time. plan: the present plan if the
-    scheduler chooses it (`SynergyTask.scheduled`), else None. past_service_gpu_s: service attained before the job last
-    began anew. requested: CPUs and memory per GPU that the user requested, or None. keeps_until_s: mechanisms take no
-    GPUs from the job before this instant, and no policy does if it comes after the first step; drivers set it where the
-    job might otherwise never begin, or never save what it has done. priority: requested by the user; higher runs sooner
-    under policies that read it.
+    placement: where the job runs, empty while it waits. held_gpus: the number of GPUs there. share: CPUs and memory per
+    held GPU; None if the scheduler shares out neither. waits_since_s: when the job was submitted or last stopped.
+    first_step_s: when training (re)starts, as far as the driver knows. spec: what the user submitted; task: the beliefs
+    about it; both are None for a job that only has a run time. plan: the present plan if the scheduler chooses it
+    (`SynergyTask.scheduled`), else None. past_service_gpu_s: service attained before the job last began anew.
+    requested: CPUs and memory per GPU that the user requested, or None. keeps_until_s: before this instant, mechanisms
+    take no GPUs from the job, and neither do policies if it comes after the first step. Drivers set it where a job
+    might otherwise never begin, or never save its progress. priority: requested by the user; policies that read it run
+    higher priorities first. ticket: what the queue stores to find the job's entry.
     """
 
     job_id: int
@@ -89,15 +89,15 @@ class Job:
         return self.running and self.spec is not None and not self.spec.preemptible
 
     def stays(self, now_s: float) -> bool:
-        """Whether it must keep its GPUs now: it may never be stopped, or not before it has saved something."""
+        """Whether the job must keep its GPUs now: it may never be stopped, or not before it has saved its progress."""
         return self.running and (now_s < self.keeps_until_s > self.first_step_s or self.must_stay)
 
     def unsaved_s(self, now_s: float) -> float:
-        """Seconds of training that a stop would lose now, of a running job; 0 if it saves when it is told to stop."""
+        """Seconds of training that a stop would lose now; 0 if the job saves its progress when it is stopped."""
         return 0.0
 
     def settle(self, now_s: float) -> None:
-        """Updates service and waiting to `now_s`; a delayed start attains nothing before it begins."""
+        """Updates service and waiting to `now_s`; a job whose start is delayed attains no service before it."""
         if now_s <= self.settled_s:
             return
         if self.running:
@@ -112,7 +112,7 @@ class Job:
         self.waited_s = 0.0
 
     def started(self, now_s: float, placement: Placed, *, moved: bool = False) -> None:
-        """Gives the job `placement`. moved: it continues there at no cost."""
+        """Records that the job starts on `placement`. moved: it continues there without a restart."""
         self.settle(now_s)
         self.settled_s = now_s
         if self.first_start_s == NEVER:
@@ -125,7 +125,7 @@ class Job:
         self.held_gpus = gpus_in(placement)
 
     def stopped(self, now_s: float) -> None:
-        """Takes the job's GPUs away."""
+        """Records that the job stops and holds no GPUs."""
         self.settle(now_s)
         self.waits_since_s = now_s
         self.running = False
@@ -141,11 +141,11 @@ AnyJob = TypeVar("AnyJob", bound=Job)
 
 
 class Decision(NamedTuple, Generic[AnyJob]):
-    """A scheduler's answer. Stops come before starts; together they never need GPUs that are still held.
+    """A scheduler's decision. Stops come before starts; after all stops, the GPUs of all starts are free.
 
-    A stop names the GPUs that the job held, a start those that it gets; a job in both moves to other GPUs. objective,
-    bound: the allocator's, NaN without an optimisation. retuned: running jobs whose scheduler has chosen another batch
-    (`Job.plan`).
+    A stop names the GPUs that the job held, a start the GPUs that it gets; a job in both moves to other GPUs.
+    objective, bound: of the allocator's solution; NaN without an optimisation. retuned: running jobs for which the
+    scheduler has chosen another batch (`Job.plan`).
     """
 
     stops: list[tuple[AnyJob, Placed]]

@@ -18,23 +18,23 @@ from synergy_core.jobs.spec import Shape, StepReport
 from synergy_core.planner.plan import Plan
 
 MAX_SHARES = 60
-"""Maximum number of summaries, the latest ones; forgotten shares are tried again."""
+"""Maximum number of summaries kept. The oldest is dropped, and its share may then be tried again."""
 MIN_CPUS_TRIED = 1.0
 """Smallest number of CPUs per GPU that is tried, as in optimistic profiling."""
-UNREAD_BYTES = 1e12
-"""Assumed sample size if no read from storage was observed and all data fit into a GPU's part of the memory: so large
-that the data stay there.
+UNREAD_SAMPLE_BYTES = 1e12
+"""Assumed sample size if no read from storage was observed and all data fit into a GPU's part of the memory. It is so
+large that the data stay in memory.
 """
-ALL_DATA = 0.999
+ALL_DATA_FRACTION = 0.999
 """If at least this fraction of the data is in memory, no data are assumed to be read from storage."""
-ALIKE = 0.05
-"""Smaller relative changes do not change a belief. Else noise would change the share with every report and lower it,
-since the minimum of many noisy bounds is too low.
+MIN_RELATIVE_CHANGE = 0.05
+"""Smaller relative changes do not change a belief. Otherwise noise would change the share with every report, and lower
+it step by step, because the minimum of many noisy bounds is too low.
 """
 
 
 class _Share(NamedTuple):
-    """Key of steps that count as alike; see `ObservedInputs`."""
+    """Key under which steps are averaged; `ObservedInputs` explains the fields."""
 
     cpus: float
     memory_bytes: float
@@ -53,13 +53,13 @@ class _Summary(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class InputReports:
-    """Input speeds reported by one job or all jobs of an application. found: the last fit.
+    """Input speeds reported by one job or by all jobs of an application. found: the last fit.
 
-    Before the first report nothing is believed, and a job gets its proportional share. While no step has waited for
+    Before the first report there is no belief, and a job gets its proportional share. As long as no step has waited for
     CPUs, half of the CPUs that sufficed are believed to suffice, down to `MIN_CPUS_TRIED`. The next share tests this; a
-    step that waits ends the search, because it shows the CPU time of a sample (optimistic profiling, in the job's own
-    time). Memory is not searched: a share with which no step waited is enough, and while nothing was read from storage,
-    the memory of one GPU is believed to be enough and necessary.
+    step that waits ends the search, because it shows the CPU time of a sample (optimistic profiling while the job
+    trains). There is no search for memory: memory with which no step waited is believed to be enough, and while nothing
+    was read from storage, the memory that goes with one GPU is believed to be enough and necessary.
 
     A report at a new share triggers a fit, and so does every doubling of the reports at a known share.
     """
@@ -72,11 +72,11 @@ class InputReports:
     _stale: bool = False
 
     def add(self, step: StepReport) -> None:
-        """Adds a mean step of a running job that includes the share its input was prepared with."""
+        """Adds a mean step of a running job. The report must include the share with which its input was prepared."""
         assert step.given is not None
         (cpus, memory_bytes), storage_bytes_per_s, node_gpus, data_bytes, self._proportional_bytes = step.given
         self._data_bytes = data_bytes
-        if memory_bytes * node_gpus >= ALL_DATA * data_bytes:
+        if memory_bytes * node_gpus >= ALL_DATA_FRACTION * data_bytes:
             memory_bytes = data_bytes
         key = _Share(cpus, memory_bytes, storage_bytes_per_s, node_gpus, step.plan.global_batch / step.shape.gpus)
         reports, log_gpu, log_step = self._summaries.pop(key, _Summary(0, 0.0, 0.0))
@@ -90,7 +90,7 @@ class InputReports:
 
     @property
     def believed(self) -> Pipeline | None:
-        """The formula with the believed constants; None before the first report."""
+        """The input speed by the formula with believed constants; None before the first report."""
         if self._stale:
             self._stale = False
             self._fit()
@@ -103,26 +103,26 @@ class InputReports:
         self.found = fit_pipeline(steps, self._data_bytes)
         read = self.found.sample_bytes
         sample_bytes = read.value
-        if read.state == "unseen":  # the size that storage can read in time
-            sample_bytes, misses = UNREAD_BYTES, 1.0 - self._proportional_bytes / self._data_bytes
-            if misses > 1.0 - ALL_DATA:
+        if read.state == "unseen":  # assume the largest size that storage can read in time
+            sample_bytes, misses = UNREAD_SAMPLE_BYTES, 1.0 - self._proportional_bytes / self._data_bytes
+            if misses > 1.0 - ALL_DATA_FRACTION:
                 known = self._summaries.items()
-                fed = [at.storage_bytes_per_s * exp(each.log_gpu_step_s) / at.samples for at, each in known]
-                sample_bytes = min(UNREAD_BYTES, min(fed) / misses)
-        before, now = self._believed, Pipeline(self._cpu_s(self.found), sample_bytes, self._data_bytes)
-        if before is None or not (
-            isclose(now.cpu_s, before.cpu_s, rel_tol=ALIKE)
-            and isclose(now.sample_bytes, before.sample_bytes, rel_tol=ALIKE)
+                fed = [share.storage_bytes_per_s * exp(mean.log_gpu_step_s) / share.samples for share, mean in known]
+                sample_bytes = min(UNREAD_SAMPLE_BYTES, min(fed) / misses)
+        old, new = self._believed, Pipeline(self._cpu_s(self.found), sample_bytes, self._data_bytes)
+        if old is None or not (
+            isclose(new.cpu_s, old.cpu_s, rel_tol=MIN_RELATIVE_CHANGE)
+            and isclose(new.sample_bytes, old.sample_bytes, rel_tol=MIN_RELATIVE_CHANGE)
         ):
-            self._believed = now
+            self._believed = new
 
     def _cpu_s(self, found: FittedPipeline) -> float:
         """CPU-seconds of a sample: at most the time that sufficed, and half of it while no step has waited."""
         cpu_s = found.cpu_s.value
         enough = [
-            (share.cpus * exp(each.log_step_s) / share.samples, share.cpus)
-            for share, each in self._summaries.items()
-            if each.log_step_s <= each.log_gpu_step_s + log(WAITED)
+            (share.cpus * exp(mean.log_step_s) / share.samples, share.cpus)
+            for share, mean in self._summaries.items()
+            if mean.log_step_s <= mean.log_gpu_step_s + log(WAITED)
         ]
         if not enough:
             return cpu_s
@@ -133,20 +133,20 @@ class InputReports:
 
 
 Quantity = Literal["sent", "codec", "error"]
-RECENT = 20
-"""Approximate number of reports in a mean: a new report has at least a weight of a twentieth."""
-STEP = 1.1
-"""Factor by which a mean must move to change a belief: reports vary a little each time, but plans should not."""
+MAX_REPORTS = 20
+"""Approximate number of recent reports in a mean: a new report has a weight of at least a twentieth."""
+MIN_CHANGE_FACTOR = 1.1
+"""Factor by which a mean must change to change a belief: reports always vary a little, but plans should stay."""
 MAX_RATIO = 1e4
-"""Largest believable error factor of a formula: larger ones are wrong measurements."""
+"""Largest credible error factor of a formula. Measurements beyond it count as wrong and are limited to it."""
 
 
 class ExchangeReport(NamedTuple):
     """The gradient exchange in a step of a running job.
 
-    plan: the job's plan, with the offer's name. sent_bytes: sent by each rank. codec_s: seconds of encoding and
-    decoding. lost: squared norm of the compression error ÷ that of the compressor's input, which is a replica's
-    gradient plus what was held back of earlier gradients; NaN if it was not measured.
+    plan: the job's plan; its compressor is the offer's name. sent_bytes: sent by each rank. codec_s: seconds of
+    encoding and decoding. lost: squared norm of the compression error ÷ that of the compressor's input, which is a
+    replica's gradient plus the part of earlier gradients that was held back; NaN if it was not measured.
     """
 
     shape: Shape
@@ -157,7 +157,7 @@ class ExchangeReport(NamedTuple):
 
 
 class RatioOf(NamedTuple):
-    """Key of a learned ratio. Errors are the same everywhere, so their ratios have no GPU type."""
+    """Key of a learned ratio. across: between nodes. Errors are the same everywhere, so their keys have no GPU type."""
 
     quantity: Quantity
     compressor: str
@@ -167,7 +167,7 @@ class RatioOf(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SeenExchanges:
-    """Mean of measured ÷ predicted by placement; 1 without observations."""
+    """Means of measured ÷ predicted values of compressed exchanges, by `RatioOf`; 1 without observations."""
 
     _means: dict[RatioOf, tuple[float, int]] = field(default_factory=dict)
     _believed: dict[RatioOf, float] = field(default_factory=dict)
@@ -175,38 +175,37 @@ class SeenExchanges:
     def __bool__(self) -> bool:
         return bool(self._believed)
 
-    def add(self, place: RatioOf, measured: float, predicted: float) -> bool:
+    def add(self, key: RatioOf, measured: float, predicted: float) -> bool:
         """Adds a measurement; returns whether `ratio` changes. Ignores NaN, infinite and negative values."""
         if not (isfinite(measured) and measured >= 0 and isfinite(predicted) and predicted > 0):
             return False
         ratio = min(max(measured / predicted, 1 / MAX_RATIO), MAX_RATIO)
-        mean, count = self._means.get(place, (0.0, 0))
-        count = min(count + 1, RECENT)
+        mean, count = self._means.get(key, (0.0, 0))
+        count = min(count + 1, MAX_REPORTS)
         mean += (ratio - mean) / count
-        self._means[place] = mean, count
-        believed = self._believed.get(place)
-        if believed is not None and 1 / STEP < mean / believed < STEP:
+        self._means[key] = mean, count
+        believed = self._believed.get(key)
+        if believed is not None and 1 / MIN_CHANGE_FACTOR < mean / believed < MIN_CHANGE_FACTOR:
             return False
-        self._believed[place] = mean
+        self._believed[key] = mean
         return True
 
-    def ratio(self, place: RatioOf) -> float:
-        """Correction factor of the prediction."""
-        return self._believed.get(place, 1.0)
+    def ratio(self, key: RatioOf) -> float:
+        return self._believed.get(key, 1.0)
 
 
 Theta = NDArray[np.float64]
 Table = NDArray[np.float64]
 """Rows of nodes, GPUs, samples per GPU, step and synchronisation seconds."""
 Point = tuple[int, int, int]
-"""Point of an observation: nodes, GPUs, and samples per GPU (for jobs with parallel plans, the global batch)."""
+"""Nodes, GPUs, and samples per GPU of an observation; for jobs with parallel plans, the global batch instead."""
 
 RATIO_SHARED, RATIO_OWN = 0.10, 0.08
-"""Standard deviations of the two parts of log(true ÷ planned step time): what a model's plans share on a GPU type, and
-a plan's own. Our choice, as in conf/truth/default.yaml: bench/fit_planner.py finds 0.04 and 0.02 for held-out models
-whose GPU type was measured, and a 90 % interval of ± 0.48, about 0.29, where it was not."""
+"""Standard deviations of the two parts of log(true ÷ planned step time): the part that all plans of a model share on a
+GPU type, and a plan's own part. Our choice, as in conf/truth/default.yaml: bench/fit_planner.py finds 0.04 and 0.02 for
+held-out models whose GPU type was measured, and a 90 % interval of ± 0.48, about 0.29, where it was not."""
 MAX_OBSERVED = 60
-"""Maximum number of observations in a fit, taken evenly from all: more would hardly change its seven constants."""
+"""Maximum number of observations in a fit, taken evenly from all. More would hardly change its seven constants."""
 
 
 _serials = itertools.count(1)
@@ -216,11 +215,12 @@ _serials = itertools.count(1)
 class Observations:
     """Step times by GPU type and point, the first gradient statistics, and the models fitted to them.
 
-    inputs: reported input speeds, None if they are not learned. plain_exchanges: step and synchronisation seconds of
-    uncompressed exchanges, by GPU type and whether across nodes, if measured separately. exchanges: learned ratios of
-    compressed exchanges. most_gpus: the largest number of GPUs observed. overhead: wall time of iterations ÷ sum of
-    measured step times. too_large: shapes on which a job with that requested batch ran out of memory. version: grows
-    with every new model. Jobs with plans have ratios of observed to planned step times instead of models.
+    inputs: reported input speeds; None if they are not learned. plain_exchanges: step and synchronisation seconds of
+    uncompressed exchanges that were measured separately, by GPU type and whether they cross nodes. exchanges: learned
+    ratios of compressed exchanges. choices: cached plans of tasks. most_gpus: the largest number of GPUs observed.
+    overhead: wall time of iterations ÷ sum of measured step times. too_large: (shape, requested batch) of jobs that ran
+    out of memory. version: grows with every change of beliefs. serial: a number of its own for every object. Jobs with
+    plans have ratios of observed to planned step times instead of models.
     """
 
     inputs: InputReports | None = None
@@ -250,8 +250,8 @@ class Observations:
         return steps is not None and point in steps
 
     def add(self, gpu_type: str, point: Point, step_s: float, sync_s: float, *, later: bool = False) -> None:
-        """Adds a mean step time; only the first of each point counts. later: it counts from the next decision on, when
-        other jobs learn of it.
+        """Adds a mean step time; only the first of each point counts. later: it counts only after `merge`, because
+        other jobs use it too.
         """
         if self.knows(gpu_type, point):
             return
@@ -264,48 +264,48 @@ class Observations:
 
     def add_ratio(self, gpu_type: str, point: Point, ratio: float, *, later: bool = False) -> None:
         """Adds an observed step time ÷ the planned one, like `add`. point: includes the global batch."""
-        of_type = self._ratios.setdefault(gpu_type, {})
-        if point in of_type:
+        ratios = self._ratios.setdefault(gpu_type, {})
+        if point in ratios:
             return
         if later:
             self._pending.append(partial(self.add_ratio, gpu_type, point, ratio))
             return
-        of_type[point] = ratio
+        ratios[point] = ratio
         self._log_ratios[gpu_type] = self._log_ratios.get(gpu_type, 0.0) + math.log(ratio)
         self.most_gpus = max(self.most_gpus, point[1])
         self.version += 1
 
     def add_too_large(self, shape: Shape, requested_batch: int) -> None:
-        """A plan did not fit there, so that such GPUs are not offered again."""
+        """Records that a job ran out of memory on that shape, so that the shape is not offered again."""
         self.too_large.add((shape, requested_batch))
         self.version += 1
 
     def merge(self) -> None:
-        """Makes observations that were added for later count."""
+        """Adds the observations that were postponed by `later`."""
         for add in self._pending:
             add()
         self._pending.clear()
 
     def ratio(self, gpu_type: str) -> float:
         """Correction factor of planned step times on that type: the geometric mean of observed ratios; 1 if none."""
-        of_type = self._ratios.get(gpu_type)
-        return float(np.exp(np.mean(np.log(list(of_type.values()))))) if of_type else 1.0
+        ratios = self._ratios.get(gpu_type)
+        return float(np.exp(np.mean(np.log(list(ratios.values()))))) if ratios else 1.0
 
     def ratio_at(self, gpu_type: str, point: Point) -> float:
         """Correction factor at one point: the observed ratio, or a prediction from those of other points.
 
-        log(ratio) has a part that all plans of a model share on a GPU type and a part that each plan has of its own,
-        with standard deviations `RATIO_SHARED` and `RATIO_OWN`. The best linear prediction of the shared part from n
+        log(ratio) has a part that all plans of a model share on a GPU type, and a part of each plan's own, with
+        standard deviations `RATIO_SHARED` and `RATIO_OWN`. The best linear prediction of the shared part from n
         observations is their sum ÷ (n + (RATIO_OWN ÷ RATIO_SHARED)²).
         """
-        of_type = self._ratios.get(gpu_type, {})
-        if point in of_type:
-            return of_type[point]
+        ratios = self._ratios.get(gpu_type, {})
+        if point in ratios:
+            return ratios[point]
         total = self._log_ratios.get(gpu_type, 0.0)
-        return math.exp(total / (len(of_type) + (RATIO_OWN / RATIO_SHARED) ** 2))
+        return math.exp(total / (len(ratios) + (RATIO_OWN / RATIO_SHARED) ** 2))
 
     def take_stale(self) -> list[tuple[str, Table]]:
-        """GPU types with outdated models and the observations to fit; afterwards they count as fitted."""
+        """Returns the GPU types whose models are outdated, with the observations to fit, and marks them as fitted."""
         tables = []
         for gpu_type in self._stale:
             steps = self._steps[gpu_type]
@@ -318,18 +318,18 @@ class Observations:
 
 
 def refresh_models(pools: Iterable[Observations], known: dict[bytes, Theta]) -> None:
-    """Fits all outdated models in one call. known: fits by their observations, because similar jobs observe the same;
-    new fits are added.
+    """Fits all outdated models in one call. known: earlier fits by their observations, as similar jobs often observe
+    the same; new fits are added.
     """
-    wanted = [(pool, *each) for pool in pools if pool.stale for each in pool.take_stale()]
-    missing = {key: table for *_, table in wanted if (key := table.tobytes()) not in known}
+    outdated = [(pool, *each) for pool in pools if pool.stale for each in pool.take_stale()]
+    missing = {key: table for *_, table in outdated if (key := table.tobytes()) not in known}
     if missing:
         from synergy_core.goodput.fit import fit
         from synergy_core.goodput.throughput import ObservedSteps
 
         fits = fit([ObservedSteps(*table.T) for table in missing.values()])
         known.update(zip(missing, fits.theta, strict=True))
-    for pool, gpu_type, table in wanted:
+    for pool, gpu_type, table in outdated:
         pool.models[gpu_type] = known[table.tobytes()]
         pool.version += 1
         pool.choices.clear()

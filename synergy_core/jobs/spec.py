@@ -1,4 +1,4 @@
-"""What a user submits: a training job, without instructions on how to run it."""
+"""The specification of a training job: what its user submits, without instructions on how to run it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from synergy_core.units import Ints
 class JobSpec:
     """A training job whose speed depends on its resources.
 
-    application: the label under which observations may be shared. initial_batch: the global batch at which the learning
-    rate was tuned; max_batch: the largest allowed batch; requested_batch, requested_gpus: the user's request, which
-    policies without adaptation use; batches are in samples. local_batches: the (smallest, largest) number of samples
-    that fit on a GPU, by GPU type. single_gpu_rate: samples/s of a short run on one GPU at the largest batch that fits,
-    by GPU type (Sia, SOSP 2023, section 3.2: under 20 GPU-seconds a type). requested_rate: iterations/s as requested,
-    by GPU type, for policies that read offline profiles. declared_work: total iterations at the initial batch (epochs ×
-    samples ÷ initial batch). restart_s: from a stop to the next step, as measured on this cluster; declared_restart_s:
-    the user's estimate; resize_s: the pause when only the number of GPUs changes, on one GPU type and without a stop
-    (elastic jobs; else as a restart). preemptible: whether the job may be stopped or resized. fixed_batch: the job
-    always trains at the requested batch. min_gpus, most_gpus: limits of resizing. architecture: the planner's name of
-    the model whose parallel plans predict the speed; empty: models fitted to observations predict it. With an
-    architecture the requested batch is the initial one. pipeline: input speed as profiled offline; None if unknown, and
-    then training never waits for input. Where input speeds are learned, no policy reads it. exchange: allowed gradient
-    exchanges between replicas; None if they are never compressed. plan_exchange: the same for a job with parallel
-    plans.
+    application: the label under which jobs may share observations. initial_batch: the global batch at which the
+    learning rate was tuned; max_batch: the largest allowed batch; requested_batch, requested_gpus: the user's request,
+    which policies without adaptation use. Batches are in samples. local_batches: the (smallest, largest) number of
+    samples that fit on a GPU, by GPU type. single_gpu_rate: samples/s of a short run on one GPU at the largest batch
+    that fits, by GPU type (Sia, SOSP 2023, section 3.2: under 20 GPU-seconds per type). requested_rate: iterations/s
+    with the requested GPUs and batch, by GPU type, for policies that read offline profiles. declared_work: total
+    iterations at the initial batch (epochs × samples ÷ initial batch). restart_s: time from a stop to the next step, as
+    measured on this cluster; declared_restart_s: the user's estimate of it; resize_s: the pause when an elastic job
+    changes only its number of GPUs, without a stop; for other jobs the same as a restart. preemptible: whether the job
+    may be stopped or resized. fixed_batch: whether the job always trains at the requested batch. min_gpus, most_gpus:
+    limits of resizing. architecture: the planner's name of the model whose parallel plans predict the speed; empty:
+    models fitted to observations predict it. With an architecture, the requested batch is the initial batch. pipeline:
+    input speed as profiled offline; None if unknown: then training never waits for input. If input speeds are learned,
+    policies do not read it. exchange: allowed gradient exchanges between replicas; None if gradients are never
+    compressed. plan_exchange: the same for a job with parallel plans.
     """
 
     application: str
@@ -68,8 +68,8 @@ class JobSpec:
 
     @cached_property
     def most_fed_gpus(self) -> int:
-        """The most GPUs that the job may have and that its largest batch can feed; with parallel plans, which may split
-        a sample over GPUs, any batch feeds them."""
+        """The most GPUs that the job may have and its largest batch can feed. Parallel plans can split a sample over
+        GPUs, so there the batch sets no limit."""
         return self.most_gpus if self.architecture else min(self.most_gpus, self.max_batch // self.smallest_local_batch)
 
     @cached_property
@@ -84,7 +84,7 @@ class JobSpec:
 
 
 class Shape(NamedTuple):
-    """A GPU type, a number of GPUs and a number of nodes: a row of `Configurations`, by name."""
+    """A row of `Configurations`, with the GPU type's name."""
 
     gpu_type: str
     nodes: int
@@ -94,8 +94,8 @@ class Shape(NamedTuple):
 class InputShare(NamedTuple):
     """The resources that prepared a job's input, and the size of its data.
 
-    share: CPUs and memory of each GPU. storage_bytes_per_s: storage bandwidth of each GPU. node_gpus: the job's fewest
-    GPUs on any node. data_bytes: the data set. proportional_bytes: a GPU's part of the node's memory.
+    share: CPUs and memory per GPU. storage_bytes_per_s: storage bandwidth per GPU. node_gpus: the job's fewest GPUs on
+    any of its nodes. data_bytes: size of the data set. proportional_bytes: a GPU's part of the node's memory.
     """
 
     share: Share
@@ -108,10 +108,10 @@ class InputShare(NamedTuple):
 class StepReport(NamedTuple):
     """A mean step of a running job.
 
-    plan: the job's plan; a reporter that knows the time of a step without accumulation reports that time, with the plan
-    without accumulation. step_s: seconds of the whole step. sync_s: its seconds of exchanging gradients without
-    computing; NaN if unknown. waited_s: its seconds of waiting for input. given: what prepared the input; None if CPUs
-    are not shared out, or unknown.
+    plan: the job's plan. A reporter that knows the time of a step without accumulation reports that time, and the plan
+    without accumulation. step_s: seconds of the whole step. sync_s: seconds of it in which gradients are exchanged
+    while nothing is computed; NaN if unknown. waited_s: seconds of it spent waiting for input. given: the resources
+    that prepared the input; None if they are unknown or CPUs are not shared out.
     """
 
     shape: Shape
@@ -123,15 +123,15 @@ class StepReport(NamedTuple):
 
 
 def data_parallel(batch: int, gpus: int, *, initial_batch: int, max_batch: int, max_local: int) -> Plan:
-    """Data parallelism on all GPUs at that global batch, or the nearest that fits: see `fixed_batch`."""
+    """The data-parallel plan on all GPUs at that global batch, or the nearest that fits; see `fixed_batch`."""
     micro_batch, accumulation = fixed_batch(batch, gpus, initial_batch, max_batch, max_local)
     return Plan(data=gpus, micro_batch=micro_batch, accumulation=accumulation)
 
 
 @dataclass(frozen=True, slots=True)
 class Configurations:
-    """Resource shapes, one per row: the GPU type (an index into the cluster's `gpu_types`), GPUs and nodes. Everything
-    else about running a job on a shape (batch, accumulation, plan) is chosen within the row.
+    """Resource shapes, one per row: GPU type (an index into the cluster's `gpu_types`), GPUs and nodes. How a job runs
+    on a row (batch, accumulation, plan) is chosen separately.
     """
 
     gpu_type: Ints
@@ -159,20 +159,20 @@ def configurations_of(rows: list[tuple[int, int, int]]) -> Configurations:
 def powers_and_whole_nodes(cluster: Cluster, most_gpus: int = 64, more: Iterable[int] = ()) -> Configurations:
     """Per GPU type: powers of two within a node, then whole nodes, up to `most_gpus` (Sia, SOSP 2023, section 3.3).
 
-    These sizes divide one another, so that what fits by count always fits on nodes. Types come in the cluster's order.
-    Ours: if a type's nodes differ in size, the largest come first, then smaller ones. more: numbers of GPUs that jobs
-    need exactly; each gets a row on the fewest nodes if it has none.
+    These sizes divide one another, so that jobs that fit by their number of GPUs always fit on nodes. Types come in the
+    cluster's order. Ours: if a type's nodes differ in size, the largest come first. more: numbers of GPUs that jobs
+    need exactly; a number without a row gets one on the fewest nodes.
     """
     return _powers_and_whole_nodes(cluster.node_types, most_gpus, frozenset(more))
 
 
 @lru_cache(maxsize=64)
-def _powers_and_whole_nodes(of_nodes: tuple[NodeType, ...], most_gpus: int, more: frozenset[int]) -> Configurations:
+def _powers_and_whole_nodes(node_types: tuple[NodeType, ...], most_gpus: int, more: frozenset[int]) -> Configurations:
     rows = []
-    for index, gpu_type in enumerate(dict.fromkeys(each.gpu_type for each in of_nodes)):
-        node_types = [each for each in of_nodes if each.gpu_type == gpu_type]
-        sizes = sorted((each.gpus_per_node for each in node_types for _ in range(each.nodes)), reverse=True)
-        rows += [(index, 1 << i, 1) for i in range((sizes[0] - 1).bit_length())]
+    for index, gpu_type in enumerate(dict.fromkeys(each.gpu_type for each in node_types)):
+        of_type = [each for each in node_types if each.gpu_type == gpu_type]
+        sizes = sorted((each.gpus_per_node for each in of_type for _ in range(each.nodes)), reverse=True)
+        rows += [(index, 1 << power, 1) for power in range((sizes[0] - 1).bit_length())]
         up_to = list(accumulate(sizes))
         whole = enumerate(up_to, start=1)
         rows += [(index, gpus, nodes) for nodes, gpus in whole if gpus <= max(most_gpus, sizes[0])]

@@ -1,4 +1,4 @@
-"""What policies see: views of single jobs and columns of all active jobs, limited to what annotations declare."""
+"""What policies see: views of single jobs, and columns of all active jobs. Annotations declare what a policy reads."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ Result = TypeVar("Result")
 
 
 def _shown(name: str) -> Any:
-    """A property that reads `name` of the record."""
+    """A property that reads the record's attribute `name`."""
     return property(attrgetter(f"_job.{name}"))
 
 
 class JobView:
-    """One job as an ordering policy sees it: its user's request, and what a scheduler can have observed.
+    """One job as an ordering policy sees it: its user's request, and what a scheduler can observe.
 
-    Reading a name that another view shows raises an InputError which says what to annotate. To read the names of two
-    views: `class Both(EstimatedJobView, PredictedJobView): __slots__ = ()`.
+    Reading a name that only another view shows raises an InputError that says what to annotate. To read the names of
+    two views: `class Both(EstimatedJobView, PredictedJobView): __slots__ = ()`.
 
     submit_time_s: on the driver's clock. gpus: requested. attained_service_gpu_s: GPU-seconds held so far.
-    first_start_s: inf before the first start. queue_entered_s: when the job's key last changed, at first its
-    submission. restarts: resumes after a preemption. running: whether the job runs. recent_service_gpu_s: GPU-seconds
-    held since the job last began anew (`OrderingPolicy.begins_anew`), or since submission; waited_s: seconds waited
-    since then.
+    first_start_s: inf before the first start. queue_entered_s: when the job's key last changed, at first the time of
+    submission. restarts: number of resumes after a preemption. recent_service_gpu_s: GPU-seconds held since the job
+    last began anew (`OrderingPolicy.begins_anew`), or since submission; waited_s: seconds waited since then.
     """
 
     __slots__ = ("_job",)
@@ -57,7 +56,7 @@ class JobView:
     running: bool = _shown("running")
 
     def __getattr__(self, name: str) -> Any:
-        raise missing(type(self), name, JOB_VIEWS)  # reached only where there is no such name
+        raise not_shown(type(self), name, JOB_VIEWS)  # Python calls this only if the view has no such name
 
 
 class EstimatedJobView(JobView):
@@ -72,7 +71,7 @@ class EstimatedJobView(JobView):
 
 
 class PredictedJobView(JobView):
-    """A job with a run time predicted from jobs that have already ended (`synergy_core.scheduling.order`)."""
+    """A job with a run time that is predicted from ended jobs (`synergy_core.scheduling.order`)."""
 
     __slots__ = ()
 
@@ -80,7 +79,7 @@ class PredictedJobView(JobView):
 
 
 class PriorityJobView(JobView):
-    """A job with the priority that its user requested: higher runs sooner; 0 by default."""
+    """A job with the priority that its user requested, 0 by default; a higher priority runs sooner."""
 
     __slots__ = ()
 
@@ -88,10 +87,10 @@ class PriorityJobView(JobView):
 
 
 class OracleJobView(JobView):
-    """A job with its true run time. A policy that reads it knows what no scheduler can, and is starred in every table.
+    """A job with its true run time, which no real scheduler knows. A policy that reads it is starred in every table.
 
-    duration_s: of the whole job on its requested GPUs. remaining_s: until the job ends if it runs without interruption
-    from now on, including any restart that it still has to pay for.
+    duration_s: run time of the whole job on its requested GPUs. remaining_s: time until the job ends if it runs without
+    interruption from now on, including any restart that is still to come.
     """
 
     __slots__ = ()
@@ -104,23 +103,23 @@ JOB_VIEWS: tuple[type, ...] = (JobView, EstimatedJobView, PredictedJobView, Prio
 
 
 def shown_by(view: type) -> set[str]:
-    """Names that a view shows: properties, methods and the columns of a state."""
+    """The names that a view shows: properties, methods, and the columns of a state."""
     columns = getattr(view, "__dataclass_fields__", {})
     return {name for name in (*dir(view), *columns) if not name.startswith("_")}
 
 
-def missing(view: type, name: str, views: tuple[type, ...]) -> Exception:
-    """What a view's `__getattr__` raises: which of these views shows the name, or the nearest one that this shows.
+def not_shown(view: type, name: str, views: tuple[type, ...]) -> Exception:
+    """The error for a name that a view does not show. It suggests one of `views` that shows it, or a similar name.
 
-    Private names raise AttributeError, as Python's protocols require.
+    For private names it is an AttributeError, as Python's protocols require.
     """
     if name.startswith("_"):
         return AttributeError(name)
     if name in shown_by(view):
-        return InputError(f"a policy reads {name}, which nobody knows here; true run times are known in simulations.")
+        return InputError(f"a policy reads {name}, which is unknown here: only simulations know true run times.")
     for other in views:
         if name in shown_by(other):
-            also = "" if issubclass(other, view) else f", or a class of it and {view.__name__}"
+            also = "" if issubclass(other, view) else f", or with a class that combines it with {view.__name__}"
             return InputError(
                 f"a policy reads {name}, which {view.__name__} does not show. Annotate its first parameter with "
                 f"{other.__name__}{also}."
@@ -129,25 +128,25 @@ def missing(view: type, name: str, views: tuple[type, ...]) -> Exception:
 
 
 def through(view: type[JobView], function: Callable[..., Result]) -> Callable[..., Result]:
-    """The function as a function of the scheduler's record, which it reads through a view."""
-    shown = view()  # one view for all calls: every event computes keys
+    """Turns a function of a view into a function of the scheduler's record."""
+    viewed = view()  # one view for all calls, because every event computes keys
 
-    def seen(job: Any, *more: Any) -> Result:
-        shown._job = job
-        return function(shown, *more) if more else function(shown)
+    def of_record(job: Any, *more: Any) -> Result:
+        viewed._job = job
+        return function(viewed, *more) if more else function(viewed)
 
-    return seen
+    return of_record
 
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
-    """An allocation policy's answer: the GPUs of each job of the state, in the state's order; 0 for none.
+    """An allocation policy's answer: the number of GPUs of each job of the state, in the state's order.
 
     gpu_type: an index into the cluster's `gpu_types`, −1 for any type. objective, bound: of the problem that the policy
     solved, else NaN. node_gpus: (jobs, nodes of the cluster), GPUs, from policies that choose nodes. share: (jobs, 2),
     CPUs and bytes per GPU, from policies that share out CPUs and memory. solved: the problem and its solution
-    (`choice.Solved` or `choice.Placed`), for explanations, or None. memory: passed to the policy in the next state
-    (`GoodputState.memory`); the policy itself keeps nothing.
+    (`_choice.Solved` or `_choice.Placed`), for explanations, or None. memory: passed to the policy in the next state
+    (`GoodputState.memory`), because the policy itself keeps nothing between calls.
     """
 
     gpus: Ints
@@ -161,19 +160,19 @@ class Allocations:
 
 
 SIZE_LIMITS = ("min_gpus", "most_fed_gpus", "fixed_gpus", "planned")
-"""Columns of `GoodputState` that are fields of a `JobSpec` and limit a job's size."""
+"""Columns of `GoodputState` that come from a `JobSpec` and limit a job's size."""
 
 
 @dataclass(frozen=True)
 class ClusterState:
-    """Every active job at one instant, in columns, in order of job id. Arrays are read-only, one entry per job.
+    """All active jobs at one instant, in columns, in order of job id. Arrays are read-only and have one entry per job.
 
-    round_s: until the next decision.
+    round_s: time until the next decision.
     gpus: requested. held_gpus: held now, 0 while waiting. attained_service_gpu_s, first_start_s (inf before), restarts,
     virtual_cluster (an index into `virtual_clusters`): as in `JobView`.
     gpu_type: requested, an index into the cluster's `gpu_types`, −1 for any. held_type: the present type, −1 while
-    waiting. must_stay: the job runs and may not be stopped (`JobSpec.preemptible`), or not before it has saved
-    something, so it must get what it holds.
+    waiting. must_stay: whether the job must get exactly what it holds, because it runs and may not be stopped
+    (`JobSpec.preemptible`), or not before it has saved its progress.
     """
 
     now_s: float
@@ -199,28 +198,28 @@ class ClusterState:
                 value.flags.writeable = False
 
     def __getattr__(self, name: str) -> Any:
-        raise missing(type(self), name, (EstimatedClusterState, OracleClusterState))
+        raise not_shown(type(self), name, (EstimatedClusterState, OracleClusterState))
 
     def __len__(self) -> int:
         return len(self.job_id)
 
     def quotas_left(self) -> list[float]:
-        """Each tenant's quota of GPUs before any job is served; inf without a limit."""
+        """Each tenant's quota of GPUs, before any job gets GPUs; inf without a limit."""
         quotas = self.cluster.virtual_clusters
         if not quotas or self.cluster.borrowing:
             return [NEVER] * len(self.virtual_clusters)
         return [float(quotas.get(name, 0)) for name in self.virtual_clusters]
 
     def types_for(self, job: int) -> list[int]:
-        """The GPU types that a job may have: only its requested type, or else all types, the present one first."""
+        """The GPU types that a job may have: its requested type; without one, all types, the present one first."""
         return self._types_for[job]
 
     @cached_property
     def _types_for(self) -> list[list[int]]:
         others = range(len(self.cluster.gpu_types))
         orders = {-1: list(others)} | {held: [held, *(each for each in others if each != held)] for held in others}
-        asked, held = self.gpu_type.tolist(), self.held_type.tolist()
-        return [orders[has] if wants < 0 else [wants] for wants, has in zip(asked, held, strict=True)]
+        requested, held = self.gpu_type.tolist(), self.held_type.tolist()
+        return [orders[now] if kind < 0 else [kind] for kind, now in zip(requested, held, strict=True)]
 
     @property
     def capacity(self) -> Ints:
@@ -228,11 +227,10 @@ class ClusterState:
         return np.array([self.cluster.gpus_of(gpu_type) for gpu_type in self.cluster.gpu_types], dtype=np.int64)
 
     def in_order(self, order: Ints) -> Allocations:
-        """Gives jobs their requested GPUs, in that order, while types and quotas last; later jobs may overtake.
+        """Gives jobs their requested GPUs in that order while types and quotas last; skips jobs that do not fit.
 
-        order: indices of jobs in this state. Jobs that must stay are served before all others.
-
-        A tenant exceeds its quota only if the cluster allows borrowing, and only after all jobs within quotas.
+        order: indices of jobs in this state. Jobs that must stay get their GPUs before all others. A tenant exceeds its
+        quota only if the cluster allows borrowing, and only after all jobs within quotas.
         """
         quotas, borrowing = self.cluster.virtual_clusters, self.cluster.borrowing
         room = Room(self, [float(quotas.get(name, 0)) if quotas else NEVER for name in self.virtual_clusters])
@@ -256,9 +254,9 @@ class ClusterState:
 
 
 class Room:
-    """GPUs left of each type and of each tenant's quota while an answer is built job by job.
+    """The GPUs left of each type and of each tenant's quota while an answer is built job by job.
 
-    Jobs that must stay have their GPUs from the beginning. gpus, gpu_type: (jobs,) given so far, as in `Allocations`.
+    Jobs that must stay have their GPUs from the beginning. gpus, gpu_type: (jobs,), given so far, as in `Allocations`.
     tenant: each job's index into `quota`.
     """
 
@@ -276,20 +274,18 @@ class Room:
         return gpus <= self.left[kind] and gpus <= self.quota[self.tenant[job]]
 
     def give(self, job: int, kind: int, gpus: int) -> None:
-        """Gives the job that many more GPUs of that type."""
         self.gpus[job] += gpus
         self.gpu_type[job] = kind
         self.left[kind] -= gpus
         self.quota[self.tenant[job]] -= gpus
 
     def answer(self) -> Allocations:
-        """The GPUs given so far, as an answer."""
         return Allocations(np.array(self.gpus), np.array(self.gpu_type))
 
 
 @dataclass(frozen=True)
 class EstimatedClusterState(ClusterState):
-    """The state with what users declared; see `EstimatedJobView`."""
+    """The state with run times that users declared; see `EstimatedJobView`."""
 
     estimate_s: Floats
 
@@ -302,19 +298,19 @@ class OracleClusterState(ClusterState):
     remaining_s: Floats
 
 
-TARGETS = (1.0, 0.85, 0.7, 0.5, 0.3)
-"""Levels of share: each is the cheapest with which a job reaches this fraction of its best speed in a configuration."""
+SPEED_LEVELS = (1.0, 0.85, 0.7, 0.5, 0.3)
+"""Fractions of a job's best speed in a configuration; each level of share is the cheapest that reaches its fraction."""
 CPU_STEPS = (0.05, 0.1, 0.2, 1 / 3, 0.5, 2 / 3, 5 / 6, 1.0, 7 / 6, 4 / 3, 1.5, 5 / 3, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 MEMORY_STEPS = (0.02, 0.1, 1 / 3, 2 / 3, 1.0, 1.5, 2.0, 3.0, 4.0)
 """The CPU and memory shares that are tried, as multiples of the proportional share."""
-COST_OF_BOTH = 0.1
-"""Weight of the sum in a share's cost: the larger of its CPUs and its memory, as multiples of the proportional share,
-plus this weight times their sum."""
+SUM_WEIGHT = 0.1
+"""Weight of the sum in a share's cost. The cost is the larger of its CPUs and memory, each as a multiple of the
+proportional share, plus this weight times their sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareLevels:
-    """L levels per job and configuration, all (jobs, configurations, L).
+    """L levels of share per job and configuration; all arrays are (jobs, configurations, L).
 
     cpus, memory_bytes: per GPU. speed: in (0, 1], the fraction of the GPUs' goodput that the share allows.
     """
@@ -329,10 +325,10 @@ def share_levels(
 ) -> ShareLevels:
     """The levels of every job in every configuration.
 
-    samples_per_s: (jobs, configurations), the pace of the GPUs; 0 if unknown. A job with an unknown pipeline or pace
-    has its proportional share and full speed on every level.
+    samples_per_s: (jobs, configurations), the pace of the GPUs; 0 if unknown. If a job's pipeline or pace is unknown,
+    each of its levels is the proportional share at full speed.
     """
-    shape = (len(tasks), len(rows), len(TARGETS))
+    shape = (len(tasks), len(rows), len(SPEED_LEVELS))
     own = cluster.proportional
     cpus, memory = (
         np.broadcast_to(np.array([getattr(own[kind], name) for kind in rows.gpu_type])[:, None], shape).copy()
@@ -342,11 +338,11 @@ def share_levels(
     largest: dict[str, NodeType] = {}  # by type, the node with most GPUs; in a tie, the one with fewest CPUs and memory
     for node in sorted(cluster.node_types, key=lambda each: (-each.gpus_per_node, each.cpus, each.memory_bytes)):
         largest.setdefault(node.gpu_type, node)
-    alike: dict[InputPipeline, list[int]] = {}
-    for at, task in enumerate(tasks):
+    by_pipeline: dict[InputPipeline, list[int]] = {}
+    for job, task in enumerate(tasks):
         if (pipeline := task.pipeline) is not None:
-            alike.setdefault(pipeline, []).append(at)
-    for pipeline, members in alike.items():
+            by_pipeline.setdefault(pipeline, []).append(job)
+    for pipeline, members in by_pipeline.items():
         jobs = np.array(members)
         for row, (kind, gpus) in enumerate(zip(rows.gpu_type.tolist(), rows.gpus.tolist(), strict=True)):
             known = jobs[samples_per_s[jobs, row] > 0]
@@ -355,7 +351,7 @@ def share_levels(
             worth = _worth_trying(pipeline, largest[cluster.gpu_types[kind]], own[kind], gpus)
             gpu_s = (gpus / samples_per_s[known, row])[:, None]  # GPU-seconds per sample
             reached = gpu_s / np.maximum(gpu_s, worth.sample_s)
-            least = np.array(TARGETS) * reached[:, -1:] * (1.0 - 1e-9)
+            least = np.array(SPEED_LEVELS) * reached[:, -1:] * (1.0 - 1e-9)
             first = (reached[:, None, :] >= least[:, :, None]).argmax(axis=2)
             cpus[known, row], memory[known, row] = worth.cpus[first], worth.memory_bytes[first]
             speed[known, row] = np.take_along_axis(reached, first, axis=1)
@@ -363,7 +359,7 @@ def share_levels(
 
 
 class _Tried(NamedTuple):
-    """The K shares worth trying in a configuration, (K,) each, by rising cost: each is faster than all before it."""
+    """The K shares worth trying in a configuration, (K,) each, by rising cost. Each is faster than all cheaper ones."""
 
     cpus: Floats
     memory_bytes: Floats
@@ -372,14 +368,14 @@ class _Tried(NamedTuple):
 
 @lru_cache(maxsize=4_096)
 def _worth_trying(pipeline: InputPipeline, node: NodeType, own: Share, gpus: int) -> _Tried:
-    """The pairs of CPU and memory steps, for this many GPUs on such nodes, that no cheaper pair matches."""
+    """The pairs of CPUs and memory, for this many GPUs on such nodes, that are faster than every cheaper pair."""
     most = min(gpus, node.gpus_per_node)
     fewest = gpus % node.gpus_per_node or most
-    each_cpus = np.minimum(own.cpus * np.array(CPU_STEPS), node.cpus / most)
-    each_memory = np.minimum(own.memory_bytes * np.array(MEMORY_STEPS), node.memory_bytes / most)
-    cpus, memory = (each.ravel() for each in np.meshgrid(each_cpus, each_memory))
-    parts = np.stack((cpus / own.cpus, memory / own.memory_bytes))
-    order = np.argsort(parts.max(axis=0) + COST_OF_BOTH * parts.sum(axis=0), kind="stable")
+    cpu_steps = np.minimum(own.cpus * np.array(CPU_STEPS), node.cpus / most)
+    memory_steps = np.minimum(own.memory_bytes * np.array(MEMORY_STEPS), node.memory_bytes / most)
+    cpus, memory = (pairs.ravel() for pairs in np.meshgrid(cpu_steps, memory_steps))
+    multiples = np.stack((cpus / own.cpus, memory / own.memory_bytes))
+    order = np.argsort(multiples.max(axis=0) + SUM_WEIGHT * multiples.sum(axis=0), kind="stable")
     cpus, memory = cpus[order], memory[order]
     storage = node.storage_bytes_per_s / node.gpus_per_node
     seconds = pipeline.sample_s(cpus, memory, storage_bytes_per_s=storage, node_gpus=min(fewest, most))
@@ -387,22 +383,23 @@ def _worth_trying(pipeline: InputPipeline, node: NodeType, own: Share, gpus: int
     return _Tried(cpus[faster], memory[faster], seconds[faster])
 
 
-UNKNOWN_SCALING = 0.9
+SCALING_POWER = 0.9
+"""Assumed speed of a job without observations: one-GPU rate × GPUs to this power."""
 
 
 @dataclass(frozen=True)
 class GoodputState(ClusterState):
     """Every active job with the scheduler's beliefs. Arrays as in `ClusterState`.
 
-    held_nodes: number of present nodes. held_placement: present GPUs, () while waiting. pinned: the job must stay, or
-    is being restarted and should keep its GPUs. done_work: reported so far, initial-batch iterations. remaining_work:
-    declared work less done_work, NaN if undeclared. observed_gpus: the most GPUs that its model has seen, 0 at first.
-    restart_s: measured cost of a restart; declared_restart_s: the user's estimate; resize_s: cost of changing the
-    number of GPUs on the present type; unsaved_s: training that a stop would lose now. overhead: wall time of an
-    iteration ÷ its measured step times. received_s (jobs, GPU types): seconds for which the job held GPUs of each type;
-    given_s (GPU types): the same, summed over all jobs that ever ran. memory: `Allocations.memory` of the policy's last
-    answer. min_gpus, most_fed_gpus, fixed_gpus, planned: limits of each job's size, and whether it has parallel plans
-    (`JobSpec`).
+    held_nodes: number of nodes held now. held_placement: GPUs held now, () while waiting. pinned: whether the job must
+    stay, or is being restarted and should keep its GPUs. done_work: reported so far, in iterations at the initial
+    batch. remaining_work: declared work less done_work, NaN if undeclared. observed_gpus: the most GPUs on which its
+    model was observed, 0 at first. restart_s: measured cost of a restart; declared_restart_s: the user's estimate;
+    resize_s: cost of changing the number of GPUs on the present type; unsaved_s: training that a stop would lose now.
+    overhead: wall time of an iteration ÷ its measured step times. received_s (jobs, GPU types): seconds for which the
+    job held GPUs of each type; given_s (GPU types): the same, summed over all jobs that ever ran. memory:
+    `Allocations.memory` of the policy's last answer. min_gpus, most_fed_gpus, fixed_gpus, planned: limits of each job's
+    size, and whether it has parallel plans (`JobSpec`).
     """
 
     tasks: tuple[SynergyTask, ...]
@@ -432,19 +429,19 @@ class GoodputState(ClusterState):
         return powers_and_whole_nodes(self.cluster, most_gpus, {*fixed, *self.held_gpus[self.must_stay].tolist()})
 
     def goodput(self, rows: Configurations, *, batch: BatchLimit = "max") -> Floats:
-        """(jobs, rows): see `Beliefs.goodput`; measured overheads are divided out."""
+        """(jobs, rows): `Beliefs.goodput` ÷ the measured overhead."""
         return self.beliefs.goodput(self.tasks, rows, batch) / self.overhead[:, None]
 
     def share_levels(self, rows: Configurations, *, batch: BatchLimit = "max") -> ShareLevels:
-        """The effect of shares of CPUs and memory on `goodput`, for clusters that list them."""
+        """The effect of shares of CPUs and memory on `goodput`, for clusters that list CPUs and memory."""
         pace = self.beliefs.paces(self.tasks, rows, batch)[1]
-        # Before a job's first report, only the short run on one GPU is known.
+        # Before a job's first report, only its short run on one GPU is known.
         return share_levels(self.cluster, self.tasks, rows, np.where(pace > 0, pace, self._guess(rows)))
 
     def guessed(self, rows: Configurations, *, batch: BatchLimit = "max") -> tuple[Floats, Bools]:
-        """(jobs, rows): `goodput`, or a guess in another unit for jobs without observations; (jobs,): these jobs.
+        """(jobs, rows): `goodput`, or a guess for jobs without observations; (jobs,): whether it is the guess.
 
-        The guess is the one-GPU rate × GPUs to the power `UNKNOWN_SCALING`: it ranks rows but does not predict time.
+        The guess is one-GPU rate × GPUs^`SCALING_POWER`, in samples/s: it ranks a job's rows but predicts no time.
         """
         goodput = self.goodput(rows, batch=batch)
         unknown = np.asarray(np.isnan(goodput).all(axis=1))
@@ -453,21 +450,22 @@ class GoodputState(ClusterState):
         return goodput, unknown
 
     def _guess(self, rows: Configurations) -> Floats:
-        guess: Floats = self.single_gpu_rate()[:, rows.gpu_type] * rows.gpus**UNKNOWN_SCALING
+        guess: Floats = self.single_gpu_rate()[:, rows.gpu_type] * rows.gpus**SCALING_POWER
         return guess
 
     def runnable(
         self, rows: Configurations, *, growth: float, first_gpus: int, batch: BatchLimit = "max"
     ) -> tuple[Floats, Bools, Bools]:
-        """`guessed`, with 0 where a job may not run; and (jobs, rows), where it may run."""
+        """`guessed`, with 0 where a job may not run; and (jobs, rows), whether it may run there."""
         goodput, unknown = self.guessed(rows, batch=batch)
         valid = (goodput > 0) & self.allowed(rows, growth=growth, first_gpus=first_gpus)
         return np.where(valid, goodput, 0.0), unknown, valid
 
     def work_left(self, goodput: Floats, usual: Callable[[Floats], Floats], *, least_s: float) -> Floats:
-        """(jobs,): remaining work; if undeclared, as much as was done, and at least `least_s` at the usual goodput.
+        """(jobs,): remaining work, in initial-batch iterations. If it is undeclared, a job is assumed to need as much
+        again as it has done, and at least `least_s` seconds at its usual goodput.
 
-        goodput: (jobs, rows). usual: maps the goodputs of some jobs, (some, rows), to one goodput each.
+        goodput: (jobs, rows). usual: maps the goodputs of some jobs, (some, rows), to one usual goodput each.
         """
         work = self.remaining_work.copy()
         undeclared = np.isnan(work)
@@ -478,13 +476,13 @@ class GoodputState(ClusterState):
     def kept(
         self, rows: Configurations, time_s: Floats, *, horizon_s: float, restart_charge: float, lost_charge: float
     ) -> Floats:
-        """(jobs, rows): L / (L + what moving to the row costs), the fraction of its time that a job trains after it.
+        """(jobs, rows): L / (L + cost of moving to the row), the fraction of its time that a job trains if it moves.
 
-        L: the remaining time there, at most horizon_s. Staying costs nothing. A start costs nothing either: a waiting
-        job pays for it sooner or later. Another number of GPUs of the same type costs restart_charge resizes, a move to
-        another type restart_charge restarts, and both cost lost_charge times the training that a stop loses
-        (`unsaved_s`), which is done again at the row's speed.
-        time_s: (jobs, rows), or (jobs, 1) if it is the same for all rows.
+        L: the remaining time on the row, at most horizon_s. Staying costs nothing. A start costs nothing either,
+        because a waiting job has to start sooner or later. Another number of GPUs of the same type costs restart_charge
+        resizes, and a move to another type restart_charge restarts. Both also cost lost_charge times the training that
+        a stop loses (`unsaved_s`), which is repeated at the row's speed.
+        time_s: remaining time, (jobs, rows), or (jobs, 1) if it is the same on all rows.
         """
         held = self.held_row(rows)[:, None]
         resized = self.held_type[:, None] == rows.gpu_type
@@ -492,16 +490,16 @@ class GoodputState(ClusterState):
         cost_s *= np.where(self.held_gpus == 0, 0.0, restart_charge)[:, None]
         if self.unsaved_s.any():
             here_s = np.take_along_axis(time_s, np.clip(held, 0, time_s.shape[1] - 1), axis=1)
-            again = np.divide(time_s, here_s, out=np.ones_like(time_s), where=np.isfinite(time_s) & (here_s > 0))
-            cost_s = cost_s + lost_charge * self.unsaved_s[:, None] * again
+            slowdown = np.divide(time_s, here_s, out=np.ones_like(time_s), where=np.isfinite(time_s) & (here_s > 0))
+            cost_s = cost_s + lost_charge * self.unsaved_s[:, None] * slowdown
         lasts_s = np.minimum(time_s, horizon_s)
         return np.asarray(lasts_s / (lasts_s + np.where(held == np.arange(len(rows)), 0.0, cost_s)))
 
     def most_gpus(self, *, growth: float = 2.0, first_gpus: int = 1) -> Ints:
-        """(jobs,): the most GPUs that each may get: `growth` times what was observed, at first `first_gpus`.
+        """(jobs,): the most GPUs that each job may get: `growth` × the most that were observed, at first `first_gpus`.
 
-        At most what its largest batch can feed and the job allows (Pollux, OSDI 2021, section 4.2; growth 2). A job
-        with plans may get this limit at once: its scaling is known.
+        Pollux (OSDI 2021, section 4.2), with growth 2. Never more than the job allows and its largest batch can feed;
+        a job with parallel plans may get that at once, because its scaling is known.
         """
         explored = np.maximum(first_gpus, (growth * self.observed_gpus).astype(np.int64))
         explored = np.where(self.planned, np.iinfo(np.int64).max, explored)
@@ -517,9 +515,9 @@ class GoodputState(ClusterState):
         return np.asarray(enough & (rows.gpus <= most[:, None]))
 
     def suits(self, gpu_type: Ints) -> np.ndarray:
-        """(jobs, types): whether each job may run on these types; all types unless it requests one."""
-        asked = self.gpu_type[:, None]
-        return np.asarray((asked < 0) | (asked == gpu_type))
+        """(jobs, types): whether each job may run on these types: on all, unless it requests one."""
+        requested = self.gpu_type[:, None]
+        return np.asarray((requested < 0) | (requested == gpu_type))
 
     def single_gpu_rate(self) -> Floats:
         """(jobs, GPU types): samples/s of a short run on one GPU of each type."""
@@ -527,9 +525,9 @@ class GoodputState(ClusterState):
         return np.array([[task.spec.single_gpu_rate[gpu_type] for gpu_type in gpu_types] for task in self.tasks])
 
     def requested_rate(self) -> Floats:
-        """(jobs, GPU types): iterations/s with the requested GPUs and batch, from profiles made offline.
+        """(jobs, GPU types): iterations/s with the requested GPUs and batch, from offline profiles.
 
-        For jobs with plans the planner predicts them; 0 if no plan fits.
+        For jobs with parallel plans they are predicted by the planner; 0 if no plan fits.
         """
         gpu_types = self.cluster.gpu_types
         return np.array([[task.requested_rate(gpu_type) for gpu_type in gpu_types] for task in self.tasks])
@@ -546,13 +544,13 @@ class GoodputState(ClusterState):
         return np.where(same.any(axis=1), same.argmax(axis=1), -1)
 
     def held_best(self, rows: Configurations) -> Ints:
-        """(jobs,): the row that each job runs on, or else the row with its type and number of GPUs; −1 for none."""
+        """(jobs,): the row that each job runs on, else one with the same type and number of GPUs; −1 if none."""
         held = self.held_row(rows)
         return np.where(held >= 0, held, self.held_row(rows, same_nodes=False))
 
 
 class TrueJob(Protocol):
-    """What only a driver knows about a running job, for policies that are starred in every table."""
+    """What only a driver knows about a job. Policies that read it are starred in every table."""
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
         """Seconds of an iteration at the requested batch on that many packed GPUs of a type; inf if no plan fits."""
@@ -563,6 +561,6 @@ class TrueJob(Protocol):
 
 @dataclass(frozen=True)
 class OracleGoodputState(GoodputState):
-    """The state with true speeds and remaining work; policies that read it are starred."""
+    """The state with true speeds and remaining work. Policies that read it are starred in every table."""
 
     truths: Sequence[TrueJob]

@@ -1,7 +1,7 @@
-"""Profiles: measurements of models on one testbed by `python -m synergy_exec profile`, plan by plan.
+"""Profiles: measured step times of each plan of a model on one testbed, by `python -m synergy_exec profile`.
 
-A profile replaces the planner's tables for measured models: the rows of a job's ConfigurationTable. The executor
-chooses plans by it, and the simulator treats it as the truth about that testbed.
+For measured models, a profile replaces the planner's tables. The executor chooses plans by it, and the simulator treats
+it as the truth about that testbed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORMAT = 2
 
 
 class Degrees(NamedTuple):
-    """The part of a plan that cannot change while a job runs."""
+    """The part of a plan that cannot change without a restart."""
 
     data: int
     tensor: int
@@ -37,7 +37,7 @@ class Degrees(NamedTuple):
 
 
 def degrees_of(plan: Plan) -> Degrees:
-    """The plan without what a running job may change: micro-batch and accumulation."""
+    """The degrees of a plan. A running job may change the rest: micro-batch and accumulation."""
     return Degrees(plan.data, plan.tensor, plan.pipeline, plan.interleave, plan.zero)
 
 
@@ -46,9 +46,9 @@ class ProfiledRow:
     """One measured configuration.
 
     step_s: mean over copies that ran side by side. spread: their range ÷ mean. memory_bytes: the most that one rank
-    held. predicted: step_s was not measured but predicted from other rows (`PlanTimes`). sync_s: part of step_s, for
-    replicas that were observed in training (`SeenPlan`). node_gpus: GPUs on each node, ascending, where other splits
-    over as many nodes were measured too.
+    held. predicted: whether step_s was predicted from other rows (`PlanTimes`) instead of measured. sync_s: part of
+    step_s, for replicas that were observed in training (`SeenPlan`). node_gpus: GPUs on each node, ascending, if other
+    splits over as many nodes were measured too; else ().
     """
 
     gpu_type: str
@@ -63,8 +63,8 @@ class ProfiledRow:
 
 
 class NoiseFrom(NamedTuple):
-    """Noise after this much work, in iterations at the initial batch: gradient variance ÷ squared norm at that batch.
-    0 means that noise is not known yet, and that each step counts as one iteration.
+    """A job's gradient noise from some work on. work: iterations at the initial batch. ratio: gradient variance ÷
+    squared norm at that batch; 0 means that noise is still unknown and each step counts as one iteration.
     """
 
     work: float
@@ -73,8 +73,8 @@ class NoiseFrom(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCosts:
-    """Overheads in seconds. launch_s: from a decision to the first step of a new job. restart_s: the same with a
-    checkpoint to load. exit_s: from the stop signal, or the last step, until the GPUs are free, the checkpoint saved.
+    """Overheads in seconds. launch_s: from a decision to the first step of a new job. restart_s: the same, with a
+    checkpoint to load. exit_s: from the stop signal or the last step until the checkpoint is saved and the GPUs free.
     """
 
     launch_s: float
@@ -83,8 +83,8 @@ class ProfiledCosts:
 
 
 class StepAtCpus(NamedTuple):
-    """A step of one GPU with that many CPUs: its time, the part spent waiting for input, and its CPU time, which does
-    not depend on the machine's other load.
+    """A step of one GPU with `cpus` CPUs: its time, the part of it spent waiting for input, and its CPU time, which
+    does not depend on other load of the machine.
     """
 
     cpus: float
@@ -98,7 +98,7 @@ class ProfiledInput:
     """How a model's input is prepared, measured on one GPU at the initial batch with all data in memory.
 
     cpu_s: CPU-seconds per sample. gpu_s: seconds of a step that does not wait. sample_bytes, data_bytes: size on
-    storage of one sample and of all data. steps: the measurements.
+    storage of one sample and of the data set. steps: the measurements.
     """
 
     gpu_type: str
@@ -123,10 +123,10 @@ class ProfiledInput:
 class ProfiledModel:
     """One model on one testbed.
 
-    initial_batch: where the learning rate was tuned. noise: by work, from 0 on. costs: None where nobody measured
-    them. input: for jobs that load samples (`LoadedJob`), else None. application: of the model's jobs (`JobSpec`),
-    which have name, class and arguments in common; "": all jobs of that name. tried_batch: the largest batch at which
-    plans were tried; beyond max_batch no plan could train.
+    initial_batch: the batch at which the learning rate was tuned. noise: by work, from 0 on. costs: None if they were
+    not measured. input: for jobs that load samples (`LoadedJob`), else None. application: that of the model's jobs
+    (`JobSpec`), which have the same name, class and arguments; "": all jobs of that name. tried_batch: the largest
+    batch at which plans were tried. No plan could train with more than max_batch.
     """
 
     name: str
@@ -142,16 +142,16 @@ class ProfiledModel:
 
     @cached_property
     def tried(self) -> ProfiledModel:
-        """The profile limited to degrees that have trained on the job's GPUs, at any batch."""
-        there = [(row.gpu_type, row.nodes, degrees_of(row.plan)) for row in self.rows]
-        trained = {each for row, each in zip(self.rows, there, strict=True) if not row.predicted}
-        kept = tuple(row for row, each in zip(self.rows, there, strict=True) if each in trained)
+        """The profile, limited to degrees that were measured on the row's GPU type and nodes, at any batch."""
+        keys = [(row.gpu_type, row.nodes, degrees_of(row.plan)) for row in self.rows]
+        trained = {key for row, key in zip(self.rows, keys, strict=True) if not row.predicted}
+        kept = tuple(row for row, key in zip(self.rows, keys, strict=True) if key in trained)
         return dataclasses.replace(self, rows=kept)
 
     @cached_property
     def _fastest(self) -> dict[tuple[str, int, int, object], ProfiledRow]:
-        """The fastest row by GPU type, nodes, global batch and a property of the plan: its number of GPUs, the same of
-        replicas of the smallest plan for that batch, or its degrees.
+        """The fastest row by GPU type, nodes, global batch, and a key of the plan. A row has its number of GPUs and its
+        degrees as keys, and ("replicas", GPUs) if it consists of replicas of the smallest plan for that batch.
         """
         best: dict[tuple[str, int, int, object], ProfiledRow] = {}
         smallest: dict[int, Plan] = {}
@@ -159,18 +159,18 @@ class ProfiledModel:
             smallest.setdefault(row.plan.global_batch, row.plan)
         for row in self.rows:
             plan, least = row.plan, smallest[row.plan.global_batch]
-            have: list[object] = [plan.gpus, degrees_of(plan)]
+            plan_keys: list[object] = [plan.gpus, degrees_of(plan)]
             if (plan.tensor, plan.pipeline) == (least.tensor, least.pipeline):
-                have.append(("replicas", plan.gpus))
-            for each in have:
-                key = (row.gpu_type, row.nodes, plan.global_batch, each)
+                plan_keys.append(("replicas", plan.gpus))
+            for plan_key in plan_keys:
+                key = (row.gpu_type, row.nodes, plan.global_batch, plan_key)
                 if key not in best or row.step_s < best[key].step_s:
                     best[key] = row
         return best
 
     @cached_property
     def _nodes(self) -> dict[tuple[str, int], set[int]]:
-        """The numbers of nodes on which a number of GPUs of a type was measured."""
+        """By GPU type and number of GPUs, the numbers of nodes on which it was measured."""
         known: dict[tuple[str, int], set[int]] = {}
         for row in self.rows:
             known.setdefault((row.gpu_type, row.plan.gpus), set()).add(row.nodes)
@@ -178,7 +178,7 @@ class ProfiledModel:
 
     @cached_property
     def _splits(self) -> dict[tuple[str, int, int], dict[int, dict[tuple[int, ...], list[ProfiledRow]]]]:
-        """Rows by GPU type, GPUs and batch; then by number of nodes; then by GPUs on each node, () where not told."""
+        """Rows by GPU type, GPUs and batch; then by number of nodes; then by GPUs on each node, () if not stated."""
         found: dict[tuple[str, int, int], dict[int, dict[tuple[int, ...], list[ProfiledRow]]]] = {}
         for row in self.rows:
             key = row.gpu_type, row.plan.gpus, row.plan.global_batch
@@ -194,44 +194,44 @@ class ProfiledModel:
     ) -> ProfiledRow | None:
         """The fastest plan on that shape at that global batch; None if none was measured.
 
-        replicas_only: of those that are replicas of the smallest plan, which is one GPU where the model fits on it.
+        replicas_only: considers only replicas of the smallest plan, which is one GPU if the model fits on one.
         """
         return self._fastest.get((gpu_type, nodes, batch, ("replicas", gpus) if replicas_only else gpus))
 
     def with_degrees(self, gpu_type: str, nodes: int, batch: int, degrees: Degrees) -> ProfiledRow | None:
-        """The fastest way to train that global batch without a restart; None if none was measured."""
+        """The fastest plan with these degrees at that global batch; None if none was measured."""
         return self._fastest.get((gpu_type, nodes, batch, degrees))
 
     def knows(self, gpu_type: str, nodes: int, gpus: int, batch: int) -> bool:
-        """Whether the profile has a plan for that many GPUs at that batch, on the nearest number of nodes."""
+        """Whether the profile has a plan for that many GPUs at that batch, on the nearest measured number of nodes."""
         return self.best(gpu_type, self.nodes_like(gpu_type, nodes, gpus), gpus, batch) is not None
 
     def nodes_like(self, gpu_type: str, nodes: int, gpus: int) -> int:
         """The nearest number of nodes on which that many GPUs were measured; `nodes` itself if there is none."""
-        known = self._nodes.get((gpu_type, gpus), set())
-        return min(known, key=lambda each: (abs(each - nodes), each), default=nodes)
+        measured = self._nodes.get((gpu_type, gpus), set())
+        return min(measured, key=lambda other: (abs(other - nodes), other), default=nodes)
 
     def step_s(self, gpu_type: str, node_gpus: tuple[int, ...], batch: int, degrees: Degrees | None = None) -> float:
         """Seconds of a step with these GPUs on each node; inf if nothing was measured with as many GPUs at that batch.
 
-        Where that split over nodes was not measured: the mean of those that were, on the nearest number of nodes.
-        degrees: of the job's plan. If they were not measured there, the fastest plan counts.
+        If that split over nodes was not measured, it is the mean of the measured splits on the nearest number of nodes.
+        degrees: those of the job's plan. If they were not measured there, the fastest plan counts.
         """
-        known = self._splits.get((gpu_type, sum(node_gpus), batch))
-        if known is None:
+        by_nodes = self._splits.get((gpu_type, sum(node_gpus), batch))
+        if by_nodes is None:
             return inf
-        splits = known[min(known, key=lambda nodes: (abs(nodes - len(node_gpus)), nodes))]
+        splits = by_nodes[min(by_nodes, key=lambda nodes: (abs(nodes - len(node_gpus)), nodes))]
         same = splits.get(tuple(sorted(node_gpus)))
-        each = [
+        times_s = [
             min([row.step_s for row in rows if degrees_of(row.plan) == degrees] or [row.step_s for row in rows])
             for rows in (splits.values() if same is None else [same])
         ]
-        return sum(each) / len(each)
+        return sum(times_s) / len(times_s)
 
 
 @dataclass(frozen=True)
 class Profile(Mapping[str, ProfiledModel]):
-    """Models by name. machine, date: what was measured, and when; for display only."""
+    """Profiled models by name. machine, date: where and when they were measured; for display only."""
 
     models: Mapping[str, ProfiledModel] = field(default_factory=dict)
     machine: str = ""
@@ -252,7 +252,7 @@ class Profile(Mapping[str, ProfiledModel]):
         return name in self.models
 
     def of(self, name: str, application: str) -> ProfiledModel | None:
-        """The model of that name if measured with such jobs, else a model of another name that was; else None."""
+        """The model of that name if it was measured with that application, else another model that was; else None."""
         model = self.models.get(name)
         if model is not None and model.application in ("", application):
             return model
@@ -269,9 +269,9 @@ class Profile(Mapping[str, ProfiledModel]):
 
 
 def profile_of(text: str, source: str) -> Profile:
-    """A profile from its JSON. source: its file's name, for errors.
+    """Reads a profile from its JSON. source: the file's name, for errors.
 
-    Raises InputError for anything but a profile, and for step times that are not positive.
+    Raises InputError if the text is not a profile or has a step time that is not positive and finite.
     """
     try:
         document = json.loads(text)
@@ -285,7 +285,7 @@ def profile_of(text: str, source: str) -> Profile:
         ) from None
     for model in models:
         if not model.noise or model.noise[0].work != 0:
-            raise InputError(f"{source}: {model.name}: noise={list(model.noise)}, expected it from work 0 on.")
+            raise InputError(f"{source}: {model.name}: noise={list(model.noise)}, expected entries from work 0 on.")
         for row in model.rows:
             if not (isfinite(row.step_s) and row.step_s > 0):
                 raise InputError(f"{source}: {model.name}, {row.plan.describe()}: step_s={row.step_s}, expected > 0.")
@@ -298,36 +298,36 @@ def _model(values: dict[str, Any]) -> ProfiledModel:
         for row in values["rows"]
     )
     noise = tuple(NoiseFrom(float(work), float(ratio)) for work, ratio in values["noise"])
-    given = values.get("input")
-    if given is not None:
-        given = ProfiledInput(**{**given, "steps": tuple(StepAtCpus(*map(float, each)) for each in given["steps"])})
+    input_ = values.get("input")
+    if input_ is not None:
+        input_ = ProfiledInput(**{**input_, "steps": tuple(StepAtCpus(*map(float, step)) for step in input_["steps"])})
     costs = ProfiledCosts(**values["costs"])
-    return ProfiledModel(**{**values, "costs": costs, "noise": noise, "rows": rows, "input": given})
+    return ProfiledModel(**{**values, "costs": costs, "noise": noise, "rows": rows, "input": input_})
 
 
 def _fault(error: Exception) -> str:
     """A phrase that says what is wrong with a document."""
     if isinstance(error, json.JSONDecodeError):
-        return f"no JSON: line {error.lineno}"
+        return f"line {error.lineno} is not JSON"
     if isinstance(error, KeyError):
         return f"{error.args[0]} is missing"
-    odd = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-    if odd is not None:
-        return f"nothing is called {odd[1]}"
-    return "a value of another type than expected" if isinstance(error, TypeError) else str(error)
+    surplus = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if surplus is not None:
+        return f"{surplus[1]} is not a known key"
+    return "a value has the wrong type" if isinstance(error, TypeError) else str(error)
 
 
-COMPUTING = 3
+COMPUTE_CONSTANTS = 3
 """Number of the formula's constants that describe computing; the others describe exchanges."""
 FIXED, HELD = 0, 2
-"""Indices of two of these: a cost per micro-batch, and a cost of a GPU's part of the model, whatever the batch."""
-LEANING = 0.03
-"""Weight, relative to measurements, that pulls these two constants to 0."""
+"""Indices of two of them: a cost per micro-batch, and a cost of a GPU's part of the model at any batch."""
+SHRINK_WEIGHT = 0.03
+"""Weight, relative to measurements, with which these two constants are pulled to 0."""
 
 
 class SeenPlan(NamedTuple):
-    """A measured plan, its number of nodes and the seconds of a step. sync_s: its seconds in which replicas exchanged
-    gradients without computing; 0 if that was not measured.
+    """A measured plan, its number of nodes and the seconds of a step. sync_s: the seconds of it in which replicas
+    exchanged gradients and computed nothing; 0 if that was not measured.
     """
 
     plan: Plan
@@ -337,19 +337,19 @@ class SeenPlan(NamedTuple):
 
 
 class PlanTimes:
-    """Step times of untried plans, from at least one measured plan of the same model on the same GPUs.
+    """Predicts step times of untried plans from at least one measured plan of the same model on the same GPUs.
 
-    The planner's formula (docs/planner.md) for a model with only step times known:
+    The planner's formula (docs/planner.md), for a model whose step times are all that is known:
 
         step = rounds · (fixed + sample · m/t) / p  +  exchanges
         rounds = a + (p − 1)/v
 
-    a micro-batches of m samples, tensor degree t, p stages of which each GPU has v, d replicas. Exchanges are what
-    replicas send once a step (a ring of d), what ZeRO gathers for each further micro-batch, and what tensor parallelism
-    and stages send with every micro-batch: a cost per message and a cost per sample. Each is a column of a linear
-    model, fitted by least squares of relative errors with constants ≥ 0. What was never tried has the constant 0: a
-    plan is assumed as fast as possible until it was seen to be slower. Degrees that were seen at one batch keep their
-    ratio to the formula at others.
+    with a micro-batches of m samples, tensor degree t, pipeline degree p, v stages per GPU and d replicas. Exchanges:
+    gradients that replicas send once per step (a ring of d), parameters that ZeRO gathers for each further micro-batch,
+    messages of tensor parallelism and of stages in every micro-batch; each with a cost per message and a cost per
+    sample. Each cost is a column of a linear model, fitted by least squares of relative errors with constants ≥ 0. The
+    constant of an untried exchange is 0: a plan is assumed to be as fast as possible until it is measured. Degrees that
+    were measured at one batch keep their ratio to the formula at others.
     """
 
     def __init__(self, seen: Sequence[SeenPlan]) -> None:
@@ -357,29 +357,29 @@ class PlanTimes:
 
         step_s = np.array([each.step_s for each in seen])
         table = np.array([_columns(each.plan, each.nodes) for each in seen])
-        apart = np.array([each.sync_s for each in seen])
-        exchanges = np.where(np.arange(table.shape[1]) < COMPUTING, 0.0, table)[apart > 0]
+        sync_s = np.array([each.sync_s for each in seen])
+        exchanges = np.where(np.arange(table.shape[1]) < COMPUTE_CONSTANTS, 0.0, table)[sync_s > 0]
         # A known exchange time counts as another measurement.
         relative = table / step_s[:, None]
-        # Times that a single batch size cannot separate are attributed to the cost per sample.
-        leaning = LEANING * np.diag(relative.mean(axis=0))[[FIXED, HELD]]
-        rows = np.concatenate([relative, exchanges / step_s[apart > 0, None], leaning])
-        fractions = np.concatenate([np.ones(len(seen)), (apart / step_s)[apart > 0], np.zeros(len(leaning))])
+        # With one batch size, fixed costs and costs per sample cannot be told apart: prefer costs per sample.
+        shrinkage = SHRINK_WEIGHT * np.diag(relative.mean(axis=0))[[FIXED, HELD]]
+        rows = np.concatenate([relative, exchanges / step_s[sync_s > 0, None], shrinkage])
+        fractions = np.concatenate([np.ones(len(seen)), (sync_s / step_s)[sync_s > 0], np.zeros(len(shrinkage))])
         self._constants: Floats = nnls(rows, fractions)[0]
         formula_s = table @ self._constants
-        self._wrong: dict[tuple[int, Degrees], float] = {
-            (each.nodes, degrees_of(each.plan)): took_s / formula
-            for each, took_s, formula in zip(seen, step_s.tolist(), formula_s.tolist(), strict=True)
+        self._ratios: dict[tuple[int, Degrees], float] = {
+            (each.nodes, degrees_of(each.plan)): measured / formula
+            for each, measured, formula in zip(seen, step_s.tolist(), formula_s.tolist(), strict=True)
         }
 
     def step_s(self, plan: Plan, nodes: int) -> float:
-        """Seconds of a step, as short as the measurements allow."""
+        """Seconds of a step: the shortest that the measurements allow."""
         formula_s = float(_columns(plan, nodes) @ self._constants)
-        return formula_s * self._wrong.get((nodes, degrees_of(plan)), 1.0)
+        return formula_s * self._ratios.get((nodes, degrees_of(plan)), 1.0)
 
 
 def _columns(plan: Plan, nodes: int) -> Floats:
-    """The plan's coefficients of the constants: computing, exchanges within a node, extra costs across nodes."""
+    """The coefficients of the constants for a plan: computing, exchanges, and their extra costs across nodes."""
     d, t, p, v = plan.data, plan.tensor, plan.pipeline, plan.interleave
     m, a = plan.micro_batch, plan.accumulation
     rounds = a + (p - 1) / v
@@ -404,7 +404,7 @@ def _columns(plan: Plan, nodes: int) -> Floats:
 
 
 def grows(model: ProfiledModel) -> bool:
-    """Whether some of the model's rows are predicted, so that measurements may still replace them."""
+    """Whether some of the model's rows are predicted; measurements may replace these."""
     return any(row.predicted for row in model.rows)
 
 
@@ -414,8 +414,8 @@ def is_new(model: ProfiledModel, shape: Shape, plan: Plan) -> bool:
 
 
 def with_seen(model: ProfiledModel, seen: ProfiledRow, *, fits: bool = True) -> ProfiledModel:
-    """The model with a new measurement, and predictions that include it. fits: whether the plan fits in memory; if not,
-    its time still improves predictions, and it and plans of its degrees that need as much memory are removed.
+    """The model with a new measurement and new predictions. fits: whether the plan fits in memory. If not, its time
+    still improves predictions, but the plan is removed, and with it plans of its degrees with as large a micro-batch.
     """
     rows = [row for row in model.rows if not _is(row, seen.gpu_type, seen.nodes, seen.plan)]
     known = dataclasses.replace(model, rows=_predicted([*rows, seen]))
@@ -427,13 +427,13 @@ def with_seen(model: ProfiledModel, seen: ProfiledRow, *, fits: bool = True) -> 
 
 
 def without(model: ProfiledModel, shape: Shape, plan: Plan, *, least_micro_batch: int = 1) -> ProfiledModel:
-    """The model without predictions for these degrees with this or a larger micro-batch, which do not run."""
-    alike = (shape.gpu_type, degrees_of(plan))
+    """The model without predictions for the plan's degrees at `least_micro_batch` or more, because such plans fail."""
+    failed = (shape.gpu_type, degrees_of(plan))
     rows = [
         row
         for row in model.rows
         if not row.predicted
-        or (row.gpu_type, degrees_of(row.plan)) != alike
+        or (row.gpu_type, degrees_of(row.plan)) != failed
         or row.plan.micro_batch < least_micro_batch
     ]
     return dataclasses.replace(model, rows=tuple(rows))
@@ -444,8 +444,8 @@ def _is(row: ProfiledRow, gpu_type: str, nodes: int, plan: Plan) -> bool:
 
 
 def _predicted(rows: Sequence[ProfiledRow]) -> tuple[ProfiledRow, ...]:
-    """The rows, with unmeasured ones predicted from measurements on GPUs of their type or, without any, on all types as
-    if they were alike. At least one row must be measured.
+    """The rows, with times of unmeasured rows predicted from measurements on their GPU type; if it has none, from those
+    on all types, as if these were equally fast. At least one row must be measured.
     """
     seen = {row: SeenPlan(row.plan, row.nodes, row.step_s, row.sync_s) for row in rows if not row.predicted}
     times = {

@@ -1,7 +1,7 @@
-"""Scheduling policies, one file each: two decorators make a function a policy, and a table holds what was found.
+"""Scheduling policies, one file each. The decorators `ordering_policy` and `allocation_policy` register a function.
 
-Being in this folder registers a policy; so does the entry point `synergy.policies` of an installed package, or an
-import of a module that uses the decorators. The rules that every policy must keep: `synergy_core.policies._check`.
+A file in this folder registers its policies; so does an entry point `synergy.policies` of an installed package, or an
+import of a module that uses the decorators. `synergy_core.policies._check` has the rules that every policy must keep.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from synergy_core.policies._parameters import Parametrised, described, unwrapped
 from synergy_core.policies.mechanisms import Mechanism, get_mechanism, mechanism_names
 from synergy_core.units import Floats
 
-SAFE = ("abs", "bool", "float", "int", "len", "max", "min", "round")
+SAFE_BUILTINS = ("abs", "bool", "float", "int", "len", "max", "min", "round")
 SAFE_MODULES = ("_bisect", "synergy_core.units", "synergy_core.errors")
-"""Built-in functions, and modules whose functions neither keep an argument nor read an attribute by its name."""
+"""Built-in functions, and modules whose functions keep no argument and read no attribute by its name."""
 
 
 def reads_only(function: Callable[..., Any], view: type, callers: tuple[object, ...] = ()) -> bool:
-    """Whether the function's code uses only names that the view shows, numbers and harmless functions.
+    """Whether the function's code uses only names that the view shows, numbers, and harmless functions.
 
-    Such a function returns the same for the scheduler's record as for a view of the record, and is faster.
+    Such a function returns the same for the scheduler's record as for a view of it, and faster.
     """
     function = unwrapped(function)
     code = getattr(function, "__code__", None)
     if code is None or code.co_freevars or any(inspect.iscode(each) for each in code.co_consts):
         return False
-    for name in set(code.co_names) - shown_by(view) - set(SAFE):
+    for name in set(code.co_names) - shown_by(view) - set(SAFE_BUILTINS):
         value = function.__globals__.get(name)
         if inspect.isfunction(value) and value.__module__ == function.__module__:
             harmless = value in callers or reads_only(value, view, (*callers, function))
@@ -70,13 +70,13 @@ STEP_S, SAMPLE_S, SYNC_S = 0.05, 0.002, 0.02
 """Seconds of a step of the sample job: a fixed part, a part per sample, and synchronisation of several GPUs."""
 
 
-class Known(Job):
-    """Job record for trying policies. It holds true run times, as a simulator's record does."""
+class TrialJob(Job):
+    """A job record for trying policies. It holds the true run time, as a simulator's record does."""
 
     __slots__ = ("duration_s",)
 
-    def __init__(self, *what: Any, duration_s: float, **more: Any) -> None:
-        super().__init__(*what, **more)
+    def __init__(self, *arguments: Any, duration_s: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.duration_s = duration_s
 
     @property
@@ -94,9 +94,9 @@ class Known(Job):
 
 
 def samples() -> Iterator[Job]:
-    """Job records for trying policies: one job waits, one runs and one was stopped."""
+    """Job records for trying policies: one job waits, one runs, and one was stopped."""
     for has_started, has_stopped in ((False, False), (True, False), (True, True)):
-        job = Known(1, 60.0, 2, virtual_cluster="vc", user="user", estimate_s=7_200.0, duration_s=3_600.0)
+        job = TrialJob(1, 60.0, 2, virtual_cluster="vc", user="user", estimate_s=7_200.0, duration_s=3_600.0)
         job.predicted_duration_s = 3_000.0
         if has_started:
             job.started(120.0, ((0, 3),))
@@ -105,20 +105,20 @@ def samples() -> Iterator[Job]:
         yield job
 
 
-def load(what: str, loader: Callable[[], object]) -> None:
-    """Calls `loader` to import a file; raises an InputError that names `what` if the import fails."""
+def load(source: str, loader: Callable[[], object]) -> None:
+    """Calls `loader` to import a file; raises an InputError that names `source` if the import fails."""
     try:
         loader()
     except InputError as error:
-        raise InputError(f"{what}: {error}") from None
+        raise InputError(f"{source}: {error}") from None
     except Exception as error:
-        raise InputError(f"{what} cannot be loaded: {in_words(error)}.") from error
+        raise InputError(f"{source} cannot be loaded: {describe_error(error)}.") from error
 
 
-def in_words(error: BaseException, *files: str) -> str:
-    """`mine.py, line 7: ZeroDivisionError: division by zero`.
+def describe_error(error: BaseException, *files: str) -> str:
+    """Formats an error with its place: `mine.py, line 7: ZeroDivisionError: division by zero`.
 
-    files: where to look for the line; if empty, it is the line that raised the error, import machinery aside.
+    files: the place is the last line in one of these files; without files, the last outside the import machinery.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {error.msg}"
@@ -132,7 +132,7 @@ def in_words(error: BaseException, *files: str) -> str:
 
 
 def places_of(error: BaseException | None) -> list[tuple[str, int]]:
-    """File and line of every call that the error passed through; calls of the error's cause come last."""
+    """File and line of every call that the error passed through; those of the error's cause come last."""
     places: list[tuple[str, int]] = []
     while error is not None:
         places += [(each.filename, each.lineno or 0) for each in traceback.extract_tb(error.__traceback__)]
@@ -147,7 +147,7 @@ def place_of(function: Callable[..., Any]) -> tuple[str, int]:
 
 
 PLANS = "+plans"
-"""Ending of a policy's name that lets it read the planner's tables in full."""
+"""Suffix of a policy's name that lets the policy read the planner's tables in full."""
 Backfill = Literal["none", "greedy", "easy"]
 Key = tuple[Any, ...]
 KeyFunction = Callable[..., Key]
@@ -168,9 +168,9 @@ _broken: dict[str, InputError] = {}
 class _Policy(Parametrised):
     """What all policies have in common.
 
-    view: the class that the policy reads; it determines whether the policy is an oracle and whether it reads
+    view: the class that the policy reads. It determines whether the policy is an oracle, and whether it reads
     predictions, estimates, priorities or goodput. information: what the policy may know of training jobs besides each
-    job's own reports. learns_input: input speeds are fitted to reports; else they come from offline profiles.
+    job's own reports. learns_input: whether input speeds are fitted to reports; else they come from offline profiles.
     """
 
     view: type
@@ -183,8 +183,8 @@ class _Policy(Parametrised):
 
     @property
     def functions(self) -> dict[str, Callable[..., Any]]:
-        found = {name: getattr(self, name) for name in self.functions_of}
-        return {name: function for name, function in found.items() if function is not None}
+        functions = {name: getattr(self, name) for name in self.functions_of}
+        return {name: function for name, function in functions.items() if function is not None}
 
     @property
     def oracle(self) -> bool:
@@ -211,7 +211,7 @@ class _Policy(Parametrised):
 
     @property
     def knows(self) -> str:
-        """What the policy may know of training jobs besides each job's own reports; "" if it reads nothing of them."""
+        """What the policy may know of training jobs besides each job's own reports; "" if it reads no goodput."""
         return self.information if self.reads_goodput else ""
 
     def of_records(self) -> Self:
@@ -227,15 +227,15 @@ class _Policy(Parametrised):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderingPolicy(_Policy):
-    """Runs jobs in the order of a key, the smallest first, each on what its user requested.
+    """Runs jobs in the order of a key, the smallest first, each on the GPUs that its user requested.
 
     key(job) -> tuple; the job id breaks ties. preemptive: whether a job may be stopped for one with a smaller key.
-    backfill: what happens behind a job that does not fit: "none" (all wait), "greedy" (any that fits runs),
-    "easy" (any that fits and, by its estimate, does not delay the first that waits).
-    falls_while_running: the key's first entry is a time that falls as fast as the clock while the job runs.
-    next_change(job, now_s): the instant at which the key next changes by itself, or None; for keys that jump.
-    begins_anew(job): whether the job counts as newly arrived after that instant (`JobView.waited_s`). words(job): the
-    key in words, as a part of a sentence on the job; None if the policy has no such text.
+    backfill: what later jobs may do while a job does not fit: "none" (all wait), "greedy" (any job that fits runs),
+    "easy" (a job runs if it fits and, by its estimate, does not delay the first waiting job).
+    falls_while_running: whether the key's first entry is a time that falls as fast as the clock while the job runs.
+    next_change(job, now_s): for keys that jump, the instant at which the key next changes by itself, or None.
+    begins_anew(job): whether the job counts as newly arrived after that change (`JobView.waited_s`). words(job): the
+    key in words, as a part of a sentence about the job; None if the policy has no such text.
     """
 
     key: KeyFunction
@@ -258,16 +258,16 @@ class OrderingPolicy(_Policy):
         return issubclass(self.view, EstimatedJobView) or self.backfill == "easy"
 
     def with_input(self, knowledge: InputKnowledge) -> OrderingPolicy:
-        """The policy unchanged: ordering policies do not read input speeds."""
+        """The policy itself: ordering policies do not read input speeds."""
         return self
 
     def of_views(self) -> OrderingPolicy:
         """The policy with functions that take the scheduler's records and read them through the policy's view."""
-        seen: dict[str, Any] = {name: through(self.view, each) for name, each in self.functions.items()}
-        return replace(self, **seen)
+        of_records: dict[str, Any] = {name: through(self.view, each) for name, each in self.functions.items()}
+        return replace(self, **of_records)
 
     def of_records(self) -> OrderingPolicy:
-        """Like `of_views`, but without the view where it makes no difference, which is faster."""
+        """Like `of_views`, but without the view if it makes no difference, which is faster."""
         if self.view in JOB_VIEWS and all(reads_only(each, self.view) for each in self.functions.values()):
             return self
         return self.of_views()
@@ -278,7 +278,7 @@ class OrderingPolicy(_Policy):
         if backfill not in typing.get_args(Backfill):
             raise unknown(f"backfill for policy {self.name}", str(backfill), typing.get_args(Backfill))
         if self.preemptive and backfill != "greedy":
-            raise InputError(f"policy {self.name} preempts; its backfill is always greedy, got {backfill}.")
+            raise InputError(f"policy {self.name} preempts, so its backfill is always greedy; got {backfill}.")
         return replace(Parametrised.with_parameters(self, **parameters), backfill=backfill)
 
 
@@ -289,10 +289,10 @@ class AllocationPolicy(_Policy):
     tunes_batch: whether jobs choose their own batch; else they keep the requested one. plans: whether the policy reads
     the planner's full tables; else it knows one parallel plan per job, in more or fewer replicas. Jobs always run with
     the best plan.
-    rank(state): (jobs,), the number by which jobs are served, the largest first, or None; rank_name: its name.
-    keeps_gpus: every job gets the number of GPUs that it requested, or none.
-    line(state): (jobs,), from an `EstimatedClusterState`, the numbers that order jobs, the largest first, for
-    mechanisms that share out CPUs and memory; None if the policy does not work with mechanisms.
+    rank(state): (jobs,), the number by which the policy serves jobs, the largest first; None if it has no such number.
+    rank_name: the number's name. keeps_gpus: whether every job gets the number of GPUs that it requested, or none.
+    line(state): (jobs,), the order of jobs for mechanisms that share out CPUs and memory, the largest number first,
+    from an `EstimatedClusterState`; None if the policy does not work with mechanisms.
     """
 
     allocate: Callable[..., Allocations]
@@ -318,7 +318,7 @@ SHARING_ROUND_S = 300.0
 class SharingPolicy(_Policy):
     """Once per round, `mechanism` gives GPUs, CPUs and memory to jobs in the order of `order`.
 
-    Jobs behind one that does not fit may run; a running job gives way to jobs before it in the order.
+    Jobs that do not fit are skipped, and a running job may be stopped for jobs that come before it in the order.
     """
 
     order: OrderingPolicy | AllocationPolicy
@@ -331,7 +331,7 @@ class SharingPolicy(_Policy):
 
     @property
     def oracle(self) -> bool:
-        """Whether the order reads what no scheduler can know, or the mechanism gives more than nodes have."""
+        """Whether the order reads what no scheduler can know, or the mechanism gives out more than nodes have."""
         return self.order.oracle or self.mechanism.pooled
 
     @property
@@ -340,14 +340,12 @@ class SharingPolicy(_Policy):
 
     @property
     def reads_goodput(self) -> bool:
-        """Always false: mechanisms read how fast input is prepared, not how fast jobs train."""
+        """False, because mechanisms read how fast input is prepared, not how fast jobs train."""
         return False
 
     @property
     def knows(self) -> str:
-        """Where speeds by CPUs and memory come from: offline profiles, or whose reports; "" if the mechanism reads
-        none.
-        """
+        """The source of speeds by CPUs and memory: offline profiles or reports; "" if the mechanism reads no speeds."""
         if self.mechanism.name == "proportional":
             return ""
         return self.information if self.learns_input else "profiles"
@@ -356,14 +354,14 @@ class SharingPolicy(_Policy):
         return replace(self, order=self.order.of_records())
 
     def with_input(self, knowledge: InputKnowledge) -> SharingPolicy:
-        """The policy with input speeds from that source, if its mechanism reads them."""
+        """The policy with input speeds from that source, if its mechanism reads any."""
         return replace(self, learns_input=knowledge == "learned" and self.mechanism.name != "proportional")
 
     def with_parameters(self, **parameters: Any) -> SharingPolicy:
         """The policy with some parameters of its mechanism or its order set."""
-        mine = {name: value for name, value in parameters.items() if name in self.mechanism.parameters}
-        others = {name: value for name, value in parameters.items() if name not in mine}
-        order, mechanism = self.order.with_parameters(**others), self.mechanism.with_parameters(**mine)
+        of_mechanism = {name: value for name, value in parameters.items() if name in self.mechanism.parameters}
+        of_order = {name: value for name, value in parameters.items() if name not in of_mechanism}
+        order, mechanism = self.order.with_parameters(**of_order), self.mechanism.with_parameters(**of_mechanism)
         return replace(self, order=order, mechanism=mechanism, parameters={**order.parameters, **mechanism.parameters})
 
 
@@ -382,28 +380,29 @@ def ordering_policy(
 ) -> Callable[[KeyFunction], KeyFunction]:
     """Registers a key function `key(job, *, parameters…)` under its own name; see `OrderingPolicy`.
 
-    The annotation of its first parameter is what the function sees: `JobView`, `EstimatedJobView`, `PredictedJobView`,
-    `PriorityJobView`, `OracleJobView` or a class that combines several. The function is tried on a few jobs and raises
-    InputError if it reads anything else; reads that these jobs do not trigger raise it when a policy runs.
+    The annotation of its first parameter declares what the function reads: `JobView`, `EstimatedJobView`,
+    `PredictedJobView`, `PriorityJobView`, `OracleJobView` or a class that combines several. The function is tried on a
+    few jobs, and InputError is raised if it reads anything else; a read that these jobs do not trigger raises it when
+    the policy runs.
     """
 
     options = locals()  # all are fields of the policy
 
     def register(key: KeyFunction) -> KeyFunction:
         policy = OrderingPolicy(**described(key), **options, key=key, view=_view_of(key, JOB_VIEWS))
-        beside: dict[str, Any] = {
-            name: functools.partial(each, **policy.parameters)
-            for name, each in policy.functions.items()
+        other_functions: dict[str, Any] = {
+            name: functools.partial(function, **policy.parameters)
+            for name, function in policy.functions.items()
             if name != "key"
         }
-        policy = replace(policy, **beside)
+        policy = replace(policy, **other_functions)
         for name, function in policy.of_views().functions.items():
             for job in samples():
                 try:
                     function(job, job.submit_time_s) if name == "next_change" else function(job)
                 except InputError as error:
                     raise InputError(f"policy {policy.name}: {error}") from None
-                except Exception:  # only reads are checked here; other errors appear when the policy runs
+                except Exception:  # only reads are checked here; other errors are raised when the policy runs
                     break
         _add(policy)
         return key
@@ -424,9 +423,9 @@ def allocation_policy(
 ) -> Callable[[Callable[..., Allocations]], Callable[..., Allocations]]:
     """Registers a function `allocate(state, *, parameters…) -> Allocations` under its own name; see `AllocationPolicy`.
 
-    The annotation of its first parameter is what the function sees: `ClusterState`, `EstimatedClusterState` for what
-    users declared, `GoodputState` for estimated goodputs, `OracleClusterState` or `OracleGoodputState` for true values,
-    or a class that combines several. Reading anything else raises InputError when the policy decides.
+    The annotation of its first parameter declares what the function reads: `ClusterState`, `EstimatedClusterState` for
+    declared run times, `GoodputState` for estimated goodputs, `OracleClusterState` or `OracleGoodputState` for true
+    values, or a class that combines several. Reading anything else raises InputError when the policy decides.
     """
 
     options = locals()  # all are fields of the policy
@@ -440,19 +439,20 @@ def allocation_policy(
 
 def _add(policy: PlainPolicy) -> None:
     if policy.name in _found:
-        raise InputError(f"two policies are called {policy.name}; rename one.")
+        raise InputError(f"two policies have the name {policy.name}; rename one.")
     _found[policy.name] = policy
 
 
 def _view_of(function: Callable[..., Any], views: tuple[type, ...]) -> Any:
-    """The view that the function reads: one of `views`, or a class that combines several and adds nothing."""
+    """The view that the function reads: one of `views`, or a class that combines several of them without additions."""
     first = next(iter(inspect.signature(function).parameters), "")
     view = typing.get_type_hints(function).get(first)
     shown = set().union(*(shown_by(each) for each in views))
     if not (isinstance(view, type) and issubclass(view, views) and shown_by(view) <= shown):
         names = " or ".join(each.__name__ for each in views)
         raise InputError(
-            f"policy {function.__name__}: annotate its first parameter with {names}, or a class of several; got {view}."
+            f"policy {function.__name__}: annotate its first parameter with {names}, or with a class that combines "
+            f"several of them; got {view}."
         )
     return view
 
@@ -465,28 +465,27 @@ def policy_names() -> dict[str, str]:
 
 @functools.cache
 def _discover() -> None:
-    """Loads every policy of this folder and every entry point, once; a broken one raises only when requested."""
+    """Loads every policy of this folder and every entry point, once. A broken one raises only when it is requested."""
     files: list[tuple[str, str, Callable[[], object]]] = [
         (name, f"the policy file {name}.py", functools.partial(importlib.import_module, f"{__name__}.{name}"))
         for name in module_names(__name__)
     ]
     points = entry_points(group="synergy.policies")
     files += [(each.name, f"policy plug-in {each.name} ({each.value})", each.load) for each in points]
-    for name, what, loader in files:
+    for name, source, loader in files:
         before = dict(_found)
         try:
-            load(what, loader)
+            load(source, loader)
         except InputError as error:
-            _broken[name] = error  # and remove what it registered
-            _found.clear()
+            _broken[name] = error
+            _found.clear()  # removes what the broken file registered
             _found.update(before)
 
 
 def get_policy(name: str) -> Policy:
-    """The policy of that name; `sia+plans`: sia with the planner's full tables; `fifo+tune`: the order fifo with the
-    mechanism tune.
+    """The policy of that name. Raises InputError with the nearest match for an unknown name.
 
-    Raises InputError with the nearest match.
+    `sia+plans` is sia with the planner's full tables; `fifo+tune` is the order fifo with the mechanism tune.
     """
     first, plus, second = name.partition("+")
     if not plus or name.endswith(PLANS):
@@ -494,14 +493,14 @@ def get_policy(name: str) -> Policy:
     order, mechanism = _plain_policy(first), get_mechanism(second)
     if isinstance(order, AllocationPolicy) and order.line is None:
         raise InputError(
-            f"policy {name}: {first} allocates GPUs itself and puts no jobs in line, so that {second} has no order to "
-            f"follow. Type fifo+{second}, las+{second}, srtf+{second} or ftf+{second}."
+            f"policy {name}: {first} allocates GPUs itself, so {second} has no order of jobs to follow. Type "
+            f"fifo+{second}, las+{second}, srtf+{second} or ftf+{second}."
         )
-    # An order's own summary describes a queue that mechanisms do not have.
-    overtaken = "whoever does not fit is overtaken, and running jobs give way"
+    # The summary of an order describes its own queue, which mechanisms do not use.
+    rule = "jobs that do not fit are skipped, and running jobs may be stopped for earlier ones"
     return SharingPolicy(
         name=name,
-        summary=f"In the order of {order.name}; {overtaken}. {mechanism.summary}",
+        summary=f"In the order of {order.name}; {rule}. {mechanism.summary}",
         view=order.view,
         parameters={**order.parameters, **mechanism.parameters},
         order=order,
@@ -521,17 +520,17 @@ def _plain_policy(name: str) -> PlainPolicy:
     if name == base:
         return policy
     if not isinstance(policy, AllocationPolicy) or not policy.reads_goodput:
-        raise InputError(f"policy {name}: {base} does not ask how fast jobs would train, so plans tell it nothing.")
+        raise InputError(f"policy {name}: {base} does not read how fast jobs train, so it cannot use plans.")
     if policy.plans:
-        raise InputError(f"policy {name}: {base} reads the planner's tables anyway. Type {base}.")
+        raise InputError(f"policy {name}: {base} already reads the planner's tables. Type {base}.")
     return replace(policy, name=name, plans=True)
 
 
 def parts_of(name: str) -> list[str]:
-    """The names under which a policy's parameters may stand: its own, its order's and its mechanism's."""
+    """The names under which a policy's parameters may be set: its own, its order's and its mechanism's."""
     return [*(each for each in name.split("+") if f"+{each}" != PLANS), *([name] if "+" in name else [])]
 
 
 def is_mechanism(name: str) -> bool:
-    """Whether a mechanism has that name."""
+    """Whether there is a mechanism of that name."""
     return name in mechanism_names()

@@ -1,7 +1,7 @@
 """Tries a policy's functions on random cases, the same in every run; `scheduling.conformance` runs whole policies.
 
-The error names the rule that was broken and the smallest case that breaks it. Loading a plug-in does not try it: every
-process loads plug-ins, and trying a policy that solves or searches takes seconds.
+The error names the broken rule and the smallest case that breaks it. Loading a plug-in does not try it, because every
+process loads plug-ins, and a policy that solves or searches takes seconds to try.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from synergy_core.policies import (
     SYNC_S,
     AllocationPolicy,
     Key,
-    Known,
     OrderingPolicy,
     PlainPolicy,
-    in_words,
+    TrialJob,
+    describe_error,
     place_of,
 )
 from synergy_core.units import TICK_S
 
 NOW_S = 100_000.0
 SIZES = (1, 1, 2, 2, 3, 5, 8, 12)
-"""Numbers of jobs of the cases on one machine, rising so that the first case that breaks a rule is small."""
+"""The number of jobs of each case on a cluster. It rises, so that the first case that breaks a rule is small."""
 TENANTS = ("a", "b")
 MACHINES = (
     Cluster((NodeType("v100", "v100", 2, 8),)),
@@ -50,7 +50,7 @@ MACHINES = (
 
 
 class JobCase(NamedTuple):
-    """A job of a case. runs_s: the whole run time; ran_s: time run so far; observed: what models may know."""
+    """A job of a case. runs_s: the whole run time. ran_s: time run so far. observed: whether it has reported steps."""
 
     submit_s: float
     gpus: int
@@ -62,13 +62,13 @@ class JobCase(NamedTuple):
     observed: bool = False
 
     def __str__(self) -> str:
-        since = f"{'runs' if self.running else 'waits'}, ran {self.ran_s:g} of {self.runs_s:g} s"
-        asks = f" {self.gpu_type}" if self.gpu_type else ""
-        return f"{self.gpus}{asks} GPUs for tenant {self.tenant}, submitted at {self.submit_s:g} s, {since}"
+        progress = f"{'runs' if self.running else 'waits'}, ran {self.ran_s:g} of {self.runs_s:g} s"
+        gpu_type = f" {self.gpu_type}" if self.gpu_type else ""
+        return f"{self.gpus}{gpu_type} GPUs for tenant {self.tenant}, submitted at {self.submit_s:g} s, {progress}"
 
 
 class PolicyCase(NamedTuple):
-    """Jobs on machines, at second `now_s`. Jobs are numbered in their order here."""
+    """Jobs on a cluster at second `now_s`. A job's number is its index in `jobs`."""
 
     machines: Cluster
     jobs: tuple[JobCase, ...]
@@ -82,17 +82,17 @@ class PolicyCase(NamedTuple):
         """The case without one job."""
         return self._replace(jobs=self.jobs[:at] + self.jobs[at + 1 :])
 
-    def record(self, number: int) -> Known:
-        """The job as a scheduler records it when it arrives."""
+    def record(self, number: int) -> TrialJob:
+        """The scheduler's record of the job when it arrives."""
         job = self.jobs[number]
-        return Known(
+        return TrialJob(
             number, job.submit_s, job.gpus, virtual_cluster=job.tenant, gpu_type=job.gpu_type,
             estimate_s=1.5 * job.runs_s, duration_s=job.runs_s,
         )  # fmt: skip
 
 
 def random_cases() -> list[PolicyCase]:
-    """Cases on every machine, in order of their number of jobs; the same in every call."""
+    """Cases on every cluster, in order of their number of jobs; the same in every call."""
     cases: list[PolicyCase] = []
     for number, jobs in enumerate(SIZES):
         for machines in MACHINES:
@@ -117,10 +117,10 @@ def _random_job(random: np.random.Generator, machines: Cluster) -> JobCase:
     )
 
 
-def records(case: PolicyCase, *, then_s: float = 0.0, placed: bool = False) -> list[Known]:
-    """The jobs as a scheduler records them `then_s` seconds after the case.
+def records(case: PolicyCase, *, then_s: float = 0.0, placed: bool = False) -> list[TrialJob]:
+    """The scheduler's records of the jobs, `then_s` seconds after the case.
 
-    placed: jobs run only as far as machines and quotas have room; else GPUs are unlimited.
+    placed: whether jobs run only as far as the cluster and quotas have room; else GPUs are unlimited.
     """
     free = [[1 << gpu for gpu in range(each.gpus_per_node)] for each in case.machines.node_type_of]
     quotas = dict(case.machines.virtual_clusters) or dict.fromkeys(TENANTS, case.machines.gpus)
@@ -144,7 +144,7 @@ def records(case: PolicyCase, *, then_s: float = 0.0, placed: bool = False) -> l
 
 
 def _take(machines: Cluster, free: list[list[int]], drawn: JobCase) -> Placed:
-    """Takes GPUs of one type out of `free`, node by node, and returns them; () where too few are free."""
+    """Takes GPUs of one type out of `free`, node by node, and returns them; () if too few are free."""
     for gpu_type in (drawn.gpu_type,) if drawn.gpu_type else machines.gpu_types:
         nodes = [node for node, each in enumerate(machines.type_of_node) if each == gpu_type]
         taken = [(node, gpu) for node in nodes for gpu in free[node]][: drawn.gpus]
@@ -159,14 +159,14 @@ def _take(machines: Cluster, free: list[list[int]], drawn: JobCase) -> Placed:
 def state_of(
     case: PolicyCase, policy: AllocationPolicy, order: Sequence[int] | None = None, *, limited: bool = False
 ) -> ClusterState:
-    """What the policy sees of the case. order: the order of the jobs in it; they keep their numbers.
+    """The case as the policy sees it. order: the order in which jobs are listed; they keep their numbers.
 
     limited: every second job may not be stopped once it runs, and every third trains only on the GPUs it requests.
     """
     machines, gpu_types = case.machines, case.machines.gpu_types
     jobs = records(case, placed=True)
     jobs = [jobs[at] for at in order or range(len(jobs))]
-    all_drawn = [case.jobs[job.job_id] for job in jobs]
+    drawn_jobs = [case.jobs[job.job_id] for job in jobs]
     must_stay = [limited and job.running and job.job_id % 2 == 0 for job in jobs]
     columns: dict[str, Any] = {
         "gpu_type": [gpu_types.index(job.gpu_type) if job.gpu_type else -1 for job in jobs],
@@ -175,8 +175,8 @@ def state_of(
         "held_nodes": [len(job.placement) for job in jobs],
         "must_stay": must_stay,
         "pinned": must_stay,
-        "observed_gpus": [each.gpus if each.observed else 0 for each in all_drawn],
-        "received_s": [[each.ran_s, *(0.0 for _ in gpu_types[1:])] for each in all_drawn],
+        "observed_gpus": [each.gpus if each.observed else 0 for each in drawn_jobs],
+        "received_s": [[each.ran_s, *(0.0 for _ in gpu_types[1:])] for each in drawn_jobs],
         **{name: [30.0 for _ in jobs] for name in ("restart_s", "declared_restart_s", "resize_s")},
         "unsaved_s": [0.0 for _ in jobs],
         "overhead": [1.0 for _ in jobs],
@@ -188,8 +188,8 @@ def state_of(
     tasks: tuple[SynergyTask, ...] = ()
     if policy.reads_goodput:
         specs = [spec_of(job, machines, fixed=limited and job.job_id % 3 == 0) for job in jobs]
-        asked = zip(jobs, all_drawn, specs, strict=True)
-        tasks = tuple(_task(job, drawn, spec, machines, beliefs) for job, drawn, spec in asked)
+        together = zip(jobs, drawn_jobs, specs, strict=True)
+        tasks = tuple(_task(job, drawn, spec, machines, beliefs) for job, drawn, spec in together)
         beliefs.merge()
         beliefs.refresh(tasks)
         columns["done_work"] = [task.done_work for task in tasks]
@@ -213,8 +213,8 @@ def state_of(
     return state
 
 
-def spec_of(job: Known, machines: Cluster, *, fixed: bool = False) -> JobSpec:
-    """A training job with the record's requests, faster on earlier GPU types. fixed: it runs on that number only."""
+def spec_of(job: TrialJob, machines: Cluster, *, fixed: bool = False) -> JobSpec:
+    """A training job with the record's requests, faster on earlier GPU types. fixed: it runs on that many GPUs only."""
     speeds = {gpu_type: 1.0 / (1 + at) for at, gpu_type in enumerate(machines.gpu_types)}
     return JobSpec(
         application=f"app{job.gpus}",
@@ -234,7 +234,7 @@ def spec_of(job: Known, machines: Cluster, *, fixed: bool = False) -> JobSpec:
     )
 
 
-def _task(job: Known, drawn: JobCase, spec: JobSpec, machines: Cluster, beliefs: Beliefs) -> SynergyTask:
+def _task(job: TrialJob, drawn: JobCase, spec: JobSpec, machines: Cluster, beliefs: Beliefs) -> SynergyTask:
     task = beliefs.task(spec)
     if drawn.observed:
         gpu_type = machines.type_of(job.placement) if job.running else drawn.gpu_type or machines.gpu_types[0]
@@ -248,27 +248,27 @@ def _task(job: Known, drawn: JobCase, spec: JobSpec, machines: Cluster, beliefs:
 
 
 LATER_INSTANTS_S = (1.0, 500.0, 40_000.0)
-"""Seconds after which a key is computed again if the policy does not say when it changes."""
+"""Seconds after which a key is computed again if the policy does not say when the key changes."""
 ROUNDING_S = 1e-6
 
 RULES = {
-    "answers": "it answers every case, and with the right kind of value",
-    "comparable": "keys are tuples that can be put in order: comparable with each other, no NaN in them",
-    "pure": "the same question has the same answer, whatever was asked in between",
-    "reads": "it does not modify what it is shown",
-    "foretold": "a key that changes by itself says when (next_change) or falls with the clock (falls_while_running)",
-    "capacity": "no more GPUs are given out than there are, of any type, on any node",
-    "quotas": "no tenant is given more than its quota, unless tenants may borrow",
-    "types": "a job that asks for a GPU type is given that type",
-    "whole": "a job known only by its request is given exactly that, or nothing",
+    "answers": "it answers every case, with the right kind of value",
+    "comparable": "keys are tuples that can be sorted: comparable with each other and free of NaN",
+    "pure": "the same input has the same answer, whatever was computed in between",
+    "reads": "it does not modify what it reads",
+    "foretold": "if a key changes by itself, next_change says when, or it falls with the clock (falls_while_running)",
+    "capacity": "no more GPUs are given out than exist, of any type and on any node",
+    "quotas": "no tenant gets more GPUs than its quota, unless tenants may borrow",
+    "types": "a job that requests a GPU type gets that type",
+    "whole": "a policy that does not read goodput gives each job exactly its request, or nothing",
     "stays": "a running job that may not be stopped keeps what it holds",
-    "sizes": "no job is given fewer or more GPUs than it can train on",
-    "order": "the order in which jobs are listed decides nothing; equals are told apart by job_id",
-    "starts": "if no job runs and some job fits, some job is given GPUs",
+    "sizes": "no job gets fewer or more GPUs than it can train on",
+    "order": "the order in which jobs are listed does not matter; job_id breaks ties",
+    "starts": "if no job runs and some job fits, some job gets GPUs",
     "rank": "rank(state) is a finite number for every job",
-    "ends": "put to work, every job ends: nobody starves under a finite load",
-    "placed": "put to work, no GPU is held twice, nor by a job of another type, nor beyond a quota",
-    "repeats": "put to work, the same jobs have the same schedule",
+    "ends": "in a whole run, every job ends: no job starves under a finite load",
+    "placed": "in a whole run, no GPU is held twice, by a job that requested another type, or beyond a quota",
+    "repeats": "in a whole run, the same jobs have the same schedule",
 }
 """The rules, by name; the last three are checked by `synergy_core.scheduling.conformance`."""
 
@@ -276,18 +276,18 @@ RULES = {
 class BrokenRuleError(InputError):
     """A policy breaks a rule. rule: its name in `RULES`."""
 
-    def __init__(self, policy: str, rule: str, what: str, case: object) -> None:
-        what = what.removesuffix(".")  # the message of another error may end in a full stop
-        super().__init__(f"policy {policy} breaks the rule '{rule}' ({RULES[rule]}): {what}. Smallest case: {case}.")
+    def __init__(self, policy: str, rule: str, finding: str, case: object) -> None:
+        finding = finding.removesuffix(".")  # the message of another error may end in a full stop
+        super().__init__(f"policy {policy} breaks the rule '{rule}' ({RULES[rule]}): {finding}. Smallest case: {case}.")
         self.rule = rule
 
 
 class Broken(Exception):  # noqa: N818
-    """A rule was broken within a case. Arguments: the rule's name, and what happened."""
+    """A rule was broken in a case. Arguments: the rule's name, and a text that says what happened."""
 
 
 def check(policy: PlainPolicy) -> None:
-    """Tries the policy on random cases. Raises BrokenRuleError where it breaks one of `RULES`."""
+    """Tries the policy on random cases. Raises BrokenRuleError if it breaks one of `RULES`."""
     for case in random_cases():
         if isinstance(policy, OrderingPolicy):
             try_on(case, _ordering, policy)
@@ -295,44 +295,45 @@ def check(policy: PlainPolicy) -> None:
             try_on(case, _allocation, policy)
 
 
-def try_on(case: Any, held: Callable[[Any, Any], None], policy: Any) -> None:
-    """Raises BrokenRuleError if `held(policy, case)` raises Broken, with the smallest case that breaks that rule.
+def try_on(case: Any, check_rules: Callable[[Any, Any], None], policy: Any) -> None:
+    """If `check_rules(policy, case)` raises Broken, raises BrokenRuleError with the smallest case that breaks the rule.
 
     Jobs are left out (`case.without`) as long as the same rule is still broken without them.
     """
-    found = _broken(held, policy, case)
+    found = _broken(check_rules, policy, case)
     if found is None:
         return
-    at = 0
-    while at < len(case.jobs) and len(case.jobs) > 1:
-        fewer = case.without(at)
-        still = _broken(held, policy, fewer)
+    number = 0
+    while number < len(case.jobs) and len(case.jobs) > 1:
+        smaller = case.without(number)
+        still = _broken(check_rules, policy, smaller)
         if still is not None and still[0] == found[0]:
-            case, found = fewer, still
+            case, found = smaller, still
         else:
-            at += 1
-    rule, what = found
-    raise BrokenRuleError(policy.name, rule, what, case)
+            number += 1
+    rule, finding = found
+    raise BrokenRuleError(policy.name, rule, finding, case)
 
 
-def _broken(held: Callable[[Any, Any], None], policy: Any, case: Any) -> tuple[str, str] | None:
+def _broken(check_rules: Callable[[Any, Any], None], policy: Any, case: Any) -> tuple[str, str] | None:
     try:
-        held(policy, case)
+        check_rules(policy, case)
     except Broken as broken:
-        rule, what = broken.args
-        return rule, what
+        rule, finding = broken.args
+        return rule, finding
     return None
 
 
 @contextmanager
-def attributed(what: str, rule: str = "answers", of: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Reports any exception raised within as a break of the rule. what: the action; of: the function to blame."""
+def attributed(action: str, rule: str = "answers", function: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Reports any exception raised within as a violation of the rule. function: whose line the message shows."""
     try:
         yield
     except Exception as error:
         if isinstance(error, ValueError) and "read-only" in str(error):
-            raise Broken("reads", f"{what} writes to the state: {error}") from error
-        raise Broken(rule, f"{what} raised {in_words(error, place_of(of)[0] if of else '')}") from error
+            raise Broken("reads", f"{action} writes to the state: {error}") from error
+        file = place_of(function)[0] if function else ""
+        raise Broken(rule, f"{action} raised {describe_error(error, file)}") from error
 
 
 def _ordering(policy: OrderingPolicy, case: PolicyCase) -> None:
@@ -340,31 +341,31 @@ def _ordering(policy: OrderingPolicy, case: PolicyCase) -> None:
     before = [_fields(job) for job in jobs]
     keys = [_key(viewed, job) for job in jobs]
     for job in jobs:
-        for name, function, wanted in (("words", viewed.words, str), ("begins_anew", viewed.begins_anew, bool)):
+        for name, function, expected in (("words", viewed.words, str), ("begins_anew", viewed.begins_anew, bool)):
             if function is not None:
                 with attributed(f"{name} of job {job.job_id}"):
-                    said: Any = function(job)
-                if not isinstance(said, wanted):
-                    raise Broken("answers", f"{name} of job {job.job_id} is {said!r}, expected a {wanted.__name__}")
+                    value: Any = function(job)
+                if not isinstance(value, expected):
+                    raise Broken("answers", f"{name} of job {job.job_id} is {value!r}, expected a {expected.__name__}")
         _due_s(viewed, job)
     if [_fields(job) for job in jobs] != before:
-        raise Broken("reads", "the job is another after it was asked about")
+        raise Broken("reads", "the job's record has changed")
     again = [_key(viewed, job) for job in reversed(records(case))][::-1]
-    for at, (key, other) in enumerate(zip(keys, again, strict=True)):
+    for number, (key, other) in enumerate(zip(keys, again, strict=True)):
         if _differ(key, other):
-            raise Broken("pure", f"the key of job {at} was {key}, then {other}")
-    with attributed(f"putting keys {keys} in order", "comparable"):
+            raise Broken("pure", f"the key of job {number} was {key}, then {other}")
+    with attributed(f"sorting keys {keys}", "comparable"):
         sorted(zip(keys, range(len(keys)), strict=True))
-    for at in range(len(jobs)):
-        _foretold(viewed, case, at, keys[at])
+    for number in range(len(jobs)):
+        _foretold(viewed, case, number, keys[number])
 
 
-def _fields(job: Known) -> dict[str, Any]:
+def _fields(job: TrialJob) -> dict[str, Any]:
     return {name: getattr(job, name) for type_ in type(job).__mro__ for name in getattr(type_, "__slots__", ())}
 
 
-def _key(policy: OrderingPolicy, job: Known) -> Key:
-    with attributed(f"the key of job {job.job_id}", of=policy.key):
+def _key(policy: OrderingPolicy, job: TrialJob) -> Key:
+    with attributed(f"the key of job {job.job_id}", function=policy.key):
         key: Any = policy.key(job)
     if not isinstance(key, tuple):
         raise Broken("comparable", f"the key of job {job.job_id} is {key!r}, expected a tuple")
@@ -380,8 +381,8 @@ def _differ(key: Key, other: Key) -> bool:
         return key != other
 
 
-def _due_s(policy: OrderingPolicy, job: Known) -> float | None:
-    """The instant (s) at which the policy says that the key changes next; None if it says none."""
+def _due_s(policy: OrderingPolicy, job: TrialJob) -> float | None:
+    """The instant (s) at which the key changes next, by `next_change`; None if the policy names no instant."""
     if policy.next_change is None:
         return None
     with attributed(f"next_change of job {job.job_id}"):
@@ -391,25 +392,25 @@ def _due_s(policy: OrderingPolicy, job: Known) -> float | None:
     return due_s
 
 
-def _foretold(policy: OrderingPolicy, case: PolicyCase, at: int, key: Key) -> None:
+def _foretold(policy: OrderingPolicy, case: PolicyCase, number: int, key: Key) -> None:
     """Checks that a key stays the same until its next change is due, or falls with the clock if the policy says so.
 
-    Only jobs that wait or may be stopped are checked: the keys of other jobs order nothing.
+    Only jobs that wait or may be stopped are checked, because the keys of other jobs have no effect.
     """
-    job = records(case)[at]
+    job = records(case)[number]
     if job.running and not policy.preemptive:
         return
     due_s = _due_s(policy, job)
     for then_s in LATER_INSTANTS_S if due_s is None else ((due_s - NOW_S) / 2,):
         if then_s <= 0 or then_s == math.inf or (job.running and then_s >= job.remaining_s):
             continue
-        then = _key(policy, records(case, then_s=then_s)[at])
+        then = _key(policy, records(case, then_s=then_s)[number])
         falls = policy.falls_while_running and job.running
         numbers = falls and all(isinstance(each, int | float) for each in (key[0], then[0]))
         if numbers and abs(then[0] - (key[0] - then_s)) <= ROUNDING_S:
             then = (key[0], *then[1:])
         if _differ(then, key):
-            raise Broken("foretold", f"the key of job {at} was {key}, and {then} after {then_s:g} s without an event")
+            raise Broken("foretold", f"the key of job {number} was {key}, and {then} {then_s:g} s later without events")
 
 
 def _allocation(policy: AllocationPolicy, case: PolicyCase) -> None:
@@ -420,29 +421,29 @@ def _allocation(policy: AllocationPolicy, case: PolicyCase) -> None:
     answer = _answer(policy, state)
     _within(case, state, answer)
     if not policy.reads_goodput and not np.isin(answer.gpus / state.gpus, (0.0, 1.0)).all():
-        raise Broken("whole", f"{_given(state, answer)} of {state.gpus.tolist()} requested")
+        raise Broken("whole", f"it gave {_given(state, answer)}; requested were {state.gpus.tolist()}")
     if not answer.gpus.any() and not state.held_gpus.any():
-        raise Broken("starts", "nobody was given a GPU")
+        raise Broken("starts", "no job got a GPU")
     if policy.rank is not None:
         with attributed("rank"):
             rank: Any = np.asarray(policy.rank(state))
         if rank.shape != (len(state),) or rank.dtype.kind not in "biuf" or not np.isfinite(rank).all():
-            raise Broken("rank", f"it is {rank.tolist()}")
+            raise Broken("rank", f"rank(state) is {rank.tolist()}")
     _limits_kept(policy, case)
-    if len(state) > 1:  # anything that the policy remembers of another state would change the answers below
+    if len(state) > 1:  # if the policy remembers this other state, the answers below differ
         _answer(policy, state_of(case.without(0), policy))
-    others = [("pure", "asked again", state), ("pure", "asked on a state that is the same", state_of(case, policy))]
+    others = [("pure", "called again", state), ("pure", "called with an equal state", state_of(case, policy))]
     if not policy.reads_goodput:  # the order of jobs may choose among equally good optima
-        turned = state_of(case, policy, range(len(state))[::-1])
-        others.append(("order", "with the jobs listed the other way round", turned))
+        reverse = state_of(case, policy, range(len(state))[::-1])
+        others.append(("order", "with the jobs listed in reverse", reverse))
     for rule, when, other in others:
-        also = _answer(policy, other)
-        if _by_job(state, answer) != _by_job(other, also):
-            raise Broken(rule, f"it gave {_given(state, answer)}, and {when} {_given(other, also)}")
+        other_answer = _answer(policy, other)
+        if _by_job(state, answer) != _by_job(other, other_answer):
+            raise Broken(rule, f"it gave {_given(state, answer)}, and {when}, {_given(other, other_answer)}")
 
 
 def _answer(policy: AllocationPolicy, state: ClusterState) -> Allocations:
-    with attributed("it", of=policy.allocate):
+    with attributed("it", function=policy.allocate):
         answer: Any = policy.allocate(state)
     if not isinstance(answer, Allocations):
         raise Broken("answers", f"it answered {answer!r}, expected Allocations")
@@ -450,16 +451,16 @@ def _answer(policy: AllocationPolicy, state: ClusterState) -> Allocations:
         column = getattr(answer, name)
         if not isinstance(column, np.ndarray) or column.shape != (len(state),) or column.dtype.kind != "i":
             raise Broken("answers", f"{name} is {column!r}, expected {len(state)} integers, one per job")
-    on_nodes = len(state), state.cluster.nodes
-    if answer.node_gpus is not None and np.shape(answer.node_gpus) != on_nodes:
-        raise Broken("answers", f"node_gpus is {np.shape(answer.node_gpus)}, expected {on_nodes}: jobs, nodes")
+    shape = len(state), state.cluster.nodes
+    if answer.node_gpus is not None and np.shape(answer.node_gpus) != shape:
+        raise Broken("answers", f"node_gpus has shape {np.shape(answer.node_gpus)}, expected (jobs, nodes) = {shape}")
     if answer.gpus.min() < 0 or answer.gpu_type.min() < -1 or answer.gpu_type.max() >= len(state.cluster.gpu_types):
-        raise Broken("answers", f"it gave {_given(state, answer)}: numbers of GPUs are ≥ 0, types −1 or an index")
+        raise Broken("answers", f"it gave {_given(state, answer)}, expected GPUs ≥ 0 and types that are −1 or an index")
     return answer
 
 
 def _within(case: PolicyCase, state: ClusterState, answer: Allocations) -> None:
-    """Checks that the answer keeps to capacities, types and quotas."""
+    """Checks that the answer respects capacities, types and quotas."""
     machines, given = case.machines, _given(state, answer)
     got = answer.gpus > 0
     kind = np.where(answer.gpu_type >= 0, answer.gpu_type, state.gpu_type)
@@ -469,15 +470,15 @@ def _within(case: PolicyCase, state: ClusterState, answer: Allocations) -> None:
     if answer.gpus.sum() > machines.gpus:
         raise Broken("capacity", f"it gave {given}; there are {machines.gpus}")
     if answer.node_gpus is not None:
-        most = [each.gpus_per_node for each in machines.node_type_of]
-        if (answer.node_gpus.sum(axis=0) > most).any() or (answer.node_gpus.sum(axis=1) != answer.gpus).any():
-            raise Broken("capacity", f"on nodes, by job, it gave {answer.node_gpus.tolist()}; nodes have {most}")
+        sizes = [each.gpus_per_node for each in machines.node_type_of]
+        if (answer.node_gpus.sum(axis=0) > sizes).any() or (answer.node_gpus.sum(axis=1) != answer.gpus).any():
+            raise Broken("capacity", f"on nodes, by job, it gave {answer.node_gpus.tolist()}; nodes have {sizes}")
     if (got & (state.gpu_type >= 0) & (kind != state.gpu_type)).any():
         raise Broken("types", f"it gave {given} of types {answer.gpu_type.tolist()}")
-    for tenant, most_gpus in enumerate(state.quotas_left()):
-        if answer.gpus[state.virtual_cluster == tenant].sum() > most_gpus:
+    for tenant, quota in enumerate(state.quotas_left()):
+        if answer.gpus[state.virtual_cluster == tenant].sum() > quota:
             name = state.virtual_clusters[tenant]
-            raise Broken("quotas", f"it gave {given}; tenant {name} has a quota of {most_gpus:g}")
+            raise Broken("quotas", f"it gave {given}; tenant {name} has a quota of {quota:g}")
 
 
 def _limits_kept(policy: AllocationPolicy, case: PolicyCase) -> None:
@@ -488,20 +489,20 @@ def _limits_kept(policy: AllocationPolicy, case: PolicyCase) -> None:
     kept = (answer.gpus == state.held_gpus) & ((answer.gpu_type < 0) | (answer.gpu_type == state.held_type))
     if answer.node_gpus is not None and isinstance(state, GoodputState):
         held = np.zeros_like(answer.node_gpus)
-        for at, placed in enumerate(state.held_placement):
+        for job, placed in enumerate(state.held_placement):
             for node, mask in placed:
-                held[at, node] = mask.bit_count()
+                held[job, node] = mask.bit_count()
         kept &= (answer.node_gpus == held).all(axis=1)
     if not kept[state.must_stay].all():
         must = ", ".join(map(str, state.job_id[state.must_stay].tolist()))
         raise Broken("stays", f"jobs {must} must keep {state.held_gpus.tolist()}; it gave {_given(state, answer)}")
-    for at, each in enumerate(answer.gpus.tolist()):
-        if isinstance(state, GoodputState) and each:
-            spec = state.tasks[at].spec
-            if not spec.min_gpus <= each <= spec.most_gpus:
+    for job, gpus in enumerate(answer.gpus.tolist()):
+        if isinstance(state, GoodputState) and gpus:
+            spec = state.tasks[job].spec
+            if not spec.min_gpus <= gpus <= spec.most_gpus:
                 limits = f"{spec.min_gpus} to {spec.most_gpus}"
                 raise Broken(
-                    "sizes", f"job {state.job_id[at]} trains on {limits} GPUs; it gave {_given(state, answer)}"
+                    "sizes", f"job {state.job_id[job]} trains on {limits} GPUs; it gave {_given(state, answer)}"
                 )
 
 
@@ -513,4 +514,4 @@ def _by_job(state: ClusterState, answer: Allocations) -> dict[int, Sequence[Any]
 
 def _given(state: ClusterState, answer: Allocations) -> str:
     gpus = zip(state.job_id.tolist(), answer.gpus.tolist(), strict=True)
-    return ", ".join(f"{each} to job {job_id}" for job_id, each in gpus)
+    return ", ".join(f"{count} to job {job_id}" for job_id, count in gpus)

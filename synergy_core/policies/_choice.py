@@ -1,4 +1,4 @@
-"""The step that policies with tables share: from utilities to the optimal row of each job."""
+"""The step that optimising policies share: from utilities to the optimal row of each job."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from synergy_core.jobs.state import Allocations, GoodputState, ShareLevels
 from synergy_core.units import Floats, Ints
 
 SHARES_GAP = 0.005
-"""Target gap of the allocator when it shares out CPUs and memory: placing jobs loses more than a smaller gap gains."""
+"""Target gap of the allocator when it shares out CPUs and memory. A smaller gap gains less than placement loses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """The problem put to the allocator, and its solution; kept so that a decision can be explained."""
+    """The allocator's problem and its solution. They explain a decision, and the next round starts from them."""
 
     rows: Configurations
     problem: Problem
@@ -29,7 +29,7 @@ class Solved:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The problem and its solution for a round in which rows, nodes and shares were chosen together."""
+    """The allocator's problem and its solution when rows, nodes and shares are chosen together."""
 
     problem: NodeProblem
     solution: NodeSolution
@@ -44,23 +44,23 @@ def choose_shares(
     move_cost: Floats,
     memory: Any = None,
 ) -> Allocations:
-    """The rows, nodes and shares of greatest total utility that nodes can hold.
+    """Chooses the rows, nodes and shares of greatest total utility that fit on the nodes.
 
-    utility: (jobs, rows, levels), −inf where a row is not allowed. move_cost: (jobs,) utility that other nodes cost a
-    job that keeps its type and number of GPUs. memory: prices of the previous round, or None. Quotas work as in
-    `choose_rows`.
+    utility: (jobs, rows, levels), −inf where a row is not allowed. move_cost: (jobs,), the utility that a job loses if
+    it moves to other nodes with the same type and number of GPUs. memory: prices of the previous round, or None. Quotas
+    work as in `choose_rows`.
     """
     jobs, count, per_row = utility.shape
     utility = np.where(state.suits(rows.gpu_type)[:, :, None], utility, -np.inf)
     held = state.held_row(rows, same_nodes=False)
     forced = state.pinned & (held >= 0)
-    kept = forced[:, None] & (held[:, None] == np.arange(count))
-    utility = np.where(kept[:, :, None] & ~np.isfinite(utility), 0.0, utility)
+    is_kept = forced[:, None] & (held[:, None] == np.arange(count))
+    utility = np.where(is_kept[:, :, None] & ~np.isfinite(utility), 0.0, utility)
     tenant, quota = _quotas(state)
     gpus, gpu_type = np.repeat(rows.gpus, per_row), np.repeat(rows.gpu_type, per_row)
     types, kinds = state.cluster.node_types, state.cluster.gpu_types
-    lies = [(job, node, mask.bit_count()) for job, on in enumerate(state.held_placement) for node, mask in sorted(on)]
-    # (jobs, GPU types) each: the largest share of any of the job's rows on that type; more gains it nothing.
+    pieces = [(job, node, mask.bit_count()) for job, on in enumerate(state.held_placement) for node, mask in sorted(on)]
+    # (jobs, GPU types) each: the largest share in any of the job's rows on that type. More would gain it nothing.
     most_cpus, most_memory = (
         np.stack([share[:, rows.gpu_type == kind].max(axis=(1, 2), initial=0.0) for kind in range(len(kinds))], axis=1)
         for share in (levels.cpus, levels.memory_bytes)
@@ -78,7 +78,7 @@ def choose_shares(
             np.array([each.cpus for each in types]),
             np.array([each.memory_bytes for each in types]),
         ),
-        held=Pieces(*np.array(lies, dtype=np.int64).reshape(-1, 3).T.copy()),
+        held=Pieces(*np.array(pieces, dtype=np.int64).reshape(-1, 3).T.copy()),
         pinned=forced,
         move_cost=move_cost,
         tenant=tenant,
@@ -105,12 +105,12 @@ def choose_shares(
 def choose_rows(
     state: GoodputState, rows: Configurations, utility: Floats, *, method: Method = "auto", keeps_equals: bool = False
 ) -> Allocations:
-    """The rows of greatest total utility; pinned jobs keep their rows.
+    """Chooses the rows of greatest total utility; pinned jobs keep their rows.
 
-    utility: (jobs, rows), −inf where a row is not allowed; having no row is worth 0. Quotas bind unless the cluster
-    lets tenants borrow. method: of `allocator.solve`. keeps_equals: all jobs keep their rows if nothing is worth more.
-    In most rounds the prices of the round before prove that, and the allocator is not asked; the answer is the same.
-    A problem that is equal to that of the round before has the same solution, and is not solved again either.
+    utility: (jobs, rows), −inf where a row is not allowed; a job without a row has utility 0. Quotas are limits unless
+    tenants may borrow. method: of `allocator.solve`. keeps_equals: all jobs keep their rows if no other choice has
+    more utility. In most rounds the previous round's prices prove that, and the allocator is not called; the answer is
+    the same. Without keeps_equals, a problem that equals the previous round's is not solved again.
     """
     last: Solved | None = state.memory
     utility = np.where(state.suits(rows.gpu_type), utility, -np.inf)
@@ -142,7 +142,7 @@ def choose_rows(
 
 
 def _quotas(state: GoodputState) -> tuple[Ints | None, Ints | None]:
-    """Each job's tenant and each tenant's quota of GPUs; (None, None) if tenants may borrow, or there are none."""
+    """Each job's tenant and each tenant's quota of GPUs; (None, None) if there are no quotas or tenants may borrow."""
     cluster = state.cluster
     if not cluster.virtual_clusters or cluster.borrowing:
         return None, None

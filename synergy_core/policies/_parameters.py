@@ -1,4 +1,4 @@
-"""Base of policies and mechanisms: named functions with keyword parameters."""
+"""The base of policies and mechanisms: named functions with keyword parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from synergy_core.errors import InputError, unknown
 
 
 def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function without the parameters that were set on it."""
+    """The function without parameters that were set with `functools.partial`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -22,11 +22,11 @@ def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def described(function: Callable[..., Any]) -> dict[str, Any]:
     """A function's name, the first line of its docstring, and the defaults of its keyword parameters."""
-    given = inspect.signature(function).parameters.values()
+    parameters = inspect.signature(function).parameters.values()
     return {
         "name": function.__name__,
         "summary": (inspect.getdoc(function) or "").partition("\n")[0],
-        "parameters": {each.name: each.default for each in given if each.kind is each.KEYWORD_ONLY},
+        "parameters": {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY},
     }
 
 
@@ -40,7 +40,7 @@ class Parametrised:
 
     noun: ClassVar[str] = "policy"
     takers: ClassVar[tuple[str, ...]] = ()
-    """Fields whose functions take the parameters; the first function's signature declares them."""
+    """Fields with functions that take the parameters. The first function's signature declares the parameters."""
 
     def with_parameters(self, **parameters: Any) -> Self:
         """A copy with some parameters set, each converted to the type of its present value.
@@ -51,12 +51,12 @@ class Parametrised:
         if not parameters:
             return self
         hints = typing.get_type_hints(unwrapped(getattr(self, self.takers[0])))
-        given = {name: self._checked(name, value, hints.get(name)) for name, value in parameters.items()}
+        checked = {name: self._checked(name, value, hints.get(name)) for name, value in parameters.items()}
         functions = {name: getattr(self, name) for name in self.takers}
         changed: dict[str, Any] = {
-            name: functools.partial(function, **given) for name, function in functions.items() if function is not None
+            name: functools.partial(function, **checked) for name, function in functions.items() if function is not None
         }
-        return replace(self, **changed, parameters={**self.parameters, **given})
+        return replace(self, **changed, parameters={**self.parameters, **checked})
 
     def _checked(self, name: str, value: Any, hint: Any) -> Any:
         if name not in self.parameters:
@@ -71,11 +71,11 @@ class Parametrised:
         return self._like(name, value, default)
 
     def _like(self, name: str, value: Any, default: Any) -> Any:
-        wanted = type(default)
-        if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+        expected = type(default)
+        if expected is float and isinstance(value, int | float) and not isinstance(value, bool):
             if math.isfinite(value) and (value >= 0 or not name.endswith("_s")):
                 return float(value)
-        elif (wanted in (int, bool, str) and type(value) is wanted) or wanted not in (float, int, bool, str):
+        elif (expected in (int, bool, str) and type(value) is expected) or expected not in (float, int, bool, str):
             return value
         raise InputError(
             f"parameter {name} of {self.noun} {self.name}: got {value!r}, expected a value such as {default!r}"

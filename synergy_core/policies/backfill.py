@@ -1,4 +1,4 @@
-"""First in, first out with greedy backfill: any job that fits runs. Wide jobs may starve."""
+"""First in, first out with greedy backfill: any job that fits runs. Jobs that need many GPUs may starve."""
 
 from synergy_core.policies import ordering_policy
 from synergy_core.policies.fifo import submitted

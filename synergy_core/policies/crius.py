@@ -1,8 +1,8 @@
-"""Crius (arXiv 2403.16125; as Arena, EuroSys 2026): resources and parallel plans chosen together, job by job.
+"""Crius (arXiv 2403.16125; as Arena, EuroSys 2026): chooses resources and parallel plans together, job by job.
 
 Earlier jobs have priority. A job is moved to another GPU type, or to half or twice its GPUs, if the sum of all jobs'
-throughputs grows; restart costs are ignored. Throughput is goodput here, relative to the goodput on the requested GPUs:
-else jobs with short steps would count for more.
+throughputs grows; restart costs are ignored. Here, throughput is goodput ÷ goodput on the requested GPUs. Otherwise
+jobs with short steps would count for more.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from synergy_core.policies import allocation_policy
 from synergy_core.state import Allocations, GoodputState
 from synergy_core.units import Floats, Ints
 
-ALL = np.iinfo(np.int64).max
+NO_LIMIT = np.iinfo(np.int64).max
 
 
 class JobsSeen(NamedTuple):
-    """Ids of jobs that arrived in earlier rounds, and of running jobs that started while an earlier one waited."""
+    """Ids of jobs that arrived in earlier rounds, and of running jobs that started while an earlier job waited."""
 
     arrived: frozenset[int]
     opportunistic: frozenset[int]
@@ -31,8 +31,9 @@ class JobsSeen(NamedTuple):
 class CriusTable(NamedTuple):
     """The possible rows of each job. gain: (jobs, rows), relative throughput, 0 where the job cannot run.
 
-    kind, gpus: (rows,). half, double: (rows,), the row of half or twice the GPUs of that type, −1 for none.
-    same: (rows, GPU types): the row of as many GPUs of another type, −1 for none. may_change: (jobs,).
+    kind, gpus: (rows,). half, double: (rows,), the row with half or twice the GPUs of that type, −1 if there is none.
+    same: (rows, GPU types), the row with as many GPUs of each type, −1 if there is none. may_change: (jobs,), whether
+    the job may be moved or resized.
     """
 
     gain: Floats
@@ -45,8 +46,8 @@ class CriusTable(NamedTuple):
 
     def of(self, jobs: Ints, rows: Ints) -> Floats:
         """Relative throughput of each job on each row, broadcast; −inf for row −1 and where the job cannot run."""
-        found = self.gain[jobs, rows]
-        return np.where((rows >= 0) & (found > 0), found, -np.inf)
+        gain = self.gain[jobs, rows]
+        return np.where((rows >= 0) & (gain > 0), gain, -np.inf)
 
 
 class Change(NamedTuple):
@@ -66,17 +67,17 @@ def crius(
     least_growth: float = 1e-6,
     batch_limit: BatchLimit = "max",
 ) -> Allocations:
-    """Makes room for each arrival by halving or moving others where that pays; idle GPUs go where they speed up most.
+    """Halves or moves other jobs for an arrival if that raises total throughput; idle GPUs go where they gain most.
 
-    most_gpus: limit to which jobs may grow beyond their request. depth: how many jobs make room for one arrival.
-    least_growth: minimum growth of relative throughput that justifies a restart (published: any growth).
+    most_gpus: limit to which jobs may grow beyond their request. depth: maximum number of jobs that make room for one
+    arrival. least_growth: minimum growth of relative throughput that justifies a restart (published: any growth).
     """
     memory: JobsSeen = state.memory or JobsSeen(frozenset(), frozenset())
     rows = state.rows(max(most_gpus, int(state.gpus.max())))
     goodput, _ = state.guessed(rows, batch=batch_limit)
     table, wanted = _table(state, rows, most_gpus, goodput)
     row = state.held_best(rows)
-    # A job that ran out of memory where it is waits for other GPUs.
+    # A job that ran out of memory on its present GPUs waits for others.
     row[(row >= 0) & table.may_change & (goodput[np.arange(len(row)), row] <= 0)] = -1
     room = _Room(state, table, row)
     opportunistic = set(memory.opportunistic)
@@ -88,7 +89,7 @@ def crius(
         gpus = int(wanted[job])
         free = (table.gpus == gpus) & (gpus <= room.left[table.kind]) & (gpus <= room.quota[room.tenant[job]])
         gain = np.where(free, table.gain[job], 0.0)
-        choice = int(gain.argmax()) if gain.any() else -1  # the fastest row that the free GPUs allow
+        choice = int(gain.argmax()) if gain.any() else -1  # the fastest row that fits the free GPUs
         if choice < 0 and job_id in memory.arrived:
             choice = _suspending(room, job, gpus, opportunistic)
         elif choice < 0:
@@ -102,19 +103,18 @@ def crius(
     while (change := room.best_upgrade(most_gpus)) is not None and change.growth > least_growth:
         room.put(change.job, change.row)
     active = set(state.job_id.tolist())
-    still = frozenset(state.job_id[row >= 0].tolist()) & opportunistic if blocked else frozenset()
+    still_opportunistic = frozenset(state.job_id[row >= 0].tolist()) & opportunistic if blocked else frozenset()
     chosen = row >= 0
     return Allocations(
         np.where(chosen, rows.gpus[row], 0),
         np.where(chosen, rows.gpu_type[row], -1),
-        memory=JobsSeen(frozenset(active), still),
+        memory=JobsSeen(frozenset(active), still_opportunistic),
     )
 
 
 def _table(state: GoodputState, rows: Configurations, most_gpus: int, goodput: Floats) -> tuple[CriusTable, Ints]:
-    """The jobs' table, and (jobs,) the GPUs on which each should start: as requested, or the nearest number.
-
-    The number fits the tenant's quota and some GPU type; it is larger if the job needs more.
+    """The jobs' table, and (jobs,) the number of GPUs on which each should start: the largest usable number up to the
+    request, else the smallest usable one. A usable number fits the tenant's quota and some GPU type.
     """
     capacity = state.capacity
     quota = np.array(state.quotas_left())[state.virtual_cluster]
@@ -123,7 +123,7 @@ def _table(state: GoodputState, rows: Configurations, most_gpus: int, goodput: F
     one = (rows.gpus == rows.gpus.min()) & (rows.gpus >= state.min_gpus[:, None])
     usable |= one & fits & (goodput > 0) & ~usable.any(axis=1)[:, None]
     at_most = np.where(usable & (rows.gpus <= state.gpus[:, None]), rows.gpus, 0).max(axis=1)
-    at_least = np.where(usable, rows.gpus, ALL).min(axis=1)
+    at_least = np.where(usable, rows.gpus, NO_LIMIT).min(axis=1)
     wanted = np.where(at_most > 0, at_most, at_least)
     limit = np.maximum(most_gpus, wanted)
     usable &= rows.gpus <= limit[:, None]
@@ -139,7 +139,7 @@ def _table(state: GoodputState, rows: Configurations, most_gpus: int, goodput: F
 
 
 class _Room:
-    """The row on which each job runs, and what is left of each GPU type and tenant's quota. `row` changes in place."""
+    """Each job's row, and the GPUs left of each type and of each tenant's quota. `row` is changed in place."""
 
     def __init__(self, state: GoodputState, table: CriusTable, row: Ints) -> None:
         self.table = table
@@ -154,7 +154,7 @@ class _Room:
         np.subtract.at(self.quota, self.tenant[running], table.gpus[row[running]])
 
     def put(self, job: int, row: int) -> None:
-        """Gives the job that row from now on; −1 for none."""
+        """Moves the job to that row; −1: it runs on no row."""
         for old, sign in ((int(self.row[job]), 1), (row, -1)):
             if old >= 0:
                 self.left[self.table.kind[old]] += sign * self.table.gpus[old]
@@ -162,7 +162,7 @@ class _Room:
         self.row[job] = row
 
     def best_upgrade(self, most_gpus: int) -> Change | None:
-        """The change of a running job, to another type or twice the GPUs, that fits the free GPUs and gains most."""
+        """The change of a running job to another type or twice its GPUs that fits and gains most; None if none fits."""
         table = self.table
         jobs = np.flatnonzero((self.row >= 0) & table.may_change)
         if not len(jobs):
@@ -184,7 +184,7 @@ class _Room:
 
 
 def _suspending(room: _Room, job: int, gpus: int, opportunistic: set[int]) -> int:
-    """A row for a blocked job, freed by stopping later jobs that overtook it; −1 for none."""
+    """Stops later jobs that overtook a blocked job, and returns the row that it can have then; −1 if there is none."""
     table = room.table
     overtook = np.array([int(each) in opportunistic for each in room.job_id], dtype=bool)
     later = np.flatnonzero(overtook & (room.row >= 0) & table.may_change & (room.submit_s > room.submit_s[job]))
@@ -207,10 +207,10 @@ def _suspending(room: _Room, job: int, gpus: int, opportunistic: set[int]) -> in
 
 
 def _downgrading(room: _Room, job: int, gpus: int, depth: int) -> int:
-    """A row for an arrival after halving or moving up to `depth` other jobs to make room; −1 if nothing pays.
+    """Halves or moves up to `depth` other jobs, and returns the row that an arrival gets; −1 if no change pays.
 
-    Breadth first over plans. Each level tries, per GPU type, the job that loses least when halved and the job that
-    gains most from another type. Intermediate plans may exceed the free GPUs; the final one may not.
+    Breadth-first search over sequences of changes. Each level adds, per GPU type, the halving that loses least or the
+    move to another type that gains most. Intermediate sequences may exceed the free GPUs; the final one may not.
     """
     table = room.table
     if gpus > room.quota[room.tenant[job]]:
@@ -261,7 +261,7 @@ def _downgrading(room: _Room, job: int, gpus: int, depth: int) -> int:
 
 
 def _moves(jobs: Ints, kind: Ints, targets: Ints, growth: Floats, kinds: int, depth: int) -> list[list[Change]]:
-    """Per GPU type, the best `depth` halvings of jobs on it, and the best `depth` moves off it to another type."""
+    """Per GPU type, the best `depth` halvings of jobs on it, and the best `depth` moves from it to another type."""
     result = []
     for each in range(kinds):
         on = np.flatnonzero(kind == each)

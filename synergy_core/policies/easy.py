@@ -1,4 +1,4 @@
-"""EASY backfill (Lifka, JSSPP 1995; Mu'alem and Feitelson, IEEE TPDS 2001): a reservation for the head."""
+"""EASY backfill (Lifka, JSSPP 1995; Mu'alem and Feitelson, IEEE TPDS 2001): the head of the queue has a reservation."""
 
 from synergy_core.policies import ordering_policy
 from synergy_core.policies.fifo import submitted

@@ -1,4 +1,4 @@
-"""First in, first out, strictly: the head of the queue blocks all behind it."""
+"""First in, first out, strictly: the head of the queue blocks all jobs behind it."""
 
 from synergy_core.policies import ordering_policy
 from synergy_core.state import JobView
@@ -6,7 +6,7 @@ from synergy_core.units import format_instant
 
 
 def submitted(job: JobView) -> str:
-    """The key of orders by arrival, in words."""
+    """The key of policies that order jobs by arrival, in words."""
     return f"submitted at {format_instant(job.submit_time_s)}"
 
 

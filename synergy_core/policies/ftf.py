@@ -1,4 +1,4 @@
-"""Finish-time fairness with goodput (the metric of Themis, NSDI 2020, section 3): progress goes to those worst off."""
+"""Finish-time fairness with goodput (the metric of Themis, NSDI 2020, section 3): jobs that are late weigh more."""
 
 import numpy as np
 
@@ -24,11 +24,11 @@ def ftf(
     first_gpus: int = 4,
     method: Method = "auto",
 ) -> Allocations:
-    """Weighs each job's progress by how much later it would end than with an equal share of the cluster, to a power.
+    """Weighs each job's progress by a power of how much later it ends than with an equal share of the cluster.
 
-    ρ = (age + remaining work ÷ best goodput) ÷ (all its work ÷ goodput on an equal share); utility ρ^fairness ×
-    (goodput ÷ best goodput)^utility_power, restarts charged over `horizon_s` (the larger k, the closer a sum of
-    utilities times ρ^k comes to minimising the largest ρ).
+    ρ = (age + remaining work ÷ best goodput) ÷ (all its work ÷ goodput on an equal share). The utility is ρ^fairness ×
+    (goodput ÷ best goodput)^utility_power, with restarts charged over `horizon_s`. The larger `fairness` is, the closer
+    the sum of utilities comes to minimising the largest ρ.
     """
     rows = state.rows()
     goodput, unknown, valid = state.runnable(rows, growth=growth, first_gpus=first_gpus)

@@ -1,4 +1,4 @@
-"""Gavel (OSDI 2020, sections 4 and 5), as in Sia's artifact: time fractions by a linear programme, then priorities."""
+"""Gavel (OSDI 2020, sections 4 and 5), as in Sia's artifact: priorities from time fractions of a linear programme."""
 
 import numpy as np
 
@@ -8,29 +8,29 @@ from synergy_core.state import Allocations, GoodputState, Room
 from synergy_core.units import Floats, Ints
 
 OBJECTIVES = ("max_sum_throughput", "max_min_fairness")
-NO_SUCH_RATE = 0.1
-"""Speed that the artifact assumes on a type with too few GPUs."""
+IMPOSSIBLE_RATE = 0.1
+"""Speed that the artifact assumes on a type with too few GPUs for the job."""
 
 
 @allocation_policy(round_s=360.0, keeps_gpus=True)
 def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allocations:
-    """Time fractions per GPU type by a linear programme over known speeds; jobs behind their fractions run first."""
+    """Jobs farthest behind their time fractions run first; a linear programme over known speeds gives the fractions."""
     if objective not in OBJECTIVES:
         raise unknown("parameter objective of policy gavel", objective, OBJECTIVES)
     capacity = state.capacity
     rate = state.requested_rate()
     room = (state.gpus[:, None] <= capacity) & state.suits(np.arange(len(capacity)))
     fits = room & ((rate > 0) | ~state.planned[:, None])
-    # At most half of the job's lowest speed: else the programme gives a slow job all its time where it cannot run.
+    # At most half of the job's lowest speed. Else the programme gives slow jobs all their time where they cannot run.
     slowest = np.where(room & (rate > 0), rate, np.inf).min(axis=1, keepdims=True)
-    speed = np.where(room, rate, np.where(slowest > NO_SUCH_RATE, NO_SUCH_RATE, slowest / 2))
+    speed = np.where(room, rate, np.where(slowest > IMPOSSIBLE_RATE, IMPOSSIBLE_RATE, slowest / 2))
     share = np.round(fractions(speed, state.gpus, capacity, objective), 5)
     received_s = state.received_s + state.round_s / 2  # each job is credited with half a round
     given_s = state.given_s + state.round_s / 2 * len(state)
     with np.errstate(divide="ignore"):
         priority = share / (received_s / given_s)
     priority = np.where(fits, priority, 0.0)
-    # By priority, then share, while GPUs and quotas last; jobs that must stay are served first.
+    # In order of priority, then share, as long as GPUs and quotas last. `Room` serves jobs that must stay first.
     served = Room(state)
     for cell in np.lexsort((np.arange(priority.size), -share.reshape(-1), -priority.reshape(-1))).tolist():
         job, kind = divmod(cell, priority.shape[1])
@@ -43,10 +43,10 @@ def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allo
 
 
 def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str) -> Floats:
-    """(jobs, types): the share of its time that each job should spend on each type; Gavel, section 4.1.
+    """(jobs, types): the fraction of its time that each job should spend on each type; Gavel, section 4.1.
 
-    maximise Σ_jk T_jk x_jk, or min_j Σ_k T_jk x_jk ÷ (its speed in an equal share of the cluster); Σ_k x_jk ≤ 1 per
-    job, Σ_j gpus_j x_jk ≤ capacity_k per type. speed: (jobs, types), any unit.
+    maximise Σ_jk T_jk x_jk, or min_j Σ_k T_jk x_jk ÷ (j's speed with an equal share of the cluster), subject to
+    Σ_k x_jk ≤ 1 per job and Σ_j gpus_j x_jk ≤ capacity_k per type. speed: T, (jobs, types), any unit.
     """
     from scipy.optimize import linprog
     from scipy.sparse import csr_matrix
@@ -83,14 +83,14 @@ def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str) -> Floa
             break
     else:  # neither solver ended in time: every job gets an equal share
         return np.tile(capacity / capacity.sum(), (jobs, 1))
-    return _alike(np.clip(answer.x[: jobs * kinds].reshape(jobs, kinds), 0.0, 1.0), speed, gpus)
+    return _equalised(np.clip(answer.x[: jobs * kinds].reshape(jobs, kinds), 0.0, 1.0), speed, gpus)
 
 
-def _alike(share: Floats, speed: Floats, gpus: Ints) -> Floats:
-    """Gives identical jobs equal shares: the mean of optimal shares over interchangeable jobs is optimal too.
+def _equalised(share: Floats, speed: Floats, gpus: Ints) -> Floats:
+    """Gives identical jobs the mean of their shares, which is optimal too.
 
-    A vertex of the optimal face would serve some of them fully and others not at all; the artifact's interior-point
-    solver ends inside the face, where they are equal.
+    A vertex of the optimal face serves some identical jobs fully and others not at all. The artifact's interior-point
+    solver ends inside the face, where their shares are equal.
     """
     _, group = np.unique(np.column_stack((speed, gpus)), axis=0, return_inverse=True)
     group = group.reshape(-1)

@@ -1,8 +1,8 @@
 """Least attained service (foreground-background; Kleinrock, Queueing Systems II, 1976, section 4.6), in GPU-seconds.
 
-The two dimensions, GPUs × time, are Tiresias's (NSDI 2019, section 3.2). A job's service is counted in whole quanta of
-its running time: a job with less service preempts at once, but two jobs with equal service take turns of one quantum.
-The quantum of an hour is ours; docs/policies.md compares others.
+Service in two dimensions, GPUs × time, is Tiresias's idea (NSDI 2019, section 3.2). A job's service is counted in whole
+quanta of its running time: a job with less service preempts at once, and two jobs with equal service take turns of one
+quantum. The quantum of an hour is ours; docs/policies.md compares others.
 """
 
 from synergy_core.errors import InputError
@@ -33,5 +33,5 @@ def _words(job: JobView, *, quantum_s: float) -> str:
 
 @ordering_policy(preemptive=True, next_change=_next_quantum, words=_words)
 def las(job: JobView, *, quantum_s: float = QUANTUM_S) -> tuple[float, float]:
-    """Fewest GPU-seconds held first, counted in whole quanta, so that equals do not swap without end."""
+    """Fewest GPU-seconds held first, counted in whole quanta, so that jobs with equal service do not keep swapping."""
     return _quanta(job, quantum_s) * quantum_s * job.gpus, job.submit_time_s

@@ -1,4 +1,4 @@
-"""Multi-level feedback with two levels of attained service (the simplest form of the idea of Tiresias, NSDI 2019)."""
+"""Multi-level feedback with two levels of attained service, the simplest form of Tiresias's idea (NSDI 2019)."""
 
 from synergy_core.policies import ordering_policy
 from synergy_core.state import JobView
@@ -17,5 +17,5 @@ def _words(job: JobView, *, demote_after_gpu_s: float) -> str:
 
 @ordering_policy(preemptive=True, next_change=_demotion, words=_words)
 def mlfq(job: JobView, *, demote_after_gpu_s: float = 3_600.0) -> tuple[bool, float]:
-    """Young jobs first: those below one GPU-hour; within a queue, by arrival."""
+    """Jobs that have held less than `demote_after_gpu_s` go first; within a queue, by arrival."""
     return job.attained_service_gpu_s >= demote_after_gpu_s, job.submit_time_s

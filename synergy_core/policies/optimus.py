@@ -1,4 +1,4 @@
-"""Optimus with an oracle, as in Pollux's artifact (OSDI 2021, section 5.2)."""
+"""Optimus with true speeds and remaining work, as in Pollux's artifact (OSDI 2021, section 5.2)."""
 
 from heapq import heapify, heappop, heappush
 from math import isfinite
@@ -13,8 +13,8 @@ from synergy_core.state import Allocations, OracleGoodputState, Room
 def optimus(state: OracleGoodputState) -> Allocations:
     """One GPU for every job, then each further GPU to the job whose true remaining time it shortens most.
 
-    A job that must stay keeps its GPUs. A job with parallel plans starts with the fewest GPUs that a plan fits on and
-    grows to the next number that a plan fits on.
+    A job that must stay keeps its GPUs. A job with parallel plans starts with the fewest GPUs on which a plan fits, and
+    grows to the next number on which one fits.
     """
     room = Room(state)
     gains: list[tuple[float, int, int, int, float]] = []
@@ -41,7 +41,7 @@ def optimus(state: OracleGoodputState) -> Allocations:
 
 
 def _gain(state: OracleGoodputState, job: int, kind: int, gpus: int) -> tuple[float, int]:
-    """Seconds that each further GPU takes off an iteration, up to the next size; 0 where there is none."""
+    """Seconds by which each GPU up to the next size shortens an iteration, and that size; (0, 0) if there is none."""
     size = _next_size(state, job, kind, gpus)
     if not size:
         return 0.0, 0

@@ -1,4 +1,4 @@
-"""Jobs in the order of their users' priority; a higher priority takes GPUs from a lower one."""
+"""Jobs in the order of their users' priority; a job takes GPUs from jobs with lower priority."""
 
 from synergy_core.policies import ordering_policy
 from synergy_core.state import PriorityJobView
@@ -11,5 +11,5 @@ def _words(job: PriorityJobView) -> str:
 
 @ordering_policy(preemptive=True, words=_words)
 def priority(job: PriorityJobView) -> tuple[int, float]:
-    """Highest priority first, preempting; of equals in order of arrival, any job that fits runs."""
+    """Highest priority first, preempting; jobs with equal priority in order of arrival, and any job that fits runs."""
     return -job.priority, job.submit_time_s

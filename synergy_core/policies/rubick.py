@@ -1,10 +1,10 @@
 """Rubick (Zhang et al., MLSys 2025, arXiv 2408.08586): GPUs and parallel plans by how sensitive each job is to GPUs.
 
 A job's curve is the speed of its best plan at each number of GPUs. Its slope is the speed gained per GPU, relative to
-its speed as requested. GPUs go where the curve is steepest, and are taken where it is flattest.
+the speed with the requested GPUs. GPUs go where the curve is steepest, and are taken where it is flattest.
 
-Ours: numbers of GPUs are chosen for the whole cluster, and nodes afterwards; the authors' simulator fills node by node,
-gives large models one of a fixed list of shapes, and never takes GPUs from them by a condition that is always true.
+Ours chooses numbers of GPUs for the whole cluster, and nodes afterwards. The authors' simulator fills node after node,
+gives large models one of a fixed list of shapes, and, by a condition that is always true, never takes GPUs from them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from synergy_core.state import Allocations, GoodputState
 from synergy_core.units import Bools, Floats, Ints
 
 GUARANTEED = "guaranteed"
-"""Virtual cluster whose jobs must reach the speed of what they requested, within `slower`."""
+"""Virtual cluster whose jobs must reach the speed with their requested GPUs, up to the factor `slower`."""
 
 
 class Curves(NamedTuple):
-    """speed: (jobs, rows), relative to as requested; 0 where a job cannot run or fewer GPUs are as fast. gpus: (rows,),
-    kind: (rows,) of GPU types. least: (jobs,), the row that a job starts on, −1 if it can run nowhere.
+    """The curves of all jobs. speed: (jobs, rows), relative to the speed with the requested GPUs; 0 where a job cannot
+    run or fewer GPUs are as fast. gpus, kind: (rows,). least: (jobs,), the row on which a job starts; −1 if none.
     """
 
     speed: Floats
@@ -34,7 +34,7 @@ class Curves(NamedTuple):
     least: Ints
 
     def step(self, job: int, row: int, up: bool) -> tuple[int, float]:
-        """The next row up or down on the present type, −1 for none, and the slope of that step."""
+        """The next row with more GPUs (up) or fewer on the same type, −1 if none, and the slope between the rows."""
         gpus = int(self.gpus[row])
         same = (self.kind == self.kind[row]) & (self.speed[job] > 0)
         rows = np.flatnonzero(same & (self.gpus > gpus if up else self.gpus < gpus))
@@ -54,11 +54,11 @@ def rubick(
     most_changes: int = 5,
     old_s: float = 200_000.0,
 ) -> Allocations:
-    """Jobs start where they are most sensitive to GPUs; GPUs move from flat curves to steep ones.
+    """Jobs that gain most per GPU start first, and GPUs move from jobs with flat curves to jobs with steep ones.
 
-    least_gain: growth of speed below which more GPUs are not worth having. slower: how many times slower than requested
-    a guaranteed job may be. most_changes: restarts after which a job neither gives nor takes GPUs. old_s: age from
-    which jobs come first. The order: old jobs, guaranteed jobs, then by slope.
+    Jobs start in this order: old jobs, guaranteed jobs, then by slope. least_gain: minimum growth of speed for which a
+    job gets more GPUs. slower: how many times slower than requested a guaranteed job may be. most_changes: number of
+    restarts after which a job neither gives nor takes GPUs. old_s: age from which a job counts as old.
     """
     rows = state.rows(max(64, int(state.gpus.max())))
     curves = _curves(state, rows.gpus, rows.gpu_type, _speeds(state, rows), least_gain, slower)
@@ -81,7 +81,7 @@ def _speeds(state: GoodputState, rows: Configurations) -> Floats:
 
 
 def _guaranteed(state: GoodputState) -> Bools:
-    """(jobs,): whose speed is guaranteed."""
+    """(jobs,): whether each job's speed is guaranteed."""
     return np.array([each == GUARANTEED for each in state.virtual_clusters])[state.virtual_cluster]
 
 
@@ -104,9 +104,9 @@ def _curves(state: GoodputState, gpus: Ints, kind: Ints, speed: Floats, least_ga
 
 
 class _Round:
-    """The row on which each job runs, −1 for none, and what is left of each GPU type and tenant's quota.
+    """Each job's row, −1 if it has none, and the GPUs left of each type and of each tenant's quota.
 
-    may_change: (jobs,), whether a job may give or take GPUs; in one round, none does both.
+    may_change: (jobs,), whether a job may give or take GPUs; no job does both in one round.
     """
 
     def __init__(self, state: GoodputState, curves: Curves, row: Ints, may_change: Bools) -> None:
@@ -121,13 +121,13 @@ class _Round:
         np.subtract.at(self._quota, self._tenant[running], curves.gpus[row[running]])
 
     def growth(self) -> list[tuple[float, int, int]]:
-        """(slope, job, next row up) of the running jobs that may change, the steepest first."""
+        """(slope, job, next row up) of the running jobs that may take GPUs, the steepest first."""
         jobs = np.flatnonzero((self.row >= 0) & self._may_take).tolist()
         steps = [(*self._curves.step(job, int(self.row[job]), up=True), job) for job in jobs]
         return sorted(((gain, job, to) for to, gain, job in steps if to >= 0), key=lambda each: (-each[0], each[1]))
 
     def give(self, job: int, to: int, slope: float) -> bool:
-        """Whether the job gets that row: from free GPUs, or from jobs whose curves are flatter than its slope."""
+        """Moves the job to that row if free GPUs, or those of jobs with flatter curves, suffice; returns whether so."""
         curves, kind, before = self._curves, int(self._curves.kind[to]), int(self.row[job])
         more = int(curves.gpus[to]) - (int(curves.gpus[before]) if before >= 0 else 0)
         if more > self._quota[self._tenant[job]]:
@@ -149,7 +149,7 @@ class _Round:
         return True
 
     def _losses(self, kind: int, taken: Mapping[int, int]) -> Iterator[tuple[float, int, int]]:
-        """(slope, job, next row down) of jobs on that GPU type that may give; the first of `taken` takes."""
+        """(slope, job, next row down) of jobs on that GPU type that may give GPUs to the first job in `taken`."""
         taker = next(iter(taken))
         for giver in np.flatnonzero((self.row >= 0) & self._may_give).tolist():
             row = taken.get(giver, int(self.row[giver]))

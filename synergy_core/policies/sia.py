@@ -1,4 +1,4 @@
-"""Sia (SOSP 2023, sections 3.3 and 3.4), as its artifact carries it out."""
+"""Sia (SOSP 2023, sections 3.3 and 3.4), as implemented in its artifact."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from synergy_core.policies._choice import choose_rows
 from synergy_core.state import Allocations, GoodputState
 
 MAX_COST = 3000.0
-"""Limits of G^p in the artifact, which also rounds it to two decimals."""
+"""Upper limit of G^p in the artifact, which also rounds it to two decimals."""
 
 
 @allocation_policy(round_s=60.0, tunes_batch=True)
@@ -38,7 +38,7 @@ def sia(
     age_s, delay_s = (state.now_s - state.submit_time_s)[:, None], (state.declared_restart_s + state.unsaved_s)[:, None]
     stays = (state.held_row(rows)[:, None] == np.arange(len(rows))) | (age_s < delay_s) | (age_s + delay_s <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # The fraction left after a restart; 0 ÷ 0 for a job that arrives now and restarts at no cost.
+        # The fraction left after a restart. It is 0 ÷ 0 for a job that arrives now and has no restart cost.
         factor = np.maximum(age_s - state.restarts[:, None] * delay_s, 0.0) / (age_s + delay_s)
         least = np.where(valid, goodput, np.inf).min(axis=1, keepdims=True)
         normalised = np.where(valid, goodput / least, 0.0)

@@ -1,4 +1,4 @@
-"""Shortest job first, knowing true run times."""
+"""Shortest job first, by true run times."""
 
 from synergy_core.policies import ordering_policy
 from synergy_core.state import OracleJobView

@@ -1,4 +1,4 @@
-"""Shortest remaining time first, knowing true run times."""
+"""Shortest remaining time first, by true run times."""
 
 from synergy_core.policies import ordering_policy
 from synergy_core.state import OracleJobView

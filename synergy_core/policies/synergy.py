@@ -1,6 +1,6 @@
 """Synergy, our policy: the allocation of greatest weighted progress, where jobs that can finish soon weigh more.
 
-docs/accuracy.md shows results without each part, on the same workloads.
+docs/accuracy.md shows results without each of its parts, on the same workloads.
 """
 
 import numpy as np
@@ -41,17 +41,16 @@ def synergy(
     method: Method = "auto",
     shares: bool = True,
 ) -> Allocations:
-    """Most weighted progress at proven optimality: restarts charged over a horizon, nearly finished jobs first.
+    """The allocation of greatest weighted progress, with a proven bound: jobs with little time left weigh more.
 
-    Utility of row c for job j: w_j · (r_jc · g_jc / g_j)^utility_power, g goodput, g_j what counts as 1 (`_size`);
-    r the fraction of time left by restarts (`GoodputState.kept`).
-    w_j = (i + rank_offset)^rank_power · lateness^aging_power. i is 1 for the job with most time left: served shortest
-    first, a second of its work delays i jobs, itself and those with more left (the marginal cost under heSRPT, Berg et
-    al., 2020, where speed is in proportion to GPUs). lateness: `_stretch` ÷ (late_after · its mean over jobs), at least
-    1; without it the longest jobs would pay for all other jobs' gains.
-    growth, first_gpus, batch_limit: what a job may be given (`GoodputState.allowed`, `GoodputState.goodput`). method:
-    the allocator's. shares: whether to share out CPUs and memory if the nodes have them listed; else every job has its
-    proportional share.
+    Utility of row c for job j: w_j · (r_jc · g_jc / g_j)^utility_power, with goodput g, the goodput g_j that counts as
+    1 (`_size`), and the fraction r of time left after restarts, charged over horizon_s (`GoodputState.kept`).
+    w_j = (i + rank_offset)^rank_power · lateness^aging_power. The job with the most time left has i = 1. If jobs are
+    served shortest first, a second of a job's work delays i jobs: itself and those with more time left (the marginal
+    cost under heSRPT, Berg et al., 2020, where speed is proportional to GPUs). lateness: `_stretch` ÷ (late_after · its
+    mean over jobs), at least 1; without it, the longest jobs would pay for the gains of all others.
+    growth, first_gpus, batch_limit: limits of a job's rows (`GoodputState.allowed`, `GoodputState.goodput`). method: of
+    the allocator. shares: whether to share out CPUs and memory if nodes list them; else jobs have proportional shares.
     """
     rows = state.rows()
     goodput, unknown, valid = state.runnable(rows, growth=growth, first_gpus=first_gpus, batch=batch_limit)
@@ -61,7 +60,7 @@ def synergy(
     time_s = _remaining_s(state, rows, goodput, unknown)
     kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=restart_charge, lost_charge=lost_charge)
     size_s, reference = _size(state, rows, goodput, time_s)
-    # Guessed work grows as it is done: round it to powers of two, so that identical jobs do not take turns every round.
+    # Guessed work grows as it is done. Round it to powers of two, so that identical jobs do not take turns every round.
     undeclared = np.isnan(state.remaining_work)
     size_s = np.where(undeclared, np.exp2(np.ceil(np.log2(np.maximum(size_s, 1.0)))), size_s)
     weight = (_rank(size_s) + rank_offset) ** rank_power
@@ -72,16 +71,16 @@ def synergy(
     utility = np.where(valid, utility, -np.inf)
     if levels is None:
         return choose_rows(state, rows, utility, method=method, keeps_equals=True)
-    slower = (levels.speed / levels.speed[:, :, :1]) ** utility_power
-    moved_s = restart_charge * state.resize_s + lost_charge * state.unsaved_s
-    lost = 1.0 - (horizon_s / (horizon_s + moved_s)) ** utility_power
-    worth = np.max(utility, axis=1, initial=0.0)
+    by_level = (levels.speed / levels.speed[:, :, :1]) ** utility_power
+    moving_s = restart_charge * state.resize_s + lost_charge * state.unsaved_s
+    lost_fraction = 1.0 - (horizon_s / (horizon_s + moving_s)) ** utility_power
+    best_utility = np.max(utility, axis=1, initial=0.0)
     return choose_shares(
         state,
         rows,
         levels,
-        utility[:, :, None] * slower,
-        move_cost=worth * np.maximum(lost, MIN_MOVE_COST),
+        utility[:, :, None] * by_level,
+        move_cost=best_utility * np.maximum(lost_fraction, MIN_MOVE_COST),
         memory=state.memory,
     )
 
@@ -97,7 +96,7 @@ def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unk
 
 
 def _median(goodput: Floats) -> Floats:
-    """(jobs,): each job's median goodput over the rows on which it can run; 0 where there are none."""
+    """(jobs,): each job's median goodput over the rows on which it can run; 0 if there are none."""
     count = (goodput > 0).sum(axis=1)
     ordered = np.sort(goodput, axis=1)
     last = goodput.shape[1] - 1
@@ -106,9 +105,10 @@ def _median(goodput: Floats) -> Floats:
 
 
 def _size(state: GoodputState, rows: Configurations, goodput: Floats, time_s: Floats) -> tuple[Floats, Floats]:
-    """(jobs,) each: the shortest time that each job could take, and the goodput that counts as 1.
+    """(jobs,) each: the time that each job still needs, and the goodput that counts as 1, both on the best row.
 
-    If observations are shared, the best row is known; while a job explores alone, only its single-GPU rows are.
+    If observations are not shared, a job's best row is unknown while it explores, so its single-GPU rows count instead:
+    the longest time on them, and the mean goodput.
     """
     if state.beliefs.shared:
         return time_s.min(axis=1), np.maximum(goodput.max(axis=1), 1e-12)
@@ -122,16 +122,16 @@ def _size(state: GoodputState, rows: Configurations, goodput: Floats, time_s: Fl
 
 
 def _rank(size_s: Floats) -> Floats:
-    """(jobs,): each job's rank by remaining time: 1 for the longest, in a tie the one submitted last."""
+    """(jobs,): each job's rank by remaining time. The longest has rank 1; in a tie, the job that is listed last."""
     rank = np.empty(len(size_s))
     rank[np.lexsort((-np.arange(len(size_s)), -size_s))] = np.arange(1, len(size_s) + 1)
     return rank
 
 
 def _stretch(state: GoodputState, size_s: Floats, reference: Floats) -> Floats:
-    """(jobs,): time from submission to finish, at a job's best goodput from now on, ÷ that of all its work at once.
+    """(jobs,): time from submission to finish ÷ (run time of all the job's work + `YOUNG_S`), at `reference` goodput.
 
-    `YOUNG_S` more in the divisor: a job of seconds that waits for a decision is not late.
+    `YOUNG_S` is added so that a job of a few seconds that waits for a decision does not count as late.
     """
     left_s = np.where(np.isfinite(size_s), size_s, 0.0)  # a job that can run nowhere is not late
     return np.asarray((state.now_s - state.submit_time_s + left_s) / (state.done_work / reference + left_s + YOUNG_S))

@@ -1,7 +1,7 @@
 """Finish-time-fairness order (Themis, NSDI 2020, section 3; with a lease per round and the users' estimates).
 
-ρ = (time since submission + remaining time) / (run time × contention): how much later a job ends, if it runs alone from
-now on, than with an exclusive equal share of the cluster. The jobs with the largest ρ go first.
+ρ = (time since submission + remaining time) / (run time × contention): how many times later a job ends if it runs alone
+from now on than with an exclusive equal share of the cluster. Jobs with the largest ρ go first.
 """
 
 import numpy as np

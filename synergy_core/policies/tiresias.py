@@ -1,8 +1,8 @@
 """Discretised two-dimensional least attained service (Tiresias, NSDI 2019, section 3.2).
 
-Published: queues by GPU-seconds held; a job that has waited PROMOTEKNOB times as long as it has run goes back to the
-first queue, and both counts begin again at zero. The authors' simulator (github.com/SymbioticLab/Tiresias,
-simulator/jobs.py) has three queues, with limits of 3,250 and 7,200 GPU-seconds, and promotes nobody by default. The
+As published, jobs are in queues by GPU-seconds held. A job that has waited PROMOTEKNOB times as long as it has run goes
+back to the first queue, and both counts begin again at zero. The authors' simulator (github.com/SymbioticLab/Tiresias,
+simulator/jobs.py) has three queues, with limits of 3,250 and 7,200 GPU-seconds, and promotes no job by default. The
 paper orders a queue by first start; its simulator puts jobs that were moved to a queue at its end, and waiting jobs
 behind running ones. Ours orders a queue by when each job entered it, so that no job is overtaken for ever.
 """
@@ -19,7 +19,7 @@ QUEUE_LIMITS_GPU_S = (3_250.0, 7_200.0)
 def _next_change(
     job: JobView, now_s: float, *, queue_limits_gpu_s: tuple[float, ...], promote_knob: float
 ) -> float | None:
-    """The instant at which the job is demoted if it runs on, or promoted if it waits on."""
+    """The instant at which the job is demoted if it keeps running, or promoted if it keeps waiting."""
     queue = bisect_right(queue_limits_gpu_s, job.recent_service_gpu_s)
     if job.running:
         if queue == len(queue_limits_gpu_s):
@@ -46,5 +46,5 @@ def _words(job: JobView, *, queue_limits_gpu_s: tuple[float, ...], promote_knob:
 def tiresias(
     job: JobView, *, queue_limits_gpu_s: tuple[float, ...] = QUEUE_LIMITS_GPU_S, promote_knob: float = 0.0
 ) -> tuple[int, float, float]:
-    """Queues by GPU-time held; within a queue, by when a job entered it. promote_knob: 0 promotes nobody."""
+    """Queues by GPU-time held; within a queue, by when a job entered it. promote_knob: 0 promotes no job."""
     return bisect_right(queue_limits_gpu_s, job.recent_service_gpu_s), job.queue_entered_s, job.submit_time_s

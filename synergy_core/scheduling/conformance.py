@@ -19,11 +19,11 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.record import NEVER, Placed, gpus_in
 from synergy_core.policies import (
     AllocationPolicy,
-    Known,
     OrderingPolicy,
     Policy,
     SharingPolicy,
-    in_words,
+    TrialJob,
+    describe_error,
     place_of,
     places_of,
     samples,
@@ -95,7 +95,7 @@ def attributed_to_policy(policy: Policy) -> Iterator[None]:
         files = {place_of(each)[0] for each in functions}
         again = f"python -m synergy_core check {policy.name} shows the smallest case"
         if any(file in files for file, _ in places_of(error)):
-            raise InputError(f"policy {policy.name} failed: {in_words(error, *files)}. {again}.") from error
+            raise InputError(f"policy {policy.name} failed: {describe_error(error, *files)}. {again}.") from error
         try:
             conforms(policy)
         except InputError as broken:
@@ -136,8 +136,8 @@ class _Work:
 
     def __init__(self, policy: Policy, case: PolicyCase) -> None:
         self.policy, self.machines, self.case = policy, case.machines, case
-        self.scheduler: Scheduler[Known] = scheduler_for(policy, case.machines)
-        self.active: dict[int, Known] = {}
+        self.scheduler: Scheduler[TrialJob] = scheduler_for(policy, case.machines)
+        self.active: dict[int, TrialJob] = {}
         self.ends_s: dict[int, float] = {}
         self.done: list[Done] = []
 

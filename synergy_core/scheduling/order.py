@@ -11,7 +11,7 @@ from typing import Any
 from synergy_core.jobs.record import NEVER, Job, Placed
 from synergy_core.placement.one_job import Placement
 from synergy_core.policies import Key, OrderingPolicy
-from synergy_core.units import LONGEST_S, TICK_S, grid_ceil, on_grid
+from synergy_core.units import MAX_TIME_S, TICK_S, grid_ceil, on_grid
 
 Entry = tuple[Any, int, Job]
 """(key, job id, job): ordered by key, then id."""
@@ -23,7 +23,7 @@ def order_key_of(policy: OrderingPolicy) -> Callable[[Job], Key]:
     Waiting jobs are ordered by their keys, running ones by clock + key as of their start, and the two by clock + key.
     On the grid that sum never rounds (`synergy_core.units`), so two jobs stand in the same order whenever and by
     whichever they are compared. Off it, two keys could differ and their sums tie: then the order of submission would
-    turn the two round between one comparison and the next. Beyond `LONGEST_S`, where sums would round again, a time
+    turn the two round between one comparison and the next. Beyond `MAX_TIME_S`, where sums would round again, a time
     counts as never.
     """
     key_of: Callable[..., Key] = policy.key
@@ -33,10 +33,10 @@ def order_key_of(policy: OrderingPolicy) -> Callable[[Job], Key]:
     def on_the_grid(job: Job) -> Key:
         key = key_of(job)
         time_s = key[0]
-        # Between `LONGEST_S` and twice that, floats lie a tick apart: the sum is exact for a time on the grid alone.
-        if 0.0 <= time_s < LONGEST_S and time_s + LONGEST_S - LONGEST_S == time_s:
+        # Between `MAX_TIME_S` and twice that, floats lie a tick apart: the sum is exact for a time on the grid alone.
+        if 0.0 <= time_s < MAX_TIME_S and time_s + MAX_TIME_S - MAX_TIME_S == time_s:
             return key
-        return (on_grid(time_s) if time_s < LONGEST_S else NEVER, *key[1:])
+        return (on_grid(time_s) if time_s < MAX_TIME_S else NEVER, *key[1:])
 
     return on_the_grid
 

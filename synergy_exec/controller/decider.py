@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from synergy_core.cluster import Cluster, Share
-from synergy_core.jobs.fitted import MOST_SYNC, as_requested
+from synergy_core.jobs.fitted import MAX_SYNC_FRACTION, as_requested
 from synergy_core.jobs.planned import ProfiledTask
 from synergy_core.jobs.record import NEVER, NONE, Decision, Placed, gpus_in
 from synergy_core.jobs.reports import ExchangeReport
@@ -267,7 +267,7 @@ class Decider:
         if task.exchange is not None:
             if compressor is None:
                 return None
-            plan, sync_s = replace(plan, compressor=compressor), min(said.sync_s, MOST_SYNC * said.step_s)
+            plan, sync_s = replace(plan, compressor=compressor), min(said.sync_s, MAX_SYNC_FRACTION * said.step_s)
             task.observe_exchange(ExchangeReport(shape, plan, said.sent_bytes, said.codec_s, _lost(said)))
         if job.plan is not None and plan != job.plan:  # the report is of an earlier batch
             return None

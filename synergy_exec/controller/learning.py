@@ -12,7 +12,7 @@ import zlib
 from math import inf
 
 from synergy_core.cluster import Cluster
-from synergy_core.jobs.fitted import MOST_SYNC
+from synergy_core.jobs.fitted import MAX_SYNC_FRACTION
 from synergy_core.jobs.spec import Shape
 from synergy_core.jobs.testbed_profiles import (
     NoiseFrom,
@@ -86,7 +86,7 @@ class Learning:
         which = model.name, shape, plan
         if new := which not in self._too_large and is_new(model, shape, plan):
             told_apart = plan.data > 1 and not plan.zero and plan.tensor == plan.pipeline == 1
-            sync_s = min(said.sync_s, MOST_SYNC * said.step_s) if told_apart else 0.0
+            sync_s = min(said.sync_s, MAX_SYNC_FRACTION * said.step_s) if told_apart else 0.0
             memory_bytes = float(said.memory_bytes)
             row = ProfiledRow(shape.gpu_type, shape.nodes, plan, said.step_s, memory_bytes=memory_bytes, sync_s=sync_s)
             fits = said.memory_bytes <= (file.memory_gb * GB or inf)

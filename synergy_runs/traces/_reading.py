@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, TextIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.errors import InputError, renamed
+from synergy_core.errors import InputError, suggest_column
 from synergy_runs.traces.rows import COLUMNS, UNKNOWN, BadValueError, Mask, TraceRows, is_missing, shown, stripped
 
 # Opening a log as text, whether or not gzip compressed it. Errors name the file and the line.
@@ -326,7 +326,7 @@ def _check_header(path: Path, header: list[str], columns: Mapping[str, Text]) ->
     required = [each.name for each in columns.values() if each.is_required or each.missing is None]
     for name in required:
         if name not in header:
-            guess = f" {advice}" if (advice := renamed(name, header, names)) else ""
+            guess = f" {advice}" if (advice := suggest_column(name, header, names)) else ""
             raise InputError(
                 f"{path}: line 1: column {name!r} is missing.{guess} "
                 f"Expected {', '.join(required)}; got {', '.join(header)[:200] or 'an empty line'}."

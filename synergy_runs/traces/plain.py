@@ -12,7 +12,7 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from synergy_core.errors import renamed
+from synergy_core.errors import suggest_column
 from synergy_runs.traces._reading import Number, Text, header_of, open_text, read_tables
 from synergy_runs.traces.rows import UNKNOWN, TraceRows, cpus, end_state, instant_s, memory_bytes, seconds, whole
 
@@ -52,11 +52,11 @@ def read(path: Path, rows: TraceRows) -> None:
     known = [each.name for each in COLUMNS.values()]
     header = {name.lower() if name.lower() in known else name for name in written}
     for name in sorted(header - set(known)):
-        near = [each for each in known if each not in header and renamed(each, [name])]
+        near = [each for each in known if each not in header and suggest_column(each, [name])]
         meant = max(near, key=lambda each: SequenceMatcher(None, name, each).ratio(), default=None)
         if meant is None:
             guess = ""
-        elif "Rename" in (advice := renamed(meant, [name])):
+        elif "Rename" in (advice := suggest_column(meant, [name])):
             guess = f"; did you mean {meant!r}?"
         else:
             guess = f". {advice}"

@@ -22,7 +22,7 @@ from exec.pretended import FakeAgent, Stage, execution_of, file_of, launch_of, r
 
 from synergy_core.cluster import Cluster
 from synergy_core.goodput.throughput import gradient_time
-from synergy_core.jobs.fitted import MOST_SYNC, SynergyTask
+from synergy_core.jobs.fitted import MAX_SYNC_FRACTION, SynergyTask
 from synergy_core.jobs.planned import ProfiledTask
 from synergy_core.jobs.record import Decision, Job, Placed, gpus_in
 from synergy_core.jobs.reports import Theta
@@ -221,7 +221,7 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
         theta = watched.models.get(id(task), {}).get(gpu_type)
         sync_s = 0.0
         if gpus > 1 and theta is not None:
-            sync_s = min(max(whole_s - count * float(gradient_time(theta, batch)), 0.0), MOST_SYNC * whole_s)
+            sync_s = min(max(whole_s - count * float(gradient_time(theta, batch)), 0.0), MAX_SYNC_FRACTION * whole_s)
         step_s = (whole_s + (count - 1) * sync_s) / count
         return observe_itself(task, StepReport(step.shape, step.plan, step_s, sync_s))
 

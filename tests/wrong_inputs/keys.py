@@ -103,7 +103,7 @@ CASES = [
     of_key("trace.min_gpus=100", "no job of log.csv (plain) asks for so many; take fewer"),
     of_key("cluster.network_gbps=0", "cluster.network_gbps=0: expected a finite number > 0, or null"),
     of_key("cluster.storage_mb_per_s=0", "more than 0"),
-    of_key("cluster.cpus_per_node=24", "name both, or none of both"),
+    of_key("cluster.cpus_per_node=24", "set both, or neither"),
     of_key("cluster.cpus_per_node=sheets", "expected a number, or sheet, or null"),
     of_key("cluster.cpus_per_node=24 cluster.memory_gb_per_node=500GB", "expected a number, or sheet, or null"),
     of_key("testbed.resize_fraction=7", "a fraction in [0, 1]"),

@@ -65,9 +65,9 @@ CASES = [
     of_head("submit_time,duration_s,gpu,job", "column 'gpus' is missing", "called 'gpu'? Rename it."),
     of_head("submit_time,duration,gpus,job", "called 'duration'? Rename it, if it is in seconds."),
     of_head("submit_time,duration_seconds,gpus,job", "called 'duration_seconds'? Rename it."),
-    of_head("submit_time,duration_hours,gpus,job", "another unit", "write a column 'duration_s', 3,600 times as large"),
-    of_head("submit_time,duration_ms,gpus,job", "write a column 'duration_s', 0.001 times as large"),
-    of_head("submit_time,hours,gpus,job", "Is it 'hours'? That is in another unit", "3,600 times"),
+    of_head("submit_time,duration_hours,gpus,job", "another unit", "a column 'duration_s' with 3,600 times its values"),
+    of_head("submit_time,duration_ms,gpus,job", "write a column 'duration_s' with 0.001 times its values"),
+    of_head("submit_time,hours,gpus,job", "Is it 'hours'? It has another unit", "3,600 times"),
     of_head("submit_time,run_time,gpus,job", "called 'run_time'? Rename it, if it is in seconds."),
     of_head("submit_time,duration_s,gpus,gpus", "column 'gpus' appears twice; remove or rename one"),
     # Rows.

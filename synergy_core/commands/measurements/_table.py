@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from synergy_core.errors import InputError, renamed
+from synergy_core.errors import InputError, suggest_column
 
 COUNT = "a whole number of 1 or more"
 _OR_EMPTY = ", or nothing where it is not stated"
@@ -93,7 +93,7 @@ class Table:
         """Raises InputError for the first missing column, and names the most similar one."""
         for column in columns:
             if column not in self.columns:
-                guess = f" {advice}" if (advice := renamed(column, self.columns)) else ""
+                guess = f" {advice}" if (advice := suggest_column(column, self.columns)) else ""
                 got = ", ".join(map(repr, self.columns))
                 raise InputError(f"{self.path}, line 1: expected a column '{column}', got {got}.{guess}")
 

@@ -1,6 +1,6 @@
-"""Mechanisms: how many CPUs and how much memory each job gets, among jobs that an order has sorted.
+"""Mechanisms: how many CPUs and how much memory each job gets, for jobs that a policy has put in order.
 
-One file each; being in the folder registers it. `fifo+tune` is the order fifo with the mechanism tune.
+Each has its own file; a file in this folder registers it. `fifo+tune` is the order fifo with the mechanism tune.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _found: dict[str, Mechanism] = {}
 class Mechanism(Parametrised):
     """Shares out GPUs, CPUs and memory among jobs in a given order.
 
-    pooled: the answer keeps to the total of all nodes of a GPU type, not to each node: an upper bound that no cluster
-    of nodes can carry out.
+    pooled: whether the answer respects only the total of all nodes of a GPU type, and not each node. Such an answer is
+    an upper bound that no cluster of nodes can carry out.
     """
 
     share_out: Callable[..., Answer]
@@ -38,13 +38,13 @@ class Mechanism(Parametrised):
 def mechanism(*, pooled: bool = False) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
     """Registers a function `share_out(round: SharingRound, *, parameters…) -> Answer` under its own name.
 
-    The function is pure: the same round has the same answer. See `Mechanism`.
+    The function must be pure: the same round has the same answer. See `Mechanism`.
     """
 
     def register(share_out: Callable[..., Answer]) -> Callable[..., Answer]:
         name = share_out.__name__
         if name in _found:
-            raise InputError(f"two mechanisms are called {name}; rename one.")
+            raise InputError(f"two mechanisms have the name {name}; rename one.")
         _found[name] = Mechanism(**described(share_out), share_out=share_out, pooled=pooled)
         return share_out
 

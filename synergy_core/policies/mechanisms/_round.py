@@ -1,4 +1,4 @@
-"""What a mechanism sees and answers: jobs in the order in which they are served, nodes, and each job's share."""
+"""A mechanism's input and answer (jobs in the order in which they are served, nodes, shares), and shared steps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from synergy_core.cluster import Cluster, NodeType, Share
 OnNodes = tuple[tuple[int, int], ...]
 """(node, GPUs) pairs."""
 SLACK, CHECKED = 1e-9, 1e-8
-"""Fractions of a node's CPUs and memory by which shares may exceed them: when shares are given, and when answers are
-checked, where sums in another order round differently.
+"""Fractions by which shares may exceed a node's CPUs and memory. When an answer is checked, the fraction is larger,
+because sums in another order round differently.
 """
 
 
 class Grant(NamedTuple):
-    """A job's GPUs on nodes, and the CPUs and memory of each GPU."""
+    """A job's GPUs on nodes, and the CPUs and memory that go with each GPU."""
 
     on: OnNodes
     share: Share
@@ -33,10 +33,10 @@ class Applicant:
     """One job as a mechanism sees it.
 
     kinds: allowed GPU types, indices into the cluster's `gpu_types`, the present one first. wanted: by GPU type, the
-    smallest share that gives full speed, at most what a node has; due: the smallest share that is no slower than the
-    proportional share (`least`). tenant: an index into the round's quotas. held: the GPUs it runs on, () while it
-    waits; share: the present share. speed(kind, share): estimated speed relative to the proportional share. pinned: the
-    job keeps its GPUs, and only its share is chosen.
+    smallest share that gives full speed, at most what a node has. due: by GPU type, the smallest share that is no
+    slower than the proportional share (`least`). tenant: an index into the round's quotas. held: the GPUs on which the
+    job runs, () while it waits. share: the present share. speed(kind, share): estimated speed relative to that with the
+    proportional share. pinned: whether the job keeps its GPUs, so that only its share is chosen.
     """
 
     gpus: int
@@ -54,8 +54,8 @@ class Applicant:
 class SharingRound:
     """One round: all active jobs in the order in which they are served, pinned ones first, and the cluster.
 
-    quotas: GPUs that each tenant may hold, inf where nothing limits it. scattered: whether a job's GPUs may lie on more
-    nodes than necessary if they cannot lie together.
+    quotas: GPUs that each tenant may hold, inf without a limit. scattered: whether a job's GPUs may be on more nodes
+    than necessary if they do not fit on fewer.
     """
 
     jobs: Sequence[Applicant]
@@ -65,12 +65,12 @@ class SharingRound:
 
     @property
     def kind_of_node(self) -> tuple[int, ...]:
-        """GPU type of every node."""
+        """The GPU type of every node, an index into the cluster's `gpu_types`."""
         return _by_types(self.cluster.node_types).kind
 
 
 class _Nodes(NamedTuple):
-    """For each node its GPU type and proportional share; for each GPU type its nodes and its largest node's GPUs."""
+    """By node: its GPU type and proportional share. By GPU type: the numbers of its nodes, and the largest's GPUs."""
 
     kind: tuple[int, ...]
     even: tuple[Share, ...]
@@ -89,10 +89,10 @@ def _by_types(node_types: tuple[NodeType, ...]) -> _Nodes:
 
 
 class Hosts:
-    """What is free on each node of a round while a mechanism shares it out.
+    """The free GPUs, CPUs and memory of each node while a mechanism shares them out.
 
-    left: free GPUs in all. reserved: GPUs of each node that are held by jobs later in the order; earlier jobs take them
-    only if they must.
+    left: total of free GPUs. reserved: by node, GPUs held by running jobs that come later in the order; other jobs take
+    them only if no other GPUs fit.
     """
 
     def __init__(self, round: SharingRound, slack: float = SLACK) -> None:
@@ -115,7 +115,7 @@ class Hosts:
     def room(self, on: OnNodes, share: Share | None, *, gpus_too: bool = True) -> bool:
         """Whether these GPUs are free, with this share for each; share None checks GPUs only.
 
-        gpus_too: False checks the share only, for GPUs that are taken already.
+        gpus_too: False checks only the share, for GPUs that are already taken.
         """
         for node, gpus in on:
             if gpus_too and gpus > self.gpus[node]:
@@ -135,32 +135,31 @@ class Hosts:
         self.charge(grant.on, grant.share)
 
     def charge(self, on: OnNodes, share: Share) -> None:
-        """Takes the share for GPUs that were taken already."""
+        """Takes the share for GPUs that are already taken."""
         cpus, memory_bytes = share
         for node, gpus in on:
             self.cpus[node] -= gpus * cpus
             self.memory[node] -= gpus * memory_bytes
 
     def change(self, on: OnNodes, old: Share, new: Share) -> None:
-        """Changes the share of GPUs that were taken already."""
+        """Changes the share of GPUs that are already taken."""
         self.charge(on, Share(new.cpus - old.cpus, new.memory_bytes - old.memory_bytes))
 
     def proportional(self, on: OnNodes) -> Share:
-        """The proportional share of a GPU on these nodes; the smallest, if they differ."""
+        """The proportional share of a GPU on these nodes; the smallest if they differ."""
         if len(on) == 1:
             return self._alike.even[on[0][0]]
         return Share(*map(min, zip(*(self._alike.even[node] for node, _ in on), strict=True)))
 
     def reserve(self, on: OnNodes, sign: int = 1) -> None:
-        """Reserves these GPUs for a job later in the order; sign −1 ends that."""
+        """Reserves these GPUs for a job later in the order; sign −1 ends the reservation."""
         self._reserves += sign
         for node, gpus in on:
             self.reserved[node] += sign * gpus
 
     def find(self, job: Applicant, kind: int, share: Share | None, *, fullest: bool = True) -> OnNodes | None:
-        """Where the job fits on that GPU type with that share, None if nowhere; reserved GPUs come last.
-
-        fullest: whether to choose the fitting node with the fewest free GPUs; else the first.
+        """Nodes of that GPU type on which the job fits with that share; None if it fits nowhere. Uses reserved GPUs
+        only if it must. fullest: whether to choose the fitting node with the fewest free GPUs; else the first.
         """
         found = self._find(job, kind, share, fullest, free=True) if self._reserves else None
         return found or self._find(job, kind, share, fullest, free=False)
@@ -169,7 +168,7 @@ class Hosts:
         gpus, numbers, largest = job.gpus, self._alike.numbers[kind], self._alike.largest[kind]
         if gpus <= largest:
             best, least = -1, largest + 1
-            cpus, memory_bytes = share or (0.0, 0.0)  # written out below: this runs for every node and job
+            cpus, memory_bytes = share or (0.0, 0.0)  # `room`, written out below, as this runs for every node and job
             for node in numbers:
                 has = self.gpus[node] - self.reserved[node] if free else self.gpus[node]
                 if gpus <= has < least and (
@@ -187,7 +186,7 @@ class Hosts:
         return self._spread(gpus, numbers, share, free) if self._scattered else None
 
     def _whole_nodes(self, gpus: int, numbers: Sequence[int], share: Share | None, free: bool) -> OnNodes | None:
-        """Idle nodes, the largest first, and the remainder on the fullest other node with room for it."""
+        """Whole idle nodes, the largest first, and the fullest other node that fits the remainder."""
         has = {node: self.gpus[node] - (self.reserved[node] if free else 0) for node in numbers}
         taken: list[tuple[int, int]] = []
         for node in sorted(numbers, key=lambda each: -self.nodes[each].gpus_per_node):
@@ -223,11 +222,11 @@ def least(wanted: Share, proportional: Share) -> Share:
     return Share(min(wanted.cpus, proportional.cpus), min(wanted.memory_bytes, proportional.memory_bytes))
 
 
-# What all mechanisms share: which job is next, and where it goes.
+# Steps that mechanisms share: which job is next, and on which nodes it runs.
 
 
 def by_gpus(round: SharingRound) -> list[int]:
-    """Positions of the jobs that would run if only GPUs counted, in order; a job that does not fit is overtaken."""
+    """Positions of the jobs that would run if only GPUs counted, in order; jobs that do not fit are skipped."""
     cluster = round.cluster
     left = [cluster.gpus_of(gpu_type) for gpu_type in cluster.gpu_types]
     total, quotas, chosen = cluster.gpus, list(round.quotas), []
@@ -247,18 +246,17 @@ def by_gpus(round: SharingRound) -> list[int]:
 
 
 def turns(round: SharingRound, hosts: Hosts, *, sticky: bool) -> Iterator[tuple[int, Applicant]]:
-    """(position, job) of each job within quota, in order, until no GPU is free.
+    """(position, job) of each job within its tenant's quota, in order, until no GPU is free.
 
-    sticky: reserves the GPUs of running jobs that could go on if only GPUs counted: until such a job's turn, others
-    take its GPUs only if nothing else is free.
+    sticky: whether to reserve the GPUs of running jobs that could go on if only GPUs counted. Until such a job's turn,
+    others take its GPUs only if no other GPUs fit.
     """
     jobs = round.jobs
-    staying = [at for at in by_gpus(round) if jobs[at].held] if sticky else []
+    staying = {at for at in by_gpus(round) if jobs[at].held} if sticky else set()
     for at in staying:
         hosts.reserve(jobs[at].held)
-    mine = set(staying)
     for at, job in enumerate(jobs):
-        if at in mine:
+        if at in staying:
             hosts.reserve(job.held, -1)
         if hosts.allowed(job):
             yield at, job
@@ -267,12 +265,12 @@ def turns(round: SharingRound, hosts: Hosts, *, sticky: bool) -> Iterator[tuple[
 
 
 class Places:
-    """Finds a place for one job after another; a request that did not fit is not tried again before `try_again`."""
+    """Finds nodes for one job after another. A request that did not fit is not tried again before `try_again`."""
 
-    __slots__ = ("_failed", "_ground", "_sticky")
+    __slots__ = ("_failed", "_hosts", "_sticky")
 
     def __init__(self, hosts: Hosts, *, sticky: bool) -> None:
-        self._ground = hosts
+        self._hosts = hosts
         self._sticky = sticky
         self._failed: set[tuple[int, int, Share | None]] = set()
 
@@ -281,10 +279,10 @@ class Places:
     ) -> tuple[int, OnNodes] | None:
         """(GPU type, nodes) for the job with the share `share_on(GPU type)`; None if it fits nowhere.
 
-        A running job stays if it may; a pinned job has no other place. share_on returns None if only GPUs count.
-        fullest: see `Hosts.find`; None: the same as `sticky`.
+        With `sticky`, a running job stays if its GPUs have room for the share. A pinned job fits only where it runs.
+        share_on returns None if only GPUs count. fullest: see `Hosts.find`; None: the same as `sticky`.
         """
-        if job.held and (self._sticky or job.pinned) and self._ground.room(job.held, share_on(job.kinds[0])):
+        if job.held and (self._sticky or job.pinned) and self._hosts.room(job.held, share_on(job.kinds[0])):
             return job.kinds[0], job.held
         if job.pinned:
             return None
@@ -293,12 +291,12 @@ class Places:
             key = job.gpus, kind, share
             if key in self._failed:
                 continue
-            on = self._ground.find(job, kind, share, fullest=self._sticky if fullest is None else fullest)
+            on = self._hosts.find(job, kind, share, fullest=self._sticky if fullest is None else fullest)
             if on:
                 return kind, on
             self._failed.add(key)
         return None
 
     def try_again(self) -> None:
-        """CPUs or memory were given back: requests that did not fit may fit now."""
+        """Forgets the requests that did not fit, because CPUs or memory were given back."""
         self._failed.clear()

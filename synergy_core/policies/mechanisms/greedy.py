@@ -1,4 +1,4 @@
-"""Full shares or nothing: GPUs may stay idle because CPUs or memory are used up."""
+"""Each job gets its full share or nothing, so GPUs may stay idle because CPUs or memory are used up."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from synergy_core.policies.mechanisms._round import Grant, Hosts, Places, Sharin
 
 @mechanism()
 def greedy(round: SharingRound, *, sticky: bool = True) -> Answer:
-    """Each job gets all that it can use, or waits, and those behind it may run (OSDI 2022, section 4.1).
+    """Each job gets all CPUs and memory that it can use, or waits while later jobs may run (OSDI 2022, section 4.1).
 
-    sticky: a running job stays on its nodes while there is room for it; else every round places all jobs anew, each on
+    sticky: whether a running job stays on its nodes while it fits there; else every round places all jobs anew, each on
     the first nodes that fit.
     """
     hosts = Hosts(round)

@@ -1,14 +1,14 @@
-"""The upper bound of OSDI 2022 (section 4.3 and appendix): the best shares of a cluster that is one large node.
+"""The upper bound of OSDI 2022 (section 4.3 and appendix): the best shares if the cluster were one large node.
 
-The first of its two programmes, over the jobs that run:
+It solves the first of the two published programmes, over the jobs that run:
 
     max Σ_j Σ_s W_j(s)·Y_js    s.t.  Σ_s Y_js = 1,  Σ_js g_j·cpus(s)·Y_js ≤ all CPUs,  the same of memory,
                                      Σ_s W_j(s)·Y_js ≥ W_j(proportional),  Y binary
 
-W_j: speed relative to the proportional share; s: the grid of shares below, and the job's own needs (`wanted`, `due`).
+W_j: speed relative to that with the proportional share. s: the grid of shares below, and the job's `wanted` and `due`.
 The published programme runs the jobs that fit by their GPUs. Other mechanisms may run other jobs, and give shares off
-the grid. So the programme is solved for the jobs of each mechanism, and the best answer wins, theirs included. The
-second programme, fractions of jobs on nodes, is not solved: it has a solution whenever the first has.
+the grid. So the programme is solved for the jobs of each mechanism, and the best of these solutions and the mechanisms'
+own answers wins. The second programme, fractions of jobs on nodes, is not solved: it has a solution if the first has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from synergy_core.policies.mechanisms import Answer, get_mechanism, mechanism, m
 from synergy_core.policies.mechanisms._round import Grant, SharingRound
 
 CPU_LEVELS = (1 / 3, 2 / 3, 1.0, 4 / 3, 5 / 3, 2.0, 3.0, 4.0, 8.0)
-"""Multiples of the proportional share; the published 1 to 24 cores if that is 3 cores."""
+"""Multiples of the proportional share: the published 1 to 24 cores, if the proportional share is 3 cores."""
 MEMORY_LEVELS = (1 / 3, 1.0, 2.0, 3.0, 4.0)
 
 Option = tuple[float, float, float]
@@ -37,7 +37,7 @@ Group = tuple[int, int, tuple[Option, ...]]
 def opt(round: SharingRound, *, sticky: bool = True) -> Answer:
     """The greatest total speed if all nodes of a GPU type were one node: an upper bound that no cluster can carry out.
 
-    sticky: a running job keeps its GPUs.
+    sticky: whether a running job keeps its GPUs.
     """
     kinds = round.kind_of_node
     answers: list[Answer] = []
@@ -57,22 +57,22 @@ def opt(round: SharingRound, *, sticky: bool = True) -> Answer:
 
 def total_speed(round: SharingRound, answer: Answer) -> float:
     """The sum of the running jobs' speeds relative to their proportional shares."""
-    given = zip(round.jobs, answer, strict=True)
+    granted = zip(round.jobs, answer, strict=True)
     kinds = round.kind_of_node
-    return sum(job.speed(kinds[grant.on[0][0]], grant.share) for job, grant in given if grant is not None)
+    return sum(job.speed(kinds[grant.on[0][0]], grant.share) for job, grant in granted if grant is not None)
 
 
 def _shared_out(round: SharingRound, answer: Answer) -> Answer:
-    """Gives every job with GPUs in `answer` the best share of CPUs and memory, per GPU type."""
+    """Gives every job that has GPUs in `answer` the best share of CPUs and memory, per GPU type."""
     result, kinds = list(answer), round.kind_of_node
     for kind, gpu_type in enumerate(round.cluster.gpu_types):
-        alike: dict[tuple[int, Callable[[int, Share], float], tuple[Share, Share]], list[int]] = {}
+        identical: dict[tuple[int, Callable[[int, Share], float], tuple[Share, Share]], list[int]] = {}
         for at, grant in enumerate(answer):
             if grant is not None and kinds[grant.on[0][0]] == kind:
                 job = round.jobs[at]
-                alike.setdefault((job.gpus, job.speed, (job.wanted[kind], job.due[kind])), []).append(at)
+                identical.setdefault((job.gpus, job.speed, (job.wanted[kind], job.due[kind])), []).append(at)
         groups: dict[tuple[int, tuple[Option, ...]], list[int]] = {}
-        for (gpus, speed, needs), members in alike.items():
+        for (gpus, speed, needs), members in identical.items():
             options = _options(speed, kind, round.cluster.proportional[kind], needs)
             groups.setdefault((gpus, options), []).extend(members)
         if not groups:
@@ -80,13 +80,13 @@ def _shared_out(round: SharingRound, answer: Answer) -> Answer:
         order = sorted(groups)
         nodes = [each for each in round.cluster.node_types if each.gpu_type == gpu_type]
         chosen = _solved(
-            tuple((len(groups[each]), *each) for each in order),
+            tuple((len(groups[group]), *group) for group in order),
             sum(each.nodes * each.cpus for each in nodes),
             sum(each.nodes * each.memory_bytes for each in nodes),
         )
-        for each, counts in zip(order, chosen, strict=True):
-            shares = [share for option, count in zip(each[1], counts, strict=True) for share in [option[1:]] * count]
-            for at, share in zip(sorted(groups[each]), shares, strict=True):
+        for group, counts in zip(order, chosen, strict=True):
+            shares = [share for option, count in zip(group[1], counts, strict=True) for share in [option[1:]] * count]
+            for at, share in zip(sorted(groups[group]), shares, strict=True):
                 grant = answer[at]
                 assert grant is not None
                 result[at] = Grant(grant.on, Share(*share))
@@ -97,23 +97,23 @@ def _shared_out(round: SharingRound, answer: Answer) -> Answer:
 def _options(
     speed: Callable[[int, Share], float], kind: int, own: Share, needs: tuple[Share, Share]
 ) -> tuple[Option, ...]:
-    """Shares, of the grid and the job's needs, no slower than the proportional one and not beaten by another in all."""
+    """The shares of the grid and of `needs` that are no slower than the proportional share, without dominated ones."""
     all_cpus = {*(own.cpus * level for level in CPU_LEVELS), *(each.cpus for each in needs)}
     all_memory = {*(own.memory_bytes * level for level in MEMORY_LEVELS), *(each.memory_bytes for each in needs)}
     shares = [Share(cpus, memory_bytes) for cpus in sorted(all_cpus) for memory_bytes in sorted(all_memory)]
-    every = [(speed(kind, share), *share) for share in shares]
-    enough = [each for each in every if each[0] >= 1.0 - 1e-9]
+    options = [(speed(kind, share), *share) for share in shares]
+    enough = [option for option in options if option[0] >= 1.0 - 1e-9]
 
-    def is_beaten(each: Option) -> bool:
-        rivals = (other for other in enough if other != each)
-        return any(other[0] >= each[0] and other[1] <= each[1] and other[2] <= each[2] for other in rivals)
+    def is_dominated(option: Option) -> bool:
+        rivals = (other for other in enough if other != option)
+        return any(other[0] >= option[0] and other[1] <= option[1] and other[2] <= option[2] for other in rivals)
 
-    return tuple(each for each in enough if not is_beaten(each))
+    return tuple(option for option in enough if not is_dominated(option))
 
 
 @lru_cache(maxsize=4_096)
 def _solved(groups: tuple[Group, ...], cpus: float, memory_bytes: float) -> list[list[int]]:
-    """The number of jobs of each group that choose each of the group's options."""
+    """For each group, the number of its jobs that get each of its options."""
     fastest = [max(range(len(options)), key=lambda at: options[at][0]) for _, _, options in groups]
     needs = [(count * gpus, options[at]) for (count, gpus, options), at in zip(groups, fastest, strict=True)]
     if sum(gpus * need for gpus, (_, need, _) in needs) <= cpus and (
@@ -127,11 +127,11 @@ def _solved(groups: tuple[Group, ...], cpus: float, memory_bytes: float) -> list
 
 
 def _by_programme(groups: tuple[Group, ...], cpus: float, memory_bytes: float) -> list[list[int]]:
-    """Like `_solved`, by integer programme, when not all jobs can have full speed."""
+    """Like `_solved`, by an integer programme, if not all jobs can have full speed."""
     group = np.repeat(np.arange(len(groups)), [len(options) for _, _, options in groups])
     count, gpus = (np.array([each[at] for each in groups], dtype=np.float64) for at in (0, 1))
     speed, need_cpus, need_memory = np.array([option for _, _, options in groups for option in options]).T
-    # Scaled by what the cluster has per GPU, so that both rows have similar magnitudes.
+    # Divided by what the cluster has, so that both rows have similar magnitudes.
     needs = gpus[group] * need_cpus / cpus, gpus[group] * need_memory / memory_bytes
     found, _, _ = integer_programme(
         speed,

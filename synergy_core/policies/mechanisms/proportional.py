@@ -1,4 +1,4 @@
-"""Every GPU comes with its part of the node, as in schedulers that count only GPUs."""
+"""Every GPU comes with its part of the node's CPUs and memory, as in schedulers that count only GPUs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from synergy_core.policies.mechanisms._round import Grant, Hosts, Places, Sharin
 
 @mechanism()
 def proportional(round: SharingRound, *, sticky: bool = True) -> Answer:
-    """The node's CPUs and memory in proportion to its GPUs, whatever a job could use.
+    """Each GPU comes with an equal part of its node's CPUs and memory, whatever its job can use.
 
-    sticky: a running job stays on its nodes; else every round places all jobs anew, each on the first nodes that fit.
+    sticky: whether running jobs stay on their nodes; else every round places all jobs anew, on the first fitting nodes.
     """
     hosts = Hosts(round)
     places = Places(hosts, sticky=sticky)

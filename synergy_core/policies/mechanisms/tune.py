@@ -1,7 +1,7 @@
 """Tune: jobs that need less than their proportional CPUs and memory leave the rest to jobs that gain from more.
 
-Mohan et al., *Looking Beyond GPUs for DNN Scheduling on Multi-Tenant Clusters*, OSDI 2022, section 4.2. Two things
-always hold: no job is slower than with its proportional share, and no GPU is idle because of CPUs or memory while a
+Mohan et al., *Looking Beyond GPUs for DNN Scheduling on Multi-Tenant Clusters*, OSDI 2022, section 4.2. It guarantees
+that no job is slower than with its proportional share, and that no GPU is idle because of CPUs or memory while a
 waiting job would fit by its GPUs.
 """
 
@@ -19,11 +19,11 @@ Placed = list[tuple[int, Applicant, int, OnNodes]]
 
 @mechanism()
 def tune(round: SharingRound, *, sticky: bool = True, hand_out: bool = True) -> Answer:
-    """Each job gets all that it can use if there is room, else a share no slower than its proportional one.
+    """Each job gets all CPUs and memory it can use if they are free, else a share no slower than its proportional one.
 
-    sticky: a running job stays on its nodes, and jobs there get what others do not need, in order; else, as published,
-    every round places all jobs anew. hand_out: what is left then goes to jobs that gain from a part of what they could
-    use.
+    sticky: whether running jobs stay on their nodes, and unneeded CPUs and memory there go to other jobs, in order;
+    else, as published, every round places all jobs anew. hand_out: whether the rest then goes to jobs that gain from
+    only a part of what they could use.
     """
     hosts = Hosts(round)
     answer = _on_their_nodes(round, hosts) if sticky else _anew(round, hosts)
@@ -33,7 +33,7 @@ def tune(round: SharingRound, *, sticky: bool = True, hand_out: bool = True) -> 
 
 
 def _on_their_nodes(round: SharingRound, hosts: Hosts) -> Answer:
-    """First all GPUs; then every job's `due`; then, in order, all that each job can use if it is left."""
+    """Gives out all GPUs; then every job's `due` share; then, in order, each job's `wanted` share if it is free."""
     placed = _places(round, hosts)
     answer: Answer = [None] * len(round.jobs)
     left = Hosts(round)
@@ -53,7 +53,7 @@ def _on_their_nodes(round: SharingRound, hosts: Hosts) -> Answer:
 
 
 def _places(round: SharingRound, hosts: Hosts) -> Placed:
-    """Chooses the jobs that run and their nodes; new jobs prefer nodes on which what they can use is still free."""
+    """Chooses the jobs that run and their nodes. New jobs prefer nodes on which their `wanted` share is still free."""
     places = Places(hosts, sticky=True)
     placed: Placed = []
     for at, job in turns(round, hosts, sticky=True):
@@ -70,11 +70,11 @@ def _places(round: SharingRound, hosts: Hosts) -> Placed:
 
 
 def _gpus_only(kind: int) -> None:
-    """No share is requested: only GPUs count."""
+    """Requests no share, so that only GPUs count."""
 
 
 def _hand_out(round: SharingRound, hosts: Hosts, answer: Answer) -> None:
-    """In order, gives each job as much of what is left as it could use, if that makes it faster."""
+    """In order, gives each job as much of the free CPUs and memory as it could use, if that makes it faster."""
     kinds = round.kind_of_node
     for at, (job, grant) in enumerate(zip(round.jobs, answer, strict=True)):
         if grant is None:
@@ -96,8 +96,8 @@ def _hand_out(round: SharingRound, hosts: Hosts, answer: Answer) -> None:
 
 
 def _anew(round: SharingRound, hosts: Hosts) -> Answer:
-    """As published: each job in turn on the first nodes with all that it can use; else with its proportional share;
-    else on the nodes with the fewest free GPUs, where jobs give back what exceeds their proportional share.
+    """As published: each job in turn goes to the first nodes that have its `wanted` share; else to the first that have
+    its `due` share; else to the nodes with the fewest free GPUs, where jobs give back what exceeds their due.
     """
     places = Places(hosts, sticky=False)
     answer: Answer = [None] * len(round.jobs)
@@ -121,7 +121,7 @@ def _anew(round: SharingRound, hosts: Hosts) -> Answer:
 
 
 def _reset(hosts: Hosts, answer: Answer, residents: dict[int, list[int]], on: OnNodes, share: Share) -> None:
-    """Makes jobs on these nodes give back what exceeds their proportional share, most CPUs first, until it fits."""
+    """Takes from jobs on these nodes what exceeds their proportional share, most CPUs first, until `share` fits."""
     for node, gpus in on:
         held = [(each, answer[each]) for each in residents.get(node, ())]
         order = sorted(

@@ -1,4 +1,4 @@
-"""Pollux (OSDI 2021, section 4.2), as its artifact carries it out: goodput by a genetic search."""
+"""Pollux (OSDI 2021, section 4.2), as implemented in its artifact: a genetic search for goodput."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from synergy_core.policies.pollux.search import MatrixBounds, Worth, bounds_of, 
 from synergy_core.state import Allocations, GoodputState
 from synergy_core.units import Floats, Ints
 
-# A bound on the power mean of any allocation, by dynamic programming, shows whether a search can find anything better.
+# A bound on the power mean of all allocations, by dynamic programming, shows whether a search can find a better one.
 #
-# The bound keeps two constraints of the search: the total of GPUs, and that no two jobs that span nodes share a node.
-# It ignores whether a single-node job finds room on a node, so no allocation beats the bound.
+# The bound respects two constraints of the search: the total number of GPUs, and that two jobs that span nodes never
+# share a node. It ignores whether a single-node job fits on a node. So no allocation is better than the bound.
 
 
 MAX_CELLS = 200_000
-"""Maximum of jobs × nodes × GPUs: beyond it the bound costs more than the search that it saves."""
+"""Maximum of jobs × nodes × GPUs. Beyond it, the bound costs more than the search that it saves."""
 ROUNDING = 1e-12
 
 Option = tuple[int, int, float]
-"""Nodes shared with no other spanning job, GPUs, cost."""
+"""Nodes that the job shares with no other spanning job, GPUs, and cost."""
 
 
 def settled(bounds: MatrixBounds, cost: Floats) -> bool:
@@ -40,25 +40,25 @@ def settled(bounds: MatrixBounds, cost: Floats) -> bool:
     held = bounds.base.sum(axis=1, dtype=np.int64)
     on_nodes = (bounds.base > 0).sum(axis=1)
     now = float(sum(cost[job, 0, int(on_nodes[job] > 1), held[job]] for job in range(len(cost))))
-    enough = now - ROUNDING * abs(now)
+    target = now - ROUNDING * abs(now)
     options = [
         list(_options(cost[job], int(bounds.most_gpus[job]), int(held[job]), int(on_nodes[job]), bounds))
         for job in range(len(cost))
     ]
-    if sum(min(each[2] for each in some) for some in options) >= enough:
+    if sum(min(option[2] for option in of_job) for of_job in options) >= target:
         return True
     best = np.zeros((nodes + 1, gpus + 1))
-    for some in options:
-        better = np.full_like(best, np.inf)
-        for taken, wanted, price in some:
-            part = better[taken:, wanted:]
-            np.minimum(part, best[: nodes + 1 - taken, : gpus + 1 - wanted] + price, out=part)
-        best = better
-    return bool(best[-1, -1] >= enough)
+    for of_job in options:
+        with_job = np.full_like(best, np.inf)
+        for job_nodes, job_gpus, price in of_job:
+            part = with_job[job_nodes:, job_gpus:]
+            np.minimum(part, best[: nodes + 1 - job_nodes, : gpus + 1 - job_gpus] + price, out=part)
+        best = with_job
+    return bool(best[-1, -1] >= target)
 
 
 def _options(cost: Floats, most_gpus: int, held: int, on_nodes: int, bounds: MatrixBounds) -> Iterator[Option]:
-    """One job's options, without those that cost no less than a smaller one. cost: (2, 2, GPUs)."""
+    """One job's options, without options that cost no less than a smaller one. cost: (2, 2, GPUs)."""
     size, total = int(bounds.capacity.max()), int(bounds.capacity.sum())
     yield on_nodes if on_nodes > 1 else 0, held, float(cost[0, int(on_nodes > 1), held])
     least = float(cost[1, 0, 0])
@@ -75,11 +75,11 @@ def _options(cost: Floats, most_gpus: int, held: int, on_nodes: int, bounds: Mat
 
 
 MIN_SPEEDUP = 1e-3
-"""The artifact adds this to each speed-up before the power mean."""
+"""The artifact adds this to each speed-up before it takes the power mean."""
 
 
 class Shown(NamedTuple):
-    """Nodes as the search sees them, one entry each: GPUs, the cluster's node that it is part of, and its GPU type."""
+    """Nodes as the search sees them, one entry each: GPUs, index of the cluster's node that has them, and GPU type."""
 
     gpus: Ints
     node: Ints
@@ -87,8 +87,8 @@ class Shown(NamedTuple):
 
 
 class LastSearch(NamedTuple):
-    """What one round leaves to the next: the number of rounds, the jobs and the best matrices of the last search,
-    (count, jobs, shown nodes), and the matrix that was carried out, after corrections.
+    """The policy's memory between rounds: the number of rounds so far; the jobs and best matrices of the last search,
+    (count, jobs, shown nodes); and the corrected matrix that was the answer.
     """
 
     rounds: int
@@ -111,13 +111,13 @@ def pollux(
     skip_settled: bool = True,
     seed: int = 0,
 ) -> Allocations:
-    """Each round, a genetic search for the best power mean of speed-ups over a fair share, less what restarts cost.
+    """Each round, a genetic search for the best power mean of speed-ups over a fair share, less the cost of restarts.
 
-    (mean_j (x_j + 0.001)^p)^(1/p), x_j the speed-up × restart factor × nodes ÷ GPUs of the cluster.
-    restart_s: assumed restart cost of every job (the artifact: 30); 0: what each job's user declares. batch_limit:
-    whether the search assumes batches up to the job's maximum, or up to the requested batch. skip_settled: no search if
-    a bound shows that nothing can beat the present allocation. Jobs that must stay keep their GPUs, and the search
-    leaves these out.
+    It maximises (mean_j (x_j + 0.001)^p)^(1/p), where x_j is speed-up × restart factor × nodes ÷ GPUs of the cluster.
+    restart_s: assumed restart cost of every job (the artifact: 30); 0: the cost that each job's user declares.
+    batch_limit: whether the search assumes batches up to the job's maximum, or up to the requested batch. skip_settled:
+    whether to skip the search if a bound shows that nothing is better than the present allocation. Jobs that must stay
+    keep their GPUs, and the search leaves both out.
     """
     shown = _shown(state.cluster)
     memory: LastSearch | None = state.memory
@@ -128,8 +128,8 @@ def pollux(
     job_id = state.job_id[order]
     base = _held(state, shown, memory)[order]
     speedup = _speedups(state, shown, batch_limit)[order]
-    # Fraction of its time that a job trains after one more restart: max(age − restarts·S, 0)/(age + S), S the restart's
-    # cost with the training that it loses. It extrapolates the share of its life lost to restarts, this one included.
+    # The fraction of its time that a job trains after one more restart: max(age − restarts·S, 0)/(age + S), where S is
+    # the cost of a restart and of the training that it loses. It extrapolates the job's past, with this restart added.
     age_s = state.now_s - state.submit_time_s
     delay_s = (state.declared_restart_s if restart_s == 0 else np.full(len(state), restart_s)) + state.unsaved_s
     left = np.maximum(age_s - state.restarts * delay_s, 0.0) / np.maximum(age_s + delay_s, np.finfo(float).tiny)
@@ -176,7 +176,7 @@ def _shown(cluster: Cluster) -> Shown:
 
 
 def _held(state: GoodputState, shown: Shown, memory: LastSearch | None) -> Ints:
-    """(jobs, shown nodes): GPUs that each job holds, in the parts of a node that the last round gave it, if known."""
+    """(jobs, shown nodes): GPUs that each job holds, in the parts of nodes that the last round gave it, if known."""
     given = np.zeros((len(state), len(shown.gpus)), dtype=np.int64)
     if memory is not None:
         _, here, there = np.intersect1d(state.job_id, memory.job_id, assume_unique=True, return_indices=True)
@@ -203,8 +203,8 @@ def _held(state: GoodputState, shown: Shown, memory: LastSearch | None) -> Ints:
 def _speedups(state: GoodputState, shown: Shown, batch_limit: BatchLimit) -> Floats:
     """(jobs, on one node or on more, GPUs from 0): goodput ÷ goodput of the fair share on one node.
 
-    With several GPU types, the model is that of the job's present type, else of the first type. For a job without
-    observations: GPUs ÷ GPUs of the fair share.
+    With several GPU types, the goodput is that on the job's present type, or while it waits, on the first type. For a
+    job without observations, the speed-up is GPUs ÷ GPUs of the fair share.
     """
     largest = min(state.cluster.gpus, max(task.spec.most_gpus for task in state.tasks))
     within = min(largest, int(shown.gpus.max()))
@@ -230,53 +230,53 @@ def _speedups(state: GoodputState, shown: Shown, batch_limit: BatchLimit) -> Flo
 
 
 def _one_type(state: GoodputState, order: Ints, answer: Ints, shown: Shown) -> Ints:
-    """Each job keeps the GPUs of its most frequent type (of the faster type in a tie); its other GPUs stay idle."""
+    """Each job keeps the GPUs of its most frequent type, in a tie of the faster type. Its other GPUs stay idle."""
     kinds = len(state.cluster.gpu_types)
     if kinds == 1:
         return answer
     of_kind = np.stack([answer[:, shown.kind == kind].sum(axis=1) for kind in range(kinds)], axis=1)
     rate = state.single_gpu_rate()[order]
     most = of_kind == of_kind.max(axis=1, keepdims=True)
-    asked = state.gpu_type[order]
-    kept = np.where(asked >= 0, asked, np.where(most, rate, -1.0).argmax(axis=1))
+    requested = state.gpu_type[order]
+    kept = np.where(requested >= 0, requested, np.where(most, rate, -1.0).argmax(axis=1))
     result = np.where(shown.kind == kept[:, None], answer, 0)
-    # The search ignores requested types: if it chose others only, the job gets free GPUs of its requested type.
-    for at in np.flatnonzero((asked >= 0) & ~result.any(axis=1)).tolist():
-        free = np.where(shown.kind == asked[at], shown.gpus - result.sum(axis=0), 0)
-        wanted = max(1, int(answer[at].sum()))
-        result[at] = np.clip(wanted - (np.cumsum(free) - free), 0, free)
+    # The search ignores requested types. If it chose only others, the job gets free GPUs of its requested type.
+    for job in np.flatnonzero((requested >= 0) & ~result.any(axis=1)).tolist():
+        free = np.where(shown.kind == requested[job], shown.gpus - result.sum(axis=0), 0)
+        gpus = max(1, int(answer[job].sum()))
+        result[job] = np.clip(gpus - (np.cumsum(free) - free), 0, free)
     return result
 
 
 def _usable(state: GoodputState, order: Ints, answer: Ints, shown: Shown, batch_limit: BatchLimit) -> Ints:
-    """Gives no job fewer GPUs than it can run on, and a job with parallel plans a number that a plan fits on. The
-    search may leave numbers that no plan fits on, and later corrections may have taken GPUs off.
+    """Takes all GPUs from jobs that have fewer than their minimum, and takes GPUs from jobs with parallel plans until a
+    plan fits. The search ignores plans, and earlier corrections may have taken GPUs away.
     """
     result = np.where(answer.sum(axis=1, keepdims=True) >= state.min_gpus[order][:, None], answer, 0)
-    for at in np.flatnonzero(state.planned[order] & result.any(axis=1)).tolist():
-        before = np.cumsum(answer[at]) - answer[at]
-        for gpus in range(int(answer[at].sum()), -1, -1):
-            result[at] = np.clip(gpus - before, 0, answer[at])
-            on = result[at] > 0
+    for job in np.flatnonzero(state.planned[order] & result.any(axis=1)).tolist():
+        before = np.cumsum(answer[job]) - answer[job]
+        for gpus in range(int(answer[job].sum()), -1, -1):
+            result[job] = np.clip(gpus - before, 0, answer[job])
+            on = result[job] > 0
             shape = (int(shown.kind[on.argmax()]), gpus, len(np.unique(shown.node[on])))
-            if not gpus or state.goodput(configurations_of([shape]), batch=batch_limit)[order[at], 0] > 0:
+            if not gpus or state.goodput(configurations_of([shape]), batch=batch_limit)[order[job], 0] > 0:
                 break
     return result
 
 
 def _within_quotas(state: GoodputState, order: Ints, answer: Ints) -> Ints:
-    """Takes off what exceeds a quota: the search ignores tenants, as the published search does.
+    """Takes away GPUs that exceed a quota, because the search ignores tenants, as published.
 
-    Waiting jobs lose GPUs first: else a tenant's jobs would take turns every round and do nothing but restart.
+    Waiting jobs lose GPUs first. Otherwise a tenant's jobs would take turns every round and do nothing but restart.
     """
     left = state.quotas_left()
     if not np.isfinite(left).any():
         return answer
     result = answer.copy()
     tenants = state.virtual_cluster[order].tolist()
-    for at in np.argsort(state.held_gpus[order] == 0, kind="stable").tolist():
-        tenant = tenants[at]
-        before = np.cumsum(answer[at]) - answer[at]
-        result[at] = np.clip(min(left[tenant], 1e9) - before, 0, answer[at])
-        left[tenant] -= float(result[at].sum())
+    for job in np.argsort(state.held_gpus[order] == 0, kind="stable").tolist():
+        tenant = tenants[job]
+        before = np.cumsum(answer[job]) - answer[job]
+        result[job] = np.clip(min(left[tenant], 1e9) - before, 0, answer[job])
+        left[tenant] -= float(result[job].sum())
     return result

@@ -1,7 +1,7 @@
-"""NSGA-II over allocation matrices (Deb et al., IEEE TEC 2002): search of Pollux's policy (OSDI 2021, section 4.2.1).
+"""NSGA-II (Deb et al., IEEE TEC 2002) over allocation matrices: the search of Pollux (OSDI 2021, section 4.2.1).
 
-As in Pollux's artifact, which uses pymoo 0.4: a binary tournament on dominance, then crowding, chooses parents; there
-are as many children as parents, all distinct from each other and from the parents; the best of both survive, by
+It follows Pollux's artifact, which uses pymoo 0.4. A binary tournament on dominance, then crowding, chooses parents.
+There are as many children as parents, all distinct from each other and from the parents. The best of both survive, by
 non-dominated rank, then crowding. Both objectives are minimised.
 """
 
@@ -18,33 +18,33 @@ from synergy_core.units import Floats, Ints
 
 # Crossover, mutation and repair of many allocation matrices at once.
 #
-# Pollux (OSDI 2021, section 4.2.1), as its artifact carries it out. A *matrix* says how many GPUs each job (rows, in
-# order of precedence) gets on each node (columns). C matrices are one array (jobs, C, nodes). Jobs come first, so that
-# sums over jobs run along contiguous memory. Nodes come last and are padded to whole 64-bit words, so that a few word
-# operations sum a job's row (`row_sums`); a plain sum over such a short axis costs ten times as much. Probabilities are
-# multiples of 1/65,536.
+# A *matrix* holds the number of GPUs that each job (rows, in order of precedence) gets on each node (columns). C
+# matrices are one array (jobs, C, nodes). Jobs come first, so that sums over jobs run along contiguous memory. Nodes
+# come last and are padded to whole 64-bit words, so that a few word operations sum a job's row (`row_sums`); a plain
+# sum over such a short axis costs ten times as much. Probabilities are multiples of 1/65,536.
 
 
 Matrices = NDArray[np.unsignedinteger]
-"""(jobs, matrices, nodes) of uint8 where the cluster has at most 255 GPUs, else uint16."""
+"""(jobs, matrices, nodes), of uint8 if the cluster has at most 255 GPUs, else uint16."""
 
 STEPS = 1 << 16
 CROSSED = round(0.9 * STEPS)
-"""Pairs of parents, of 65,536, whose children are crossed: the default of pymoo, which the artifact uses."""
+"""Fraction of parent pairs whose children are crossed, × 65,536: the default of pymoo, which the artifact uses."""
 TENTH = round(0.1 * STEPS)
-"""Of 65,536: rows that return to the present allocation, rows with zeroed entries, and zeroed entries in such rows."""
+"""0.1 × 65,536: the fractions of rows that return to the present allocation, of rows with zeroed entries, and of zeroed
+entries in such rows."""
 SHUFFLES = 512
-"""Number of random orders of the nodes, drawn once per search; each row that must shrink uses one of them."""
+"""Number of random orders of the nodes, drawn once per search. Each row that must shrink uses one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixBounds:
-    """Constraints of a matrix; columns are padded nodes.
+    """The constraints of a matrix; columns are padded nodes.
 
-    base: (jobs, nodes), what jobs hold now. capacity: (nodes,), GPUs of each node, 0 where padded. most_gpus: (jobs,).
-    most_nodes: limit for every job. shuffles: (SHUFFLES, nodes), random orders of the nodes. offsets: (jobs, 1), row
-    numbers. raise_rates, of 65,536: how often a zero entry is raised, and, (jobs + 1,), how much more often a non-zero
-    entry is, by the number of non-zero entries on its node.
+    base: (jobs, nodes), GPUs that jobs hold now. capacity: (nodes,), GPUs of each node, 0 for padding. most_gpus:
+    (jobs,). most_nodes: limit for every job. shuffles: (SHUFFLES, nodes), random orders of the nodes. offsets: (jobs,
+    1), row numbers. raise_rates: the probability × 65,536 of raising a zero entry, and how much larger it is for a
+    non-zero entry, (jobs + 1,), by the number of non-zero entries on its node.
     """
 
     base: Matrices
@@ -59,13 +59,13 @@ class MatrixBounds:
 def bounds_of(
     base: Ints, capacity: Ints, most_gpus: Ints, most_nodes: int, random: np.random.Generator
 ) -> MatrixBounds:
-    """Pads the nodes and picks the smallest type that holds every sum."""
+    """Pads the nodes and chooses the smallest integer type that holds every sum."""
     total = int(capacity.sum())
     kind: type[np.unsignedinteger] = np.uint8 if total <= np.iinfo(np.uint8).max else np.uint16
     room = padded(capacity[None, :], kind)[0]
     shuffles = random.permuted(np.tile(np.arange(len(room)), (SHUFFLES, 1)), axis=1)
     most: Matrices = np.minimum(most_gpus, np.iinfo(kind).max).astype(kind)
-    # For J jobs: 1/J for any entry, and 1 − (1 − 1/J)·(1 − 1/c) − 1/J more for each of c non-zero entries.
+    # With J jobs, the probability is 1/J for any entry, and 1 − (1 − 1/J)·(1 − 1/c) for each of c non-zero entries.
     jobs = max(1, len(base))
     alone = 1.0 / np.maximum(np.arange(jobs + 1), 1)
     either = np.minimum(np.rint(STEPS * (1.0 - (1.0 - 1.0 / jobs) * (1.0 - alone))), STEPS - 1).astype(np.uint16)
@@ -75,7 +75,7 @@ def bounds_of(
 
 
 def padded(table: NDArray[np.integer], kind: type[np.unsignedinteger]) -> Matrices:
-    """(…, nodes) → (…, nodes in whole words), zeros added."""
+    """Adds zeros to the last axis until it fills whole 64-bit words: (…, nodes) → (…, padded nodes)."""
     lanes = 8 // np.dtype(kind).itemsize
     result = np.zeros((*table.shape[:-1], -(-table.shape[-1] // lanes) * lanes), dtype=kind)
     result[..., : table.shape[-1]] = table
@@ -100,7 +100,7 @@ def row_counts(matrices: Matrices) -> Ints:
 
 
 def random_bits(random: np.random.Generator, count: int) -> NDArray[np.uint16]:
-    """Uniform 16-bit numbers, several times cheaper than uniform floats."""
+    """Draws uniform 16-bit numbers, which are several times cheaper than uniform floats."""
     words = random.bit_generator.random_raw(-(-count // 4))
     bits: NDArray[np.uint16] = words.view(np.uint16)[:count]
     return bits
@@ -109,9 +109,9 @@ def random_bits(random: np.random.Generator, count: int) -> NDArray[np.uint16]:
 def breed(pool: Matrices, parents: Ints, bounds: MatrixBounds, random: np.random.Generator) -> Matrices:
     """As many children as parents, crossed and mutated but not yet repaired.
 
-    pool: (jobs, 1 + P, nodes), first what jobs hold now, then the population. parents: places in the pool, an even
-    number; the i-th of the first half mates with the i-th of the second. One-point crossover over jobs; then each row
-    goes back to what the job holds now with probability 0.1.
+    pool: (jobs, 1 + P, nodes), first the present allocation, then the population. parents: an even number of places in
+    the pool; the i-th of the first half mates with the i-th of the second. After one-point crossover over jobs, each
+    row returns to the present allocation with probability 0.1.
     """
     jobs, places, nodes = pool.shape
     pairs = len(parents) // 2
@@ -135,10 +135,10 @@ def breed(pool: Matrices, parents: Ints, bounds: MatrixBounds, random: np.random
 
 
 def _raise(children: Matrices, bounds: MatrixBounds, random: np.random.Generator) -> None:
-    """Raises about two entries per node with free GPUs: any job's, and that of a job already there.
+    """Raises about two entries per node with free GPUs: one of any job, and one of a job that has GPUs there.
 
-    For J jobs, c of them with GPUs on the node, an entry is raised with probability 1/J and, independently, a non-zero
-    entry with probability 1/c. Its new value is uniform between the old one and all GPUs of the node.
+    With J jobs, and c of them with GPUs on the node, any entry is raised with probability 1/J and, independently, a
+    non-zero entry with probability 1/c. Its new value is uniform between the old one and all GPUs of the node.
     """
     jobs, count, nodes = children.shape
     used = np.add.reduce(children, axis=0, dtype=children.dtype)
@@ -160,10 +160,10 @@ def _raise(children: Matrices, bounds: MatrixBounds, random: np.random.Generator
 
 
 def repair(matrices: Matrices, bounds: MatrixBounds, random: np.random.Generator) -> Matrices:
-    """Makes each matrix keep to the bounds, in place; returns the GPUs that stay free, (C, nodes).
+    """Changes each matrix in place so that it respects the bounds; returns the GPUs that stay free, (C, nodes).
 
-    In this order: no node has two jobs that span nodes; no job exceeds its GPUs or nodes; no node exceeds its GPUs,
-    where earlier rows are served first.
+    It ensures, in this order, that no node has two jobs that span nodes, that no job exceeds its GPUs or nodes, and
+    that no node exceeds its GPUs, where earlier rows are served first.
     """
     # On each node, the second job that spans nodes and all jobs after it get nothing (Pollux, section 4.2.1,
     # interference). As in the artifact, the later jobs lose the node even if it is their only one.
@@ -188,7 +188,7 @@ def repair(matrices: Matrices, bounds: MatrixBounds, random: np.random.Generator
 
 
 def _shrink(matrices: Matrices, bounds: MatrixBounds, random: np.random.Generator) -> None:
-    """Cuts rows with too many GPUs or nodes to what comes first in a random order of the nodes."""
+    """Cuts rows with too many GPUs or nodes: they keep the GPUs that come first in a random order of the nodes."""
     jobs, count, nodes = matrices.shape
     too_many = row_sums(matrices) > bounds.most_gpus[:, None]
     if nodes > bounds.most_nodes:
@@ -210,17 +210,17 @@ def _shrink(matrices: Matrices, bounds: MatrixBounds, random: np.random.Generato
 
 
 SPARE = 1.05
-"""Factor on the number of children expected to be enough for distinct ones; at most `MAX_BRED` are bred for each
-wanted. pymoo instead breeds again until there are enough."""
+"""Factor on the number of children that is expected to give enough distinct ones. At most `MAX_BRED` times as many
+children are bred as needed; pymoo instead breeds again until there are enough."""
 MAX_BRED = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Values of matrices, as tables over (job, moved, spans nodes, GPUs), each (jobs, 2, 2, most GPUs + 1).
+    """Tables of a job's value by (job, whether it moves, whether it spans nodes, GPUs): (jobs, 2, 2, most GPUs + 1).
 
-    term: what a job adds to the sum of the power mean. speedup: what it adds to the utility. p: exponent of the power
-    mean; 0 is the geometric mean, of logarithmic terms. Moved: the row is not the present one.
+    term: the job's summand in the power mean. speedup: its summand in the utility. p: exponent of the power mean; 0
+    means the geometric mean, whose terms are logarithms. A job moves if its row is not the present one.
     """
 
     term: Floats
@@ -249,7 +249,7 @@ class Worth:
 def search(
     bounds: MatrixBounds, worth: Worth, start: Ints, population: int, generations: int, random: np.random.Generator
 ) -> tuple[Ints, Floats]:
-    """The matrices that no other dominates, (count, jobs, nodes), and their first objective, after `generations`.
+    """The non-dominated matrices after `generations`, (count, jobs, nodes), and their first objective, (count,).
 
     start: (count, jobs, nodes), the first generation before repair.
     """
@@ -274,7 +274,7 @@ def search(
             continue
         values = np.concatenate((values, np.stack(worth.objectives(children, left, bounds)).take(fresh, 1)), axis=1)
         rank, crowding = ranks(*values)
-        # The best by rank, then crowding, then chance; in their order.
+        # Keeps the best by rank, then crowding, then chance, in their present order.
         keep = np.sort(np.lexsort((random.random(len(rank)), -crowding, rank))[:population])
         old = len(prints)
         candidates = np.concatenate((np.arange(1, old + 1), np.array(fresh) + old + 1))
@@ -288,9 +288,9 @@ def search(
 
 
 def ranks(first: Floats, second: Floats) -> tuple[Ints, Floats]:
-    """Non-dominated rank, from 0, and crowding distance (Deb et al., sections III-A and III-B) of (n,) points each.
+    """Non-dominated rank, from 0, and crowding distance of n points, (n,) each (Deb et al., sections III-A and III-B).
 
-    Crowding is infinite at both ends of a rank, and 0 for all but the first of points that are equal.
+    Crowding is infinite at both ends of a rank. Of equal points, all but the first have crowding 0.
     """
     order = np.lexsort((second, first))
     a, b = first.take(order), second.take(order)
@@ -299,8 +299,8 @@ def ranks(first: Floats, second: Floats) -> tuple[Ints, Floats]:
     np.not_equal(a[1:], a[:-1], out=distinct[1:])
     distinct[1:] |= b[1:] != b[:-1]
     chosen = np.flatnonzero(distinct)
-    # In order of the first objective, each point joins the first rank whose last point does not beat it. A rank's last
-    # point has the rank's smallest second objective, and these grow from rank to rank.
+    # In order of the first objective, each point joins the first rank whose last point does not dominate it. A rank's
+    # last point has the rank's smallest second objective, and these grow from rank to rank.
     lasts: list[float] = []
     ranked = []
     for value in b.take(chosen).tolist():
@@ -310,7 +310,7 @@ def ranks(first: Floats, second: Floats) -> tuple[Ints, Floats]:
     rank_of = np.array(ranked, dtype=np.int64)
     by_rank = chosen.take(np.argsort(rank_of, kind="stable"))
     a, b, sorted_rank = a.take(by_rank), b.take(by_rank), np.sort(rank_of)
-    # Within a rank the first objective rises and the second falls; its ends have no neighbour on one side.
+    # Within a rank, the first objective rises and the second falls. Its ends have no neighbour on one side.
     begins = np.flatnonzero(np.concatenate(([True], sorted_rank[1:] != sorted_rank[:-1])))
     ends = np.concatenate((begins[1:], [len(a)])) - 1
     spread_a, spread_b = a.take(ends) - a.take(begins), b.take(begins) - b.take(ends)
@@ -327,7 +327,7 @@ def ranks(first: Floats, second: Floats) -> tuple[Ints, Floats]:
 
 
 def _tournament(values: Floats, crowding: Floats, count: int, random: np.random.Generator) -> Ints:
-    """`count` parents, each the better of two: the one that dominates, else the less crowded one."""
+    """Chooses `count` parents, each the better of two: the one that dominates, else the less crowded one."""
     size = len(crowding)
     drawn = random.permuted(np.tile(np.arange(size), (-(-2 * count // size), 1)), axis=1).reshape(-1)
     one, other = drawn[:count], drawn[count : 2 * count]
@@ -343,7 +343,7 @@ def _fingerprints(matrices: Matrices) -> NDArray[np.uint64]:
     """(C,): 64-bit hashes; about one pair of different matrices in a trillion has equal hashes."""
     words = matrices.view(np.uint64)
     jobs, _, width = words.shape
-    # Fold first, so that a difference in high bits only changes low bits too.
+    # Fold each word first, so that a difference in its high bits also changes its low bits.
     mixed = words >> np.uint64(32)
     mixed ^= words
     mixed *= _odd_numbers(jobs * width).reshape(jobs, 1, width)
@@ -358,7 +358,7 @@ def _odd_numbers(count: int) -> NDArray[np.uint64]:
 
 
 def _distinct(prints: NDArray[np.uint64], known: set[int]) -> list[int]:
-    """Rising indices of the first occurrence of every fingerprint that is not `known`."""
+    """Rising indices of the first occurrence of every fingerprint that is not in `known`."""
     listed = prints.tolist()
     first = dict(zip(reversed(listed), range(len(listed) - 1, -1, -1), strict=True))
-    return sorted([at for each, at in first.items() if each not in known])
+    return sorted([index for fingerprint, index in first.items() if fingerprint not in known])

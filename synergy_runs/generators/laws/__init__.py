@@ -16,7 +16,7 @@ from typing import Literal, Protocol, cast
 
 from synergy_core import modules_of
 from synergy_core.errors import InputError, unknown
-from synergy_core.units import HOUR_S, LONGEST_S
+from synergy_core.units import HOUR_S, MAX_TIME_S
 from synergy_runs.traces.rows import TraceRows
 
 
@@ -37,12 +37,12 @@ class LawParameters:
     def __post_init__(self) -> None:
         if self.jobs < 1:
             raise InputError(f"trace.jobs={self.jobs}: expected at least 1.")
-        if not 0 < self.jobs_per_hour < math.inf or self.jobs / self.jobs_per_hour * HOUR_S > LONGEST_S:
+        if not 0 < self.jobs_per_hour < math.inf or self.jobs / self.jobs_per_hour * HOUR_S > MAX_TIME_S:
             raise InputError(
                 f"trace.jobs_per_hour={self.jobs_per_hour:g}: expected a number above 0 with which {self.jobs:,} jobs "
-                f"come within {LONGEST_S / 3.15e7:.0f} years, such as 9."
+                f"come within {MAX_TIME_S / 3.15e7:.0f} years, such as 9."
             )
-        longest = math.log10(LONGEST_S / 60.0)
+        longest = math.log10(MAX_TIME_S / 60.0)
         for piece in self.run_times:
             if len(piece) != 3 or not (0 <= piece[0] <= 1 and -longest <= piece[1] <= piece[2] <= longest):
                 raise InputError(
