@@ -197,15 +197,15 @@ def test_the_command_writes_a_plan_and_reads_it_again(tmp_path, capsys):
         assert second["plans"][0] == first["plans"][0]
     capsys.readouterr()
     for more, says in (
-        (["tensor=2", f"plan={paths['megatron']}"], "says tensor already; leave tensor= out"),
-        (["batch=8", f"plan={paths['megatron']}"], "says batch already"),
+        (["tensor=2", f"plan={paths['megatron']}"], "already sets tensor; leave tensor= out"),
+        (["batch=8", f"plan={paths['megatron']}"], "already sets batch"),
         ([f"plan={tmp_path / 'none'}"], "cannot be read"),
-        ([f"plan={tmp_path / 'one.json'}"], "is none of the forms that --emit writes: megatron, torchtitan, trainjob"),
+        ([f"plan={tmp_path / 'one.json'}"], "has none of the forms that --emit writes: megatron, torchtitan, trainjob"),
     ):
         assert main(["plan", *question[:3], *more]) == 2
         assert says in capsys.readouterr().err
     assert main(["plan", *question[:2], "gpus=8,16", "--emit", "megatron", "-"]) == 2
-    assert "give one gpu= and one number of gpus=" in capsys.readouterr().err
+    assert "give one GPU type in gpu= and one count in gpus=" in capsys.readouterr().err
     assert main(["plan", *question, "--emit", "torchtitan", str(tmp_path / "not")]) == 2
     assert "Type software=torchtitan" in capsys.readouterr().err
     assert not (tmp_path / "not").exists()
