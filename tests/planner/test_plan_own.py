@@ -88,13 +88,13 @@ def test_a_gpu_type_that_the_constants_lack_keeps_the_shipped_ones(capsys, tmp_p
     [
         ({}, ["gpu=a100"], "is for h100; type gpu=h100"),
         ({}, ["gpu=h100", "software=megatron"], "is for megatron-core; type software=megatron-core"),
-        ({"gpu_types": {}}, ["gpu=h100"], "has no gpu_types; expected what"),
+        ({"gpu_types": {}}, ["gpu=h100"], "has no gpu_types; expected a file written by"),
         ({"gpu_types": {"h100": {"rows": 3}}}, ["gpu=h100"], "h100 has no constants"),
         ({"gpu_types": {"h100": {"constants": {"host_s": 1.0}}}}, ["gpu=h100"], "missing or unknown"),
         (
             {"gpu_types": {"h100": {"constants": content_of("fsdp")["h100"]["constants"], "band": {"low": 1.0}}}},
             ["gpu=h100"],
-            "expected low, a number of at most high",
+            "expected low, high (at least low) and rows",
         ),
     ],
 )
