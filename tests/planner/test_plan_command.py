@@ -114,9 +114,9 @@ def test_no_plan_is_proposed_that_the_software_does_not_have(capsys, tmp_path, s
 @pytest.mark.parametrize(
     ("settings", "fact"),
     [
-        ("gpu=h100 software=fsdp tensor=2", "tensor=2: fsdp has replicas alone"),
-        ("gpu=h100 software=nanotron context=2", "context=2: nanotron has tensor, pipeline, expert"),
-        ("gpu=h100 software=torchtitan zero=1", "zero=1: torchtitan has 2, 3"),
+        ("gpu=h100 software=fsdp tensor=2", "tensor=2: fsdp supports replicas only"),
+        ("gpu=h100 software=nanotron context=2", "context=2: nanotron supports tensor, pipeline, expert"),
+        ("gpu=h100 software=torchtitan zero=1", "zero=1: torchtitan supports 2, 3"),
         ("gpu=a100 software=megatron-core-fp8", "type software=megatron-core."),
     ],
 )
