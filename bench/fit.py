@@ -34,7 +34,7 @@ from pathlib import Path
 
 import numpy as np
 
-from synergy_core.commands._asking import table
+from synergy_core.commands._settings import table
 from synergy_core.commands.measurements import read
 from synergy_core.goodput.calibration import (
     MIN_ERROR_SAVED_FRACTION,

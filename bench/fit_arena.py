@@ -26,8 +26,8 @@ from planner_bands import HeldOut
 from scipy.optimize import least_squares
 
 from synergy_core.catalog import gpu_sheets
-from synergy_core.commands._asking import table, write_whole
 from synergy_core.commands._scoring import SPREAD, UPPER_BOUNDS
+from synergy_core.commands._settings import table, write_whole
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.best_plans import Candidates, candidates
 from synergy_core.goodput.calibration import Accuracy, accuracy

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from synergy_core.commands._asking import table
 from synergy_core.commands._scoring import predicted
+from synergy_core.commands._settings import table
 from synergy_core.commands.measurements import read
 from synergy_core.goodput.calibration import accuracy
 from synergy_core.planner import step_time

@@ -26,8 +26,8 @@ import planner_bands
 import yaml
 from planner_bands import FILE, GPU_TYPE, MEASURED, MODEL, NODE, SOFTWARE, HeldOut
 
-from synergy_core.commands._asking import table, write_whole
 from synergy_core.commands._scoring import Fitted, fit
+from synergy_core.commands._settings import table, write_whole
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.training_times import Case
 from synergy_core.goodput.calibration import Accuracy, accuracy

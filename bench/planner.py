@@ -15,7 +15,7 @@ from typing import Any
 import cells
 import numpy as np
 
-from synergy_core.commands._asking import table
+from synergy_core.commands._settings import table
 from synergy_core.planner import search
 from synergy_core.planner.families import architecture_named
 from synergy_core.planner.machine import constants_for, machine_named, software_named

@@ -15,7 +15,7 @@ from math import inf
 
 import numpy as np
 
-from synergy_core.commands._asking import table
+from synergy_core.commands._settings import table
 from synergy_core.planner.families import architecture_named
 from synergy_core.planner.machine import constants_for, machine_named, software_named
 from synergy_core.planner.plan import Plan, plans_of

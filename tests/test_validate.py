@@ -163,7 +163,7 @@ FEW = [("1", "8", "0.5", "0.1"), ("2", "8", "0.6", "0.1")]
         ("validate", "bert/mine.csv", FEW, COLUMNS, "add --gpu-type=t4"),
         ("validate", "brt/placements-t4.csv", FEW, COLUMNS, "Did you mean 'bert'?"),
         ("calibrate", "bert/placements-t4.csv", FEW, COLUMNS, "fit bert on t4; got 2, expected 3 or more"),
-        ("validate --calibrate", "bert/placements-t4.csv", FEW, COLUMNS, "too few points"),
+        ("validate --calibrate", "bert/placements-t4.csv", FEW, COLUMNS, "too few rows"),
         ("calibrate", "bert/scalability-t4.csv", [("1", "8", "0.5")], COLUMNS[:3], "no column sync_time"),
     ],
 )
@@ -180,7 +180,7 @@ def test_an_application_that_nothing_knows_is_refused(table, tmp_path, asked):
     status, _, told, _ = asked("validate", table, "--calibrate", other)
     assert status == 2
     assert "no --calibrate file measures mymodel" in told
-    assert "nor does the catalog know it" in told
+    assert "nor is it in the catalog" in told
 
 
 def test_help_imports_nothing_that_computes():

@@ -53,8 +53,8 @@ def run(program: str, main: Callable[[], int | None], *, interrupted: str) -> No
         status = USAGE_ERROR
     except KeyboardInterrupt:
         print(f"{program}: interrupted; {interrupted}", file=sys.stderr)
-        # If an extension module ran the code that was interrupted, Python would exit by the signal whatever the status;
-        # running any code afresh makes it forget that.
+        # If an extension module ran the interrupted code, Python ends itself by the signal and ignores the exit status.
+        # Running any new code first resets that state.
         import ctypes
 
         ctypes.pythonapi.PyRun_SimpleString(b"pass")
@@ -69,7 +69,7 @@ def run(program: str, main: Callable[[], int | None], *, interrupted: str) -> No
 
 
 def _is_stdout_closed() -> bool:
-    """Whether the broken pipe is standard output, and not some other connection."""
+    """Whether standard output is the broken pipe; other connections can break too."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
@@ -85,8 +85,8 @@ def _to_ascii(error: UnicodeError) -> tuple[str, int]:
     text = ""
     for character in error.object[error.start : error.end]:
         name = unicodedata.name(character, "").lower()
-        plain = name.split()[-1] if name.startswith("greek") else unicodedata.normalize("NFKD", character)
-        text += _ASCII.get(character) or plain.encode("ascii", "ignore").decode("ascii") or "?"
+        spelled = name.split()[-1] if name.startswith("greek") else unicodedata.normalize("NFKD", character)
+        text += _ASCII.get(character) or spelled.encode("ascii", "ignore").decode("ascii") or "?"
     return text, error.end
 
 
@@ -115,14 +115,14 @@ class Parser(argparse.ArgumentParser):
             return f"{name} {wrong[3]}: expected {_KINDS.get(wrong[2], wrong[2])}."
         if choice := re.fullmatch(r"argument ([^:]+): invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
             return str(unknown(choice[1].lower(), choice[2], re.split(r", ", choice[3].replace("'", ""))))
-        if odd := re.fullmatch(r"unrecognized arguments: (.*)", message, re.DOTALL):
-            options = [each for action in self._actions for each in action.option_strings]
-            first = odd[1].split()[0]
+        if extra := re.fullmatch(r"unrecognized arguments: (.*)", message, re.DOTALL):
+            options = [option for action in self._actions for option in action.option_strings]
+            first = extra[1].split()[0]
             if first.startswith("-"):
                 return str(unknown("option", first.partition("=")[0], options))
-            return f"{odd[1]}: one argument too many. Type: {self._usage()}"
-        if alone := re.fullmatch(r"argument ([^:]+): expected (?:one|at least one) argument", message):
-            return f"{alone[1].partition('/')[0]}: its value is missing. Type: {self._usage()}"
+            return f"{extra[1]}: one argument too many. Type: {self._usage()}"
+        if no_value := re.fullmatch(r"argument ([^:]+): expected (?:one|at least one) argument", message):
+            return f"{no_value[1].partition('/')[0]}: its value is missing. Type: {self._usage()}"
         return f"{message}. Type: {self._usage()}"
 
     def _usage(self) -> str:

@@ -38,17 +38,17 @@ from synergy_core.planner.plan import Recompute
 from synergy_core.units import Floats, columns_of, rows_at
 
 Choose = Callable[[Machine, Software], Constants]
-"""A function that returns the planner's constants to predict with."""
+"""Returns the planner's constants to predict with on a machine under a software."""
 
 BANDS = (1, 8, 32, 64, 128, 256, 512, 1024)
-"""Training times of plans are reported per band of GPU counts; these are the bands' upper ends."""
+"""Upper ends of the bands of GPU counts by which training times of plans are reported."""
 STEP_BANDS = (1, 4, 8, 16, 32, 64)
 """Upper ends of the bands of GPU counts by which step times of applications are reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """One line of a report. fields: further values beside the score, by their names in the JSON."""
+    """One line of a report. fields: values beside the score, by their names in the JSON."""
 
     name: str
     model: str
@@ -86,7 +86,7 @@ def _accuracy(rows: pd.DataFrame, predicted: str, measured: str) -> Accuracy:
 
 
 def band(gpus: int, ends: Sequence[int]) -> str:
-    """The band that a number of GPUs is in, such as `9-32`. ends: the bands' upper ends, rising."""
+    """The band that a number of GPUs is in, such as `9-32`. ends: the upper ends of all bands, rising."""
     first = 1
     for last in ends:
         if gpus <= last:
@@ -105,35 +105,34 @@ MEASURED = {
     "between_bytes": "held_bytes",
 }
 """Predicted column → measured column of `TrainingStep`."""
-NEVER_FIRST = 1e3
-"""Added to a setting's distance from the measurement, it puts the setting behind all others."""
+MISFIT_PENALTY = 1e3
+"""Added to the distance of a setting that does not fit into memory, so that every setting that fits is closer."""
 
 
 def predicted(file: TrainingTimes, choose: Choose = constants_for) -> pd.DataFrame:
     """A file's rows with predictions. A row with unstated fields is predicted in every setting; one of them is kept.
 
-    A run did fit into memory: of the settings that fit, if any do, the one closest to what was measured is kept, where
-    the sum of |log(predicted ÷ measured)| of time and memory is smallest. It gives all predictions of the row, so that
-    none has its time from one setting and its memory from another.
-    Adds to the columns of `TrainingStep` those of `MEASURED` (ideal_s: FLOPs ÷ peak), NaN where a row cannot be
+    The kept setting is the closest to the measurement, by the sum of |log(predicted ÷ measured)| of time and memory,
+    among those that fit into memory if any do: the run did fit. All predictions of a row come from its kept setting.
+    The result has the columns of `TrainingStep` and of `MEASURED` (ideal_s: FLOPs ÷ peak), NaN where a row cannot be
     predicted, and `fits`: whether the setting fits into memory.
     """
     if not len(file):
         raise InputError(f"{file.path}: no row is left to score.")
-    names = [each.name for each in fields(TrainingStep)]
+    names = [field.name for field in fields(TrainingStep)]
     rows = pd.DataFrame({name: [getattr(row, name) for row in file.rows] for name in names})
     cases = file.cases(every_setting=True)
     parts = [_predict_settings(case, rows.loc[case.rows], choose, file.of_layers) for case in cases]
     every = pd.concat(parts or [pd.DataFrame(columns=["row", "fits", *MEASURED], dtype=np.float64)], ignore_index=True)
-    of_row = every["row"].astype(np.int64)
-    # Ideal times are no predictions. A row without any measurement keeps its first setting.
-    off = sum(
-        np.log(every[name] / rows[measured].loc[of_row].to_numpy()).abs().fillna(0.0)
+    row_of = every["row"].astype(np.int64)
+    # Ideal times are not predictions. A row without any measurement keeps its first setting.
+    distance = sum(
+        np.log(every[name] / rows[measured].loc[row_of].to_numpy()).abs().fillna(0.0)
         for name, measured in MEASURED.items()
         if name != "ideal_s"
     )
-    ran_out = rows["out_of_memory"].loc[of_row].to_numpy(dtype=bool)
-    closest = (off + NEVER_FIRST * ~(every["fits"].to_numpy(dtype=bool) | ran_out)).groupby(of_row).idxmin()
+    ran_out = rows["out_of_memory"].loc[row_of].to_numpy(dtype=bool)
+    closest = (distance + MISFIT_PENALTY * ~(every["fits"].to_numpy(dtype=bool) | ran_out)).groupby(row_of).idxmin()
     for name in MEASURED:
         rows[name] = pd.Series(every[name].loc[closest].to_numpy(), closest.index, dtype=np.float64)
     fits = pd.Series(every["fits"].loc[closest].astype(bool).to_numpy(), closest.index)
@@ -144,8 +143,8 @@ def predicted(file: TrainingTimes, choose: Choose = constants_for) -> pd.DataFra
 def _predict_settings(case: Case, measured: pd.DataFrame, choose: Choose, of_layers: bool) -> pd.DataFrame:
     """Predicts step time and memory in each setting. measured: the settings' rows. of_layers: times of one layer."""
     stages, which = np.unique(measured["stage"].to_numpy(dtype=str), return_inverse=True)
-    of_stages = columns_of([memory(case.work, case.plans, case.software, stage=each) for each in stages.tolist()])
-    needs = rows_at(of_stages, (which, np.arange(len(case))))
+    stage_needs = columns_of([memory(case.work, case.plans, case.software, stage=stage) for stage in stages.tolist()])
+    needs = rows_at(stage_needs, (which, np.arange(len(case))))
     counters = [measured["memory_kind"] == "nvidia-smi", measured["memory_kind"] == "torch peak reserved"]
     constants = choose(case.machine, case.software)
 
@@ -172,18 +171,18 @@ def _predict_settings(case: Case, measured: pd.DataFrame, choose: Choose, of_lay
     )
 
 
-def _ideal_s(of: Case | Candidates) -> Floats:
+def _ideal_s(group: Case | Candidates) -> Floats:
     """Step time at peak FLOP/s: three forward passes' FLOPs, or four for layers under full recomputation."""
-    work, plans = of.work, of.plans
-    layers = sum((np.asarray(each.count) * each.block.forward_flops for each in work.layers), np.zeros(len(plans)))
+    work, plans = group.work, group.plans
+    layers = sum((np.asarray(run.count) * run.block.forward_flops for run in work.layers), np.zeros(len(plans)))
     ends = work.before.forward_flops + work.after.forward_flops
     flops = plans.passes * layers / plans.pipeline + Recompute.NONE.passes * ends / plans.pipeline
-    result: Floats = flops * plans.accumulation / of.machine.gpu.matrix_flops_per_s(of.software.precision)
+    result: Floats = flops * plans.accumulation / group.machine.gpu.matrix_flops_per_s(group.software.precision)
     return result
 
 
 def _baseline_s(ideal_s: Floats, measured_s: Floats) -> Floats:
-    """Predictions with a single constant: ideal time × median(measured time ÷ ideal time)."""
+    """Predicts with a single constant: ideal time × median(measured time ÷ ideal time)."""
     with np.errstate(invalid="ignore"):
         ratio = np.log(measured_s / ideal_s)
     return ideal_s * (math.exp(float(np.nanmedian(ratio))) if np.isfinite(ratio).any() else math.nan)
@@ -192,23 +191,24 @@ def _baseline_s(ideal_s: Floats, measured_s: Floats) -> Floats:
 def _training(file: TrainingTimes, choose: Choose) -> list[ScoredGroup]:
     rows = predicted(file, choose)
     rows["baseline_s"] = _baseline_s(rows["ideal_s"].to_numpy(), rows["iter_time_s"].to_numpy())
-    # Regret compares rows that differ only in their plan.
-    alike: list[Hashable] = []
+    # Regret compares rows with equal keys, which differ only in their plan.
+    keys: list[Hashable] = []
     for row in file.rows:
         run = row.settings[0] if row.settings else None
-        same = (row.model, row.gpu_type, row.gpus, row.global_batch)
-        alike.append((*same, run.architecture, run.software) if run else row.line)
+        stated = (row.model, row.gpu_type, row.gpus, row.global_batch)
+        keys.append((*stated, run.architecture, run.software) if run else row.line)
 
     def group(name: str, rows: pd.DataFrame, predicted: str, measured: str, **fields: Any) -> ScoredGroup:
-        reasons = dict(Counter(each for each in rows["failure"] if each))
+        reasons = dict(Counter(failure for failure in rows["failure"] if failure))
         banded = sum(map(bool, rows["unstated"]))
         return _group(name, rows, predicted, measured, **fields, banded=banded, reasons=reasons)
 
     result = []
     for name, members in _bands(rows[np.isfinite(rows["iter_time_s"])]):
         times = (members["time_s"].tolist(), members["iter_time_s"].tolist())
-        plans = [file.rows[at].settings[0].plan if file.rows[at].settings else None for at in members.index]
-        losses = regrets(*times, [alike[at] for at in members.index], plans)
+        settings = (file.rows[index].settings for index in members.index)
+        plans = [possible[0].plan if possible else None for possible in settings]
+        losses = regrets(*times, [keys[index] for index in members.index], plans)
         extra = {
             "kind": "time",
             "regret_mean": float(np.mean(losses)) if losses else math.nan,
@@ -220,18 +220,18 @@ def _training(file: TrainingTimes, choose: Choose) -> list[ScoredGroup]:
     of_memory = rows[np.isfinite(rows["peak_mem_bytes"])]
     for kind, members in of_memory.groupby("memory_kind", sort=False):
         result.append(group(f"memory: {kind}", members, "peak_bytes", "peak_mem_bytes", kind="memory"))
-    if len(between := rows[np.isfinite(rows["held_bytes"])]):
-        result.append(group("memory: allocated between steps", between, "between_bytes", "held_bytes", kind="memory"))
-    if len(out := rows[rows["out_of_memory"]]):
-        accepted = int(out["fits"].sum())
-        counts = {"refused": len(out) - accepted, "accepted": accepted}
-        found = _group("ran out of memory", out.assign(none=math.nan), "none", "none", kind="memory", **counts)
-        result.append(replace(found, score=replace(found.score, n=len(out), failures=0)))
+    if len(idle := rows[np.isfinite(rows["held_bytes"])]):
+        result.append(group("memory: allocated between steps", idle, "between_bytes", "held_bytes", kind="memory"))
+    if len(failed := rows[rows["out_of_memory"]]):
+        accepted = int(failed["fits"].sum())
+        counts = {"refused": len(failed) - accepted, "accepted": accepted}
+        found = _group("ran out of memory", failed.assign(none=math.nan), "none", "none", kind="memory", **counts)
+        result.append(replace(found, score=replace(found.score, n=len(failed), failures=0)))
     return result
 
 
 def _bands(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """All rows, then the rows of each model, GPU type, degree and band of GPU counts, where there are several."""
+    """Yields all rows, then the rows of each model, GPU type, degree and band of GPU counts if there are several."""
     if len(rows):
         yield "all", rows
     keys: dict[str, Any] = {"model": "model", "gpu": "gpu_type", "tp": "tensor", "pp": "pipeline"}
@@ -247,7 +247,7 @@ def regrets(
 ) -> list[float]:
     """Regret of each set of rows with equal `keys`: measured time of the plan predicted fastest ÷ the best time − 1.
 
-    Rows that repeat a plan count as their mean. Sets with a single plan are left out.
+    Repeated rows of one plan count as their mean. Sets with a single plan are left out.
     """
     sets: dict[Hashable, dict[Hashable, list[tuple[float, float]]]] = {}
     for key, plan, *times in zip(keys, plans, predicted_s, measured_s, strict=True):
@@ -275,13 +275,13 @@ def _best_plans(file: BestPlans, choose: Choose) -> list[ScoredGroup]:
             "iter_time_s": [row.iter_time_s for row in file.rows],
             "time_s": math.nan,
             "ideal_s": math.nan,
-            "reason": [reasons.get(at, "") for at in range(len(file.rows))],
+            "reason": [reasons.get(index, "") for index in range(len(file.rows))],
         }
     )
-    for each in found:
-        seconds, best = each.best(choose(each.machine, each.software), search_loss(each.software.name))
-        rows.loc[each.rows, "time_s"] = seconds
-        rows.loc[each.rows, "ideal_s"] = _ideal_s(each)[best]
+    for group in found:
+        seconds, best = group.best(choose(group.machine, group.software), search_loss(group.software.name))
+        rows.loc[group.rows, "time_s"] = seconds
+        rows.loc[group.rows, "ideal_s"] = _ideal_s(group)[best]
     rows["baseline_s"] = _baseline_s(rows["ideal_s"].to_numpy(), rows["iter_time_s"].to_numpy())
     groups = [("all", rows)]
     for key, column in (("family", "model"), ("gpu", "gpu_type")):
@@ -333,7 +333,7 @@ def _collectives(file: Collectives) -> list[ScoredGroup]:
     return result
 
 
-# Step times of an application: the model that predicts them, its source, and its score.
+# Step times of an application: finds the model that predicts them, and scores it.
 
 
 Models = Mapping[str, Mapping[str, Calibrated]]
@@ -341,16 +341,16 @@ Models = Mapping[str, Mapping[str, Calibrated]]
 
 
 def by_type(files: Sequence[StepTimes]) -> dict[str, dict[str, ObservedSteps]]:
-    """Joins all rows of each model and GPU type. Raises InputError, naming the files, if they are too few to fit."""
+    """Joins all rows of each model and GPU type. Raises InputError, naming the files, if a fit needs more rows."""
     groups: dict[tuple[str, str], list[StepTimes]] = {}
-    for each in files:
-        groups.setdefault((each.model, gpu_type_named(each.gpu_type)), []).append(each)
+    for file in files:
+        groups.setdefault((file.model, gpu_type_named(file.gpu_type)), []).append(file)
     result: dict[str, dict[str, ObservedSteps]] = {}
     for (model, gpu_type), parts in groups.items():
-        profile = joined([each.profile for each in parts])
+        profile = joined([file.profile for file in parts])
         if len(profile) < MIN_ROWS:
             raise InputError(
-                f"{', '.join(str(each.path) for each in parts)}: too few points to fit {model} on {gpu_type}; "
+                f"{', '.join(str(file.path) for file in parts)}: too few rows to fit {model} on {gpu_type}; "
                 f"got {len(profile)}, expected {MIN_ROWS} or more."
             )
         result.setdefault(model, {})[gpu_type] = profile
@@ -366,9 +366,9 @@ def calibrated_on(files: Sequence[StepTimes], form: Form | None) -> Models:
 
 
 def predictor(file: StepTimes, calibrated: Models | None) -> tuple[Calibrated, str]:
-    """The step-time model for a file, and its source in one phrase.
+    """Returns the step-time model for a file, and its source in one phrase.
 
-    The fit to the --calibrate files is preferred to the catalog, and the file's GPU type to the most similar one.
+    A fit to the --calibrate files is preferred to the catalog; a missing GPU type is predicted by the most similar one.
     Raises InputError if neither the fit nor the catalog knows the application.
     """
     gpu_type, source = gpu_type_named(file.gpu_type), "the shipped catalog"
@@ -376,23 +376,24 @@ def predictor(file: StepTimes, calibrated: Models | None) -> tuple[Calibrated, s
         known, source = calibrated[file.model], "a fit to the --calibrate files"
     else:
         if calibrated is not None:
-            given = [f"{model} on {'/'.join(sorted(gpu_types))}" for model, gpu_types in sorted(calibrated.items())]
-            missing = f"no --calibrate file measures {file.model} (they measure {', '.join(given)}); "
+            fitted = [f"{model} on {'/'.join(sorted(gpu_types))}" for model, gpu_types in sorted(calibrated.items())]
+            missing = f"no --calibrate file measures {file.model} (they measure {', '.join(fitted)}); "
             source = missing + source
             if file.model not in model_names():
                 raise InputError(
-                    f"{file.path}: {missing}nor does the catalog know it. Give --calibrate a file of {file.model}, "
+                    f"{file.path}: {missing}nor is it in the catalog. Give --calibrate a file of {file.model}, "
                     "or name the model with --model."
                 )
-        known = {name: each.calibrated for name, each in load_model(file.model).gpu_types.items()}
+        known = {name: profile.calibrated for name, profile in load_model(file.model).gpu_types.items()}
     if gpu_type in known:
         return known[gpu_type], source
-    near = nearest_type(gpu_type, known)
-    model, factor = transferred(known[near], near, gpu_type)
-    how = f"time per sample × {factor:.3g} by memory bandwidth"
+    nearest = nearest_type(gpu_type, known)
+    model, factor = transferred(known[nearest], nearest, gpu_type)
+    scaling = f"time per sample × {factor:.3g} by memory bandwidth"
     if factor == 1.0:
-        how = f"unscaled: no data sheet of {gpu_type}"
-    return model, f"{source}, transferred from {near} as {gpu_type} is not in it ({how}; all-reduces as on {near})"
+        scaling = f"unscaled: no data sheet of {gpu_type}"
+    source += f", transferred from {nearest} as {gpu_type} is not in it ({scaling}; all-reduces as on {nearest})"
+    return model, source
 
 
 def step_scores(file: StepTimes, model: Calibrated) -> list[ScoredGroup]:
@@ -404,20 +405,22 @@ def step_scores(file: StepTimes, model: Calibrated) -> list[ScoredGroup]:
     groups = {"all": np.ones(len(file), dtype=bool)}
     groups |= {name: names == name for name in dict.fromkeys(names[order].tolist())}
     return [
-        ScoredGroup(name, file.model, file.gpu_type, accuracy(predicted_s[at], file.step_time_s[at]), {"kind": "time"})
-        for name, at in groups.items()
+        ScoredGroup(
+            name, file.model, file.gpu_type, accuracy(predicted_s[rows], file.step_time_s[rows]), {"kind": "time"}
+        )
+        for name, rows in groups.items()
     ]
 
 
-# Fits the planner's constants to measured step times: robust least squares of their logarithms, with a prior near
-# physically plausible values.
+# Fits the planner's constants to measured step times by robust least squares of the times' logarithms, with a prior
+# around the starting values.
 #
-# Residuals are log(predicted ÷ measured) under a soft-L1 loss of scale 0.05, so that models of all sizes count equally
-# and outliers have little influence. Each case has a fixed total weight, so that a file with many rows does not
-# dominate one with few.
+# Residuals are log(predicted ÷ measured) under a soft-L1 loss, so that models of all sizes count equally and outliers
+# have little influence. The total weight of a case is fixed, so that long files do not dominate short ones.
 
 
 LOSS_SCALE = 0.05
+"""Residual, in log(predicted ÷ measured), beyond which the soft-L1 loss grows linearly."""
 SPREAD = {
     "gemm_efficiency": 0.15,
     "gemm_depth": 0.7,
@@ -447,7 +450,7 @@ UPPER_BOUNDS = {
     "attention_efficiency": 0.8,
     "network_efficiency": 1.0 / RDMA.efficiency,
 }
-"""Largest plausible values: 1 for fractions, the data sheet's rate of a network, and the best published efficiency of
+"""Largest plausible values: 1 for fractions, the data sheet's rate for a network, and the best published efficiency of
 fused attention."""
 PRIOR_WEIGHT = 0.003
 """Cost of moving a constant by one prior standard deviation, relative to the mean loss of a row."""
@@ -455,7 +458,7 @@ PRIOR_WEIGHT = 0.003
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Fitted constants by owner. at_bounds: `owner.name` of the constants that ended at a bound, for a report."""
+    """Fitted constants by owner. at_bounds: `owner.name` of the constants that ended at a bound."""
 
     constants: Mapping[str, Constants]
     at_bounds: tuple[str, ...]
@@ -470,7 +473,7 @@ def fit(
 ) -> Fitted:
     """Fits constants to measured steps: one value for all owners if named in `shared`, one per owner if named in `own`.
 
-    Shared constants start from the first owner's. keep: for each case, a mask of the rows to fit to; None for all.
+    A shared constant starts from the first owner's value. keep: by case, a mask of the rows to fit to; None for all.
     """
     owners = list(start)
     names = [("", name) for name in shared] + [(owner, name) for owner in owners for name in own.get(owner, ())]
@@ -487,40 +490,38 @@ def fit(
         }
 
     def costs(x: Floats) -> Floats:
-        now = constants(x)
+        tried = constants(x)
         parts = []
-        for at, case in enumerate(cases):
-            rows = slice(None) if keep is None else keep[at]
-            off = case.residuals(now[case.owner])[rows]
+        for index, case in enumerate(cases):
+            rows = slice(None) if keep is None else keep[index]
+            residuals = case.residuals(tried[case.owner])[rows]
             weight = case.weight[rows]
-            if len(off) and weight.sum() > 0:
-                soft = np.sqrt(2.0 * (np.sqrt(1.0 + (off / LOSS_SCALE) ** 2) - 1.0)) * LOSS_SCALE
+            if len(residuals) and weight.sum() > 0:
+                soft = np.sqrt(2.0 * (np.sqrt(1.0 + (residuals / LOSS_SCALE) ** 2) - 1.0)) * LOSS_SCALE
                 parts.append(np.sqrt(case.share * weight / weight.sum()) * soft)
         return np.concatenate([*parts, PRIOR_WEIGHT * (x - centre) / spread])
 
     first = np.clip(centre, low + 1e-9, high - 1e-9)
     found = least_squares(costs, first, bounds=(low, high), diff_step=1e-3, max_nfev=40)
-    edge = np.minimum(found.x - low, high - found.x) < 1e-3
-    bound = tuple(f"{owner or 'all'}.{name}" for (owner, name), at in zip(names, edge, strict=True) if at)
-    return Fitted(constants(found.x), bound)
+    at_bound = np.minimum(found.x - low, high - found.x) < 1e-3
+    at_bounds = tuple(f"{owner or 'all'}.{name}" for (owner, name), hit in zip(names, at_bound, strict=True) if hit)
+    return Fitted(constants(found.x), at_bounds)
 
 
-# Refits a few of the planner's constants to a user's own training times; the others stay as shipped.
+# Refits a few of the planner's constants to a user's own training times; the others keep their shipped values.
 
 
 FACTORS = {"network": "network_efficiency", "software": "gemm_efficiency"}
-"""Short names that users type for two constants: a slower network, and slower software."""
+"""Short names that users type for two constants: the speed of the network, and of the software."""
 MIN_REFIT_ROWS = 3
-
-
 REFIT_PARTS = 5
-"""Rows are dealt into this many parts; each part is predicted by a fit to the others."""
+"""Number of random parts for cross-validation: each part is predicted by a fit to the others."""
 
 
 class Refit(NamedTuple):
     """Refitted constants, the number of rows they were fitted to, and their mean absolute error on those rows.
 
-    held_out: (rows,), log(measured ÷ predicted), each row by a fit that did not see it.
+    held_out: (rows,), log(measured ÷ predicted), where each row is predicted by a fit that did not see it.
     """
 
     constants: Constants
@@ -529,15 +530,15 @@ class Refit(NamedTuple):
     held_out: Floats
 
 
-def refitted(files: Sequence[TrainingTimes], named: str) -> dict[tuple[str, str], Refit]:
+def refitted(files: Sequence[TrainingTimes], names: str) -> dict[tuple[str, str], Refit]:
     """Refits constants per software and GPU type in the files. GPUs that differ only in memory size share constants.
 
-    named: constants to fit, separated by commas. Raises InputError for unknown names and too few rows.
+    names: constants to fit, separated by commas. Raises InputError for unknown names and too few rows.
     """
-    which = [FACTORS.get(each.strip(), each.strip()) for each in named.split(",")]
-    for each in which:
-        if each not in SPREAD:
-            raise unknown("constant", each, [*FACTORS, *SPREAD])
+    wanted = [FACTORS.get(name.strip(), name.strip()) for name in names.split(",")]
+    for name in wanted:
+        if name not in SPREAD:
+            raise unknown("constant", name, [*FACTORS, *SPREAD])
     cases: dict[tuple[str, str], list[Case]] = {}
     for file in files:
         for case in file.cases():
@@ -551,42 +552,42 @@ def refitted(files: Sequence[TrainingTimes], named: str) -> dict[tuple[str, str]
     result = {}
     for (software, gpu_type), members in cases.items():
         keep = [case.iter_time_s > 0 for case in members]
-        rows = int(sum(each.sum() for each in keep))
+        rows = int(sum(kept.sum() for kept in keep))
         if rows < MIN_REFIT_ROWS:
             raise InputError(
                 f"too few rows of {software} on {gpu_type} to fit; got {rows}, expected {MIN_REFIT_ROWS} or more."
             )
         shared = [replace(case, share=len(case) / rows) for case in members]
         start = constants_for(members[0].machine, members[0].software)
-        found = fit(shared, which, {}, {"": start}, keep).constants[""]
-        off = _residuals(shared, found, keep)
-        dealt = np.random.default_rng(0).permutation(rows) % min(rows, REFIT_PARTS)
+        found = fit(shared, wanted, {}, {"": start}, keep).constants[""]
+        residuals = _residuals(shared, found, keep)
+        part_of = np.random.default_rng(0).permutation(rows) % min(rows, REFIT_PARTS)
         held_out = []
-        for part in range(dealt.max() + 1):
-            out = [np.zeros(len(kept), dtype=bool) for kept in keep]
+        for part in range(part_of.max() + 1):
+            left_out = [np.zeros(len(kept), dtype=bool) for kept in keep]
             ends = np.cumsum([kept.sum() for kept in keep])[:-1]
-            for mask, kept, mine in zip(out, keep, np.split(dealt == part, ends), strict=True):
-                mask[kept] = mine
-            rest = [kept & ~mask for kept, mask in zip(keep, out, strict=True)]
-            held_out.append(-_residuals(shared, fit(shared, which, {}, {"": start}, rest).constants[""], out))
-        error = float(np.abs(np.expm1(off)).mean())
+            for mask, kept, in_part in zip(left_out, keep, np.split(part_of == part, ends), strict=True):
+                mask[kept] = in_part
+            rest = [kept & ~mask for kept, mask in zip(keep, left_out, strict=True)]
+            held_out.append(-_residuals(shared, fit(shared, wanted, {}, {"": start}, rest).constants[""], left_out))
+        error = float(np.abs(np.expm1(residuals)).mean())
         result[software, gpu_type] = Refit(found, rows, error, np.concatenate(held_out))
     return result
 
 
-def _residuals(cases: Sequence[Case], constants: Constants, at: Sequence[NDArray[np.bool_]]) -> Floats:
-    return np.concatenate([case.residuals(constants)[mask] for case, mask in zip(cases, at, strict=True)])
+def _residuals(cases: Sequence[Case], constants: Constants, masks: Sequence[NDArray[np.bool_]]) -> Floats:
+    return np.concatenate([case.residuals(constants)[mask] for case, mask in zip(cases, masks, strict=True)])
 
 
-def constants_from(files: Sequence[TrainingTimes], named: str) -> tuple[Choose, str]:
-    """The constants to predict with, shipped or refitted to `files` if there are any, and a name for them."""
+def constants_from(files: Sequence[TrainingTimes], names: str) -> tuple[Choose, str]:
+    """Returns the constants to predict with, refitted to `files` or else as shipped, and a phrase that names them."""
     if not files:
         return constants_for, "the shipped constants"
-    found = refitted(files, named)
+    found = refitted(files, names)
 
     def choose(machine: Machine, software: Software) -> Constants:
         known = found.get((software.name, constants_like(machine.gpu)))
         return known.constants if known else constants_for(machine, software)
 
-    rows = sum(each.rows for each in found.values())
-    return choose, f"the shipped constants, {named} refitted to {rows} rows"
+    rows = sum(refit.rows for refit in found.values())
+    return choose, f"the shipped constants, {names} refitted to {rows} rows"

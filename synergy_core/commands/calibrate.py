@@ -1,10 +1,10 @@
-"""Fits a model's constants to measured step times, and prints them with their error and uncertainty.
+"""Fits the constants of step-time models to measurements, and prints them with their error and uncertainty.
 
 FILE: a CSV of step times as for `validate`, with `sync_time`. Files of one application and GPU type are fitted
-together. The fit is robust: outliers have almost no influence. --out writes a file in the catalog's format: put it
-into synergy_core/catalog/models/, and policies and `validate` use it. From training times of parallel plans
-(commands/measurements/training_times.py), the planner's constants named by --constants are refitted; the others keep
-their shipped values, and `plan constants=FILE` uses the file that --out wrote.
+together. The fit is robust: outliers have almost no influence. --out writes a file in the catalog's format; once it is
+in synergy_core/catalog/models/, policies and `validate` use it. FILE may also hold training times of parallel plans
+(commands/measurements/training_times.py): then the planner's constants named by --constants are refitted, the others
+keep their shipped values, and `plan constants=FILE` reads the file that --out wrote.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from synergy_core.catalog import facts
-from synergy_core.commands._asking import table, write_whole
+from synergy_core.commands._settings import table, write_whole
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.step_times import StepTimes
 from synergy_core.commands.measurements.training_times import TrainingTimes
@@ -36,7 +36,7 @@ SUMMARY = "fit the constants of an application on a GPU type to measurements"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options to its parser."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="measurements to fit")
-    parser.add_argument("--out", type=Path, help="write the catalog's form; a folder if there are several applications")
+    parser.add_argument("--out", type=Path, help="write a catalog file; a folder, if there are several applications")
     parser.add_argument("--constants", default="network,software", help=CONSTANTS_HELP)
     add_naming(parser)
 
@@ -45,15 +45,15 @@ def run(chosen: argparse.Namespace) -> int:
     """Prints the fitted constants and writes them in the catalog's format."""
     from synergy_core.commands._scoring import by_type  # imports pandas
 
-    every = [read(path, model=chosen.model, gpu_type=chosen.gpu_type) for path in chosen.files]
-    plans = [file for file in every if isinstance(file, TrainingTimes)]
-    steps = [file for file in every if isinstance(file, StepTimes)]
+    measurements = [read(path, model=chosen.model, gpu_type=chosen.gpu_type) for path in chosen.files]
+    plans = [file for file in measurements if isinstance(file, TrainingTimes)]
+    steps = [file for file in measurements if isinstance(file, StepTimes)]
     forms = _refitted(plans, chosen.constants) if plans else {}
-    for file in every:
+    for file in measurements:
         if not isinstance(file, TrainingTimes | StepTimes):
-            raise InputError(f"{file.path}: holds no training times; a fit needs some.")
+            raise InputError(f"{file.path}: nothing to fit; expected step times or training times of plans.")
     if plans and steps and chosen.out:
-        raise InputError("--out takes either step times of applications or training times of plans, not both at once.")
+        raise InputError("--out takes files of step times or of training times of plans, not of both.")
     files = ", ".join(map(str, chosen.files))
     for model, gpu_types in by_type(steps).items():
         forms[model] = {**facts(model), "gpu_types": {}, "sources": [f"Fitted to {files}."]}
@@ -70,31 +70,31 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _refitted(files: list[TrainingTimes], named: str) -> dict[str, dict[str, Any]]:
-    """Refits and prints the planner's constants. Returns the content of catalog/constants/<software>.yaml of each."""
+def _refitted(files: list[TrainingTimes], names: str) -> dict[str, dict[str, Any]]:
+    """Refits and prints the planner's constants. Returns by software what catalog/constants/<software>.yaml holds."""
     from synergy_core.commands._scoring import refitted
 
     forms: dict[str, dict[str, Any]] = {}
-    for (software, gpu_type), each in refitted(files, named).items():
-        constants = asdict(each.constants)
-        low, high = log_interval(each.held_out, range(each.rows), mirrored=True)
+    for (software, gpu_type), fitted in refitted(files, names).items():
+        constants = asdict(fitted.constants)
+        low, high = log_interval(fitted.held_out, range(fitted.rows), mirrored=True)
         print(
-            f"{software} on {gpu_type}: {each.rows} rows, {named} refitted, mean error {each.mean_error:.1%}; "
-            f"of rows left out of the fit, 9 of 10 took {math.exp(low):.2f} to {math.exp(high):.2f} times as predicted"
+            f"{software} on {gpu_type}: {fitted.rows} rows, {names} refitted, mean error {fitted.mean_error:.1%}; "
+            f"9 in 10 rows left out of the fit took {math.exp(low):.2f} to {math.exp(high):.2f} times the prediction"
         )
         print(table(("constant", "value"), [[name, f"{value:.4g}"] for name, value in constants.items()]) + "\n")
         form = forms.setdefault(software, {"software": software, "gpu_types": {}})
         form["gpu_types"][gpu_type] = {
-            "rows": each.rows,
-            "mean_error": round(each.mean_error, 4),
-            "band": {"low": round(low, 4), "high": round(high, 4), "rows": each.rows},
+            "rows": fitted.rows,
+            "mean_error": round(fitted.mean_error, 4),
+            "band": {"low": round(low, 4), "high": round(high, 4), "rows": fitted.rows},
             "constants": {name: round(value, 9) for name, value in constants.items()},
         }
     return forms
 
 
 def _print(name: str, profile: ObservedSteps, entry: dict[str, Any], best: Calibrated, fits: Fits) -> None:
-    """Prints the constants of both forms, their error, and the fit's uncertainty within and beyond measured sizes."""
+    """Prints both forms' constants and errors, and step times predicted for 1, the most and twice the most GPUs."""
     nodes, gpus = entry["nodes"], entry["gpus"]
     print(f"{name}: {len(profile)} rows, up to {nodes} nodes and {gpus} GPUs")
     pollux = dict(zip(PARAMETERS, entry["pollux"]["theta"], strict=True))
@@ -110,10 +110,10 @@ def _print(name: str, profile: ObservedSteps, entry: dict[str, Any], best: Calib
         print(f"  {form} form: {shown} of {error['n']} rows")
     batch = float(np.median(np.asarray(profile.local_batch, dtype=float)))
     shapes = [(1, 1), (nodes, gpus), (max(2 * nodes, 2), 2 * gpus)]
-    sure = fits.log_step_time_sd(*np.array([(n, m, batch) for n, m in shapes]).T)[0]
+    log_sd = fits.log_step_time_sd(*np.array([(n, m, batch) for n, m in shapes]).T)[0]
     predictions = "; ".join(
-        f"{m} on {n}: {best.step_time(n, m, batch):.4g} s ± {each:.0%}"
-        for (n, m), each in zip(shapes, sure.tolist(), strict=True)
+        f"{m} on {n}: {best.step_time(n, m, batch):.4g} s ± {sd:.0%}"
+        for (n, m), sd in zip(shapes, log_sd.tolist(), strict=True)
     )
     print(f"  step predicted at {batch:g} samples per GPU (± 1 sd), GPUs on nodes: {predictions}\n")
 
@@ -129,10 +129,10 @@ _ERRORS = {"mean error": "mape", "median": "median", "p90": "p90", "max": "max"}
 def measured_gpu_type(
     profile: ObservedSteps, *, form: Form | None = None, robust_pollux: bool = False
 ) -> tuple[dict[str, Any], Calibrated, Fits]:
-    """The catalog's entry for one application on one GPU type, and the calibration behind it.
+    """Fits one application on one GPU type. Returns the catalog's entry and the fits that it was made from.
 
     form: the form to calibrate; None for `calibrate`'s choice. robust_pollux: whether Pollux's constants are fitted
-    robustly too; the online fits of policies are not robust.
+    robustly too; policies fit them online without robustness.
     """
     columns = (profile.nodes, profile.gpus, profile.local_batch, profile.step_time_s, profile.crowd)
     nodes, gpus, batch, step_s, crowd = (np.asarray(each, dtype=np.float64) for each in columns)
@@ -143,8 +143,8 @@ def measured_gpu_type(
         return [float(f"{each:.{_DIGITS}g}") for each in values.tolist()]
 
     def error(predicted_s: Floats) -> dict[str, float]:
-        found = accuracy(predicted_s, step_s)
-        return {"n": found.n, **{name: round(getattr(found, name), 4) for name in _ERRORS.values()}}
+        score = accuracy(predicted_s, step_s)
+        return {"n": score.n, **{name: round(getattr(score, name), 4) for name in _ERRORS.values()}}
 
     content = {
         "min_local": int(batch.min()),
@@ -165,7 +165,7 @@ def measured_gpu_type(
 
 
 def as_yaml(content: dict[str, Any], comment: str) -> str:
-    """The text of a catalog file that begins with a comment."""
+    """Formats the content of a catalog file as YAML, below a comment."""
     import yaml  # type: ignore[import-untyped]
 
     body: str = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)

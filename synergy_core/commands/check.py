@@ -1,6 +1,6 @@
 """Checks that policies keep the rules of all policies, on small random cases that are the same in every run.
 
-NAME: a policy of synergy_core/policies/, of the entry point synergy.policies of an installed package, or of --module.
+NAME: a policy in synergy_core/policies/, in an installed package with the entry point synergy.policies, or in --module.
 The check first calls the policy on single snapshots, then runs it on jobs that arrive and end. An error names the
 broken rule and the smallest case that breaks it.
 """

@@ -5,10 +5,10 @@
 
 model, gpu, gpus, software, gpus_per_node, seq_len: as for `plan`, but one GPU type and one number of GPUs.
 network_gbps: bandwidth of all of a node's network cards together, by data sheet; `nvlink`: the bandwidth within a node.
-batch: sequences (or images) per step for which the learning rate was tuned; by default as for `plan`. Batches double
-from there up to max_batch (by default 16 times as large). noise_tokens: the gradient's noise scale in tokens; 10^6 by
-default, as for a language model at a loss of 3; an image counts as 128. compressor: its scheme is also tried with each
-layer choosing its own strength; every compressor is tried for all layers.
+batch: sequences (or images) per step for which the learning rate was tuned; by default as for `plan`. Batches are
+doubled from there up to max_batch (by default 16 times as large). noise_tokens: the gradient's noise scale in tokens;
+10^6 by default, as for a language model at a loss of 3; an image counts as 128 tokens. Every compressor is tried with
+one strength for all layers. compressor: its scheme is also tried with a separate strength for each layer.
 
 goodput: sequences per second × statistical efficiency relative to `batch`. A compressor is chosen if it improves
 goodput by at least 5 % (gain) over the best plan and batch without one, as in tasks (docs/compression.md).
@@ -29,11 +29,11 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.commands._asking import (
+from synergy_core.commands._settings import (
     amount,
+    as_text,
     default_batch,
     parse_settings,
-    plain,
     requested_model,
     table,
     whole,
@@ -42,7 +42,6 @@ from synergy_core.commands._asking import (
 from synergy_core.errors import InputError
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.compression._compressor import Compressor
-from synergy_core.goodput.efficiency import POINTS
 from synergy_core.jobs.exchange import MARGIN
 from synergy_core.planner.compressed import CompressedPlans, CompressedSearch, every_offer, gradients_of
 from synergy_core.planner.explain import COLOURS, WIDTH, svg
@@ -52,7 +51,7 @@ from synergy_core.planner.search import Model
 from synergy_core.planner.tables import IMAGE_TOKENS
 from synergy_core.planner.work import Architecture, Family
 
-SUMMARY = "whether compressing gradients pays, by network, with the best batch and plan"
+SUMMARY = "show whether compressing gradients pays, by network, with the best batch and plan"
 GBPS_BYTES = 1e9 / 8.0
 DOUBLINGS = 4
 DEFAULTS = {
@@ -65,13 +64,13 @@ DEFAULTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options to its parser."""
-    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="model=, gpu=, gpus=, and what is above")
+    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="model=, gpu=, gpus= and the other keys above")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the best choice of every network as JSON")
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it by network and noise scale")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw a map by network and noise scale")
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Prints choices and crossovers; writes the JSON and the picture. Returns 1 if no plan fits into memory."""
+    """Prints choices and crossovers, and writes the JSON and the picture. Returns 1 if no plan fits into memory."""
     query = _read_settings(chosen.settings)
     if chosen.picture is not None and chosen.picture.suffix != ".svg":
         raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
@@ -79,21 +78,21 @@ def run(chosen: argparse.Namespace) -> int:
     machine = machine_named(query.gpu, query.gpus_per_node)
     # Bandwidth within a node, all GPUs together, Gb/s; 0 for GPUs without NVLink.
     within = machine.link_bytes_per_s * machine.gpus_per_node / GBPS_BYTES if machine.link != "pcie" else 0.0
-    rates = sorted({within if np.isinf(each) else each for each in query.network_gbps} - {0.0})
+    rates = sorted({within if np.isinf(rate) else rate for rate in query.network_gbps} - {0.0})
     if not rates:
-        raise InputError(f"network_gbps=nvlink: {machine.gpu.title} has none in these nodes; give Gb/s.")
+        raise InputError(f"network_gbps=nvlink: {machine.gpu.title} has no NVLink in these nodes; give Gb/s.")
     batch = query.batch or default_batch(model.architecture)
     max_batch = query.max_batch or batch << DOUBLINGS
     if max_batch < batch:
-        raise InputError(f"max_batch={max_batch}: expected at least the batch of {batch}.")
+        raise InputError(f"max_batch={max_batch}: expected at least batch, {batch}.")
     found = sweep(
         model.family,
         model.architecture,
         machine,
         running_on(software_named(query.software), machine.gpu),
         gpus=query.gpus,
-        batches=[batch << each for each in range((max_batch // batch).bit_length())],
-        node_bytes_per_s=[each * GBPS_BYTES for each in rates],
+        batches=[batch << doublings for doublings in range((max_batch // batch).bit_length())],
+        node_bytes_per_s=[rate * GBPS_BYTES for rate in rates],
         noise_scale=query.noise_tokens / (model.architecture.limits().seq_len or IMAGE_TOKENS),
         layerwise=compressor_named(query.compressor),
     )
@@ -109,13 +108,13 @@ def run(chosen: argparse.Namespace) -> int:
         content = [
             {
                 "network_gbps": rate,
-                "compressor": each.plan.compressor,
-                "global_batch": each.plan.global_batch,
-                "plan": each.plan.as_dict(),
-                "goodput": each.goodput,
-                "gain": each.gain,
+                "compressor": choice.plan.compressor,
+                "global_batch": choice.plan.global_batch,
+                "plan": choice.plan.as_dict(),
+                "goodput": choice.goodput,
+                "gain": choice.gain,
             }
-            for rate, each in best.items()
+            for rate, choice in best.items()
         ]
         write_whole(chosen.json, json.dumps(content, indent=1) + "\n")
     if chosen.picture:
@@ -128,39 +127,39 @@ def _read_settings(settings: Sequence[str]) -> SimpleNamespace:
     missing keys and for text that is not a number."""
 
     def rates(key: str, text: str) -> tuple[float, ...]:
-        what = "Gb/s, or nvlink, a number above 0"
-        return tuple(float("inf") if each == "nvlink" else amount(key, each, what) for each in text.split(","))
+        expected = "Gb/s as a number above 0, or nvlink"
+        return tuple(float("inf") if rate == "nvlink" else amount(key, rate, expected) for rate in text.split(","))
 
     readers: dict[str, Callable[[str, str], Any]] = {
-        **dict.fromkeys(("model", "gpu", "software", "compressor"), plain),
+        **dict.fromkeys(("model", "gpu", "software", "compressor"), as_text),
         **dict.fromkeys(("gpus", "gpus_per_node", "batch", "max_batch", "seq_len"), whole),
         "network_gbps": rates,
-        "noise_tokens": lambda key, text: amount(key, text, "tokens, such as 1e6, a number above 0"),
+        "noise_tokens": lambda key, text: amount(key, text, "a number of tokens above 0, such as 1e6"),
     }
-    needed = {"model": "gpt-1.3b", "gpu": "a100", "gpus": "16"}
-    return parse_settings(settings, readers, needed, **DEFAULTS)
+    required = {"model": "gpt-1.3b", "gpu": "a100", "gpus": "16"}
+    return parse_settings(settings, readers, required, **DEFAULTS)
 
 
 def _print(query: SimpleNamespace, found: Sweep, machine: Machine, best: Mapping[float, Best]) -> None:
-    stated = "" if query.batch else " (default; batch=… sets it)"
-    noise = " (default; noise_tokens=… sets it)" if query.noise_tokens == DEFAULTS["noise_tokens"] else ""
+    batch_note = "" if query.batch else " (default; batch=… sets it)"
+    noise_note = " (default; noise_tokens=… sets it)" if query.noise_tokens == DEFAULTS["noise_tokens"] else ""
     per_node = min(machine.gpus_per_node, query.gpus)
     print(f"{query.model} on {query.gpus} {machine.gpu.title}, {per_node} per node, {query.software}")
-    print(f"  batches from {found.batches[0]}{stated} to {found.batches[-1]}")
-    print(f"  noise scale {query.noise_tokens:g} tokens{noise}")
+    print(f"  batches from {found.batches[0]}{batch_note} to {found.batches[-1]}")
+    print(f"  noise scale {query.noise_tokens:g} tokens{noise_note}")
     if query.gpus <= machine.gpus_per_node:
-        print("  all GPUs are in one node: what joins nodes plays no role")
+        print("  all GPUs are in one node, so the network between nodes does not matter")
     rows = [
         [
             f"{rate:g}",
-            each.plan.compressor,
-            str(each.plan.global_batch),
-            replace(each.plan, compressor=NO_COMPRESSOR).describe(),
-            f"{each.step_s:.3g} s",
-            f"{each.goodput:.4g}/s",
-            f"{each.gain:+.1%}" if each.gain else "",
+            choice.plan.compressor,
+            str(choice.plan.global_batch),
+            replace(choice.plan, compressor=NO_COMPRESSOR).describe(),
+            f"{choice.step_s:.3g} s",
+            f"{choice.goodput:.4g}/s",
+            f"{choice.gain:+.1%}" if choice.gain else "",
         ]
-        for rate, each in best.items()
+        for rate, choice in best.items()
     ]
     print("\n" + table(("Gb/s", "compressor", "batch", "plan", "step", "goodput", "gain"), rows, left=4))
     rows = []
@@ -168,20 +167,20 @@ def _print(query: SimpleNamespace, found: Sweep, machine: Machine, best: Mapping
         below = found.crossover(name)
         pays = {0.0: "never pays", float("inf"): "all of these"}.get(below, f"{below / GBPS_BYTES:.3g}")
         gains = (found.gain(name, rate * GBPS_BYTES) for rate in best)
-        rows.append([name, pays, *("" if gain == NOT_TRAINED else f"{gain:+.0%}" for gain in gains)])
-    print("\nEach with its own best batch and plan, against the best without a compressor:\n")
-    print(table(("compressor", "pays below Gb/s", *(f"{each:g}" for each in best)), rows))
+        rows.append([name, pays, *("" if gain == NO_PLAN else f"{gain:+.0%}" for gain in gains)])
+    print("\nGoodput of each compressor with its own best batch and plan, relative to the best without a compressor:\n")
+    print(table(("compressor", "pays below Gb/s", *(f"{rate:g}" for rate in best)), rows))
     if any(name.startswith("layerwise") for name in found.names):
-        print(f"\nlayerwise-…-{POINTS[0]:g}: each layer its own, all within that part of the gradient's squared norm.")
+        print("\nlayerwise-…-E: a strength for each layer; squared error at most E × the gradient's squared norm.")
 
 
-# Finds the best compressor, batch and plan of a model for each bandwidth of the network between nodes.
+# Finds the best compressor, batch and plan of a model for each network bandwidth between nodes.
 
 
 PER_DECADE = 4
-"""Number of network rates tried per factor of 10 between requested rates, to locate crossovers."""
-NOT_TRAINED = -1.0
-"""Stands for the gain of a compressor for which no plan was found."""
+"""Network rates tried per factor of 10 between requested rates, to locate the crossovers."""
+NO_PLAN = -1.0
+"""Gain of a compressor for which no plan was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,21 +214,21 @@ class Sweep:
         return list(dict.fromkeys((NO_COMPRESSOR, *every)))
 
     def best(self, rate: float, noise_scale: float | None = None) -> Best:
-        """The best choice at a rate in `found`. noise_scale: samples; None for that of the sweep."""
+        """The best choice at a rate in `found`. noise_scale: samples; None for the sweep's own."""
         found = self._by_name(rate, noise_scale or self.noise_scale)
-        plain = found[NO_COMPRESSOR]
-        first = max(found.values(), key=lambda each: each.goodput)
-        if first.goodput < MARGIN * plain.goodput:
-            return plain
-        return replace(first, gain=first.goodput / plain.goodput - 1.0)
+        uncompressed = found[NO_COMPRESSOR]
+        fastest = max(found.values(), key=lambda choice: choice.goodput)
+        if fastest.goodput < MARGIN * uncompressed.goodput:
+            return uncompressed
+        return replace(fastest, gain=fastest.goodput / uncompressed.goodput - 1.0)
 
     def gain(self, name: str, rate: float) -> float:
-        """Goodput with the compressor ÷ without, each at its own best batch and plan, − 1; or `NOT_TRAINED`."""
+        """Goodput with the compressor ÷ without, each at its own best batch and plan, − 1; or `NO_PLAN`."""
         found = self._by_name(rate, self.noise_scale)
-        return found[name].goodput / found[NO_COMPRESSOR].goodput - 1.0 if name in found else NOT_TRAINED
+        return found[name].goodput / found[NO_COMPRESSOR].goodput - 1.0 if name in found else NO_PLAN
 
     def crossover(self, name: str) -> float:
-        """The rate, bytes/s, below which the compressor pays: 0 if it never does, inf if it does at all rates tried.
+        """The rate, bytes/s, below which the compressor pays: 0 if it never pays, inf if it pays at all rates tried.
 
         Interpolates linearly in log(rate) between the two rates where the gain last changes sign.
         """
@@ -248,9 +247,9 @@ class Sweep:
         best: dict[str, Best] = {}
         for plans in self.found[rate]:
             goodput = plans.goodput(noise_scale, self.batches[0]).tolist()
-            for plan, step_s, each in zip(plans.plans, plans.step_s.tolist(), goodput, strict=True):
-                if plan.compressor not in best or each > best[plan.compressor].goodput:
-                    best[plan.compressor] = Best(plan, step_s, each, 0.0)
+            for plan, step_s, value in zip(plans.plans, plans.step_s.tolist(), goodput, strict=True):
+                if plan.compressor not in best or value > best[plan.compressor].goodput:
+                    best[plan.compressor] = Best(plan, step_s, value, 0.0)
         return best
 
 
@@ -268,7 +267,7 @@ def sweep(
 ) -> Sweep | None:
     """Tries every compressor at every batch, at the given rates and `PER_DECADE` in between; None if no plan fits.
 
-    layerwise: a compressor; each layer may also choose its own compressor of the same scheme.
+    layerwise: a compressor of the scheme that is also tried with a separate strength for each layer.
     """
     requested = sorted(set(node_bytes_per_s))
     rates = requested[:1]
@@ -294,12 +293,12 @@ NOISES = 16
 """Number of noise scales drawn, from a hundredth of the requested one to a hundred times as much."""
 GREY = "#e4e4e4"
 MIN_TICK_WIDTH, MIN_LABEL_WIDTH = 50.0, 22
-"""Pixels needed for the number at a tick mark, and for the number in a cell."""
+"""Pixels that the number at a tick mark and the number in a cell take."""
 
 
 def compression_map(title: str, found: Sweep) -> str:
-    """One SVG document with a cell for each rate tried and each noise scale: its colour shows the kind of compressor,
-    and a darker shade a larger gain.
+    """Draws an SVG document with a cell for each rate tried and each noise scale. A cell's colour shows the kind of
+    compressor; a darker shade is a larger gain.
     """
 
     def kind(best: Best) -> str:
@@ -314,11 +313,11 @@ def compression_map(title: str, found: Sweep) -> str:
     bottom = TOP + ROW * NOISES
     body = [
         _text(LEFT, 26, title, size=18),
-        _text(LEFT, 50, "best compressor, each cell with its own best batch and plan; number: % gained over none"),
+        _text(LEFT, 50, "best compressor, each cell with its own best batch and plan; number: gain over none, in %"),
     ]
-    for at, (row, noise) in enumerate(zip(cells, noises, strict=True)):
-        y = bottom - ROW * (at + 1)
-        if at % 3 == 0 or at == NOISES - 1:
+    for index, (row, noise) in enumerate(zip(cells, noises, strict=True)):
+        y = bottom - ROW * (index + 1)
+        if index % 3 == 0 or index == NOISES - 1:
             body.append(_text(LEFT - 8, y + ROW / 2 + 4, _short(noise), anchor="end"))
         for column, each in enumerate(row):
             x = LEFT + column * width
@@ -348,7 +347,7 @@ def compression_map(title: str, found: Sweep) -> str:
 
 
 def _short(value: float) -> str:
-    """A number of few characters: `4.9`, `31`, `12k`."""
+    """Formats a number in few characters: `4.9`, `31`, `12k`."""
     return f"{value / 1000:.2g}k" if value >= 1000 else f"{value:.3g}" if value >= 100 else f"{value:.2g}"
 
 

@@ -5,19 +5,19 @@
     python -m synergy_core plan model=llama-3-8b gpu=h100 gpus=64 tokens=15T price=2.50 --emit megatron args.txt
 
 model: a catalog name, a YAML file of the same form, or a Hugging Face config.json (nothing is downloaded). gpu: GPU or
-node types of the catalog, or your own data sheet, a YAML file in the form of synergy_core/catalog/gpus/ (which needs
-gpus_per_node, network, and link if it is nvlink). gpus: counts, or ranges `8..1024`. batch: sequences (or images) per
-step; by default by GPT-3's rule of thumb, 2^19 tokens × (parameters ÷ 10^8)^¼, rounded up to a power of two; 1,024
-images. seq_len: tokens per sequence, by default the model's. tokens: length of a whole training, such as 15T, to print
-its days, tokens/s and GPU-hours. price: price of a GPU-hour, one for all or one per gpu, to print its cost. software: a
-training stack of the catalog. constants: a file written by `calibrate --out`, used instead of the shipped constants.
-top: plans shown per count. gpus_per_node, network (bytes/s per GPU), link (nvswitch, nvlink, pcie): describe a node
-that differs from the usual one.
-Under 90%: the interval that held 9 in 10 held-out measurements; what was never measured is named as extrapolated.
+node types of the catalog, or your own data sheet, a YAML file in the form of synergy_core/catalog/gpus/ (then give
+gpus_per_node and network too, and link if it is nvlink). gpus: counts, or ranges `8..1024`. batch: sequences or images
+per step; the default is GPT-3's rule of thumb, 2^19 tokens × (parameters ÷ 10^8)^¼, rounded up to a power of two, or
+1,024 images. seq_len: tokens per sequence, by default the model's. tokens: length of a whole training, such as 15T, to
+print its days, tokens/s and GPU-hours. price: price of a GPU-hour, one for all or one per gpu, to print its cost.
+software: a training stack of the catalog. constants: a file written by `calibrate --out`, used instead of the shipped
+constants. top: plans shown per count of GPUs. gpus_per_node, network (bytes/s per GPU), link (nvswitch, nvlink, pcie):
+describe a node that differs from the usual one. The columns 90% show the interval that held 9 in 10 held-out
+measurements; settings that were never measured are named as extrapolated.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
 1 selective, 2 full, 3 operators, 4 modules), sequence (0, 1); plan=FILE takes all of them and the batch from a file
-written by --emit or from a launch script. Pieces of a sequence below 4,096 tokens are only tried where context= is
-fixed: none were measured. With many counts, a count is left out if fewer GPUs are as fast.
+written by --emit or from a launch script. Context parallelism with fewer than 4,096 tokens of a sequence per GPU was
+never measured and is only tried if context= is given. With many counts, a count is left out if fewer GPUs are as fast.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from synergy_core.catalog import add_gpu_sheet
-from synergy_core.commands._asking import (
+from synergy_core.commands._settings import (
     RequestedModel,
     amount,
+    as_text,
     default_batch,
     parse_settings,
-    plain,
     requested_model,
     whole,
     write_whole,
 )
-from synergy_core.commands._asking import table as aligned
+from synergy_core.commands._settings import table as aligned
 from synergy_core.errors import InputError
 from synergy_core.planner.bands import Band, memory_band, time_band
 from synergy_core.planner.emitters import PlannedLaunch, emitted, emitter_for, emitter_named, emitter_names
@@ -65,8 +65,8 @@ from synergy_core.planner.plan import Plan
 from synergy_core.planner.search import PlanTable, search
 from synergy_core.units import DAY_S, HOUR_S, Floats
 
-SUMMARY = "the best parallel plans of a model on given GPUs, and why the others lose"
-MIN_SLOWER = 5e-4
+SUMMARY = "find the best parallel plans of a model on given GPUs, and why others are slower"
+MIN_SLOWDOWN_FRACTION = 5e-4
 """Plans that differ by less count as equally fast: the difference would be printed as 0.0%."""
 MIN_COUNTS_FOR_SUMMARY = 4
 """With this many numbers of GPUs or more, only the best plan for each number is shown."""
@@ -76,7 +76,7 @@ MAX_GPUS = 65_536
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options to its parser."""
-    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="model=, gpu=, gpus=, and what is above")
+    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="model=, gpu=, gpus= and the other keys above")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every plan shown, with its parts, as JSON")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the stages and time against GPUs")
     parser.add_argument(
@@ -85,8 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar=("FORM", "FILE"),
-        help="write the best plan, of one gpu and one count, as something to apply; "
-        f"FORM: {', '.join(emitter_names())}; FILE: - for the screen",
+        help="write the best plan for one GPU type and one count as a launch script or configuration; "
+        f"FORM: {', '.join(emitter_names())}; FILE: - prints it",
     )
 
 
@@ -96,11 +96,11 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.picture is not None and chosen.picture.suffix != ".svg":
         raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
     if chosen.emit and (len(query.gpu), len(query.gpus)) != (1, 1):
-        raise InputError("--emit writes one plan; give one gpu= and one number of gpus=.")
+        raise InputError("--emit writes one plan; give one GPU type in gpu= and one count in gpus=.")
     model = requested_model(query.model, query.seq_len)
     seq_len = model.architecture.limits().seq_len
     if query.tokens is not None and not seq_len:
-        raise InputError(f"tokens=: {query.model} reads no tokens; leave it out.")
+        raise InputError(f"tokens=: {query.model} does not read tokens; leave tokens= out.")
     software = software_named(query.software)
     for form, _ in chosen.emit:
         emitter_for(form, software.name)
@@ -108,15 +108,15 @@ def run(chosen: argparse.Namespace) -> int:
         plan = _read_plan(query.plan, query)
         query.batch, query.fixed = plan.global_batch, {name: int(getattr(plan, name)) for name in FIXABLE}
     batch = query.batch or default_batch(model.architecture)
-    machines = [_machine(each, query) for each in query.gpu]
-    stacks = {each.gpu.name: running_on(software, each.gpu) for each in machines}
+    machines = [_machine(name, query) for name in query.gpu]
+    stacks = {machine.gpu.name: running_on(software, machine.gpu) for machine in machines}
     own = _own_constants(query, machines)
 
     def find(machine: Machine, counts: Sequence[int], keep: int = 0, *, offload: bool = False) -> PlanTable:
         stack = replace(stacks[machine.gpu.name], offload=offload)
         constants = (own.of(machine.gpu) if own else None) or constants_for(machine, stack)
-        wanted: dict[str, Any] = {"counts": counts, "global_batch": batch, "keep": keep, "fixed": query.fixed}
-        return search(model.family, model.architecture, machine, stack, constants, **wanted)
+        options: dict[str, Any] = {"counts": counts, "global_batch": batch, "keep": keep, "fixed": query.fixed}
+        return search(model.family, model.architecture, machine, stack, constants, **options)
 
     print(f"{query.model}, batch {batch}{'' if query.batch else ' (default; batch=… sets it)'}, {software.name}")
     for note in model.notes:
@@ -138,7 +138,7 @@ def run(chosen: argparse.Namespace) -> int:
         answers.append(answer)
         _print_plans(answer)
         if own is not None:
-            shipped = f"constants as shipped: {own.path} has none of {machine.gpu.name}"
+            shipped = f"shipped constants: {own.path} has none for {machine.gpu.name}"
             print(f"  constants of {own.path}" if is_own else f"  {shipped}")
         if not len(table):
             for sentence in (*_offloaded(table, find), _smallest_fitting(table, find)):
@@ -146,41 +146,40 @@ def run(chosen: argparse.Namespace) -> int:
         elif query.tokens is not None:
             _print_training(answer, query.tokens)
     if chosen.json:
-        gpu_types = [_as_json(each, query.tokens) for each in answers]
+        gpu_types = [_as_json(answer, query.tokens) for answer in answers]
         content = {"model": query.model, "batch": batch, "software": query.software, "gpu_types": gpu_types}
         write_whole(chosen.json, json.dumps(content, indent=1) + "\n")
     if chosen.picture:
-        write_whole(chosen.picture, picture(query.model, [each.table for each in answers]))
+        write_whole(chosen.picture, picture(query.model, [answer.table for answer in answers]))
     if chosen.emit and len(answers[0].table):
         _emit(chosen.emit, model, answers[0])
-    return 0 if any(len(each.table) for each in answers) else 1
+    return 0 if any(len(answer.table) for answer in answers) else 1
 
 
 def _read_settings(settings: Sequence[str]) -> SimpleNamespace:
-    """Reads the settings by key. fixed: fixed degrees of parallelism; price: one per GPU type. Raises InputError for
-    unknown or missing keys and for text that is not a number."""
-
-    price = "the price of an hour of a GPU, such as 2.50"
+    """Reads the settings by key, and adds `fixed`, the degrees of parallelism that are set. `price` has one entry per
+    GPU type. Raises InputError for unknown or missing keys and for text that is not a number."""
+    price = "the price of a GPU-hour, such as 2.50"
     readers: dict[str, Callable[[str, str], Any]] = {
-        **dict.fromkeys(("model", "software", "link"), plain),
+        **dict.fromkeys(("model", "software", "link"), as_text),
         **dict.fromkeys(("constants", "plan"), lambda _, text: Path(text)),
         **dict.fromkeys(("batch", "top", "gpus_per_node", "seq_len"), whole),
-        **dict.fromkeys(FIXABLE, lambda key, text: whole(key, text, least=0)),
+        **dict.fromkeys(FIXABLE, lambda key, text: whole(key, text, minimum=0)),
         "gpu": lambda _, text: tuple(text.split(",")),
         "gpus": _counts,
         "network": lambda key, text: amount(key, text, "bytes/s per GPU, such as 25e9"),
-        "tokens": lambda key, text: amount(key, text, "tokens, such as 300B or 15T", large=True),
-        "price": lambda key, text: tuple(amount(key, each, price) for each in text.split(",")),
+        "tokens": lambda key, text: amount(key, text, "tokens, such as 300B or 15T", takes_suffix=True),
+        "price": lambda key, text: tuple(amount(key, part, price) for part in text.split(",")),
     }
-    needed = {"model": "gpt-175b", "gpu": "a100-80gb", "gpus": "1024"}
-    query = parse_settings(settings, readers, needed, software="megatron-core", top=5, price=(None,))
+    required = {"model": "gpt-175b", "gpu": "a100-80gb", "gpus": "1024"}
+    query = parse_settings(settings, readers, required, software="megatron-core", top=5, price=(None,))
     query.fixed = {key: getattr(query, key) for key in FIXABLE if getattr(query, key) is not None}
     prices, types = len(query.price), len(query.gpu)
     if query.price[0] is not None and query.tokens is None:
-        raise InputError("price= needs the length of the training; give tokens= too, such as tokens=15T.")
+        raise InputError("price= requires the length of the training; give tokens= too, such as tokens=15T.")
     if prices not in (1, types):
-        given = ",".join(f"{each:g}" for each in query.price)
-        raise InputError(f"price={given}: {prices} prices for {types} GPU types; give one for all, or one for each.")
+        typed = ",".join(f"{price:g}" for price in query.price)
+        raise InputError(f"price={typed}: {prices} prices for {types} GPU types; give one for all or one for each.")
     query.price = query.price * (types // prices)
     return query
 
@@ -193,7 +192,7 @@ def _counts(key: str, text: str) -> tuple[int, ...]:
         first = whole(key, low)
         last = whole(key, high) if dots else first
         if last < first:
-            raise InputError(f"{key}={part}: the range is empty; expected the smaller count first.")
+            raise InputError(f"{key}={part}: the range is empty; put the smaller count first.")
         if last - first > MAX_GPUS:
             raise InputError(f"{key}={part}: {last - first + 1:,} counts; expected at most {MAX_GPUS:,}.")
         counts += range(first, last + 1)
@@ -202,26 +201,27 @@ def _counts(key: str, text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PlanBands:
-    """Bands of predictions on one GPU type. times: of step times, by GPUs; None if a user's constants lack them."""
+    """Bands of predictions on one GPU type. times: bands of step times by number of GPUs; None if a user's constants
+    have no band."""
 
     times: dict[int, Band | None]
     memory: Band
 
     def basis(self) -> list[str]:
-        """Sentences: the held-out measurements behind the bands, and what is extrapolated."""
+        """Sentences that name the held-out measurements behind the bands, and what is extrapolated."""
         known = [each for each in self.times.values() if each]
-        result = ["no band of step times: the file of constants states none"] if len(known) < len(self.times) else []
+        result = ["no band of step times: the constants file has none"] if len(known) < len(self.times) else []
         if known:
             result.append(f"90%: the interval of 9 in 10 measurements, by {known[0].basis}")
         phrases = dict.fromkeys(phrase for each in known for phrase in each.extrapolated)
-        result += [f"extrapolated, thus wider: {'; '.join(phrases)}"] if phrases else []
+        result += [f"extrapolated, so the interval is wider: {'; '.join(phrases)}"] if phrases else []
         result += [f"extrapolated: {'; '.join(self.memory.extrapolated)}"] if self.memory.extrapolated else []
         return result
 
 
 @dataclass(frozen=True, slots=True)
 class PlanAnswer:
-    """The plans on one GPU type. mfu: (rows,), model FLOPs ÷ FLOPs of the GPUs at peak. step_tokens: tokens per step.
+    """The plans on one GPU type. mfu: (rows,), model FLOPs ÷ peak FLOPs of the GPUs. step_tokens: tokens per step.
     price: per GPU-hour.
     """
 
@@ -233,8 +233,9 @@ class PlanAnswer:
     bands: PlanBands
 
     def trainings(self, table: PlanTable, tokens: float) -> list[dict[str, Any]]:
-        """Days, GPU-hours and cost of a whole training under each row's plan, and the factors between which they are.
-        cost: None without a price. band: None if unknown."""
+        """Days, GPU-hours and cost of a whole training of `tokens` under the plan of each row of `table`.
+
+        cost: None without a price. band: the lowest and highest factor on these figures; None if unknown."""
         result = []
         for gpus, step_s in zip(table.gpus.tolist(), table.step_time_s.tolist(), strict=True):
             seconds = tokens / self.step_tokens * step_s
@@ -243,17 +244,17 @@ class PlanAnswer:
             rate, days = self.step_tokens / step_s, seconds / DAY_S
             band = self.bands.times[gpus]
             factors = band and (band.low, band.high)
-            one = {"gpus": gpus, "tokens_per_s": rate, "days": days, "gpu_hours": hours, "cost": cost}
-            result.append(one | {"band": factors})
+            figures = {"gpus": gpus, "tokens_per_s": rate, "days": days, "gpu_hours": hours, "cost": cost}
+            result.append(figures | {"band": factors})
         return result
 
 
 def _as_json(answer: PlanAnswer, tokens: float | None) -> dict[str, Any]:
-    """The entry of one GPU type in the file of `--json`."""
+    """Builds the entry of one GPU type for the file of `--json`."""
     table, plans = answer.table, []
     for row, rank in enumerate(table.rank.tolist()):
         step_s, memory_bytes, best_s = (
-            float(each) for each in (table.step_time_s[row], table.memory_bytes[row], table.step_time_s[row - rank])
+            float(value) for value in (table.step_time_s[row], table.memory_bytes[row], table.step_time_s[row - rank])
         )
         band = answer.bands.times[int(table.gpus[row])]
         plan = {
@@ -269,8 +270,8 @@ def _as_json(answer: PlanAnswer, tokens: float | None) -> dict[str, Any]:
             "mfu": float(answer.mfu[row]),
             "parts": {name: float(getattr(table.parts, name)[row]) for name in PARTS},
         }
-        apart = {"told_apart": bool(band and band.can_tell_apart(best_s, step_s))}
-        plans.append(plan | ({"why": why(table, row, row - rank)} | apart if rank else {}))
+        told_apart = {"told_apart": bool(band and band.can_tell_apart(best_s, step_s))}
+        plans.append(plan | ({"why": why(table, row, row - rank)} | told_apart if rank else {}))
     result: dict[str, Any] = {
         "gpu": table.machine.gpu.name,
         "precision": answer.software.precision,
@@ -295,11 +296,11 @@ def _print_plans(answer: PlanAnswer) -> None:
     if machine.gpu.compute_capability < MIN_FLASH_CAPABILITY:
         print("  attention is not fused: FlashAttention does not run on these GPUs")
     counts = set(table.gpus.tolist())
-    many = len(counts) + len(table.infeasible) >= MIN_COUNTS_FOR_SUMMARY
-    shown = table.efficient() if many else table
+    is_summary = len(counts) + len(table.infeasible) >= MIN_COUNTS_FOR_SUMMARY
+    shown = table.efficient() if is_summary else table
     mfu = dict(zip(zip(table.gpus.tolist(), table.rank.tolist(), strict=True), answer.mfu.tolist(), strict=True))
     used = [name for name in PARTS if (getattr(shown.parts, name) > 0.005 * shown.step_time_s).any()]
-    rows, slower = [], []
+    rows, remarks = [], []
     for row, (gpus, rank) in enumerate(zip(shown.gpus.tolist(), shown.rank.tolist(), strict=True)):
         plan, step_s = shown.plans.plan(row).describe(), float(shown.step_time_s[row])
         shares = [f"{getattr(shown.parts, name)[row] / step_s:.0%}" for name in used]
@@ -310,62 +311,63 @@ def _print_plans(answer: PlanAnswer) -> None:
         rows.append([str(gpus), plan, *step, *memory, f"{mfu[gpus, rank]:.1%}", *shares])
         if rank:
             best_s = float(shown.step_time_s[row - rank])
-            more = step_s / best_s - 1.0
-            reason = f"{more:.1%} slower: {why(shown, row, row - rank)}"
-            if more < MIN_SLOWER:
-                slower.append(f"  {gpus}: {plan} is as fast")
+            slowdown = step_s / best_s - 1.0
+            reason = f"{slowdown:.1%} slower: {why(shown, row, row - rank)}"
+            if slowdown < MIN_SLOWDOWN_FRACTION:
+                remarks.append(f"  {gpus}: {plan} is as fast")
             elif band and not band.can_tell_apart(best_s, step_s):
-                slower.append(f"  {gpus}: {plan} cannot be told apart from the fastest ({reason})")
+                remarks.append(f"  {gpus}: {plan} cannot be told apart from the fastest ({reason})")
             else:
-                slower.append(f"  {gpus}: {plan} is {reason}")
+                remarks.append(f"  {gpus}: {plan} is {reason}")
         if high > visible_bytes(machine) / 2**30:
-            slower.append(f"  {gpus}: {plan} may run out of memory, if it needs as much as the upper end of its band")
+            remarks.append(f"  {gpus}: {plan} may run out of memory: the upper end of its band does not fit")
     if rows:
         header = ("gpus", "plan", "step", "90%", "memory", "90%", "MFU", *(PARTS[each] for each in used))
         print(aligned(header, rows, left=2))
         for sentence in answer.bands.basis():
             print(f"  {sentence}")
-    for line in slower:
+    for line in remarks:
         print(line)
     if len(shown) < len(counts):
         print(f"  {len(counts) - len(shown)} counts are left out: fewer GPUs are as fast.")
-    # For each limiting factor: the number of GPUs that lacks the least memory, and how many other numbers fail on it.
+    # For each reason why counts of GPUs have no plan: the count that lacks the least memory, and how many others fail.
     for factor in dict.fromkeys(each.factor for each in table.infeasible):
-        alike = [each for each in table.infeasible if each.factor == factor]
-        least = min(alike, key=lambda each: each.missing_bytes)
-        others = f" ({len(alike) - 1} other counts fail on {factor} too)" if len(alike) > 1 else ""
-        print(f"  no plan on {least.gpus} GPUs, {factor}: {least.message}{others}.")
+        failed = [each for each in table.infeasible if each.factor == factor]
+        nearest = min(failed, key=lambda each: each.missing_bytes)
+        others = f" ({len(failed) - 1} other counts fail on {factor} too)" if len(failed) > 1 else ""
+        print(f"  no plan on {nearest.gpus} GPUs, {factor}: {nearest.message}{others}.")
 
 
 def _offloaded(table: PlanTable, find: Callable[..., PlanTable]) -> Iterator[str]:
-    """For the number of GPUs that lacks the least memory: a sentence with the plan that fits with offloading."""
-    short = [each for each in table.infeasible if each.factor == "memory"]
-    if short:
-        count = min(short, key=lambda each: each.missing_bytes).gpus
+    """Yields a sentence with the plan that fits with offloading, for the number of GPUs that lacks the least memory."""
+    lacking = [each for each in table.infeasible if each.factor == "memory"]
+    if lacking:
+        count = min(lacking, key=lambda each: each.missing_bytes).gpus
         found = find(table.machine, [count], offload=True)
         if len(found):
             step_s, needed = seconds(float(found.step_time_s[0])), float(found.memory_bytes[0]) / 2**30
             yield (
-                f"With the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU), {count} GPUs fit it: "
+                f"With the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU), {count} GPUs suffice: "
                 f"{found.plans.plan(0).describe()}, {step_s}, {needed:.1f} GiB."
             )
 
 
 def _smallest_fitting(table: PlanTable, find: Callable[..., PlanTable]) -> str:
-    """A sentence with the smallest number of GPUs that the model fits on, in powers of two of whole nodes."""
+    """A sentence with the smallest number of GPUs that the model fits on, among whole nodes times powers of two."""
     tried, node = max(each.gpus for each in table.infeasible), table.machine.gpus_per_node
     counts = [node << doublings for doublings in range(MAX_GPUS.bit_length())]
     if larger := [each for each in counts if tried < each <= MAX_GPUS]:
         found = find(table.machine, larger)
         if len(found):
             plan = found.plans.plan(0).describe()
-            return f"Of powers of two, {int(found.gpus[0])} GPUs are the first that it fits on: {plan}."
-    return f"No power of two of whole nodes up to {MAX_GPUS} GPUs has a plan; change the settings named above."
+            return f"The smallest power of two of nodes that it fits on has {int(found.gpus[0])} GPUs: {plan}."
+    return f"No power of two of nodes, up to {MAX_GPUS} GPUs, has a plan; change the settings named above."
 
 
 def _print_training(answer: PlanAnswer, tokens: float) -> None:
-    """Prints days, GPU-hours and cost of a whole training as a table, and a line with the basis of their error."""
+    """Prints days, GPU-hours and cost of a whole training as a table."""
     best = answer.table.best()
+    shown = answer.table.efficient() if len(best) >= MIN_COUNTS_FOR_SUMMARY else best
     columns = {"days": "days", "GPU-hours": "gpu_hours", **({} if answer.price is None else {"cost": "cost"})}
 
     def with_band(value: float, band: tuple[float, float] | None) -> str:
@@ -373,11 +375,11 @@ def _print_training(answer: PlanAnswer, tokens: float) -> None:
 
     rows = [
         [
-            str(each["gpus"]),
-            short(each["tokens_per_s"]),
-            *(with_band(each[name], each["band"]) for name in columns.values()),
+            str(training["gpus"]),
+            short(training["tokens_per_s"]),
+            *(with_band(training[name], training["band"]) for name in columns.values()),
         ]
-        for each in answer.trainings(answer.table.efficient() if len(best) >= MIN_COUNTS_FOR_SUMMARY else best, tokens)
+        for training in answer.trainings(shown, tokens)
     ]
     print(
         f"\n  {short(tokens)} tokens, {short(answer.step_tokens)} a step; without failures, evaluation and checkpoints"
@@ -385,11 +387,11 @@ def _print_training(answer: PlanAnswer, tokens: float) -> None:
     print(aligned(("gpus", "tokens/s", *columns), rows))
 
 
-def spread(low: float, high: float, shown: Callable[[float], str]) -> str:
-    """An interval in the form of its values: `94.6–251 s`, `980 ms–1.21 s`."""
-    one, other = shown(low), shown(high)
-    unit = one.lstrip("0123456789.")
-    return f"{one.removesuffix(unit) if unit and other.endswith(unit) else one}–{other}"
+def spread(low: float, high: float, formatted: Callable[[float], str]) -> str:
+    """Formats an interval, with a shared unit only once: `94.6–251 s`, `980 ms–1.21 s`."""
+    first, last = formatted(low), formatted(high)
+    unit = first.lstrip("0123456789.")
+    return f"{first.removesuffix(unit) if unit and last.endswith(unit) else first}–{last}"
 
 
 def short(value: float) -> str:
@@ -400,39 +402,39 @@ def short(value: float) -> str:
     return f"{digits:.3g}{letter}" if digits < 999.5 else f"{digits:.0f}{letter}"
 
 
-# Writes a plan as a launch script or configuration of a training stack, and reads a plan from such a file.
+# Writes a plan as a launch script or configuration of a training stack, and reads one back.
 
 
-def _emit(wanted: Sequence[Sequence[str]], model: RequestedModel, answer: PlanAnswer) -> None:
-    """Writes the best plan in every requested form. wanted: (form, file) pairs. Raises InputError, before any file is
-    written, if a form cannot express the plan."""
+def _emit(requested: Sequence[Sequence[str]], model: RequestedModel, answer: PlanAnswer) -> None:
+    """Writes the best plan in every requested form. requested: (form, file) pairs. If a form cannot express the plan,
+    raises InputError before any file is written."""
     plan, per_node = answer.table.plans.plan(0), answer.table.machine.gpus_per_node
     launch = PlannedLaunch(plan, model.name, model.architecture, answer.software, per_node)
-    texts = [emitted(form, launch) for form, _ in wanted]
-    for (form, path), text in zip(wanted, texts, strict=True):
+    texts = [emitted(form, launch) for form, _ in requested]
+    for (form, path), text in zip(requested, texts, strict=True):
         if path == "-":
             print()
             sys.stdout.write(text)
             continue
         write_whole(Path(path), text)
-        own = emitter_named(form)
-        print(f"\nwrote {path}, {own.SUMMARY}: {plan.describe()}\n  {own.beside(launch)}")
+        emitter = emitter_named(form)
+        print(f"\nwrote {path}, {emitter.SUMMARY}: {plan.describe()}\n  {emitter.beside(launch)}")
 
 
 def _read_plan(path: Path, query: SimpleNamespace) -> Plan:
     """Reads the plan in a file. Raises InputError if the settings also fix a degree or the batch, and for a file in an
     unknown format."""
-    if beside := [*query.fixed, *(["batch"] if query.batch else [])]:
-        raise InputError(f"plan={path} says {beside[0]} already; leave {beside[0]}= out.")
+    if repeated := [*query.fixed, *(["batch"] if query.batch else [])]:
+        raise InputError(f"plan={path} already sets {repeated[0]}; leave {repeated[0]}= out.")
     if len(query.gpus) != 1:
-        raise InputError(f"plan={path} is a plan for one number of GPUs; give one, such as gpus={query.gpus[0]}.")
+        raise InputError(f"plan={path} is a plan for one count of GPUs; give one, such as gpus={query.gpus[0]}.")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"plan={path}: cannot be read ({getattr(error, 'strerror', None) or 'not text'}).") from None
     form = next((each for each in map(emitter_named, emitter_names()) if each.recognises(text)), None)
     if form is None:
-        raise InputError(f"plan={path}: is none of the forms that --emit writes: {', '.join(emitter_names())}.")
+        raise InputError(f"plan={path}: has none of the forms that --emit writes: {', '.join(emitter_names())}.")
     if query.software not in form.SOFTWARE:
         readers = ", ".join(form.SOFTWARE)
         raise InputError(
@@ -467,10 +469,8 @@ def _own_constants(query: SimpleNamespace, machines: Sequence[Machine]) -> OwnCo
         return None
     own = own_constants(query.constants)
     if own.software not in (None, query.software):
-        raise InputError(
-            f"constants={query.constants}: of {own.software}, not {query.software}; type software={own.software}."
-        )
+        raise InputError(f"constants={query.constants} is for {own.software}; type software={own.software}.")
     if all(own.of(each.gpu) is None for each in machines):
         known = ", ".join(own.gpu_types)
-        raise InputError(f"constants={query.constants}: of {known}, not of {', '.join(query.gpu)}; type gpu={known}.")
+        raise InputError(f"constants={query.constants} is for {known}; type gpu={known}.")
     return own

@@ -2,13 +2,13 @@
 
 FILE: a CSV of step times: `placement` (or `num_nodes` and `num_replicas`), `local_bsz`, `step_time` in seconds, and
 `sync_time` if the file is used for --calibrate. Application and GPU type are taken from the path
-<application>/placements-<gpu>.csv (or scalability-<gpu>.csv), or from options. Or a file for the planner: training
-times of parallel plans with their degrees (columns as in commands/measurements/training_times.py), memory, collectives,
-layers, image models, best plans. The columns decide the format. Predictions come from the shipped catalog, or with
---calibrate from a robust fit to those files. Errors are fractions of the measured value; bias is signed, positive if
-predictions are too large. A row with an unstated field is predicted for every possible value, and the closest
-prediction is scored (`banded`). Regret: among rows with the same model, GPUs and batch, measured time of the plan
-predicted fastest ÷ the best − 1. Baseline: FLOPs ÷ peak FLOP/s × one constant fitted to the file.
+<application>/placements-<gpu>.csv (or scalability-<gpu>.csv), or from options. FILE may also be a file for the planner:
+training times of parallel plans with their degrees (columns as in commands/measurements/training_times.py), memory,
+collectives, layers, image models or best plans. The columns decide the format. Predictions come from the shipped
+catalog, or with --calibrate from a robust fit to those files. Errors are fractions of the measured value; bias is
+signed, positive if predictions are too large. A row with an unstated field is predicted for every possible value, and
+the closest prediction is scored (`banded`). Regret: among rows with the same model, GPUs and batch, measured time of
+the plan predicted fastest ÷ the best − 1. Baseline: FLOPs ÷ peak FLOP/s × one constant fitted to the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synergy_core.commands._asking import table, write_whole
+from synergy_core.commands._settings import table, write_whole
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.step_times import StepTimes
 from synergy_core.commands.measurements.training_times import TrainingTimes
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "score the shipped or fitted constants on measurements"
 FORM_HELP = (
-    "form fitted with --calibrate: saturating, crowded or pollux; by default the one of the first two that predicts "
+    "form fitted with --calibrate: saturating, crowded or pollux; by default saturating or crowded, whichever predicts "
     "held-out placements better"
 )
 CONSTANTS_HELP = "constants refitted to times of plans: network, software (one factor each), or names of constants"
@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_naming(parser: argparse.ArgumentParser) -> None:
     """Adds the options that override the names taken from paths."""
-    parser.add_argument("--model", help="the application of all files, instead of their folder's name")
-    parser.add_argument("--gpu-type", help="the GPU type of all files, instead of the one in their names")
+    parser.add_argument("--model", help="the application of all files; by default the name of their folder")
+    parser.add_argument("--gpu-type", help="the GPU type of all files; by default the one in their names")
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -58,13 +58,14 @@ def run(chosen: argparse.Namespace) -> int:
     from synergy_core.commands._scoring import calibrated_on, constants_from, predictor, scored, step_scores
 
     form = form_named(chosen.form) if chosen.form else None
-    files, given = (
+    files, calibration_files = (
         [read(path, model=chosen.model, gpu_type=chosen.gpu_type) for path in paths]
         for paths in (chosen.files, chosen.calibrate or [])
     )
-    steps = [file for file in given if isinstance(file, StepTimes)]
+    steps = [file for file in calibration_files if isinstance(file, StepTimes)]
     models = calibrated_on(steps, form) if steps else None
-    choose, constants = constants_from([file for file in given if isinstance(file, TrainingTimes)], chosen.constants)
+    plans = [file for file in calibration_files if isinstance(file, TrainingTimes)]
+    choose, constants = constants_from(plans, chosen.constants)
     results: list[dict[str, Any]] = []
     for file in files:
         if isinstance(file, StepTimes):
@@ -104,17 +105,17 @@ _COLUMNS_OF_PLANS = (
 
 
 def _print(groups: list[ScoredGroup], *, of_plans: bool) -> None:
-    """Prints the table. of_plans: whether to add the columns of parallel plans, with dashes for missing values."""
+    """Prints the scores. of_plans: whether to add the columns of parallel plans, with dashes for missing values."""
     columns = _COLUMNS + _COLUMNS_OF_PLANS if of_plans else _COLUMNS
     rows = []
-    for each in groups:
-        figures = {**asdict(each.score), **each.fields}
+    for group in groups:
+        figures = {**asdict(group.score), **group.fields}
         values = [(figures.get(key, math.nan), form) for _, key, form in columns]
         rows.append(
-            [each.name, *("–" if of_plans and math.isnan(value) else f"{value:{form}}" for value, form in values)]
+            [group.name, *("–" if of_plans and math.isnan(value) else f"{value:{form}}" for value, form in values)]
         )
     print(table(("group", *(header for header, _, _ in columns)), rows))
-    if any(each.fields.get("banded") for each in groups):
-        print("  banded: rows with unstated settings, each scored in the setting closest to the measurement, so errors")
-        print("  and regrets of groups with such rows are lower bounds.")
+    if any(group.fields.get("banded") for group in groups):
+        print("  banded: rows with unstated settings. Each is scored in the setting closest to its measurement, so the")
+        print("  errors and regrets of groups with such rows are lower bounds.")
     print()

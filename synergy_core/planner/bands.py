@@ -1,8 +1,8 @@
 """Bands of predicted step times and memory: the intervals that held 9 of 10 held-out measurements.
 
-Errors are log(measured ÷ predicted) of rows that the constants were not fitted to. bench/fit_planner.py makes them and
-writes only quantiles and counts: of each software, GPU type and model family into catalog/constants/<software>.yaml, of
-memory and of what was not measured into catalog/constants/transfer.yaml. A prediction takes the nearest of those.
+Errors are log(measured ÷ predicted) of rows that the constants were not fitted to. bench/fit_planner.py computes them
+and writes only quantiles and counts: those of each software, GPU type and model family to
+catalog/constants/<software>.yaml, those of memory and of unmeasured settings to catalog/constants/transfer.yaml.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from synergy_core.units import Floats
 COVERAGE = 0.9
 """Fraction of held-out measurements inside a band."""
 MIN_MODELS = 9
-"""Fewest models whose errors promise `COVERAGE` for a further one: the greatest |error| of 9 holds 9/10. Errors of
-fewer models may widen a band but not make it narrower. Of a user's own measurements, rows are counted."""
+"""Fewest models whose errors give `COVERAGE` for a new model: the largest |error| of 9 models covers 9 in 10. Errors
+of fewer models may widen a band but not narrow it. For a user's own measurements, rows are counted instead."""
 ANY = "any"
 """Key of the band over all model families."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Factors of a prediction between which 90 % of held-out measurements were.
+    """Two factors, low and high: 90 % of held-out measurements lay between low and high times the prediction.
 
-    near: the factors before the band was widened for what was not measured. Plans on the same GPUs share the errors
-    that widen it, so they are compared with `near`. basis: the held-out rows, in words. extrapolated: what was never
-    measured, a clause each; empty if the prediction is within what was measured.
+    near: the factors before the band was widened for unmeasured settings. Plans on the same GPUs share the errors that
+    widen it, so they are compared with `near`. basis: the held-out rows, in words. extrapolated: a clause for each
+    property that was never measured; empty if all were.
     """
 
     low: float
@@ -55,7 +55,7 @@ class Band:
     extrapolated: tuple[str, ...] = ()
 
     def of(self, value: float) -> tuple[float, float]:
-        """The band around a predicted value, in its unit."""
+        """The lower and upper end of the band around a predicted value, in its unit."""
         return self.low * value, self.high * value
 
     def can_tell_apart(self, one: float, other: float) -> bool:
@@ -64,15 +64,15 @@ class Band:
 
 
 def log_interval(errors: Floats, groups: Sequence[Any], *, mirrored: bool = False) -> tuple[float, float]:
-    """The interval that holds `COVERAGE` of a further group's errors, half of the rest on each side; errors: (rows,).
+    """The interval that holds `COVERAGE` of the errors of a new group, with half of the rest on each side.
 
-    groups: (rows,), what each row belongs to, such as its model. Rows of a group share its error, so only groups are
-    exchangeable. With one row drawn of each of K groups, the ⌈(K + 1) 0.95⌉-th from either end is the end of a split
-    conformal interval (Dunn, Wasserman and Ramdas, JASA 2023, single subsampling), or the extreme one below 19 groups.
-    The result is the median of that end over all draws, which is what their intervals agree on by majority (Gasparin
-    and Ramdas, arXiv 2401.09379: it is proven to hold 80 % where each draw's holds 90 %, and holds nearly as much as
-    they in practice), so that no odd row of a large group decides. mirrored: the ⌈(K + 1) 0.9⌉-th of
-    |error| on both sides, for which 9 groups are enough.
+    errors: (rows,). groups: (rows,), the group of each row, such as its model. Rows of a group share its error, so only
+    groups are exchangeable. If one row of each of K groups is drawn, the ⌈(K + 1) 0.95⌉-th error from either side is
+    the end of a split conformal interval (Dunn, Wasserman and Ramdas, JASA 2023, single subsampling); below 19 groups
+    it is the extreme error. The result is the median of that end over all draws, their majority vote (Gasparin and
+    Ramdas, arXiv 2401.09379: proven to cover 80 % if each draw's interval covers 90 %, and nearly 90 % in practice), so
+    that no single row of a large group decides. mirrored: use the ⌈(K + 1) 0.9⌉-th |error| on both sides, for which 9
+    groups are enough.
     """
     if mirrored:
         end = _upper_end(np.abs(errors), groups, COVERAGE)
@@ -86,7 +86,7 @@ def _upper_end(scores: Floats, groups: Sequence[Any], level: float) -> float:
     _, group, counts = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
     rank = min(math.ceil((len(counts) + 1) * level - 1e-9), len(counts))
     values = np.unique(scores)
-    chance = np.zeros((len(values), len(counts) + 1))  # that so many draws are at most the value
+    chance = np.zeros((len(values), len(counts) + 1))  # [value, n]: probability that n drawn scores are ≤ value
     chance[:, 0] = 1.0
     for at, count in enumerate(counts):
         below = np.searchsorted(np.sort(scores[group == at]), values, side="right")[:, None] / count
@@ -105,8 +105,8 @@ def time_band(
 ) -> Band:
     """The band of a step time on `gpus` GPUs, from the shipped constants.
 
-    own: the band of a user's constants (`OwnConstants.bands`). With fewer than `MIN_MODELS` rows it is as wide as the
-    shipped one at least.
+    own: the band of a user's constants (`OwnConstants.bands`), which is used instead. If it has fewer than `MIN_MODELS`
+    rows, it is made at least as wide as the shipped one.
     """
     family, gpu_type = family_name(architecture), constants_like(machine.gpu)
     name, source = nearest_fit(machine.gpu, software, shipped_fits())
@@ -136,7 +136,7 @@ def time_band(
 
 
 def memory_band(software: Software, architecture: Architecture) -> Band:
-    """The band of the memory that a plan needs. `MEMORY_UPPER` says what a search makes of its upper end."""
+    """The band of the memory that a plan needs. A search does not use its upper end, but `MEMORY_UPPER`."""
     family = family_name(architecture)
     own = shared_bands()["memory"]
     found = own.get(f"{software.fitted_as} {family}") or own.get(f"{software.name} {family}")
@@ -145,9 +145,9 @@ def memory_band(software: Software, architecture: Architecture) -> Band:
 
 
 MEMORY_UPPER = 1.0 / (1.0 - MARGIN)
-"""A search proposes only plans that fit with this factor of their predicted memory, because it keeps `MARGIN` free. It
-lies above the upper end of the band of transformers, so that those plans are chosen by their upper bound. The upper end
-of mixtures is above it: plans that were measured to run would be refused by that."""
+"""A search proposes only plans that fit with this factor of their predicted memory, because it keeps `MARGIN` free. The
+factor is above the upper end of the band of transformers, so their plans fit up to that end. It is below the upper end
+for mixtures of experts, because a larger factor would refuse plans that were measured to run."""
 
 
 def _of(bands: Mapping[str, Any], family: str) -> Mapping[str, Any]:
@@ -156,7 +156,7 @@ def _of(bands: Mapping[str, Any], family: str) -> Mapping[str, Any]:
 
 
 def _band(near: Mapping[str, Any], carried: Mapping[str, Any], widened: Mapping[str, str]) -> Band:
-    """The nearest band, as wide as the widest of those for what was not measured."""
+    """The nearest band, widened to the widest band of the settings that were not measured."""
     ends = [near, *(carried[key if key in carried else "software"] for key in widened if carried)]
     low, high = (math.exp(choose(each[end] for each in ends)) for end, choose in (("low", min), ("high", max)))
     basis = f"{near['rows']} held-out rows of {near['of']}"
@@ -171,15 +171,15 @@ def family_name(architecture: Architecture) -> str:
 
 @cache
 def shared_bands() -> Mapping[str, Any]:
-    """Bands in transfer.yaml: of step times by family, of memory by software and family, and of what was not measured.
+    """Bands in transfer.yaml: of step times by family, of memory by software and family, and of unmeasured settings.
 
-    low, high: of log(measured ÷ predicted); rows, of: how many held-out rows, and which, in words.
+    low, high: ends of log(measured ÷ predicted). rows, of: number of held-out rows, and what they are, in words.
     """
     result: Mapping[str, Any] = read_yaml(CATALOG / "constants" / "transfer.yaml")["bands"]
     return result
 
 
 def summary(errors: NDArray[np.float64], groups: Sequence[Any], of: str, *, mirrored: bool = False) -> dict[str, Any]:
-    """The entry of a catalog file for these held-out errors."""
+    """Builds the entry of a catalog file for these held-out errors."""
     low, high = log_interval(errors, groups, mirrored=mirrored)
     return {"low": round(low, 4), "high": round(high, 4), "rows": len(errors), "of": of}

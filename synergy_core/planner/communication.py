@@ -1,15 +1,15 @@
 """Seconds of collectives, from the links of a machine.
 
-In a ring of n GPUs each passes on n − 1 pieces of bytes/n in an all-gather or reduce-scatter, 2 (n − 1) in an
-all-reduce (Patarasuk and Yuan, 2009). A message takes the faster of NCCL's two protocols (`Link`): fixed + hops · hop +
-wire + 2 √(ramp · wire), with chunks of the best size, or low + wire ÷ share, which suits small messages. A switch that
-sums takes (n + 1)/n of the bytes from each GPU, one part after another: n hops. Across nodes one ring passes through
-all GPUs: (n − 1)/n of the bytes leave each node over the network of all its GPUs while others move inside the node. The
-total is the time of the slower of the two stages plus the start of the other.
+In a ring of n GPUs, each GPU sends n − 1 pieces of bytes/n in an all-gather or reduce-scatter, and 2 (n − 1) pieces in
+an all-reduce (Patarasuk and Yuan, 2009). A message uses the faster of NCCL's two protocols (`Link`). One takes
+fixed + hops · hop + wire + 2 √(ramp · wire), with chunks of the best size; the other, for small messages, takes
+low_fixed + hops · low_hop + wire ÷ low_share. A switch that sums receives (n + 1)/n of the bytes from each GPU, part by
+part in n hops. Across nodes, one ring passes through all GPUs: (n − 1)/n of the bytes leave each node over the network
+of all its GPUs, while others move inside the node. The total is the slower of the two stages plus the other's start.
 
 Sizes are in bytes. ranks: GPUs of a group. per_node: GPUs of the group on one node. sharing: groups active on one node
-÷ (GPUs of the node ÷ per_node); 1 where each GPU of the node is in one group and each group has its share of the
-network. All arguments may be arrays that broadcast; a group of one GPU takes no time.
+÷ (GPUs of the node ÷ per_node); 1 if each GPU of the node is in one group and each group has its share of the network.
+All arguments may be arrays that broadcast. A group of one GPU takes no time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from synergy_core.units import Floats, Ints
 def all_to_all_s(
     nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike, links: Links, *, sharing: ArrayLike = 1.0
 ) -> Floats:
-    """Seconds in which every rank sends an equal part of its nbytes to every other rank."""
+    """Seconds of an all-to-all: every rank sends an equal part of its nbytes to every other rank."""
     size, n, g, nodes = _shape(nbytes, ranks, per_node)
     share, nothing = size / n, np.zeros_like(size)
     network, rate = links.network, np.asarray(links.network_bytes_per_s)
@@ -47,7 +47,7 @@ def all_to_all_s(
 
 
 def send_s(nbytes: ArrayLike, within_node: ArrayLike, links: Links) -> Floats:
-    """Seconds in which one GPU sends nbytes to another GPU, of the same node or not."""
+    """Seconds for one GPU to send nbytes to another GPU, within its node or not."""
     size = np.asarray(nbytes, dtype=np.float64)
     near = _inside(np.asarray(2.0), np.asarray(1.0), size, links) + links.dispatch_rank_s
     far = _protocols(links.network, np.asarray(links.network_bytes_per_s), np.asarray(1.0), size)
@@ -57,16 +57,16 @@ def send_s(nbytes: ArrayLike, within_node: ArrayLike, links: Links) -> Floats:
 def _ring(
     passes: float, nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike, links: Links, *, sharing: ArrayLike = 1.0
 ) -> Floats:
-    """Seconds of a ring that goes round `passes` times. Two are an all-reduce, for which a switch or tree may serve."""
+    """Seconds of `passes` rounds of a ring. Two rounds are an all-reduce, which may use a switch or a tree instead."""
     size, n, g, nodes = _shape(nbytes, ranks, per_node)
     hops, nothing = passes * (g - 1.0), np.zeros_like(size)
     link, inside = links.inside, _inside(g, hops, hops / g * size, links)
     if link.switch_efficiency > 0.0 and passes == 2.0:
-        # Each GPU sends its bytes to the switch once, and its part of the sum once more.
+        # Each GPU sends all of its bytes to the switch, and then its part of the sum.
         wire = (g + 1.0) / g * size / (links.inside_bytes_per_s * link.switch_efficiency)
         in_switch = link.fixed_s + g * link.hop_s + wire + 2.0 * np.sqrt(link.ramp_s * wire)
         inside = np.minimum(inside, np.where(g > 1.0, in_switch, 0.0))
-    # Steps round the ring of nodes, or up and down a binary tree of nodes.
+    # Steps around a ring of nodes, or up and down a binary tree of nodes, whichever are fewer.
     steps = passes * np.minimum(nodes - 1.0, 2.0 * np.ceil(np.log2(nodes)))
     rate = links.network_bytes_per_s * g / np.asarray(sharing, dtype=np.float64)
     return _both(
@@ -80,13 +80,13 @@ def _ring(
 
 
 all_reduce_s = partial(_ring, 2.0)
-"""Every rank ends with the sum of all ranks' nbytes."""
+"""Seconds of an all-reduce: every rank ends with the sum of all ranks' nbytes."""
 all_gather_s = reduce_scatter_s = partial(_ring, 1.0)
-"""In an all-gather every rank ends with all nbytes; a reduce-scatter is the reverse and takes as long."""
+"""Seconds of an all-gather, after which every rank has all nbytes; a reduce-scatter, its reverse, takes as long."""
 
 
 def _shape(nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike) -> tuple[Floats, Floats, Floats, Floats]:
-    """Bytes, ranks, ranks per node (the mean where nodes differ) and nodes of each group."""
+    """Bytes, ranks, ranks per node (the mean if nodes differ) and nodes of each group."""
     size, n, g = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (nbytes, ranks, per_node)))
     n = np.maximum(n, 1.0)
     nodes = np.ceil(n / np.clip(g, 1.0, n))
@@ -94,7 +94,7 @@ def _shape(nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike) -> tuple[Fl
 
 
 def _protocols(link: Link, rate: Floats, hops: Floats, wire_bytes: Floats) -> Floats:
-    """Seconds under the faster protocol of `hops` steps in which wire_bytes leave a GPU. rate: of the data sheet."""
+    """Seconds to send wire_bytes from a GPU in `hops` steps, under the faster protocol. rate: the data sheet's."""
     wire = wire_bytes / (rate * link.efficiency)
     bulk = link.fixed_s + hops * link.hop_s + wire + 2.0 * np.sqrt(link.ramp_s * wire)
     low = link.low_fixed_s + hops * link.low_hop_s + wire / link.low_share
@@ -102,7 +102,7 @@ def _protocols(link: Link, rate: Floats, hops: Floats, wire_bytes: Floats) -> Fl
 
 
 def _inside(g: Floats, hops: Floats, wire_bytes: Floats, links: Links, *, exchange: bool = False) -> Floats:
-    """Seconds within nodes of g GPUs: over the GPU link for groups up to `link_group`, else through the host."""
+    """Seconds among g GPUs of a node: over the GPU link for groups up to `link_group`, else through the host."""
     share: Floats | float = 1.0
     if links.rings:
         share = np.asarray(links.rings)[np.minimum(np.ceil(g).astype(np.int64), len(links.rings) - 1)]
@@ -122,7 +122,7 @@ def _both(
     group: tuple[Floats, Floats, Floats],
     links: Links,
 ) -> Floats:
-    """Seconds of the slower stage, plus the start (an empty message) of the other, plus the software's own time.
+    """Seconds of the slower stage, plus the start (an empty message) of the other, plus software overhead.
 
     group: ranks, ranks on a node, nodes.
     """
@@ -133,7 +133,7 @@ def _both(
 
 
 class PlannedRuns:
-    """Plans on a machine, with its links, fitted constants, and how many ranks of each group share a node.
+    """Plans on a machine, with its links, the fitted constants, and the number of ranks of each group on one node.
 
     Ranks are laid out with tensor parallelism innermost, then context, data, and pipeline outermost.
     """
@@ -147,7 +147,7 @@ class PlannedRuns:
             return np.minimum(degree, np.maximum(per_node // stride, 1))
 
         self.gpus_on_node = np.minimum(per_node, plans.gpus)
-        # Where a node is no multiple of the tensor-parallel degree, groups straddle nodes.
+        # If the GPUs of a node are not a multiple of the tensor-parallel degree, groups span nodes.
         self.tensor_within = np.gcd(plans.tensor, per_node)
         self.context_within = within(plans.context, plans.tensor)
         self.data_ranks = plans.data * plans.context
@@ -176,8 +176,8 @@ def held(work: Work, plans: Plans) -> tuple[Floats, Floats]:
 
 
 ReplicaTerms = tuple[ExchangeTerms, ExchangeTerms]
-"""A compressor's effect on the exchange of dense and of expert gradients on the slowest stage: numbers, or arrays
-(plans,). `latency_s` is ignored, since the links determine it."""
+"""How a compressor changes the exchange of dense and of expert gradients on the slowest stage: numbers, or arrays
+(plans,). `latency_s` is ignored, because the links determine it."""
 Collective = Callable[..., Floats]
 
 
@@ -187,14 +187,14 @@ def replica_exchange_s(
     """Exposed seconds of reducing gradients and gathering weights over data- and context-parallel ranks.
 
     Up to ZeRO-2 both happen once a step and overlap with the last micro-batch's backward pass as far as the software
-    allows. Under ZeRO-3, in every micro-batch, each layer's weights are gathered for the forward and again for the
-    backward pass and its gradients scattered, overlapping with the computation of the previous layer. Encoding and
-    decoding (`terms`) never overlap: they keep the GPU busy.
+    allows. Under ZeRO-3, every micro-batch gathers each layer's weights for the forward and again for the backward
+    pass, and scatters its gradients; this overlaps with the computation of the previous layer. Encoding and decoding
+    (`terms`) never overlap, because they keep the GPU busy.
 
     forward_s, backward_s: (plans,), seconds of a micro-batch on the slowest stage that communication may overlap with.
     """
     plans, software, c, links = runs.plans, runs.software, runs.constants, runs.links
-    # Groups that share a node choose their network cards independently, so that some choose the same card.
+    # Groups that share a node choose network cards independently, so some choose the same card.
     groups_on_node = np.maximum(runs.gpus_on_node // np.maximum(runs.data_within, 1), 1)
     sharing = 1.0 + c.card_collisions * np.where(runs.data_within > 1, groups_on_node - 1.0, 0.0)
 
@@ -207,7 +207,7 @@ def replica_exchange_s(
         return np.where(np.asarray(nbytes) > 0, found, 0.0)
 
     def gradients_s(group: Callable[[Collective, Amount], Floats], collective: Collective, nbytes: Amount) -> Floats:
-        """Seconds to exchange gradients of nbytes before compression."""
+        """Seconds to exchange gradients that have nbytes before compression."""
         seconds = group(collective, nbytes)
         if terms is None:
             return seconds
@@ -215,7 +215,7 @@ def replica_exchange_s(
         return compressed_sync(seconds, replace(terms[group is of_experts], latency_s=latency_s, codec_s=0.0))
 
     def exposed(seconds: Floats, hidden_s: Floats) -> Floats:
-        """Seconds that do not overlap with hidden_s of computation: the share data_exposed never overlaps."""
+        """Seconds that do not overlap with hidden_s of computation. The fraction data_exposed never overlaps."""
         return c.data_exposed * seconds + (1.0 - c.data_exposed) * np.maximum(seconds - hidden_s, 0.0)
 
     dense, expert = held(work, plans)

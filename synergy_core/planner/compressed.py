@@ -1,7 +1,7 @@
-"""The fastest plan of a model for every compressor of the gradients that its replicas exchange.
+"""Finds the fastest plan of a model for every compressor of the gradients that its replicas exchange.
 
-Each pipeline stage has its own layers and its own compressor for each layer. The stage that sends most determines how
-long the exchange takes; the errors of all stages add up.
+Each pipeline stage has its own layers, each with its own compressor. The stage that sends most determines how long the
+exchange takes; the errors of all stages add up.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _UNCOMPRESSED = compressor_named(NO_COMPRESSOR)
 class Stage:
     """The gradient matrices of one GPU, for a group of identical pipeline stages.
 
-    expert: (L,), which rows only ranks with the same experts exchange. stages: number of identical stages.
+    expert: (matrices,), whether only ranks with the same experts exchange it. stages: number of identical stages.
     """
 
     layers: LayerSizes
@@ -61,12 +61,12 @@ class Stage:
 
     @property
     def numbers(self) -> float:
-        """Numbers in the gradients of one stage."""
+        """Number of elements in the gradients of one stage."""
         return float((self.layers.numbers * self.layers.count).sum())
 
 
 def stages_of(work: Work, pipeline: int, at: int) -> tuple[Stage, ...]:
-    """The stages of plan `at` of `work`, equal ones grouped. Layers are spread evenly, the first stages get more."""
+    """The stages of plan `at` of `work`, with identical ones grouped. Layers are spread evenly; the first get more."""
     blocks = {id(each): each for each in (work.before, *(run.block for run in work.layers), work.after)}
     layers = [id(run.block) for run in work.layers for _ in range(round(_at(run.count, at)))]
     parts = [each.tolist() for each in np.array_split(np.array(layers), pipeline)]
@@ -81,7 +81,7 @@ def stages_of(work: Work, pipeline: int, at: int) -> tuple[Stage, ...]:
 
 
 def _tensors(block: Block, times: int, at: int) -> Iterator[tuple[int, int, int, bool]]:
-    """Rows, columns, count and is-expert of each parameter matrix; what is left over counts as one vector."""
+    """Yields rows, columns, count and is-expert of each parameter matrix; other parameters count as one vector."""
     held = {False: 0.0, True: 0.0}
     for each in block.gemms:
         stored = _at(each.count if each.stored is None else each.stored, at)
@@ -105,7 +105,7 @@ def _at(amount: Amount, at: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ShardOffer:
-    """One compressor, or one choice per layer, for every stage of a plan. offers: one per stage, in their order."""
+    """One compressor, or one choice per layer, for every stage of a plan. offers: one per stage, in order."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -125,13 +125,13 @@ class ShardOffer:
 
     @cached_property
     def state_bytes(self) -> float:
-        """Bytes of compressor state on the GPU that keeps most of it."""
+        """Bytes of compressor state on the GPU that keeps most."""
         return max(each.state_bytes for each in self.offers)
 
     def terms(self, replicas: int, gradient_bytes: float, gpu: Gpu, *, expert: bool) -> ExchangeTerms:
         """How this offer changes the exchange of dense gradients, or of expert gradients, among the replicas. Cached.
 
-        gradient_bytes: per uncompressed number. A layer that the compressor would enlarge is sent uncompressed.
+        gradient_bytes: per uncompressed element. A layer that the compressor would enlarge is sent uncompressed.
         """
         key = replicas, expert, gradient_bytes, gpu.memory_bandwidth_bytes_per_s, gpu.fp32_flops_per_s
         if key in self._known:
@@ -153,12 +153,12 @@ class ShardOffer:
 
 
 Offering = Callable[[tuple[Stage, ...], Gradients], tuple[ShardOffer, ...]]
-"""Lists the offers for the stages of a plan, `none` first."""
+"""Returns the offers for the stages of a plan, `none` first."""
 
 
 @cache
 def every_offer(layerwise: Compressor) -> Offering:
-    """Offers every compressor for all layers, and layer-wise choices among the compressors of `layerwise`'s scheme."""
+    """Offers every compressor for all layers, and layer-wise choices among compressors of the scheme of `layerwise`."""
     known = compressors()
     of_scheme = [each for each in known if type(each) is type(layerwise)]
     budgets = {layerwise_name(of_scheme, error): error for error in POINTS}
@@ -179,7 +179,7 @@ def only_offer(compressor: Compressor) -> Offering:
 
 @cache
 def within_error_offer(compressor: Compressor) -> Offering:
-    """Offers no compression, and L-GreCo's choice by layer with no more total error than this compressor makes."""
+    """Offers no compression, and L-GreCo's choice by layer with at most the total error of this compressor."""
 
     def offers(stages: tuple[Stage, ...], gradients: Gradients) -> tuple[ShardOffer, ...]:
         errors = _uniform(compressor, stages, gradients).errors
@@ -198,7 +198,7 @@ def _uniform(compressor: Compressor, stages: tuple[Stage, ...], gradients: Gradi
 def _along_curves(
     compressors: Sequence[Compressor], stages: tuple[Stage, ...], gradients: Gradients, budgets: Mapping[str, float]
 ) -> tuple[ShardOffer, ...]:
-    """One layer-wise offer for each error budget. budgets: by the offer's name."""
+    """One layer-wise offer for each error budget. budgets: total errors, by name of the offer."""
     parts = with_none(compressors)
     total = sum(each.stages * each.numbers for each in stages)
     curves = []
@@ -225,10 +225,10 @@ _Split = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class CompressedPlans:
-    """The fastest plan for each compressor, `none` first, on one number of GPUs and global batch; arrays (offers,).
+    """The fastest plan for each compressor, `none` first, for one number of GPUs and global batch; arrays (offers,).
 
-    replicas: number of gradients that are compressed separately in a step: ranks that exchange, under ZeRO-3 times the
-    micro-batches. errors: errors that compression adds to these gradients.
+    replicas: number of gradients that are compressed separately in a step: the ranks that exchange, times the
+    micro-batches under ZeRO-3. errors: errors that compression adds to these gradients.
     """
 
     plans: tuple[Plan, ...]
@@ -265,10 +265,10 @@ class CompressedSearch:
         global_batch: int,
         fixed: Mapping[str, int] | None = None,
     ) -> CompressedPlans | None:
-        """The fastest plan for every compressor; None where nothing fits. fixed: degrees that must be as given.
+        """The fastest plan for every compressor; None if no plan fits. fixed: values that degrees must have.
 
-        A compressor's state takes memory, too. Error feedback needs whole gradients on every rank, so that biased
-        compressors are only used at ZeRO stage 0. Compressors under which no plan has replicas are left out.
+        A compressor's state takes memory too. Error feedback needs whole gradients on every rank, so biased compressors
+        are only used at ZeRO stage 0. Compressors under which no plan has replicas are left out.
         """
         held = fixed or {}
         sized = sized_plans(self.model, machine, np.array([gpus]), global_batch, held)
@@ -330,7 +330,7 @@ class CompressedSearch:
         return self._offers[split]
 
     def _terms(self, plans: Plans, own: list[ShardOffer | None], machine: Machine) -> ReplicaTerms:
-        """How each plan's offer changes its exchange; plans without an offer are unchanged."""
+        """How each plan's offer changes its exchange. Plans without an offer are unchanged."""
         ranks, gradient_bytes = np.maximum(plans.data * plans.context, 2), self.model.software.gradient_bytes
 
         def of_all(replicas: Ints, *, expert: bool) -> ExchangeTerms:
@@ -344,5 +344,5 @@ class CompressedSearch:
 
 
 def gradients_of(model: Model) -> Gradients:
-    """Assumed statistics of a model's gradients; models that read no tokens count as convolutional."""
+    """Assumed statistics of a model's gradients. A model that does not read tokens counts as convolutional."""
     return Gradients() if model.limits.seq_len else CONVOLUTIONAL

@@ -1,12 +1,12 @@
-"""All plans a model could run with on given GPU counts: degrees that multiply to the count and divide what they split.
+"""Enumerates the plans that a model can run with on given GPU counts. The degrees multiply to the count.
 
 Rules: tensor divides the heads, and divides the key-value heads or is a multiple of them. There are at most as many
-stages as layers, and stages may be uneven. data divides the global batch; the micro-batch divides each replica's part.
-Interleaving needs a number of micro-batches that is a multiple of the stages (Megatron's schedule), and chunks of
-equally many layers, except for the few that the software allows to be shorter.
-Sequence parallelism needs a sequence that tensor × context divides. expert divides data × context or, under sequence
-parallelism where the software keeps experts whole, tensor × data × context. ZeRO 2 and 3 exclude pipeline stages, since
-every micro-batch would gather the weights again.
+stages as layers; stages may be uneven. data divides the global batch, and the micro-batch divides each replica's part.
+Interleaving needs a number of micro-batches that is a multiple of the stages (Megatron's schedule), and chunks with
+equally many layers, except for the few that the software allows to be shorter. Sequence parallelism needs a sequence
+that tensor × context divides. expert divides data × context or, under sequence parallelism if the software keeps
+experts whole, tensor × data × context. ZeRO 2 and 3 exclude pipeline stages, because every micro-batch would gather the
+weights again.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def candidates(
     whole_experts: bool = False,
     plain_tensor: bool = True,
 ) -> Plans:
-    """Every plan without ZeRO and without recomputation, for all counts; (plans,), in an order that repeats.
+    """Every plan for all counts, before ZeRO and recomputation are chosen; (plans,), always in the same order.
 
-    fixed: degrees that must be as given. zeros: ZeRO stages that the software has; plans that could have none of them
+    fixed: values that degrees must have. zeros: ZeRO stages that the software supports; plans that allow none of them
     are left out. short_chunks, whole_experts, plain_tensor: as in `Software`. Raises InputError for a degree that the
     model cannot have.
     """
@@ -66,7 +66,7 @@ def candidates(
     columns = dict(zip(names, (each.ravel() for each in grid), strict=True))
 
     def cross(name: str, values: Sequence[int]) -> None:
-        """Combines every row with every value."""
+        """Combines every row with every value of a new column."""
         chosen = choices(name, values)
         count = len(columns["tensor"])
         columns.update({key: np.repeat(column, len(chosen)) for key, column in columns.items()})
@@ -102,9 +102,9 @@ def candidates(
 def with_options(
     plans: Plans, fixed: Mapping[str, int] | None, zeros: Sequence[int], kinds: Sequence[Recompute]
 ) -> tuple[Plans, Ints]:
-    """Each plan with every possible ZeRO stage and kind of recomputation, and the index of the plan of each variant.
+    """Each plan in variants with every possible ZeRO stage and kind of recomputation, and the plan's index by variant.
 
-    zeros: as in `candidates`. kinds: of recomputation.
+    zeros: as in `candidates`. kinds: kinds of recomputation.
     """
     held = fixed or {}
     tried = np.array([held["zero"]] if "zero" in held else ZEROS)
@@ -116,7 +116,7 @@ def with_options(
 
 
 def leanest(plans: Plans, fixed: Mapping[str, int] | None = None, zeros: Sequence[int] = ZEROS) -> Plans:
-    """Each plan with the ZeRO stage and recomputation that need least memory. zeros: as in `candidates`."""
+    """Each plan with the ZeRO stage and recomputation that need the least memory. zeros: as in `candidates`."""
     held, zero = fixed or {}, np.zeros(len(plans), dtype=np.int64)
     for each in sorted(zeros):
         zero[_may_shard(plans.data * plans.context, plans.pipeline, each, zeros)] = each
@@ -128,13 +128,13 @@ def leanest(plans: Plans, fixed: Mapping[str, int] | None = None, zeros: Sequenc
 
 
 def undominated(zero: Ints, recompute: Ints, of: Ints) -> Bools:
-    """Whether no variant of the same plan `of` recomputes less and shards no more.
+    """Whether to keep a variant: False if another variant of the same plan recomputes less and shards no more.
 
-    Less sharding alone does not make a variant better: with few micro-batches, gathering weights layer by layer
-    overlaps with the forward pass, whereas gathering them after the step does not.
+    of: index of each variant's plan. Less sharding alone does not make a variant better: with few micro-batches,
+    gathering weights layer by layer overlaps with the forward pass, while gathering them after the step does not.
     """
     least = np.full((of.max(initial=-1) + 1, 4), len(Recompute), dtype=np.int64)
-    # ZeRO stages 0 and 1 hold the same weights and gradients and send equally many bytes.
+    # ZeRO stages 0 and 1 hold the same weights and gradients and send the same number of bytes.
     rank = np.argsort(RISING)[recompute]
     np.minimum.at(least, (of, np.maximum(zero, 1)), rank)
     result: Bools = rank <= np.minimum.accumulate(least, axis=1)[of, zero.clip(1)]
@@ -164,7 +164,7 @@ def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int) -> Map
         ),
         (
             of["pipeline"] > limits.layers,
-            f"pipeline={of['pipeline']}: the model has {limits.layers} layers; choose at most that.",
+            f"pipeline={of['pipeline']}: the model has {limits.layers} layers; choose at most that many.",
         ),
         (
             limits.experts % of["expert"],
@@ -195,7 +195,7 @@ def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int) -> Map
 def _may_shard(replicas: Ints, stages: Ints, zero: Ints | int, zeros: Sequence[int]) -> Bools:
     """Whether the ZeRO stage is possible: 1 to 3 need replicas to shard over, 2 and 3 exclude pipeline stages.
 
-    zeros: stages that the software has; a single replica is not sharded, whatever they are.
+    zeros: stages that the software supports. A single replica is never sharded.
     """
     zero = np.asarray(zero)
     sharded = np.isin(zero, zeros) & ((zero <= 1) | (stages == 1))

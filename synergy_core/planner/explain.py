@@ -1,4 +1,4 @@
-"""Why a plan is slower than another, in a sentence; a sample's FLOPs; and plans as an SVG picture."""
+"""Explains in a phrase why a plan is slower than another, counts a sample's FLOPs, and draws plans as SVG."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = {
 
 
 def why(table: PlanTable, row: int, best: int) -> str:
-    """The largest extra cost of plan `row` compared with plan `best`: `TP 16 leaves the node: all-reduces +4.1 s`."""
+    """Names the largest extra cost of plan `row` over plan `best`: `TP 16 leaves the node: all-reduces +4.1 s`."""
     extra = {name: float(getattr(table.parts, name)[row] - getattr(table.parts, name)[best]) for name in PARTS}
     worst = max(extra, key=lambda name: extra[name])
     reason = _reason(worst, table.plans.plan(row), table.plans.plan(best), table.machine)
@@ -37,13 +37,13 @@ def why(table: PlanTable, row: int, best: int) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time with three digits: `4.10 s`, `85.0 ms`."""
+    """Formats a time with three digits: `4.10 s`, `85.0 ms`."""
     size, unit = (value, "s") if value >= 1.0 else (value * 1e3, "ms")
     return f"{size:.{max(0, 2 - int(np.log10(max(size, 1.0))))}f} {unit}"
 
 
 def model_flops(family: Family, architecture: Architecture, software: Software) -> float:
-    """FLOPs of one sample, 3 × forward, without recomputation; causal attention counts half."""
+    """FLOPs of one sample: 3 × forward, without recomputation. Causal attention counts half."""
     work = family.work(architecture, plans_of([Plan()]), software)
     flops = work.before.forward_flops + work.after.forward_flops
     for run in work.layers:
@@ -69,15 +69,15 @@ def _reason(part: str, loser: Plan, winner: Plan, machine: Machine) -> str:
     if part == "optimizer_s":
         return "optimizer state is not sharded:" if loser.zero < winner.zero else "more state per GPU: optimizer"
     if part == "compute_s":
-        # More seconds for the same products: work is repeated, or the products are smaller.
+        # The same products take longer: work is repeated, or the products are smaller.
         if winner.sequence and not loser.sequence and loser.tensor > 1:
-            return "without sequence parallelism norms are repeated:"
+            return "without sequence parallelism, every rank repeats the norms:"
         if loser.micro_batch < winner.micro_batch:
             return f"micro-batch {loser.micro_batch} makes smaller products: compute"
         if loser.tensor > winner.tensor:
             return f"TP {loser.tensor} makes smaller products: compute"
         if loser.pipeline > winner.pipeline:
-            return f"{loser.pipeline} stages are less even, the last has the logits: compute"
+            return f"{loser.pipeline} stages are less even, because the last computes the logits: compute"
         return "compute"
     return {
         "context_s": f"CP {loser.context}: keys and values",
@@ -90,13 +90,13 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP = 900, 320, 80, 190, 50
 COLOURS = ("#4063d8", "#389826", "#cb3c33", "#9558b2", "#b07d00", "#00838f")
 FORWARD, BACKWARD = "#7aa6e0", "#e0a07a"
 MAX_STAGES_DRAWN, MAX_MICRO_BATCHES_DRAWN = 16, 24
-"""Larger pipelines are cut, since they would be too small to see."""
+"""Larger pipelines are cut, because they would be too small to see."""
 
 Point = tuple[float, float]
 
 
 def picture(title: str, tables: Sequence[PlanTable]) -> str:
-    """An SVG of step time against GPUs, and of the fastest plan's pipeline. Tables without plans are only named."""
+    """Draws step time against GPUs, and the fastest plan's pipeline, as SVG. Tables without plans are only named."""
     body = [_text(LEFT, 26, title, size=18), *_curves(tables)]
     height = TOP + HEIGHT + 60
     best = [(table.best(), table) for table in tables if len(table)]
@@ -110,7 +110,7 @@ def picture(title: str, tables: Sequence[PlanTable]) -> str:
 
 
 def svg(height: int, body: Sequence[str]) -> str:
-    """A whole SVG document, `WIDTH` wide."""
+    """A whole SVG document of width `WIDTH`."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'font-family="sans-serif" font-size="12">\n<rect width="{WIDTH}" height="{height}" fill="white"/>\n'
@@ -137,7 +137,7 @@ def schedule(stages: int, micro_batches: int) -> tuple[NDArray[np.float64], NDAr
         for stage, order in enumerate(waiting):
             while order:
                 starts, each = order[0]
-                # When the neighbour's result arrives; NaN: not known yet.
+                # Time when the neighbour's result arrives; NaN: not known yet.
                 if starts is forward:
                     ready = forward[stage - 1, each] + 1.0 if stage else 0.0
                 else:
@@ -151,7 +151,7 @@ def schedule(stages: int, micro_batches: int) -> tuple[NDArray[np.float64], NDAr
 
 
 def _curves(tables: Sequence[PlanTable]) -> list[str]:
-    """Step time of the best plan against GPUs, both logarithmic. The line skips counts that gain no time."""
+    """Draws the best plan's step time against GPUs, both logarithmic. The line skips counts that save no time."""
     best = [table.best() for table in tables]
     result = [_text(LEFT, TOP - 6, "step time of the best plan, s"), _text(LEFT, TOP + HEIGHT + 36, "GPUs")]
     gpus = np.concatenate([each.gpus for each in best]).astype(float)
@@ -184,7 +184,7 @@ def _curves(tables: Sequence[PlanTable]) -> list[str]:
 
 
 def _pipeline(plan: Plan, gpu: str, top: int) -> tuple[list[str], int]:
-    """SVG elements of the plan's first stages and micro-batches, and their height in pixels."""
+    """Draws the plan's first stages and micro-batches. Returns SVG elements and their height in pixels."""
     stages, batches = min(plan.pipeline, MAX_STAGES_DRAWN), min(plan.accumulation, MAX_MICRO_BATCHES_DRAWN)
     part = "; drawn without interleaving" if plan.interleave > 1 else ""
     if (stages, batches) != (plan.pipeline, plan.accumulation):
@@ -212,7 +212,7 @@ def _pipeline(plan: Plan, gpu: str, top: int) -> tuple[list[str], int]:
 
 
 def _scale(values: NDArray[np.float64], first: float, last: float) -> Callable[[float], float]:
-    """A logarithmic axis that maps the least value to pixel `first` and the greatest to pixel `last`."""
+    """A logarithmic axis: maps the smallest value to pixel `first` and the largest to pixel `last`."""
     low, high = float(np.log(values.min())), float(np.log(values.max()))
     span = max(high - low, 1e-9)
     return lambda value: first + (float(np.log(value)) - low) / span * (last - first)

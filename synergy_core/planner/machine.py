@@ -1,4 +1,4 @@
-"""Machines that plans run on, training software, and the constants fitted to both."""
+"""Machines that plans run on, training software, and the constants fitted to pairs of both."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def machine_named(
 ) -> Machine:
     """The nodes of a node type (`dgx-2`), or the usual nodes of a GPU type (`a100-80gb`, or an alias).
 
-    gpus_per_node, network_bytes_per_s (per GPU), link: replace the usual ones. A node type with exactly gpus_per_node
-    is preferred to the usual one. Raises InputError for an unknown name, with the nearest match; for a number below 1;
-    for a link that the GPU lacks; for a GPU type without a node type, unless number and network are given.
+    gpus_per_node, network_bytes_per_s (per GPU), link: replace the usual values. A node type with exactly gpus_per_node
+    GPUs is preferred to the usual one. Raises InputError for an unknown name, with the nearest match; for less than 1
+    GPU; for a link that the GPU lacks; for a GPU type without a node type, unless GPUs per node and network are given.
     """
     if gpus_per_node is not None and gpus_per_node < 1:
         raise InputError(f"{gpus_per_node} GPUs per node; expected at least 1.")
@@ -56,7 +56,7 @@ def machine_named(
     gpu = gpu_sheet(wanted)
     if gpu is None:
         known = {*nodes, *gpu_sheets()}
-        hint = f"A file synergy_core/catalog/gpus/{wanted}.yaml adds it; `plan` takes gpu={wanted}.yaml, too."
+        hint = f"A file synergy_core/catalog/gpus/{wanted}.yaml adds it; `plan` also takes gpu={wanted}.yaml."
         raise unknown("GPU or node type", wanted, known, hint=hint)
     own = [each for each in nodes.values() if each.gpu == gpu.name]
     usual = min(own, key=lambda each: (each.gpus_per_node != gpus_per_node, not each.usual), default=None)
@@ -87,26 +87,26 @@ class Software:
     """A training stack, with its settings.
 
     precision: of matrix products: bf16, fp16, fp8, tf32 or fp32. flash: whether attention scores never reach memory.
-    fused: whether softmax, bias and dropout are part of the kernels beside them. dropout: whether masks are kept.
+    fused: whether softmax, bias and dropout run within the kernels next to them. dropout: whether masks are kept.
     weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy and two moments are 12. prefetch:
     gathered units alive at once under ZeRO-3.
-    logit_bytes: most bytes alive at once per logit: 6 with a softmax in place (Megatron: 16-bit logits, fp32 softmax),
-    8 where the softmax is a second fp32 array (nanotron), 14 through PyTorch's own cross entropy (16-bit logits, fp32
+    logit_bytes: largest number of bytes alive at once per logit: 6 if the softmax is in place (Megatron: 16-bit logits,
+    fp32 softmax), 8 if it is a second fp32 array (nanotron), 14 for PyTorch's own cross entropy (16-bit logits, fp32
     log-softmax and the gradients of both). eager: whether plain autograd decides what is kept: inputs gathered along
-    the sequence, queries and keys before and after rotation, the activated half of a gated MLP; otherwise hand-written
+    the sequence, queries and keys before and after rotation, the activated half of a gated MLP. Otherwise hand-written
     backward passes keep only what they need. weighs_logits: whether stages are cut by compute, including the logits,
     instead of by layers. gathers_from_master: whether ZeRO-3 keeps no weights beside the optimizer's fp32 copy
     (PyTorch's FSDP). workspace_bytes: allocator memory of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's choice
-    from Hopper on; 8 MiB before), and twice as much for Transformer Engine.
-    bucket_elements: gradients in each of DeepSpeed's two buckets, one filled while the other is reduced, under ZeRO 1
-    and 2; 0 without buckets beside the gradients.
-    splits: which of `SPLITS` it has. zeros: the ZeRO stages in which it runs several replicas, 0 for plain replicas.
-    recomputes: the kinds of recomputation that it has, by their names. offload: whether the host keeps optimizer
-    states, and the gradients that ZeRO 2 and 3 shard, and its CPUs update the weights (ZeRO-Offload, ATC 2021).
-    short_chunks: how many interleaved chunks of layers may have a layer fewer than the others, such as those with the
-    embedding and the logits. plain_tensor: whether it has tensor parallelism without sequence parallelism.
-    async_tensor: whether the backward pass reduces input gradients beside the products for weight gradients.
-    whole_experts: whether tensor parallelism does not split experts but spreads them over its ranks as well.
+    since Hopper; 8 MiB before), and twice as much for Transformer Engine.
+    bucket_elements: gradients in each of DeepSpeed's two buckets under ZeRO 1 and 2, one of which is filled while the
+    other is reduced; 0 without such buckets.
+    splits: the `SPLITS` that it supports. zeros: the ZeRO stages in which it runs several replicas; 0 is plain
+    replicas. recomputes: names of the kinds of recomputation that it supports. offload: whether the host keeps
+    optimizer states, and the gradients that ZeRO 2 and 3 shard, and its CPUs update the weights (ZeRO-Offload, ATC
+    2021). short_chunks: number of interleaved chunks that may have one layer fewer than the others, such as those with
+    the embedding and the logits. plain_tensor: whether it supports tensor parallelism without sequence parallelism.
+    async_tensor: whether the backward pass reduces input gradients while it computes weight gradients.
+    whole_experts: whether tensor-parallel ranks hold different whole experts instead of parts of the same experts.
     sends_once: whether a token is sent to each other node once, however many of its experts are there (DeepEP).
     like: software whose constants are used on GPU types without measurements, best first; empty: any software.
     words: a regular expression that matches this software's name in measurement files.
@@ -143,25 +143,25 @@ class Software:
 
     @property
     def element_bytes(self) -> float:
-        """Bytes of an activation, and of what is sent of it: 4 in fp32 and TF32, else 2."""
+        """Bytes per element of activations, in memory and when sent: 4 in fp32 and TF32, else 2."""
         return 4.0 if self.precision in ("fp32", "tf32") else 2.0
 
     @property
     def input_bytes(self) -> float:
-        """Bytes per element that a product keeps of its input for the weight gradient.
+        """Bytes per element of the input that a product keeps for the weight gradient.
 
-        Transformer Engine's FP8 keeps the cast input, of 1 byte; plain autograd keeps what it was given.
+        Transformer Engine's FP8 keeps the input cast to 1 byte; plain autograd keeps the input as it is.
         """
         return 1.0 if self.precision == "fp8" and not self.eager else self.element_bytes
 
     @property
     def kinds(self) -> tuple[Recompute, ...]:
-        """The kinds of recomputation that it has, from least time to most."""
+        """The kinds of recomputation that it supports, from the fastest to the slowest."""
         return tuple(each for each in RISING if each.label in self.recomputes)
 
     @property
     def fitted_as(self) -> str:
-        """Name of the software's file of constants; FP8 has its own, since its products run other kernels."""
+        """Name of the software's constants file. FP8 has its own, because its products run other kernels."""
         return f"{self.name}-fp8" if self.precision == "fp8" and not self.name.endswith("-fp8") else self.name
 
 
@@ -177,7 +177,7 @@ def software_named(name: str) -> Software:
     found = from_yaml(Software, file_in("software", "training software", name))
     for each in found.like:
         if each not in software_names():
-            raise unknown(f"training software that {name} is like,", each, software_names())
+            raise unknown(f"training software in `like` of {name}:", each, software_names())
     return found
 
 
@@ -186,9 +186,8 @@ MIN_FLASH_CAPABILITY = 8.0
 
 
 def running_on(software: Software, gpu: GpuSheet) -> Software:
-    """The stack as it runs on the GPU: bf16 becomes fp16 where the tensor cores only support fp16, TF32 becomes fp32
-    where there is none, and attention is not fused where FlashAttention does not run. Raises InputError for fp8 on GPUs
-    without it.
+    """The stack as it runs on the GPU: bf16 becomes fp16 if tensor cores support only fp16, TF32 becomes fp32 without
+    support, and attention is not fused if FlashAttention does not run. Raises InputError for fp8 without FP8.
     """
     if software.precision == "fp8" and "fp8" not in gpu.tensor_flops_per_s:
         other = software.name.removesuffix("-fp8")
@@ -206,17 +205,18 @@ class Constants:
     """Constants fitted per GPU type and software (`catalog/constants/`, by bench/fit_planner.py); only _s has a unit.
 
     gemm_efficiency: fraction of the peak that very large products reach. gemm_depth: elements of the summed dimension
-    that each tile loses in filling and draining. wave_loss: fraction of an unfilled last wave of tiles that is lost.
+    that each tile loses to filling and draining. wave_loss: fraction of an unfilled last wave of tiles that is lost.
     memory_efficiency: fraction of the memory bandwidth. attention_efficiency: fraction of the peak that long fused
     attention reaches; attention_fill: queries at which it reaches half of that; attention_backward: backward ÷ forward
     time. score_passes: traffic of unfused attention ÷ size of its tensors. backward_traffic, backward_kernels: backward
-    ÷ forward, of memory-bound operators. kernel_s: between kernels on the GPU; host_s: to launch a kernel; host_jitter:
-    growth of host_s with each doubling of the tensor-parallel group, which waits for its slowest member; launch_norm:
-    exponent of the norm that joins GPU and host time.
-    tensor_efficiency, network_efficiency: rate of tensor- and data-parallel collectives in training ÷ alone.
+    ÷ forward, of memory-bound operators. kernel_s: gap between kernels on the GPU; host_s: time to launch a kernel;
+    host_jitter: growth of host_s with each doubling of the tensor-parallel group, which waits for its slowest member;
+    launch_norm: exponent of the norm that combines GPU and host time.
+    tensor_efficiency, network_efficiency: rate of tensor- and data-parallel collectives in training ÷ rate alone.
     card_collisions: fraction of its rate that a data-parallel group loses to each other group on its node.
     data_overlap: fraction of the backward pass that data-parallel collectives may overlap with; data_exposed: fraction
-    of them that never overlaps. optimizer_bytes_factor: traffic ÷ size of the states. step_s: fixed cost of a step.
+    of their time that never overlaps. optimizer_bytes_factor: traffic ÷ size of the states. step_s: fixed cost of a
+    step.
     """
 
     gemm_efficiency: float = 0.85
@@ -246,9 +246,9 @@ PHYSICAL = (
     *("gemm_efficiency", "gemm_depth", "wave_loss", "memory_efficiency", "kernel_s"),
     *("attention_efficiency", "attention_fill", "attention_backward"),
 )
-"""Constants of how a GPU runs kernels; the other constants are of how the software launches and overlaps them."""
+"""Constants that describe how a GPU runs kernels. The others describe how software launches and overlaps them."""
 CORE = tuple(name for name in PHYSICAL if name.startswith("attention_"))
-"""Constants of PHYSICAL that only runs with fused attention can show."""
+"""Constants in PHYSICAL that can only be fitted to runs with fused attention."""
 
 
 Fits = Mapping[str, Mapping[str, Constants]]
@@ -256,12 +256,12 @@ Fits = Mapping[str, Mapping[str, Constants]]
 
 
 def constants_for(machine: Machine, software: Software, fits: Fits | None = None) -> Constants:
-    """Constants fitted to the software on the GPU type, or derived from others where nobody measured that pair.
+    """Constants fitted to the software on the GPU type, or derived from other fits if that pair was not measured.
 
-    If the GPU type was measured under similar software, its physical constants come from there and the others from the
-    software's other GPU types, but no efficiency above what was measured there. Otherwise they come from the most
-    similar GPU type, scaled by `transferred`. Over PCIe, tensor parallelism is no faster than its collectives alone:
-    what hides behind computation elsewhere was fitted on NVLink. fits: those to derive from; None for the catalog's.
+    If the GPU type was measured under similar software, its physical constants come from that fit, and the others from
+    this software on another GPU type, with no efficiency above that fit's. Otherwise all constants come from the most
+    similar GPU type, scaled by `transferred`. Over PCIe, tensor_efficiency is at most 1: values above it come from
+    overlap with computation, which was only measured on NVLink. fits: fits to derive from; None for the catalog's.
     """
     found = _constants_of_pair(machine, software, shipped_fits() if fits is None else fits)
     if machine.link == "pcie":
@@ -270,7 +270,7 @@ def constants_for(machine: Machine, software: Software, fits: Fits | None = None
 
 
 def _constants_of_pair(machine: Machine, software: Software, fits: Fits) -> Constants:
-    """As `constants_for`, for the links that the constants were fitted on."""
+    """As `constants_for`, without the rule for PCIe."""
     gpu_type = constants_like(machine.gpu)
     name, source = nearest_fit(machine.gpu, software, fits)
     own = fits[name][source]
@@ -298,8 +298,8 @@ def _constants_of_pair(machine: Machine, software: Software, fits: Fits) -> Cons
 
 
 def nearest_fit(gpu: GpuSheet, software: Software, fits: Fits) -> tuple[str, str]:
-    """The software and the GPU type whose fit is nearest: the software's own or, if it has none, that of the first it
-    is `like`; on the GPU type itself or, if it has none, on the one nearest in work per clock."""
+    """The software and the GPU type whose fit is nearest: the software itself or, if it has no fit, the first software
+    in `like` that has; and this GPU type or, if it has no fit, the one nearest in work per clock."""
     name = next(each for each in (software.fitted_as, *_alike(software), *fits) if fits.get(each))
     sheets, work, own = gpu_sheets(), work_per_clock(gpu), constants_like(gpu)
     return name, min(fits[name], key=lambda each: (each != own, abs(work_per_clock(sheets[each]) / work - 1.0), each))
@@ -320,8 +320,9 @@ def shipped_fits() -> Fits:
 def transferred(constants: Constants, source: GpuSheet, target: GpuSheet) -> Constants:
     """Constants of an unmeasured GPU type, derived from those of a measured one.
 
-    Tensor cores that do more per clock and multiprocessor are harder to feed and limited by power sooner: efficiencies
-    fall with (FLOPs per clock)^−x where FLOPs per clock are higher, x from two measured generations (transfer.yaml).
+    Tensor cores that do more per clock and multiprocessor are harder to feed and reach the power limit sooner. So
+    efficiencies fall by (ratio of FLOPs per clock)^−x if the ratio exceeds 1, with x fitted to two measured generations
+    (transfer.yaml).
     """
     more = max(work_per_clock(target) / work_per_clock(source), 1.0)
     powers = read_yaml(CATALOG / "constants" / "transfer.yaml")["powers"].items()
@@ -329,7 +330,7 @@ def transferred(constants: Constants, source: GpuSheet, target: GpuSheet) -> Con
 
 
 def work_per_clock(gpu: GpuSheet) -> float:
-    """16-bit FLOPs per clock and multiprocessor at the peak."""
+    """Peak 16-bit FLOPs per clock and multiprocessor."""
     peak = gpu.tensor_flops_per_s.get("bf16", gpu.tensor_flops_per_s.get("fp16", gpu.fp32_flops_per_s))
     return peak / (gpu.multiprocessors * gpu.clock_hz)
 
@@ -342,16 +343,16 @@ def measured(software: str) -> dict[str, Constants]:
 
 @cache
 def content_of(software: str) -> Mapping[str, Mapping[str, Any]]:
-    """`constants`, and `errors` by file, by GPU type; empty for software that was not measured."""
+    """A constants file's content by GPU type; empty for software that was not measured."""
     path = CATALOG / "constants" / f"{software}.yaml"
     return read_yaml(path)["gpu_types"] if path.exists() else {}
 
 
 @dataclass(frozen=True, slots=True)
 class OwnConstants:
-    """A user's constants, as `python -m synergy_core calibrate --out` writes them. None: the file lacks it.
+    """A user's constants, as `python -m synergy_core calibrate --out` writes them. None: not in the file.
 
-    bands: low, high: of log(measured ÷ predicted) of held-out rows; rows: how many (`planner/bands.py`).
+    bands: low, high: ends of log(measured ÷ predicted) of held-out rows; rows: their number (`planner/bands.py`).
     """
 
     path: Path
@@ -360,7 +361,7 @@ class OwnConstants:
     bands: Mapping[str, Mapping[str, Any] | None]
 
     def of(self, gpu: GpuSheet) -> Constants | None:
-        """The constants of a GPU type; None where the file lacks it."""
+        """The constants of a GPU type; None if the file has none."""
         return self.gpu_types.get(constants_like(gpu))
 
 
@@ -370,8 +371,8 @@ def own_constants(path: Path) -> OwnConstants:
     found = content.get("gpu_types")
     if not isinstance(found, dict) or not found:
         raise InputError(
-            f"{path}: has no gpu_types; expected what `python -m synergy_core calibrate FILE.csv --out {path.name}` "
-            "writes of training times of plans."
+            f"{path}: has no gpu_types; expected a file written by `python -m synergy_core calibrate FILE.csv --out "
+            f"{path.name}` from training times of plans."
         )
     gpu_types: dict[str, Constants] = {}
     bands: dict[str, Mapping[str, Any] | None] = {}
@@ -398,8 +399,8 @@ def _band_of(band: Any, path: Path) -> Mapping[str, Any] | None:
         low, high, rows = 1.0, 0.0, 0
     if low > high or rows < 1:
         raise InputError(
-            f"band: {band}; expected low, a number of at most high, and rows, as python -m synergy_core calibrate "
-            "writes them, or none."
+            f"band: {band}; expected low, high (at least low) and rows, as python -m synergy_core calibrate writes "
+            "them, or no band."
         )
     return {"low": low, "high": high, "rows": rows, "of": str(path)}
 
@@ -411,7 +412,7 @@ def measured_software() -> tuple[str, ...]:
 
 
 def constants_of(values: dict[str, Any]) -> Constants:
-    """Constants from a mapping. Raises InputError for missing or unknown names and for values that are no numbers."""
+    """Builds constants. Raises InputError for missing or unknown names and for values that are not numbers ≥ 0."""
     names = {each.name for each in fields(Constants)}
     if odd := sorted(set(values) ^ names):
         raise InputError(f"constants: missing or unknown {', '.join(odd)}; expected {', '.join(sorted(names))}.")
@@ -422,29 +423,29 @@ def constants_of(values: dict[str, Any]) -> Constants:
 
 
 def constants_like(gpu: GpuSheet) -> str:
-    """Name of the chip under which a GPU's constants are stored; all its memory sizes share them."""
+    """Name of the chip under which a GPU's constants are stored. GPUs that differ only in memory size share them."""
     return gpu.name.split("-")[0]
 
 
 ETHERNET_NODE_BYTES_PER_S = 50e9 / 8.0
-"""Nodes with at most this network rate are assumed to use TCP over Ethernet."""
+"""Nodes with at most this network bandwidth are assumed to use TCP over Ethernet."""
 
 CUBE_MESH_RINGS = (6, 6, 1, 2, 4, 2, 2, 4, 6)
 """Index n: number of rings among the first n GPUs of a DGX-1V, each as fast as one of a GPU's six links.
 
 Hybrid cube mesh, 25 GB/s a link (NVIDIA DGX-1 with Tesla V100 system architecture, WP-08437-002, 2017): edge-disjoint
-cycles through all n GPUs, run both ways round. For five GPUs there is none, so that their ring passes GPU 0 twice.
+cycles through all n GPUs, used in both directions. Five GPUs have no such cycle, so their ring passes GPU 0 twice.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Constants of one kind of link under NCCL. Times in s; the others are fractions of the data sheet's rate.
+    """Constants of one kind of link under NCCL. Those in _s are times; others are fractions of the data sheet's rate.
 
-    efficiency: reached by very large messages. NCCL has two protocols: the first needs fixed_s, hop_s for each step of
-    the ring, and 2 √(ramp_s · wire time) to fill the pipeline of chunks; the second needs low_fixed_s and low_hop_s,
-    but reaches only low_share of the rate. exchange: all-to-all's share of that rate.
-    switch_efficiency: reached where the switch sums; 0 where it cannot sum.
+    efficiency: fraction for very large messages. NCCL has two protocols. The first takes fixed_s, hop_s for each step
+    of the ring, and 2 √(ramp_s · wire time) to fill the pipeline of chunks. The second takes low_fixed_s and low_hop_s,
+    but reaches only low_share of that rate. exchange: share of that rate for all-to-alls.
+    switch_efficiency: fraction if the switch sums; 0 if it cannot sum.
     """
 
     efficiency: float
@@ -479,9 +480,9 @@ one step to fill. Headers and flow control of 4 KiB packets leave 92 % of the ra
 class Links:
     """The links of a machine. Rates in bytes/s, one way, per GPU, from data sheets.
 
-    inside: between GPUs of a node, in groups of up to link_group; host: in larger groups; network: between nodes.
-    rings: the share of inside_bytes_per_s that a ring of n GPUs can use, at index n, the last for all larger rings;
-    empty: all of it. dispatch_s, dispatch_rank_s: software overhead per collective, and per rank on a node.
+    inside: links of groups of up to link_group GPUs in a node; host: of larger groups in a node; network: between
+    nodes. rings: index n is the share of inside_bytes_per_s that a ring of n GPUs can use, the last also for larger
+    rings; empty: all of it. dispatch_s, dispatch_rank_s: software overhead per collective, and per rank on a node.
     """
 
     inside: Link
@@ -499,8 +500,8 @@ class Links:
 def links_for(machine: Machine) -> Links:
     """The links of a machine under NCCL: fitted constants (catalog/links/), and rates from its data sheet.
 
-    Nodes use Ethernet up to 50 Gb/s a node; above, InfiniBand, staged through the host where GPUs are on PCIe, with
-    direct memory access elsewhere.
+    Nodes with up to 50 Gb/s are assumed to use Ethernet, faster ones InfiniBand: staged through the host if GPUs are on
+    PCIe, otherwise with direct access to GPU memory.
     """
     inside = link_named(machine.link)
     if not machine.gpu.since_hopper or machine.link != "nvswitch":
@@ -522,7 +523,7 @@ def links_for(machine: Machine) -> Links:
 
 
 def rings(link: str, group: int) -> tuple[float, ...]:
-    """The share of a GPU's links that a ring of n GPUs can use, at index n; empty for switches and PCIe: all of it.
+    """Index n: the share of a GPU's links that a ring of n GPUs can use; empty for switches and PCIe, whose share is 1.
 
     NVLink between 8 GPUs is a cube mesh; in other groups it joins all pairs equally.
     """
@@ -535,5 +536,5 @@ def rings(link: str, group: int) -> tuple[float, ...]:
 
 @cache
 def link_named(kind: str) -> Link:
-    """The fitted constants of a kind: nvswitch, nvlink, pcie, infiniband or ethernet. Raises InputError for others."""
+    """Fitted constants of a kind of link: nvswitch, nvlink, pcie, infiniband or ethernet; InputError for others."""
     return Link(**read_yaml(CATALOG / "links" / f"{kind}.yaml")["constants"])

@@ -1,6 +1,6 @@
 """Memory of plans on one GPU: weights, gradients, optimizer states, activations, and their peak.
 
-Rajbhandari et al. (arXiv 1910.02054), section 3, for what ZeRO shards; Korthikanti et al. (arXiv 2205.05198), sections
+Sources: Rajbhandari et al. (arXiv 1910.02054), section 3, for ZeRO; Korthikanti et al. (arXiv 2205.05198), sections
 4.1-4.2, for activations and the micro-batches in flight; Narayanan et al. (arXiv 2104.04473), 2.2, for schedules.
 """
 
@@ -22,10 +22,10 @@ CONTEXT_BYTES = 512.0 * 2**20
 COMMUNICATOR_BYTES = 256.0 * 2**20
 """Memory of NCCL's channel buffers for one process group of several GPUs, outside the allocator."""
 FRAGMENTATION = 0.05
-"""Memory that the caching allocator reserves in addition, as a fraction of what is freed within a step."""
+"""Extra memory that the caching allocator reserves, as a fraction of the memory that is freed within a step."""
 VISIBLE = 1.024**3 * 0.985
-"""Bytes that a process can use ÷ 10⁹ per gigabyte of the data sheet, whose gigabytes are binary; driver and ECC tables
-take 1.5 %."""
+"""Bytes that a process can use ÷ `Machine.memory_bytes`: a data sheet's GB are in fact GiB, of which driver and ECC
+tables take 1.5 %."""
 INLINE_ECC = 1.0 / 16.0
 """Fraction of GDDR6 memory that check bits take while ECC is on, the default (NVIDIA, nvidia-smi: 15,360 MiB of a T4's
 16 GiB, 46,080 of an A40's 48)."""
@@ -37,12 +37,11 @@ MARGIN = 0.04
 class Memory:
     """Bytes on each GPU of the pipeline stage that needs most; arrays (plans,).
 
-    optimizer: fp32 master copy and moments. activations: kept for the backward pass by all micro-batches in flight, and
-    the peak of one block's backward pass. logits: of the last stage, with loss and gradient; 0 where another
-    stage needs most. buffers: gathered layers and gradients under ZeRO-3, DeepSpeed's buckets, workspace of
-    libraries, and the optimizer's temporary as far as it exceeds what a micro-batch needs. workspace: the part of
-    buffers that stays between steps.
-    groups: process groups of several GPUs that include the GPU.
+    optimizer: fp32 master copy and moments. activations: those that all micro-batches in flight keep for the backward
+    pass, and the peak of one block's backward pass. logits: of the last stage, with loss and gradient; 0 if another
+    stage needs most. buffers: gathered layers and gradients under ZeRO-3, DeepSpeed's buckets, the libraries'
+    workspace, and the part of the optimizer's temporary array that exceeds what a micro-batch frees. workspace: part of
+    buffers that stays between steps. groups: number of process groups of several GPUs that include the GPU.
     """
 
     weights: Floats
@@ -76,12 +75,12 @@ class Memory:
 
     @property
     def needed(self) -> Floats:
-        """Bytes that a plan cannot do without. Unused reserved memory is left out: the allocator frees it if needed."""
+        """Bytes that a plan needs to run. Unused reserved memory is not included: the allocator frees it if needed."""
         return self.total + self.outside
 
     @property
     def device_total(self) -> Floats:
-        """Bytes that nvidia-smi shows: reserved by the allocator, and outside it."""
+        """Bytes that nvidia-smi shows: those that the allocator reserves, and those outside it."""
         return self.reserved + self.outside
 
     def fits(self, machine: Machine) -> NDArray[np.bool_]:
@@ -89,17 +88,17 @@ class Memory:
 
 
 def usable_bytes(machine: Machine) -> float:
-    """The largest `Memory.needed` with which a plan counts as fitting: visible bytes of a GPU less a margin."""
+    """The largest `Memory.needed` of a plan that fits: a GPU's visible bytes less `MARGIN`."""
     return (1.0 - MARGIN) * visible_bytes(machine)
 
 
 def visible_bytes(machine: Machine) -> float:
-    """Bytes of one GPU's memory that a process can use, CUDA's context included, as nvidia-smi shows them."""
+    """Bytes of one GPU's memory that a process can use, including CUDA's context, as nvidia-smi shows them."""
     return VISIBLE * machine.memory_bytes * (1.0 - INLINE_ECC if machine.gpu.inline_ecc else 1.0)
 
 
 def memory(work: Work, plans: Plans, software: Software, *, stage: str = "worst") -> Memory:
-    """Bytes per GPU of each plan under 1F1B. stage: `worst`, or `first` or `last` to compare with one rank's log."""
+    """Bytes per GPU of each plan under 1F1B. stage: `worst`; `first` or `last` to compare with the log of one rank."""
     last = plans.pipeline - 1
     ranks = {"first": [np.zeros_like(last)], "last": [last]}.get(stage) or _roles(work, plans)
     best = _of_stage(work, plans, software, ranks[0])
@@ -111,7 +110,7 @@ def memory(work: Work, plans: Plans, software: Software, *, stage: str = "worst"
 
 
 def _roles(work: Work, plans: Plans) -> list[NDArray[np.int64]]:
-    """Ranks of the stages that may need most memory: first, second, last, and where each other kind of block begins.
+    """Ranks of the stages that may need most memory: first, second, last, and those where another kind of block begins.
 
     Among stages with the same layers, the earliest has most micro-batches in flight.
     """
@@ -133,7 +132,7 @@ def _cut(work: Work, plans: Plans, software: Software, rank: NDArray[np.int64]) 
     if software.weighs_logits:
         every = sum(sum(each.flops for each in run.block.gemms) * run.count for run in work.layers)
         weight = sum(each.flops for each in work.after.gemms) / (every / layers)
-        # A stage ends with the block at which its compute exceeds its share.
+        # A stage ends after the block with which its compute exceeds its share.
         cut = np.where(rank > 0, np.floor(rank * (layers + weight) / stages) + 1.0, 0.0)
     else:
         cut = np.ceil(rank * layers / stages)
@@ -170,7 +169,7 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
         kept = kept + flight * count * one
         over = np.maximum(over, np.where(count > 0, block.live_bytes - one, 0.0))
     logits = last * work.after.live_bytes
-    # The last block's backward pass begins after the logits are freed, so that only the larger of the two counts.
+    # The last block's backward pass begins after the logits are freed, so only the larger of the two counts.
     activations = kept + np.maximum(over - logits, 0.0)
 
     held.append((work.after, last * 1.0))
@@ -194,7 +193,7 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     gathered = np.where((plans.zero >= 3) & (shards > 1), per_gathered * unit, 0.0)
     in_buckets = (plans.zero >= 1) & (plans.zero < 3) & (shards > 1)
     buckets = np.where(in_buckets, 2.0 * software.bucket_elements * software.gradient_bytes, 0.0)
-    # torch's foreach Adam makes an fp32 copy of a moment after the activations are freed.
+    # After the activations are freed, torch's foreach Adam makes an fp32 copy of a moment.
     step = sharded(4.0, 1) if software.eager and not software.offload else 0.0
     spare = np.maximum(step - activations - logits - gathered, 0.0)
     groups = sum(np.asarray(each > 1, np.int64) for each in (plans.tensor, plans.pipeline, plans.context, plans.data))

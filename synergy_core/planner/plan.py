@@ -16,12 +16,12 @@ NO_COMPRESSOR = "none"
 
 
 class Recompute(IntEnum):
-    """Activations that the backward pass recomputes. The number stands in plans, columns and `recompute=`.
+    """Activations that the backward pass recomputes. Plans, columns and `recompute=` hold the number.
 
     SELECTIVE: the attention core. FULL: every layer, from its input. OPERATORS: all but fused attention and every
-    second matrix product (torchtitan's selective activation checkpointing by operator). MODULES: what costs little of
-    a layer (Megatron Core's --recompute-modules): dense MLPs and shared experts; the norm before experts and their
-    activations; of latent attention the norms and the projections from latents to heads.
+    second matrix product (torchtitan's selective activation checkpointing by operator). MODULES: the cheap modules of a
+    layer (Megatron Core's --recompute-modules): dense MLPs and shared experts; the norm before experts and their
+    activations; the norms of latent attention and its projections from latents to heads.
     """
 
     NONE = 0
@@ -42,15 +42,15 @@ class Recompute(IntEnum):
 
     @property
     def passes(self) -> float:
-        """A layer's work in a step, in forward passes: 1 forward, 2 backward, 1 more if recomputed."""
+        """A layer's work in a step, in forward passes: 1 forward, 2 backward, and 1 if all of it is recomputed."""
         return 4.0 if self is Recompute.FULL else 3.0
 
 
 RISING = (Recompute.NONE, Recompute.SELECTIVE, Recompute.OPERATORS, Recompute.MODULES, Recompute.FULL)
-"""Kinds of recomputation, from the fastest, with most memory, to the slowest, with least."""
+"""Kinds of recomputation, from the fastest, which needs most memory, to the slowest, which needs least."""
 
 SPLITS = ("tensor", "pipeline", "context", "expert", "interleave")
-"""The degrees that training software may lack; without one, it is 1."""
+"""Degrees that training software may not support; then the degree is 1."""
 ZEROS = (0, 1, 2, 3)
 """The stages of ZeRO."""
 
@@ -64,9 +64,9 @@ class Plan:
     tensor, pipeline, context, data: degrees; their product is the number of GPUs. expert: number of data × context
     ranks over which a layer's experts are spread. interleave: stages per GPU. micro_batch: sequences (or images).
     accumulation: micro-batches per step on each replica. zero: ZeRO's stage; 3 is FSDP. recompute: number of a
-    `Recompute`. sequence: whether sequence parallelism is used. compressor: name of the gradient compressor; offload:
-    whether CPUs hold the optimizer's states and update the weights (ZeRO-Offload, Ren et al., ATC 2021). `Plans` lack
-    these two.
+    `Recompute`. sequence: whether sequence parallelism is used. compressor: name of the gradient compressor. offload:
+    whether CPUs hold the optimizer's states and update the weights (ZeRO-Offload, Ren et al., ATC 2021). `Plans` do not
+    have the last two.
     """
 
     tensor: int = 1
@@ -89,19 +89,19 @@ class Plan:
 
     @property
     def global_batch(self) -> int:
-        """Sequences (or images) a step."""
+        """Sequences (or images) per step."""
         return self.micro_batch * self.accumulation * self.data
 
     @property
     def degrees(self) -> str:
-        """What a running job cannot change, as text: `tp2 dp2 zero3` or `pp2×2`; `1` for one GPU."""
+        """The degrees that a running job cannot change, as text: `tp2 dp2 zero3` or `pp2×2`; `1` for one GPU."""
         interleaved = f"×{self.interleave}" if self.interleave > 1 else ""
         named = (("tp", self.tensor, ""), ("pp", self.pipeline, interleaved), ("dp", self.data, ""))
         parts = [f"{name}{degree}{more}" for name, degree, more in named if degree > 1]
         return " ".join([*parts, *([f"zero{self.zero}"] if self.zero else [])]) or "1"
 
     def describe(self) -> str:
-        """`tp8 pp4×2 dp2 · 1×16 · zero1 · selective`; degrees of 1 and unused options are left out."""
+        """Formats the plan without degrees of 1 and unused options: `tp8 pp4×2 dp2 · 1×16 · zero1 · selective`."""
         degrees = {"tp": self.tensor, "pp": self.pipeline, "cp": self.context, "dp": self.data, "ep": self.expert}
         words = [f"{name}{value}" for name, value in degrees.items() if value > 1] or ["1 GPU"]
         if self.interleave > 1:
@@ -153,11 +153,11 @@ class Plans:
         return self.tensor * self.pipeline * self.context * self.data
 
     def expert_tensor(self, *, whole: bool = False) -> Ints:
-        """(plans,): ranks that split an expert: the tensor-parallel ones, except those that experts spread over.
+        """(plans,): number of tensor-parallel ranks that split one expert.
 
-        With more expert ranks than data × context there are, tensor-parallel ranks have different experts and send
-        them their parts of the sequence (Megatron Core's parallel folding, --expert-tensor-parallel-size). whole: so
-        they do wherever experts are spread and the sequence is split, and no expert is split.
+        If `expert` exceeds data × context, tensor-parallel ranks hold different experts and send their parts of the
+        sequence to them (Megatron Core's parallel folding, --expert-tensor-parallel-size). whole: never split experts
+        in plans with expert and sequence parallelism.
         """
         spread = np.maximum(self.tensor * self.data * self.context // self.expert, 1)
         least = np.where(whole & self.sequence & (self.expert > 1), 1, self.tensor)
@@ -171,12 +171,12 @@ class Plans:
 
     @property
     def global_batch(self) -> Ints:
-        """(plans,): sequences (or images) a step."""
+        """(plans,): sequences (or images) per step."""
         return self.micro_batch * self.accumulation * self.data
 
 
 def plans_of(plans: Sequence[Plan]) -> Plans:
-    """Single plans as columns. Raises InputError for none."""
+    """Combines single plans into columns. Raises InputError if there are none."""
     if not plans:
         raise InputError("no plans given; expected at least one.")
     columns = {each.name: np.array([getattr(plan, each.name) for plan in plans]) for each in fields(Plans)}

@@ -1,8 +1,8 @@
-"""The fastest plan of a model for every GPU count and type.
+"""Finds the fastest plans of a model for every GPU count.
 
-`enumerate` makes only degrees that divide. A plan is dropped if its variant with the least memory does not fit. Among
-variants that fit, those that recompute needlessly are dropped. Step times are computed for the rest. Tensor parallelism
-beyond a node, and beyond 8, is only tried for counts on which nothing else fits.
+`enumerate` lists plans whose degrees divide what they split. A plan is dropped if its variant with the least memory
+does not fit. Among variants that fit, those that recompute needlessly are dropped; the rest are timed. Tensor
+parallelism beyond a node, and beyond 8, is only tried for counts on which nothing else fits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from synergy_core.units import Bools, Floats, Ints, rows_at
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """A GPU count without a plan. factor: batch, memory, or (fixed) degrees. missing_bytes: per GPU, at the least."""
+    """A GPU count without a plan. factor: `batch`, `memory` or (fixed) `degrees`. missing_bytes: per GPU, at least."""
 
     gpus: int
     factor: str
@@ -38,7 +38,7 @@ class Infeasible:
 class PlanTable:
     """Plans as columns (rows,), sorted by GPU count and rank; rank 0 is the fastest.
 
-    memory_bytes: `Memory.needed` of the fullest GPU. parts: of step_time_s. timed: number of plans timed.
+    memory_bytes: `Memory.needed` of the fullest GPU. parts: parts of step_time_s. timed: number of plans timed.
     """
 
     machine: Machine
@@ -61,7 +61,7 @@ class PlanTable:
         return replace(self, plans=self.plans.take(rows), parts=rows_at(self.parts, rows), **columns)
 
     def best(self) -> PlanTable:
-        """One row per count that has a plan."""
+        """The fastest plan of each count that has one."""
         return self.take(self.rank == 0)
 
     def efficient(self) -> PlanTable:
@@ -90,7 +90,7 @@ class Model:
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 MAX_NODES_PER_TENSOR_GROUP = 4
 MIN_TENSOR_TRIED = 8
-"""Tensor parallelism up to this degree is tried even on smaller nodes; else large models would need far more GPUs."""
+"""Tensor parallelism up to this degree is tried even on smaller nodes: without it large models need far more GPUs."""
 
 
 def search(
@@ -105,9 +105,9 @@ def search(
     keep: int = 0,
     fixed: Mapping[str, int] | None = None,
 ) -> PlanTable:
-    """The best plan for each GPU count, the next best `keep`, and the reasons why counts have no plan. Cached.
+    """The best plan for each GPU count, the next best `keep` plans, and the reasons why counts have no plan. Cached.
 
-    global_batch: sequences (or images). fixed: degrees that must be as given. Raises InputError for impossible counts,
+    global_batch: sequences (or images). fixed: values that degrees must have. Raises InputError for impossible counts,
     batches or fixed degrees.
     """
     wanted = tuple(counts)
@@ -118,16 +118,16 @@ def search(
     held = fixed or {}
     for name in SPLITS:
         if held.get(name, 1) > 1 and name not in software.splits:
-            others = ", ".join(software.splits) or "replicas alone"
+            others = ", ".join(software.splits) or "replicas only"
             raise InputError(
-                f"{name}={held[name]}: {software.name} has {others}; leave {name}= out, or type another software=."
+                f"{name}={held[name]}: {software.name} supports {others}; leave {name}= out, or type another software=."
             )
     if held.get("zero", 0) in set(ZEROS) - {0, *software.zeros}:
         stages = ", ".join(map(str, software.zeros))
-        raise InputError(f"zero={held['zero']}: {software.name} has {stages}; type one of these, or another software=.")
+        raise InputError(f"zero={held['zero']}: {software.name} supports {stages}; type one of these.")
     if held.get("recompute", 0) in {*Recompute} - {*software.kinds}:
         kinds = ", ".join(f"{each.value} ({each.label})" for each in software.kinds)
-        raise InputError(f"recompute={held['recompute']}: {software.name} has {kinds}; type one of these.")
+        raise InputError(f"recompute={held['recompute']}: {software.name} supports {kinds}; type one of these.")
     model = Model(family, architecture, software)
     return _remembered(model, machine, constants, wanted, int(global_batch), keep, tuple(sorted((fixed or {}).items())))
 
@@ -187,10 +187,10 @@ def fitting(
 ) -> tuple[Plans, Floats]:
     """Each plan with every ZeRO stage and recomputation that fits and is `undominated`, and bytes on the fullest GPU.
 
-    sharding_apart: keep also the best variants at ZeRO stage 0.
+    sharding_apart: also keep the best variants at ZeRO stage 0.
     """
     software = model.software
-    # Fused attention keeps no scores, so that recomputing it alone saves nothing.
+    # Fused attention keeps no scores, so recomputing it alone saves nothing.
     kinds = [each for each in software.kinds if each != Recompute.SELECTIVE or not software.flash]
     variants, of = with_options(plans, fixed, software.zeros, kinds)
     needed = memory(model.work(variants), variants, software)
@@ -216,7 +216,7 @@ class Sized:
 
 
 def sized_plans(model: Model, machine: Machine, counts: Ints, global_batch: int, fixed: Mapping[str, int]) -> Sized:
-    """Candidates for the GPU counts. Tensor parallelism across nodes is only tried where nothing else fits."""
+    """Candidates for the GPU counts. Tensor parallelism across nodes is only tried if nothing else fits on a count."""
 
     def sized(counts: Ints, max_tensor: int) -> Sized:
         plans = _candidates(model, machine, counts, global_batch, max_tensor, fixed)
@@ -239,7 +239,7 @@ def sized_plans(model: Model, machine: Machine, counts: Ints, global_batch: int,
 def _candidates(
     model: Model, machine: Machine, counts: Ints, global_batch: int, max_tensor: int, fixed: Mapping[str, int]
 ) -> Plans:
-    """The plans for these counts that the software runs and that are `laid_out`."""
+    """The plans for these counts that the software supports and that are `laid_out`."""
     plans = candidates(
         model.limits,
         counts.tolist(),
@@ -297,8 +297,8 @@ def _reason(
     replicas = min(share // p for share in shares for p in range(1, limits.layers + 1) if share % p == 0)
     if replicas > global_batch:
         message = (
-            f"at least {replicas} replicas for a batch of {global_batch}, since {limits.layers} layers and "
-            f"{limits.heads} heads split no further; use batch={replicas} or more, or fewer GPUs"
+            f"at least {replicas} replicas for a batch of {global_batch}, because {limits.layers} layers and "
+            f"{limits.heads} heads cannot be split further; use batch={replicas} or more, or fewer GPUs"
         )
     else:
         message = (

@@ -1,4 +1,4 @@
-"""How long a training step takes under each plan, and where the time goes. docs/planner.md has the formulas."""
+"""Predicts how long a training step takes under each plan, part by part. docs/planner.md has the formulas."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from synergy_core.planner.work import Block, Work, block_time
 from synergy_core.units import Floats
 
 HOST_UPDATE_S = 8.5e-10
-"""Seconds that the eight CPU threads of one GPU take to update a parameter of an offloaded optimizer."""
+"""Seconds per parameter for the eight CPU threads of one GPU to update an offloaded optimizer."""
 HOST_COPY_EFFICIENCY = 0.44
-"""Fraction of PCIe's rate at which an offloaded step copies the bytes of a GPU's gradients before sharding.
+"""Fraction of PCIe's rate at which an offloaded step copies a GPU's gradients before they are sharded.
 
-Both fitted to bert and gpt2 of Rubick's rows by bench/fit_offload.py, which scores them on the other models.
+Both constants are fitted to Rubick's rows of bert and gpt2 by bench/fit_offload.py, which scores them on other models.
 """
 
 
@@ -36,8 +36,8 @@ class StepTime:
 
     compute_s: forward and backward passes of all micro-batches. recompute_s: recomputed forward passes. tensor_s,
     context_s, expert_s: collectives of tensor, context and expert parallelism. bubble_s: filling and draining the
-    pipeline. pipeline_s: activations sent between stages. data_s: gradients and gathered weights that do not overlap
-    with computation. optimizer_s: the update. other_s: fixed cost of a step.
+    pipeline. pipeline_s: activations sent between stages. data_s: exchange of gradients and weights that does not
+    overlap with computation. optimizer_s: the update. other_s: fixed cost of a step.
     """
 
     total_s: Floats
@@ -67,7 +67,7 @@ class Computation:
     seconds: Mapping[str, Floats]
 
     def step_time(self, terms: ReplicaTerms | None = None) -> StepTime:
-        """The step time with the exchange; None: of uncompressed gradients."""
+        """The step time with the exchange between replicas. terms: None for uncompressed gradients."""
         forward_s, backward_s = self.hidden_s
         data_s = replica_exchange_s(self.work, self.runs, forward_s, backward_s, terms)
         parts = {**self.seconds, "data_s": data_s}
@@ -82,8 +82,8 @@ def step_time(work: Work, plans: Plans, machine: Machine, software: Software, c:
 def computation(work: Work, plans: Plans, machine: Machine, software: Software, c: Constants) -> Computation:
     """Computes all parts of a step except the exchange between replicas.
 
-    1F1B pipeline: m × the slowest stage, plus all other stages once, divided by v where stages are interleaved v times
-    (Narayanan et al., arXiv 2104.04473, section 2.2).
+    A 1F1B pipeline takes m × the slowest stage plus all other stages once, the latter ÷ v with v interleaved stages per
+    GPU (Narayanan et al., arXiv 2104.04473, section 2.2).
     """
     runs = PlannedRuns(plans, machine, software, c)
     m, pp, v = (each.astype(float) for each in (plans.accumulation, plans.pipeline, plans.interleave))
@@ -92,7 +92,7 @@ def computation(work: Work, plans: Plans, machine: Machine, software: Software, 
     # Without sequence parallelism each tensor-parallel rank sends its part of the whole activation.
     sent = work.layers[0].block.boundary_bytes / np.where(plans.sequence, 1.0, plans.tensor)
     hop = send_s(sent, runs.pipeline_within, runs.links)
-    # The optimizer is memory-bound: it reads gradients, reads and writes master copy and moments, writes weights.
+    # The optimizer is memory-bound: it reads gradients, reads and writes master copy and moments, and writes weights.
     dense, of_experts = held(work, plans)
     shards = np.where(plans.zero >= 1, runs.data_ranks, 1.0)
     expert_shards = np.where(plans.zero >= 1, runs.copies, 1.0)
@@ -122,8 +122,8 @@ def computation(work: Work, plans: Plans, machine: Machine, software: Software, 
 def _slowest_stage(work: Work, runs: PlannedRuns) -> tuple[Floats, Floats]:
     """Times (6, plans) of a micro-batch on the slowest stage, as in `_block_s`, and seconds (plans,) of all others.
 
-    Layers are spread evenly over stages. The first stage also embeds, the last computes the logits; neither of the two
-    is recomputed.
+    Layers are spread evenly over stages. The first stage also has the embedding, the last the logits; neither is
+    recomputed.
     """
     plans, count = runs.plans, np.asarray(work.layer_count, float)
     before, after = (_block_s(each, runs, is_layer=False) for each in (work.before, work.after))
@@ -151,12 +151,12 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
     expert = _all_to_all_s(block, runs) * block.expert_count
     collectives = (plans.tensor > 1) * np.asarray(block.tensor_count, float)
 
-    # Input gradients are reduced beside the products for weight gradients. Under sequence parallelism half of what a
-    # backward pass sends is the gather of output gradients, which nothing hides.
+    # Input gradients are reduced while weight gradients are computed. Under sequence parallelism, half of what a
+    # backward pass sends is the gather of output gradients, which does not overlap.
     hidden = np.minimum(tensor, gpu.weights_s) * np.where(plans.sequence, 0.5, 1.0) * runs.software.async_tensor
 
     def bound(seconds: Floats, kernels: Floats, tensor: Floats) -> Floats:
-        """Seconds of the GPU's work and the host's kernel launches, which overlap in part, less the collectives."""
+        """Seconds of the GPU's work and the host's kernel launches, which partly overlap, without the collectives."""
         on_gpu = seconds + kernels * c.kernel_s + tensor
         on_host = (kernels + collectives) * c.host_s * (1.0 + c.host_jitter * np.log2(plans.tensor))
         both: Floats = (on_gpu**c.launch_norm + on_host**c.launch_norm) ** (1.0 / c.launch_norm)
@@ -182,8 +182,8 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
 def _all_to_all_s(block: Block, runs: PlannedRuns) -> Floats:
     """Seconds (plans,) of sending tokens to their experts once.
 
-    Where a token is sent to each node once (`sends_once`), its copies reach n (1 − (1 − 1/n)^copies) of n nodes on
-    average, and are then passed on within each node.
+    If a token is sent to each node only once (`sends_once`), its copies reach n (1 − (1 − 1/n)^copies) of n nodes on
+    average, and each node then passes them on within itself.
     """
     expert, links, within = runs.plans.expert, runs.links, runs.expert_within
     sent = np.asarray(block.expert_bytes, float)

@@ -21,22 +21,22 @@ Nodes = tuple[str, int]
 """A GPU type, and GPUs per node."""
 
 SOFTWARE = "megatron"
-"""Software of planned jobs. It trains in fp16, since the oldest GPU types of mixed clusters have no bf16."""
+"""Software of planned jobs. It trains in fp16, because the oldest GPU types of mixed clusters have no bf16."""
 IMAGE_TOKENS = 128
-"""Tokens that count as one image, so that a noise scale of 10⁶ tokens is one of 8,000 images, ImageNet's (McCandlish et
-al., arXiv 1812.06162, section 3)."""
+"""Tokens that one image counts as. A noise scale of 10⁶ tokens is then one of 8,000 images, that of ImageNet
+(McCandlish et al., arXiv 1812.06162, section 3)."""
 MAX_SHARDS = 512
 RUNNERS_UP = 15
-"""Plans, next to the predicted best, among which an all-knowing planner chooses."""
+"""Number of plans, after the predicted best, among which a planner that knows true step times also chooses."""
 PlanError = Callable[[str, str, Plan], float]
-"""True ÷ planned step time, of (architecture, GPU type, plan). Hashable, because tables are cached by it."""
+"""Returns true ÷ planned step time for (architecture, GPU type, plan). Hashable, because tables are cached by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTable:
     """One row per kind of nodes and number of GPUs, nodes outermost.
 
-    nodes: an index into the requested kinds. step_time_s: inf where nothing fits; the row's plan is then meaningless.
+    nodes: an index into the requested kinds. step_time_s: inf if no plan fits; the row's plan is then meaningless.
     """
 
     nodes: Ints
@@ -89,10 +89,10 @@ def planned_tables(
 ) -> PlannedTable:
     """The best plan of an architecture, and its step time, on each kind of nodes and number of GPUs.
 
-    errors: for an all-knowing planner. Step times are multiplied by them, and the best of the predicted best plan and
-    its `RUNNERS_UP` is returned. data_parallel_only: fix tensor, pipeline and context to the fastest plan on the fewest
-    GPUs that hold the model, and only vary replicas, ZeRO and recomputation. Raises InputError for a GPU type that the
-    catalog lacks.
+    errors: makes the planner know true step times: it multiplies predictions by the errors and chooses among the
+    predicted best plan and its `RUNNERS_UP`. data_parallel_only: take tensor, pipeline and context from the fastest
+    plan on the fewest GPUs that hold the model, and only vary replicas, ZeRO and recomputation. Raises InputError for a
+    GPU type that is not in the catalog.
     """
     card = card_named(architecture_name)
     rows: list[tuple[int, int, float, Plan]] = []
@@ -114,7 +114,7 @@ def planned_tables(
 
 @cache
 def memory_factors(architecture_name: str, gpu_type: str, plan: Plan) -> tuple[float, float, float]:
-    """Predicted peak memory of a plan ÷ what a process can use, and the band of true ÷ predicted (`memory_band`)."""
+    """Predicted peak memory of a plan ÷ the memory that a process can use, and the ends of its `memory_band`."""
     card, software, machine = card_named(architecture_name), software_named(SOFTWARE), machine_named(gpu_type)
     plans = plans_of([plan])
     needed = memory(card.family.work(card.architecture, plans, software), plans, software).needed
@@ -133,9 +133,9 @@ def compressed_plans(
     share_bytes_per_s: float | None = None,
     data_parallel_only: bool = False,
 ) -> CompressedPlans | None:
-    """The fastest plan for every offered compressor; None where nothing fits.
+    """The fastest plan for every offered compressor; None if no plan fits.
 
-    share_bytes_per_s: each GPU's share of the network between nodes; None: that of the usual nodes.
+    share_bytes_per_s: each GPU's share of the network between nodes; None for that of the usual nodes.
     data_parallel_only: as in `planned_tables`.
     """
     fixed: Mapping[str, int] | None = _smallest(architecture_name, nodes, global_batch) if data_parallel_only else {}

@@ -1,7 +1,7 @@
 """The operators that one GPU runs for one micro-batch, and their seconds on the GPU.
 
-All figures are arrays (plans,), or numbers that hold for all plans. A family (`planner.families`) makes a `Work`; step
-time and memory follow from it and do not depend on the family.
+All figures are arrays (plans,), or numbers that hold for all plans. A family (`planner.families`) builds a `Work`. Step
+time and memory are computed from it alone, whatever the family.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Amount = NDArray[Any] | float
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """count products (m × k) · (k × n) in the forward pass; each has two more in the backward pass.
+    """`count` products (m × k) · (k × n) of the forward pass; each takes two more in the backward pass.
 
-    stored: number of right operands that are parameters of the block; None: all. expert: whether these belong to its
-    `expert_parameters`. again: whether Recompute.MODULES repeats it.
+    stored: number of right operands that are parameters of the block; None: all. expert: whether they belong to its
+    `expert_parameters`. again: whether Recompute.MODULES repeats the products.
     """
 
     m: Amount
@@ -44,7 +44,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """count heads, each with queries × keys scores. causal: half of the scores are not needed.
+    """`count` heads, each with queries × keys scores. causal: whether half of the scores are not needed.
 
     width: of queries and keys; value_width: of values.
     """
@@ -63,17 +63,17 @@ class Block:
 
     replicated_bytes: memory traffic of operators that tensor parallelism repeats, already divided under sequence
     parallelism; split_bytes: of operators that it splits. kernels: launches besides the GEMMs.
-    tensor_bytes: of one all-reduce over the tensor-parallel group; tensor_count: number of these all-reduces, also in
-    the backward pass. context_bytes: keys and values sent round the context-parallel ring.
+    tensor_bytes: of one all-reduce over the tensor-parallel group; tensor_count: number of these all-reduces in the
+    forward pass, and again in the backward pass. context_bytes: keys and values sent around the context-parallel ring.
     expert_bytes: sent by each GPU in one all-to-all; expert_count: number of all-to-alls; expert_copies: copies of each
     token in one of them.
-    parameters: before ZeRO shards them, without expert_parameters, which only data × context ÷ expert replicas share.
+    parameters: before ZeRO shards them, without expert_parameters, which data × context ÷ expert replicas hold.
     tables: (rows, columns) of parameters that are read by index; parameters in neither tables nor GEMMs are vectors.
-    boundary_bytes: this GPU's part of the output that the next block takes.
-    saved_bytes: kept for the backward pass without recomputation; selective_bytes: with selective (None: as many);
-    operator_bytes, module_bytes: by operator and by module (None: as with selective); input_bytes: with full (None: all
-    that is saved). again_bytes, again_count: memory traffic and all-reduces that recomputation by module repeats.
-    live_bytes: the most that is alive at once within the block, forward or backward.
+    boundary_bytes: this GPU's part of the output, which the next block reads.
+    saved_bytes: kept for the backward pass without recomputation. selective_bytes: kept with selective recomputation
+    (None: saved_bytes). operator_bytes, module_bytes: with recomputation by operator and by module (None: as with
+    selective). input_bytes: with full recomputation (None: saved_bytes). again_bytes, again_count: memory traffic and
+    all-reduces that recomputation by module repeats. live_bytes: most bytes alive at once in the block, in either pass.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Block:
 
     @property
     def forward_flops(self) -> Amount:
-        """FLOPs of products and attention in the forward pass; causal attention counts half."""
+        """FLOPs of products and attention in the forward pass. Causal attention counts half."""
         total: Amount = sum((gemm.flops for gemm in self.gemms), 0.0)
         for each in self.attention:
             scores = each.count * each.queries * each.keys * (0.5 if each.causal else 1.0)
@@ -134,8 +134,8 @@ class Layers:
 class Work:
     """A whole model on one micro-batch, as one GPU of each stage sees it.
 
-    before: on the first stage (embedding). layers: runs of blocks in their order; stages are cut anywhere between
-    blocks. after: on the last stage (final norm, logits, loss).
+    before: on the first stage (embedding). layers: runs of blocks, in order; stages can be cut between any two blocks.
+    after: on the last stage (final norm, logits, loss).
     """
 
     before: Block
@@ -148,13 +148,13 @@ class Work:
 
 
 MIN_TOKENS_PER_CONTEXT_RANK = 4096
-"""A search does not cut sequences into shorter pieces. Software allows them, but none was ever measured, so that the
-planner's predictions for them could not be checked. A fixed context= may be any."""
+"""A search does not cut sequences into shorter pieces. Software allows them, but none was ever measured, so predictions
+could not be checked. A fixed context= is not limited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Into how many parts a model splits.
+    """Into how many parts a model can be split.
 
     Pipeline stages are cut between layers. A tensor-parallel degree divides heads (or channels), and divides groups
     (key-value heads) or is a multiple of them. seq_len: tokens per sample; 0: no sequence. experts: per layer; 1: none.
@@ -172,7 +172,7 @@ class Limits:
         return [each for each in every if self.groups % each == 0 or each % self.groups == 0]
 
     def contexts(self) -> list[int]:
-        """Context-parallel degrees: powers of two that leave long enough pieces, each of two equal halves."""
+        """Context-parallel degrees: powers of two whose pieces are long enough and have an even number of tokens."""
         result = [1]
         while self.seq_len % (4 * result[-1]) == 0 and self.seq_len // (2 * result[-1]) >= MIN_TOKENS_PER_CONTEXT_RANK:
             result.append(2 * result[-1])
@@ -180,7 +180,7 @@ class Limits:
 
 
 class Architecture(Protocol):
-    """A model's sizes: a frozen dataclass, whose numbers may also be arrays (plans,), one model per plan."""
+    """A model's sizes: a frozen dataclass. Its numbers may also be arrays (plans,), with one model per plan."""
 
     def __hash__(self) -> int:
         """Results are cached by architecture."""
@@ -218,16 +218,16 @@ def divisors(number: int) -> list[int]:
 
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
-"""Rows, columns, and the inner loop's rate relative to the largest tile, which reuses operands most."""
+"""Rows, columns, and the inner loop's rate relative to that of the largest tile, which reuses operands most."""
 SPLITS = (1, 4)
-"""Number of parts into which the summed dimension may be cut where there are too few tiles."""
+"""Number of parts into which the summed dimension may be cut if there are too few tiles."""
 LANES = 8.0
-"""Rate of tensor cores ÷ lanes (V100 architecture whitepaper, 2017). Products on lanes never wait for operands; and
-filling a tile costs them less in proportion."""
+"""Rate of tensor cores ÷ rate of fp32 lanes (V100 architecture whitepaper, 2017). Products on lanes never wait for
+operands, and filling a tile costs them less in proportion."""
 ALIGNMENT = 8
 MISALIGNED = 0.5
-"""Operands whose rows are no multiple of ALIGNMENT elements reach only this fraction of the rate, as 16-byte loads are
-impossible (NVIDIA, Matrix Multiplication Background, section 3.1: alignment)."""
+"""Operands whose rows are not a multiple of ALIGNMENT elements reach only this fraction of the rate, because 16-byte
+loads are impossible (NVIDIA, Matrix Multiplication Background, section 3.1: alignment)."""
 
 _TILINGS = tuple(np.array([(*tile, split) for tile in TILES for split in SPLITS]).T)
 
@@ -236,7 +236,7 @@ _TILINGS = tuple(np.array([(*tile, split) for tile in TILES for split in SPLITS]
 class BlockTime:
     """Seconds (plans,) of one block and micro-batch on the GPU, and number of kernels launched.
 
-    weights_s: the part of backward_s in products for weight gradients. modules_s: of what Recompute.MODULES repeats.
+    weights_s: the part of backward_s for weight gradients. modules_s: forward seconds that Recompute.MODULES repeats.
     """
 
     forward_s: Floats
@@ -260,13 +260,12 @@ def gemm_s(
     core: bool = False,
     transposed: bool = False,
 ) -> Floats:
-    """Seconds of count products (m × k) · (k × n), without their launch. core: of attention, in 16 bits under FP8.
+    """Seconds of `count` products (m × k) · (k × n), without their launch.
 
-    transposed: whether the left operand is stored as (k × m), as for weight gradients, whose summed dimension are rows
-    of tokens: only dimensions along which elements are stored next to each other need to be aligned.
-
-    A product runs in waves of tiles over the multiprocessors, so that its efficiency depends on its shape (NVIDIA,
-    Matrix Multiplication Background: tile and wave quantization).
+    core: whether they belong to the attention core, which stays in 16 bits under FP8. transposed: whether the left
+    operand is stored as (k × m), as for weight gradients, which sum over tokens. Only dimensions along which elements
+    are adjacent in memory need to be aligned. A product runs in waves of tiles over the multiprocessors, so its
+    efficiency depends on its shape (NVIDIA, Matrix Multiplication Background: tile and wave quantization).
     """
     precision = "bf16" if core and software.precision == "fp8" else software.precision
     peak = machine.gpu.matrix_flops_per_s(precision)
@@ -274,7 +273,7 @@ def gemm_s(
     lanes = precision == "fp32"
     m, n, k, count = (np.asarray(each, float) for each in (m, n, k, count))
     sms = machine.gpu.multiprocessors
-    # Every tiling in one array (tilings, plans); the library is assumed to choose the best.
+    # All tilings in one array (tilings, plans). The library is assumed to choose the best.
     options = (..., *(None,) * np.broadcast(m, n, k, count).ndim)
     rows, columns, rate, split = (each[options] for each in _TILINGS)
     tiles = np.ceil(m / rows) * np.ceil(n / columns) * (count * split / sms)
@@ -319,9 +318,9 @@ def block_time(block: Block, machine: Machine, software: Software, c: Constants)
 def attention_s(a: Attention, machine: Machine, software: Software, c: Constants) -> tuple[Floats, Floats]:
     """Forward and backward seconds of the attention core.
 
-    Flash attention skips the causal half; its backward pass computes 5 products for the forward's 2, less efficiently
-    (Dao, arXiv 2307.08691). Other attention computes all scores and writes them to memory for softmax and dropout.
-    Under FP8 attention stays in 16 bits.
+    Flash attention skips the causal half. Its backward pass computes 5 products where the forward pass computes 2, and
+    less efficiently (Dao, arXiv 2307.08691). Other attention computes all scores and writes them to memory for softmax
+    and dropout. Under FP8 attention stays in 16 bits.
     """
     scores = np.asarray(a.count, float) * a.queries * a.keys
     if software.flash:
@@ -335,7 +334,7 @@ def attention_s(a: Attention, machine: Machine, software: Software, c: Constants
     memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
     product = gemm_s(a.queries, a.keys, a.width, a.count, machine, software, c, core=True)
     product = product + gemm_s(a.queries, a.value_width, a.keys, a.count, machine, software, c, core=True)
-    # Softmax reads and writes, as do scale and mask where they are kernels of their own; dropout also writes a mask.
+    # Softmax reads and writes, and so do scale and mask if they are separate kernels. Dropout also writes a mask.
     e = software.element_bytes
     moved = (2.0 if software.fused else 6.0) * e + (2.0 * e + 1.0 if software.dropout else 0.0)
     softmax = c.score_passes * moved * scores / memory

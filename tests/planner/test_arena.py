@@ -74,7 +74,7 @@ def test_rows_without_a_plan_are_explained(tmp_path):
     found, reasons = candidates(odd)
     assert "no architecture of bert-999B" in reasons[0]
     assert "nonesuch" in reasons[1]
-    assert "fits; the leanest is timed" in reasons[4]
+    assert "fits; the one that needs least memory is timed" in reasons[4]
     assert "3 GPUs" in reasons[3]
     timed = np.concatenate([each.rows for each in found]).tolist()
     assert 4 in timed

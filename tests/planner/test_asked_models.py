@@ -5,7 +5,7 @@ import json
 import pytest
 
 from synergy_core.__main__ import main
-from synergy_core.commands._asking import DEFAULT_TOKENS, model_from_config, model_types, requested_model
+from synergy_core.commands._settings import DEFAULT_TOKENS, model_from_config, model_types, requested_model
 from synergy_core.errors import InputError
 from synergy_core.planner.families import architecture_named
 
@@ -81,11 +81,11 @@ def test_sequences_are_as_long_as_models_are_trained_on_unless_said(tmp_path):
     path = config(tmp_path, max_position_embeddings=131072)
     found = model_from_config(path)
     assert found.architecture.seq_len == DEFAULT_TOKENS
-    assert found.notes == ("sequences of 8,192 tokens, of up to 131,072 that it reads; seq_len=… sets it",)
+    assert found.notes == ("sequences of 8,192 tokens (the model reads up to 131,072); seq_len=… sets it",)
     assert model_from_config(path, seq_len=32768).architecture.seq_len == 32768
     assert requested_model("gpt-1.3b", 4096).architecture.seq_len == 4096
     (note,) = model_from_config(config(tmp_path, model_type="mistral", sliding_window=1024), seq_len=2048).notes
-    assert note.startswith("attention stays within 1,024 tokens")
+    assert note.startswith("attention has a window of 1,024 tokens")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_malformed_architecture_is_one_sentence(tmp_path, capsys, changes, say
 
 
 def test_nothing_is_fetched():
-    with pytest.raises(InputError, match=r"nothing is fetched. .* give its config.json"):
+    with pytest.raises(InputError, match=r"nothing is downloaded\. .* model=FOLDER/config.json"):
         requested_model("meta-llama/Meta-Llama-3-8B")
-    with pytest.raises(InputError, match="resnet-50 reads no sequences"):
+    with pytest.raises(InputError, match="resnet-50 does not read sequences"):
         requested_model("resnet-50", 2048)

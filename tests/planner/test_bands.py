@@ -222,7 +222,7 @@ def test_bands_and_what_is_extrapolated_are_printed(capsys, tmp_path):
     low, high = plan["step_time_band_s"]
     assert low < plan["step_time_s"] < high
     assert plan["memory_band_bytes"][0] < plan["memory_bytes"] < plan["memory_band_bytes"][1]
-    assert "extrapolated, thus wider: no step was measured on t4" in printed
+    assert "extrapolated, so the interval is wider: no step was measured on t4" in printed
     assert any("no step was measured on t4" in each for each in plan["extrapolated"])
 
 

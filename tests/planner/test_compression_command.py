@@ -75,7 +75,7 @@ def test_more_noise_wants_larger_batches(found):
 
 @pytest.mark.parametrize(
     ("model", "gpus", "status", "says"),
-    [("gpt-125m", 4, 0, ("plays no role", "all GPUs")), ("gpt-175b", 8, 1, ("says why",))],
+    [("gpt-125m", 4, 0, ("between nodes does not matter", "all GPUs")), ("gpt-175b", 8, 1, ("says why",))],
 )
 def test_one_node_has_no_network_and_what_fits_nowhere_is_said(capsys, model, gpus, status, says):
     found, printed, _ = asked(capsys, f"compression model={model} gpu=a100 gpus={gpus} batch=64 max_batch=64")

@@ -82,19 +82,19 @@ def test_these_plans_are_expressed(name, software, plan):
         ("megatron", "torchtitan", Plan(), "the plan is for torchtitan; .* Type software=megatron-core"),
         ("torchtitan", "megatron-core", Plan(), "Type software=torchtitan"),
         ("megatron", "megatron-core", Plan(recompute=Recompute.OPERATORS), "not every second product"),
-        ("megatron", "megatron-core", Plan(data=2, pipeline=2, zero=3), "FSDP goes without pipeline stages"),
+        ("megatron", "megatron-core", Plan(data=2, pipeline=2, zero=3), "FSDP does not support pipeline stages"),
         ("megatron", "megatron-core", Plan(pipeline=2, interleave=2, accumulation=3), "fix interleave=1"),
         ("megatron", "megatron-core", Plan(data=2, expert=2), "the model has no experts"),
-        ("megatron", "megatron-core", Plan(zero=1), "shards over replicas, and there is one"),
+        ("megatron", "megatron-core", Plan(zero=1), "shards over replicas, but there is only one"),
         ("megatron", "megatron-core", Plan(compressor="q8"), "compresses gradients by q8"),
         ("torchtitan", "torchtitan", Plan(data=2, zero=1), "fix zero=2 or 3"),
-        ("torchtitan", "torchtitan", Plan(data=2, tensor=2, sequence=True), "DDP goes with no other parallelism"),
-        ("torchtitan", "torchtitan", Plan(data=8, expert=8), "DDP goes with no other parallelism"),
+        ("torchtitan", "torchtitan", Plan(data=2, tensor=2, sequence=True), "DDP supports no other parallelism"),
+        ("torchtitan", "torchtitan", Plan(data=8, expert=8), "DDP supports no other parallelism"),
         ("torchtitan", "torchtitan", Plan(data=2, pipeline=2, zero=3), "fix pipeline=1 or data=1"),
         ("torchtitan", "torchtitan", Plan(recompute=Recompute.SELECTIVE), "not attention alone"),
         ("torchtitan", "torchtitan", Plan(recompute=Recompute.MODULES), "or single modules"),
         ("torchtitan", "torchtitan", Plan(tensor=2), "fix sequence=1"),
-        ("trainjob", "megatron-core", Plan(data=12), "no whole nodes of 8; use gpus=8 or 16"),
+        ("trainjob", "megatron-core", Plan(data=12), "do not fill nodes of 8; use gpus=8 or 16"),
         ("trainjob", "fsdp", Plan(data=8), "this form is read by megatron-core"),
         ("helm", "megatron-core", Plan(), "unknown form of a plan 'helm'"),
     ],
@@ -107,11 +107,11 @@ def test_what_a_tool_cannot_express_is_refused(name, software, plan, says):
 def test_experts_need_sequence_parallelism_and_images_are_no_transformers():
     with pytest.raises(InputError, match="fix sequence=1 or tensor=1"):
         emitted("megatron", launch(Plan(tensor=2), model=SPARSE))
-    with pytest.raises(InputError, match="a window of keys are not written"):
+    with pytest.raises(InputError, match="sliding-window attention cannot be written"):
         emitted("megatron", launch(Plan(), model=architecture_named("gpt-oss-20b")[1]))
     resnet = architecture_named("resnet-50")[1]
     for name, software in (("megatron", "megatron-core"), ("torchtitan", "torchtitan")):
-        with pytest.raises(InputError, match="trains transformers; mine is none"):
+        with pytest.raises(InputError, match="trains transformers; mine is not one"):
             emitted(name, launch(Plan(), software, resnet))
 
 
@@ -160,21 +160,21 @@ def test_a_launch_script_of_ones_own_is_read():
         ("megatron", "--tensor-model-parallel-size 3", "= 3 GPUs for one replica, which does not divide gpus=8"),
         ("megatron", "--tensor-model-parallel-size two", "two; expected a whole number from 1"),
         ("megatron", "--tensor-model-parallel-size 0", "0; expected a whole number from 1"),
-        ("megatron", "--micro-batch-size 1 it's", "is no script"),
+        ("megatron", "--micro-batch-size 1 it's", "is not a script"),
         ("torchtitan", '[training]\nlocal_batch_size = "x"', "local_batch_size = x: expected a whole number"),
         ("torchtitan", "training = 3", "expected a table"),
-        ("megatron", "--micro-batch-size 3 --global-batch-size 64", "no multiple of 8 replicas × 3 .*; such as 72"),
+        ("megatron", "--micro-batch-size 3 --global-batch-size 64", "not a multiple of 8 replicas × 3 .*; use 72"),
         ("megatron", "--micro-batch-size 1 --recompute-granularity some", "expected selective or full"),
         ("torchtitan", "[parallelism]\ntensor_parallel_degree = 3", "3 × .* GPUs, not gpus=8"),
         ("torchtitan", "[parallelism\n", "is not TOML"),
-        ("torchtitan", '[activation_checkpoint]\nmode = "selective"', "the planner knows none, full"),
+        ("torchtitan", '[activation_checkpoint]\nmode = "selective"', "expected mode none, full"),
         ("torchtitan", '[parallelism]\ntensor_parallel_degree = "2"', "tensor_parallel_degree = 2: expected a whole"),
         ("torchtitan", "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4", "HSDP"),
         ("trainjob", "kind: TrainJob\n", "has no spec.trainer"),
         (
             "trainjob",
             "kind: TrainJob\nspec: {trainer: {numNodes: 3}}",
-            "numNodes: 3 × numProcPerNode: 1 are not gpus=8",
+            "numNodes: 3 × numProcPerNode: 1 is not gpus=8",
         ),
     ],
 )
@@ -197,15 +197,15 @@ def test_the_command_writes_a_plan_and_reads_it_again(tmp_path, capsys):
         assert second["plans"][0] == first["plans"][0]
     capsys.readouterr()
     for more, says in (
-        (["tensor=2", f"plan={paths['megatron']}"], "says tensor already; leave tensor= out"),
-        (["batch=8", f"plan={paths['megatron']}"], "says batch already"),
+        (["tensor=2", f"plan={paths['megatron']}"], "already sets tensor; leave tensor= out"),
+        (["batch=8", f"plan={paths['megatron']}"], "already sets batch"),
         ([f"plan={tmp_path / 'none'}"], "cannot be read"),
-        ([f"plan={tmp_path / 'one.json'}"], "is none of the forms that --emit writes: megatron, torchtitan, trainjob"),
+        ([f"plan={tmp_path / 'one.json'}"], "has none of the forms that --emit writes: megatron, torchtitan, trainjob"),
     ):
         assert main(["plan", *question[:3], *more]) == 2
         assert says in capsys.readouterr().err
     assert main(["plan", *question[:2], "gpus=8,16", "--emit", "megatron", "-"]) == 2
-    assert "give one gpu= and one number of gpus=" in capsys.readouterr().err
+    assert "give one GPU type in gpu= and one count in gpus=" in capsys.readouterr().err
     assert main(["plan", *question, "--emit", "torchtitan", str(tmp_path / "not")]) == 2
     assert "Type software=torchtitan" in capsys.readouterr().err
     assert not (tmp_path / "not").exists()

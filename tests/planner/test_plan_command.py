@@ -9,7 +9,7 @@ import pytest
 from planner_setup import CONSTANTS, asked
 
 from synergy_core.commands import plan as _machines
-from synergy_core.commands._asking import default_batch
+from synergy_core.commands._settings import default_batch
 from synergy_core.planner.explain import model_flops, schedule, seconds
 from synergy_core.planner.families import architecture_named
 from synergy_core.planner.machine import Software, machine_named, running_on, software_named
@@ -66,7 +66,7 @@ def test_a_model_that_fits_no_plan(capsys):
     status, printed, _ = asked(capsys, "plan model=gpt-175b gpu=a100-80gb gpus=8 batch=1536")
     assert status == 1
     assert "memory: the leanest plan (tp8" in printed
-    assert "GPUs are the first that it fits on" in printed
+    assert "The smallest power of two of nodes that it fits on has " in printed
 
 
 def test_fixed_settings_stand_in_the_leanest_plan_and_offloading_is_named(capsys):
@@ -75,7 +75,7 @@ def test_fixed_settings_stand_in_the_leanest_plan_and_offloading_is_named(capsys
     assert "zero1" in lean
     assert "full" not in lean
     offloaded = printed.partition("offloaded to the host")[2].partition("\n")[0]
-    assert "16 GPUs fit it: " in offloaded
+    assert "16 GPUs suffice: " in offloaded
     assert "zero1" in offloaded
     _, printed, _ = asked(capsys, "plan model=llama-3-70b gpu=a100-80gb gpus=8 zero=1")  # too little even so
     assert "offloaded" not in printed
@@ -114,9 +114,9 @@ def test_no_plan_is_proposed_that_the_software_does_not_have(capsys, tmp_path, s
 @pytest.mark.parametrize(
     ("settings", "fact"),
     [
-        ("gpu=h100 software=fsdp tensor=2", "tensor=2: fsdp has replicas alone"),
-        ("gpu=h100 software=nanotron context=2", "context=2: nanotron has tensor, pipeline, expert"),
-        ("gpu=h100 software=torchtitan zero=1", "zero=1: torchtitan has 2, 3"),
+        ("gpu=h100 software=fsdp tensor=2", "tensor=2: fsdp supports replicas only"),
+        ("gpu=h100 software=nanotron context=2", "context=2: nanotron supports tensor, pipeline, expert"),
+        ("gpu=h100 software=torchtitan zero=1", "zero=1: torchtitan supports 2, 3"),
         ("gpu=a100 software=megatron-core-fp8", "type software=megatron-core."),
     ],
 )

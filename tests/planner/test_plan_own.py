@@ -73,28 +73,28 @@ def test_constants_without_a_band_have_none(capsys, tmp_path):
     mine, printed = found(capsys, tmp_path, *ASKED, f"constants={constants}", "tokens=1B")
     assert mine["plans"][0]["step_time_band_s"] is None
     assert mine["trainings"][0]["band"] is None
-    assert "the file of constants states none" in printed
+    assert "the constants file has none" in printed
 
 
 def test_a_gpu_type_that_the_constants_lack_keeps_the_shipped_ones(capsys, tmp_path):
     path = own_constants(tmp_path)
     _, printed, _ = asked(capsys, f"plan model=gpt-1.3b gpu=h100,a100 gpus=8 batch=64 constants={path}")
     assert printed.count("constants of ") == 1
-    assert f"constants as shipped: {path} has none of a100" in printed
+    assert f"shipped constants: {path} has none for a100" in printed
 
 
 @pytest.mark.parametrize(
     ("changes", "words", "says"),
     [
-        ({}, ["gpu=a100"], "of h100, not of a100; type gpu=h100"),
-        ({}, ["gpu=h100", "software=megatron"], "of megatron-core, not megatron; type software=megatron-core"),
-        ({"gpu_types": {}}, ["gpu=h100"], "has no gpu_types; expected what"),
+        ({}, ["gpu=a100"], "is for h100; type gpu=h100"),
+        ({}, ["gpu=h100", "software=megatron"], "is for megatron-core; type software=megatron-core"),
+        ({"gpu_types": {}}, ["gpu=h100"], "has no gpu_types; expected a file written by"),
         ({"gpu_types": {"h100": {"rows": 3}}}, ["gpu=h100"], "h100 has no constants"),
         ({"gpu_types": {"h100": {"constants": {"host_s": 1.0}}}}, ["gpu=h100"], "missing or unknown"),
         (
             {"gpu_types": {"h100": {"constants": content_of("fsdp")["h100"]["constants"], "band": {"low": 1.0}}}},
             ["gpu=h100"],
-            "expected low, a number of at most high",
+            "expected low, high (at least low) and rows",
         ),
     ],
 )

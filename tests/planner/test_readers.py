@@ -100,8 +100,8 @@ def test_a_row_that_contradicts_itself_is_refused_with_its_line(tmp_path, capsys
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"layers": ""}, "layers not stated, and no architecture 'mine' in the catalog"),
-        ({"gpu": "Z9000"}, "no data sheet of GPU 'Z9000' in the catalog"),
+        ({"layers": ""}, "layers not stated, and the catalog has no architecture 'mine'"),
+        ({"gpu": "Z9000"}, "the catalog has no data sheet of GPU 'Z9000'"),
         ({"dtype": "int4"}, "precision 'int4' is not modelled"),
         ({"global_batch": 62, "grad_accum": ""}, "global_batch 62 is not a multiple of micro_batch 2 · dp 4"),
     ],

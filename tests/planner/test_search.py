@@ -129,7 +129,7 @@ def test_single_modules_are_recomputed_where_the_software_can_and_less_does_not_
     kinds, (some,) = plan_of("none", "modules", "full")
     assert kinds == [Recompute.MODULES]
     assert some < plan_of("none", "full")[1][0]
-    with pytest.raises(InputError, match="recompute=4: test has 0"):
+    with pytest.raises(InputError, match="recompute=4: test supports 0"):
         search(transformer, gpt(), small, replace(SOFTWARE, recomputes=("none", "full")), CONSTANTS,
                counts=[1], global_batch=16, fixed={"recompute": 4})  # fmt: skip
 

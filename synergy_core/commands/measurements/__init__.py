@@ -15,10 +15,10 @@ from synergy_core.errors import InputError
 
 
 def read(path: Path, **options: Any) -> Any:
-    """Reads the measurements in a file, whose columns decide the format. Raises InputError if no format matches."""
+    """Reads the measurements in a file. Its columns decide the format. Raises InputError if no format matches."""
     table, formats = read_table(path), modules_of(__name__)
-    for each in formats:
-        if each.recognises(table.columns):
-            return each.read(table, **options)
-    listed, known = ", ".join(map(repr, table.columns)), "; ".join(each.DESCRIPTION for each in formats)
-    raise InputError(f"{path}: no known format has the columns {listed}. Known: {known}.")
+    for form in formats:
+        if form.recognises(table.columns):
+            return form.read(table, **options)
+    listed, known = ", ".join(map(repr, table.columns)), "; ".join(form.DESCRIPTION for form in formats)
+    raise InputError(f"{path}: no known format has the columns {listed}. Known formats: {known}.")

@@ -33,8 +33,8 @@ class Setting:
     software: Software
 
 
-# The model of a row: from the catalog if it has the name and agrees with the columns, else from the columns. Only the
-# name reveals what columns cannot express: head widths other than hidden ÷ heads, latent attention, shared experts.
+# Finds the model of a row in the catalog by its name, if the columns agree with the catalog, or else builds it from the
+# columns. Columns cannot express head widths other than hidden ÷ heads, latent attention and shared experts.
 
 
 SIZE_TOLERANCE = 0.01
@@ -46,54 +46,54 @@ _SCALARS = ("bool", "str", "float", "int")
 def architecture_of(row: TableRow, untied: bool | None) -> Any:
     """The `Architecture` of a row's model. untied: whether logits have their own weight matrix; None if unstated.
 
-    A model that is not in the catalog is GPT-like, with tied embeddings and learned positions. If gated it is
-    Llama-like, without either, unless its stated size shows tied embeddings. Raises UnpredictableError for missing
-    sizes."""
+    A model that is not in the catalog is taken as Llama-like (own matrix for logits, no learned positions) if its MLP
+    is gated, otherwise as GPT-like (tied embeddings, learned positions). The other tying is used if only that gives the
+    stated `params`. Raises UnpredictableError for missing sizes."""
     gated = row.flag("gated_mlp") or False
     sizes = {name: row.whole(name) for name in ("layers", "hidden", "heads", "ffn", "seq_len", "vocab")}
-    groups, experts, chosen = (row.whole(name) for name in ("kv_heads", "n_experts", "topk"))
+    kv_heads, experts, topk = (row.whole(name) for name in ("kv_heads", "n_experts", "topk"))
     params = row.number("params")
     known = _catalog_architecture(row.text("model"))
     # The width of the MLP is not compared, because files state it in different ways.
     compared = [name for name in ("layers", "hidden", "heads", "vocab") if sizes[name] is not None]
     if known is not None and all(getattr(known, name, None) == sizes[name] for name in compared):
-        reads_sequences = "seq_len" in {each.name for each in fields(known)}
+        reads_sequences = "seq_len" in {field.name for field in fields(known)}
         return replace(known, seq_len=sizes["seq_len"]) if sizes["seq_len"] and reads_sequences else known
     missing = [name for name, value in sizes.items() if value is None]
-    if missing or (experts and chosen is None):
+    if missing or (experts and topk is None):
         absent = ", ".join(missing) or "topk"
-        raise UnpredictableError(f"{absent} not stated, and no architecture '{row.text('model')}' in the catalog")
+        raise UnpredictableError(f"{absent} not stated, and the catalog has no architecture '{row.text('model')}'")
     values: dict[str, Any] = {
         **sizes,
-        "kv_heads": groups or sizes["heads"],
+        "kv_heads": kv_heads or sizes["heads"],
         "gated": gated,
         "tied": not gated if untied is None else not untied,
         "learned_positions": not gated,
     }
     if experts:
         mixture = family_named("mixture").Architecture
-        return mixture(**values, experts=experts, topk=chosen, expert_ffn=sizes["ffn"])
+        return mixture(**values, experts=experts, topk=topk, expert_ffn=sizes["ffn"])
     result = transformer.Architecture(**values)
     if params and untied is None:
         other = replace(result, tied=not result.tied)
-        off, other_off = (abs(float(each.parameters()) / params - 1.0) for each in (result, other))
-        if other_off < SIZE_TOLERANCE < off:
+        error, other_error = (abs(float(model.parameters()) / params - 1.0) for model in (result, other))
+        if other_error < SIZE_TOLERANCE < error:
             return other
     return result
 
 
 @cache
 def _catalog_architecture(model: str) -> Any:
-    """The catalog's architecture for a model name, ignoring case and punctuation; None if it has none.
+    """The catalog's architecture for a model name; None if it has none.
 
-    Text in brackets is ignored, and so is a point release (Llama 3.1 has the dimensions of Llama 3).
+    Case, punctuation and text in brackets are ignored, and so is a point release (Llama 3.1 has Llama 3's dimensions).
     """
 
     def bare(name: str) -> str:
         return re.sub(r"[^a-z0-9.]", "", name.lower())
 
     plain = re.sub(r"\(.*?\)", "", model).lower()
-    known = {bare(each): each for each in architecture_names()}
+    known = {bare(name): name for name in architecture_names()}
     for name in (plain, re.sub(r"(?<=\d)\.\d(?![0-9.]*b)", "", plain)):
         if bare(name) in known:
             return architecture_named(known[bare(name)])[1]
@@ -106,19 +106,19 @@ def family_of(architecture: Any) -> ModuleType:
 
 
 def kind_of(architecture: Any) -> tuple[Any, ...]:
-    """Grouping key: architectures with equal keys, of one family and with equal scalar fields, can share an array."""
-    single = [(each.name, getattr(architecture, each.name)) for each in fields(architecture) if each.type in _SCALARS]
-    return (type(architecture), *single)
+    """Grouping key: architectures with equal keys have the same family and scalar fields, and can be `stacked`."""
+    scalars = [(each.name, getattr(architecture, each.name)) for each in fields(architecture) if each.type in _SCALARS]
+    return (type(architecture), *scalars)
 
 
 def stacked(architectures: Iterable[Any]) -> Any:
     """Combines architectures of one kind into one architecture whose numeric fields are arrays (plans,)."""
     every = list(architectures)
-    names = [each.name for each in fields(every[0]) if each.type not in _SCALARS]
-    return replace(every[0], **{name: np.array([getattr(one, name) for one in every]) for name in names})
+    names = [field.name for field in fields(every[0]) if field.type not in _SCALARS]
+    return replace(every[0], **{name: np.array([getattr(each, name) for each in every]) for name in names})
 
 
-# Finds the catalog's GPUs and network rates in the free text with which authors describe their hardware.
+# Finds the catalog's GPUs and network rates in free-text descriptions of hardware.
 
 
 BITS_PER_BYTE = 8.0
@@ -144,7 +144,7 @@ _NETWORK = re.compile(r"infiniband|\bib\b|[fehnx]dr|ethernet|gbe|roce|efa|\bnics
 
 
 def gpu_type(text: str) -> str:
-    """The GPU type in a text: `h100` for `H100-SXM-80GB`; the text in lower case if it names no known type."""
+    """The GPU type in a text, such as `h100` for `H100-SXM-80GB`; the text in lower case if it names no known type."""
     plain = text.strip().lower().replace("tesla", "").replace("nvidia", "").strip(" -_")
     found = _GPU_TYPE.search(plain)
     return re.sub(r"[ _-]", "", found[1]) if found else plain
@@ -152,8 +152,8 @@ def gpu_type(text: str) -> str:
 
 @cache
 def machine_choices(text: str, memory_gb: float | None, gpus_per_node: int, interconnect: str) -> tuple[Machine, ...]:
-    """The machines that a row may have run on: the catalog's, changed by what the row states. There are two if the GPU
-    type is sold with two memory sizes and none is stated. Raises UnpredictableError for a GPU without a data sheet.
+    """The machines that a row may have run on: the catalog's machine, changed to what the row states. There are two if
+    the GPU type is sold with two memory sizes and none is stated. Raises UnpredictableError for an unknown GPU.
     """
     name = gpu_type(text)
     if memory_gb is None and (found := _MEMORY.search(text.lower())):
@@ -164,7 +164,7 @@ def machine_choices(text: str, memory_gb: float | None, gpus_per_node: int, inte
     for memory in (memory_gb,) if memory_gb is not None else MEMORIES_GB.get(name, (None,)):
         sheet = gpu_sheet(sheet_name(text, memory))
         if sheet is None:
-            raise UnpredictableError(f"no data sheet of GPU '{text}' in the catalog")
+            raise UnpredictableError(f"the catalog has no data sheet of GPU '{text}'")
         machine = machine_named(sheet.name, domain, network)
         if memory is not None:
             machine = replace(machine, memory_bytes=memory * 1e9)
@@ -177,30 +177,30 @@ def machine_choices(text: str, memory_gb: float | None, gpus_per_node: int, inte
 
 
 def sheet_name(text: str, memory_gb: float | None) -> str:
-    """The name of a GPU's data sheet in the catalog: the one with exactly this memory size, else the type's own."""
+    """The name of a GPU's data sheet in the catalog: of exactly this memory size if there is one, else of the type."""
     name, plain = gpu_type(text), re.sub(r"[ _]+", "-", text.strip().lower())
     form = "pcie" if "pci" in plain else "nvl" if re.search(r"h[12]00-?nvl", plain) else ""
     sizes = [f"{memory_gb:g}gb", f"{memory_gb:g}"] if memory_gb is not None else []
     tried = [plain, plain.replace("-", "_")]
     for parts in (*((name, form, size) for size in sizes), (name, form), *((name, size) for size in sizes), (name,)):
         tried += [joint.join(filter(None, parts)) for joint in "_-"]
-    return next((sheet.name for each in tried if (sheet := gpu_sheet(each))), name)
+    return next((sheet.name for attempt in tried if (sheet := gpu_sheet(attempt))), name)
 
 
 def network_bytes_per_s(text: str, gpus_per_node: int, gpu_type: str) -> float | None:
     """Each GPU's share of a node's network bandwidth, bytes/s one way; None if the text states no rate.
 
-    Rates are per node unless the text says `per GPU`; so is a number of cards times a rate.
+    A rate, or a number of cards times a rate, is per node unless the text says `per GPU`.
     """
     parts = re.split(r"[,;+]", text)
-    text = ",".join(each for each in parts if not _IN_NODE.search(each.lower()) or _NETWORK.search(each.lower()))
+    text = ",".join(part for part in parts if not _IN_NODE.search(part.lower()) or _NETWORK.search(part.lower()))
     gbit = _gbit(text, gpu_type)
     share = 1 if re.search(r"(per|/) ?gpu", text.lower()) else gpus_per_node
     return gbit * 1e9 / BITS_PER_BYTE / share if gbit else None
 
 
 def _gbit(text: str, gpu_type: str) -> float | None:
-    """Network Gb/s stated in a text: number of cards × their rate, else a rate, else one card of a generation."""
+    """Network Gb/s stated in a text: number of cards × their rate, else a rate, else the rate of one card."""
     plain = text.lower()
     cards = _CARDS.search(plain)
     card_gbit = (float(cards[3]) if cards[3] else CARDS_GBIT[cards[2]]) if cards else 0.0
@@ -234,13 +234,13 @@ _NOT_FLASH = re.compile(r"unfused|math|eager|naive|^torch$|^core|\bno(t|n|)\b|lo
 def software_name(words: str, gpu: str, plan: Plan) -> str:
     """The name in catalog/software/ of the training software that a text describes.
 
-    If the text names several, a specific one is preferred to a general one like it: torchtitan's FSDP is torchtitan.
-    Megatron on GPUs of the Hopper generation or later is Megatron Core."""
+    If the text names several, the more specific one is preferred: torchtitan with FSDP is torchtitan, not FSDP.
+    If it names none, the plan and the GPU decide: Megatron is Megatron Core on Hopper GPUs or later."""
     every = map(software_named, software_names())
-    found = [each for each in every if each.words and re.search(each.words, words.lower())]
-    for one in found:
-        if not any(one.name in each.like for each in found):
-            return one.name
+    found = [software for software in every if software.words and re.search(software.words, words.lower())]
+    for software in found:
+        if not any(software.name in other.like for other in found):
+            return software.name
     if plan.zero == 3 and plan.tensor == plan.pipeline == 1:
         return "megatron-deepspeed" if "fp16" in words else "fsdp"  # FSDP came when bf16 was usual
     sheet = gpu_sheet(gpu)
@@ -248,8 +248,9 @@ def software_name(words: str, gpu: str, plan: Plan) -> str:
 
 
 def software_of(row: TableRow, plan: Plan) -> Software | None:
-    """The training software of a row, with the row's own settings; None if its precision is not modelled. An unstated
-    precision is bf16, or fp16 on GPUs without bf16.
+    """The training software of a row, with the row's own settings; None if its precision is not modelled.
+
+    An unstated precision is taken as bf16, or as fp16 on GPUs without bf16.
     """
     dtype, notes, attention = (row.text(name).lower() for name in ("dtype", "notes", "attn_impl"))
     gpu = gpu_type(row.text("gpu"))

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self
 from synergy_core.errors import InputError, suggest_column
 
 COUNT = "a whole number of 1 or more"
-_OR_EMPTY = ", or nothing where it is not stated"
+_OR_EMPTY = ", or an empty cell if it is not stated"
 _FLAGS = {
     **dict.fromkeys(("y", "yes", "1", "true", "1.0"), True),
     **dict.fromkeys(("n", "no", "0", "false", "0.0"), False),
@@ -27,7 +27,7 @@ def is_count(value: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A row of cells, stripped of surrounding blanks. A missing column reads as an empty cell."""
+    """A row of cells without surrounding blanks. A missing column reads as an empty cell."""
 
     path: Path
     line: int
@@ -69,16 +69,16 @@ class TableRow:
 
     def refuse(self, column: str, expected: str) -> NoReturn:
         """Raises InputError for a wrong cell. expected: a valid value, in words."""
-        self.contradicts(f"got '{self.text(column)}', expected {expected}.", f", column {column}")
+        self.fail(f"got '{self.text(column)}', expected {expected}.", f", column {column}")
 
-    def contradicts(self, what: str, where: str = "") -> NoReturn:
-        """Raises InputError for cells that contradict each other."""
-        raise InputError(f"{self.path}, line {self.line}{where}: {what}")
+    def fail(self, message: str, where: str = "") -> NoReturn:
+        """Raises InputError with the row's file and line, for cells that contradict each other."""
+        raise InputError(f"{self.path}, line {self.line}{where}: {message}")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Header and rows of a file. Methods that read a column raise InputError if the file lacks it."""
+    """Header and rows of a file. Methods that read a column raise InputError if it is missing."""
 
     path: Path
     columns: tuple[str, ...]
@@ -98,17 +98,17 @@ class Table:
                 raise InputError(f"{self.path}, line 1: expected a column '{column}', got {got}.{guess}")
 
     def cells(self, column: str) -> list[str]:
-        """A column's text, one cell per row."""
+        """The text of a column, one cell per row."""
         self.need(column)
         return [row.cells[column] for row in self.rows]
 
     def numbers(self, column: str, expected: str, accepts: Callable[[float], bool]) -> list[float]:
-        """A column as numbers. Raises InputError for the first number that `accepts` rejects."""
+        """Reads a column as numbers. Raises InputError for the first number that `accepts` rejects."""
         self.need(column)
         return [row.measured(column, expected, accepts) for row in self.rows]
 
     def shapes(self, column: str = "placement") -> list[tuple[int, ...]]:
-        """A column of placements as GPUs on each node used: 442 is (4, 4, 2)."""
+        """Reads a column of placements, the GPUs on each node used: 442 is (4, 4, 2)."""
         self.need(column)
         for row in self.rows:
             if not re.fullmatch("[1-9]+", row.text(column)):
@@ -128,9 +128,9 @@ class Measurements:
         return len(self.rows)
 
     def only(self, model: str | None, gpu_type: str | None) -> Self:
-        """Keeps only the rows of one model and one GPU type; None keeps all."""
-        wanted = [each for each in self.rows if model in (None, each.model) and gpu_type in (None, each.gpu_type)]
-        return replace(self, rows=tuple(wanted))
+        """Keeps only the rows of a model and a GPU type; None keeps those of all."""
+        kept = [row for row in self.rows if model in (None, row.model) and gpu_type in (None, row.gpu_type)]
+        return replace(self, rows=tuple(kept))
 
 
 def read_table(path: Path) -> Table:
@@ -148,7 +148,7 @@ def read_table(path: Path) -> Table:
         raise InputError(f"{path}: is empty; expected a header line and rows.")
     for name in columns:
         if (times := columns.count(name)) > 1:
-            raise InputError(f"{path}, line 1: column '{name}' stands there {times} times; expected once.")
+            raise InputError(f"{path}, line 1: column '{name}' occurs {times} times; expected once.")
     rows = []
     for line, cells in lines:
         if any(cells):

@@ -1,4 +1,4 @@
-"""Measured step times under the best plan found by another system. The plan is not stated, so the planner searches one.
+"""Measured step times under the best plan that another system found; the plan is not stated and is searched here.
 
 Columns: model_family, model_size, global_batch, gpu, n_nodes, gpus_per_node (GPUs used on each node), n_gpus,
 iter_time_s. The architecture is the catalog's arena-<family>-<size>.
@@ -29,13 +29,13 @@ from synergy_core.units import Floats, Ints
 DESCRIPTION = "step times of best plans (model_family, model_size, global_batch, gpu, n_gpus, iter_time_s)"
 
 NODE_GPUS = {"v100": 16, "a40": 2}
-"""GPUs per node in Arena's measurements (its README). A plan on fewer GPUs uses part of a node."""
+"""GPUs per node in Arena's measurements (its README). A plan on fewer GPUs uses a part of one node."""
 _CATALOG_FAMILY = {"wide_resnet": "wresnet"}
 
 
 @dataclass(frozen=True, slots=True)
 class BestPlan:
-    """One measured best plan. architecture: the catalog's; None if it has none.
+    """One measured step under a best plan. architecture: the catalog's; None if it has none.
 
     gpus_per_node: all GPUs of a node if the plan used one node, else the GPUs used on each node.
     """
@@ -70,7 +70,7 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
             empty = "n_gpus" if gpus is None else "global_batch" if batch is None else "iter_time_s"
             row.refuse(empty, "a positive number")
         if nodes and used and nodes * used != gpus:
-            row.contradicts(f"got n_gpus {gpus}, expected n_nodes {nodes} · gpus_per_node {used} = {nodes * used}.")
+            row.fail(f"got n_gpus {gpus}, expected n_nodes {nodes} · gpus_per_node {used} = {nodes * used}.")
         family, size = row.text("model_family"), row.text("model_size")
         known = f"arena-{_CATALOG_FAMILY.get(family, family)}-{size.lower()}"
         architecture = architecture_named(known)[1] if known in architecture_names() else None
@@ -82,17 +82,17 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
 
 # Enumerates the plans that Alpa's search chose from in these measurements, and predicts the fastest plan's step time.
 #
-# Alpa's fixed choices (alpa-projects/alpa, benchmark/alpa and alpa/model; Zheng et al., arXiv 2201.12023): 16
+# Alpa always uses (alpa-projects/alpa, benchmark/alpa and alpa/model; Zheng et al., arXiv 2201.12023): 16
 # micro-batches if the batch allows, full recomputation of every layer, 1F1B without interleaving, no sequence
-# parallelism, meshes whose sides are powers of two, and gradients all-reduced or reduce-scattered over the replicas
+# parallelism, and meshes whose sides are powers of two. It all-reduces or reduce-scatters gradients over the replicas
 # (`prefer_reduce_scatter`). XLA allocates 90 % of the GPU's memory as its pool, and plans must fit into the pool.
 
 
 MICRO_BATCHES = 16
-POOL = 0.9
+POOL_FRACTION = 0.9
 """Fraction of the GPU's memory in XLA's pool (XLA_PYTHON_CLIENT_MEM_FRACTION in Alpa's launcher)."""
-GIGA_IS_GIBI = 1.024**3
-"""Data sheets' gigabytes of memory are in fact gibibytes."""
+GIB_PER_GB = 1.024**3
+"""Bytes of a GiB ÷ bytes of a GB: a data sheet's GB of memory are in fact GiB."""
 REDUCE, SCATTER = 0, 2
 """ZeRO stages equivalent to Alpa's two choices: all-reduced gradients, or gradients and optimizer state scattered over
 the replicas."""
@@ -115,53 +115,53 @@ class Candidates:
     def best(self, c: Constants, loss: float) -> tuple[Floats, Ints]:
         """Step time of each row's fastest plan, seconds, and the index of that plan; both (rows,).
 
-        loss: empirical exponent; measured times exceed those of our best plan by a factor (GPUs)^loss. The data does
-        not state which plans ran, so it is unknown whether Alpa chose worse plans or ran them slower.
+        loss: empirical exponent; measured times exceed those of our best plan by a factor (GPUs)^loss. The files do not
+        state which plans ran, so it is unknown whether Alpa chose worse plans or ran them slower.
         """
         total = step_time(self.work, self.plans, self.machine, self.software, c).total_s
         parts = np.split(total, self.starts[1:])
-        which: Ints = self.starts + np.array([np.argmin(each) for each in parts])
-        return total[which] * self.plans.gpus[which].astype(float) ** loss, which
+        best: Ints = self.starts + np.array([np.argmin(part) for part in parts])
+        return total[best] * self.plans.gpus[best].astype(float) ** loss, best
 
 
 def candidates(rows: Sequence[BestPlan]) -> tuple[list[Candidates], dict[int, str]]:
-    """Candidate plans of all rows, in groups, and for each row without candidates the reason."""
+    """Lists the candidate plans of all rows, in groups, and by row the reasons why it has none or none that fits."""
     reasons: dict[int, str] = {}
     groups: dict[tuple[Any, ...], list[tuple[int, BestPlan, list[Plan]]]] = {}
-    for at, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row.architecture is None:
-            reasons[at] = f"no architecture of {row.model} in the catalog"
+            reasons[index] = f"no architecture of {row.model} in the catalog"
             continue
         try:
             machine_of(row)
             plans = list(plans_for(row))
         except InputError as error:
-            reasons[at] = str(error)
+            reasons[index] = str(error)
             continue
         if not plans:
-            reasons[at] = f"no split into powers of two of {row.gpus} GPUs divides the batch of {row.global_batch}"
+            reasons[index] = f"no split of {row.gpus} GPUs into powers of two divides the batch of {row.global_batch}"
             continue
         key = (kind_of(row.architecture), row.gpu_type, row.gpus_per_node)
-        groups.setdefault(key, []).append((at, row, plans))
+        groups.setdefault(key, []).append((index, row, plans))
     return [_fitting(members, reasons) for members in groups.values()], reasons
 
 
 def _fitting(members: list[tuple[int, BestPlan, list[Plan]]], reasons: dict[int, str]) -> Candidates:
-    """Keeps the plans that fit into memory; if none of a row fits, the plan that needs least, and notes the reason."""
+    """Keeps the plans that fit into memory. If none of a row fits, keeps the one that needs least, and notes that."""
     first = members[0][1]
     family, machine = family_of(first.architecture), machine_of(first)
     # Models of sequences run in fp16, convolutional models in fp32.
     software = software_named("alpa" if first.architecture.limits().seq_len else "alpa-fp32")
-    owner = np.repeat([at for at, _, _ in members], [len(plans) for _, _, plans in members])
+    owner = np.repeat([index for index, _, _ in members], [len(plans) for _, _, plans in members])
     every = [row.architecture for _, row, plans in members for _ in plans]
     plans = plans_of([plan for _, _, some in members for plan in some])
     needed = memory(family.work(stacked(every), plans, software), plans, software).reserved
-    fits = needed <= POOL * machine.memory_bytes * GIGA_IS_GIBI
-    for at, row, _ in members:
-        own = np.flatnonzero(owner == at)
+    fits = needed <= POOL_FRACTION * machine.memory_bytes * GIB_PER_GB
+    for index, row, _ in members:
+        own = np.flatnonzero(owner == index)
         if not fits[own].any():
             fits[own[np.argmin(needed[own])]] = True
-            reasons[at] = f"no plan of {row.model} on {row.gpus} fits; the leanest is timed"
+            reasons[index] = f"no plan of {row.model} on {row.gpus} GPUs fits; the one that needs least memory is timed"
     kept = np.flatnonzero(fits)
     plans = plans.take(kept)
     found, starts = np.unique(owner[kept], return_index=True)
@@ -172,14 +172,14 @@ def _fitting(members: list[tuple[int, BestPlan, list[Plan]]], reasons: dict[int,
 
 @cache
 def _node(gpu_type: str, gpus: int) -> Machine:
-    """A node with this many GPUs: a node type of that size, else part of the usual one, with the largest memory."""
+    """A node with this many GPUs: a node type of that size, or else a part of the usual node type with most memory."""
     sheets = gpu_sheets()
     chip = re.sub(r"-[0-9]+gb$", "", gpu_type)
-    own = [each for each in node_sheets().values() if re.sub(r"-[0-9]+gb$", "", each.gpu) == chip]
-    own.sort(key=lambda each: (each.gpus_per_node != gpus, not each.usual, -sheets[each.gpu].memory_bytes))
-    if not own or own[0].gpus_per_node < gpus:
+    nodes = [node for node in node_sheets().values() if re.sub(r"-[0-9]+gb$", "", node.gpu) == chip]
+    nodes.sort(key=lambda node: (node.gpus_per_node != gpus, not node.usual, -sheets[node.gpu].memory_bytes))
+    if not nodes or nodes[0].gpus_per_node < gpus:
         return machine_named(gpu_type, gpus)
-    return machine_named(own[0].name, gpus, own[0].network_bytes_per_s / gpus)
+    return machine_named(nodes[0].name, gpus, nodes[0].network_bytes_per_s / gpus)
 
 
 def machine_of(row: BestPlan) -> Machine:
@@ -188,16 +188,16 @@ def machine_of(row: BestPlan) -> Machine:
 
 
 def plans_for(row: BestPlan) -> Iterator[Plan]:
-    """Every plan that Alpa may choose for a row, whether or not the plan fits into memory."""
+    """Yields every plan that Alpa may choose for a row, whether or not it fits into memory."""
     limits = row.architecture.limits()
-    accumulation = next(each for each in _powers(MICRO_BATCHES)[::-1] if row.global_batch % each == 0)
+    accumulation = next(size for size in _powers(MICRO_BATCHES)[::-1] if row.global_batch % size == 0)
     for tensor in _powers(row.gpus):
         for pipeline in _powers(row.gpus // tensor):
             data = row.gpus // tensor // pipeline
             divides = tensor * pipeline * data == row.gpus and limits.heads % tensor == 0
             if not divides or pipeline > limits.layers or row.global_batch % (accumulation * data):
                 continue
-            for expert in (each for each in _powers(data) if limits.experts % each == data % each == 0):
+            for expert in (degree for degree in _powers(data) if limits.experts % degree == data % degree == 0):
                 for zero in (REDUCE, SCATTER) if data > 1 else (REDUCE,):
                     yield Plan(
                         tensor=tensor,
@@ -211,13 +211,13 @@ def plans_for(row: BestPlan) -> Iterator[Plan]:
                     )
 
 
-def _powers(most: int) -> list[int]:
-    """Powers of two up to `most`."""
-    return [1 << each for each in range(most.bit_length())]
+def _powers(maximum: int) -> list[int]:
+    """Powers of two up to `maximum`."""
+    return [1 << exponent for exponent in range(maximum.bit_length())]
 
 
 @cache
 def search_loss(software: str) -> float:
-    """The exponent `loss` of `Candidates.best` that was fitted for a software; 0 if it was not fitted."""
+    """The exponent `loss` of `Candidates.best` that was fitted for a software; 0 if none was."""
     path = CATALOG / "constants" / f"{software}.yaml"
     return float(read_yaml(path).get("search_loss", 0.0)) if path.exists() else 0.0

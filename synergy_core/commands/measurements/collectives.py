@@ -1,4 +1,4 @@
-"""Measured collectives, within a node or across nodes.
+"""Measured times of single collectives, within a node or across nodes.
 
 Columns: gpu, n_gpus, n_nodes, collective, size_bytes, time_us; or gpu, gpus_per_node, n_nodes, operation, groups (lists
 of ranks), group_size, bytes, time_s.
@@ -37,7 +37,7 @@ def recognises(columns: tuple[str, ...]) -> bool:
 
 
 def read(table: Table, *, model: str | None = None, gpu_type: str | None = None) -> Collectives:
-    """Parses the rows of `table` that have a time. gpu_type: keep only this one."""
+    """Parses the rows of `table` that have a time. gpu_type: keep only rows of this type."""
     if "group_size" in table.columns:
         names = ("gpu", "operation", "group_size", "bytes", "time_s")
         table.need(*names, "groups")
@@ -59,9 +59,9 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
         for row in table.rows
         if row.text(time)
     ]
-    kept = tuple(each for each in rows if gpu_type in (None, each.gpu_type))
-    left = {"no time": len(table.rows) - len(rows), "of another GPU type than asked for": len(rows) - len(kept)}
-    return Collectives(table.path, kept, {reason: count for reason, count in left.items() if count})
+    kept = tuple(row for row in rows if gpu_type in (None, row.gpu_type))
+    excluded = {"no time": len(table.rows) - len(rows), "of another GPU type than requested": len(rows) - len(kept)}
+    return Collectives(table.path, kept, {reason: count for reason, count in excluded.items() if count})
 
 
 def _nodes_of_first_group(row: TableRow) -> int:

@@ -1,4 +1,4 @@
-"""Measured throughput of image classifiers: images per second at a batch per GPU.
+"""Measured training throughput of image classifiers: images per second at a batch per GPU.
 
 Columns: model, gpu, gpu_mem_gb, n_gpus, gpus_per_node, precision, images_per_s (of all GPUs), per_gpu_batch; source,
 notes, trust. The model must be in the catalog.

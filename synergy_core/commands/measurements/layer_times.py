@@ -1,4 +1,4 @@
-"""Measured forward and backward times of one layer, without a step's other costs.
+"""Measured forward and backward times of a single layer, without the other costs of a step.
 
 Columns: model, hidden, heads, seq_len, micro_batch, tp, gpu, experiment (naming recomputation and sequence
 parallelism), fwd_ms, bwd_ms.
@@ -24,7 +24,7 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
 
 
 def _step(row: TableRow) -> TrainingStep:
-    how = row.text("experiment").lower()
+    experiment = row.text("experiment").lower()
     milliseconds = (row.number("fwd_ms") or 0.0) + (row.number("bwd_ms") or 0.0)
     plan = {
         "pp": 1,
@@ -40,8 +40,8 @@ def _step(row: TableRow) -> TrainingStep:
             layers=2,
             vocab=51200,
             ffn=4 * (row.whole("hidden") or 0),
-            recompute="full" if "full" in how else "selective" if "selective" in how else "none",
-            sp="y" if "sequence" in how else "n",
+            recompute="full" if "full" in experiment else "selective" if "selective" in experiment else "none",
+            sp="y" if "sequence" in experiment else "n",
             dtype=row.text("dtype") or "fp16",
             iter_time_s=milliseconds * 1e-3,
         )

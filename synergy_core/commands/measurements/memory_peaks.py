@@ -1,8 +1,8 @@
-"""Measured memory of small training runs: Megatron's own tests, or any file with the same columns.
+"""Measured memory of small training runs, such as Megatron's own tests.
 
-Columns: those of `training_times` for model and plan, with `platform` for the GPU, `dist_opt`, `zero3_fsdp` for the
-sharding, `untied_embed`, `fp8`, `attn_backend`; `mem_allocated_gib` (between steps), `mem_max_gib` (the peak), both
-of the last rank, which writes the log. Step times in such files come from tests and are ignored.
+Columns: those of `training_times` for model and plan; `platform` for the GPU; `dist_opt` and `zero3_fsdp` for the
+sharding; `untied_embed`, `fp8`, `attn_backend`; `mem_allocated_gib` (between steps) and `mem_max_gib` (the peak), both
+on the last rank, which writes the log. Step times are ignored, because the runs are tests.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from synergy_core.commands.measurements.training_times import GIB, TrainingStep,
 
 DESCRIPTION = "memory of training runs (layers, hidden, …, tp, pp, …, mem_allocated_gib, mem_max_gib)"
 
-USUAL_GPUS = "8"
+DEFAULT_GPUS = "8"
 """Assumed number of GPUs if n_gpus is not stated: one node."""
 
 MIB = 2**20
-"""cuBLAS's workspace takes 32 MiB since Hopper, 8 before (PyTorch); Transformer Engine's takes 64 more."""
 
 _UNMODELLED_OPTION = re.compile(r"multi-latent-attention|mtp-num-layers|moe-shared-expert")
 
@@ -42,14 +41,14 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
 def _step(row: TableRow, model: str) -> TrainingStep:
     ffn, vocab = (re.search(r"[0-9]{4,}", row.text(name)) for name in ("ffn", "vocab"))
     has_engine = "te_" in row.text("test") or "_te" in row.text("test")
-    left_out = dict.fromkeys(("dp", "grad_accum", "notes", "iter_time_s"), "")
-    alike = row.changed(
-        **left_out,
+    ignored = dict.fromkeys(("dp", "grad_accum", "notes", "iter_time_s"), "")
+    renamed = row.changed(
+        **ignored,
         model=model,
         gpu=row.text("platform") or "h100",
         gpu_mem_gb=row.text("gpu_mem_gb") or ("80" if row.text("platform") == "a100" else ""),
         gpus_per_node=row.text("gpus_per_node") or "8",
-        n_gpus=row.text("n_gpus") or USUAL_GPUS,
+        n_gpus=row.text("n_gpus") or DEFAULT_GPUS,
         ffn=ffn[0] if ffn else 4 * (row.whole("hidden") or 0),
         vocab=vocab[0] if vocab else "",
         zero=3 if row.flag("zero3_fsdp") else 1 if row.flag("dist_opt") else 0,
@@ -59,21 +58,22 @@ def _step(row: TableRow, model: str) -> TrainingStep:
         peak_mem_gib=row.text("mem_max_gib"),
         mem_kind="torch peak allocated",
     )
-    found = step(alike, untied=row.flag("untied_embed") or False)
+    found = step(renamed, untied=row.flag("untied_embed") or False)
     held_gib, sheet = row.number("mem_allocated_gib"), gpu_sheet(found.gpu_type)
+    # The workspace of cuBLAS takes 32 MiB since Hopper and 8 before (PyTorch); that of Transformer Engine 64 more.
     workspace = (32 if sheet is not None and sheet.since_hopper else 8) * MIB + (64 * MIB if has_engine else 0)
-    # Megatron splits experts as it splits other layers, unless told otherwise.
+    # Megatron splits experts like other layers by default.
     options: dict[str, Any] = {
         "dropout": True,
         "workspace_bytes": float(workspace),
         "whole_experts": row.whole("etp") == 1,
     }
     settings = tuple(replace(each, software=replace(each.software, **options)) for each in found.settings)
-    odd = _UNMODELLED_OPTION.search(row.text("notes"))
+    unmodelled = _UNMODELLED_OPTION.search(row.text("notes"))
     return replace(
         found,
-        settings=() if odd else settings,
-        failure=f"{odd[0]}: its sizes are not stated" if odd else found.failure,
+        settings=() if unmodelled else settings,
+        failure=f"{unmodelled[0]}: its sizes are not stated" if unmodelled else found.failure,
         stage="last",
         held_bytes=math.nan if held_gib is None else held_gib * GIB,
         weight=0.0,

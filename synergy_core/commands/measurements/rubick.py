@@ -3,12 +3,12 @@
 Columns: model, plan (3d, ga, gc, zero-dp, zero-offload), pp, tp, dp (of 3d), gpus_per_node_used (one digit per node),
 gpus, nodes, iter_time_s. The artifact (AlibabaPAI/reconfigurable-dl-scheduler) fixes what the file does not state:
 
-- everything is in fp32 with products in TF32, attention and softmax unfused (its training logs);
-- 3d is Megatron-LM. A replica's whole batch is one micro-batch (its performance model: local batch ÷ dp), so that
-  stages wait for each other;
+- Everything is in fp32 with products in TF32; attention and softmax are not fused (its training logs).
+- 3d is Megatron-LM. A replica's whole batch is one micro-batch (its performance model: local batch ÷ dp), so pipeline
+  stages wait for each other.
 - ga, gc, zero-dp and zero-offload are DeepSpeed's, with the fewest micro-batches that fit into memory. gc recomputes
-  every layer. Offloading has constants of its own (`step_time`), so that its rows have no weight in a fit; where a
-  model does not fit even so (llama7), its weights must have been on the host, too, and it is not predicted.
+  every layer. Offloading has its own constants (`step_time`), so its rows have no weight in a fit. llama7 does not fit
+  even with offloading: its weights must have been on the host too, which is not modelled, so it is not predicted.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ MODELS = {
     "llama7": ("llama-2-7b", 2048, 8),
     "llama30": ("llama-30b", 2048, 4),
 }
-"""Architecture of the catalog, tokens per sequence, and sequences per step. Source: the artifact's validate_*.py. The
-lengths of RoBERTa and ViT follow from its tokenizer and its patches."""
+"""The catalog's architecture, tokens per sequence, and sequences per step, by model. Source: the artifact's
+validate_*.py; the sequence lengths of RoBERTa and ViT follow from the tokenizer and the patches."""
 ZERO = {"ga": 0, "gc": 0, "zero-dp": 2, "zero-offload": 2}
 CARDS, CARD_BYTES_PER_S = 4, 25e9
-"""Network cards of a node, each shared by two neighbouring GPUs: 100 GB/s in all (README of the artifact)."""
+"""A node has four network cards, each shared by two neighbouring GPUs: 100 GB/s in all (the artifact's README)."""
 
 
 def recognises(columns: tuple[str, ...]) -> bool:
@@ -61,11 +61,11 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
 def machine_of(shape: tuple[int, ...]) -> Machine:
     """A cluster whose nodes have as many GPUs as the placement uses per node on average.
 
-    A ring is as fast as its slowest node: the one with the fewest GPUs in use, which reach only their own cards.
+    A ring is as fast as its slowest node: the one with the fewest GPUs in use, because GPUs reach only their own cards.
     """
     gpus, used = sum(shape), max(round(sum(shape) / len(shape)), 1)
-    on_each = gpus / ceil(gpus / used)
-    return machine_named("a800", used, CARD_BYTES_PER_S * min(ceil(min(shape) / 2), CARDS) / on_each)
+    per_node = gpus / ceil(gpus / used)
+    return machine_named("a800", used, CARD_BYTES_PER_S * min(ceil(min(shape) / 2), CARDS) / per_node)
 
 
 def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
@@ -91,7 +91,7 @@ def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
             failure = "it does not fit with the optimizer offloaded, and offloaded weights are not modelled"
     found = setting.plan
     if found.gpus != gpus:
-        row.contradicts(f"got gpus {gpus}, expected pp · tp · dp = {found.gpus}.")
+        row.fail(f"got gpus {gpus}, expected pp · tp · dp = {found.gpus}.")
     return TrainingStep(
         line=row.line,
         model=row.text("model"),
@@ -111,14 +111,12 @@ def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
 
 
 def _replicas(architecture: Any, machine: Machine, gpus: int, batch: int, plan: str) -> tuple[Setting, bool]:
-    """A data-parallel plan with the fewest micro-batches that fit into memory, or with single sequences; and whether it
-    fits.
-    """
-    software, each = replace(software_named("deepspeed-tf32"), offload=plan == "zero-offload"), batch // gpus
+    """The data-parallel plan with the fewest micro-batches that fits, or else of single sequences; whether it fits."""
+    software, per_gpu = replace(software_named("deepspeed-tf32"), offload=plan == "zero-offload"), batch // gpus
     recompute = Recompute.FULL if plan == "gc" else Recompute.NONE
-    sizes = [size for size in range(each, 0, -1) if each % size == 0]
+    sizes = [size for size in range(per_gpu, 0, -1) if per_gpu % size == 0]
     tried = [
-        Plan(data=gpus, micro_batch=size, accumulation=each // size, zero=ZERO[plan], recompute=recompute.value)
+        Plan(data=gpus, micro_batch=size, accumulation=per_gpu // size, zero=ZERO[plan], recompute=recompute.value)
         for size in sizes
     ]
     plans = plans_of(tried)

@@ -1,11 +1,11 @@
-"""Measured training steps of parallel plans: each row states a model, a plan, a machine, and seconds per step.
+"""Measured training steps of parallel plans. Each row states a model, a plan, a machine, and seconds per step.
 
 Columns, read by name in any order: model, layers, hidden, heads, kv_heads, ffn, gated_mlp, seq_len, vocab, params,
 n_experts, topk; gpu, gpu_mem_gb, n_gpus, gpus_per_node, interconnect; global_batch, micro_batch (sequences),
 grad_accum; tp, pp, vpp, dp, cp, ep, sp, zero, recompute; dtype, attn_impl; iter_time_s; peak_mem_gib, mem_kind; trust,
-source, notes. An empty cell means unstated: its value is derived from other cells if possible, otherwise every possible
-value becomes a setting of the row. A row that lacks what a prediction needs is kept as a failure with its reason; a row
-that contradicts itself is an error.
+source, notes. An empty cell is unstated: its value is derived from other cells if possible, otherwise every possible
+value becomes a setting of the row. A row with too little data for a prediction is kept, with the reason as its failure.
+A row that contradicts itself is an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ A: a table or log with the full configuration. A-: one field documented elsewher
 unstated or inferred. C: noisy, a field missing, or second hand.
 """
 MICRO_BATCHES = (1, 2, 4)
-"""Assumed possible values of an unstated micro-batch."""
+"""Values tried for an unstated micro-batch."""
 
 _TASK = re.compile(r"task=(\w+)", re.IGNORECASE)
 _OUT_OF_MEMORY = re.compile(r"\boom\b|out[ -]of[ -]memory", re.IGNORECASE)
@@ -55,10 +55,10 @@ _RECOMPUTE = {
 class TrainingStep:
     """One measured training step. gpu_type: the catalog's name.
 
-    settings: every possible setting, the most usual first; empty if `failure` says why the row cannot be predicted.
-    unstated: columns that leave several settings open. memory_kind: the counter that measured peak_mem_bytes.
-    held_bytes: allocated between steps. stage: the pipeline stage whose memory was measured, `first`, `last` or
-    `worst`. Memory and times that were not measured are NaN.
+    settings: every possible setting, the most usual first; empty if the row cannot be predicted, for the reason in
+    `failure`. unstated: columns because of which there are several settings. memory_kind: the counter that measured
+    peak_mem_bytes. held_bytes: allocated between steps. stage: the pipeline stage whose memory was measured, `first`,
+    `last` or `worst`. Memory and times that were not measured are NaN.
     """
 
     line: int
@@ -84,9 +84,9 @@ class TrainingStep:
 class Case:
     """Settings of one family, machine and software in columns (settings,).
 
-    rows: each setting's row in the file. iter_time_s: measured; NaN if it was not. weight: each row's relative weight
-    within the case, from its trust. owner: in a fit, cases with the same owner share that owner's constants. share: the
-    weight of the whole case in a fit.
+    rows: each setting's row in the file. iter_time_s: measured; NaN if it was not. weight: relative weight of each row
+    within the case, from its trust. owner: cases with the same owner share its constants in a fit. share: weight of the
+    whole case in a fit.
     """
 
     architecture: Any
@@ -104,7 +104,7 @@ class Case:
         return len(self.rows)
 
     def step_s(self, constants: Constants) -> Floats:
-        """Step times predicted with these constants, (settings,)."""
+        """Predicted step times, (settings,)."""
         return step_time(self.work, self.plans, self.machine, self.software, constants).total_s
 
     def residuals(self, constants: Constants) -> Floats:
@@ -125,13 +125,13 @@ class TrainingTimes(Measurements):
         setting of a row, not only the most usual.
         """
         groups: dict[tuple[Any, ...], list[tuple[int, TrainingStep, Setting]]] = {}
-        for at, row in enumerate(self.rows):
+        for index, row in enumerate(self.rows):
             for setting in row.settings if every_setting else row.settings[:1]:
                 key = (_rows.kind_of(setting.architecture), setting.machine, setting.software)
-                groups.setdefault(key, []).append((at, row, setting))
+                groups.setdefault(key, []).append((index, row, setting))
         result = []
         for (_, machine, software), members in groups.items():
-            places, rows, settings = zip(*members, strict=True)
+            indices, rows, settings = zip(*members, strict=True)
             architecture = _rows.stacked([each.architecture for each in settings])
             plans = plans_of([each.plan for each in settings])
             result.append(
@@ -141,7 +141,7 @@ class TrainingTimes(Measurements):
                     plans=plans,
                     machine=machine,
                     software=software,
-                    rows=np.array(places),
+                    rows=np.array(indices),
                     iter_time_s=np.array([row.iter_time_s for row in rows]),
                     weight=np.array([row.weight for row in rows]),
                 )
@@ -151,8 +151,8 @@ class TrainingTimes(Measurements):
 
 def recognises(columns: tuple[str, ...]) -> bool:
     """Whether a file with these columns has this format: it has most of the columns of a plan and its time."""
-    mine = {"model", "hidden", "gpu", "tp", "pp", "dp", "micro_batch", "iter_time_s", "grad_accum", "interconnect"}
-    return len(mine & set(columns)) >= 6 and "mem_allocated_gib" not in columns and "fwd_ms" not in columns
+    own = {"model", "hidden", "gpu", "tp", "pp", "dp", "micro_batch", "iter_time_s", "grad_accum", "interconnect"}
+    return len(own & set(columns)) >= 6 and "mem_allocated_gib" not in columns and "fwd_ms" not in columns
 
 
 def read(table: Table, *, model: str | None = None, gpu_type: str | None = None) -> TrainingTimes:
@@ -171,7 +171,7 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
             continue
         found = step(row)
         if (model and found.model != model) or (gpu_type and found.gpu_type != gpu_type):
-            excluded["of another model or GPU type than asked for"] += 1
+            excluded["of another model or GPU type than requested"] += 1
         elif math.isnan(found.iter_time_s) and math.isnan(found.peak_mem_bytes) and not found.out_of_memory:
             excluded["nothing measured"] += 1
         else:
@@ -180,10 +180,10 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
 
 
 def step(row: TableRow, *, untied: bool | None = None) -> TrainingStep:
-    """Parses a row; missing data becomes its `failure`. untied: whether logits have their own weight matrix."""
+    """Parses a row. Its `failure` names missing data. untied: whether logits have their own weight matrix."""
 
     def measured(column: str) -> float:
-        """The measured value; NaN for an empty cell and for one that reports running out of memory."""
+        """The measured value; NaN for an empty cell or one that reports running out of memory."""
         return math.nan if _OUT_OF_MEMORY.search(row.text(column)) else row.number(column) or math.nan
 
     seconds, peak_bytes = measured("iter_time_s"), measured("peak_mem_gib") * GIB
@@ -222,35 +222,35 @@ def _degrees(row: TableRow) -> Plan:
     """A row's degrees of parallelism. Raises InputError if their product differs from the number of GPUs."""
     tensor, pipeline, context, expert, interleave = (row.whole(name) or 1 for name in ("tp", "pp", "cp", "ep", "vpp"))
     data, gpus = row.whole("dp"), row.whole("n_gpus")
-    ranks, named = tensor * pipeline * context, f"tp {tensor} · pp {pipeline} · cp {context}"
+    ranks, product = tensor * pipeline * context, f"tp {tensor} · pp {pipeline} · cp {context}"
     if gpus is None:
         gpus = ranks * (data or 1)
     if data is None:
         if gpus % ranks:
-            row.contradicts(f"got n_gpus {gpus}, expected a multiple of {named} = {ranks}. Fix one, or give dp.")
+            row.fail(f"got n_gpus {gpus}, expected a multiple of {product} = {ranks}. Fix one, or give dp.")
         data = gpus // ranks
     elif _zero_stages(row) == (3,) and gpus % (ranks * data) == 0:
         data = gpus // ranks  # the file states the size of a shard group
     if ranks * data != gpus:
-        row.contradicts(
-            f"got n_gpus {gpus}, expected {named} · dp {data} = {ranks * data}. "
+        row.fail(
+            f"got n_gpus {gpus}, expected {product} · dp {data} = {ranks * data}. "
             f"Fix n_gpus or a degree{f'; dp {gpus // ranks} would fit' if gpus % ranks == 0 else ''}."
         )
-    heads, layers, groups, experts, chosen = (
+    heads, layers, kv_heads, experts, topk = (
         row.whole(name) for name in ("heads", "layers", "kv_heads", "n_experts", "topk")
     )
-    for name, divisor, of, total, fix in (
+    for name, divisor, multiple, total, fix in (
         ("tp", tensor, "heads", heads, "heads"),
-        ("kv_heads", groups, "heads", heads, "heads"),
+        ("kv_heads", kv_heads, "heads", heads, "heads"),
         ("ep", expert, "n_experts", experts, "n_experts"),
         ("ep", expert, "tp · cp · dp =", gpus // pipeline, "a degree"),
     ):
         if divisor and total and total % divisor:
-            row.contradicts(f"got {name} {divisor}, expected a divisor of {of} {total}. Fix {name} or {fix}.")
-    if experts and chosen and chosen > experts:
-        row.contradicts(f"got topk {chosen}, expected at most n_experts {experts}. Fix topk or n_experts.")
+            row.fail(f"got {name} {divisor}, expected a divisor of {multiple} {total}. Fix {name} or {fix}.")
+    if experts and topk and topk > experts:
+        row.fail(f"got topk {topk}, expected at most n_experts {experts}. Fix topk or n_experts.")
     if layers and pipeline * interleave > layers + 2:  # some stacks count embedding and logits as layers
-        row.contradicts(
+        row.fail(
             f"got pp {pipeline} · vpp {interleave} = {pipeline * interleave} stages, "
             f"expected at most one per layer, {layers}. Fix pp, vpp or layers."
         )
@@ -258,7 +258,7 @@ def _degrees(row: TableRow) -> Plan:
 
 
 def _zero_stages(row: TableRow) -> tuple[int, ...]:
-    """The possible ZeRO stages of a row: several if the row does not state one."""
+    """The possible ZeRO stages of a row: several if it does not state one for certain."""
     cell = row.text("zero").lower()
     if not cell:
         return (0, 1)
@@ -266,7 +266,7 @@ def _zero_stages(row: TableRow) -> tuple[int, ...]:
         return (3,)
     found = re.fullmatch(r"(?:zero-?)?([0-3])(?:\.0)?(\?)?", cell)
     if not found:
-        row.refuse("zero", "0, 1, 2, 3 or fsdp; 0? where the stage is not stated")
+        row.refuse("zero", "0, 1, 2, 3 or fsdp, with a question mark (0?) if the stage is a guess")
     stage = int(found[1])
     return tuple(sorted({stage, 0, 1})) if found[2] else (stage,)
 
@@ -283,25 +283,25 @@ def _recompute(row: TableRow, software: Software) -> tuple[Recompute, ...]:
 
 def _batches(row: TableRow, data: int) -> tuple[tuple[int, int], ...]:
     """The possible pairs of micro-batch and accumulation steps of a row: several if it states neither."""
-    whole, micro, accumulation = (row.whole(name) for name in ("global_batch", "micro_batch", "grad_accum"))
+    batch, micro, accumulation = (row.whole(name) for name in ("global_batch", "micro_batch", "grad_accum"))
     if micro and accumulation:
-        if whole and micro * accumulation * data != whole:
-            row.contradicts(
-                f"got global_batch {whole}, expected micro_batch {micro} · grad_accum {accumulation} · dp {data} = "
+        if batch and micro * accumulation * data != batch:
+            row.fail(
+                f"got global_batch {batch}, expected micro_batch {micro} · grad_accum {accumulation} · dp {data} = "
                 f"{micro * accumulation * data}. Fix one of them, or leave grad_accum empty."
             )
         return ((micro, accumulation),)
-    if whole is None:
-        raise UnpredictableError("global_batch not stated, nor both micro_batch and grad_accum")
-    each, rest = divmod(whole, data)
+    if batch is None:
+        raise UnpredictableError("neither global_batch nor both micro_batch and grad_accum stated")
+    per_replica, rest = divmod(batch, data)
     if accumulation:
-        found = [(each // accumulation, accumulation)] if rest == each % accumulation == 0 else []
+        found = [(per_replica // accumulation, accumulation)] if rest == per_replica % accumulation == 0 else []
     else:
         tried = MICRO_BATCHES if micro is None else (micro,)
-        found = [(size, each // size) for size in tried if rest == each % size == 0]
+        found = [(size, per_replica // size) for size in tried if rest == per_replica % size == 0]
     if not found:
         raise UnpredictableError(
-            f"global_batch {whole} is not a multiple of {f'micro_batch {micro} · ' if micro else ''}dp {data}"
+            f"global_batch {batch} is not a multiple of {f'micro_batch {micro} · ' if micro else ''}dp {data}"
         )
     return tuple(found)
 
@@ -309,7 +309,7 @@ def _batches(row: TableRow, data: int) -> tuple[tuple[int, int], ...]:
 def _settings(
     row: TableRow, degrees: Plan, zeros: tuple[int, ...], untied: bool | None
 ) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
-    """Every possible setting of a row, and the columns that leave several possibilities."""
+    """Every possible setting of a row, and the columns because of which there are several."""
     if not row.text("tp") and not row.text("pp") and degrees.gpus > 1 and zeros != (3,):
         raise UnpredictableError("tp and pp not stated")
     architecture = _rows.architecture_of(row, untied)
@@ -332,4 +332,4 @@ def _settings(
             degrees, micro_batch=micro, accumulation=accumulation, zero=zero, recompute=recompute, sequence=split
         )
         settings.append(Setting(architecture, plan, machine, software))
-    return tuple(settings), tuple(name for name, several in choices.items() if len(several) > 1)
+    return tuple(settings), tuple(name for name, values in choices.items() if len(values) > 1)

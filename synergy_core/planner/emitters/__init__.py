@@ -1,4 +1,4 @@
-"""A plan as what training software reads: one module each, an `Emitter`; being in the folder registers it."""
+"""Forms of a plan that training software reads: one module, an `Emitter`, per form. Adding a module registers it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLaunch:
-    """A plan, and what it is a plan of. model: the name that it was asked by. gpus_per_node: of the machines."""
+    """A plan with its model, software and machines. model: the name that the user typed."""
 
     plan: Plan
     model: str
@@ -35,20 +35,20 @@ class Emitter(Protocol):
     SOFTWARE: tuple[str, ...]
 
     def emit(self, launch: PlannedLaunch) -> str:
-        """The text. Raises InputError with the reason where the software cannot run the plan."""
+        """Writes the plan as text. Raises InputError with the reason if the software cannot run the plan."""
 
     def recognises(self, text: str) -> bool:
-        """Whether a text is of that form."""
+        """Whether a text has this form."""
 
     def read(self, text: str, gpus: int) -> Plan:
-        """The plan that a text means on so many GPUs, whoever wrote it. Raises InputError where they do not fit."""
+        """Reads the plan of a text, from any author, for this number of GPUs. Raises InputError if it has another."""
 
     def beside(self, launch: PlannedLaunch) -> str:
-        """One sentence on what the emitted text leaves to the user."""
+        """One sentence that says what the user has to add to the emitted text."""
 
 
 def emitter_names() -> list[str]:
-    """Every form."""
+    """The names of all forms."""
     return module_names(__name__)
 
 
@@ -61,7 +61,7 @@ def emitter_named(name: str) -> Emitter:
 
 
 def emitter_for(name: str, software: str) -> Emitter:
-    """A form's module. Raises InputError for an unknown one, and where its software is another."""
+    """A form's module. Raises InputError for an unknown form, and if the software does not read it."""
     form = emitter_named(name)
     if software not in form.SOFTWARE:
         raise InputError(
@@ -72,7 +72,7 @@ def emitter_for(name: str, software: str) -> Emitter:
 
 
 def emitted(name: str, launch: PlannedLaunch) -> str:
-    """The plan in that form. Raises InputError where the form's software is not the plan's, or cannot run it."""
+    """Writes the plan in a form. Raises InputError if its software does not read the form or cannot run the plan."""
     from synergy_core.planner.plan import NO_COMPRESSOR
 
     form, plan, software = emitter_for(name, launch.software.name), launch.plan, launch.software.name
@@ -81,38 +81,38 @@ def emitted(name: str, launch: PlannedLaunch) -> str:
         (plan.compressor != NO_COMPRESSOR, f"no setting of {software} compresses gradients by {plan.compressor}."),
         (
             plan.zero and plan.data * plan.context == 1,
-            f"zero={plan.zero} shards over replicas, and there is one; fix zero=0.",
+            f"zero={plan.zero} shards over replicas, but there is only one; fix zero=0.",
         ),
     )
     return form.emit(launch)
 
 
 def refuse(name: str, *refusals: tuple[Any, str]) -> None:
-    """Raises InputError with the reason of the first of (condition, reason) that holds."""
+    """Raises InputError with the reason of the first (condition, reason) whose condition holds."""
     for refused, reason in refusals:
         if refused:
             raise InputError(f"--emit {name}: {reason}")
 
 
 def stages(layers: int, plan: Plan) -> list[int]:
-    """How many layers each stage has, in the order in which a sample passes them: as even as their number allows."""
+    """Number of layers of each stage, in the order in which a sample passes them; as even as possible."""
     parts = plan.pipeline * plan.interleave
     cuts = [ceil(each * layers / parts) for each in range(parts + 1)]
     return [after - before for before, after in pairwise(cuts)]
 
 
 def replicas(gpus: int, model_parallel: int, words: str) -> int:
-    """Data-parallel replicas on so many GPUs. words: what takes the others. Raises InputError if none is whole."""
+    """Number of replicas on `gpus` GPUs. words: names the degrees of one replica. Raises InputError for a fraction."""
     if gpus % model_parallel:
         raise InputError(f"{words} = {model_parallel} GPUs for one replica, which does not divide gpus={gpus}.")
     return gpus // model_parallel
 
 
 def accumulated(global_batch: int, data: int, micro_batch: int) -> int:
-    """Micro-batches that a replica adds up in a step. Raises InputError if the batch is no multiple of them."""
+    """Micro-batches per step on each replica. Raises InputError if that is not a whole number."""
     if global_batch % (data * micro_batch):
         raise InputError(
-            f"a batch of {global_batch} is no multiple of {data} replicas × {micro_batch} of a micro-batch; "
-            f"such as {-(-global_batch // (data * micro_batch)) * data * micro_batch}."
+            f"a batch of {global_batch} is not a multiple of {data} replicas × {micro_batch} per micro-batch; "
+            f"use {-(-global_batch // (data * micro_batch)) * data * micro_batch}."
         )
     return global_batch // (data * micro_batch)

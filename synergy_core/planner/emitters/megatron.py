@@ -1,8 +1,8 @@
 """Arguments of Megatron-LM, one a line: `pretrain_gpt.py $(cat FILE) …`.
 
 Names and rules: NVIDIA/Megatron-LM, megatron/training/arguments.py (Megatron Core 0.15) and the configurations of
-Megatron Core 0.16.1. ZeRO 1 is its distributed optimizer, 2 and 3 its FSDP; stages that are not alike are laid out
-layer by layer.
+Megatron Core 0.16.1. ZeRO 1 is its distributed optimizer, 2 and 3 are its FSDP. Uneven stages are written layer by
+layer.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _DEGREES = {
     "expert": "expert-model-parallel-size",
 }
 _KINDS = {None: Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
-"""What --recompute-granularity says without --recompute-modules."""
+"""Value of --recompute-granularity, without --recompute-modules → kind of recomputation."""
 CORE = "core_attn"
 _MODULES = ("mlp", "layernorm", "moe_act", "shared_experts", "mla_up_proj")
-"""What Recompute.MODULES is in --recompute-modules, as far as a model has them."""
+"""Values of --recompute-modules for Recompute.MODULES; a model uses those that it has."""
 _SHARDED = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-"""Megatron FSDP's name of each ZeRO stage."""
+"""Names of the ZeRO stages in Megatron FSDP, by stage."""
 YOURS = "data, tokenizer, optimizer, learning rate, norms, activation and rotary settings are yours to add"
 ONE_CONNECTION = "CUDA_DEVICE_MAX_CONNECTIONS"
 VOCABULARY_UNIT = 128
-"""Megatron's default, and the planner's: tables of tokens are padded to a multiple of it × tensor parallelism."""
+"""Token tables are padded to a multiple of this × tensor parallelism, by default in Megatron and in the planner."""
 
 
 def emit(launch: PlannedLaunch) -> str:
-    """The arguments. Raises InputError for plans and models that Megatron-LM does not run."""
+    """Writes the arguments. Raises InputError for plans and models that Megatron-LM does not run."""
     a, plan, precision = launch.architecture, launch.plan, launch.software.precision
     if not isinstance(a, transformer.Architecture):
-        raise InputError(f"--emit megatron: Megatron-LM trains transformers; {launch.model} is none.")
+        raise InputError(f"--emit megatron: Megatron-LM trains transformers; {launch.model} is not one.")
     _check(plan, a)
     lines = _model(a, dispatcher="flex" if plan.expert > 1 and launch.software.sends_once else "alltoall")
     lines += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp8": ["--bf16", "--fp8-format hybrid"]}.get(precision, [])
@@ -57,12 +57,12 @@ def emit(launch: PlannedLaunch) -> str:
     if launch.software.whole_experts and plan.expert > 1 and plan.tensor > 1:
         lines.append("--expert-tensor-parallel-size 1")
     if a.layers % (plan.pipeline * plan.interleave):
-        # As Megatron reads stages: embedding E, layers t, loss L: `Et*3|t*2|t*2L`.
+        # Megatron's notation of stages, with embedding E, layers t, loss L: `Et*3|t*2|t*2L`.
         layout = "|".join(f"t*{count}" if count else "" for count in stages(int(a.layers), plan))
         lines.append(f"--pipeline-model-parallel-layout E{layout}L")
     elif plan.interleave > 1:
         lines.append(f"--num-virtual-stages-per-pipeline-rank {plan.interleave}")
-    if plan.data * plan.context > 1:  # Gradients travel during the backward pass, as the planner takes them to.
+    if plan.data * plan.context > 1:  # The planner assumes that gradients are sent during the backward pass.
         lines.append("--overlap-grad-reduce")
     if plan.zero >= 1:
         lines += ["--use-distributed-optimizer", "--overlap-param-gather"]
@@ -75,7 +75,7 @@ def emit(launch: PlannedLaunch) -> str:
     if plan.recompute == Recompute.MODULES:
         modules = _modules(a) + ([] if launch.software.flash else [CORE])
         lines.append(f"--recompute-modules {' '.join(modules)}")
-        # Megatron Core has no delayed scaling, its default, beside these modules.
+        # With these modules, Megatron Core does not support delayed scaling, its default.
         lines += ["--fp8-recipe tensorwise"] if precision == "fp8" else []
     if plan.recompute == Recompute.FULL:
         lines += ["--recompute-method uniform", "--recompute-num-layers 1"]
@@ -83,22 +83,22 @@ def emit(launch: PlannedLaunch) -> str:
 
 
 def beside(launch: PlannedLaunch) -> str:
-    """Names what Megatron's arguments leave open."""
+    """Says what the user has to add to the arguments."""
     return f"{YOURS}; before Blackwell export {ONE_CONNECTION}=1" if one_connection(launch.plan) else YOURS
 
 
 def one_connection(plan: Plan) -> bool:
-    """Whether kernels must start in the order in which they are queued, before Blackwell, for exchanges to overlap."""
+    """Whether, before Blackwell, kernels must start in the order in which they are queued for exchanges to overlap."""
     return (plan.tensor > 1 or plan.context > 1) and plan.zero < 2
 
 
 def recognises(text: str) -> bool:
-    """Whether a text has arguments of Megatron-LM's, and is no YAML that holds them."""
+    """Whether a text has Megatron-LM's arguments, and not as items of a YAML list."""
     return bool(re.search(r"^(?!\s*- )[^#\n]*--(micro-batch-size|tensor-model-parallel-size)[ =]", text, re.MULTILINE))
 
 
 def read(text: str, gpus: int) -> Plan:
-    """The plan of arguments, of a launch script too: what is not of the plan is passed over."""
+    """Reads the plan from arguments or a launch script. Arguments that do not concern the plan are ignored."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     for degree, name in _DEGREES.items():
         parser.add_argument(f"--{name}", dest=degree, type=_whole, default=1)
@@ -118,7 +118,7 @@ def read(text: str, gpus: int) -> Plan:
     except argparse.ArgumentError as error:
         raise InputError(f"Megatron-LM's arguments: {error}.") from None
     except ValueError as error:
-        raise InputError(f"is no script ({error}).") from None
+        raise InputError(f"is not a script ({error}).") from None
     tensor, pipeline, context = given.tensor, given.pipeline, given.context
     data = replicas(gpus, tensor * pipeline * context, f"tensor {tensor} × pipeline {pipeline} × context {context}")
     granularity = "selective" if given.recompute_activations else given.recompute_granularity
@@ -147,7 +147,7 @@ def read(text: str, gpus: int) -> Plan:
 
 
 def _check(plan: Plan, a: transformer.Architecture) -> None:
-    """Raises InputError for what Megatron-LM refuses when it starts."""
+    """Raises InputError for plans and models that Megatron-LM refuses when it starts."""
     mixed = a if isinstance(a, mixture.Architecture) else None
     sparse = mixed is not None and mixed.experts > 1
     refuse(
@@ -158,27 +158,27 @@ def _check(plan: Plan, a: transformer.Architecture) -> None:
         ),
         (
             plan.interleave > 1 and (plan.pipeline == 1 or plan.accumulation % plan.pipeline),
-            f"interleaved stages need micro-batches ({plan.accumulation}) that are a multiple of the "
-            f"{plan.pipeline} stages, and at least 2 of these; fix interleave=1.",
+            f"interleaved stages need at least 2 stages and a number of micro-batches ({plan.accumulation}) that is a "
+            f"multiple of the {plan.pipeline} stages; fix interleave=1.",
         ),
-        (plan.zero >= 2 and plan.pipeline > 1, "its FSDP goes without pipeline stages; fix zero=1 or pipeline=1."),
-        (plan.sequence and plan.tensor == 1, "without tensor parallelism Megatron-LM has no sequence parallelism."),
+        (plan.zero >= 2 and plan.pipeline > 1, "its FSDP does not support pipeline stages; fix zero=1 or pipeline=1."),
+        (plan.sequence and plan.tensor == 1, "Megatron-LM has sequence parallelism only with tensor parallelism."),
         (
             sparse and plan.tensor > 1 and not plan.sequence,
             "experts under tensor parallelism need sequence parallelism; fix sequence=1 or tensor=1.",
         ),
         (plan.expert > 1 and not sparse, f"expert={plan.expert}, but the model has no experts."),
         (mixed and mixed.gshard_group, "Megatron-LM dispatches rows to experts, not groups by matrix products."),
-        (mixed and mixed.windowed, "layers whose queries see a window of keys are not written."),
+        (mixed and mixed.windowed, "layers with sliding-window attention cannot be written."),
         (
             a.seq_len % (2 * plan.context) and plan.context > 1,
-            f"{a.seq_len} tokens are no multiple of 2 × context={plan.context}.",
+            f"{a.seq_len} tokens are not a multiple of 2 × context={plan.context}.",
         ),
     )
 
 
 def _modules(a: transformer.Architecture) -> list[str]:
-    """Those of `_MODULES` that the model has. Dense layers have their norms within their products."""
+    """Those of `_MODULES` that the model has. The norms of dense layers are part of their products."""
     mixed = a if isinstance(a, mixture.Architecture) and a.experts > 1 else None
     latent = isinstance(a, mixture.Architecture) and bool(a.key_value_rank)
     has = {
@@ -192,7 +192,7 @@ def _modules(a: transformer.Architecture) -> list[str]:
 
 
 def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
-    """The model's sizes, and how tokens are sent to experts: `alltoall`, or `flex` with DeepEP."""
+    """Arguments for the model's sizes. dispatcher: how tokens get to experts: `alltoall`, or `flex` with DeepEP."""
     lines = [
         f"--num-layers {a.layers}",
         f"--hidden-size {a.hidden}",
@@ -219,7 +219,7 @@ def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
         lines += ["--moe-grouped-gemm", f"--moe-token-dispatcher-type {dispatcher}"]
         lines += ["--moe-enable-deepep"] if dispatcher == "flex" else []
         sparse = [int(bool(a.has_experts(each))) for each in range(int(a.layers))]
-        if not all(sparse):  # As Megatron reads layers with experts: `[0]*3+[1]*58`.
+        if not all(sparse):  # Megatron's notation of layers with experts: `[0]*3+[1]*58`.
             runs = [(kind, len(list(run))) for kind, run in groupby(sparse)]
             lines.append(f"--moe-layer-freq {'+'.join(f'[{kind}]*{length}' for kind, length in runs)}")
         if a.shared_experts:
@@ -239,7 +239,7 @@ def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
 
 
 def _interleave(given: argparse.Namespace) -> int:
-    """Stages per GPU, in any of the three ways to say them. Raises InputError where they do not come out even."""
+    """Stages per GPU, from any of the three arguments that set them. Raises InputError for a fraction."""
     pipeline = given.pipeline
     if given.pipeline_model_parallel_layout is not None:
         layout = given.pipeline_model_parallel_layout

@@ -1,9 +1,9 @@
-"""The tables of a torchtitan TOML that say how training is split: `[training]`, `[parallelism]`,
+"""The tables of a torchtitan TOML that define how training is split: `[training]`, `[parallelism]`,
 `[activation_checkpoint]`.
 
 Names and rules: torchtitan 0.2.2, torchtitan/config/job_config.py, the last release that reads TOML. ZeRO 3 is its FSDP
-that gathers weights for each pass, 2 the one that keeps them, 0 its DDP, which goes with no other parallelism; there is
-no ZeRO 1. Stages are named module by module, as a model of its `llama3`, `qwen3` and alike calls them.
+that gathers weights again for each pass, ZeRO 2 its FSDP that keeps them, ZeRO 0 its DDP, which supports no other
+parallelism; there is no ZeRO 1. Stages list their modules by the names in its models `llama3`, `qwen3` and similar.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ Tables = dict[str, dict[str, Any]]
 
 
 def emit(launch: PlannedLaunch) -> str:
-    """The tables as TOML. Raises InputError for plans and models that torchtitan does not run."""
+    """Writes the tables as TOML. Raises InputError for plans and models that torchtitan does not run."""
     return "\n".join(
-        # TOML's texts, numbers and lists are JSON's.
+        # Strings, numbers and lists are written alike in TOML and JSON.
         f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
         for name, table in tables(launch).items()
     )
 
 
 def beside(launch: PlannedLaunch) -> str:
-    """Names what torchtitan's TOML tables leave open."""
+    """Says what the user has to add to the tables."""
     return (
         "[model], data, [optimizer] and [lr_scheduler] are yours to add, and [compile] enable = true, which the "
-        "planner's times rest on; for torchtitan up to 0.2, as 0.3 is configured in Python"
+        "planner's times assume; for torchtitan up to 0.2, because 0.3 is configured in Python"
     )
 
 
 def tables(launch: PlannedLaunch) -> Tables:
-    """The tables, by name."""
+    """The tables by name. Raises InputError as `emit`."""
     a, plan = launch.architecture, launch.plan
     if not isinstance(a, transformer.Architecture):
-        raise InputError(f"--emit torchtitan: the planner's torchtitan trains transformers; {launch.model} is none.")
+        raise InputError(f"--emit torchtitan: the planner's torchtitan trains transformers; {launch.model} is not one.")
     _check(plan)
     share = plan.micro_batch * (plan.accumulation if plan.pipeline > 1 else 1)
     parallelism: dict[str, Any] = {
@@ -87,7 +87,7 @@ def recognises(text: str) -> bool:
 
 
 def read(text: str, gpus: int) -> Plan:
-    """The plan of a TOML: what is not of the plan is passed over, and what is not said is torchtitan's default."""
+    """Reads the plan of a TOML. Other keys are ignored; missing ones have torchtitan's defaults."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -96,7 +96,7 @@ def read(text: str, gpus: int) -> Plan:
 
 
 def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Plan:
-    """The plan that such tables mean on so many GPUs."""
+    """Reads the plan of such tables for this number of GPUs. Raises InputError if they have another."""
     for name in ("training", "parallelism", "activation_checkpoint"):
         if not isinstance(content.get(name, {}), Mapping):
             raise InputError(f"{name} = {content[name]}: expected a table, [{name}].")
@@ -122,7 +122,7 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Plan:
             f"{data * tensor * pipeline * context} GPUs, not gpus={gpus}."
         )
     if copies > 1 and shards * context > 1:
-        raise InputError("shards within groups of replicas (HSDP) are not among the planner's plans.")
+        raise InputError("the planner has no plans that shard within groups of replicas (HSDP).")
     share, batch = number("training", "local_batch_size", 8), number("training", "global_batch_size", -1)
     micro_batch = degree("pipeline_parallel_microbatch_size") if pipeline > 1 else share
     parts = given.get("module_fqns_per_model_part")
@@ -142,21 +142,21 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Plan:
 
 
 def _check(plan: Plan) -> None:
-    """Raises InputError for what torchtitan has no setting for."""
+    """Raises InputError for plans for which torchtitan has no setting."""
     refuse(
         "torchtitan",
-        (plan.zero == 1, "torchtitan shards optimizer and gradients together, never the first alone; fix zero=2 or 3."),
+        (plan.zero == 1, "torchtitan never shards the optimizer without the gradients; fix zero=2 or 3."),
         (
             plan.zero == 0 and plan.data > 1 and (plan.gpus > plan.data or plan.expert > 1),
-            "torchtitan's DDP goes with no other parallelism; fix zero=3, or data=1.",
+            "torchtitan's DDP supports no other parallelism; fix zero=3, or data=1.",
         ),
         (
             plan.zero == 0 and plan.context > 1,
-            "torchtitan shards over context-parallel ranks, always; fix zero=3, or context=1.",
+            "torchtitan always shards over context-parallel ranks; fix zero=3, or context=1.",
         ),
         (
             plan.zero and plan.pipeline > 1,
-            "torchtitan's FSDP of pipeline stages is none of the planner's ZeRO stages; fix pipeline=1 or data=1.",
+            "torchtitan's FSDP of pipeline stages is not one of the planner's ZeRO stages; fix pipeline=1 or data=1.",
         ),
         (
             plan.recompute not in _RECOMPUTES,
@@ -175,7 +175,7 @@ def _check(plan: Plan) -> None:
 
 
 def _zero(given: Mapping[str, Any], shards: int, pipeline: int) -> int:
-    """ZeRO's stage, where weights are sharded; by default torchtitan gathers them again unless there are stages."""
+    """ZeRO's stage. By default torchtitan gathers sharded weights again unless there are pipeline stages."""
     if shards == 1:
         return 0
     policy = given.get("fsdp_reshard_after_forward", "default")
@@ -193,6 +193,6 @@ def _recompute(given: Mapping[str, Any]) -> Recompute:
         if settings["mode"] == mode and (mode != "selective" or option == "op"):
             return kind
     raise InputError(
-        f"activation_checkpoint: mode {mode}, option {option}: the planner knows none, full, and selective with "
+        f"activation_checkpoint: mode {mode}, option {option}: expected mode none, full, or selective with "
         'selective_ac_option = "op".'
     )

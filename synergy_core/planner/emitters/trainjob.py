@@ -3,8 +3,8 @@
     kubectl patch trainjob NAME --type merge --patch-file FILE
 
 Names: kubeflow-trainer-api 2.3.0, `trainer.kubeflow.org/v1alpha1`, spec.trainer. The arguments are those of `megatron`
-or, as command-line settings, `torchtitan`; where Megatron-LM asks for one connection to the device, the patch sets it.
-A merge replaces lists whole: `args` and `env` of the job's own go to the front of those here.
+or, as command-line settings, `torchtitan`. If Megatron-LM requires a single connection to the device, the patch sets
+it. A merge replaces whole lists: put the job's own `args` and `env` in front of those here.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ GPU = "nvidia.com/gpu"
 
 
 def emit(launch: PlannedLaunch) -> str:
-    """The patch as YAML. Raises InputError where the software cannot run the plan, or nodes would differ."""
+    """Writes the patch as YAML. Raises InputError if the software cannot run the plan, or nodes would differ."""
     import yaml  # type: ignore[import-untyped]
 
     gpus, per_node = launch.plan.gpus, launch.gpus_per_node
     if gpus > per_node and gpus % per_node:
         raise InputError(
-            f"--emit trainjob: nodes of a TrainJob are alike, and {gpus} GPUs are no whole nodes of {per_node}; use "
+            f"--emit trainjob: all nodes of a TrainJob are equal, but {gpus} GPUs do not fill nodes of {per_node}; use "
             f"gpus={gpus // per_node * per_node} or {-(-gpus // per_node) * per_node}."
         )
     nodes, processes = max(gpus // per_node, 1), min(gpus, per_node)
@@ -50,18 +50,18 @@ def emit(launch: PlannedLaunch) -> str:
 
 
 def beside(launch: PlannedLaunch) -> str:
-    """What the patch leaves to the job and its runtime."""
+    """Says what the job and its runtime have to add to the patch."""
     yours = megatron.YOURS if launch.software.name in megatron.SOFTWARE else torchtitan.beside(launch)
-    return f"runtime, image and command are the job's; of the arguments, {yours}"
+    return f"runtime, image and command come from the job; of the arguments, {yours}"
 
 
 def recognises(text: str) -> bool:
-    """Whether a text is of that kind."""
+    """Whether a text is a TrainJob."""
     return bool(re.search(r"^kind: *[\"']?TrainJob\b", text, re.MULTILINE))
 
 
 def read(text: str, gpus: int) -> Plan:
-    """The plan of a TrainJob, a whole one too."""
+    """Reads the plan of a whole TrainJob or a patch."""
     import yaml
 
     try:
@@ -74,7 +74,7 @@ def read(text: str, gpus: int) -> Plan:
         raise InputError("has no spec.trainer; expected a TrainJob of trainer.kubeflow.org/v1alpha1.")
     nodes, processes = trainer.get("numNodes", 1), trainer.get("numProcPerNode", 1)
     if type(nodes) is not int or type(processes) is not int or nodes * processes != gpus:
-        raise InputError(f"numNodes: {nodes} × numProcPerNode: {processes} are not gpus={gpus}.")
+        raise InputError(f"numNodes: {nodes} × numProcPerNode: {processes} is not gpus={gpus}.")
     arguments = []
     for words in (trainer.get("command"), trainer.get("args")):
         if not isinstance(words, list | None):
@@ -86,7 +86,7 @@ def read(text: str, gpus: int) -> Plan:
 
 
 def _arguments(launch: PlannedLaunch) -> list[str]:
-    """The plan on a command line of its software; torchtitan has a word for each list of a list, with commas."""
+    """The plan as command-line arguments of its software. torchtitan takes a list of lists as words with commas."""
     if launch.software.name in megatron.SOFTWARE:
         return megatron.emit(launch).split()
     result = []
@@ -101,7 +101,7 @@ def _arguments(launch: PlannedLaunch) -> list[str]:
 
 
 def _tables(arguments: list[str]) -> Mapping[str, Mapping[str, Any]]:
-    """torchtitan's tables from `--table.key value`, `--table.key=value` and `--table.key value value`."""
+    """Reads torchtitan's tables from `--table.key value`, `--table.key=value` and `--table.key value value`."""
     result: dict[str, dict[str, Any]] = {}
     starts = [at for at, word in enumerate(arguments) if word.startswith("--")]
     for start, stop in zip(starts, [*starts[1:], len(arguments)], strict=True):
@@ -112,7 +112,7 @@ def _tables(arguments: list[str]) -> Mapping[str, Mapping[str, Any]]:
             result.setdefault(table, {})[key] = [each.split(",") for each in values]
         elif key and values:
             read: Any = values[0]
-            with suppress(ValueError):  # What is not JSON is a word.
+            with suppress(ValueError):  # A value that is not JSON is a plain word.
                 read = json.loads(values[0])
             result.setdefault(table, {})[key] = read
     return result

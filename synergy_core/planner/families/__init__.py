@@ -1,4 +1,4 @@
-"""Model families: one module each; being in the folder registers it.
+"""Model families, one module each. Adding a module to this folder registers its family.
 
 A module has a frozen dataclass `Architecture`, read from `catalog/architectures/*.yaml`, and a function
 `work(architecture, plans, software) -> Work`, as the protocols of `synergy_core.planner.work` define them.
@@ -22,7 +22,7 @@ _CARD = ("family", "title", "published_parameters", "source")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A model of the catalog. published_parameters: as its authors count them."""
+    """A model of the catalog. published_parameters: number that its authors state."""
 
     name: str
     title: str
@@ -33,7 +33,7 @@ class Card:
 
 
 def family_named(name: str) -> Family:
-    """A family's module. Raises InputError for an unknown name (with the nearest match) or an incomplete one."""
+    """A family's module. Raises InputError for an unknown name (with the nearest match) and an incomplete module."""
     if name not in module_names(__name__):
         hint = "A module synergy_core/planner/families/<name>.py adds one."
         raise unknown("model family", name, module_names(__name__), hint=hint)
@@ -43,7 +43,7 @@ def family_named(name: str) -> Family:
     missing = [each for each, where in asked.items() if not callable(getattr(where, each, None))]
     if not is_dataclass(own) or missing:
         lacks = "a dataclass Architecture" if not is_dataclass(own) else f"{', '.join(missing)}()"
-        raise InputError(f"{module.__file__}: lacks {lacks}; synergy_core/planner/work.py says what is asked.")
+        raise InputError(f"{module.__file__}: lacks {lacks}; synergy_core/planner/work.py says what is required.")
     return cast(Family, module)
 
 

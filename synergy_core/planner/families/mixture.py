@@ -1,8 +1,8 @@
 """Mixtures of experts: transformers in which a router sends each token to a few of many MLPs.
 
-Attention, embedding and logits are the transformer's. Experts are spread over `Plans.expert` of the data × context
-ranks and split by tensor parallelism, as in Megatron Core. Tokens move to experts as rows, or by matrix products with
-masks as in GShard (arXiv 2006.16668, algorithm 1). Latent attention: DeepSeek-V2 (arXiv 2405.04434, section 2.1).
+Attention, embedding and logits are those of the transformer. Experts are spread over `Plans.expert` of the data ×
+context ranks and split by tensor parallelism, as in Megatron Core. Tokens are sent to experts as rows, or by matrix
+products with masks as in GShard (arXiv 2006.16668, algorithm 1). Latent attention: DeepSeek-V2 (arXiv 2405.04434, 2.1).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Architecture(transformer.Architecture):
     """A transformer with layers of experts; `ffn` is the width of MLPs in layers without experts.
 
     experts: per layer. topk: experts per token. expert_ffn: width of an expert. shared_experts: experts of that width
-    that take every token. dense_layers: layers at the start without experts. moe_every: among the others, every n-th
-    layer has experts, from the first on. capacity: rows per expert ÷ its even share, where the rest is dropped or
-    padded; 0: unlimited. gshard_group: tokens dispatched together by matrix products; 0: rows are moved.
-    window: keys that a query sees in the share `windowed` of the layers.
-    query_rank, key_value_rank: of latent attention, 0 without. With latent attention head_width is the width without
-    rotary positions, rotary_width that of rotary positions, and value_width that of values.
+    that process every token. dense_layers: layers without experts at the start. moe_every: every n-th of the other
+    layers has experts, beginning with the first. capacity: rows per expert ÷ its even share; more rows are dropped,
+    fewer are padded; 0: unlimited. gshard_group: tokens dispatched together by matrix products; 0: rows are moved.
+    window: keys that a query sees in the fraction `windowed` of the layers.
+    query_rank, key_value_rank: ranks of latent attention; 0 without it. With it, head_width is the width of heads
+    without rotary positions, rotary_width that of rotary positions, and value_width that of values.
     """
 
     experts: Number = 1
@@ -69,7 +69,7 @@ class Architecture(transformer.Architecture):
         return down + up
 
     def _latent_parameters(self) -> tuple[Amount, Amount]:
-        """Parameters of latent attention: projections to latents with their norms, and projections that have heads."""
+        """Parameters of latent attention: of projections to latents with their norms, and of projections with heads."""
         hidden, heads = np.asarray(self.hidden, float), np.asarray(self.heads, float)
         ranks = self.query_rank + self.key_value_rank
         up = heads * (
@@ -109,11 +109,11 @@ class Architecture(transformer.Architecture):
         transformer.Architecture.check(self)
         at_least(1, experts=self.experts, topk=self.topk, moe_every=self.moe_every)
         if self.topk > self.experts:
-            raise InputError(f"topk: {self.topk} of experts: {self.experts}; a token can go to each of them once.")
+            raise InputError(f"topk: {self.topk} of experts: {self.experts}; a token can go to each expert only once.")
         if self.experts > 1:
             at_least(1, expert_ffn=self.expert_ffn)
         if self.dense_layers > self.layers:
-            raise InputError(f"dense_layers: {self.dense_layers} of layers: {self.layers}; expected at most all.")
+            raise InputError(f"dense_layers: {self.dense_layers} of layers: {self.layers}; expected at most that many.")
         if not 0.0 <= self.windowed <= 1.0 or (self.windowed and not self.window):
             raise InputError(
                 f"windowed: {self.windowed:g} with window: {self.window}; expected the share of layers whose queries "
@@ -137,7 +137,7 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
 
 
 def _in_order(a: Architecture, dense: Block, sparse: Block) -> tuple[Layers, ...]:
-    """Runs of layers of one kind; runs of one layer where kinds alternate, so that stages can be cut anywhere."""
+    """Runs of layers of one kind, in order. If kinds alternate, each run is a single layer."""
     if a.moe_every == 1:
         first = np.asarray(a.dense_layers, float)
         rest = Layers(sparse, np.asarray(a.layers, float) - first)
@@ -151,7 +151,7 @@ def _in_order(a: Architecture, dense: Block, sparse: Block) -> tuple[Layers, ...
 
 
 def attention_of(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Fields of plain or latent attention; if some layers have a window, those of the average layer."""
+    """Fields of plain or latent attention. If some layers have a window, they are those of the average layer."""
     part = latent_attention_part(a, plans, software) if a.key_value_rank else attention_part(a, plans, software)
     if not a.windowed:
         return part
@@ -162,7 +162,7 @@ def attention_of(a: Architecture, plans: Plans, software: Software) -> Part:
 
 
 def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Fields of norm, projections to latents, from latents to heads, attention, projection and residual.
+    """Fields of norm, projections to latents and from latents to heads, attention, output projection and residual.
 
     Projections to latents have no heads: tensor parallelism repeats them, except under sequence parallelism.
     """
@@ -206,10 +206,10 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
 def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     """Fields of norm, router, dispatch, experts, combination, residual, and shared experts.
 
-    Each GPU sends its rows (tokens × topk, limited by the capacity) to the ranks of their experts and receives as many:
-    tokens × topk × expert ÷ experts for each of its experts ÷ expert local ones. All wait for the busiest rank. Without
-    sequence parallelism every tensor-parallel rank moves all rows. Tensor parallelism reduces rows before they are
-    combined, in GShard after it; if it does not split experts, each rank sends its part of the sequence.
+    Each GPU sends its rows (tokens × topk, limited by the capacity) to the ranks of their experts, and receives as many
+    rows: tokens × topk × expert ÷ experts for each of its experts ÷ expert local ones. All ranks wait for the busiest.
+    Without sequence parallelism every tensor-parallel rank moves all rows. Tensor parallelism reduces rows before they
+    are combined, in GShard after it. If it does not split experts, each rank sends its part of the sequence.
     """
     t = plans.expert_tensor(whole=software.whole_experts)
     split, tokens = sequence_shards(plans), tokens_per_gpu(a, plans)
@@ -220,15 +220,15 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     copies = np.asarray(a.topk) * (a.capacity or 1.0)
     rows, local = tokens * copies / apart, experts / plans.expert
     # Rows of the busiest rank ÷ the mean, for a balanced but random router: the largest of n normal deviates is about
-    # √(2 ln n), and a rank's rows vary by the root of their mean.
+    # √(2 ln n), and the standard deviation of a rank's rows is the root of their mean.
     each, busiest = rows / local, 1.0 if a.capacity else 1.0 + np.sqrt(2.0 * np.log(plans.expert) / rows)
     e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
     moved = 0.0 if a.gshard_group else rows * hidden
-    # The router's weight multiplies a row between the two products (Megatron Core: one kernel with a gated activation,
-    # else the activation is kept beside its product). GShard and plain autograd weight and keep the expert's output.
+    # Megatron Core multiplies a row by the router's weight between the two products: in one kernel with a gated
+    # activation; otherwise the activation is kept as well. GShard and plain autograd weight and keep the output.
     late = a.gshard_group or software.eager
     weighted = hidden * apart / split if late else np.where(a.gated, 0.0, width)
-    # The norm's output and the activation between the two products, which recomputation by module repeats.
+    # Recomputation by module repeats the norm's output and the activation between the two products.
     repeated = tokens * hidden * e / split + rows * (software.input_bytes * width + e * weighted)
     fixed = tokens * (hidden * (e + mask) + 4.0 * experts) / split + rows * (software.input_bytes * hidden + e * up)
     saved = fixed + repeated
@@ -261,7 +261,7 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
 
 
 def _gshard_part(a: Architecture, plans: Plans, copies: Amount) -> Part:
-    """Dispatch and combination of a group by products with masks (group, experts × capacity).
+    """Fields of dispatch and combination of a group by products with masks (group, experts × capacity).
 
     Each mask element is a 2-byte weight and a 1-byte flag, written once and kept.
     """
@@ -282,7 +282,7 @@ def _gshard_part(a: Architecture, plans: Plans, copies: Amount) -> Part:
 
 
 def _shared_part(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Shared experts as a single MLP of their total width; the norm and the residual are counted elsewhere."""
+    """Fields of shared experts as one MLP of their total width. Norm and residual are counted in `experts_part`."""
     tokens, hidden = tokens_per_gpu(a, plans), np.asarray(a.hidden, float)
     width = np.asarray(a.shared_experts) * np.asarray(a.expert_ffn) / plans.tensor
     up, e = np.where(a.gated, 2.0, 1.0) * width, software.element_bytes

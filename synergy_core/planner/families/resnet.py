@@ -1,8 +1,8 @@
 """Residual networks of bottlenecks: ResNet-50 and deeper, Wide-ResNets.
 
-He et al. (arXiv 1512.03385, table 1), with the stride on the 3 × 3 convolution as in every current implementation.
-A convolution counts as the matrix product pixels × output channels × (input channels · kernel area), computed without
-copying the input.
+He et al. (arXiv 1512.03385, table 1), with the stride on the 3 × 3 convolution as in current implementations. A
+convolution is timed as the matrix product pixels × output channels × (input channels · kernel area), without a copy of
+the input.
 
 Tensor parallelism splits channels, as Alpa does (arXiv 2201.12023, section 8.1): the first and second convolution of a
 bottleneck by output channels, gathering the output of the first; the third by input channels, reducing its output.
@@ -27,16 +27,16 @@ STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 """Bottlenecks of each stage, by depth."""
 _EXPANSION = 4
 _NORM_PASSES = 3.0
-"""Memory passes of batch normalisation with ReLU: read for the statistics, read again, written."""
+"""Passes over memory of batch normalisation with ReLU: a read for the statistics, a second read, and a write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """Sizes of a residual network.
 
-    depth: 50, 101 or 152. channels: of the first stage; each further stage has twice as many, and a quarter of the
-    pixels. width_factor: widens the 3 × 3 convolutions; widen_first: also the 1 × 1 before them. image_size: pixels a
-    side.
+    depth: 50, 101 or 152. channels: of the first stage; each further stage has twice as many channels and a quarter of
+    the pixels. width_factor: widens the 3 × 3 convolutions; widen_first: whether it also widens the 1 × 1 convolutions
+    before them. image_size: pixels per side.
     """
 
     depth: Number
@@ -99,7 +99,7 @@ class _Bottleneck:
 
 
 def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
-    """Operators of one micro-batch of images on one GPU. Raises InputError where the plan splits a sequence."""
+    """Operators of one micro-batch of images on one GPU. Raises InputError for context or expert parallelism."""
     a = architecture
     if np.any(plans.context > 1) or np.any(plans.expert > 1):
         raise InputError("a ResNet has neither a sequence nor experts; expected context = expert = 1.")
@@ -113,9 +113,9 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
 
 
 def _bottleneck(d: _Bottleneck, plans: Plans, size: float, stage: int) -> Block:
-    """Three convolutions with normalisations, the projection of the input where shapes differ, and the sum.
+    """Three convolutions with normalisations, the projection of the input if shapes differ, and the sum.
 
-    The input, each convolution's output and each ReLU's output are kept for the backward pass.
+    The input and the outputs of each convolution and ReLU are kept for the backward pass.
     """
     t, images = plans.tensor.astype(float), plans.micro_batch.astype(float)
     entered, left = images * d.pixels_in, images * d.pixels
@@ -151,7 +151,7 @@ def _stem_parameters(a: Architecture) -> Amount:
 
 
 def _stem(a: Architecture, plans: Plans, size: float) -> Block:
-    """7 × 7 convolution at half resolution, normalisation, pooling to a quarter; on every tensor-parallel rank."""
+    """7 × 7 convolution to half resolution, normalisation, pooling to a quarter; repeated on tensor-parallel ranks."""
     channels, images = np.asarray(a.channels, float), plans.micro_batch.astype(float)
     half, quarter = (images * np.ceil(np.asarray(a.image_size) / each) ** 2 for each in (2, 4))
     saved = size * (images * np.asarray(a.image_size, float) ** 2 * 3 + 2.0 * half * channels)
@@ -173,7 +173,7 @@ def _head_parameters(a: Architecture) -> Amount:
 
 
 def _head(a: Architecture, plans: Plans, size: float) -> Block:
-    """Mean over pixels, the product with the classes, the loss; on every tensor-parallel rank."""
+    """Mean over pixels, product with the classes, and loss; repeated on tensor-parallel ranks."""
     channels, images = np.asarray(a.channels, float) * 8 * _EXPANSION, plans.micro_batch.astype(float)
     entered = images * channels * np.ceil(np.asarray(a.image_size) / 32) ** 2
     saved = size * (entered + images * channels) + 4.0 * images * np.asarray(a.classes)

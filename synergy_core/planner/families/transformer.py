@@ -1,7 +1,7 @@
-"""Dense transformers, GPT- and Llama-like: grouped queries, gated MLPs, tied or untied embeddings.
+"""Dense transformers such as GPT and Llama: grouped queries, gated MLPs, tied or untied embeddings.
 
 Matrix products are split over ranks as in Megatron-LM (Shoeybi et al., arXiv 1909.08053). Saved activations follow
-Korthikanti et al. (arXiv 2205.05198), derived tensor by tensor to cover gated MLPs, grouped queries, and no dropout.
+Korthikanti et al. (arXiv 2205.05198), derived again per tensor to cover gated MLPs, grouped queries, and no dropout.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Number = NDArray[Any] | int
 class Architecture:
     """A decoder, or an encoder with causal=False.
 
-    head_width: of queries, keys and values; 0 means hidden ÷ heads. kv_heads: 0 means as many as heads. ffn: width of
-    the MLP. gated: three matrices instead of two. tied: the logits share the embedding's matrix. Lengths in tokens.
+    head_width: of queries, keys and values; 0: hidden ÷ heads. kv_heads: 0: as many as heads. ffn: width of the MLP.
+    gated: whether MLPs have three matrices, not two. tied: whether logits use the embedding's matrix. seq_len: tokens.
     """
 
     layers: Number
@@ -108,9 +108,9 @@ Part = dict[str, Any]
 
 
 def combined(*parts: Part) -> Part:
-    """Fields of a block that runs all parts in turn.
+    """Fields of a block that runs all parts one after another.
 
-    The saved bytes of all parts are alive while one part runs: live bytes are their sum plus the largest temporary.
+    The saved bytes of all parts are alive while one part runs, so live bytes are their sum plus the largest temporary.
     """
     result: Part = {}
     for part in parts:
@@ -125,7 +125,7 @@ def combined(*parts: Part) -> Part:
 
 
 def boundary(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Bytes of a layer's input or output, which are sent between stages and kept by full recomputation."""
+    """Bytes of a layer's input or output, which stages send to each other and full recomputation keeps."""
     size = software.element_bytes * tokens_per_gpu(a, plans) * a.hidden / sequence_shards(plans)
     return {"boundary_bytes": size, "input_bytes": size}
 
@@ -137,23 +137,23 @@ def tokens_per_gpu(a: Architecture, plans: Plans) -> Amount:
 
 
 def sequence_shards(plans: Plans) -> NDArray[np.float64]:
-    """Ranks that split operators which tensor parallelism repeats: its degree under sequence parallelism, else 1."""
+    """Ranks that share the operators that tensor parallelism repeats: its degree under sequence parallelism, else 1."""
     return np.where(plans.sequence, plans.tensor, 1).astype(float)
 
 
 def _residual_bytes(plans: Plans, software: Software) -> Amount:
-    """Bytes saved per token and hidden unit for a norm's input, its output, and the dropout mask after the block.
+    """Bytes saved per token and hidden unit: a norm's input and output, and the dropout mask after the block.
 
-    Sequence parallelism splits all three, but plain autograd (`eager`) keeps the output gathered.
+    Sequence parallelism splits all three, but plain autograd (`eager`) keeps the gathered output.
     """
     split, mask, e = sequence_shards(plans), 1.0 if software.dropout else 0.0, software.element_bytes
     return (e + mask) / split + software.input_bytes / (1.0 if software.eager else split)
 
 
 def cast_bytes(software: Software) -> float:
-    """Bytes per element of an FP8 copy of attention's output, which the product after it keeps for its backward pass.
+    """Bytes per element of the FP8 copy of attention's output that the next product keeps for its backward pass.
 
-    0 in other precisions: attention and the product keep the same array.
+    0 in other precisions, in which attention and the product keep the same array.
     """
     return software.input_bytes if software.input_bytes < software.element_bytes else 0.0
 
@@ -161,21 +161,21 @@ def cast_bytes(software: Software) -> float:
 def residual_traffic(software: Software) -> float:
     """Bytes per token and hidden unit moved by a block's norm, and by bias, dropout and residual at its end.
 
-    The norm reads one array and writes one. Bias, dropout and residual in one kernel read two arrays and write one, and
-    a mask. As separate kernels (not `fused`), bias and dropout each read and write an array more.
+    The norm reads one array and writes one. Bias, dropout and residual in one kernel read two arrays and write one and
+    a mask. As separate kernels (not `fused`), bias and dropout each read and write one more array.
     """
     arrays = 5.0 if software.fused else 9.0
     return arrays * software.element_bytes + (1.0 if software.dropout else 0.0)
 
 
 def attention_core(a: Architecture, plans: Plans, width: Amount, value_width: Amount) -> Attention:
-    """Attention of one rank: its heads under tensor parallelism, its queries under context parallelism, every key."""
+    """Attention on one rank: its part of the heads (tensor) and of the queries (context parallelism), and all keys."""
     heads, seq_len = np.asarray(a.heads) / plans.tensor, np.asarray(a.seq_len, float)
     return Attention(plans.micro_batch * heads, seq_len / plans.context, seq_len, width, value_width, a.causal)
 
 
 def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Fields of norm, queries, keys and values, attention, projection, dropout and residual."""
+    """Fields of norm, projections to queries, keys and values, attention, output projection, dropout and residual."""
     t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, heads, width = np.asarray(a.hidden, float), np.asarray(a.heads) / t, a.width
     groups = np.maximum(np.asarray(a.groups) / t, 1.0)
@@ -184,10 +184,10 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
     saved = tokens * hidden * _residual_bytes(plans, software)
     saved = saved + tokens * (e * columns + (e + cast_bytes(software)) * heads * width)
-    if software.eager:  # Rotated queries and keys, and the output copied for the projection, are new arrays.
+    if software.eager:  # Rotated queries and keys, and the output copied for the projection, are extra arrays.
         rotated = np.where(a.learned_positions, 0.0, e * (heads + groups) * width)
         saved = saved + tokens * (rotated + e * heads * width)
-    # Softmax's output, and with dropout the mask and the output of dropout.
+    # The output of softmax and, with dropout, its mask and its output.
     kept_scores = 0.0 if software.flash else scores * (e + (e + 1.0) * mask)
     statistics = 4.0 * tokens * heads if software.flash else 0.0
     gradients = e * tokens * (2.0 * hidden + columns + heads * width)
@@ -220,7 +220,7 @@ def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
     if software.eager:  # Autograd also keeps the activated half of a gated MLP.
         saved = saved + np.where(a.gated, e, 0.0) * tokens * ffn
     replicated = tokens * hidden * residual_traffic(software) / split
-    # Where it is a kernel of its own, the bias reads and writes its array once more.
+    # As a separate kernel, the bias reads and writes its array once more.
     inner = e * tokens * (up + ffn + (0.0 if software.fused else 2.0) * up)
     return {
         "gemms": (Gemm(tokens, up, hidden, again=True), Gemm(tokens, hidden, ffn, again=True)),
@@ -240,7 +240,7 @@ def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
 
 
 def embedding(a: Architecture, plans: Plans, software: Software) -> Block:
-    """The block of token table, positions and dropout."""
+    """The block of the token table, positions and dropout."""
     tokens, hidden, split = tokens_per_gpu(a, plans), np.asarray(a.hidden, float), sequence_shards(plans)
     e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
     positions = np.where(a.learned_positions, np.asarray(a.seq_len, float) * hidden, 0.0)
@@ -260,7 +260,7 @@ def embedding(a: Architecture, plans: Plans, software: Software) -> Block:
 
 
 def logits(a: Architecture, plans: Plans, software: Software) -> Block:
-    """The block of final norm, product with the vocabulary, and cross entropy in fp32."""
+    """The block of the final norm, the product with the vocabulary, and cross entropy in fp32."""
     t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden = np.asarray(a.hidden, float)
     table = a.embedding_parameters(t) / t

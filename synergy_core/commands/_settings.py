@@ -1,5 +1,5 @@
-"""Reads the arguments `key=value` of `plan` and `compression`: numbers, and models from the catalog, a YAML file or a
-config.json. Also prints the tables and writes the files of commands."""
+"""Reads the `key=value` settings of `plan` and `compression`: numbers, and models from the catalog, a YAML file or a
+config.json. Also formats the tables and writes the files of all commands."""
 
 from __future__ import annotations
 
@@ -24,69 +24,69 @@ MAX_COUNT = 10_000_000
 def parse_settings(
     settings: Sequence[str],
     readers: Mapping[str, Callable[[str, str], Any]],
-    needed: Mapping[str, str],
+    required: Mapping[str, str],
     **defaults: Any,
 ) -> SimpleNamespace:
-    """Every setting by its key. A setting that is not typed has its default, else None.
+    """Parses `key=value` settings into a namespace. A key without a setting has its default, or else None.
 
-    readers: by key, a function of key and text that returns the value. needed: required keys, each with an example
-    value. Raises InputError for unknown or missing keys and for text that is not `key=value`.
+    readers: by key, a function of key and text that returns the value. required: the keys that must be set, each with
+    an example value. Raises InputError for unknown or missing keys and for text that is not `key=value`.
     """
     texts: dict[str, str] = {}
-    examples = [f"{key}={value}" for key, value in needed.items()]
-    for each in settings:
-        key, _, value = each.partition("=")
+    examples = [f"{key}={value}" for key, value in required.items()]
+    for setting in settings:
+        key, _, value = setting.partition("=")
         if not value:
-            raise InputError(f"'{each}': expected key=value, such as {examples[0]}.")
+            raise InputError(f"'{setting}': expected key=value, such as {examples[0]}.")
         if key not in readers:
             raise unknown("setting", key, readers)
         texts[key] = value
-    for key in needed:
+    for key in required:
         if key not in texts:
-            raise InputError(f"{key}= is missing; such as {' '.join(examples)}.")
-    given = {key: readers[key](key, text) for key, text in texts.items()}
-    return SimpleNamespace(**{**dict.fromkeys(readers), **defaults, **given})
+            raise InputError(f"{key}= is missing; for example, type {' '.join(examples)}.")
+    values = {key: readers[key](key, text) for key, text in texts.items()}
+    return SimpleNamespace(**{**dict.fromkeys(readers), **defaults, **values})
 
 
-def plain(_: str, text: str) -> str:
-    """Reader of settings that are names: returns the text unchanged."""
+def as_text(_: str, text: str) -> str:
+    """Returns the text unchanged: the reader of settings that are names."""
     return text
 
 
-def whole(key: str, text: str, least: int = 1) -> int:
-    """Reads a whole number from `least` to `MAX_COUNT`. Raises InputError for anything else."""
+def whole(key: str, text: str, minimum: int = 1) -> int:
+    """Reads a whole number from `minimum` to `MAX_COUNT`. Raises InputError for anything else."""
     try:
         value = int(text)
     except ValueError:
         raise InputError(f"{key}={text}: expected a whole number.") from None
-    if value < least:
-        raise InputError(f"{key}={text}: expected at least {least}.")
+    if value < minimum:
+        raise InputError(f"{key}={text}: expected at least {minimum}.")
     if value > MAX_COUNT:
         raise InputError(f"{key}={text}: expected at most {MAX_COUNT:,}.")
     return value
 
 
-def amount(key: str, text: str, what: str, *, large: bool = False) -> float:
+def amount(key: str, text: str, expected: str, *, takes_suffix: bool = False) -> float:
     """Reads a number above 0. Raises InputError for anything else.
 
-    what: the expected value in words, with an example. large: whether K, M, B (10^9) or T (10^12) may follow."""
-    number = text.rstrip("kKmMbBtT") if large else text
+    expected: what to type, in words. takes_suffix: whether K, M, B (10^9) or T (10^12) may follow the digits."""
+    number = text.rstrip("kKmMbBtT") if takes_suffix else text
     factors = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
     try:
         value = float(number) * factors[text[len(number) :].lower()]
     except (ValueError, KeyError):
         value = 0.0
     if not 0.0 < value < float("inf"):
-        raise InputError(f"{key}={text}: expected {what}.")
+        raise InputError(f"{key}={text}: expected {expected}.")
     return value
 
 
-# The model that a command is for: from the catalog, a YAML file, or a local Hugging Face `config.json`.
+# Loads the model that a command is for: from the catalog, a YAML file, or a local Hugging Face `config.json`.
 #
 # `catalog/huggingface/<model_type>.yaml` says how to read a config.json. `family`: the planner's family. `fields`: our
-# field names and the keys of config.json (the first key found is read). `absent`: values for missing or null keys, a
-# value or `4 × hidden`. `always`: fields that are the same in all models of the type. `only`: keys with a single
-# supported value. `full_beyond`: the key of a sliding attention window, in tokens, which is counted as full attention.
+# field names and the keys of config.json (the first key found is read). `absent`: values that replace missing or null
+# keys, such as 1 or `4 × hidden`. `always`: fields that are the same in all models of the type. `only`: keys with a
+# single supported value. `full_beyond`: the key of a sliding attention window, in tokens, which the planner ignores.
 
 
 DEFAULT_TOKENS = 8192
@@ -95,7 +95,7 @@ DEFAULT_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class RequestedModel:
-    """The model that a command is for. notes: sentences to print about assumptions made in reading the model."""
+    """The model that a command is for. notes: assumptions made when the model was read, one sentence each, to print."""
 
     name: str
     family: Family
@@ -104,22 +104,22 @@ class RequestedModel:
 
 
 def default_batch(architecture: Architecture) -> int:
-    """Default global batch: sequences by GPT-3's rule of thumb, 2^19 tokens × (parameters ÷ 10^8)^¼ per step, rounded
-    up to a power of two; 1,024 for image models.
+    """Default global batch. Sequences: GPT-3's rule of thumb, 2^19 tokens × (parameters ÷ 10^8)^¼ per step, rounded up
+    to a power of two sequences. Images: 1,024.
     """
     import numpy as np
 
-    tokens_each = architecture.limits().seq_len
-    if not tokens_each:
+    sequence_tokens = architecture.limits().seq_len
+    if not sequence_tokens:
         return 1024
     tokens = 2.0**19 * (float(architecture.parameters()) / 1e8) ** 0.25
-    return 1 << max(0, round(float(np.ceil(np.log2(tokens / tokens_each)))))
+    return 1 << max(0, round(float(np.ceil(np.log2(tokens / sequence_tokens)))))
 
 
 def requested_model(name: str, seq_len: int | None = None) -> RequestedModel:
-    """Loads a model from the catalog, a YAML file, or a Hugging Face config.json. seq_len: tokens per sequence; None:
-    the model's own.
+    """Loads a model from the catalog, a YAML file, or a Hugging Face config.json.
 
+    seq_len: tokens per sequence; None: the model's own.
     Raises InputError for an unknown model, with the nearest match, and for `seq_len` of a model without sequences.
     """
     path, is_known = Path(name), name in architecture_names()
@@ -130,14 +130,14 @@ def requested_model(name: str, seq_len: int | None = None) -> RequestedModel:
         family, architecture = card.family, card.architecture
     elif "/" in name and not is_known:
         raise InputError(
-            f"model={name}: no such file; nothing is fetched. Of a model of Hugging Face's give its config.json, "
+            f"model={name}: no such file, and nothing is downloaded. For a Hugging Face model, give its config.json: "
             "model=FOLDER/config.json."
         )
     else:
         family, architecture = architecture_named(name)
     if seq_len is not None:
         if not architecture.limits().seq_len:
-            raise InputError(f"seq_len={seq_len}: {name} reads no sequences; leave it out.")
+            raise InputError(f"seq_len={seq_len}: {name} does not read sequences; leave seq_len= out.")
         changed: Any = architecture
         architecture = replace(changed, seq_len=seq_len)
     return RequestedModel(name, family, architecture)
@@ -150,8 +150,8 @@ def model_types() -> tuple[str, ...]:
 
 
 def model_from_config(path: Path, seq_len: int | None = None) -> RequestedModel:
-    """The model described by a config.json, or by the one in a folder. seq_len: tokens per sequence; None: the longest
-    that the model can read, at most `DEFAULT_TOKENS`.
+    """Loads the model that a config.json describes. path: the file or its folder. seq_len: tokens per sequence; None:
+    the longest that the model can read, at most `DEFAULT_TOKENS`.
 
     Raises InputError for a file that is not a config.json, an unknown model type, and missing or inconsistent sizes.
     """
@@ -164,7 +164,7 @@ def model_from_config(path: Path, seq_len: int | None = None) -> RequestedModel:
         raise InputError(f"{path}: is not JSON ({error}).") from None
     kind = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(kind, str):
-        raise InputError(f"{path}: has no model_type; expected a config.json of Hugging Face's transformers.")
+        raise InputError(f"{path}: has no model_type; expected a config.json of Hugging Face transformers.")
     if kind not in model_types():
         hint = (
             "Describe it by hand instead: model=mine.yaml, in the form of synergy_core/catalog/architectures/, or "
@@ -179,28 +179,28 @@ def model_from_config(path: Path, seq_len: int | None = None) -> RequestedModel:
     longest, notes = values.get("seq_len"), []
     if seq_len is not None:
         if longest is None:
-            raise InputError(f"seq_len={seq_len}: {path} is of a model that reads no sequences; leave it out.")
+            raise InputError(f"seq_len={seq_len}: the model of {path} does not read sequences; leave seq_len= out.")
         values["seq_len"] = seq_len
     elif isinstance(longest, int) and longest > DEFAULT_TOKENS:
         values["seq_len"] = DEFAULT_TOKENS
-        notes.append(f"sequences of {DEFAULT_TOKENS:,} tokens, of up to {longest:,} that it reads; seq_len=… sets it")
+        notes.append(f"sequences of {DEFAULT_TOKENS:,} tokens (the model reads up to {longest:,}); seq_len=… sets it")
     family = family_named(form["family"])
     architecture = checked(filled(family.Architecture, values, path), path)
-    within = config.get(form.get("full_beyond", ""))
-    if isinstance(within, int) and within < values.get("seq_len", 0):
-        notes.append(f"attention stays within {within:,} tokens; counted as if it reached everywhere")
+    window = config.get(form.get("full_beyond", ""))
+    if isinstance(window, int) and window < values.get("seq_len", 0):
+        notes.append(f"attention has a window of {window:,} tokens; predictions ignore the window")
     return RequestedModel(str(path), family, architecture, tuple(notes))
 
 
 def _sizes(config: Mapping[str, Any], form: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Values of the architecture's fields, from the keys of a config.json. Raises InputError for a missing key."""
+    """Reads the values of the architecture's fields from a config.json. Raises InputError for a missing key."""
     result: dict[str, Any] = {}
     for name, names in form["fields"].items():
         keys = names if isinstance(names, list) else [names]
-        given = (config[key] for key in keys if config.get(key) is not None)
-        value = next(given, form.get("absent", {}).get(name))
+        stated = (config[key] for key in keys if config.get(key) is not None)
+        value = next(stated, form.get("absent", {}).get(name))
         if value is None:
-            raise InputError(f"{path}: {keys[0]} is missing; every config.json of that model_type has it.")
+            raise InputError(f"{path}: {keys[0]} is missing; expected it in every config.json of this model_type.")
         if isinstance(value, str) and "×" in value:
             times, _, other = value.partition("×")
             value = int(times) * result[other.strip()]
@@ -213,24 +213,24 @@ def _sizes(config: Mapping[str, Any], form: Mapping[str, Any], path: Path) -> di
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Formats aligned columns: the first `left` columns are left-aligned, the others, numbers, right-aligned."""
-    aligned = []
-    for at, column in enumerate(zip(header, *rows, strict=True)):
+    padded = []
+    for index, column in enumerate(zip(header, *rows, strict=True)):
         width = max(map(len, column))
-        aligned.append([cell.ljust(width) if at < left else cell.rjust(width) for cell in column])
-    return "\n".join("  ".join(line).rstrip() for line in zip(*aligned, strict=True))
+        padded.append([cell.ljust(width) if index < left else cell.rjust(width) for cell in column])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))
 
 
 def write_whole(path: Path, text: str) -> None:
     """Writes to a temporary file next to `path`, then renames it. Raises InputError if that fails."""
     if not path.name or path.is_dir():
         raise InputError(f"{path}: is a folder; expected the name of a file to write.")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         try:
-            beside.write_text(text, encoding="utf-8")
-            os.replace(beside, path)
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, path)
         finally:
-            beside.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(
             f"{path}: cannot be written ({error.strerror}); expected a path in an existing folder."
