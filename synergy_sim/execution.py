@@ -96,7 +96,7 @@ class ExecutionModel:
         return self.costs_by_model.get(model, self.costs)
 
     def costs_of_checkpoint(self, model: str, checkpoint_bytes: float) -> Costs:
-        """The costs of a job with a checkpoint of this many bytes, which every restart saves and loads, whatever the new
+        """The costs of a job with a checkpoint of this many bytes, which each restart saves and loads, whatever the new
         plan; the first start loads none. Costs set for its model take precedence.
         """
         restart_s = self.startup_s + 2.0 * checkpoint_bytes / self.storage_bytes_per_s

@@ -102,7 +102,7 @@ def test_tune_gives_the_last_what_is_left_and_says_that_cpus_bind_it(tmp_path):
     assert last.free.cpus == 0
     text = Answer(facts, 2, 1_000.0).text()
     assert "has 4.784 CPUs and 87.28 GB per GPU; uses up to 9.608 CPUs and 87.28 GB" in text
-    assert "speed: 1.59 × that with its proportional share, of at most 3.20 ×" in text
+    assert "speed: 1.59 × its speed with the proportional share, at most 3.20 ×" in text
     assert "bound by: CPUs. They prepare input more slowly than its GPUs could process it." in text
 
 

@@ -203,7 +203,7 @@ def test_nodes_of_64_gpus_and_jobs_of_no_gpus() -> None:
 @pytest.mark.parametrize(
     ("gpus", "kinds", "current", "pinned", "message"),
     [
-        ([5], [0], [()], None, "the jobs on a need 5 GPUs, the cluster has 4"),
+        ([5], [0], [()], None, "the jobs on a need 5 GPUs, but the cluster has 4"),
         ([5], [-1], [()], None, r"jobs of any type need 5 GPUs, each on one type; the types have \[4\] left"),
         ([1], [1], [()], None, r"gpu_type\[0\] is 1, expected −1 to 0"),
         ([-1], [0], [()], None, r"gpus\[0\] is -1"),

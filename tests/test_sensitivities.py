@@ -206,7 +206,7 @@ def test_a_small_table_is_read_as_it_says(tmp_path):
         (ONE_MODEL, ONE_GRID.replace("1,50", "1,"), r"line 3, column memory_gb_per_gpu: got ''"),
         (ONE_MODEL, ONE_GRID + "lenet,1,20,0.2\n", r"line 6: lenet with 1 CPUs and 20 GB has two rows"),
         (ONE_MODEL, ONE_GRID + "vgg,1,20,0.2\n", r"models.csv: has no row of vgg"),
-        (ONE_MODEL, "lenet,1,20,0.1\nlenet,1,50,0.5\n", r"measured at 1 numbers of CPUs and 2 of memory"),
+        (ONE_MODEL, "lenet,1,20,0.1\nlenet,1,50,0.5\n", r"measured at 1 values of CPUs and 2 of memory"),
         (ONE_MODEL.replace("2.0", "0"), ONE_GRID, r"line 2, column iter_time_s_at_proportional: got '0'"),
         (ONE_MODEL * 2, ONE_GRID, r"models.csv, line 2: lenet has 2 rows here"),
         (ONE_MODEL + ONE_MODEL.replace("lenet", "vgg"), ONE_GRID, r"models.csv, line 3: vgg has 1 rows here and 0 in"),
