@@ -54,8 +54,8 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     workload = enlarged(with_bound_gpus(workload, truth), cluster, truth)
     duration_s, scale = np.zeros(len(workload)), np.ones(len(workload))
     columns = (workload.model_code, workload.gpus, workload.global_batch, workload.gpu_type_code)
-    for (model, gpus, batch, asked), mine in alike(*columns):
-        node_gpus, gpu_type = packed_as_asked(workload.gpu_types[asked], gpus, cluster)
+    for (model, gpus, batch, requested), mine in alike(*columns):
+        node_gpus, gpu_type = packed_as_requested(workload.gpu_types[requested], gpus, cluster)
         name = workload.models[model]
         if truth.plans(name):
             app = truth.planned_application(name, batch, cluster)
@@ -113,8 +113,8 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
         code = np.where((code < 0) & (size == size_class), drawn, code).astype(np.int32)
     workload = with_bound_gpus(replace(workload, models=names, model_code=code), truth)
     batch, scale = np.zeros(len(workload), dtype=np.int32), np.zeros(len(workload))
-    for (model, count, asked), mine in alike(code, workload.gpus, workload.gpu_type_code):
-        node_gpus, gpu_type = packed_as_asked(workload.gpu_types[asked], count, cluster)
+    for (model, count, requested), mine in alike(code, workload.gpus, workload.gpu_type_code):
+        node_gpus, gpu_type = packed_as_requested(workload.gpu_types[requested], count, cluster)
         batch[mine] = _batch_of(truth.application(names[model]), gpu_type, node_gpus)
         alone_s = truth.requested_run_s(names[model], gpu_type, node_gpus, int(batch[mine][0]))
         scale[mine] = np.maximum(workload.duration_s[mine], TICK_S) / alone_s
@@ -166,8 +166,8 @@ def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[f
     workload = with_bound_gpus(replace(workload, models=names, model_code=code), truth)
     batch, scale = np.zeros(len(workload), dtype=np.int32), np.zeros(len(workload))
     iterations = np.zeros(len(workload))
-    for (model, count, asked), mine in alike(code, workload.gpus, workload.gpu_type_code):
-        node_gpus, gpu_type = packed_as_asked(workload.gpu_types[asked], count, cluster)
+    for (model, count, requested), mine in alike(code, workload.gpus, workload.gpu_type_code):
+        node_gpus, gpu_type = packed_as_requested(workload.gpu_types[requested], count, cluster)
         app = truth.application(names[model])
         plan = app.as_requested(gpu_type, node_gpus, _batch_of(app, gpu_type, node_gpus))
         step_s = app.iteration_s(gpu_type, node_gpus, plan)
@@ -195,9 +195,11 @@ def _named(
     return names, given[workload.model_code]
 
 
-def packed_as_asked(asked: str, gpus: int, cluster: Cluster) -> tuple[NodeGpus, str]:
+def packed_as_requested(requested: str, gpus: int, cluster: Cluster) -> tuple[NodeGpus, str]:
     """A job's GPUs by node, packed, and their type: the requested one, else the first type with enough GPUs."""
-    gpu_types = [asked] if asked else [gpu_type for gpu_type in cluster.gpu_types if cluster.gpus_of(gpu_type) >= gpus]
+    gpu_types = (
+        [requested] if requested else [gpu_type for gpu_type in cluster.gpu_types if cluster.gpus_of(gpu_type) >= gpus]
+    )
     gpu_type = (gpu_types or list(cluster.gpu_types))[0]
     return packed(gpus, cluster.largest_nodes[gpu_type]), gpu_type
 
@@ -221,9 +223,9 @@ def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     gpu_types = tuple(dict.fromkeys((*workload.gpu_types, *cluster.gpu_types)))
     for row in np.flatnonzero(planned).tolist():
         name, batch = workload.models[workload.model_code[row]], int(workload.global_batch[row])
-        app, asked = truth.planned_application(name, batch, cluster), gpu_types[type_code[row]]
-        for gpu_type, count in _larger(int(gpus[row]), asked, cluster):
-            node_gpus, _ = packed_as_asked(gpu_type, count, cluster)
+        app, requested = truth.planned_application(name, batch, cluster), gpu_types[type_code[row]]
+        for gpu_type, count in _larger(int(gpus[row]), requested, cluster):
+            node_gpus, _ = packed_as_requested(gpu_type, count, cluster)
             if np.isfinite(app.step_s(gpu_type, node_gpus, batch)):
                 gpus[row], type_code[row] = count, gpu_types.index(gpu_type)
                 break
@@ -237,9 +239,9 @@ def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     return replace(workload, gpus=gpus, gpu_type_code=type_code, gpu_types=gpu_types, notes=notes)
 
 
-def _larger(gpus: int, asked: str, cluster: Cluster) -> Iterator[tuple[str, int]]:
+def _larger(gpus: int, requested: str, cluster: Cluster) -> Iterator[tuple[str, int]]:
     """Yields alternatives to a request, the closest first: doubled GPU counts, then the same on other GPU types."""
-    for gpu_type in dict.fromkeys((asked, *cluster.gpu_types)) if asked else cluster.gpu_types:
+    for gpu_type in dict.fromkeys((requested, *cluster.gpu_types)) if requested else cluster.gpu_types:
         count = gpus
         while count <= cluster.gpus_of(gpu_type):
             yield gpu_type, count
@@ -278,8 +280,8 @@ def with_language_models(
     batch, scale, on_gpus = result.global_batch.copy(), result.work_scale.copy(), result.gpus.copy()
     for row in rows.tolist():
         long = workload.duration_s[row] * gpus[row] > LONG_GPU_H * 3600.0
-        asked = workload.gpu_types[workload.gpu_type_code[row]]
-        found = _drawn(known, int(gpus[row]), bool(long), asked, cluster, draws[row])
+        requested = workload.gpu_types[workload.gpu_type_code[row]]
+        found = _drawn(known, int(gpus[row]), bool(long), requested, cluster, draws[row])
         if found is None:
             continue
         model, gpu_type = found
@@ -318,14 +320,14 @@ def batch_of(model: PlannedModel) -> int:
 
 
 def _drawn(
-    known: list[PlannedModel], gpus: int, long: bool, asked: str, cluster: Cluster, draw: NDArray[np.float64]
+    known: list[PlannedModel], gpus: int, long: bool, requested: str, cluster: Cluster, draw: NDArray[np.float64]
 ) -> tuple[PlannedModel, str] | None:
     """A model and a GPU type for a job, chosen by two random numbers in [0, 1); None if no plan fits."""
     most = PARAMETERS_PER_GPU * gpus
     sized = [each for each in known if most / SPREAD <= each.parameters <= most]
     half = len(sized) // 2
     sized = sized[half:] if long else sized[: max(1, half)]
-    fitting = [(model, gpu_types) for model in sized if (gpu_types := _types_for(model, gpus, asked, cluster))]
+    fitting = [(model, gpu_types) for model in sized if (gpu_types := _types_for(model, gpus, requested, cluster))]
     if not fitting:
         return None
     model, gpu_types = fitting[int(draw[0] * len(fitting))]
@@ -333,10 +335,10 @@ def _drawn(
     return model, gpu_types[int(np.searchsorted(weights, draw[1] * weights[-1], side="right"))]
 
 
-def _types_for(model: PlannedModel, gpus: int, asked: str, cluster: Cluster) -> list[str]:
+def _types_for(model: PlannedModel, gpus: int, requested: str, cluster: Cluster) -> list[str]:
     """The GPU types on which the model fits this many GPUs under a fixed plan."""
     found = []
-    for gpu_type in [asked] if asked else cluster.gpu_types:
+    for gpu_type in [requested] if requested else cluster.gpu_types:
         nodes = ((gpu_type, cluster.largest_nodes[gpu_type]),)
         if gpus <= cluster.gpus_of(gpu_type):
             table = tables.planned_tables(model.name, nodes, (gpus,), batch_of(model), data_parallel_only=True)

@@ -168,11 +168,11 @@ class Facts:
                 job.stopped(time_s)
                 job.break_off(time_s)
         self._jump(job, now_s)
-        if job.running and (given := self._shares) is not None:
-            rows = np.flatnonzero((given.job_id == job_id) & (given.time_s <= now_s))
+        if job.running and (shares := self._shares) is not None:
+            rows = np.flatnonzero((shares.job_id == job_id) & (shares.time_s <= now_s))
             if len(rows):
                 job.share = Share(
-                    float(given.cpus[rows[-1]]) / job.gpus, float(given.memory_bytes[rows[-1]]) / job.gpus
+                    float(shares.cpus[rows[-1]]) / job.gpus, float(shares.memory_bytes[rows[-1]]) / job.gpus
                 )
         if self._submissions:  # set last: the request must not change the run time, which is that of the stored events
             job.spec, job.requested = self._submissions[job_id]
@@ -342,15 +342,15 @@ def demand(seen: Snapshot[SimulatedJob], job: SimulatedJob) -> Demand | None:
     """The job's demand at that instant; None under a policy that does not share out CPUs and memory."""
     if not isinstance(seen.policy, SharingPolicy):
         return None
-    asked = seen.needs.asked(job)
-    kind = asked.kinds[0]
-    wanted = asked.wanted[kind]
+    applicant = seen.needs.asked(job)
+    kind = applicant.kinds[0]
+    wanted = applicant.wanted[kind]
     wants = Demand(
         seen.cluster.gpu_types[kind],
         job.gpus,
         wanted,
         seen.cluster.proportional[kind],
-        asked.speed(kind, wanted),
+        applicant.speed(kind, wanted),
         known=job.requested is not None or seen.needs.profile(job) is not None,
     )
     has, free = job.share, None
@@ -358,17 +358,17 @@ def demand(seen: Snapshot[SimulatedJob], job: SimulatedJob) -> Demand | None:
         return wants
     if not seen.policy.mechanism.pooled:
         hosts = seen.hosts(seen.running)
-        each = [free_share(hosts, node) for node, _ in asked.held]
+        each = [free_share(hosts, node) for node, _ in applicant.held]
         free = Share(sum(one.cpus for one in each), sum(one.memory_bytes for one in each))
 
     def is_faster(cpus: float, memory_bytes: float) -> bool:
-        return asked.speed(kind, Share(cpus, memory_bytes)) > asked.speed(kind, has) * FASTER
+        return applicant.speed(kind, Share(cpus, memory_bytes)) > applicant.speed(kind, has) * FASTER
 
     more_cpus, more_memory = is_faster(UNLIMITED, has.memory_bytes), is_faster(has.cpus, UNLIMITED)
     bound_by = " or ".join(["CPUs"] * more_cpus + ["memory"] * more_memory)
     if not bound_by:
         bound_by = "CPUs and memory" if is_faster(UNLIMITED, UNLIMITED) else "GPUs"
-    return replace(wants, has=has, speed=asked.speed(kind, has), bound_by=bound_by, free=free)
+    return replace(wants, has=has, speed=applicant.speed(kind, has), bound_by=bound_by, free=free)
 
 
 # The whole answer
@@ -531,21 +531,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--at", default=None, metavar="TIME", help="simulated time, such as 2h; default: the instant of its submission"
     )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="also write it to this file")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        found, at_s, origin_s = explained(follow_latest(given.run), given.job, given.at)
+        found, at_s, origin_s = explained(follow_latest(options.run), options.job, options.at)
         if isinstance(found, Explanation):
-            print(f"round at {format_instant(at_s, origin_s)} of {given.run}")
+            print(f"round at {format_instant(at_s, origin_s)} of {options.run}")
         print(found.text())
-        if given.json is not None:
-            given.json.write_text(json.dumps({"time_s": at_s, **found.as_dict()}, indent=1) + "\n", encoding="utf-8")
+        if options.json is not None:
+            options.json.write_text(json.dumps({"time_s": at_s, **found.as_dict()}, indent=1) + "\n", encoding="utf-8")
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:
         raise  # the reader of the output has closed it; `commands.run` handles that
     except OSError as error:
-        print(f"error: {given.json}: {error.strerror}.", file=sys.stderr)
+        print(f"error: {options.json}: {error.strerror}.", file=sys.stderr)
         return BAD_INPUT
     return 0
 

@@ -14,7 +14,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
 from synergy_core.units import on_grid
 from synergy_runs.workload import Conversion, Workload, ran_on
-from synergy_sim.assignment import alike, packed_as_asked
+from synergy_sim.assignment import alike, packed_as_requested
 from synergy_sim.truth import Truth
 
 SHEET_HINT = (
@@ -70,7 +70,7 @@ def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str |
     factor, jobs, unchanged = np.ones(len(made)), Counter[tuple[str, str]](), Counter[str]()
     only_run_times = np.isnan(made.work_scale)
     for (ran, stays, code, gpus), mine in alike(codes, bound, made.gpu_type_code, made.gpus):
-        on, count = packed_as_asked(made.gpu_types[code], gpus, cluster)[1], int(mine.sum())
+        on, count = packed_as_requested(made.gpu_types[code], gpus, cluster)[1], int(mine.sum())
         if not _comparable(types[ran], on, timed_on):
             unchanged[types[ran]] += count
             continue
@@ -158,6 +158,6 @@ def speeds(cluster: Cluster, sizes: Iterable[int], timed_on: str | None) -> dict
         return {}
     ratios = {each: run_time_ratio(timed_on, each).factor for each in cluster.gpu_types}
     return {
-        gpus: {each: ratios[packed_as_asked("", gpus, cluster)[1]] / ratio for each, ratio in ratios.items()}
+        gpus: {each: ratios[packed_as_requested("", gpus, cluster)[1]] / ratio for each, ratio in ratios.items()}
         for gpus in sizes
     }

@@ -86,7 +86,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._node_gpus: NodeGpus = ()
         self._trains = Plan()
         self._share: Share | None = None
-        self._told_input: tuple[int, Share | None, Plan] | None = None
+        self._reported_input: tuple[int, Share | None, Plan] | None = None
         self._node = cluster.node_types[0]
 
     @property
@@ -233,19 +233,19 @@ class SimulatedTraining(SimulatedJob, ABC):
     def _report_input(self) -> None:
         """Reports one step per run, share and plan; a second report would have the same noise."""
         task, app, held, plan = self.task, self.application, self._held, self._trains
-        told = self._run, self._share, plan
-        if task is None or task.pool.inputs is None or told == self._told_input:
+        key = self._run, self._share, plan
+        if task is None or task.pool.inputs is None or key == self._reported_input:
             return
         if not self.cluster.counts_shares or app.pipeline is None or isnan(app.data_bytes):
             return
-        self._told_input = told
+        self._reported_input = key
         node, each_bytes_per_s = self._node, self._node.storage_bytes_per_s / self._node.gpus_per_node
         share, proportional_bytes = self._share or node.proportional, node.proportional.memory_bytes
-        given = InputShare(share, each_bytes_per_s, min(self._node_gpus), app.data_bytes, proportional_bytes)
+        input_share = InputShare(share, each_bytes_per_s, min(self._node_gpus), app.data_bytes, proportional_bytes)
         seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.micro_batch)
         gpu_s = app.iteration_s(held.gpu_type, self._node_gpus, plan)
         step_s = max(gpu_s, self._fed_s(plan))
-        task.observe_input(StepReport(held, plan, step_s * seen, waited_s=(step_s - gpu_s) * seen, given=given))
+        task.observe_input(StepReport(held, plan, step_s * seen, waited_s=(step_s - gpu_s) * seen, given=input_share))
 
     # Called by policies that know the truth
 
@@ -455,7 +455,7 @@ class ProfiledJob(PlannedJob):
     # The plan under which it trains, and its GPUs when it started. A decision may have given it others already: if
     # they need a restart, the job trains under its old plan until it is stopped.
     _on: Placed
-    _told: Plan | None
+    _trained_plan: Plan | None
 
     def carry_on(self, start_s: float) -> None:
         self._on = self.placement
@@ -463,7 +463,7 @@ class ProfiledJob(PlannedJob):
 
     def look_ahead(self, until_s: float) -> bool:
         if self.tunes_batch and not self._must_choose:
-            old, new = self._told, self.plan
+            old, new = self._trained_plan, self.plan
             changed = old is not new and old is not None and new is not None and degrees_of(old) == degrees_of(new)
             if changed and self.placement == self._on:  # only the batch has changed
                 self._settle(self._seen_s)
@@ -472,11 +472,11 @@ class ProfiledJob(PlannedJob):
 
     def _choose(self) -> None:
         assert self.plan is not None
-        self._told = self.plan
+        self._trained_plan = self.plan
         self._train_with(self.plan)
 
     def _choose_fixed(self) -> None:
-        self._told = self.plan
+        self._trained_plan = self.plan
         if self.plan is None:
             super()._choose_fixed()
         else:
@@ -542,8 +542,8 @@ def _requests(work: Workload, cluster: Cluster) -> list[Share | None]:
     per_gpu_bytes = work.memory_bytes / work.gpus
     brought_bytes = cluster.node_types[0].proportional.memory_bytes
     memory_bytes = np.where(np.isfinite(per_gpu_bytes), per_gpu_bytes, brought_bytes)
-    asked = zip((work.cpus / work.gpus).tolist(), memory_bytes.tolist(), strict=True)
-    return [Share(cpus, memory) if cpus > 0 else None for cpus, memory in asked]
+    requests = zip((work.cpus / work.gpus).tolist(), memory_bytes.tolist(), strict=True)
+    return [Share(cpus, memory) if cpus > 0 else None for cpus, memory in requests]
 
 
 def _costs_of(model: str, execution: ExecutionModel, truth: Truth | None) -> Costs:

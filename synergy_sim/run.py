@@ -228,21 +228,21 @@ def with_same_information(settings: Settings) -> tuple[Settings, str]:
     if not settings.same_information:
         return settings, ""
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
-    terms = {asked: terms_of(policy) for asked, policy in policies.items()}
+    terms = {requested: terms_of(policy) for requested, policy in policies.items()}
     lacking = missing(terms, plans=settings.trace.models == "llm")
     order, texts = list(settings.policy), []
-    for asked, (like, more) in lacking.items():
-        alike = [at for at, text in enumerate(order) if _base(text) == _base(asked)]
-        order.insert(alike[-1] + 1, asked)
-        given = ", ".join([in_words(more, terms[like])] * (more != ["plans"]) + ["all plans"] * ("plans" in more))
-        texts.append(f"{label_of(asked)} ({given})")
+    for requested, (like, more) in lacking.items():
+        alike = [at for at, text in enumerate(order) if _base(text) == _base(requested)]
+        order.insert(alike[-1] + 1, requested)
+        added_terms = ", ".join([in_words(more, terms[like])] * (more != ["plans"]) + ["all plans"] * ("plans" in more))
+        texts.append(f"{label_of(requested)} ({added_terms})")
     line = f"added, for a comparison on equal terms: {', '.join(texts)}; same_information=false leaves them out"
     return dataclasses.replace(settings, policy=order), line if lacking else ""
 
 
-def _base(asked: str) -> str:
+def _base(requested: str) -> str:
     """The policy's name in a requested policy such as `sia(like=synergy)` or `sia+plans`."""
-    return asked.partition("(")[0].removesuffix("+plans")
+    return requested.partition("(")[0].removesuffix("+plans")
 
 
 def _say(settings: Settings, workload: Workload, cluster: Cluster, added: str) -> None:
