@@ -197,9 +197,7 @@ def _named(
 
 def packed_as_requested(requested: str, gpus: int, cluster: Cluster) -> tuple[NodeGpus, str]:
     """A job's GPUs by node, packed, and their type: the requested one, else the first type with enough GPUs."""
-    gpu_types = (
-        [requested] if requested else [gpu_type for gpu_type in cluster.gpu_types if cluster.gpus_of(gpu_type) >= gpus]
-    )
+    gpu_types = [requested] if requested else [each for each in cluster.gpu_types if cluster.gpus_of(each) >= gpus]
     gpu_type = (gpu_types or list(cluster.gpu_types))[0]
     return packed(gpus, cluster.largest_nodes[gpu_type]), gpu_type
 

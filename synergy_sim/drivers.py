@@ -250,10 +250,7 @@ class Rounds:
         return ended
 
     def _relocated(self, decision: Decision[SimulatedJob], boundary_s: float) -> set[int]:
-        """Ids of jobs that continue on other GPUs now at no cost, so they need not be stopped and launched.
-
-        Mechanisms that place all jobs anew in every round cause many such moves.
-        """
+        """Ids of jobs that continue on other GPUs now at no cost, so they need not be stopped and launched."""
         stops: list[SimulatedJob] = [job for job, _ in decision.stops]
         if self._leaving or boundary_s > self._engine.env.now or self._execution.stretch_of(len(stops)) > 0:
             return set()

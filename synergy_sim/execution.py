@@ -219,9 +219,8 @@ class SimulatedJob(Job):
         return max(0.0, now_s - self.first_step_s) % interval_s if interval_s > 0 else 0.0
 
     def break_off(self, stop_s: float) -> bool:
-        """Stops training at `stop_s`; returns whether this run made progress.
-
-        A job with a checkpoint interval loses its progress since the last checkpoint.
+        """Stops training at `stop_s`; returns whether this run made progress. Progress since the last checkpoint is
+        lost if the job has a checkpoint interval.
         """
         until_s = stop_s if stop_s < self.end_s else self.end_s
         done_s = self.done_s

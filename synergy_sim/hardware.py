@@ -28,9 +28,8 @@ NOMINAL = "v100"
 def check_types(
     cluster: Cluster, workload: Workload, truth: Truth, timed_on: str | None, anonymous: Sequence[str] = ()
 ) -> None:
-    """Raises InputError for an unknown GPU type of the cluster, and for a `timed_on` without a data sheet.
-
-    A type is known if it has a data sheet or measurements, if the log names it, or if it is one of the anonymous types.
+    """Raises InputError for a GPU type of the cluster that has no data sheet and no measurements, that the log does not
+    name, and that is not anonymous; and for a `timed_on` without a data sheet.
     """
     if timed_on is not None and gpu_sheet(timed_on) is None:
         raise unknown("trace.gpu_type", timed_on, gpu_sheets(), hint="trace.gpu_type=null keeps run times as they are.")

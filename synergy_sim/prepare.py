@@ -176,9 +176,7 @@ def execution_of(settings: Settings) -> ExecutionModel:
     common["restart_s"] = settings.restart_s
     for model, costs in testbed.by_model.items():
         if odd := sorted(set(costs) - names):
-            raise InputError(
-                f"testbed.by_model.{model}.{odd[0]}: unknown cost; expected one of {', '.join(sorted(names))}."
-            )
+            raise InputError(f"testbed.by_model.{model}.{odd[0]}: unknown cost; expected {', '.join(sorted(names))}.")
     values = {
         each.name: getattr(testbed, each.name) for each in dataclasses.fields(ExecutionModel) if each.name in known
     }

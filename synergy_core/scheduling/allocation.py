@@ -467,9 +467,7 @@ class AllocationScheduler:
         """Checks that no node gives out more CPUs or memory than it has."""
         assert answer.share is not None
         if answer.node_gpus is None:
-            raise InputError(
-                f"policy {self._policy.name} shared out CPUs and memory without choosing nodes (node_gpus)."
-            )
+            raise InputError(f"policy {self._policy.name} shared out CPUs and memory without node_gpus.")
         nodes = self._cluster.node_type_of
         for what, column, has in (
             ("CPUs", 0, [each.cpus for each in nodes]),

@@ -256,9 +256,7 @@ class Snapshot(Generic[AnyJob]):
             return Reason(Waiting.BEHIND_RESERVATION, f"{promised}.")
         if reservation.allows(job, placed):
             return None
-        declared = (
-            f"this job, estimated to run {format_duration(job.estimate_s)}, would still hold GPUs that it needs then"
-        )
+        declared = f"this job, estimated to run {format_duration(job.estimate_s)}, would still hold GPUs that it needs"
         return Reason(Waiting.BEHIND_RESERVATION, f"{promised}; {declared}.")
 
     # CPUs and memory

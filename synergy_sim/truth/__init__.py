@@ -84,7 +84,7 @@ class Truth:
         compressor_named(self.compressor)
         if self.exchanges and self.planned.known:
             raise InputError(
-                f"truth.planned.known=true: impossible with {self._exchange_key}; type truth.planned.known=false."
+                f"{self._exchange_key} requires that true step times are unknown: truth.planned.known=false."
             )
         if self.exchanges and (self.profiles is not None or self.profile):
             key = "truth.measured=false" if not self.profile else "truth.profile=null"
