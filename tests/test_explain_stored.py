@@ -130,7 +130,7 @@ TWO_TENANTS = cluster(2, virtual_clusters={"a": 8, "b": 8})
         ),
         (
             [(0, 6, 3_600), (60, 4, 3_600)],
-            *("sjf", TWO_TENANTS, Waiting.QUOTA, ("8 GPUs (a)", "6 are held", "needs 4")),
+            *("sjf", TWO_TENANTS, Waiting.QUOTA, ("hold 6 of the 8 GPUs", "(a)", "needs 4")),
         ),
     ],
 )
