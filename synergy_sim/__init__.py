@@ -1,1 +1,1 @@
-"""A trace-driven discrete-event simulator of a GPU cluster, driving the decisions of `synergy_core`."""
+"""A trace-driven discrete-event simulator of a GPU cluster. The schedulers of `synergy_core` decide in it."""

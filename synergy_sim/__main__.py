@@ -1,4 +1,4 @@
-"""`python -m synergy_sim +trace=philly`: simulates, compares, and shows what happened. `--help` says what to type."""
+"""`python -m synergy_sim +trace=philly` simulates policies and compares them. `--help` lists the keys."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from synergy_runs.settings import keys
 from synergy_sim.settings import SIMULATOR, Settings
 
 TEXT = """\
-Replays a job log on a simulated GPU cluster under several scheduling policies, and compares them.
+Replays a job log on a simulated GPU cluster under several scheduling policies and compares them.
 
   python -m synergy_sim +trace=philly                                  compare the default policies
   python -m synergy_sim +trace=philly 'policy=[fifo,srtf]' cluster.nodes=80
   python -m synergy_sim +trace=file trace.path=FILE cluster.nodes=16   your own log; sacct --parsable2 works
   python -m synergy_sim -m +trace=philly policy=fifo,srtf cluster.load=0.8,1.0,1.2     a sweep
   python -m synergy_sim.traces list                                    log formats, and traces to download
-  python -m synergy_sim experiment=sia_sosp23                          jobs whose speed depends on what they are given
-  python -m synergy_sim.results DIR                                    what is below DIR, in one table (--csv, --latex)
-  python -m synergy_sim.explain DIR/philly/latest/synergy-0 JOB        why a job got what it got
-  eval "$(python -m synergy_sim --completion=bash)"                    keys and values complete as you type; or zsh
+  python -m synergy_sim experiment=sia_sosp23                          jobs whose speed depends on their GPUs
+  python -m synergy_sim.results DIR                                    all runs below DIR in one table (--csv, --latex)
+  python -m synergy_sim.explain DIR/philly/latest/synergy-0 JOB        why a job ran or waited
+  eval "$(python -m synergy_sim --completion=bash)"                    completes keys and values as you type (or zsh)
 
 Traces     {traces}
 Clusters   {clusters}
 Testbeds   {testbeds}
 Experiments {experiments}
 
-Policies (* reads true run times; ° reads users' estimates, which are drawn from true run times where a log has none)
+Policies (* reads true run times; ° reads users' estimates, drawn from true run times if a log has none)
 {policies}
 
-Other parameters for one row: 'policy=[sia,sia(growth=4)]'; what another policy knows and may: 'sia(like=synergy)'
+Other parameters for one row: 'policy=[sia,sia(growth=4)]'; on the terms of another policy: 'sia(like=synergy)'
 
-Mechanisms: an order with one, such as fifo+tune or las+greedy, shares out CPUs and memory beside GPUs, on nodes that
-name theirs: cluster.cpus_per_node=24 cluster.memory_gb_per_node=500 'policy=[fifo,fifo+tune]'
+Mechanisms: an order with a mechanism, such as fifo+tune or las+greedy, also shares out CPUs and memory. The nodes must
+declare theirs: cluster.cpus_per_node=24 cluster.memory_gb_per_node=500 'policy=[fifo,fifo+tune]'
 {mechanisms}
 
 Keys
@@ -45,7 +45,7 @@ Keys
 
 
 def usage() -> str:
-    """The whole text."""
+    """Returns the text of `--help`."""
     policies = []
     for name, summary in policy_names().items():
         policy = get_policy(name)
@@ -70,7 +70,7 @@ def _main() -> None:
         print(text, end="")
         return
     overrides = prepared(arguments, SIMULATOR)
-    from synergy_sim.run import run, sweep  # slow to import, and not needed for a refusal
+    from synergy_sim.run import run, sweep  # slow to import, and not needed to refuse a command
 
     if is_sweep(arguments):
         sweep(arguments, overrides)
@@ -80,10 +80,10 @@ def _main() -> None:
 
 def main() -> None:
     """Runs the command line."""
-    # Policies run side by side, one on a core: threads of the linear algebra library would make all of them slower.
-    # Must be set before numpy is imported.
+    # Policies run in parallel, one per core, so threads of the linear algebra library would slow all of them down.
+    # This must be set before numpy is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    commands.run("synergy_sim", _main, interrupted="runs that had ended are kept, of the one under way nothing is.")
+    commands.run("synergy_sim", _main, interrupted="finished runs are kept; the run in progress is discarded.")
 
 
 if __name__ == "__main__":

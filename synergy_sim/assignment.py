@@ -24,25 +24,25 @@ SIZES = (
     (100.0, ("yolov3",)),
     (float("inf"), ("imagenet",)),
 )
-"""GPU-hours up to which a row becomes one of these models (Pollux, OSDI 2021, section 5.1)."""
+"""(maximum GPU-hours, models that a row within them may become) (Pollux, OSDI 2021, section 5.1)."""
 
 PROFILED_ON = NodeType("profiled", "v100", 1, 8, cpus=24.0, memory_bytes=500 * GB, storage_bytes_per_s=500 * MB)
-"""The servers on which models were profiled for Synergy (OSDI 2022), 16 of which are its cluster."""
+"""Server type on which Synergy (OSDI 2022) profiled its models; its cluster has 16 of them."""
 
 
 def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
-    """Every row names its application and its batch, and has all of the application's work.
+    """The workload whose jobs train the application and batch that their rows name, with all of its work.
 
-    A row of an architecture with parallel plans has the iterations that the log gives, on the GPUs that it asks for
-    or, if no plan fits there, on the nearest on which one does (`enlarged`). duration_s becomes how long the job would
-    run as requested, alone and packed, on the type that it asks for, or the cluster's first that has room.
+    A job with parallel plans does the logged iterations on the GPUs that it requests or, if no plan fits them, on more
+    or other GPUs (`enlarged`). duration_s becomes the run time as requested, alone and packed, on the requested GPU
+    type, else on the cluster's first type with enough GPUs. Raises InputError for unknown applications and batches.
     """
     used = [workload.models[code] for code in np.unique(workload.model_code)]
     if odd := [name for name in used if name not in truth.names and not truth.plans(name)]:
         raise InputError(
-            f"{workload.source}: nothing is known of application {odd[0] or '(none)'}; "
-            f"known: {', '.join(truth.names) or 'none (set SYNERGY_DATA, or truth.profiles=FOLDER)'}. What `python -m "
-            "synergy_exec profile` measured of others is read by truth.profile=FILE."
+            f"{workload.source}: unknown application {odd[0] or '(none)'}; "
+            f"known: {', '.join(truth.names) or 'none (set SYNERGY_DATA, or truth.profiles=FOLDER)'}. Measure others "
+            "with `python -m synergy_exec profile`, and type truth.profile=FILE."
         )
     workload = with_profiled_batches(workload, truth)
     if not (workload.global_batch > 0).all():
@@ -54,8 +54,8 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     workload = enlarged(with_bound_gpus(workload, truth), cluster, truth)
     duration_s, scale = np.zeros(len(workload)), np.ones(len(workload))
     columns = (workload.model_code, workload.gpus, workload.global_batch, workload.gpu_type_code)
-    for (model, gpus, batch, asked), mine in alike(*columns):
-        node_gpus, gpu_type = packed_as_asked(workload.gpu_types[asked], gpus, cluster)
+    for (model, gpus, batch, requested), mine in alike(*columns):
+        node_gpus, gpu_type = packed_as_requested(workload.gpu_types[requested], gpus, cluster)
         name = workload.models[model]
         if truth.plans(name):
             app = truth.planned_application(name, batch, cluster)
@@ -68,23 +68,23 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
 
 
 def alike(*columns: NDArray[Any]) -> Iterator[tuple[list[int], NDArray[np.bool_]]]:
-    """Each combination of values that rows have in these columns, and which rows have it."""
+    """Yields each combination of values in these columns, and a mask of the rows that have it."""
     rows, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    for at, values in enumerate(rows.tolist()):
-        yield values, inverse.reshape(-1) == at
+    for index, values in enumerate(rows.tolist()):
+        yield values, inverse.reshape(-1) == index
 
 
 def with_profiled_batches(workload: Workload, truth: Truth) -> Workload:
-    """The workload with the initial batch of its model for every job of a profiled one that names none."""
+    """The workload in which jobs of profiled models without a batch get the model's initial batch."""
     initial = [truth.profile[name].initial_batch if name in truth.profile else 0 for name in workload.models]
     batch = np.where(workload.global_batch > 0, workload.global_batch, np.array(initial)[workload.model_code])
     return replace(workload, global_batch=batch.astype(np.int32))
 
 
 def with_bound_gpus(workload: Workload, truth: Truth) -> Workload:
-    """The workload in which jobs request numbers of GPUs that truth.fixed_gpus and truth.min_gpus allow their model.
+    """The workload with GPU requests changed to numbers that truth.fixed_gpus and truth.min_gpus allow.
 
-    So every policy that gives what is requested keeps to these limits too. Logged run times are kept.
+    Policies that give jobs what they request therefore respect these limits too. Logged run times are kept.
     """
     gpus = workload.gpus.copy()
     for model in {*truth.fixed_gpus, *truth.min_gpus} & set(workload.models):
@@ -92,29 +92,29 @@ def with_bound_gpus(workload: Workload, truth: Truth) -> Workload:
         gpus[mine] = [truth.requested_gpus(model, each) for each in gpus[mine].tolist()]
     if not (changed := int((gpus != workload.gpus).sum())):
         return workload
-    note = f"{changed:,} jobs request other GPUs than logged, as truth.fixed_gpus and truth.min_gpus say of their model"
+    note = f"{changed:,} jobs request another number of GPUs than logged, because of truth.fixed_gpus or truth.min_gpus"
     return replace(workload, gpus=gpus, notes=(*workload.notes, note))
 
 
 def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.Generator) -> Workload:
-    """A model for every row, drawn by its GPU-time; its work is what it does as requested in the traced run time.
+    """Draws a model for every job by its GPU-time; its work is what it does in the logged run time as requested.
 
-    Classes and models as in Pollux (OSDI 2021, section 5.1); the row's GPUs and run time are kept, unlike there, so
-    that policies which give every job what it requested reproduce the trace. A row that names a model which is known
-    keeps it. The requested batch is the initial one times the requested GPUs, within what fits.
+    Classes and models are those of Pollux (OSDI 2021, section 5.1). Unlike there, GPUs and run times are kept, so that
+    policies which give every job what it requests reproduce the trace. A job whose log names a known model keeps it.
+    The requested batch is the initial batch × the requested GPUs, limited to what fits.
     """
     whose = "each job" if workload.models == ("",) else "each job whose model the log does not name"
     names, code = _named(workload, truth, SIZES)
     draw = uniform(workload, random)
     gpu_h = (workload.ran_before_s + workload.duration_s) * workload.gpus / 3600.0
     size = np.searchsorted([below_h for below_h, _ in SIZES], gpu_h)
-    for at, (_, models) in enumerate(SIZES):
+    for size_class, (_, models) in enumerate(SIZES):
         drawn = np.array([names.index(name) for name in models])[(draw * len(models)).astype(np.int64)]
-        code = np.where((code < 0) & (size == at), drawn, code).astype(np.int32)
+        code = np.where((code < 0) & (size == size_class), drawn, code).astype(np.int32)
     workload = with_bound_gpus(replace(workload, models=names, model_code=code), truth)
     batch, scale = np.zeros(len(workload), dtype=np.int32), np.zeros(len(workload))
-    for (model, count, asked), mine in alike(code, workload.gpus, workload.gpu_type_code):
-        node_gpus, gpu_type = packed_as_asked(workload.gpu_types[asked], count, cluster)
+    for (model, count, requested), mine in alike(code, workload.gpus, workload.gpu_type_code):
+        node_gpus, gpu_type = packed_as_requested(workload.gpu_types[requested], count, cluster)
         batch[mine] = _batch_of(truth.application(names[model]), gpu_type, node_gpus)
         alone_s = truth.requested_run_s(names[model], gpu_type, node_gpus, int(batch[mine][0]))
         scale[mine] = np.maximum(workload.duration_s[mine], TICK_S) / alone_s
@@ -127,7 +127,7 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
 
 
 def _with_models(workload: Workload, cluster: Cluster, truth: Truth, assumption: str, **columns: Any) -> Workload:
-    """The workload with these columns, whose jobs were given their models; says so, and where step times are from."""
+    """The workload with these columns of assigned models, the assumption, and a note on the source of step times."""
     used = [workload.models[each] for each in np.unique(workload.model_code)]
     return replace(
         workload,
@@ -139,7 +139,7 @@ def _with_models(workload: Workload, cluster: Cluster, truth: Truth, assumption:
 
 
 def _batch_of(app: DataParallelApplication, gpu_type: str, node_gpus: NodeGpus) -> int:
-    """The batch that a job requests: the initial batch × its GPUs, limited to what fits."""
+    """The requested batch of a job: the initial batch × its GPUs, limited to what fits."""
     count = sum(node_gpus)
     smallest, largest = app.local_batches(gpu_type, node_gpus)
     wanted = min(app.max_batch, max(app.initial_batch * count, smallest * count))
@@ -147,18 +147,18 @@ def _batch_of(app: DataParallelApplication, gpu_type: str, node_gpus: NodeGpus) 
 
 
 def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[float]) -> Workload:
-    """The model that a row names, else one by class (`CLASSES`); its work is what it does in the traced run time.
+    """Gives each job the model that its row names, else one by class (`CLASSES`); its work fills its logged run time.
 
-    As in the simulator of Synergy (Mohan et al., OSDI 2022), a run time counts as that of a job whose GPUs have
-    their part of a node of `PROFILED_ON`, whatever the nodes here, and the work is the whole iterations that this is
-    enough for. Where nodes name no CPUs, input is never waited for. The requested batch is as in `mixed`. The window's
-    own jobs take turns at the models first, carried ones after them.
+    As in the simulator of Synergy (Mohan et al., OSDI 2022), a logged run time is assumed to be that of a job with its
+    proportional share of `PROFILED_ON`, whatever the nodes here, and the work is rounded down to whole iterations. If
+    nodes declare no CPUs, training never waits for input. The requested batch is as in `mixed`. Models are dealt in
+    turn, to the jobs of the window first and to carried jobs after them.
     """
     names, code = _named(workload, truth, CLASSES)
     silent = np.array([not each for each in workload.models])[workload.model_code]
     if odd := np.flatnonzero((code < 0) & ~silent).tolist():
         raise InputError(
-            f"{workload.source}, line {workload.line[odd[0]]}: nothing is known of application "
+            f"{workload.source}, line {workload.line[odd[0]]}: unknown application "
             f"{workload.models[workload.model_code[odd[0]]]}; known: {', '.join(truth.names)}."
         )
     turns = np.concatenate([np.flatnonzero(silent & part) for part in (~workload.carried, workload.carried)])
@@ -166,8 +166,8 @@ def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[f
     workload = with_bound_gpus(replace(workload, models=names, model_code=code), truth)
     batch, scale = np.zeros(len(workload), dtype=np.int32), np.zeros(len(workload))
     iterations = np.zeros(len(workload))
-    for (model, count, asked), mine in alike(code, workload.gpus, workload.gpu_type_code):
-        node_gpus, gpu_type = packed_as_asked(workload.gpu_types[asked], count, cluster)
+    for (model, count, requested), mine in alike(code, workload.gpus, workload.gpu_type_code):
+        node_gpus, gpu_type = packed_as_requested(workload.gpu_types[requested], count, cluster)
         app = truth.application(names[model])
         plan = app.as_requested(gpu_type, node_gpus, _batch_of(app, gpu_type, node_gpus))
         step_s = app.iteration_s(gpu_type, node_gpus, plan)
@@ -177,11 +177,11 @@ def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[f
         whole = np.floor(workload.duration_s[mine] / (step_s * truth.slowdown.get(names[model], 1.0)))
         batch[mine], iterations[mine] = plan.global_batch, np.maximum(whole, 1.0)
         scale[mine] = iterations[mine] / app.iterations(plan.global_batch)[-1]
-    assumption = "Each job was given a model by its class, and the whole iterations that fill its traced run time"
+    assumption = "Each job was given a model by its class, and as many whole iterations as fit into its logged run time"
     if cluster.counts_shares:
         share, storage = PROFILED_ON.proportional, PROFILED_ON.storage_bytes_per_s / PROFILED_ON.gpus_per_node
         gpu_has = f"{share.cpus:g} CPUs, {share.memory_bytes / GB:g} GB and {storage / MB:g} MB/s of storage"
-        assumption += f" where each GPU has {gpu_has}"
+        assumption += f" if each GPU has {gpu_has}"
     columns = {"global_batch": batch, "work_scale": scale, "iterations": iterations}
     return _with_models(workload, cluster, truth, f"{assumption}.", **columns)
 
@@ -189,24 +189,24 @@ def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[f
 def _named(
     workload: Workload, truth: Truth, groups: Iterable[tuple[Any, Sequence[str]]]
 ) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """The models that jobs may have, and for each row the index of the one that its log names; −1 for none of them."""
+    """The models that jobs may have, and for each row the index of the model that its log names, or −1."""
     names = tuple(dict.fromkeys([*(name for _, models in groups for name in models), *truth.names]))
     given = np.array([names.index(each) if each in names else -1 for each in workload.models], dtype=np.int32)
     return names, given[workload.model_code]
 
 
-def packed_as_asked(asked: str, gpus: int, cluster: Cluster) -> tuple[NodeGpus, str]:
-    """A job's GPUs by node, packed, and their type: the one that it asks for, else the first that has room."""
-    gpu_types = [asked] if asked else [gpu_type for gpu_type in cluster.gpu_types if cluster.gpus_of(gpu_type) >= gpus]
+def packed_as_requested(requested: str, gpus: int, cluster: Cluster) -> tuple[NodeGpus, str]:
+    """A job's GPUs by node, packed, and their type: the requested one, else the first type with enough GPUs."""
+    gpu_types = [requested] if requested else [each for each in cluster.gpu_types if cluster.gpus_of(each) >= gpus]
     gpu_type = (gpu_types or list(cluster.gpu_types))[0]
     return packed(gpus, cluster.largest_nodes[gpu_type]), gpu_type
 
 
 def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
-    """The workload with GPU requests doubled until a plan fits, for jobs that request too few.
+    """The workload in which jobs that request too few GPUs for any plan request twice as many until a plan fits.
 
-    A type on which none fits at any number gives way to the first on which one does. Raises InputError where a job with
-    plans has no iterations, or fits nowhere.
+    If no plan fits any number of GPUs of the requested type, the next type is tried. Raises InputError if a job with
+    plans has no logged iterations, or fits no type.
     """
     planned = np.array([truth.plans(name) for name in workload.models], dtype=bool)[workload.model_code]
     if not planned.any():
@@ -214,16 +214,16 @@ def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     if np.isnan(workload.iterations[planned]).any():
         row = int(np.flatnonzero(planned & np.isnan(workload.iterations))[0])
         raise InputError(
-            f"{workload.source}, line {workload.line[row]}: job {workload.job_name[row]} has parallel plans, and the "
-            "log does not say after how many iterations it is done. Type trace.models=llm to keep its run time instead."
+            f"{workload.source}, line {workload.line[row]}: job {workload.job_name[row]} has parallel plans, but the "
+            "log does not give its iterations. Type trace.models=llm to keep its run time instead."
         )
     gpus, type_code = workload.gpus.copy(), workload.gpu_type_code.copy()
     gpu_types = tuple(dict.fromkeys((*workload.gpu_types, *cluster.gpu_types)))
     for row in np.flatnonzero(planned).tolist():
         name, batch = workload.models[workload.model_code[row]], int(workload.global_batch[row])
-        app, asked = truth.planned_application(name, batch, cluster), gpu_types[type_code[row]]
-        for gpu_type, count in _larger(int(gpus[row]), asked, cluster):
-            node_gpus, _ = packed_as_asked(gpu_type, count, cluster)
+        app, requested = truth.planned_application(name, batch, cluster), gpu_types[type_code[row]]
+        for gpu_type, count in _larger(int(gpus[row]), requested, cluster):
+            node_gpus, _ = packed_as_requested(gpu_type, count, cluster)
             if np.isfinite(app.step_s(gpu_type, node_gpus, batch)):
                 gpus[row], type_code[row] = count, gpu_types.index(gpu_type)
                 break
@@ -232,14 +232,14 @@ def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
             raise InputError(f"{where}: no plan of {app.name} fits on {cluster.describe()}.")
     asked_for = np.array([bool(gpu_type) for gpu_type in gpu_types])[workload.gpu_type_code]
     changed = int(((gpus != workload.gpus) | (asked_for & (type_code != workload.gpu_type_code))).sum())
-    note = f"{changed:,} jobs asked for GPUs on which no plan of their model fits, and got more or others"
+    note = f"{changed:,} jobs request more or other GPUs than logged, because no plan of their model fits those"
     notes = (*workload.notes, note) if changed else workload.notes
     return replace(workload, gpus=gpus, gpu_type_code=type_code, gpu_types=gpu_types, notes=notes)
 
 
-def _larger(gpus: int, asked: str, cluster: Cluster) -> Iterator[tuple[str, int]]:
-    """Alternatives to a job's request, the closest first: doubled GPU counts, then the same on other GPU types."""
-    for gpu_type in dict.fromkeys((asked, *cluster.gpu_types)) if asked else cluster.gpu_types:
+def _larger(gpus: int, requested: str, cluster: Cluster) -> Iterator[tuple[str, int]]:
+    """Yields alternatives to a request, the closest first: doubled GPU counts, then the same on other GPU types."""
+    for gpu_type in dict.fromkeys((requested, *cluster.gpu_types)) if requested else cluster.gpu_types:
         count = gpus
         while count <= cluster.gpus_of(gpu_type):
             yield gpu_type, count
@@ -247,25 +247,25 @@ def _larger(gpus: int, asked: str, cluster: Cluster) -> Iterator[tuple[str, int]
 
 
 PARAMETERS_PER_GPU = 0.9e9
-"""A job's model has at most so many parameters per GPU asked for: 14 GB of weights, gradients, optimizer or more."""
+"""Maximum parameters of a job's model per requested GPU: 14 GB or more of weights, gradients and optimizer state."""
 SPREAD = 8.0
-"""The smallest model that a job may have is so many times smaller than the largest."""
+"""Largest ÷ smallest model, in parameters, that a job with a given number of GPUs may have."""
 LONG_GPU_H = 10.0
-"""Jobs of more GPU-time take the larger half of these models, others the smaller half."""
+"""Jobs of more GPU-time draw from the larger half of the models of their size, others from the smaller half."""
 BATCH_TOKENS = ((1e9, 2**19), (5e9, 2**20), (float("inf"), 2**21))
-"""Tokens per step of models up to so many parameters (Brown et al., NeurIPS 2020, table 2.1: 0.5, 1 and 2 million)."""
+"""(maximum parameters, tokens per step) (Brown et al., NeurIPS 2020, table 2.1: 0.5, 1 and 2 million)."""
 
 
 def with_language_models(
     workload: Workload, cluster: Cluster, truth: Truth, random: np.random.Generator, *, from_gpus: int
 ) -> Workload:
-    """Jobs of `from_gpus` or more get a language model where their GPUs are a power of two; all others as `mixed`.
+    """Gives jobs of `from_gpus` or more a language model if their GPUs are a power of two; all others as `mixed`.
 
     Arrivals, GPUs and run times are the log's. The model is drawn by the job's GPUs and GPU time, as in Arena's traces
-    (EuroSys 2026), where arrivals alone are production data too.
+    (EuroSys 2026), in which only arrivals are production data.
 
-    A job keeps its run time on the GPUs it asks for, of the type that it asks for, else of one drawn in proportion to
-    the cluster's GPUs among those on which the model fits, were its plan fixed.
+    The job's work fills its logged run time on the GPUs and the GPU type that it requests. A job without a requested
+    type gets one on which the model fits under a fixed plan, drawn in proportion to the cluster's GPUs.
     """
     result = mixed(workload, cluster, truth, random)
     gpus = workload.gpus.astype(np.int64)
@@ -278,8 +278,8 @@ def with_language_models(
     batch, scale, on_gpus = result.global_batch.copy(), result.work_scale.copy(), result.gpus.copy()
     for row in rows.tolist():
         long = workload.duration_s[row] * gpus[row] > LONG_GPU_H * 3600.0
-        asked = workload.gpu_types[workload.gpu_type_code[row]]
-        found = _drawn(known, int(gpus[row]), bool(long), asked, cluster, draws[row])
+        requested = workload.gpu_types[workload.gpu_type_code[row]]
+        found = _drawn(known, int(gpus[row]), bool(long), requested, cluster, draws[row])
         if found is None:
             continue
         model, gpu_type = found
@@ -291,8 +291,8 @@ def with_language_models(
     made = int(np.isin(code, [names.index(each.name) for each in known]).sum())
     if not made:
         raise InputError(
-            f"{workload.source}: trace.models=llm made no job a language model; none asks for {from_gpus} GPUs or "
-            "more, or nothing fits. Type trace.llm_gpus=N."
+            f"{workload.source}: trace.models=llm gave no job a language model: none requests {from_gpus} GPUs or "
+            "more (a power of two), or no model fits. Type trace.llm_gpus=N."
         )
     assumption = (
         f"{made:,} jobs of {from_gpus} GPUs or more train a language model instead, under its best parallel plan, and "
@@ -312,20 +312,20 @@ def with_language_models(
 
 
 def batch_of(model: PlannedModel) -> int:
-    """Sequences per step, a power of two."""
+    """The global batch of a language model: sequences per step, a power of two."""
     tokens = next(tokens for most, tokens in BATCH_TOKENS if model.parameters <= most)
     return max(1, tokens // (1 << (model.seq_len - 1).bit_length()))
 
 
 def _drawn(
-    known: list[PlannedModel], gpus: int, long: bool, asked: str, cluster: Cluster, draw: NDArray[np.float64]
+    known: list[PlannedModel], gpus: int, long: bool, requested: str, cluster: Cluster, draw: NDArray[np.float64]
 ) -> tuple[PlannedModel, str] | None:
-    """A model and a GPU type for a job, chosen by two numbers in [0, 1); None if no plan fits."""
+    """A model and a GPU type for a job, chosen by two random numbers in [0, 1); None if no plan fits."""
     most = PARAMETERS_PER_GPU * gpus
     sized = [each for each in known if most / SPREAD <= each.parameters <= most]
     half = len(sized) // 2
     sized = sized[half:] if long else sized[: max(1, half)]
-    fitting = [(model, gpu_types) for model in sized if (gpu_types := _types_for(model, gpus, asked, cluster))]
+    fitting = [(model, gpu_types) for model in sized if (gpu_types := _types_for(model, gpus, requested, cluster))]
     if not fitting:
         return None
     model, gpu_types = fitting[int(draw[0] * len(fitting))]
@@ -333,10 +333,10 @@ def _drawn(
     return model, gpu_types[int(np.searchsorted(weights, draw[1] * weights[-1], side="right"))]
 
 
-def _types_for(model: PlannedModel, gpus: int, asked: str, cluster: Cluster) -> list[str]:
+def _types_for(model: PlannedModel, gpus: int, requested: str, cluster: Cluster) -> list[str]:
     """The GPU types on which the model fits this many GPUs under a fixed plan."""
     found = []
-    for gpu_type in [asked] if asked else cluster.gpu_types:
+    for gpu_type in [requested] if requested else cluster.gpu_types:
         nodes = ((gpu_type, cluster.largest_nodes[gpu_type]),)
         if gpus <= cluster.gpus_of(gpu_type):
             table = tables.planned_tables(model.name, nodes, (gpus,), batch_of(model), data_parallel_only=True)

@@ -1,4 +1,4 @@
-"""When the scheduler decides and how it is carried out: on events (`OnEvents`), or once per round (`Rounds`)."""
+"""Drivers say when the scheduler decides, on events (`OnEvents`) or in rounds (`Rounds`), and carry decisions out."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from synergy_sim.execution import ExecutionModel, SimulatedJob
 
 
 class OnEvents:
-    """Decides when jobs arrive or end, and when the scheduler wants to be asked again.
+    """Decides when jobs arrive or end, and at the scheduler's own next change (`Scheduler.next_change_s`).
 
-    There is one decision per instant, after everything else that happens at it.
+    There is one decision per instant, after all other events of that instant.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._pass_pending = False
         self._wake_s = NEVER
-        self._vacated: list[tuple[float, int, int]] = []  # (until when, node, mask): a stopped job saves and leaves
+        self._vacated: list[tuple[float, int, int]] = []  # (until when, node, mask) of jobs that still save
 
     def begin(self) -> None:
-        """No decision is due before an event."""
+        """Nothing to do: no decision is made before the first event."""
 
     def on_job_end(self, job: SimulatedJob) -> None:
         self._engine.scheduler.finish(job, self._engine.env.now)
@@ -56,19 +56,19 @@ class OnEvents:
             if not self._stop_now(job, placed, now_s):
                 left_already.add(job.job_id)
         for job, placed in decision.starts:
-            if job.job_id in left_already:  # it was to move, but was done
+            if job.job_id in left_already:  # it should have moved, but had done its last step
                 continue
             engine.occupy((job, placed, job.share))
             start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
             engine.run_from(job, start_s)
         engine.note(decision, took_s)
         if left_already and any(job.job_id in left_already for job, _ in decision.starts):
-            self.on_event()  # the GPUs it was to move to are free
+            self.on_event()  # the GPUs to which it should have moved are free
         elif (change_s := engine.scheduler.next_change_s(now_s)) < NEVER:
             self._await_change(now_s, change_s)
 
     def _stop_now(self, job: SimulatedJob, placed: Placed, now_s: float) -> bool:
-        """The job gives its GPUs up; False if it was leaving anyway, and is done."""
+        """Stops the job; returns False if it had already done its last step and has ended instead."""
         engine = self._engine
         exit_s = job.costs.exit_s
         if exit_s:
@@ -83,14 +83,14 @@ class OnEvents:
         return True
 
     def _free_s(self, placed: Placed) -> float:
-        """When the last of the jobs that were stopped on these GPUs has saved and left."""
+        """The instant at which all jobs that were stopped on these GPUs have saved and left."""
         ends = [until_s for until_s, at, left in self._vacated for node, mask in placed if node == at and mask & left]
         return max(ends, default=0.0)
 
     def _await_change(self, now_s: float, change_s: float) -> None:
-        """Plans to wake at the change of a key, unless a job arrives first: an arrival leads to a decision anyway.
+        """Schedules a decision at the scheduler's next change, unless an arrival brings a decision before.
 
-        Changes that come before any other event and call for no decision are applied at once.
+        Changes before any other event that need no decision are applied immediately.
         """
         arrives_s, ask = self._engine.arrives_s, self._engine.scheduler.next_change_s
         asked_s, next_s = now_s, min(arrives_s, self._engine.env.peek())
@@ -101,7 +101,7 @@ class OnEvents:
             Call(self._engine.env, change_s - now_s, self._wake, None)
 
     def _wake(self, _: Any) -> None:
-        """Decides if something is due; what was foreseen may have been overtaken, by a start or an end."""
+        """Decides if a change is due now; a start or an end may have made the expected change obsolete."""
         now_s = self._engine.env.now
         if self._wake_s <= now_s:
             self._wake_s = NEVER
@@ -113,12 +113,13 @@ class OnEvents:
 
 
 MAX_IDLE_ROUNDS = 10_000
+"""Rounds without a running job, while jobs wait, after which the simulation is given up."""
 SLACK = 1e-3
-"""Tolerance, as a fraction of `refill_s`, for instants that were rounded onto the grid of times."""
+"""Tolerance, as a fraction of `refill_s`, for instants that were rounded to the grid of times."""
 
 
 class Leaving(NamedTuple):
-    """GPUs that a job still holds while it saves: until when, which ones, and how many of which tenant."""
+    """GPUs that a stopped job still holds while it saves, and the instant at which they are free."""
 
     free_s: float
     placed: Placed
@@ -127,19 +128,19 @@ class Leaving(NamedTuple):
 
 
 class Rounds:
-    """Decides once per round, and ends leases and launches jobs as the round begins.
+    """Decides once per round, and stops and starts jobs as the round begins.
 
     The model follows the physical runs that Shockwave published (NSDI 2023, artifact: 8 nodes of 4 V100, rounds of
     120 s), to whose job completion times it was fitted (conf/testbed/shockwave_v100.yaml). Round r starts at S_r and
-    lasts D. What runs in round r + 1 is decided at S_r + h·D. A job that keeps its GPUs trains on; any other stops at
-    S_r + D, and its GPUs are free once it has saved and left. The next round starts σ(leases that ended) late. A new
-    job starts as soon as its GPUs are free. With h = 1 and σ = 0 this is a plain tick: decide at the end of a round,
-    carry out at once. A job that arrives at the very instant of a decision is seen by it, whether or not others run.
+    lasts D. The jobs of round r + 1 are decided at S_r + h·D. A job that keeps its GPUs continues to train; any other
+    stops at S_r + D (its *lease* ends), and its GPUs are free once it has saved and left. The next round starts
+    σ(leases that ended) late. A new job starts as soon as its GPUs are free. With h = 1 and σ = 0 the scheduler decides
+    at the end of each round, and decisions take effect immediately. A decision sees jobs that arrive at its instant.
 
-    With `refill_s` a job's end brings a tick of its own, at the next multiple of so many seconds: jobs that choose
-    their batch are run ahead up to the next instant at which anything may be decided.
+    With `refill_s`, the end of a job brings another decision at the next multiple of `refill_s`. Jobs that choose their
+    batch then run ahead only up to the next instant of a possible decision.
 
-    quotas: the GPUs of tenants that may not borrow. What is promised to a tenant is held by its jobs, or about to be.
+    quotas: GPUs of tenants that may not borrow. _promised_gpus: by tenant, GPUs that its jobs hold or will hold.
     """
 
     def __init__(self, engine: Engine, execution: ExecutionModel, round_s: float, quotas: Mapping[str, int]) -> None:
@@ -160,7 +161,7 @@ class Rounds:
             self._arrived.succeed()
 
     def on_job_end(self, job: SimulatedJob) -> None:
-        """The scheduler may know already that the job's last round was its last."""
+        """Reports the end to the scheduler, unless `_end_lease` has reported it already."""
         self._freed = True
         if job.running:
             self._engine.scheduler.finish(job, self._engine.env.now)
@@ -194,15 +195,15 @@ class Rounds:
             idle = 0 if engine.running or not engine.active else idle + 1
             if idle == MAX_IDLE_ROUNDS:
                 raise InputError(
-                    f"{engine.active} jobs wait, and for {idle:,} rounds the policy has given none of them a GPU; "
-                    "do its parameters allow it to?"
+                    f"{engine.active} jobs wait, and the policy has given none of them a GPU for {idle:,} rounds. "
+                    "Check that its parameters allow jobs to start."
                 )
             start_s += round_s + execution.stretch_of(ended)
             if not execution.refill_s:
                 engine.look_ahead(start_s + decide_s)
 
     def _refill(self, until_s: float) -> Generator[Any, None, None]:
-        """Up to that instant: decides soon after each job's end."""
+        """Decides soon after each job's end, up to `until_s`."""
         engine, refill_s = self._engine, self._execution.refill_s
         env = engine.env
         while engine.active:
@@ -216,7 +217,7 @@ class Rounds:
                 self._decide_and_carry_out(boundary_s=env.now)
 
     def _decide_and_carry_out(self, *, boundary_s: float) -> int:
-        """Decides now for the round after `boundary_s`; returns how many leases end there."""
+        """Decides now for the round after `boundary_s`; returns the number of leases that end there."""
         engine = self._engine
         decision, took_s = engine.decide(engine.env.now)
         self._freed = False
@@ -234,7 +235,7 @@ class Rounds:
                 self._promised_gpus[job.virtual_cluster] += job.held_gpus
         ended = len(decision.stops) - len(done)
         next_start_s = boundary_s + self._execution.stretch_of(ended)
-        # A job's CPUs and memory can come from others than those on whose GPUs it goes: they change hands all at once.
+        # A job's CPUs and memory may come from other jobs than its GPUs do, so all shares change at the same instant.
         shared_s = max([boundary_s, *(each.free_s for each in self._leaving)])
         for job, placed in starts:
             if job.job_id in relocated:
@@ -249,9 +250,7 @@ class Rounds:
         return ended
 
     def _relocated(self, decision: Decision[SimulatedJob], boundary_s: float) -> set[int]:
-        """Jobs that go on elsewhere at this very instant as if nothing had happened: most of those that mechanisms
-        place anew in every round. They need not be stopped and launched.
-        """
+        """Ids of jobs that continue on other GPUs now at no cost, so they need not be stopped and launched."""
         stops: list[SimulatedJob] = [job for job, _ in decision.stops]
         if self._leaving or boundary_s > self._engine.env.now or self._execution.stretch_of(len(stops)) > 0:
             return set()
@@ -260,7 +259,7 @@ class Rounds:
         return {job.job_id for job in stops if job.running and job.only_relocates(boundary_s)}
 
     def _end_lease(self, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
-        """Has the job leave its GPUs at the boundary; False if it is done before, and only keeps them until then."""
+        """Stops the job at the boundary; returns False if the job ends before the boundary by itself."""
         self._engine.look_ahead(boundary_s, [job])
         gpus = gpus_in(placed)
         own = job.end_s <= boundary_s and not (job.end_s == boundary_s and job.ends_after_decision)
@@ -280,11 +279,10 @@ class Rounds:
         return True
 
     def _launch(self, job: SimulatedJob, placed: Placed, next_start_s: float, shared_s: float) -> None:
-        """Has the job start when its GPUs are free and, where launches may not be early, no sooner than the round; one
-        with a share, when those of the round change hands.
+        """Starts the job as soon as its GPUs are free; without early launches, not before its round begins.
 
-        Where that is so late that it could be stopped before it has begun, round after round, it keeps its GPUs up to
-        its first step.
+        A job with a share starts when the shares of the round change. A job that starts so late that it could be
+        stopped before its first step, round after round, keeps its GPUs until its first step.
         """
         start_s = max(self._engine.env.now, job.free_s)
         if self._leaving:
@@ -306,7 +304,7 @@ class Rounds:
             job.keeps_until_s = max(job.keeps_until_s, job.first_step_s)
 
     def _quota_free_s(self, virtual_cluster: str) -> float:
-        """When enough of the tenant's jobs have left that all it was promised is within its quota."""
+        """The instant at which enough jobs of the tenant have left for its promised GPUs to be within its quota."""
         quota = self._quotas.get(virtual_cluster)
         if quota is None:
             return 0.0

@@ -1,8 +1,7 @@
-"""The clock: a discrete-event simulation on SimPy. The only file that imports it.
+"""The clock of the simulation: discrete events on SimPy. No other file imports SimPy.
 
 Only the next arrival is pending at any time; a completion is a one-shot `Call` that can be cancelled. The engine
-moves jobs and logs facts; when decisions are made, and when what was decided takes effect, is the `Driver`'s business
-(`drivers.py`).
+moves jobs and logs facts. A `Driver` (`drivers.py`) says when decisions are made and when they take effect.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ BEFORE_ALL_ELSE = 0
 AFTER_ALL_ELSE = 2  # SimPy's own priorities are 0 (urgent) and 1 (normal)
 AFTER_DECISIONS = 3
 DECISIONS_PER_PROGRESS = 200
-MAX_RUNS_WITHOUT_PROGRESS = 100_000
+MAX_RUNS_WITHOUT_PROGRESS = 100_000  # one after another, in addition to one run per job
 
 Progress = Callable[[float, int], None]
-"""Called now and then with (simulated seconds, jobs done)."""
+"""Called every `DECISIONS_PER_PROGRESS` decisions with (simulated seconds, finished jobs)."""
 
 
 class Driver(Protocol):
-    """Says when to decide, and carries decisions out."""
+    """Says when to decide and carries decisions out."""
 
     def begin(self) -> None:
-        """The clock starts."""
+        """Called when the clock starts."""
 
     def on_event(self) -> None:
-        """Jobs have arrived, or one has ended, at this instant."""
+        """Called when jobs have arrived, or one has ended, at this instant."""
 
     def on_job_end(self, job: SimulatedJob) -> None:
-        """The job is done, and the scheduler is to know it."""
+        """Called when a job ends, to report it to the scheduler."""
 
 
 class Call(simpy.Event):
-    """Calls a function once, at an instant, unless `cancel` is called before."""
+    """Calls a function once after a delay, unless `cancel` is called before."""
 
     def __init__(
         self, env: simpy.Environment, delay_s: float, function: Callable[[Any], None], argument: Any, priority: int = 1
@@ -66,12 +65,11 @@ class Call(simpy.Event):
 
 
 class Engine:
-    """Jobs on a clock; `run` once.
+    """Moves jobs on a clock; call `run` once.
 
-    total, active, running, done: numbers of jobs; gpus_used: by those that run. watched: those that run, by id, where
-    they choose their batch as they train, or are asked how far they have come.
-    arrives_s: time of the next arrival; inf if there is none.
-    predicted_s: the run time predicted for each job as it arrived, None where none is.
+    total, active, running, done: numbers of jobs. gpus_used: GPUs of running jobs. watched: running jobs by id, if jobs
+    choose their batch or report their progress. arrives_s: time of the next arrival; inf if there is none.
+    predicted_s: (jobs,) run time predicted for each job as it arrived; None if the policy predicts none.
     """
 
     def __init__(
@@ -106,11 +104,11 @@ class Engine:
         self._asks_progress = asks_progress
         self._progress = progress
         self._max_without_progress = MAX_RUNS_WITHOUT_PROGRESS + total
-        self.lost_gpu_s = 0.0  # of jobs that have ended
-        self._without_progress = 0  # runs broken off, one after another, before they got anything done
+        self.lost_gpu_s = 0.0  # training lost by jobs that have ended
+        self._without_progress = 0  # latest runs, one after another, that were stopped before any progress
 
     def begin(self, driver: Driver) -> None:
-        """Arrivals, and the driver's decisions, are due."""
+        """Schedules the first arrival and starts the driver."""
         self.driver = driver
         Call(self.env, 0.0, self._arrive, next(self._coming, None), BEFORE_ALL_ELSE)
         driver.begin()
@@ -120,7 +118,7 @@ class Engine:
         self.env.run(until=self.all_done)
 
     def _arrive(self, event: Any) -> None:
-        """The event's job arrives, and all others that are submitted now; None: there is no job."""
+        """Enters the event's job and all others that are submitted now. The event has None if there is no job."""
         now_s, job, arrive, log = self.env.now, event.value, self.scheduler.arrive, self.log.append
         predicted_s = self.predicted_s
         while job is not None and job.submit_time_s <= now_s:
@@ -143,7 +141,7 @@ class Engine:
         self.driver.on_event()
 
     def end(self, job: SimulatedJob) -> None:
-        """The job is done and holds no GPUs from now on."""
+        """Ends a job that is done: it holds no GPUs from now on."""
         job.completion = None
         now_s = self.env.now
         gpus = job.on_gpus
@@ -165,7 +163,7 @@ class Engine:
     # Decisions
 
     def decide(self, now_s: float) -> tuple[Decision[SimulatedJob], float]:
-        """The scheduler's decision, and the seconds it took."""
+        """Returns the scheduler's decision and the seconds that it took."""
         if self._asks_progress:
             for job in self.watched.values():
                 job.report(now_s)
@@ -174,7 +172,7 @@ class Engine:
         return decision, time.perf_counter() - began
 
     def note(self, decision: Decision[SimulatedJob], took_s: float) -> None:
-        """Logs the decision, once it is carried out; reports progress now and then."""
+        """Logs a decision that was carried out; reports progress every `DECISIONS_PER_PROGRESS` decisions."""
         now_s = self.env.now
         log = self.decisions
         started, stopped = len(decision.starts), len(decision.stops)
@@ -183,19 +181,19 @@ class Engine:
             self._progress(now_s, self.done)
 
     def at(self, instant_s: float, function: Callable[[Any], None], argument: Any) -> None:
-        """Calls the function at that instant, at once if it has come."""
+        """Calls the function at that instant, or immediately if it has passed."""
         if instant_s <= self.env.now:
             function(argument)
         else:
             Call(self.env, instant_s - self.env.now, lambda event: function(event.value), argument)
 
     def after_all_else(self) -> simpy.Event:
-        """An event after everything else that happens at this instant."""
+        """Returns an event that comes after all other events of this instant."""
         return Call(self.env, 0.0, lambda _: None, None, AFTER_ALL_ELSE)
 
-    def occupy(self, what: tuple[SimulatedJob, Placed, Share | None]) -> None:
-        """The job holds these GPUs from now on, each with that share."""
-        job, placed, share = what
+    def occupy(self, start: tuple[SimulatedJob, Placed, Share | None]) -> None:
+        """Enters that the job holds these GPUs from now on, each with that share."""
+        job, placed, share = start
         gpus = job.on_gpus = job.held_gpus if placed is job.placement else gpus_in(placed)
         self.log.start(self.env.now, job.job_id, gpus, placed)
         if share is not None:
@@ -203,18 +201,18 @@ class Engine:
         self.running += 1
         self.gpus_used += gpus
 
-    def vacate(self, what: tuple[SimulatedJob, Stopped]) -> None:
-        """The job is stopped, for that reason: it holds no GPUs from now on, and is not done."""
-        job, reason = what
+    def vacate(self, stop: tuple[SimulatedJob, Stopped]) -> None:
+        """Enters that the job was stopped for that reason and holds no GPUs from now on."""
+        job, reason = stop
         self.log.append(self.env.now, STOP, job.job_id, job.on_gpus, reason=reason)
         self.running -= 1
         self.gpus_used -= job.on_gpus
         job.on_gpus = 0
 
     def run_from(self, job: SimulatedJob, start_s: float) -> None:
-        """The job's GPUs are its own from `start_s` on, now or later; its end is fixed unless it is stopped.
+        """Starts the job on its GPUs at `start_s`, now or later, and schedules its end if that is known.
 
-        Where its last run was stopped before anything was saved, it keeps them until it has begun and has saved.
+        A job whose last run was stopped before it saved anything keeps its GPUs until its first checkpoint.
         """
         job.carry_on(start_s)
         job.keeps_until_s = -NEVER if job.saved else job.first_step_s + job.costs.checkpoint_interval_s
@@ -224,12 +222,12 @@ class Engine:
             self._complete_later(job)
 
     def _complete_later(self, job: SimulatedJob) -> None:
-        """Plans the job's end, which is known; one that is only rounded down to this instant comes after decisions."""
+        """Schedules the job's known end; an end that was rounded down comes after the decisions of its instant."""
         delay_s = job.end_s + job.costs.exit_s - self.env.now
         job.completion = Call(self.env, delay_s, self._finish, job, AFTER_DECISIONS if job.ends_after_decision else 1)
 
     def reshare(self, job: SimulatedJob, from_s: float) -> None:
-        """The job goes on from `from_s` on, now or later, with the share that it has been given."""
+        """Continues the job from `from_s` on, now or later, with its new share."""
         self.at(from_s, self._note_share, (job, job.share))
         if from_s > self.env.now:
             self.look_ahead(from_s, [job])
@@ -241,16 +239,16 @@ class Engine:
         if job.end_s < NEVER:
             self._complete_later(job)
 
-    def _note_share(self, what: tuple[SimulatedJob, Share]) -> None:
-        """The job has that share from now on, unless it has ended."""
-        job, share = what
+    def _note_share(self, change: tuple[SimulatedJob, Share]) -> None:
+        """Logs that the job has that share from now on, unless it has ended."""
+        job, share = change
         if job.on_gpus:
             self.shares.append(self.env.now, job.job_id, share, job.on_gpus)
 
     def end_in_order(self, job: SimulatedJob) -> None:
-        """A decision has given its GPUs away as of its end, which so comes before all that starts at that very instant.
+        """Moves the job's end before the starts of its instant, because a decision has given its GPUs away.
 
-        Where that instant is the present one, the next to start is about to: the job is done at once.
+        If that instant is now, the job ends immediately.
         """
         if not job.ends_after_decision:
             return
@@ -262,9 +260,9 @@ class Engine:
             self._complete_later(job)
 
     def look_ahead(self, until_s: float, jobs: Iterable[SimulatedJob] | None = None) -> None:
-        """Lets jobs that choose their batch run up to `until_s`; no decision is made before.
+        """Advances jobs that choose their batch to `until_s`; no decision is made before.
 
-        Those whose models are out of date are fitted together, and go on.
+        Outdated models are fitted together, and then their jobs continue.
         """
         if not self._tunes_batch:
             return
@@ -279,7 +277,7 @@ class Engine:
             pending = halted
 
     def break_off(self, job: SimulatedJob, stop_s: float) -> None:
-        """The job's training ends at `stop_s`, now or later, before it is done; it waits unless it moves."""
+        """Stops the job's training at `stop_s`, now or later; the job waits again unless it moves."""
         if job.completion is not None:
             job.completion.cancel()
             job.completion = None
@@ -288,11 +286,11 @@ class Engine:
         self._without_progress = 0 if job.saved else self._without_progress + 1
         if self._without_progress > self._max_without_progress:
             raise InputError(
-                f"the last {self._without_progress:,} runs were each broken off before anything was done: "
-                f"{job.gpus}-GPU job {job.job_id} needs {job.delay_s():g} s from its GPUs to its first step, and a "
-                f"checkpoint every {job.costs.checkpoint_interval_s:g} s (0: whenever it is stopped). Let jobs start "
-                "sooner (restart_s, testbed.launch_s, testbed.checkpoint_interval_s) or run longer (round_s, a quantum "
-                "or limits under parameters)."
+                f"the last {self._without_progress:,} runs were each stopped before they made progress: {job.gpus}-GPU "
+                f"job {job.job_id} takes {job.delay_s():g} s to its first step and saves every "
+                f"{job.costs.checkpoint_interval_s:g} s (0: whenever it is stopped). Let jobs start sooner (restart_s, "
+                "testbed.launch_s, testbed.checkpoint_interval_s) or run longer (round_s, a quantum or limits under "
+                "parameters)."
             )
         if not job.running:
             self.scheduler.requeue(job)

@@ -1,4 +1,4 @@
-"""What starting, stopping and ending a job costs, and how far a job has come: closed forms, no clock of its own."""
+"""The costs of starting, stopping and ending a job, and its progress, as closed forms without a clock."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from synergy_core.units import TICK_S, on_grid
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of GPUs held without training, as in `settings.TestbedSettings`.
+    """Seconds for which a job holds GPUs without training; fields as in `settings.TestbedSettings`.
 
-    A preempted job that has checkpoints falls back to its last one.
-    declared_restart_s: what users say a restart takes, for policies that rely on it; None: what it does take.
+    A preempted job with a checkpoint interval continues from its last checkpoint.
+    declared_restart_s: restart time as users declare it, which some policies use; None: `restart_s`.
     """
 
     launch_s: float = 0.0
@@ -42,15 +42,15 @@ class Costs:
 
     @property
     def resize_s(self) -> float:
-        """Standstill of a job whose GPUs only change in number."""
+        """Pause of a job if only its number of GPUs changes."""
         return on_grid(self.resize_fraction * self.restart_s)
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionModel:
-    """How a cluster carries decisions out. Fields from `round_s` on are the keys of these names in `TestbedSettings`.
+    """How a cluster carries decisions out. From `round_s` on, the fields are keys of `TestbedSettings`.
 
-    `synergy_sim.drivers` has the model behind `round_s`. costs_by_model: they replace the costs for jobs of a model.
+    `drivers.Rounds` documents the model of rounds. costs_by_model: costs that replace `costs` for jobs of a model.
     free_moves and whole_seconds are as in the simulators of Pollux and Sia, whole_rounds as in Synergy's (OSDI 2022).
     """
 
@@ -74,15 +74,15 @@ class ExecutionModel:
     def __post_init__(self) -> None:
         plain_ticks = self.decide_fraction == 1 and self.stretch == "none" and self.start_delay_s == 0
         if self.whole_rounds and self.round_s is None:
-            raise InputError("whole_rounds=true: iterations per round need rounds; give round_s, such as 300.")
+            raise InputError("whole_rounds=true: iterations per round require rounds; give round_s, such as 300.")
         if self.whole_rounds and (self.own_rounds or not plain_ticks):
             raise InputError(
-                "whole_rounds=true: jobs end at multiples of round_s, at which decisions must be taken too; expected "
+                "whole_rounds=true: jobs end at multiples of round_s, so decisions must be taken there too; expected "
                 "own_rounds=false, decide_fraction=1, stretch=none and start_delay_s=0."
             )
         if self.refill_s > 0 and (self.round_s is None or self.whole_rounds or not plain_ticks):
             raise InputError(
-                "refill_s: decisions between rounds are carried out at once; expected round_s to be given, and "
+                "refill_s: decisions between rounds are carried out immediately; expected a round_s, and "
                 "decide_fraction=1, stretch=none, start_delay_s=0, whole_rounds=false."
             )
         object.__setattr__(self, "start_delay_s", on_grid(float(self.start_delay_s)))
@@ -96,14 +96,14 @@ class ExecutionModel:
         return self.costs_by_model.get(model, self.costs)
 
     def costs_of_checkpoint(self, model: str, checkpoint_bytes: float) -> Costs:
-        """The costs of a job that restarts from that many bytes: it starts up, after saving them and before loading
-        them, whatever its new plan; its first start loads none. Costs given for its model come first.
+        """The costs of a job with a checkpoint of this many bytes, which each restart saves and loads, whatever the new
+        plan; the first start loads none. Costs set for its model take precedence.
         """
         restart_s = self.startup_s + 2.0 * checkpoint_bytes / self.storage_bytes_per_s
         return self._costs_unless_given(model, launch_s=self.startup_s, restart_s=restart_s)
 
     def costs_as_measured(self, model: str, measured: ProfiledCosts) -> Costs:
-        """The costs of a job whose model was profiled. Costs given for its model come first."""
+        """The costs of a job whose model was profiled. Costs set for its model take precedence."""
         return self._costs_unless_given(
             model, launch_s=measured.launch_s, restart_s=measured.restart_s, exit_s=measured.exit_s
         )
@@ -122,17 +122,17 @@ class ExecutionModel:
 
 @dataclass(slots=True, eq=False, repr=False)
 class SimulatedJob(Job):
-    """A job with the truth about it.
+    """A job with the truth about it: its run time, its costs and its progress.
 
-    hosts: every node's type, for a job that requested CPUs: where nobody gives it a share, it has the proportional one.
-    speeds: by GPU type, in units of that which its run time is of; None where that is the same on all. left_work_s:
-    training still to do, as of its last stop. on_gpus: GPUs it physically holds, or 0. While it runs: `first_step_s`,
-    when training (re)starts; end_s, when its last step is done, NEVER while that is not known. ends_after_decision: it
-    ends after `end_s`, which was rounded down. began_s: when its last run took its GPUs; free_s: when it had saved and
-    left after the one before, under rounds. done_s: what it has got done since its last start and before its share last
-    changed, which was at since_s; rate: how fast it goes since. saved: whether the last run that was stopped kept
-    anything of what it had done; lost_gpu_s: training that stops have lost. completion: the `Call` that ends it.
-    compressors: (from when on, compressor of its gradients), whenever that changed; empty where nobody compresses.
+    hosts: the type of every node. A job that requested CPUs and has no share runs with its node's proportional share.
+    speeds: speed by GPU type, relative to the type of its run time; None: equally fast on all.
+    left_work_s: seconds of training left as of its last stop. on_gpus: GPUs that it physically holds, or 0.
+    first_step_s: when its run begins to train. end_s: when its last step is done, NEVER while unknown.
+    ends_after_decision: whether `end_s` was rounded down, so that it ends after a decision at that instant.
+    Under rounds, began_s: when its last run took its GPUs; free_s: when the run before had saved and left.
+    done_s: training seconds of this run up to since_s, when its share last changed; rate: its speed since then.
+    saved: whether its last stopped run kept any progress. lost_gpu_s: GPU-seconds of training lost by stops.
+    completion: the `Call` that ends it. compressors: (instant, compressor of its gradients from then on) per change.
     """
 
     duration_s: float
@@ -159,13 +159,13 @@ class SimulatedJob(Job):
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until its last step if it ran from `settled_s` on without a break."""
+        """Seconds until its last step if it runs from `settled_s` on without interruption."""
         if self.running:
             return self.end_s - self.settled_s
         return self.left_work_s + (self.costs.launch_s if self.first_start_s == NEVER else self.costs.restart_s)
 
     def carry_on(self, start_s: float) -> None:
-        """The job has its GPUs from `start_s` on: computes its first step and its end."""
+        """Computes the job's first step and its end, given its GPUs from `start_s` on."""
         if self.moved:
             self.first_step_s = max(start_s, self.first_step_s)
         else:
@@ -174,7 +174,7 @@ class SimulatedJob(Job):
         self._go_on(self.first_step_s)
 
     def _go_on(self, from_s: float) -> None:
-        """Fixes its end if it runs from then on with the share that it has."""
+        """Computes its end if it trains from `from_s` on with its present share."""
         self.since_s = from_s
         left_s = self.left_work_s - self.done_s
         self.rate = self._rate_here()
@@ -189,15 +189,15 @@ class SimulatedJob(Job):
         return rate if self.requested is None else rate * by_request(self.requested, self.share or host.proportional)
 
     def look_ahead(self, until_s: float) -> bool:
-        """Whether all that happens to it by then is known; a job that only has a run time ends when it ends."""
+        """Whether its course up to `until_s` is known; always true for a job that only has a run time."""
         return True
 
     def only_relocates(self, now_s: float) -> bool:
-        """Whether it was just moved, so that only its GPUs change."""
+        """Whether its move changes only its GPUs, not its rate or its end."""
         return False
 
     def report(self, now_s: float) -> None:
-        """Tells its task how it has trained, if it does."""
+        """Reports its training to its task, if it trains."""
 
     def reshare(self, from_s: float) -> bool:
         """Continues with a share that may have changed; returns whether the speed has changed."""
@@ -210,18 +210,17 @@ class SimulatedJob(Job):
         return True
 
     def delay_s(self) -> float:
-        """Seconds from when it has its GPUs to its first step on them."""
+        """Seconds from receiving its GPUs to its first step on them."""
         return self.costs.restart_s if self.restarts else self.costs.launch_s
 
     def unsaved_s(self, now_s: float) -> float:
-        """Seconds of training since it started or last saved, if it only has checkpoints."""
+        """Seconds of training since its first step or last checkpoint; 0 if it saves whenever it is stopped."""
         interval_s = self.costs.checkpoint_interval_s
         return max(0.0, now_s - self.first_step_s) % interval_s if interval_s > 0 else 0.0
 
     def break_off(self, stop_s: float) -> bool:
-        """Training stops at `stop_s`; what was done since the last checkpoint is lost, if it only has checkpoints.
-
-        True if this run got anything done.
+        """Stops training at `stop_s`; returns whether this run made progress. Progress since the last checkpoint is
+        lost if the job has a checkpoint interval.
         """
         until_s = stop_s if stop_s < self.end_s else self.end_s
         done_s = self.done_s

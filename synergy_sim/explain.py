@@ -1,8 +1,8 @@
-"""`python -m synergy_sim.explain RUN JOB`: why a job got what it got at an instant of a finished run.
+"""`python -m synergy_sim.explain RUN JOB` explains why a job ran or waited at an instant of a finished run.
 
-Policies that order jobs are answered for from the stored run alone; for those that share out CPUs and memory, jobs are
-made once more too, since what they could use is not stored. Policies that solve a problem each round are asked again: a
-run is determined by its configuration, so its decisions are taken once more, up to the one in question.
+Ordering policies are explained from the stored run alone. Policies that share out CPUs and memory also need the jobs
+made again, because their demands are not stored. For policies that solve a problem each round, the simulation is
+repeated up to the decision in question: a run's configuration determines its decisions.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from synergy_sim.prepare import execution_of, prepared_runs
 from synergy_sim.settings import Settings
 from synergy_sim.simulate import Simulation
 
-# The jobs at any instant, from the events that the run stored; no log is read again. Every active job is told its
-# events from its submission on, as the engine told it then, so its service, its remaining time and its place in its
-# queue are what its policy saw.
+# The jobs at any instant are made from the run's stored events; no log is read again. Every active job goes through its
+# events from its submission on, as in the simulation, so its attained service, its remaining time and its place in its
+# queue are those that its policy saw.
 
 NAMES = ("virtual_cluster", "user", "gpu_type", "model")
 COLUMNS = (*NAMES, "job_name", "gpus", "submit_time_s", "duration_s", "estimate_s", "predicted_duration_s")
 SLACK_S = 0.001
-"""If a job's runs add up to its trace's run time within this, that is its run time; those of training jobs do not."""
+"""A job whose runs add up to its logged run time within this tolerance has that run time; training jobs do not."""
 MAX_JOBS_NAMED = 3
 
 
 class Turn(NamedTuple):
-    """One thing that happened to a job: when, what, on which GPUs, by whom, and why it was stopped, if it was."""
+    """One event of a job: instant, kind (`what`), GPUs, the jobs that caused it (`by`), and why it was stopped."""
 
     time_s: float
     what: str
@@ -68,13 +68,13 @@ class Turn(NamedTuple):
     why: Stopped | None = None
 
     def text(self, origin_s: float = 0.0) -> str:
-        """`started at 3.40 h on node 12: job 55 (8 GPUs) ended`. origin_s: see `format_instant`."""
+        """Returns `started at 3.40 h on node 12: job 55 (8 GPUs) ended`. origin_s: see `format_instant`."""
         where = f" on {nodes_in_words(self.placed)}" if self.placed and self.what == "started" else ""
         causes = "; ".join(each for each in (self.by, self.why and self.why.text) if each)
         return f"{self.what} at {format_instant(self.time_s, origin_s)}{where}{': ' if causes else ''}{causes}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """The event as plain values for JSON."""
         return {**self._asdict(), "placed": _pairs(self.placed), "why": self.why and self.why.name}
 
 
@@ -83,7 +83,7 @@ def _pairs(placed: Placed) -> list[dict[str, int]]:
 
 
 def nodes_in_words(placed: Placed) -> str:
-    """`node 12`, or `nodes 3, 4 (8 + 8 GPUs)`."""
+    """Returns `node 12`, or `2 nodes: 3, 4 (8 + 8 GPUs)`."""
     if len(placed) == 1:
         return f"node {placed[0][0]}"
     names = ", ".join(str(node) for node, _ in placed[:6]) + (", …" if len(placed) > 6 else "")
@@ -94,8 +94,8 @@ def nodes_in_words(placed: Placed) -> str:
 class Facts:
     """The stored facts of a run: columns of its jobs, its events, and the state of jobs at any instant.
 
-    submissions: by job, its spec and the share that it requested, for policies that share out CPUs and memory.
-    timed_on: the GPU type whose run times those of jobs that ask for no type are.
+    submissions: each job's spec and requested share, for policies that share out CPUs and memory.
+    timed_on: the GPU type to which the run times of jobs that request no type belong.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class Facts:
         return rows
 
     def last_decision_s(self, time_s: float) -> float | None:
-        """When the scheduler last decided, at that instant at the latest; None if it had not yet."""
+        """The instant of the last decision at or before `time_s`; None if there is none."""
         decided = int(np.searchsorted(self.decided_s, time_s, side="right"))
         return float(self.decided_s[decided - 1]) if decided else None
 
     def story(self, job_id: int) -> list[tuple[float, Kind, int]]:
-        """(when, what, row) of all that happened to a job."""
+        """(instant, kind, row) of all events of a job, in order."""
         events = self.events
         return [(float(events.time_s[row]), Kind(events.kind[row]), row) for row in self._rows_of.get(job_id, ())]
 
@@ -147,7 +147,7 @@ class Facts:
         return tuple(zip(events.node[row:last].tolist(), events.gpu_mask[row:last].tolist(), strict=True))
 
     def at(self, now_s: float) -> Snapshot[SimulatedJob]:
-        """All jobs that waited or ran at that instant, after all that happened at it."""
+        """A snapshot of all jobs that waited or ran after the events of that instant."""
         rows = int(np.searchsorted(self.events.time_s, now_s, side="right"))
         kind, job_id = self.events.kind[:rows], self.events.job_id[:rows]
         active = np.setdiff1d(job_id[kind == Kind.SUBMIT], job_id[kind == Kind.FINISH])
@@ -155,7 +155,7 @@ class Facts:
         return Snapshot(self.policy, self.cluster, jobs, now_s, self.origin_s)
 
     def _job(self, job_id: int, now_s: float) -> SimulatedJob:
-        """The job as its facts had made it by then."""
+        """The job in its state at `now_s`, from its events up to then."""
         job = self.submitted(job_id)
         for time_s, kind, row in self.story(job_id):
             if time_s > now_s:
@@ -168,20 +168,20 @@ class Facts:
                 job.stopped(time_s)
                 job.break_off(time_s)
         self._jump(job, now_s)
-        if job.running and (given := self._shares) is not None:
-            rows = np.flatnonzero((given.job_id == job_id) & (given.time_s <= now_s))
+        if job.running and (shares := self._shares) is not None:
+            rows = np.flatnonzero((shares.job_id == job_id) & (shares.time_s <= now_s))
             if len(rows):
                 job.share = Share(
-                    float(given.cpus[rows[-1]]) / job.gpus, float(given.memory_bytes[rows[-1]]) / job.gpus
+                    float(shares.cpus[rows[-1]]) / job.gpus, float(shares.memory_bytes[rows[-1]]) / job.gpus
                 )
-        if self._submissions:  # last: the run time is that of the stored events, which the request must not change
+        if self._submissions:  # set last: the request must not change the run time, which is that of the stored events
             job.spec, job.requested = self._submissions[job_id]
         if self.policy.preemptive:
-            job.settle(now_s)  # else `settled_s` says since when it runs, which reservations go by
+            job.settle(now_s)  # without preemption, reservations need `settled_s` to be the start of its run
         return job
 
     def _jump(self, job: SimulatedJob, until_s: float) -> None:
-        """The job's key jumps as it did by itself since the last of its facts."""
+        """Applies the jumps of the job's key up to `until_s` that no event caused."""
         at_s = job.settled_s
         while isinstance(self.policy, OrderingPolicy) and (next_s := next_jump_s(self.policy, job, at_s)) is not None:
             if next_s > until_s:
@@ -190,9 +190,9 @@ class Facts:
             at_s = max(next_s, job.settled_s)
 
     def submitted(self, job_id: int) -> SimulatedJob:
-        """The job as it arrived. It trains, all runs together, for the trace's run time, at the speeds of GPU types.
+        """The job as it arrived, with its logged run time and the speeds of GPU types.
 
-        If its facts add up to another time, as for training jobs, it is that time, at the same speed everywhere.
+        If its runs add up to another time, as those of training jobs do, it has that time at the same speed everywhere.
         """
         columns = {name: column[job_id] for name, column in self.jobs.items()}
         names: dict[str, Any] = {name: "" if columns[name] == NO_NAME else str(columns[name]) for name in NAMES}
@@ -223,10 +223,10 @@ class Facts:
         job.predicted_duration_s = float(columns["predicted_duration_s"])
         return job
 
-    # What happened to a job, who made room for it, and who took its GPUs
+    # The events of a job, the jobs that made room for it, and the jobs that took its GPUs
 
     def turns(self, job_id: int) -> list[Turn]:
-        """All that happened to the job after its submission, in order."""
+        """The job's starts, stops and its end, in order."""
         result, placed = [], Placed()
         for time_s, kind, row in self.story(job_id):
             if kind == Kind.START:
@@ -246,21 +246,21 @@ class Facts:
         return result
 
     def _at_once(self, job_id: int, row: int, placed: Placed) -> dict[tuple[Kind, bool], list[str]]:
-        """The other jobs of the instant of `row`, by what happened to them and whether it was on some of these GPUs."""
+        """Other jobs with an event at the instant of `row`, by (kind of event, whether on some of these GPUs)."""
         events, held = self.events, dict(placed)
         first, last = (int(events.time_s.searchsorted(events.time_s[row], side)) for side in ("left", "right"))
         found: dict[tuple[Kind, bool], list[str]] = defaultdict(list)
-        for at in range(first, last):
-            other, kind = int(events.job_id[at]), Kind(events.kind[at])
-            if other == job_id or events.part[at] > 0 or kind == Kind.SUBMIT:
+        for event in range(first, last):
+            other, kind = int(events.job_id[event]), Kind(events.kind[event])
+            if other == job_id or events.part[event] > 0 or kind == Kind.SUBMIT:
                 continue
-            start = [start for _, what, start in self.story(other) if what == Kind.START and start <= at][-1]
+            start = [start for _, what, start in self.story(other) if what == Kind.START and start <= event][-1]
             shared = any(held.get(node, 0) & mask for node, mask in self.placed(start))
             found[kind, shared].append(f"job {other} ({format_gpus(int(self.jobs['gpus'][other]))})")
         return found
 
     def _made_room(self, job_id: int, row: int, placed: Placed) -> str:
-        """The jobs that freed the GPUs of a start, or else what happened at the same instant."""
+        """Names the jobs that freed the GPUs of a start, else those that ended elsewhere at the same instant."""
         others = self._at_once(job_id, row, placed)
         ended, stopped = others[Kind.FINISH, True], others[Kind.STOP, True]
         named = [f"{_list(ended)} ended"] if ended else []
@@ -278,7 +278,7 @@ def _list(names: list[str]) -> str:
     return ", ".join(names[:MAX_JOBS_NAMED]) + more
 
 
-# CPUs and memory: what a job wants, what it was given, how fast that makes it, and which of them limits it.
+# CPUs and memory: a job's demand, its share, its speed with that share, and the resource that limits it.
 
 UNLIMITED = float("inf")
 FASTER = 1.0 + 1e-6
@@ -287,11 +287,12 @@ FASTER = 1.0 + 1e-6
 
 @dataclass(frozen=True)
 class Demand:
-    """CPUs and memory of one job, per GPU. wanted: the most that it gains from on `gpu_type`, within a node.
+    """A job's demand for CPUs and memory, per GPU.
 
-    most_speed: with that, relative to its proportional share. known: whether anything is known of how its speed follows
-    from its share. has, speed: what it has, and how fast that makes it. bound_by: what would make it faster, a key of
-    `_BOUND`. free: CPUs and memory that nobody has, of its nodes together; None where nodes are pooled.
+    wanted: the smallest share with which it is fastest on `gpu_type`, within a node. most_speed: its speed with that,
+    relative to its proportional share. known: whether its speed as a function of its share is known. has, speed: its
+    present share and its speed with it. bound_by: the resource that limits its speed, a key of `_BOUND`. free: unused
+    CPUs and memory on its nodes together; None if nodes are pooled.
     """
 
     gpu_type: str
@@ -306,7 +307,7 @@ class Demand:
     free: Share | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; unknown ones are null."""
+        """The demand as plain values for JSON; unknown ones are null."""
         return {
             name: each._asdict() if isinstance(each, Share) else None if each != each else each
             for name, each in vars(self).items()
@@ -317,11 +318,11 @@ class Demand:
         own = f"its proportional share is {format_share(*self.proportional)} on {self.gpu_type}"
         has = "" if self.has is None else f"has {format_share(*self.has)} per GPU; "
         if not self.known:
-            return [f"{has}nothing is known of its speed by CPUs and memory ({own})"]
+            return [f"{has}its speed by CPUs and memory is not known ({own})"]
         uses = f"{has}uses up to {format_share(*self.wanted)}{'' if has else ' per GPU'} ({own})"
         if not has:
-            return [uses, f"speed with that: {self.most_speed:.2f} × that with its proportional share"]
-        speed = f"speed: {self.speed:.2f} × that with its proportional share, of at most {self.most_speed:.2f} ×"
+            return [uses, f"speed with that: {self.most_speed:.2f} × its speed with the proportional share"]
+        speed = f"speed: {self.speed:.2f} × its speed with the proportional share, at most {self.most_speed:.2f} ×"
         free = (
             "" if self.bound_by == "GPUs" or self.free is None else f" Free on its nodes: {format_share(*self.free)}."
         )
@@ -330,26 +331,26 @@ class Demand:
 
 _BOUND = {
     "GPUs": "its GPUs. More CPUs or memory would not make it faster.",
-    "CPUs": "CPUs. Its input is prepared more slowly than its GPUs could take it.",
-    "memory": "memory. Data that is not in it is read more slowly than its GPUs could take it.",
+    "CPUs": "CPUs. They prepare input more slowly than its GPUs could process it.",
+    "memory": "memory. Data that is not cached in it is read more slowly than its GPUs could process it.",
     "CPUs or memory": "CPUs and memory. More of either would make it faster.",
     "CPUs and memory": "CPUs and memory. Only more of both would make it faster.",
 }
 
 
 def demand(seen: Snapshot[SimulatedJob], job: SimulatedJob) -> Demand | None:
-    """The job's at that moment; None under a policy that does not share CPUs and memory out."""
+    """The job's demand at that instant; None under a policy that does not share out CPUs and memory."""
     if not isinstance(seen.policy, SharingPolicy):
         return None
-    asked = seen.needs.asked(job)
-    kind = asked.kinds[0]
-    wanted = asked.wanted[kind]
+    applicant = seen.needs.asked(job)
+    kind = applicant.kinds[0]
+    wanted = applicant.wanted[kind]
     wants = Demand(
         seen.cluster.gpu_types[kind],
         job.gpus,
         wanted,
         seen.cluster.proportional[kind],
-        asked.speed(kind, wanted),
+        applicant.speed(kind, wanted),
         known=job.requested is not None or seen.needs.profile(job) is not None,
     )
     has, free = job.share, None
@@ -357,27 +358,27 @@ def demand(seen: Snapshot[SimulatedJob], job: SimulatedJob) -> Demand | None:
         return wants
     if not seen.policy.mechanism.pooled:
         hosts = seen.hosts(seen.running)
-        each = [free_share(hosts, node) for node, _ in asked.held]
+        each = [free_share(hosts, node) for node, _ in applicant.held]
         free = Share(sum(one.cpus for one in each), sum(one.memory_bytes for one in each))
 
     def is_faster(cpus: float, memory_bytes: float) -> bool:
-        return asked.speed(kind, Share(cpus, memory_bytes)) > asked.speed(kind, has) * FASTER
+        return applicant.speed(kind, Share(cpus, memory_bytes)) > applicant.speed(kind, has) * FASTER
 
     more_cpus, more_memory = is_faster(UNLIMITED, has.memory_bytes), is_faster(has.cpus, UNLIMITED)
     bound_by = " or ".join(["CPUs"] * more_cpus + ["memory"] * more_memory)
     if not bound_by:
         bound_by = "CPUs and memory" if is_faster(UNLIMITED, UNLIMITED) else "GPUs"
-    return replace(wants, has=has, speed=asked.speed(kind, has), bound_by=bound_by, free=free)
+    return replace(wants, has=has, speed=applicant.speed(kind, has), bound_by=bound_by, free=free)
 
 
-# The whole answer.
+# The whole answer
 
 MAX_AHEAD = 5
 WIDTH = 80
 
 
 class Ahead(NamedTuple):
-    """A job that comes before, and its key in words."""
+    """A job ahead in the order, and its key in words."""
 
     job_id: int
     gpus: int
@@ -386,20 +387,20 @@ class Ahead(NamedTuple):
 
 
 class Answer:
-    """What the facts tell of one job at an instant, from its submission on. state: "waiting", "running" or "ended".
+    """The state of one job at an instant, and the reasons why it waits. state: "waiting", "running" or "ended".
 
-    decided_s: the instant as of which order and reasons stand: `time_s`, or the last decision where there are rounds.
-    place, of: where it stands among those of its lane, from 1; 0 where it does not. preempts: whether running jobs have
-    a place in that order too. ahead: the first of those before it; more_ahead, more_ahead_gpus: the rest.
-    free: GPUs by node. demand: CPUs and memory, under a policy that shares them out. before, after: what had happened
-    to it, and what did next. origin_s: seconds from 1970 to simulated time 0, see `format_instant`.
+    decided_s: the instant of the order and the reasons: `time_s` or, in rounds, the last decision. place, of: the job's
+    position in its lane, from 1, and the length of the lane; place 0: it has no position. preempts: whether running
+    jobs are part of that order. ahead: the first jobs before it; more_ahead, more_ahead_gpus: number and GPUs of the
+    other ones. free: free GPUs by node. demand: its demand for CPUs and memory, under a policy that shares them out.
+    before, after: its events up to the instant, and the next one. origin_s: see `format_instant`.
     """
 
     def __init__(self, facts: Facts, job_id: int, at_s: float) -> None:
         now = facts.at(at_s)
         active = _job_in(now, job_id)
         job = active or facts.submitted(job_id)
-        # What the scheduler went by: the state at its last decision, in which it may not have known the job yet.
+        # The scheduler used the state at its last decision, when the job may not have arrived yet.
         decided_s = at_s if facts.is_event_driven else facts.last_decision_s(at_s)
         seen = now if decided_s is None or decided_s == at_s or active is None else facts.at(decided_s)
         known = None if decided_s is None or active is None else _job_in(seen, job_id)
@@ -421,7 +422,7 @@ class Answer:
         self.since_s = self.before[-1].time_s if self.before else job.submit_time_s
         self.decided_s = seen.now_s if known else at_s
         self.key = seen.key_words.get(job_id, "") if known else ""
-        # Under a policy that never stops jobs, a running job has no place among the waiting.
+        # Under a policy that never stops jobs, a running job has no place in the order.
         self.place = line.index(known) + 1 if known in line else 0
         self.of = len(line)
         self.lane = seen.lane(known) if known else ""
@@ -458,8 +459,8 @@ class Answer:
         tenant = f", tenant {self.tenant}" if self.tenant else ""
         since = self._instant(self.since_s)
         state = {
-            "running": f"runs since {since} on {nodes_in_words(self.placed)}",
-            "waiting": f"waits since {since}, {format_duration(self.time_s - self.since_s)} so far",
+            "running": f"has run since {since} on {nodes_in_words(self.placed)}",
+            "waiting": f"has waited since {since}, {format_duration(self.time_s - self.since_s)} so far",
             "ended": f"had ended at {since}",
         }
         lines = [
@@ -506,12 +507,12 @@ def _job_in(snapshot: Snapshot[SimulatedJob], job_id: int) -> SimulatedJob | Non
 
 def _next_decision(facts: Facts, now_s: float) -> Reason:
     last_s = facts.last_decision_s(now_s)
-    last = "none was taken before"
+    last = "none was made before"
     if last_s is not None:
-        last = f"the last was taken at {format_instant(last_s, facts.origin_s)}"
-    text = f"Decisions are taken once a round; {last}, and it waits for the next."
+        last = f"the last was made at {format_instant(last_s, facts.origin_s)}"
+    text = f"Decisions are made once per round; {last}, and the job waits for the next."
     if facts.is_event_driven:
-        text = f"Nothing in these facts keeps it from running at the next decision; {last}."
+        text = f"Nothing in the stored run prevents it from starting at the next decision; {last}."
     return Reason(Waiting.NEXT_DECISION, text)
 
 
@@ -519,44 +520,45 @@ BAD_INPUT = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints one explanation; the exit status is 0 or 2 for what the user can mend."""
+    """Prints one explanation; returns exit status 0, or 2 for an error that the user can fix."""
     parser = Parser(
-        prog="python -m synergy_sim.explain", description="Why a job got what it got at an instant of a finished run."
+        prog="python -m synergy_sim.explain",
+        description="Explains why a job of a finished run ran or waited at an instant.",
     )
     parser.add_argument("run", type=Path, help="a policy's folder of a run, such as results/philly/latest/fifo-0")
     parser.add_argument("job", help="the job's name in its log, or its number")
     parser.add_argument(
-        "--at", default=None, metavar="TIME", help="simulated time, such as 2h; default: when it was submitted"
+        "--at", default=None, metavar="TIME", help="simulated time, such as 2h; default: the instant of its submission"
     )
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write it there too")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="also write it to this file")
+    options = parser.parse_args(arguments)
     try:
-        found, at_s, origin_s = explained(follow_latest(given.run), given.job, given.at)
+        found, at_s, origin_s = explained(follow_latest(options.run), options.job, options.at)
         if isinstance(found, Explanation):
-            print(f"round at {format_instant(at_s, origin_s)} of {given.run}")
+            print(f"round at {format_instant(at_s, origin_s)} of {options.run}")
         print(found.text())
-        if given.json is not None:
-            given.json.write_text(json.dumps({"time_s": at_s, **found.as_dict()}, indent=1) + "\n", encoding="utf-8")
+        if options.json is not None:
+            options.json.write_text(json.dumps({"time_s": at_s, **found.as_dict()}, indent=1) + "\n", encoding="utf-8")
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:
-        raise  # its reader has left: `exits.run` ends it
+        raise  # the reader of the output has closed it; `commands.run` handles that
     except OSError as error:
-        print(f"error: {given.json}: {error.strerror}.", file=sys.stderr)
+        print(f"error: {options.json}: {error.strerror}.", file=sys.stderr)
         return BAD_INPUT
     return 0
 
 
 def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | Answer, float, float]:
-    """The explanation, its instant, and the seconds from 1970 to simulated time 0.
+    """Returns the explanation, its instant, and the seconds from 1970 to simulated time 0.
 
-    Raises InputError where the run, the job or the instant cannot be found.
+    Raises InputError if the run, the job or the instant cannot be found.
     """
     settings = settings_of(folder)
     if settings.policy == [AS_LOGGED]:
         raise InputError(
-            f"{folder}: the log's own starts, which nobody here decided. Name the folder of a policy's run."
+            f"{folder}: this is the log's own schedule, which no policy decided. Give the folder of a policy's run."
         )
     (policy,) = policies_of(settings.policy, settings.parameters, settings.information, settings.input).values()
     if not policy.reads_goodput:
@@ -568,31 +570,31 @@ def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | An
     job, at_s = _asked(workload.job_name, workload.submit_time_s, name, at)
     last = Simulation(workload, run.cluster, run.policy, run.execution, run.truth).run_until(at_s, job)
     if last is None:
-        raise InputError(f"job {name} was not active in any round at or after {at_s:.0f} s: it had ended.")
+        raise InputError(f"job {name} was not active in any round at or after {at_s:.0f} s, because it had ended.")
     label = f"job {workload.job_name[job]}"
     return explanation_in(last, run.cluster, run.policy.name, job, label), last[0].now_s, workload.origin_s
 
 
 def _asked(names: list[str], submit_time_s: Floats, wanted: str, at: str | None) -> tuple[int, float]:
-    """The job's number and the instant that are asked about."""
+    """Returns the number of the wanted job and the wanted instant."""
     if wanted in names:
         job = names.index(wanted)
     elif wanted.isdigit() and int(wanted) < len(names):
         job = int(wanted)
     else:
-        raise unknown("job", wanted, names, hint=f"Or a number from 0 to {len(names) - 1}.")
+        raise unknown("job", wanted, names, hint=f"A number from 0 to {len(names) - 1} is possible too.")
     submit_s = float(submit_time_s[job])
     try:
         at_s = submit_s if at is None else parse_duration_s(at)
     except ValueError:
-        raise InputError(f"--at {at}: expected a length of time such as 90s, 30m or 2h.") from None
+        raise InputError(f"--at {at}: expected a time since the start, such as 90s, 30m or 2h.") from None
     if at_s < submit_s:
-        raise InputError(f"--at {at}: job {wanted} was only submitted at {submit_s:.0f} s.")
+        raise InputError(f"--at {at}: job {wanted} was submitted later, at {submit_s:.0f} s.")
     return job, at_s
 
 
 def settings_of(folder: Path) -> Settings:
-    """The configuration of the run in that folder. Raises InputError where there is none."""
+    """Reads the configuration of the run in that folder. Raises InputError if there is none."""
     import yaml  # type: ignore[import-untyped]
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -604,17 +606,17 @@ def settings_of(folder: Path) -> Settings:
     with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException):
         values = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(values, dict) or not {"policy", "seed"} <= set(values):
-        raise InputError(f"{path}: is no configuration of a run. Run that policy again.")
+        raise InputError(f"{path}: is not the configuration of a run. Run that policy again.")
     values.pop("compared_with", None)
     return build(Settings, {**values, "policy": [values["policy"]], "seed": [values["seed"]]})
 
 
 def facts_of(run: StoredRun, settings: Settings, policy: Policy) -> Facts:
-    """What was stored of the run. Raises InputError where another version left out what is needed."""
+    """The stored facts of a run. Raises InputError if another version wrote it without its tenants' quotas."""
     if "quotas" not in run.summary:
-        raise InputError(f"{run.folder}: another version wrote it, without its tenants' quotas. Run that policy again.")
+        raise InputError(f"{run.folder}: another version wrote it without its tenants' quotas. Run that policy again.")
     wanted = dataclasses.replace(settings.cluster, virtual_clusters=run.summary["quotas"] or None)
-    if wanted.node_types is None:  # the run's own nodes, even if the log shows others today
+    if wanted.node_types is None:  # the run's nodes, even if nodes read from the log would differ today
         kept = ("gpu_type", "nodes", "gpus_per_node")
         there = [NodeTypeSettings(**{key: each[key] for key in kept}) for each in run.summary["node_types"]]
         wanted = dataclasses.replace(wanted, node_types=there, add_nodes=0)
@@ -630,9 +632,9 @@ def facts_of(run: StoredRun, settings: Settings, policy: Policy) -> Facts:
 
 
 def _submissions(run: StoredRun, settings: Settings) -> list[tuple[JobSpec | None, Share | None]]:
-    """What each job requested besides GPUs. Raises InputError if other jobs are made than the run's.
+    """Each job's spec and requested share. Raises InputError if the jobs differ from those of the run.
 
-    Which rows become training jobs hangs on all policies of the command that made the run.
+    All policies of the command that made the run decide which rows become training jobs.
     """
     together = dataclasses.replace(settings, policy=run.asked_policies())
     made = next(each for each in prepared_runs(together) if each.asked == settings.policy[0])
@@ -644,8 +646,8 @@ def _submissions(run: StoredRun, settings: Settings) -> list[tuple[JobSpec | Non
     ):
         if then != now:
             raise InputError(
-                f"{run.folder}: its jobs cannot be made once more: {then} then, {now} now. Set SYNERGY_DATA as it was, "
-                "or run that policy again."
+                f"{run.folder}: its jobs cannot be made again: the run had {then}, now there is {now}. Set "
+                "SYNERGY_DATA as it was, or run that policy again."
             )
     jobs = jobs_of(workload, made.cluster, made.execution, made.truth, tunes_batch=False)
     return [(job.spec, job.requested) for job in jobs]

@@ -1,6 +1,6 @@
-"""`python -m synergy_sim.generators`: generated traces (`synergy_runs.generators`), with the waits of their jobs.
+"""`python -m synergy_sim.generators` generates traces (`synergy_runs.generators`) and simulates their waits.
 
-How long generated jobs would wait under their tenants' quotas stands beside how long the real ones did.
+The waits of generated jobs under their tenants' quotas are compared with those of the real jobs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from synergy_runs.workload import from_rows, with_estimates
 from synergy_sim.simulate import simulate
 
 CASES = (("fifo", True), ("backfill", True), ("backfill", False))
-"""(policy, whether tenants have quotas): strictly in order of arrival, or past jobs that do not fit yet."""
+"""(policy, whether tenants have quotas). `fifo` keeps the order of arrival; `backfill` lets jobs overtake."""
 
 
 def queueing_delays(known: Statistics, rows: TraceRows) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """(what is simulated, first start − submission of every job in seconds); launches take no time."""
-    # The number of nodes that the tenants' quotas need, if that is more than the cluster has.
+    """Yields (name of the case, first start − submission of every job in seconds); launches take no time."""
+    # At least as many nodes as the tenants' quotas need.
     nodes = max(known.nodes, sum(known.virtual_cluster_nodes))
     cluster = Cluster((NodeType("gpu", "gpu", nodes, known.gpus_per_node),), virtual_clusters=dict(known.quotas))
     work = without_misfits(from_rows(rows, name=known.name), cluster)  # a real log has tenants without a quota
@@ -48,4 +48,4 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    run("error", _main, interrupted="the log is written whole or not at all.")
+    run("error", _main, interrupted="no partial log was written.")

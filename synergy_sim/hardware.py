@@ -1,4 +1,4 @@
-"""What run times become on GPUs of another type than those of the log, and which types are known at all."""
+"""Converts logged run times to the GPU types of the cluster, and checks that these types are known."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
 from synergy_core.units import on_grid
 from synergy_runs.workload import Conversion, Workload, ran_on
-from synergy_sim.assignment import alike, packed_as_asked
+from synergy_sim.assignment import alike, packed_as_requested
 from synergy_sim.truth import Truth
 
 SHEET_HINT = (
-    "Another needs a data sheet, cluster.gpu_sheets=[{name}.yaml] in the form of synergy_core/catalog/gpus/v100.yaml, "
-    "or cluster.anonymous_gpu_types=[{name}] where run times hold on it as they are."
+    "For another type, give a data sheet in the form of synergy_core/catalog/gpus/v100.yaml "
+    "(cluster.gpu_sheets=[{name}.yaml]), or type cluster.anonymous_gpu_types=[{name}] to use run times unchanged on it."
 )
 NOMINAL = "v100"
-"""The type of the default cluster: where it is kept, nobody asks what GPUs mean."""
+"""GPU type of the default cluster. No note about unconverted run times is shown for it."""
 
 
 def check_types(
     cluster: Cluster, workload: Workload, truth: Truth, timed_on: str | None, anonymous: Sequence[str] = ()
 ) -> None:
-    """Raises InputError for an unknown GPU type: no data sheet, no measurements, no job of the
-    log that asks for it, and not among the anonymous ones; and for a `timed_on` without a data sheet.
+    """Raises InputError for a GPU type of the cluster that has no data sheet and no measurements, that the log does not
+    name, and that is not anonymous; and for a `timed_on` without a data sheet.
     """
     if timed_on is not None and gpu_sheet(timed_on) is None:
         raise unknown("trace.gpu_type", timed_on, gpu_sheets(), hint="trace.gpu_type=null keeps run times as they are.")
@@ -43,15 +43,15 @@ def check_types(
 
 
 def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str | None) -> Workload:
-    """The workload with run times as they are on this cluster.
+    """Returns the workload `made` with run times converted to this cluster's GPU types.
 
-    given: as the log has it; made: with models, where it has them. A job's run time is of the GPU type that it ran on
-    in the log, else that it asked for, else `timed_on`, and becomes that on the type which `made` is bound to, else on
-    the cluster's first that has room. Estimates, and the work of jobs with a model, follow. Where none of these types
-    is known, run times are used unchanged.
+    given: the workload as logged; made: the same jobs after models were assigned. A logged run time belongs to the GPU
+    type that the job ran on, else the type that it requested, else `timed_on`. It is converted to the type that the job
+    requests in `made`, else to the first type of the cluster with enough GPUs. Estimates, and the work of jobs with a
+    model, are scaled alike. If the logged type is unknown, run times are used unchanged.
 
-    Raises InputError where the speeds of `timed_on` and of a type of the cluster cannot be compared. A type that the
-    log alone names is not compared without a data sheet: its run times are used unchanged, and a note says so.
+    Raises InputError if the speeds of `timed_on` and of a type of the cluster cannot be compared. Run times on a type
+    that only the log names and that has no data sheet are used unchanged, with a note.
     """
     codes, names = ran_on(given)
     types = [gpu_type_named(name) or (gpu_type_named(timed_on) if timed_on else "") for name in names]
@@ -69,43 +69,44 @@ def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str |
     factor, jobs, unchanged = np.ones(len(made)), Counter[tuple[str, str]](), Counter[str]()
     only_run_times = np.isnan(made.work_scale)
     for (ran, stays, code, gpus), mine in alike(codes, bound, made.gpu_type_code, made.gpus):
-        on, count = packed_as_asked(made.gpu_types[code], gpus, cluster)[1], int(mine.sum())
+        on, count = packed_as_requested(made.gpu_types[code], gpus, cluster)[1], int(mine.sum())
         if not _comparable(types[ran], on, timed_on):
             unchanged[types[ran]] += count
             continue
         factor[mine] = run_time_ratio(types[ran], on).factor
-        # A job that is bound to no type may run on others too, at the speed that they have relative to this one.
+        # A job that requests no type may run on all types, at their speeds relative to this one.
         anywhere = cluster.gpu_types if not stays and only_run_times[mine].any() else (on,)
         for each in anywhere:
             jobs[types[ran], each.partition("@")[0]] += count
-    told = []
+    conversions = []
     for (of, on), count in sorted(jobs.items(), key=lambda item: (-item[1], item[0])):
         if of != on:
             ratio = run_time_ratio(of, on)
-            told.append(Conversion(of, on, ratio.factor, ratio.low, ratio.high, f"{ratio.how}, {ratio.of}", jobs=count))
+            how = f"{ratio.how}, {ratio.of}"
+            conversions.append(Conversion(of, on, ratio.factor, ratio.low, ratio.high, how, jobs=count))
     in_log = {types[code] for code in np.unique(codes).tolist()}
     is_log_hardware = {each.partition("@")[0] for each in cluster.gpu_types} <= in_log
     whole = np.where(factor == 1.0, made.iterations, np.maximum(np.floor(made.iterations * factor), 1.0))
     work = np.where(np.isfinite(whole), whole / made.iterations, factor)
     notes = [
-        f"{count:,} jobs ran on {of or 'GPUs of a type that the log does not say'} in the log: their run times are "
-        f"used unchanged, as it is not known how fast that is{'; trace.gpu_type=TYPE converts them' if not of else ''}"
+        f"{count:,} jobs ran on {of or 'an unknown GPU type'} in the log: their run times are used unchanged, because "
+        f"its speed is not known{'; trace.gpu_type=TYPE converts them' if not of else ''}"
         for of, count in unchanged.items()
     ]
     return replace(
         made,
         timed_on=base,
-        conversions=tuple(told),
+        conversions=tuple(conversions),
         duration_s=on_grid(made.duration_s * factor),
         estimate_s=on_grid(made.estimate_s * factor),
         ran_before_s=on_grid(made.ran_before_s * factor),
         work_scale=made.work_scale * work,
-        # On other GPUs than the log's, its waits were never observed.
+        # On GPU types other than the log's, logged waits say nothing.
         log_wait_s=np.where((factor == 1.0) | is_log_hardware, made.log_wait_s, np.nan),
         converted_by=factor,
         iterations=whole,
         notes=(*made.notes, *notes),
-        assumptions=(*made.assumptions, *([_in_words(told)] if told else [])),
+        assumptions=(*made.assumptions, *([_in_words(conversions)] if conversions else [])),
     )
 
 
@@ -114,7 +115,7 @@ def _base(
 ) -> str:
     """The GPU type on which run times were logged: `timed_on`, else the type that most jobs ran on.
 
-    Returns "" where nobody knows it, or where it cannot be compared with every type of the cluster.
+    Returns "" if it is unknown or cannot be compared with every type of the cluster.
     """
     if timed_on is not None:
         return gpu_type_named(timed_on)
@@ -124,7 +125,7 @@ def _base(
 
 
 def _comparable(of: str, on: str, timed_on: str | None) -> bool:
-    """Whether it is known how much faster one type is than the other. Raises InputError for `timed_on` where not."""
+    """Whether the ratio of the two types' speeds is known. If not, raises InputError if `of` is `timed_on`."""
     if not of:
         return False
     try:
@@ -136,27 +137,26 @@ def _comparable(of: str, on: str, timed_on: str | None) -> bool:
     return True
 
 
-def _in_words(told: Sequence[Conversion]) -> str:
-    """`run times converted from V100 to H100: × 0.269 (by the data sheets' memory bandwidth, 900 to 3,350 GB/s; …)`."""
+def _in_words(conversions: Sequence[Conversion]) -> str:
+    """Returns `Run times were converted from V100 to H100 × 0.269 (by memory bandwidth, 900 to 3,350 GB/s; …). …`."""
     parts = []
-    for each in told:
+    for each in conversions:
         of, on = (sheet.title if (sheet := gpu_sheet(name)) else name for name in (each.of, each.on))
         between = "by application" if "measured" in each.how else "between the ratios of memory bandwidth and of FLOP/s"
         reach = f"× {each.low:.3g} to × {each.high:.3g} {between}"
         parts.append(f"from {of} to {on} × {each.factor:.3g} ({each.how}; {reach})")
-    return f"Run times were converted {'; '.join(parts)}. Results hold only as far as these factors do."
+    return f"Run times were converted {'; '.join(parts)}. The results are only as accurate as these factors."
 
 
 def speeds(cluster: Cluster, sizes: Iterable[int], timed_on: str | None) -> dict[int, dict[str, float]]:
-    """By GPUs asked for and GPU type, how fast a job that asks for no type runs there: 1 on the type that its converted
-    run time is of. {} where that is the same on all.
+    """By requested GPUs and GPU type, the speed of a job that requests no type, relative to its converted run time.
 
-    Raises InputError where the speeds of two types cannot be compared.
+    Returns {} if all types are equally fast. Raises InputError if the speeds of two types cannot be compared.
     """
     if not timed_on or len(cluster.gpu_types) == 1:
         return {}
     ratios = {each: run_time_ratio(timed_on, each).factor for each in cluster.gpu_types}
     return {
-        gpus: {each: ratios[packed_as_asked("", gpus, cluster)[1]] / ratio for each, ratio in ratios.items()}
+        gpus: {each: ratios[packed_as_requested("", gpus, cluster)[1]] / ratio for each, ratio in ratios.items()}
         for gpus in sizes
     }

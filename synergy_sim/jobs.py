@@ -1,4 +1,4 @@
-"""A workload's rows as the jobs of a simulation: of a run time only, trained, or trained under parallel plans."""
+"""Makes simulated jobs from a workload's rows: with a run time only, trained in replicas, or under parallel plans."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from synergy_sim.truth.application import (
 )
 
 ROUNDING = 1e-9
-"""Tolerance, as a fraction, for a whole iteration or the end of a round."""
+"""Tolerance, as a fraction of an iteration or a round, for whole iterations and ends of rounds."""
 
 
 class SimulatedTraining(SimulatedJob, ABC):
-    """A job whose speed depends on its GPUs and its batch, which it chooses as it trains.
+    """A job whose speed depends on its GPUs and its batch.
 
-    Progress is counted in iterations at the initial batch; its rate, gain ÷ iteration time, is constant from one epoch
-    boundary, change of batch or change of GPUs to the next, as in the simulators of Pollux (OSDI 2021) and Sia (SOSP
-    2023). A *pass* is such a stretch.
+    Progress is counted in iterations at the initial batch. Its rate, gain ÷ iteration time, is constant within a
+    *pass*, which lasts until the next epoch boundary, change of batch or change of GPUs, as in the simulators of Pollux
+    (OSDI 2021) and Sia (SOSP 2023).
 
-    work_scale: its work relative to the application's. slowdown: by how much it really is slower than its steps add up
-    to. whole_seconds: epochs end at whole seconds, as in Pollux's and Sia's simulators. whole_rounds_s: it does whole
-    iterations in every round of so many seconds, and ends at the end of one, as in OSDI 2022's; 0: neither.
-    tunes_batch: it chooses its batch by its task's beliefs; else it trains at the requested one, and its end is known
-    when it starts. `epoch`, `progress` stand at `at_s`; `due_s` is when the present epoch ends.
+    work_scale: its work ÷ the application's. slowdown: true ÷ modelled iteration time. whole_seconds: epochs end at
+    whole seconds, as in Pollux's and Sia's simulators. whole_rounds_s: length of rounds in which it does whole
+    iterations and at whose ends it ends, as in the simulator of Synergy (OSDI 2022); 0: no such rounds. tunes_batch:
+    whether it chooses its batch by its task's beliefs; else it trains at the requested batch, and its end is known when
+    it starts. `epoch` and `progress` are as of `at_s`; `due_s` is the end of the present epoch.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         disturbance: Disturbance,
         **more: Any,
     ) -> None:
-        """row, more: as of `SimulatedJob`."""
+        """row, more: the arguments of `SimulatedJob`."""
         super().__init__(*row, **more)
         self.spec = spec
         self.application = application
@@ -86,14 +86,14 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._node_gpus: NodeGpus = ()
         self._trains = Plan()
         self._share: Share | None = None
-        self._told_input: tuple[int, Share | None, Plan] | None = None
+        self._reported_input: tuple[int, Share | None, Plan] | None = None
         self._node = cluster.node_types[0]
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until its last step if it ran on from `settled_s` as it does, or as requested if it does not run.
+        """Seconds from `settled_s` to its last step, as it runs now or, if it does not run, as requested.
 
-        On the grid of times, as every time that a schedule is made of. Epochs of equal work do not last equally long.
+        Rounded to the grid of times. Epochs of equal work can take different times.
         """
         if self.running and self.end_s < NEVER:
             return self.end_s - self.settled_s
@@ -105,10 +105,10 @@ class SimulatedTraining(SimulatedJob, ABC):
             before = end
         return on_grid(left / total * self.duration_s) + super().remaining_s - self.left_work_s
 
-    # What the engine asks
+    # Called by the engine
 
     def carry_on(self, start_s: float) -> None:
-        """The job has its GPUs from `start_s` on; one that was only moved continues without a delay."""
+        """Prepares to train on its GPUs from `start_s` on; a job that was only moved continues without a delay."""
         if self.moved:
             self.first_step_s = max(start_s, self.first_step_s)
         else:
@@ -129,7 +129,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self._foresee()
 
     def only_relocates(self, now_s: float) -> bool:
-        """A job at a fixed batch in whole rounds: the same rate, the same end."""
+        """Whether its move changes only its GPUs: in whole rounds at a fixed batch, with the same rate and end."""
         return (
             self.moved
             and self.whole_rounds_s > 0
@@ -147,7 +147,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             return False
         self._train_until(from_s)
         if self.epoch == len(self.application.work_at_epoch_end):
-            return False  # it has done its last step, and only waits for the end of its round
+            return False  # it has done its last step and only waits for the end of its round
         self._share = self.share
         self._must_choose = True
         self.end_s = NEVER
@@ -163,14 +163,14 @@ class SimulatedTraining(SimulatedJob, ABC):
                 self._walk(now_s)
 
     def delay_s(self) -> float:
-        """Seconds from its GPUs to its first step; `resize_s` where it has just let go others of the same type."""
+        """Seconds from receiving its GPUs to its first step; `resize_s` if it just released others of the same type."""
         resized = self._left_s == self.settled_s and self._held.gpu_type == self.cluster.type_of(self.placement)
         return self.costs.resize_s if resized else super().delay_s()
 
     def break_off(self, stop_s: float) -> bool:
-        """Training stops at `stop_s`; what was done since the last checkpoint is lost, if it only has checkpoints.
+        """Stops training at `stop_s`; returns whether this run made progress.
 
-        True if this run got anything done.
+        A job with a checkpoint interval loses its progress since the last checkpoint.
         """
         self._left_s = stop_s if stop_s >= self.first_step_s else NEVER
         self._train_until(stop_s)
@@ -178,7 +178,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self.progress = max(self._began_with, self.progress - self._rate * lost_s)
             self.epoch = bisect_right(self.application.work_at_epoch_end, self.progress / self.work_scale)
             self.lost_gpu_s += lost_s * self._held.gpus
-        # Its last step ends with the round but for rounding: no work is left, yet it takes one more start.
+        # Rounding can leave no work although the last step has not been counted: the job then needs one more start.
         self.epoch = min(self.epoch, len(self.application.work_at_epoch_end) - 1)
         self.end_s = self.due_s = NEVER
         if self.task is not None:
@@ -186,9 +186,10 @@ class SimulatedTraining(SimulatedJob, ABC):
         return self.progress > self._began_with
 
     def look_ahead(self, until_s: float) -> bool:
-        """Trains up to `until_s`, before which no decision is made; False: a model is out of date, fit and ask again.
+        """Trains up to `until_s`; no decision is made before. Sets `end_s` if the job is done by then.
 
-        Sets `end_s` if the job is done by then. A pass that lasts beyond `until_s` is left as it stands.
+        Returns False if the job's model is out of date: refresh it and call again. A pass that lasts beyond `until_s`
+        is not settled.
         """
         if not self.tunes_batch or self.at_s >= until_s or self.end_s < NEVER:
             return True
@@ -203,7 +204,7 @@ class SimulatedTraining(SimulatedJob, ABC):
                     return False
                 self._choose()
             if self._goes_on_after(until_s):
-                if self._news:  # what this pass has shown counts from the next decision on
+                if self._news:  # what this pass reported counts from the next decision on
                     self._settle(until_s)
                     self._must_choose = True
                 break
@@ -217,7 +218,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         return True
 
     def report(self, now_s: float) -> None:
-        """Tells its task how much is done, and how its input is prepared, where that is to be learned."""
+        """Reports to its task how much work is done and, if that is to be learned, how fast its input is prepared."""
         if self.running and now_s > self.first_step_s:
             self._report_input()
         if self.running and now_s > self.at_s:
@@ -230,30 +231,30 @@ class SimulatedTraining(SimulatedJob, ABC):
             self.task.pool.overhead = self.slowdown
 
     def _report_input(self) -> None:
-        """A step with its present share, once a run, share and plan: another would be blurred by the same noise."""
+        """Reports one step per run, share and plan; a second report would have the same noise."""
         task, app, held, plan = self.task, self.application, self._held, self._trains
-        told = self._run, self._share, plan
-        if task is None or task.pool.inputs is None or told == self._told_input:
+        key = self._run, self._share, plan
+        if task is None or task.pool.inputs is None or key == self._reported_input:
             return
         if not self.cluster.counts_shares or app.pipeline is None or isnan(app.data_bytes):
             return
-        self._told_input = told
+        self._reported_input = key
         node, each_bytes_per_s = self._node, self._node.storage_bytes_per_s / self._node.gpus_per_node
         share, proportional_bytes = self._share or node.proportional, node.proportional.memory_bytes
-        given = InputShare(share, each_bytes_per_s, min(self._node_gpus), app.data_bytes, proportional_bytes)
+        input_share = InputShare(share, each_bytes_per_s, min(self._node_gpus), app.data_bytes, proportional_bytes)
         seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.micro_batch)
         gpu_s = app.iteration_s(held.gpu_type, self._node_gpus, plan)
         step_s = max(gpu_s, self._fed_s(plan))
-        task.observe_input(StepReport(held, plan, step_s * seen, waited_s=(step_s - gpu_s) * seen, given=given))
+        task.observe_input(StepReport(held, plan, step_s * seen, waited_s=(step_s - gpu_s) * seen, given=input_share))
 
-    # What policies that know the truth ask
+    # Called by policies that know the truth
 
     @abstractmethod
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
-        """Seconds of an iteration at the requested batch on this many packed GPUs of a type; inf if no plan fits."""
+        """Seconds of an iteration at the requested batch on this many packed GPUs of one type; inf if no plan fits."""
 
     def remaining_iterations(self) -> float:
-        """Iterations at the requested batch from the present epoch to the last one; 1 in that."""
+        """Iterations at the requested batch from the end of the present epoch to the job's end; at least 1."""
         iterations = self.application.iterations(self.requested_batch)
         return max(1.0, (iterations[-1] - iterations[min(self.epoch, len(iterations) - 1)]) * self.work_scale)
 
@@ -261,20 +262,20 @@ class SimulatedTraining(SimulatedJob, ABC):
 
     @abstractmethod
     def _choose(self) -> None:
-        """Chooses the batch by the job's beliefs, and begins a pass; what is seen in it may change the beliefs."""
+        """Chooses the batch by the job's beliefs and begins a pass, whose reports may change the beliefs."""
 
     def _choose_fixed(self) -> None:
         self._go_on_under(self.application.fixed(self._held.gpu_type, self._node_gpus, self.requested_batch))
 
     def _train_with(self, plan: Plan) -> None:
-        """Begins a pass under that plan, which was chosen by what is believed now."""
+        """Begins a pass under a plan that was chosen by the present beliefs."""
         assert self.task is not None
         self._go_on_under(plan)
         self._must_choose, self._version = False, self.task.pool.version
         self._begin_pass()
 
     def _begin_pass(self) -> None:
-        """Fixes the rate from `at_s` on, and when the epoch ends at that rate."""
+        """Computes the rate from `at_s` on and the end of the epoch at that rate."""
         app, plan = self.application, self._trains
         if app.exchange is not None and (not self.compressors or self.compressors[-1][1] != plan.compressor):
             self.compressors.append((self.at_s, plan.compressor))
@@ -289,10 +290,10 @@ class SimulatedTraining(SimulatedJob, ABC):
         self.due_s = self.at_s + (self._epoch_end() - self.progress) / self._rate
 
     def _go_on_under(self, plan: Plan) -> None:
-        """What error feedback held back goes on with that plan, or its progress is lost.
+        """Changes to a plan. Progress is lost if error feedback has held gradients back and the plan has none.
 
-        As in the executor, what is held back is kept from run to run while the compressor is one that holds back. At
-        most what was done since the first of these can be lost.
+        As in the executor, gradients held back are kept from run to run as long as compressors use error feedback. At
+        most the progress since the first of these is lost.
         """
         app, before, self._trains = self.application, self._trains, plan
         if before.compressor == plan.compressor:
@@ -309,7 +310,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self.epoch = bisect_right(app.work_at_epoch_end, kept / self.work_scale)
 
     def _fed_s(self, plan: Plan) -> float:
-        """Seconds until an iteration's input is ready, with the job's share or, without one, the proportional share."""
+        """Seconds until an iteration's input is ready, with the job's share, else the proportional share."""
         if self.application.pipeline is None or not self.cluster.counts_shares:
             return 0.0
         samples = plan.global_batch / self._held.gpus
@@ -320,17 +321,17 @@ class SimulatedTraining(SimulatedJob, ABC):
         return self.application.work_at_epoch_end[self.epoch] * self.work_scale
 
     def _settle(self, now_s: float) -> None:
-        """Brings progress up to `now_s`, which lies within the pass."""
+        """Advances progress to `now_s`, which lies within the pass."""
         if now_s > self.at_s and self._rate > 0:
             self.progress = min(self.progress + self._rate * (now_s - self.at_s), self._epoch_end())
             self.at_s = now_s
 
     def _goes_on_after(self, until_s: float) -> bool:
-        """Whether the epoch ends later than that; also where it only does so by being rounded to a whole second."""
+        """Whether the epoch ends after `until_s`, as rounded to a whole second if `whole_seconds` is set."""
         return self.due_s > until_s or (self.whole_seconds and self.at_s + round(self.due_s - self.at_s) > until_s)
 
     def _cross(self) -> None:
-        """Ends the epoch; after the last one, the job is done."""
+        """Ends the epoch; after the last epoch, sets the job's end."""
         true_s = self.due_s
         self.progress = self._epoch_end()
         self.at_s = self.at_s + round(true_s - self.at_s) if self.whole_seconds else true_s
@@ -342,7 +343,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self.ends_after_decision = true_s > self.end_s
 
     def _walk(self, until_s: float) -> None:
-        """Goes through passes at the fixed batch up to `until_s`, or the job's end."""
+        """Trains at the fixed batch, pass by pass, up to `until_s` or the job's end."""
         epochs = len(self.application.work_at_epoch_end)
         if self.whole_rounds_s and self.application.is_even(self._trains):
             self._stride(until_s)
@@ -355,7 +356,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self._cross()
 
     def _stride(self, until_s: float) -> None:
-        """`_walk` in one pass: an iteration is worth the same in all epochs, and no epoch's end is rounded."""
+        """Like `_walk` in a single pass, if an iteration is worth the same in all epochs and no end is rounded."""
         ends = self.application.work_at_epoch_end
         self._begin_pass()
         last_s = self.at_s + (ends[-1] * self.work_scale - self.progress) / self._rate
@@ -368,19 +369,19 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._cross()
 
     def _foresee(self) -> None:
-        """Fixes the end of a job that trains on undisturbed."""
+        """Computes the end of a job that trains without interruption."""
         epoch, progress, at_s = self.epoch, self.progress, self.at_s
         self._walk(NEVER)
         self.epoch, self.progress, self.at_s = epoch, progress, at_s
 
 
 class DataParallelJob(SimulatedTraining):
-    """A job trained in replicas alone, whose speed its task learns: every pass is reported to it as it begins."""
+    """A job trained in replicas, whose speed its task learns from a report at the beginning of every pass."""
 
     application: DataParallelApplication
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
-        """Seconds of an iteration at the requested batch; on one GPU in two micro-batches, to know the noise."""
+        """Seconds of an iteration at the requested batch; on one GPU in two micro-batches, to measure the noise."""
         app, node_gpus = self.application, packed(gpus, self.cluster.largest_nodes[gpu_type])
         plan = app.as_requested(gpu_type, node_gpus, self.requested_batch)
         if gpus == 1 and plan.accumulation == 1:
@@ -399,17 +400,17 @@ class DataParallelJob(SimulatedTraining):
         if not task.knows(held, plan.micro_batch):
             step_s, sync_s = app.step(held.gpu_type, self._node_gpus, plan.micro_batch, plan.compressor)
             seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.micro_batch)
-            # The report is of a step without accumulation.
+            # The reported step is without accumulation.
             one = plan if plan.accumulation == 1 else replace(plan, accumulation=1)
             news = task.observe(StepReport(held, one, step_s * seen, sync_s * seen)) is not None
         self._news = task.report(app.seen_statistics(plan, self.epoch)) or news
 
 
 class PlannedJob(SimulatedTraining):
-    """A job with parallel plans: its plan is always the best for its GPUs and its batch.
+    """A job with parallel plans, which always trains under the best plan for its GPUs and its batch.
 
-    Steps on new GPUs, or at a new batch, are reported to its task by the next decision. If a chosen plan runs out of
-    memory at its first step, the job gets nothing done until then. On as many GPUs as its user requested, plans fit.
+    It reports its steps to its task before each decision. If a chosen plan runs out of memory at its first step, the
+    job makes no progress until the next decision. On as many GPUs as its user requested, plans always fit.
     """
 
     application: ApplicationWithPlans
@@ -449,12 +450,12 @@ class PlannedJob(SimulatedTraining):
 
 
 class ProfiledJob(PlannedJob):
-    """Its model was profiled: batch and plan are what the scheduler says (`Job.plan`); degrees change by a restart."""
+    """A job of a profiled model: the scheduler chooses its batch and plan (`Job.plan`); new degrees need a restart."""
 
-    # Which plan it was given, and where. A decision gives it GPUs and a plan, but where they come with a restart it
-    # trains on as it did until it is stopped.
+    # The plan under which it trains, and its GPUs when it started. A decision may have given it others already: if
+    # they need a restart, the job trains under its old plan until it is stopped.
     _on: Placed
-    _told: Plan | None
+    _trained_plan: Plan | None
 
     def carry_on(self, start_s: float) -> None:
         self._on = self.placement
@@ -462,20 +463,20 @@ class ProfiledJob(PlannedJob):
 
     def look_ahead(self, until_s: float) -> bool:
         if self.tunes_batch and not self._must_choose:
-            old, new = self._told, self.plan
+            old, new = self._trained_plan, self.plan
             changed = old is not new and old is not None and new is not None and degrees_of(old) == degrees_of(new)
-            if changed and self.placement == self._on:  # the scheduler has given it another batch
+            if changed and self.placement == self._on:  # only the batch has changed
                 self._settle(self._seen_s)
                 self._must_choose = True
         return super().look_ahead(until_s)
 
     def _choose(self) -> None:
         assert self.plan is not None
-        self._told = self.plan
+        self._trained_plan = self.plan
         self._train_with(self.plan)
 
     def _choose_fixed(self) -> None:
-        self._told = self.plan
+        self._trained_plan = self.plan
         if self.plan is None:
             super()._choose_fixed()
         else:
@@ -485,7 +486,7 @@ class ProfiledJob(PlannedJob):
 def jobs_of(
     work: Workload, cluster: Cluster, execution: ExecutionModel, truth: Truth | None, *, tunes_batch: bool
 ) -> Iterator[SimulatedJob]:
-    """The workload's rows as jobs, one at a time. tunes_batch: whether those that train choose their batch."""
+    """Yields the workload's jobs in order. tunes_batch: whether training jobs choose their batch."""
     columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
     codes = (work.virtual_cluster_code, work.user_code, work.gpu_type_code, work.model_code)
     costs = [_costs_of(model, execution, truth) for model in work.models]
@@ -532,17 +533,17 @@ def jobs_of(
 
 
 def _requests(work: Workload, cluster: Cluster) -> list[Share | None]:
-    """CPUs and memory per GPU that each row requests, None if unnamed; [] if the cluster does not count them.
+    """CPUs and memory per GPU that each row requests, None without a request; [] if the cluster does not count them.
 
-    A row that names CPUs alone asks for the memory that its GPUs bring.
+    A row that requests only CPUs gets the proportional memory of its GPUs.
     """
     if not cluster.counts_shares:
         return []
     per_gpu_bytes = work.memory_bytes / work.gpus
     brought_bytes = cluster.node_types[0].proportional.memory_bytes
     memory_bytes = np.where(np.isfinite(per_gpu_bytes), per_gpu_bytes, brought_bytes)
-    asked = zip((work.cpus / work.gpus).tolist(), memory_bytes.tolist(), strict=True)
-    return [Share(cpus, memory) if cpus > 0 else None for cpus, memory in asked]
+    requests = zip((work.cpus / work.gpus).tolist(), memory_bytes.tolist(), strict=True)
+    return [Share(cpus, memory) if cpus > 0 else None for cpus, memory in requests]
 
 
 def _costs_of(model: str, execution: ExecutionModel, truth: Truth | None) -> Costs:

@@ -1,4 +1,4 @@
-"""Makes the inputs of a simulation from settings: workload, cluster, policies and execution model."""
+"""Makes the inputs of simulations from settings: workload, cluster, policies, execution model and truth."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from synergy_sim.truth.application import Disturbance
 from synergy_sim.truth.planned import PlannedTruth
 
 ASSIGNED_WORK_ERROR = 0.5
-"""Standard deviation of the logarithm of declared ÷ true work of jobs that were assigned a model. Without an error who
-reads declared work would know the run time, which the work was made of."""
+"""Default standard deviation of log(declared ÷ true work) for jobs that were assigned a model. Their work is computed
+from the run time, so a policy that reads exact declared work would know the run time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """One policy on one seed's jobs, ready to be simulated. asked: the text that asks for the policy."""
+    """One policy on one seed's jobs, ready to simulate. asked: the policy as requested, such as `sia(growth=4)`."""
 
     seed: int
     workload: Workload
@@ -57,14 +57,14 @@ class PreparedRun:
 
 
 def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
-    """Every policy on every seed. Raises InputError for any run that is impossible, before the first starts."""
+    """Yields every policy on every seed. Raises InputError for a run that is impossible."""
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
     check_compression(settings.compression, policies.values())
     if readers := [each.name for each in policies.values() if each.reads_priority]:
         raise InputError(
-            f"policy={readers[0]}: jobs of a log have no priority (no format has a column for it), so all would be "
-            "equal. The executor's jobs have one (priority in a job file); here, type policy=backfill for the same "
-            "order without priorities."
+            f"policy={readers[0]}: jobs of a log have no priority, because no log format has a column for it. Only "
+            "jobs of the executor have one (priority in a job file). Type policy=backfill for the same order without "
+            "priorities."
         )
     execution = execution_of(settings)
     for seed in dict.fromkeys(settings.seed):
@@ -92,7 +92,7 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
             assumption = _costs_in_words(settings, truth, execution, policies.values())
             workload = dataclasses.replace(workload, assumptions=(*workload.assumptions, assumption))
         if any(isinstance(each, SharingPolicy) for each in policies.values()):
-            Needs(cluster)  # refuses nodes that name no CPUs, before the first run
+            Needs(cluster)  # refuses nodes without declared CPUs before the first run
             notes = (*workload.notes, *requests_in_words(workload, cluster))
             workload = dataclasses.replace(workload, notes=notes)
         for asked, policy in policies.items():
@@ -100,14 +100,14 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
 
 
 def _costs_in_words(settings: Settings, truth: Truth, execution: ExecutionModel, policies: Iterable[Policy]) -> str:
-    """A sentence on the cost of restarts and the error of declared work."""
+    """Returns a sentence about the cost of restarts and the error of declared work."""
     costs_s = {each.restart_s for each in (execution.costs, *execution.costs_by_model.values())}
     if measured := [each.costs.restart_s for each in truth.profile.models.values() if each.costs is not None]:
         costs_s = set(measured)
     least, most = (f"{cost_s:.2f}".rstrip("0").rstrip(".") for cost_s in (min(costs_s), max(costs_s)))
     words = f"A restart costs {least} s" if least == most else f"A restart costs {least} to {most} s, by model"
     if settings.trace.models == "llm":
-        words += " (of language models what their checkpoints take)"
+        words += " (language models: the time to save and load their checkpoints)"
     if any(terms_of(each).information in ("declared", "all") for each in policies):
         spread = f"with an error (lognormal, σ = {truth.declared_error:g})"
         exact = "without an error (truth.declared_error=0)"
@@ -116,7 +116,7 @@ def _costs_in_words(settings: Settings, truth: Truth, execution: ExecutionModel,
 
 
 def truth_of(settings: Settings, seed: int) -> Truth:
-    """The truth about training jobs, from the settings."""
+    """Makes the truth about training jobs from the settings."""
     wanted = settings.truth
     folder = wanted.profiles or (find_folder("profiles") if wanted.measured else None)
     if wanted.profiles is not None and not wanted.profiles.is_dir():
@@ -143,7 +143,7 @@ def truth_of(settings: Settings, seed: int) -> Truth:
 def trained(
     settings: Settings, workload: Workload, cluster: Cluster, truth: Truth, policies: Iterable[Policy], seed: int
 ) -> Workload:
-    """The workload with training jobs where `trace.models` wants them, and run times as they are on this cluster."""
+    """The workload with models assigned as `trace.models` says and with run times converted to this cluster."""
     wanted = settings.trace.models
     untimed = bool((np.isfinite(workload.iterations) & (workload.duration_s == 0.0)).any())
     if wanted == "auto":
@@ -152,10 +152,10 @@ def trained(
         wanted = "as_given" if given or untimed else "mix" if needed else "none"
     elif wanted != "as_given" and untimed:
         raise InputError(
-            f"trace.models={wanted}: {workload.source} says how many iterations jobs do, not how long they run; type "
+            f"trace.models={wanted}: {workload.source} gives the iterations of jobs but no run times. Type "
             "trace.models=as_given."
         )
-    if wanted == "as_given":  # the log does not say how much of such a job was left at the window's start
+    if wanted == "as_given":  # the work that carried jobs had left at the window's start is unknown
         return as_given(without_carried(workload), cluster, truth)
     made, random = workload, np.random.default_rng(random_stream(seed, "models"))
     if wanted == "llm":
@@ -168,7 +168,7 @@ def trained(
 
 
 def execution_of(settings: Settings) -> ExecutionModel:
-    """The execution model, from the settings."""
+    """Makes the execution model from the settings."""
     testbed = settings.testbed
     names = {each.name for each in dataclasses.fields(Costs)}
     known = {each.name for each in dataclasses.fields(testbed)}
@@ -176,7 +176,7 @@ def execution_of(settings: Settings) -> ExecutionModel:
     common["restart_s"] = settings.restart_s
     for model, costs in testbed.by_model.items():
         if odd := sorted(set(costs) - names):
-            raise InputError(f"testbed.by_model.{model}.{odd[0]} is not a cost; expected {', '.join(sorted(names))}.")
+            raise InputError(f"testbed.by_model.{model}.{odd[0]}: unknown cost; expected {', '.join(sorted(names))}.")
     values = {
         each.name: getattr(testbed, each.name) for each in dataclasses.fields(ExecutionModel) if each.name in known
     }

@@ -1,4 +1,4 @@
-"""`python -m synergy_sim.results`. Finished runs in one table: see `synergy_runs.results`."""
+"""`python -m synergy_sim.results` shows finished runs in one table (`synergy_runs.results`)."""
 
 from synergy_core.commands import run
 

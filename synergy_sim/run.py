@@ -1,4 +1,4 @@
-"""One command: every policy on every seed, each written as soon as it has ended; then the comparison of all."""
+"""Runs one command: simulates every policy on every seed, writes each run as soon as it ends, and compares all runs."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Write = Callable[[str, Run], None]
-"""Stores a run of the policy asked for that has ended; called in the process that simulated it."""
+"""Called as (requested policy, its finished run) to store the run, in the process that simulated it."""
 SECONDS_PER_DRAWING = 0.1
 MAX_WAIT_S = 0.2
-"""How long Ctrl-C may go unnoticed."""
+"""Maximum time until Ctrl-C is noticed."""
 MAX_CLEANING_S = 5.0
-"""How long a process that was told to end may take to remove what it half wrote before it is told again."""
+"""Time for a terminated process to remove its partial output before it is sent the signal again."""
 
 
 def simulate_each(prepared: Sequence[PreparedRun], write: Write, *, cores: int, show: bool) -> None:
     """Simulates every run on at most `cores` processes and writes each as soon as it has ended.
 
-    A process is forked, so that it begins with the jobs that were prepared and nothing has to be pickled. Where the
-    system cannot fork, or there is one core, the simulations run one after another in this process.
+    Processes are forked, so they inherit the prepared jobs and nothing has to be pickled. On a single core, or if the
+    system cannot fork, the simulations run one after another in this process.
 
-    show: whether a progress bar per run is drawn, if standard error is a terminal. The first error of a run is raised
-    here; runs that were under way are then stopped, and what they had begun to write is removed.
+    show: whether to draw a progress bar per run, if standard error is a terminal. Raises the first error of a run; the
+    other runs are then stopped and their partial output is removed.
     """
     with Progress(
         TextColumn("[bold]{task.description:18}"),
@@ -72,11 +72,11 @@ def simulate_each(prepared: Sequence[PreparedRun], write: Write, *, cores: int, 
         TimeRemainingColumn(compact=True),
         console=Console(stderr=True),
         transient=True,
-        auto_refresh=False,  # it draws when it is told something, not from a thread: processes are forked meanwhile
+        auto_refresh=False,  # a drawing thread and forking do not go together
         disable=not (show and sys.stderr.isatty()),
     ) as bars:
         if min(cores, len(prepared)) > 1 and hasattr(os, "fork"):
-            # Runs that fit models to reports take longest: they begin first, so that no core is idle at the end.
+            # Runs that fit models to reports take longest. They start first, so that no core is idle at the end.
             longest_first = sorted(prepared, key=lambda run: (not run.policy.tunes_batch, not run.policy.reads_goodput))
             _in_processes(longest_first, write, bars, cores)
         else:
@@ -118,7 +118,7 @@ def _in_processes(runs: Sequence[PreparedRun], write: Write, bars: Progress, cor
     waiting = list(reversed(runs))
     running: dict[Connection, tuple[Any, PreparedRun, Report]] = {}
     interrupts: list[int] = []
-    # Ctrl-C is noted here and raised below: Python drops an exception that a signal raises inside a destructor.
+    # Ctrl-C is only recorded here and raised below: Python drops exceptions that a handler raises inside a destructor.
     if (handler := signal.getsignal(signal.SIGINT)) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     try:
@@ -151,7 +151,7 @@ def _in_processes(runs: Sequence[PreparedRun], write: Write, bars: Progress, cor
                 raise KeyboardInterrupt
     finally:
         while alive := [process for process, _, _ in running.values() if process.is_alive()]:
-            for process in alive:  # told again after a while, as the exit that a signal raises may be dropped too
+            for process in alive:  # repeated, because the exit that a signal raises may be dropped too
                 process.terminate()
             for process in alive:
                 process.join(MAX_CLEANING_S)
@@ -159,9 +159,9 @@ def _in_processes(runs: Sequence[PreparedRun], write: Write, bars: Progress, cor
 
 
 def _child(run: PreparedRun, write: Write, parent: Connection, inherited: Sequence[Connection]) -> None:
-    """One simulation. Ctrl-C reaches the parent, which ends this process so that it can remove what it half wrote.
+    """Runs one simulation. Ctrl-C is left to the parent, which terminates this process and lets it clean up.
 
-    inherited: the parent's ends of all pipes. They are closed here, so that writing fails once the parent was killed.
+    inherited: the parent's ends of all pipes. They are closed here, so that writes fail if the parent was killed.
     """
     for each in inherited:
         each.close()
@@ -182,7 +182,7 @@ def _child(run: PreparedRun, write: Write, parent: Connection, inherited: Sequen
 
 
 def run(values: dict[str, Any]) -> None:
-    """Simulates what the settings say, writes the results, prints the table."""
+    """Simulates the policies of the settings, writes the results and prints the table."""
     settings = build(Settings, values)
     with new_run(settings.results_dir / settings.trace.name, "synergy_sim", sys.argv[1:]) as folder:
         folders = simulate_all(settings, values, folder, say=True, side_by_side=True)
@@ -194,7 +194,7 @@ def simulate_all(
 ) -> list[Path]:
     """Simulates every policy on every seed; returns the run folders, `<policy>-<seed>` below `folder`.
 
-    say: print the lines that stand above the table. side_by_side: use all cores instead of one.
+    say: print the notes on the workload and the cluster. side_by_side: use all cores instead of one.
     """
     from omegaconf import OmegaConf
 
@@ -209,7 +209,7 @@ def simulate_all(
         write_run(done, folder / f"{done.policy}-{done.seed}", OmegaConf.to_yaml(own))
 
     folders: list[Path] = []
-    # The log itself shows its jobs where they are all of its jobs, at its own pace, on the log's GPUs.
+    # The log's own schedule is comparable only if all of its jobs are replayed at the log's pace.
     shows_log = settings.cluster.load == 1 and settings.trace.sample == 1 and settings.trace.min_gpus <= 1
     for each in prepared:
         folders.append(folder / f"{each.policy.name}-{each.seed}")
@@ -224,29 +224,29 @@ def simulate_all(
 
 
 def with_same_information(settings: Settings) -> tuple[Settings, str]:
-    """The settings with the rows that a fair comparison lacks (`terms.missing`), and a line on them, "" for none."""
+    """The settings with rows added for a comparison on equal terms (`asked.missing`); a line that names them, or ""."""
     if not settings.same_information:
         return settings, ""
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
-    terms = {asked: terms_of(policy) for asked, policy in policies.items()}
+    terms = {requested: terms_of(policy) for requested, policy in policies.items()}
     lacking = missing(terms, plans=settings.trace.models == "llm")
     order, texts = list(settings.policy), []
-    for asked, (like, more) in lacking.items():
-        alike = [at for at, text in enumerate(order) if _base(text) == _base(asked)]
-        order.insert(alike[-1] + 1, asked)
-        given = ", ".join([in_words(more, terms[like])] * (more != ["plans"]) + ["all plans"] * ("plans" in more))
-        texts.append(f"{label_of(asked)} ({given})")
-    line = f"added, for a comparison on equal terms: {', '.join(texts)}; same_information=false leaves that out"
+    for requested, (like, more) in lacking.items():
+        alike = [at for at, text in enumerate(order) if _base(text) == _base(requested)]
+        order.insert(alike[-1] + 1, requested)
+        added_terms = ", ".join([in_words(more, terms[like])] * (more != ["plans"]) + ["all plans"] * ("plans" in more))
+        texts.append(f"{label_of(requested)} ({added_terms})")
+    line = f"added, for a comparison on equal terms: {', '.join(texts)}; same_information=false leaves them out"
     return dataclasses.replace(settings, policy=order), line if lacking else ""
 
 
-def _base(asked: str) -> str:
-    """The policy that a text asks for, without what is added to it."""
-    return asked.partition("(")[0].removesuffix("+plans")
+def _base(requested: str) -> str:
+    """The policy's name in a requested policy such as `sia(like=synergy)` or `sia+plans`."""
+    return requested.partition("(")[0].removesuffix("+plans")
 
 
 def _say(settings: Settings, workload: Workload, cluster: Cluster, added: str) -> None:
-    """Prints what is replayed, on which cluster, and what was left out."""
+    """Prints the number of replayed jobs, the cluster, and the rows that were left out."""
     jobs = int((~workload.carried).sum())
     lines = [f"{jobs:,} job{'s' * (jobs > 1)} from {workload.source}", *carried_in_words(workload), *workload.notes]
     lines += about_cluster(settings.cluster, settings.trace, workload, cluster)
@@ -260,12 +260,12 @@ def _say(settings: Settings, workload: Workload, cluster: Cluster, added: str) -
     print("\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines), file=sys.stderr)
 
 
-# A sweep (`-m`): a folder of its own with a run each, and when all have ended one table, one Parquet, one report.
+# A sweep (`-m`) has a folder with one folder per run. After the last run it writes one table, Parquet file and report.
 
 REFUSED = "refused.txt"
-"""In a sweep's folder while it goes on: a line for each run that was refused."""
+"""File in the folder of an unfinished sweep, with one line for each refused run."""
 SWEEPS = "sweeps"
-"""In results_dir, beside the traces' names."""
+"""Folder of sweeps in results_dir."""
 
 
 def sweep(arguments: Sequence[str], overrides: Sequence[str]) -> None:
@@ -273,8 +273,8 @@ def sweep(arguments: Sequence[str], overrides: Sequence[str]) -> None:
 
     If hydra.sweep.dir names the folder of an interrupted sweep, only its unfinished runs are run.
 
-    arguments: as typed. overrides: the same in Hydra's grammar. Raises InputError for impossible values, before the
-    first run, and at the end if runs were refused.
+    arguments: as typed. overrides: the same in Hydra's grammar. Raises InputError for impossible values before the
+    first run, and for refused runs after the last one.
     """
     swept = swept_values(overrides)
     settings, *_ = [build(Settings, values) for values in of_each_swept_value(SIMULATOR, overrides)]
@@ -307,7 +307,7 @@ def sweep(arguments: Sequence[str], overrides: Sequence[str]) -> None:
 def _resumed_sweep(folder: Path, arguments: Sequence[str]) -> contextlib.AbstractContextManager[Path]:
     """Resumes the interrupted sweep in `folder`.
 
-    Raises InputError if there is none, if it is still under way, and if it was started with other settings.
+    Raises InputError if there is none, if it is still running, or if it was started with other settings.
     """
     record = read_record(folder)
     if record is None:
@@ -315,17 +315,17 @@ def _resumed_sweep(folder: Path, arguments: Sequence[str]) -> contextlib.Abstrac
     if record.settings != typed_settings(arguments):
         raise InputError(f"hydra.sweep.dir={folder}: started with other settings; expected those of {record.command}")
     if record.runs_here:
-        raise InputError(f"hydra.sweep.dir={folder}: this sweep is {record.state}; wait for it, or end it first.")
+        raise InputError(f"hydra.sweep.dir={folder}: this sweep is {record.state}; wait for it, or stop it first.")
     (folder / REFUSED).unlink(missing_ok=True)
     return resumed_run(folder)
 
 
 def _run_of_sweep(config: DictConfig, *, runs: int, keys: Sequence[str]) -> None:
-    """One run of a sweep, in a process of the launcher. Says on standard error that it is done, and how many are.
+    """Does one run of a sweep in a process of the launcher and prints the number of finished runs to standard error.
 
-    A run with invalid settings is noted in `REFUSED`, and the sweep goes on. If a run is started again, by a resumed
-    sweep or because its process died, a whole run is kept and a partial one is replaced. runs: in the whole sweep.
-    keys: swept.
+    A run with invalid settings is listed in `REFUSED`, and the sweep continues. If a run is started again, by a resumed
+    sweep or because its process died, a complete run is kept and a partial one is replaced. runs: number of runs in the
+    sweep. keys: the swept keys.
     """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
@@ -341,7 +341,7 @@ def _run_of_sweep(config: DictConfig, *, runs: int, keys: Sequence[str]) -> None
         return
     try:
         if earlier is not None and earlier.runs_here:
-            raise InputError(f"{folder / name} is {earlier.state}; wait for it, or end it first.")
+            raise InputError(f"{folder / name} is {earlier.state}; wait for it, or stop it first.")
         shutil.rmtree(folder / name, ignore_errors=True)
         values: Any = OmegaConf.to_container(config, resolve=True)
         settings = dataclasses.replace(build(Settings, values), progress=False)

@@ -1,4 +1,4 @@
-"""One policy on one workload and one cluster, simulated to the end: facts out."""
+"""Simulates one policy on one workload and one cluster to the end and returns the facts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from synergy_sim.truth import Truth
 
 
 class Simulation:
-    """An engine, a scheduler, and the driver that suits the policy and the execution model; `run` once.
+    """An engine, a scheduler, and the driver that suits the policy and the execution model; call `run` once.
 
-    make_scheduler: called as `scheduler_for`; for whoever listens to what a scheduler is told, or compares kinds.
+    make_scheduler: called like `scheduler_for`, which it replaces, to record a scheduler's calls or compare schedulers.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Simulation:
         self.engine.run()
 
     def run_until(self, at_s: float, job_id: int) -> tuple[ClusterState, Allocations] | None:
-        """Simulates up to the first round from `at_s` on that decides on the job, instead of `run`; None if none does.
+        """Simulates up to the first decision at or after `at_s` that involves the job; None if there is none.
 
-        Only for policies that allocate.
+        Replaces `run`. Only for allocation policies.
         """
         self.engine.begin(self.driver)
         seen = None
@@ -100,14 +100,14 @@ def simulate(
 ) -> Run:
     """Runs one policy to the end of the workload and returns the facts; make_scheduler: see `Simulation`.
 
-    Raises InputError where some job can never run on the cluster (see `check_fit`).
+    Raises InputError if some job can never run on the cluster (see `check_fit`).
     """
     check_fit(workload, cluster)
     simulation = Simulation(workload, cluster, policy, execution or ExecutionModel(), truth, progress, make_scheduler)
     declared_error = 0.0 if truth is None else truth.declared_error
     truth_read = truth_read_by(policy, workload, declared_error=declared_error)
     collecting = gc.isenabled()
-    gc.disable()  # jobs and events are freed by reference counts; a full collection only costs
+    gc.disable()  # reference counts free jobs and events; a full collection only costs time
     began_s = time.process_time()
     try:
         simulation.run()
@@ -143,6 +143,6 @@ def simulate(
 
 
 def peak_memory_bytes() -> int:
-    """The high-water mark of this process's resident memory."""
+    """Returns the peak resident memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024

@@ -1,4 +1,4 @@
-"""`python -m synergy_sim.traces`. Job logs to replay: see `synergy_runs.traces`."""
+"""`python -m synergy_sim.traces` lists, downloads and inspects job logs (`synergy_runs.traces`)."""
 
 from synergy_core.commands import run
 
@@ -10,4 +10,4 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    run("error", _main, interrupted="the same command goes on where it stopped.")
+    run("error", _main, interrupted="the same command continues where it stopped.")

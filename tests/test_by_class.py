@@ -108,7 +108,7 @@ def test_a_batch_grows_with_the_gpus():
 
 def test_a_model_that_nobody_knows_is_refused_by_its_line():
     made = replace(workload([(0.0, 1, 60.0)], models=["alexnett"]), line=np.array([7], dtype=np.int32))
-    with pytest.raises(InputError, match=r"line 7: nothing is known of application alexnett; known: alexnet"):
+    with pytest.raises(InputError, match=r"line 7: unknown application alexnett; known: alexnet"):
         by_class(made, OWN, CATALOG, MIX)
 
 

@@ -141,5 +141,5 @@ def test_jobs_that_swap_before_they_get_anything_done_end_with_a_sentence(monkey
     monkeypatch.setattr(engine, "MAX_RUNS_WITHOUT_PROGRESS", 50)
     policy = get_policy("las").with_parameters(quantum_s=30.0)
     costs = Costs(launch_s=restart_s, restart_s=restart_s, checkpoint_interval_s=interval_s)
-    with pytest.raises(InputError, match=r"the last 5[0-9] runs were each broken off before anything was done: 1-GPU"):
+    with pytest.raises(InputError, match=r"the last 5[0-9] runs were each stopped before they made progress: 1-GPU"):
         simulate(workload([(0, 1, 1000), (0, 1, 1000)]), cluster(1, 1), policy, ExecutionModel(costs))

@@ -59,11 +59,11 @@ def test_greedy_waits_for_cpus_though_gpus_are_free(tmp_path):
     assert (told.state, told.free) == ("waiting", {0: 6})
     assert [each.kind for each in told.reasons] == [Waiting.NO_SHARE]
     assert told.reasons[0].text == (
-        "Too few CPUs: it wants 9.608 CPUs and 87.28 GB for its GPU, and jobs ahead of it leave 6 GPUs, 4.784 CPUs and "
+        "Too few CPUs: it needs 9.608 CPUs and 87.28 GB for its GPU, and jobs ahead of it leave 6 GPUs, 4.784 CPUs and "
         "325.4 GB on node 0."
     )
     assert "uses up to 9.608 CPUs and 87.28 GB per GPU (its proportional share is 3 CPUs" in told.text()
-    assert "speed with that: 3.20 × that with its proportional share" in told.text()
+    assert "speed with that: 3.20 × its speed with the proportional share" in told.text()
     assert told.as_dict()["demand"]["has"] is None
 
 
@@ -73,7 +73,7 @@ def test_greedy_waits_for_cpus_though_gpus_are_free(tmp_path):
         ((24.0, 200 * GB), "Too few CPUs and too little memory: "),
         (
             (96.0, 200 * GB),
-            "Too little memory: it wants 9.608 CPUs and 87.28 GB for its GPU, and jobs ahead of it leave 6",
+            "Too little memory: it needs 9.608 CPUs and 87.28 GB for its GPU, and jobs ahead of it leave 6",
         ),
     ],
 )
@@ -88,7 +88,7 @@ def test_cpus_and_memory_may_be_free_on_different_nodes(tmp_path):
     machines = Cluster(types)
     work = training([(0, 1, 9_000, "alexnet"), (400, 1, 9_000, "alexnet")], machines)
     told = Answer(stored(tmp_path, work, machines, "fifo+greedy"), 1, 1_000.0)
-    assert told.reasons[0].text.startswith("CPUs and memory not on one node: it wants 5 CPUs and 34.56 GB for its GPU")
+    assert told.reasons[0].text.startswith("CPUs and memory not on one node: it needs 5 CPUs and 34.56 GB for its GPU")
 
 
 def test_tune_gives_the_last_what_is_left_and_says_that_cpus_bind_it(tmp_path):
@@ -102,15 +102,15 @@ def test_tune_gives_the_last_what_is_left_and_says_that_cpus_bind_it(tmp_path):
     assert last.free.cpus == 0
     text = Answer(facts, 2, 1_000.0).text()
     assert "has 4.784 CPUs and 87.28 GB per GPU; uses up to 9.608 CPUs and 87.28 GB" in text
-    assert "speed: 1.59 × that with its proportional share, of at most 3.20 ×" in text
-    assert "bound by: CPUs. Its input is prepared more slowly than its GPUs could take it." in text
+    assert "speed: 1.59 × its speed with the proportional share, at most 3.20 ×" in text
+    assert "bound by: CPUs. They prepare input more slowly than its GPUs could process it." in text
 
 
 def test_a_job_whose_data_is_not_in_memory_is_bound_by_it(tmp_path):
     facts = three(tmp_path, "fifo+proportional", node=NodeType("v", "v100", 1, 8, 240.0, 80 * GB, 500e6))
     found = demand_of(facts, 0)
     assert (found.bound_by, found.speed, found.has) == ("memory", 1.0, Share(30.0, 10 * GB))
-    assert "bound by: memory. Data that is not in it is read more slowly" in Answer(facts, 0, 1_000.0).text()
+    assert "bound by: memory. Data that is not cached in it is read more slowly" in Answer(facts, 0, 1_000.0).text()
 
 
 def test_where_input_is_prepared_as_slowly_as_it_is_read_both_bind(tmp_path):
@@ -125,7 +125,7 @@ def test_of_a_job_that_only_has_a_run_time_nothing_is_known(tmp_path):
     facts = stored(tmp_path, workload([(0, 2, 5_000)]), Cluster((NODE,)), "fifo+tune")
     told = Answer(facts, 0, 1_000.0)
     assert not told.demand.known
-    assert "has 3 CPUs and 62.5 GB per GPU; nothing is known of its speed" in told.text()
+    assert "has 3 CPUs and 62.5 GB per GPU; its speed by CPUs and memory is not known" in told.text()
 
 
 def test_a_request_is_what_a_job_without_a_model_is_measured_by(tmp_path):
@@ -196,7 +196,7 @@ def results(tmp_path_factory):
 
 def test_stored_run_is_explained_with_its_jobs_made_once_more(results, tmp_path, capsys):
     assert main([str(results / "fifo+greedy-0"), "c", "--at", "20m", "--json", str(tmp_path / "why.json")]) == 0
-    assert "Too few CPUs: it wants 9.608 CPUs" in capsys.readouterr().out
+    assert "Too few CPUs: it needs 9.608 CPUs" in capsys.readouterr().out
     told = json.loads((tmp_path / "why.json").read_text())
     assert told["demand"]["wanted"]["cpus"] == pytest.approx(9.608, rel=1e-3)
     assert main([str(results / "fifo+greedy-0"), "a", "--at", "20m"]) == 0
@@ -222,6 +222,6 @@ def test_a_log_that_has_changed_is_refused(results, capsys):
     try:
         log.write_text(text + "d,500,60,1,alexnet\n")
         assert main([str(results / "fifo+greedy-0"), "c"]) == 2
-        assert "its jobs cannot be made once more" in capsys.readouterr().err
+        assert "its jobs cannot be made again" in capsys.readouterr().err
     finally:
         log.write_text(text)

@@ -121,7 +121,7 @@ TWO_TENANTS = cluster(2, virtual_clusters={"a": 8, "b": 8})
     [
         (
             [(0, 6, 3_600), (60, 8, 3_600), (120, 1, 7_200)],
-            *("easy", None, Waiting.BEHIND_RESERVATION, ("Job 1 (8 GPUs)", "by 1.00 h", "declared to run 2.0 h")),
+            *("easy", None, Waiting.BEHIND_RESERVATION, ("Job 1 (8 GPUs)", "by 1.00 h", "estimated to run 2.0 h")),
         ),
         ([(0, 6, 3_600), (60, 4, 3_600)], "backfill", None, Waiting.NO_FREE_GPUS, ("are free: 2", "needs 4")),
         (
@@ -130,7 +130,7 @@ TWO_TENANTS = cluster(2, virtual_clusters={"a": 8, "b": 8})
         ),
         (
             [(0, 6, 3_600), (60, 4, 3_600)],
-            *("sjf", TWO_TENANTS, Waiting.QUOTA, ("8 GPUs (a)", "6 are held", "needs 4")),
+            *("sjf", TWO_TENANTS, Waiting.QUOTA, ("hold 6 of the 8 GPUs", "(a)", "needs 4")),
         ),
     ],
 )
@@ -157,7 +157,7 @@ def test_round_that_decided_is_named_and_a_job_that_came_later_waits_for_the_nex
     rows = [(0, 8, 7_200), (400, 8, 600)]
     ((kind, text),) = told_of(tmp_path, rows, "themis", 1, 500.0).reasons
     assert kind == Waiting.NEXT_DECISION
-    assert "the last was taken at 0.10 h" in text
+    assert "the last was made at 0.10 h" in text
     told = told_of(tmp_path, rows, "themis", 0, 1_000.0)
     assert (told.state, told.decided_s) == ("waiting", 720.0)
     assert told.key == "ρ 0.50"  # (720 + 6,480) ÷ (7,200 × 2): two jobs of 8 GPUs on 8
@@ -196,15 +196,15 @@ def test_stored_run_is_explained_without_its_log(results, tmp_path, capsys):
     assert "started at 2.00 h (2026-01-05 09:00:00) on node 0" in " ".join(printed.split())
     assert json.loads(target.read_text())["state"] == "waiting"
     assert main([str(results / "tiresias-0"), "0", "--at", "30s"]) == 0
-    assert "runs since 0.00 h (2026-01-05 07:00:00) on node 0" in capsys.readouterr().out
+    assert "has run since 0.00 h (2026-01-05 07:00:00) on node 0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["nobody"], "unknown job 'nobody'"),
-        (["c", "--at", "1m"], "--at 1m: job c was only submitted at 120 s."),
-        (["c", "--at", "noon"], "expected a length of time such as 90s, 30m or 2h"),
+        (["c", "--at", "1m"], "--at 1m: job c was submitted later, at 120 s."),
+        (["c", "--at", "noon"], "expected a time since the start, such as 90s, 30m or 2h"),
         (["c", "--json", "/nowhere/why.json"], "/nowhere/why.json: No such file or directory."),
     ],
 )

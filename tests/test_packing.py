@@ -203,13 +203,13 @@ def test_nodes_of_64_gpus_and_jobs_of_no_gpus() -> None:
 @pytest.mark.parametrize(
     ("gpus", "kinds", "current", "pinned", "message"),
     [
-        ([5], [0], [()], None, "the jobs on a need 5 GPUs, the cluster has 4"),
-        ([5], [-1], [()], None, r"jobs of any type need 5 GPUs, each on one type; left of the types are \[4\]"),
+        ([5], [0], [()], None, "the jobs on a need 5 GPUs, but the cluster has 4"),
+        ([5], [-1], [()], None, r"jobs of any type need 5 GPUs, each on one type; the types have \[4\] left"),
         ([1], [1], [()], None, r"gpu_type\[0\] is 1, expected −1 to 0"),
         ([-1], [0], [()], None, r"gpus\[0\] is -1"),
         ([1, 1], [0], [()], None, "have 2, 1, 1 entries"),
         ([1], [0], [((7, 1),)], None, "node 7, which does not exist"),
-        ([1, 1], [0, 0], [((0, 1),), ((0, 1),)], None, "job 1 is said to hold GPUs 0b1 of node 0"),
+        ([1, 1], [0, 0], [((0, 1),), ((0, 1),)], None, "job 1 is listed on GPUs 0b1 of node 0"),
         ([2], [0], [((0, 1),)], [True], "job 0 is pinned to 1 GPUs of a, but is to have 2 of a"),
     ],
 )

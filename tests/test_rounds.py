@@ -120,5 +120,5 @@ def test_refilled_rounds_obey_all_laws_and_keep_their_grid(policy):
 
 @pytest.mark.parametrize("odd", [{"decide_fraction": 0.5}, {"stretch": "log"}, {"start_delay_s": 5.0}])
 def test_refill_asks_for_plain_ticks(odd):
-    with pytest.raises(InputError, match="refill_s: decisions between rounds are carried out at once"):
+    with pytest.raises(InputError, match="refill_s: decisions between rounds are carried out immediately"):
         ExecutionModel(round_s=60.0, refill_s=1.0, **odd)

@@ -1,7 +1,7 @@
-"""From GPU counts to concrete GPUs: on the fullest single node that fits, else on as few nodes as possible.
+"""Places one job: on the fullest single node where it fits, else on as few nodes as possible.
 
-The nodes of each GPU type are kept as one bit mask per number of free GPUs, so that best fit only reads a few integers
-and a lowest set bit: O(GPUs per node), whatever the number of nodes.
+The nodes of each GPU type are kept as one bit mask per number of free GPUs, so that a best fit reads only a few
+integers: O(GPUs per node), whatever the number of nodes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TypePool:
         return None if pairs is None else self.claim_counts(pairs)
 
     def _from_most_free(self, gpus: int) -> list[tuple[int, int]]:
-        """Takes nodes by falling number of free GPUs (in a tie the lowest node number) until there are enough."""
+        """Takes nodes with most free GPUs first (in a tie the lowest node number) until there are enough GPUs."""
         chosen: list[tuple[int, int]] = []
         for free in range(len(self.by_free) - 1, 0, -1):
             nodes = self.by_free[free]
@@ -130,7 +130,7 @@ class TypePool:
 
 
 def whole_nodes(by_free: list[int], of_size: list[int], gpus: int) -> list[tuple[int, int]] | None:
-    """Idle nodes, the largest first, until the rest fits on one further node, the fullest; None if there is none.
+    """Idle nodes, the largest first, plus the fullest node on which the rest fits; None if there is none.
 
     by_free, of_size: masks of the nodes by number of free GPUs and by total number of GPUs.
     """
@@ -188,7 +188,7 @@ def per_node(placed: Placed) -> list[tuple[int, int]]:
 
 
 class Placement:
-    """The free GPUs of a cluster, and the place for each job. A job never mixes GPU types."""
+    """The free GPUs of a cluster, from which jobs are placed. A job never mixes GPU types."""
 
     __slots__ = ("_type_of_node", "pools")
 
@@ -229,7 +229,7 @@ class Placement:
         return None
 
     def take(self, node_gpus: list[tuple[int, int]]) -> Placed:
-        """Claims that many GPUs of each node, which must be free; all nodes have one GPU type."""
+        """Claims that many GPUs of each node, which must be free; all nodes must have the same GPU type."""
         return self._pool_of(node_gpus).claim_counts(node_gpus)
 
     def put_back(self, started: dict[int, Placed], before: Mapping[int, Placed]) -> set[int]:
@@ -253,7 +253,7 @@ class Placement:
         return self._pool_of(placement).claim(placement)
 
     def release(self, placement: Placed) -> None:
-        """Gives a job's GPUs back."""
+        """Frees these GPUs."""
         self._pool_of(placement).release(placement)
 
     def _pool_of(self, on_nodes: Sequence[tuple[int, int]]) -> TypePool:
@@ -261,7 +261,7 @@ class Placement:
 
 
 class Patience:
-    """Waiting jobs by the instant from which their GPUs no longer have to lie together (`Cluster.placement`)."""
+    """Waiting jobs by the instant from which their GPUs may lie apart (`Cluster.placement`)."""
 
     __slots__ = ("_queue", "_serial", "after_s")
 
@@ -272,7 +272,7 @@ class Patience:
         self._serial = itertools.count()
 
     def ends_s(self, job: Job) -> float:
-        """The instant from which the job's GPUs may lie apart; inf for a running job, which is not waiting."""
+        """The instant from which the job's GPUs may lie apart; inf for a running job."""
         if job.gpus == 1 or not self.after_s:
             return 0.0
         return NEVER if job.running else job.waits_since_s + self.after_s

@@ -1,7 +1,7 @@
-"""Places all jobs of a round at once: jobs that keep count and type stay, the rest follow by falling size.
+"""Places all jobs of a round: jobs that keep their number and type of GPUs stay, the others follow by falling size.
 
-Sizes that are powers of two up to a node, or whole nodes, always fit if their total does: by falling size, the free
-GPUs of a node are always a multiple of the next size (if nodes hold a power of two of GPUs and no job is pinned). A job
+Jobs whose sizes are powers of two up to a node, or whole nodes, always fit if their total does: by falling size, the
+free GPUs of a node are a multiple of the next size (if nodes have a power of two of GPUs and no job is pinned). A job
 that finds no room displaces smaller ones, which are placed after it. Other sizes follow the same rule as best-fit
 decreasing, and are spread over nodes only if that fails.
 """
@@ -37,7 +37,8 @@ class Floor:
         self.idle = self.full.copy()
         self.held = [0] * len(current)
         self.at = [-1] * len(current)  # each job's GPU type
-        # A job's GPUs, or those of its smallest piece if it lies askew: it makes room only for larger jobs than this.
+        # A job's GPUs or, if it is askew (on parts of several nodes), those of its smallest part. Only jobs of a larger
+        # size may displace it.
         self.level = self.held.copy()
         self.askew: set[int] = set()
         for job, placed in enumerate(current):
@@ -49,23 +50,23 @@ class Floor:
         for node, mask in placed:
             if not 0 <= node < len(self.idle) or self.idle[node] & mask != mask or not mask:
                 what = "does not exist" if not 0 <= node < len(self.idle) else "lacks those GPUs, or another has them"
-                raise InputError(f"job {job} is said to hold GPUs {mask:#b} of node {node}, which {what}.")
+                raise InputError(f"job {job} is listed on GPUs {mask:#b} of node {node}, which {what}.")
             self.idle[node] ^= mask
         self.held[job] = self.level[job] = gpus_in(placed)
         self.at[job] = self.kinds[placed[0][0]]
         if len(placed) > 1:
             if any(self.kinds[node] != self.at[job] for node, _ in placed):
-                raise InputError(f"job {job} is said to lie on several GPU types, expected one.")
+                raise InputError(f"job {job} is listed on several GPU types, expected one.")
             if not all(mask == self.full[node] for node, mask in placed):
                 self.askew.add(job)
                 self.level[job] = min(mask.bit_count() for _, mask in placed)
 
 
 class Ground:
-    """Free GPUs while a round is being placed: nodes in a stack per number of free GPUs, so a best fit costs O(1).
+    """Free GPUs while a round is being placed, with a stack of nodes per number of free GPUs, so a best fit takes O(1).
 
-    An entry of a stack is valid only while its node still has that many free GPUs. Among equally good nodes the one
-    changed last is taken; `one_job.TypePool` takes the lowest number instead.
+    An entry of a stack is valid only while its node still has that many free GPUs. Among equally good nodes the last
+    changed one is taken; `one_job.TypePool` takes the one with the lowest number instead.
     """
 
     def __init__(self, floor: Floor, pinned: list[bool]) -> None:
@@ -83,14 +84,14 @@ class Ground:
         self.below: dict[int, NDArray[np.int64]] = {}
 
     def leave(self, job: int) -> None:
-        """Takes a job off its GPUs."""
+        """Removes a job from its GPUs."""
         for node, mask in self.floor.current[job]:
             self._set(node, self.mask[node] | mask)
         self.placed[job] = ()
         self.left.add(job)
 
     def place(self, size: int, kind: int, job: int) -> tuple[list[tuple[int, int]] | None, list[int]]:
-        """GPUs for a job without spreading it, or None; and the smaller jobs that were displaced."""
+        """GPUs for a job on as few nodes as possible, or None, and the smaller jobs that were displaced."""
         current, displaced = self.floor.current[job], []
         returns = job in self.left and self.floor.held[job] == size and self.floor.kinds[current[0][0]] == kind
         if returns and job not in self.floor.askew and all(self.mask[node] & mask == mask for node, mask in current):
@@ -116,7 +117,7 @@ class Ground:
         return pieces, displaced
 
     def spread(self, size: int, kind: int) -> list[tuple[int, int]]:
-        """GPUs on the nodes with most free GPUs, the last piece by best fit or all pieces even; the total suffices."""
+        """GPUs on the nodes with most free GPUs, the last part by best fit, or all parts even. Enough must be free."""
         chosen: dict[int, int] = {}
         missing = size
         for free in range(self.floor.largest[kind], 0, -1):
@@ -228,11 +229,11 @@ class Ground:
 
 
 class Packing(NamedTuple):
-    """All jobs of a round on GPUs.
+    """The placement of all jobs of a round.
 
     placed: each job's GPUs, () for none. migrated: jobs that moved although their count and type did not change.
 
-    spread: jobs that this round put on more nodes than necessary, because nothing else was left.
+    spread: jobs that this round placed on more nodes than necessary, because no other GPUs were free.
     """
 
     placed: list[Placed]
@@ -247,7 +248,7 @@ def packing(
     current: Sequence[Placed],
     pinned: NDArray[np.bool_] | None = None,
 ) -> Packing:
-    """The GPUs of every job; deterministic.
+    """Places every job; deterministic.
 
     gpus: (J,), 0 for none. gpu_type: (J,) indices into `cluster.gpu_types`, −1 for any (the job's present type, else
     the first with room). current: each job's present GPUs, () for none. pinned: (J,) jobs that must not move. Raises
@@ -287,9 +288,7 @@ def _types(floor: Floor, gpus: Ints, wanted: Ints, pinned: Bools) -> list[int]:
     for each, spare in enumerate(left):
         if spare < 0:
             total = floor.total[each]
-            raise InputError(
-                f"the jobs on {floor.types[each]} need {total - spare} GPUs, the cluster has {total} of it."
-            )
+            raise InputError(f"the jobs on {floor.types[each]} need {total - spare} GPUs, but the cluster has {total}.")
     open_jobs = np.flatnonzero((given < 0) & (gpus > 0)).tolist()
     kind: list[int] = given.tolist()
     found = _any_type(floor, gpus, open_jobs, left, keepers_first=True)
@@ -298,7 +297,7 @@ def _types(floor: Floor, gpus: Ints, wanted: Ints, pinned: Bools) -> list[int]:
     if found is None:
         sizes = sorted(gpus[open_jobs].tolist(), reverse=True)
         shown = ", ".join(map(str, sizes[:8])) + (", …" if len(sizes) > 8 else "")
-        raise InputError(f"jobs of any type need {shown} GPUs, each on one type; left of the types are {left}.")
+        raise InputError(f"jobs of any type need {shown} GPUs, each on one type; the types have {left} left.")
     for job, chosen in found.items():
         kind[job] = chosen
     return kind

@@ -1,7 +1,7 @@
 """Schedulers, which run policies.
 
-Two kinds of queue make the same decisions for ordering policies: `lanes` on one GPU type without borrowing, and the
-slower `trial` for everything else.
+For ordering policies there are two kinds of queue with the same decisions: `lanes` for one GPU type without borrowing,
+and the slower `trial` for all other clusters.
 """
 
 from __future__ import annotations

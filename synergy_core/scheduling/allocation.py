@@ -1,4 +1,4 @@
-"""Runs an allocation policy: calls it, checks its answer, and turns that into stops and starts."""
+"""Runs an allocation policy: calls it, checks its answer, and turns the answer into stops and starts."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Placer:
     """The GPUs of one cluster and the jobs on them.
 
     free_moves: a job that moves to other nodes but keeps its GPU type and its GPUs per node continues at no cost.
-    packs: whether the policy assumes that a job's GPUs lie together (policies that read goodput do), so that jobs move
-    to make room; else no job moves if GPUs may lie apart at once (`Cluster.placement`: spread, even).
+    packs: whether the policy assumes that a job's GPUs lie together, as policies that read goodput do, so that jobs
+    move to make room. Otherwise no job moves if GPUs may lie apart from the start (`Cluster.placement`: spread, even).
     """
 
     def __init__(self, cluster: Cluster, *, free_moves: bool, packs: bool) -> None:
@@ -66,7 +66,7 @@ class Placer:
         self._placement.release(job.placement)
 
     def changes(self, answer: Allocations, jobs: Sequence[Job], now_s: float) -> Changes:
-        """The changes that give these jobs the answered GPUs; GPUs are claimed and released at once."""
+        """Claims and releases GPUs according to the answer, and returns the changes."""
         if answer.node_gpus is not None:
             chosen = ([(node, int(row[node])) for node in np.flatnonzero(row).tolist()] for row in answer.node_gpus)
             return self._onto(chosen, jobs)
@@ -124,7 +124,7 @@ class Placer:
         return self._onto([per_node(each) for each in placed], [jobs[at] for at in changed], placed)
 
     def _onto(self, chosen: Iterable[NodeGpus], jobs: Sequence[Job], placed: Sequence[Placed] | None = None) -> Changes:
-        """Gives every job these numbers of GPUs of nodes; a job that holds them already continues.
+        """Gives every job these numbers of GPUs on nodes; a job that holds them already continues.
 
         placed: preferred GPUs, used if they are free once jobs have stopped; then a job may swap its nodes at no cost.
         """
@@ -162,16 +162,16 @@ DTYPES = {"Ints": np.int64, "Floats": np.float64, "Bools": np.bool_}
 
 
 def _columns(names: Sequence[str], rows: Sequence[object]) -> dict[str, Sequence[Any]]:
-    """These fields of all rows."""
+    """Returns these fields of all rows, as columns."""
     return dict(zip(names, zip(*map(attrgetter(*names), rows), strict=True), strict=True)) if rows else {}
 
 
 class Snapshots:
-    """Makes states of one cluster. Tenants are numbered in the order of the cluster, then of their first jobs.
+    """Makes the states that policies read. Tenants are numbered in the cluster's order, then by their first jobs.
 
     It keeps the columns of active jobs, in order of their ids, from state to state. What a user requested is read once,
     a waiting job's record once it has changed (`entered`, `changed`), and a running job's every time.
-    It also counts the seconds for which each job, and all jobs together, held each GPU type; records lack this.
+    It also counts the seconds for which each job, and all jobs together, held each GPU type.
     """
 
     def __init__(self, view: type[ClusterState], cluster: Cluster, beliefs: Beliefs | None, *, round_s: float) -> None:
@@ -190,14 +190,14 @@ class Snapshots:
         self._given_s: Floats = np.zeros(len(self._kinds))
 
     def entered(self, job: Job) -> None:
-        """Enters an active job, or one whose spec has changed."""
+        """Enters a job that has become active or whose spec has changed."""
         self._tenant.setdefault(job.virtual_cluster, len(self._tenant))
         self._entered.add(job.job_id)
         if self._beliefs is not None:
             self._received_s.setdefault(job.job_id, [0.0] * len(self._kinds))
 
     def changed(self, job: Job) -> None:
-        """Notes that the job has been stopped."""
+        """Enters that the job has been stopped."""
         self._changed.add(job.job_id)
 
     def left(self, job: Job) -> None:
@@ -205,7 +205,7 @@ class Snapshots:
         self._received_s.pop(job.job_id, None)
 
     def count(self, job: Job, now_s: float) -> None:
-        """Adds what a running job has held since it was last settled."""
+        """Adds the time for which a running job has held its GPUs since it was last settled."""
         if self._beliefs is not None and job.running and now_s > job.settled_s:
             kind = self._cluster.kind_of_node[job.placement[0][0]]
             self._received_s[job.job_id][kind] += now_s - job.settled_s
@@ -245,7 +245,7 @@ class Snapshots:
         return self._view(**found)
 
     def _reorder(self, job_id: Ints) -> None:
-        """Puts the kept rows in the order of these jobs; the rows of new jobs hold anything until they are read."""
+        """Puts the kept rows in the order of these jobs; the rows of new jobs are undefined until they are read."""
         if len(self._job_id):
             before = np.searchsorted(self._job_id, job_id)
             self._kept = {name: column.take(before, axis=0, mode="clip") for name, column in self._kept.items()}
@@ -318,8 +318,7 @@ class AllocationScheduler:
     ) -> None:
         """free_moves: a move costs nothing if GPU type and GPUs per node stay the same; profile: measured models.
 
-        plan_errors: makes the planner all-knowing (`tables.planned_tables`).
-
+        plan_errors: true ÷ planned step times, if the policy knows them (`tables.planned_tables`).
         round_s: from one decision to the next; None: the policy's default.
         """
         self._policy = policy
@@ -347,7 +346,7 @@ class AllocationScheduler:
         if self.beliefs is not None:
             if job.spec is None:
                 raise InputError(
-                    f"policy {self._policy.name} reads goodput, but job {job.job_id} has no model that is known. "
+                    f"policy {self._policy.name} reads goodput, but job {job.job_id} has no known model. "
                     "Type trace.models=mix to draw one for every job."
                 )
             job.task = self.beliefs.task(job.spec)
@@ -380,7 +379,7 @@ class AllocationScheduler:
             self._snapshots.entered(job)
 
     def refresh(self, jobs: Iterable[Job]) -> None:
-        """Fits all outdated models in one call."""
+        """Fits all outdated models of these jobs in one call."""
         if self.beliefs is not None:
             self.beliefs.refresh([job.task for job in jobs if job.task is not None])
 
@@ -451,7 +450,7 @@ class AllocationScheduler:
             if each not in (0, job.gpus) and job.task is None:
                 raise InputError(
                     f"policy {name} gave job {job.job_id} another number of GPUs than its {job.gpus}, "
-                    "and nothing is known of how it would run on them."
+                    "but its speed on them is not known."
                 )
 
     def _stays(self, answer: Allocations, at: int, job: Job) -> bool:
@@ -468,7 +467,7 @@ class AllocationScheduler:
         """Checks that no node gives out more CPUs or memory than it has."""
         assert answer.share is not None
         if answer.node_gpus is None:
-            raise InputError(f"policy {self._policy.name} shared out CPUs and memory, and did not say on which nodes.")
+            raise InputError(f"policy {self._policy.name} shared out CPUs and memory without node_gpus.")
         nodes = self._cluster.node_type_of
         for what, column, has in (
             ("CPUs", 0, [each.cpus for each in nodes]),

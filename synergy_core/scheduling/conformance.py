@@ -1,7 +1,7 @@
 """Runs a policy on small random cases to check the rules of `_check.RULES` that need a scheduler.
 
-`policies._check` checks what needs only the policy's function; policies must not import schedulers, so the rest is
-here. Jobs lose nothing when they are stopped, and train in proportion to their GPUs.
+`policies._check` checks the rules that need only the policy's function. The others are here, because policies must not
+import schedulers. Jobs lose nothing when they are stopped, and train in proportion to their GPUs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from synergy_core.units import GB, grid_ceil, on_grid
 JOBS = (1, 3, 8)
 PATIENCE = 20.0
 """A job starves if it has not ended after this multiple of the time that one GPU would need for all jobs."""
-FEWEST_ROUNDS = 100
+MIN_ROUNDS = 100
 Done = tuple[float, str, int, Placed]
 """An event: instant (s); `start`, `stop` or `finish`; the job's number; the job's GPUs."""
 
@@ -63,28 +63,28 @@ def _order_of(policy: Policy) -> OrderingPolicy | AllocationPolicy:
 
 
 def check_keys(policy: Policy) -> None:
-    """Raises InputError, with file and line, if a policy's key cannot order jobs."""
+    """Raises InputError, with file and line, if keys of a policy cannot order jobs."""
     order = _order_of(policy)
     if not isinstance(order, OrderingPolicy):
         return
     for job in samples():
         try:
             key: Any = order.of_views().key(job)
-        except Exception:  # the sample may not suit the policy; errors with real jobs are reported as it runs
+        except Exception:  # the sample may not suit the policy; errors with real jobs are reported when it runs
             return
         if not isinstance(key, tuple) or any(isinstance(each, float) and math.isnan(each) for each in key):
             file, line = place_of(order.key)
             raise InputError(
-                f"policy {policy.name}: {file}, line {line}: its key is {key!r}, expected a tuple of what can be "
-                "compared, such as (job.submit_time_s,)."
+                f"policy {policy.name}: {file}, line {line}: its key is {key!r}, expected a tuple of values that "
+                "can be compared, such as (job.submit_time_s,)."
             )
 
 
 @contextmanager
 def attributed_to_policy(policy: Policy) -> Iterator[None]:
-    """Reports exceptions raised within, with file and line, as the policy's fault if they are.
+    """Turns exceptions that the policy causes into InputErrors that name the policy, the file and the line.
 
-    They are if the error passed through a file of the policy's functions, or if the policy does not conform.
+    The policy is the cause if the error passed through a file of its functions, or if it does not conform.
     """
     functions = tuple(_order_of(policy).functions.values())
     try:
@@ -175,7 +175,7 @@ class _Work:
         self.check_placements()
 
     def check_placements(self) -> None:
-        """Raises Broken unless held GPUs exist, are held once, are of the type asked for and within quotas."""
+        """Raises Broken unless held GPUs exist, have one holder, are of the requested type and within quotas."""
         machines, quotas = self.machines, self.machines.virtual_clusters
         sizes = [each.gpus_per_node for each in machines.node_type_of]
         used = [0] * machines.nodes
@@ -198,7 +198,7 @@ def _carried_out(policy: Policy, case: PolicyCase) -> list[Done]:
     work, asked = _Work(policy, case), case.jobs
     round_s, rounds = on_grid(policy.round_s), 0
     load_s = sum(each.runs_s * each.gpus for each in asked)
-    latest_s = asked[-1].submit_s + PATIENCE * load_s + FEWEST_ROUNDS * round_s
+    latest_s = asked[-1].submit_s + PATIENCE * load_s + MIN_ROUNDS * round_s
     came, now_s = 0, 0.0
     while came < len(asked) or work.active:
         arrives_s = asked[came].submit_s if came < len(asked) else NEVER

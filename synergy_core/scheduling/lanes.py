@@ -1,12 +1,12 @@
-"""The order book: the jobs under an ordering policy on one GPU type, kept so that a decision never scans the queue.
+"""Queues of an ordering policy on one GPU type, kept such that a decision never scans all waiting jobs.
 
-What is decided at an instant is the *greedy walk*: take the active jobs in the order of their keys, and let each run
-that fits in what is left. Waiting jobs lie in one heap per *form*: a number of GPUs, and whether these may lie apart.
+A decision is the result of the *greedy walk*: take the active jobs in the order of their keys, and run each that fits
+in the GPUs left. Waiting jobs are kept in one heap per *form*: a number of GPUs, and whether these may lie apart.
 If the first job of a form does not fit, no job of that form does, because room only shrinks along the walk.
 
-Where any free GPUs will do (`Cluster.scatter_after_s` is 0), a lane only counts, and its scheduler chooses the GPUs
-after the walk. Where a job's GPUs must lie together, who runs depends on which GPUs are free, so a lane places each job
-as soon as its turn comes. Several GPU types and borrowed quotas are left to `trial.py`, which walks over all jobs.
+If a job may take any free GPUs (`Cluster.scatter_after_s` is 0), a lane only counts GPUs, and its scheduler chooses
+them after the walk. If a job's GPUs must lie together, whether a job fits depends on which GPUs are free, so a lane
+places each job in its turn. For several GPU types and borrowed quotas, `trial.py` walks over all jobs instead.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from synergy_core.policies import OrderingPolicy
 from synergy_core.scheduling.order import Entry, Reservation, expected_end_s, order_key_of
 
 Form = tuple[int, bool]
-"""GPUs, and whether they may lie apart."""
+"""(number of GPUs, whether they may lie apart)."""
 Starts = list[tuple[Job, Placed]]
 NOTHING: Decision[Job] = Decision([], [])
-ANY_FORM = (0, True)
-BLOCK = 256
+ANY_FORM = (0, True)  # the only heap if a job that does not fit blocks all others
+BLOCK = 256  # target number of entries per block of `ByEstimate`
 
 
 class Lane(ABC):
-    """The waiting jobs of a tenant, or of all tenants, and the GPUs that they may have.
+    """The waiting jobs of one tenant, or of all tenants, and the GPUs that they may use.
 
-    placement: the GPUs, which all lanes share. quotas: of the tenants of this lane, GPUs. together: whether a job's
-    GPUs must lie together. left: GPUs of the lane's quota that no job holds. waiting: jobs that wait.
+    placement: the GPUs, which all lanes share. quotas: GPUs by tenant of this lane. together: whether a job's GPUs must
+    lie together. left: GPUs of the lane's quotas that no job holds. waiting: number of waiting jobs.
     """
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement, quotas: dict[str, int]) -> None:
@@ -49,7 +49,7 @@ class Lane(ABC):
         self._now_s = 0.0
 
     def enter(self, job: Job) -> None:
-        """The job waits from now on: it arrived, or was just stopped."""
+        """Enters a job that waits from now on: it has arrived or was just stopped."""
         self.waiting += 1
         if self.together:
             self._patience.begin(job)
@@ -57,45 +57,45 @@ class Lane(ABC):
 
     @abstractmethod
     def _wait(self, job: Job, since_s: float) -> None:
-        """Puts the job where its key and its form, which it has had since that instant, belong."""
+        """Puts the job into the queue of its form, at its key; both hold since the instant `since_s`."""
 
     def _form(self, job: Job) -> Form:
         return job.gpus, not self.together or self._patience.ends_s(job) <= self._now_s
 
     def _relax(self, now_s: float) -> None:
-        """Moves jobs whose patience has ended by `now_s` to the heap of their new form; stale entries leave later."""
+        """Moves jobs whose patience has ended by `now_s` to the queue of their new form; stale entries go later."""
         self._now_s = now_s
         for job in self._patience.over(now_s):
             self._wait(job, now_s)
 
     def leave(self, job: Job) -> None:
-        """A running job has ended; its GPUs are free."""
+        """Frees the GPUs of a running job that has ended."""
         self.pool.release(job.placement)
         self.left += job.gpus
 
     @abstractmethod
     def decide(self, now_s: float) -> Decision[Job]:
-        """The jobs to stop and to start, with their GPUs (`()` if any will do); a job in both lists moves."""
+        """The jobs to stop and to start, with their GPUs (`()` if the scheduler chooses them). A job in both moves."""
 
     def started(self, job: Job, now_s: float) -> None:  # noqa: B027
-        """The job runs from now on, or has moved. Called where its key jumps, or falls at a rate only known then."""
+        """Called when a job has started or moved, if its key jumps or falls with the clock."""
 
     def retry(self) -> None:  # noqa: B027
-        """Another lane's jobs have let GPUs go: any form may fit."""
+        """Another lane has freed GPUs, so that any form may fit again."""
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to decide although nothing happened."""
+        """Whether to decide now although there was no event."""
         return self.next_change_s(now_s) <= now_s
 
     def next_change_s(self, now_s: float) -> float:
-        """When to decide again although nothing happened, `now_s` or later; inf if no such instant is known."""
+        """The instant of the next decision without an event, `now_s` or later; inf if none is known."""
         return self._patience.next_s()
 
 
 class KeepingLane(Lane):
-    """No job is stopped; the smallest key starts first.
+    """A lane without preemption and reservations: jobs start in the order of their keys.
 
-    A job that does not fit blocks its form, or all jobs under backfill "none".
+    A job that does not fit blocks the later jobs of its form or, under backfill "none", all later jobs.
     """
 
     def __init__(self, *of_lane: Any) -> None:
@@ -130,7 +130,7 @@ class KeepingLane(Lane):
                 heaps.remove(of_first)
                 continue
             heappop(of_first)
-            job.ticket = None  # entry and job would keep each other alive
+            job.ticket = None  # a cycle of entry and job would never be freed
             left -= job.gpus
             starts.append((job, placed))
         self.left = left
@@ -145,7 +145,7 @@ def drop_stale(heap: list[Entry]) -> None:
 
 
 class ByEstimate:
-    """Waiting jobs of one form in the order of their keys; blocks find the first below an estimate."""
+    """Waiting jobs of one form in the order of their keys, in blocks that speed up the search by estimate."""
 
     __slots__ = ("_blocks", "_shortest_s")
 
@@ -154,7 +154,7 @@ class ByEstimate:
         self._shortest_s: list[float] = []
 
     def add(self, entry: Entry) -> None:
-        """Puts the entry at its place; a block that grows past twice `BLOCK` is halved."""
+        """Inserts the entry; a block that grows beyond 2 × `BLOCK` is halved."""
         if not self._blocks:
             self._blocks, self._shortest_s = [[entry]], [entry[2].estimate_s]
             return
@@ -171,7 +171,7 @@ class ByEstimate:
         return self._blocks[0][0] if self._blocks else None
 
     def first_within(self, estimate_s: float, but: Job) -> Entry | None:
-        """The entry with the smallest key among those estimated to run at most `estimate_s`, leaving that job out."""
+        """The entry with the smallest key among jobs, except `but`, that are estimated to run at most `estimate_s`."""
         for block, shortest_s in zip(self._blocks, self._shortest_s, strict=True):
             if shortest_s <= estimate_s:
                 for entry in block:
@@ -180,7 +180,7 @@ class ByEstimate:
         return None
 
     def remove(self, entry: Entry) -> None:
-        """Takes the entry out."""
+        """Removes the entry."""
         index = max(bisect_left(self._blocks, [entry]) - 1, 0)
         if index + 1 < len(self._blocks) and self._blocks[index][-1] < entry:
             index += 1
@@ -197,12 +197,12 @@ def _shortest_s(block: list[Entry]) -> float:
 
 
 class EasyLane(Lane):
-    """No job is stopped; each tenant's first job has a reservation that no job behind it may delay, by estimates.
+    """EASY backfilling: each tenant's first waiting job has a reservation that, by estimates, no later job may delay.
 
-    Where GPUs must lie together, tenants share one lane, for their jobs lie on the same nodes: a head waits for GPUs
-    that anybody's jobs hold, and anybody could delay it.
-    A waiting job's ticket is its form and its entry there, a running one's its entry in `_ends`: (expected end, job id,
-    job, when it started, its GPUs), sorted. `_quota_left`: by tenant, GPUs of its quota that no job holds.
+    If GPUs must lie together, all tenants share one lane, because a head may wait for GPUs of any tenant's job, and any
+    job could delay it.
+    A waiting job's ticket is its form and its entry there; a running job's ticket is its entry in the sorted list
+    `_ends`: (expected end, job id, job, start, GPUs). `_quota_left`: by tenant, GPUs of its quota that no job holds.
     """
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement, quotas: dict[str, int]) -> None:
@@ -234,17 +234,17 @@ class EasyLane(Lane):
         job.ticket = None
 
     def _expect_end(self, job: Job, started_s: float, placed: Placed, now_s: float) -> None:
-        """The job has run since `started_s`, on these GPUs."""
+        """Enters the expected end of a job that has run since `started_s` on these GPUs."""
         entry = (expected_end_s(started_s, job.estimate_s, now_s), job.job_id, job, started_s, placed)
         job.ticket = entry
         insort(self._ends, entry)
 
     def _is_overdue(self, now_s: float) -> bool:
-        """Whether a job has outrun what was last expected of it."""
+        """Whether a running job's expected end has passed."""
         return bool(self._ends) and self._ends[0][0] <= now_s
 
     def is_due(self, now_s: float) -> bool:
-        """Also if a running job has outrun what was last expected: the head starts later, and more may run before."""
+        """True also if a job is overdue: then the head starts later, and more jobs may run before it."""
         return super().is_due(now_s) or (self.waiting > 0 and self._is_overdue(now_s))
 
     def decide(self, now_s: float) -> Decision[Job]:
@@ -258,7 +258,7 @@ class EasyLane(Lane):
             promises, held_back = self._start_heads(promises, starts, now_s)
             while promises and self.left and (filler := self._next_filler(promises)) is not None:
                 starts.append(self._start(*filler, promises, now_s))
-                if held_back:  # a head that fits, but would have delayed another, may find other GPUs now
+                if held_back:  # a head that was held back may find GPUs now with which it delays no other head
                     goes_on = True
                     break
         self.waiting -= len(starts)
@@ -271,9 +271,9 @@ class EasyLane(Lane):
     def _start_heads(
         self, promised: dict[str, Reservation], starts: Starts, now_s: float
     ) -> tuple[dict[str, Reservation], bool]:
-        """Lets heads start, the smallest key first; the promises to those that cannot, and whether one that fits waits.
+        """Starts heads by key; returns the promises to the others, and whether one of these fits but was held back.
 
-        promised: what heads were promised before. It holds until a head before them starts.
+        promised: earlier promises to heads; each holds until a head before it starts.
         """
         promises: dict[str, Reservation] = {}
         held_back = False
@@ -293,7 +293,7 @@ class EasyLane(Lane):
         return promises, held_back
 
     def _window_s(self, tenant: str, form: Form, job: Job, promises: dict[str, Reservation]) -> float | None:
-        """How soon the job must end to delay no head, `NEVER` where it need not; None for one that does not fit."""
+        """Maximum run time with which the job delays no head, `NEVER` without limit; None if it does not fit."""
         if form[0] > self._quota_left[tenant]:
             return None
         placed = self.pool.place(*form) if self.together else ()
@@ -306,7 +306,7 @@ class EasyLane(Lane):
     def _start(
         self, tenant: str, form: Form, entry: Entry, promises: dict[str, Reservation], now_s: float
     ) -> tuple[Job, Placed]:
-        """The job, which fits, and its GPUs."""
+        """Starts a job that fits; returns it with its GPUs."""
         job = entry[2]
         placed = self.pool.place(*form) if self.together else ()
         assert placed is not None
@@ -319,7 +319,7 @@ class EasyLane(Lane):
         return job, placed
 
     def _reserve(self, tenant: str, form: Form, head: Job, now_s: float) -> Reservation:
-        """The head's promise, in its present form, by the expected ends of all jobs."""
+        """Makes the promise to a head of this form, by the expected ends of all running jobs."""
         placement = self.placement.copy() if self.together else None
         quota_left = self._quota_left[tenant] if self._has_tenants or placement is None else NEVER
         reservation = Reservation(placement, head, quota_left=quota_left, scattered=form[1])
@@ -330,7 +330,7 @@ class EasyLane(Lane):
         return reservation
 
     def _next_filler(self, promises: dict[str, Reservation]) -> tuple[str, Form, Entry] | None:
-        """The first job that fits and delays no head; heads themselves are no such jobs."""
+        """The first job other than the heads that fits and delays no head."""
         best: tuple[str, Form, Entry] | None = None
         for tenant, queues in self._queues.items():
             for form, queue in queues.items():

@@ -1,5 +1,5 @@
-"""What every queue of jobs in the order of a key needs: keys that compare exactly, the instants at which keys jump,
-expected ends of running jobs, EASY's reservation, and run times predicted from jobs that have ended."""
+"""Functions for queues ordered by a key: keys that compare exactly, instants at which keys jump, expected ends of
+running jobs, EASY's reservation, and run times predicted from jobs that have ended."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Entry = tuple[Any, int, Job]
 
 
 def order_key_of(policy: OrderingPolicy) -> Callable[[Job], Key]:
-    """Jobs' keys as queues compare them: one that falls with the clock has its time on the grid.
+    """The function that computes the keys by which queues compare jobs.
 
-    Waiting jobs are ordered by their keys, running ones by clock + key as of their start, and the two by clock + key.
-    On the grid that sum never rounds (`synergy_core.units`), so two jobs stand in the same order whenever and by
-    whichever they are compared. Off it, two keys could differ and their sums tie: then the order of submission would
-    turn the two round between one comparison and the next. Beyond `MAX_TIME_S`, where sums would round again, a time
-    counts as never.
+    If keys fall with the clock, their times are rounded to the grid. Waiting jobs are compared by their keys, running
+    jobs by clock + key as of their start, and a waiting with a running job by clock + key. On the grid that sum is
+    exact (`synergy_core.units`), so the order of two jobs does not depend on how and when they are compared. Off the
+    grid, the sums of different keys could be equal, and the order of the jobs could change between two comparisons.
+    Times beyond `MAX_TIME_S`, where sums would round again, count as never.
     """
     key_of: Callable[..., Key] = policy.key
     if not policy.falls_while_running:
@@ -33,7 +33,7 @@ def order_key_of(policy: OrderingPolicy) -> Callable[[Job], Key]:
     def on_the_grid(job: Job) -> Key:
         key = key_of(job)
         time_s = key[0]
-        # Between `MAX_TIME_S` and twice that, floats lie a tick apart: the sum is exact for a time on the grid alone.
+        # Between `MAX_TIME_S` and twice that, floats are one tick apart: the sum is exact only for times on the grid.
         if 0.0 <= time_s < MAX_TIME_S and time_s + MAX_TIME_S - MAX_TIME_S == time_s:
             return key
         return (on_grid(time_s) if time_s < MAX_TIME_S else NEVER, *key[1:])
@@ -42,7 +42,7 @@ def order_key_of(policy: OrderingPolicy) -> Callable[[Job], Key]:
 
 
 def next_jump_s(policy: OrderingPolicy, job: Job, now_s: float) -> float | None:
-    """The instant, later than now, at which the job's key next jumps by itself; None if none is known."""
+    """The next instant after now at which the job's key jumps without an event; None if none is known."""
     if policy.next_change is None or (instant_s := policy.next_change(job, now_s)) is None:
         return None
     instant_s, soonest_s = grid_ceil(instant_s), now_s + TICK_S
@@ -50,9 +50,9 @@ def next_jump_s(policy: OrderingPolicy, job: Job, now_s: float) -> float | None:
 
 
 def after_jump(policy: OrderingPolicy, job: Job, instant_s: float) -> Key:
-    """The job's key as of the instant for which a jump was expected, its service and place in its queue settled.
+    """Settles the job at the instant of an expected jump of its key, and returns the key as of then.
 
-    A start that was delayed delays the jump too: then nothing has changed yet.
+    If its start was delayed, the jump is later too, and the key has not changed yet.
     """
     before = policy.key(job)
     job.settle(instant_s)
@@ -66,16 +66,16 @@ def after_jump(policy: OrderingPolicy, job: Job, instant_s: float) -> Key:
 
 
 FIRST_EXTENSION_S = 60.0
-"""First extension of the expected end of an overdue job; each later extension is twice the one before."""
+"""First extension of the expected end of an overdue job; each later extension is twice as long as the one before."""
 
 
 def expected_end_s(started_s: float, estimate_s: float, now_s: float) -> float:
-    """The estimated end of a job or, once that has passed, the first after `now_s` of those 60, 120, 240, … s later.
+    """The estimated end of a running job; if it has passed, the first instant after `now_s` 60, 120, 240, … s later.
 
-    If an overdue job's GPUs counted as free at once, they would be promised to the head of the queue, and everything
-    else that becomes free would go to whoever fits. Tsafrir, Etsion and Feitelson (IEEE TPDS 18(6), 2007, section 3)
-    therefore correct a prediction that proved too short step by step. Doubling the step keeps the expected delay
-    below twice the delay so far.
+    If the GPUs of an overdue job counted as free immediately, they would be promised to the head of the queue, and all
+    other GPUs that become free would go to any job that fits. Tsafrir, Etsion and Feitelson (IEEE TPDS 18(6), 2007,
+    section 3) therefore correct predictions that were too short step by step. Doubling the step keeps the expected
+    delay below twice the delay so far.
     """
     end_s = started_s + estimate_s
     if end_s > now_s:
@@ -87,15 +87,15 @@ def expected_end_s(started_s: float, estimate_s: float, now_s: float) -> float:
 
 
 class Reservation:
-    """EASY's promise to the head of a queue: the earliest instant at which it should fit, by expected ends.
+    """EASY's promise to the head of a queue: it starts at the earliest instant at which it is expected to fit.
 
     Lifka (JSSPP 1995); Mu'alem and Feitelson, IEEE TPDS 12(6), 2001, section 2. A later job may start now if it ends
     before that instant (the *shadow time*) or if the head still fits beside it then.
 
-    placement: a copy that may be changed; None where counts alone decide what fits and every running job counts.
-    quota_left: GPUs of the head's quota that nobody holds now, `NEVER` where no quota binds it. scattered: whether
-    the head's GPUs may lie apart. window_s: seconds until the shadow time, `NEVER` if the head does not fit even when
-    all jobs have ended: then nobody can delay it. `_extra`: GPUs of its quota beyond its need, at the shadow time.
+    placement: a copy that may be changed; None if only GPU counts decide what fits, and all running jobs count.
+    quota_left: GPUs of the head's quota that no job holds now, `NEVER` without a quota. scattered: whether the head's
+    GPUs may lie apart. window_s: seconds until the shadow time, `NEVER` if the head would not fit even if all jobs had
+    ended, so that no job can delay it. `_extra`: GPUs of the quota beyond the head's need at the shadow time.
     """
 
     __slots__ = ("_extra", "_placement", "_scattered", "head", "window_s")
@@ -108,14 +108,14 @@ class Reservation:
         self.window_s = 0.0
 
     def _has_room(self) -> bool:
-        """Whether the head fits, as far as its quota allows it."""
+        """Whether free GPUs suffice for the head, apart from its quota."""
         head, placement = self.head, self._placement
         return placement is None or placement.fits(head.gpus, head.gpu_type, scattered=self._scattered)
 
     def advance(self, running: Iterable[tuple[float, Job, Placed]], now_s: float) -> None:
-        """Finds the shadow time: lets jobs end, in the order of their expected ends, until the head fits.
+        """Finds the shadow time by ending jobs, in the order of their expected ends, until the head fits.
 
-        running: all jobs whose GPUs the head may have, whoever's they are.
+        running: (expected end, job, GPUs) of all jobs whose GPUs the head may use, in the order of expected ends.
         """
         placement, extra, window_s = self._placement, self._extra, 0.0
         for end_s, job, placed in running:
@@ -133,7 +133,7 @@ class Reservation:
         self._extra, self.window_s = extra, window_s
 
     def allows(self, job: Job, placed: Placed) -> bool:
-        """Whether the job may start now: it ends before the shadow time, or leaves room for the head."""
+        """Whether the job may start now, because it ends before the shadow time or leaves room for the head."""
         return job.estimate_s <= self.window_s or self.leaves_room(job, placed)
 
     def leaves_room(self, job: Job, placed: Placed) -> bool:
@@ -149,7 +149,7 @@ class Reservation:
         return fits
 
     def enter(self, job: Job, placed: Placed) -> None:
-        """The job starts now; it counts if it still runs at the shadow time."""
+        """Enters that the job starts now, if it still runs at the shadow time."""
         if job.estimate_s <= self.window_s:
             return
         if self._placement is not None:
@@ -158,24 +158,24 @@ class Reservation:
             self._extra -= job.gpus
 
 
-# Chosen by bench/prediction.py on generated traces; no public log was looked at.
+# Chosen with bench/prediction.py on generated traces; no public log was used.
 PRIOR_JOBS = 4.0
 FADE = 0.9
 
 
 class DurationPredictor:
-    """Run times predicted from jobs that have already ended: by user, virtual cluster and size.
+    """Predicts run times from jobs that have already ended, by user, virtual cluster and size.
 
-    The idea of Helios' QSSF (SC 2021, section 4.2): users submit the same job again and again. The mean of the
+    The idea of Helios' QSSF (SC 2021, section 4.2) is that users submit the same job again and again. The mean of the
     logarithm of the run time is shrunk step by step from all jobs to jobs of this size, of this tenant and size, of
     this user, of this user and size:  m_k = (n_k·mean_k + κ·m_{k−1}) / (n_k + κ),  with n_k the (fading) number of
-    jobs seen. It learns when a job ends and predicts when one arrives, so it never sees a job's own future.
+    jobs seen. It learns when a job ends and predicts when one arrives, so it never uses a job's own future.
 
-    What ends at an instant is learnt after all that arrives at it, in order of job ids: which of two events at one
-    instant a driver reports first changes nothing.
+    Jobs that end at an instant are learnt after all predictions of that instant, in order of job ids, so the order in
+    which a driver reports the events of one instant does not matter.
 
-    prior_jobs: κ, how many jobs the wider group's mean counts for. fade: the weight a job keeps each time another
-    one of its group ends, in (0, 1]; all jobs together do not fade.
+    prior_jobs: κ, the number of jobs for which the wider group's mean counts. fade: factor by which a job's weight
+    falls whenever another job of its group ends, in (0, 1]; the group of all jobs does not fade.
     """
 
     __slots__ = ("_ended", "_fade", "_prior_jobs", "_seen")
@@ -201,7 +201,7 @@ class DurationPredictor:
         return exp(mean)
 
     def ended(self, job: Job, run_s: float, now_s: float) -> None:
-        """A job has ended after running `run_s` seconds: known to those that arrive after `now_s`."""
+        """Enters that a job has ended after running `run_s` seconds; predictions after `now_s` use it."""
         heappush(self._ended, (now_s, job.job_id, job, run_s))
 
     def _learn(self, job: Job, run_s: float) -> None:

@@ -1,12 +1,12 @@
-"""Preemption: what a full walk would decide, from the few jobs that can have changed places (see `lanes.py`).
+"""Lanes with preemption. They find the decision of a full walk (`lanes.py`) from the few jobs that can have changed.
 
-Running jobs lie in one sorted list. A waiting job is let in if and only if it finds room beside the jobs before it.
-Where counts decide, that is: its size is at most the free GPUs plus those of the running jobs with larger keys, and
-then only the shortest tail of that list can change. Where GPUs must lie together, a job may take what no job before it
-holds: on each node, the free GPUs and those of the running jobs with larger keys.
+Running jobs are kept in one sorted list. A waiting job is admitted if and only if it fits beside the jobs before it.
+If only counts matter, it fits if its size is at most the free GPUs plus those of the running jobs with larger keys, and
+admitting it affects only the shortest sufficient tail of the list. If GPUs must lie together, a job may take, on each
+node, the free GPUs and those of the running jobs with larger keys.
 
-Both depend on the jobs before it alone. A job that did not fit in its turn therefore fits no better for what is decided
-after it, and forms that failed are left alone until somebody who runs ends, stops or falls back.
+Both conditions depend only on the jobs before it. A job that did not fit in its turn therefore cannot fit because of
+later decisions, and forms that failed are not tried again until a running job ends, stops or gets a larger key.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from synergy_core.scheduling.order import Entry, after_jump, next_jump_s
 
 
 class PreemptiveLane(Lane):
-    """Running jobs give way to waiting ones with smaller keys; any free GPUs will do.
+    """Waiting jobs with smaller keys displace running jobs; a job may take any free GPUs.
 
     A job's ticket is its entry in a heap or in the running list; a heap entry that is no longer its job's ticket is
-    stale and is dropped when it surfaces.
-    `_untried`: the heaps whose first job may fit. The first job of any other did not fit when last tried, and since
-    then nothing was freed and no running job fell back; as time passes, running jobs only gain on waiting ones.
-    `_first`: the waiting job with the smallest key, or None if it must be looked for.
-    `_changes`: (when a key next jumps, serial number, job, its ticket). `_started`: (job, ticket, when it started) of
-    jobs whose keys are computed again before the next decision: a restart is paid anew, or nodes differ, and how long
-    a job has left is known once the driver has carried its start out.
+    stale and is dropped when it reaches the top.
+    `_untried`: the heaps whose first job may fit. The first job of any other heap did not fit when last tried, and no
+    GPUs were freed and no running job got a larger key since; keys that fall with the clock favour running jobs.
+    `_first`: the waiting job with the smallest key, or None if unknown.
+    `_changes`: (instant of a key's next jump, serial number, job, its ticket). `_started`: (job, ticket, start) of jobs
+    whose keys are computed again before the next decision, because a start changes the time that a job has left, which
+    is known once the driver has carried the start out.
     """
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement, quotas: dict[str, int]) -> None:
@@ -95,16 +95,16 @@ class PreemptiveLane(Lane):
             self._started.append((job, job.ticket, now_s))
 
     def _expect_change(self, job: Job, now_s: float) -> None:
-        """Notes the instant at which the job's key next jumps; the job has just entered, started or jumped."""
+        """Enters the instant at which the job's key next jumps; the job has just entered, started or jumped."""
         instant_s = next_jump_s(self.policy, job, now_s)
         if instant_s is not None:
             heappush(self._changes, (instant_s, next(self._serial), job, job.ticket))
 
     def next_change_s(self, now_s: float) -> float:
-        """The next instant at which a key jumps and somebody waits for it; inf if none is known.
+        """The next instant at which a key jumps, if jobs wait; inf if none is known.
 
-        Jumps that are due by now are entered; `now_s` where one of them can change who runs. While nobody waits,
-        nothing hangs on a jump: it is entered late, as of its instant.
+        Applies the jumps that are due, and returns `now_s` if one of them can change which jobs run. While no job
+        waits, jumps do not matter; they are applied later, as of their instants.
         """
         if not self.waiting:
             return NEVER
@@ -118,9 +118,9 @@ class PreemptiveLane(Lane):
         return changes[0][0] if changes else NEVER
 
     def _apply_changes(self, now_s: float) -> bool:
-        """Enters the jumps that were due by now; whether any of them can change who runs.
+        """Applies the jumps that are due; returns whether any of them can change which jobs run.
 
-        None does of a running job that still stands before all that wait.
+        The jump of a running job that stays before all waiting jobs cannot.
         """
         matters = False
         changes = self._changes
@@ -140,7 +140,7 @@ class PreemptiveLane(Lane):
                     if self._first is None:
                         self._first = self._first_waiting()
                     matters = self._first is not None and self._first < entry
-            next_s = next_jump_s(self.policy, job, job.settled_s)  # up to then, or to the jump, it is settled
+            next_s = next_jump_s(self.policy, job, job.settled_s)  # `after_jump` has settled it
             if next_s is None:
                 heappop(changes)
             else:
@@ -174,7 +174,7 @@ class PreemptiveLane(Lane):
         stopped: dict[int, Job] = {}
         started: dict[int, Job] = {}
         displaced: dict[int, Entry] = {}
-        # Where counts decide, who was displaced finds room only after a later job has displaced others too.
+        # If only counts matter, a displaced job fits again only after a later job has displaced other jobs too.
         returning = displaced if self.together else {}
         while (here := self._next_admitted(now_s, returning)) is not None:
             _, job_id, job = here
@@ -184,7 +184,7 @@ class PreemptiveLane(Lane):
                 self.waiting -= 1
             left = self.left
             gone = self._let_in(here)
-            if gone and (self.together or self.left > left):  # that may be enough for others behind the job
+            if gone and (self.together or self.left > left):  # the freed GPUs may be enough for later jobs
                 self.retry()
                 if displaced:
                     returning = displaced
@@ -196,16 +196,16 @@ class PreemptiveLane(Lane):
         return self._answer(stopped, started, now_s) if started else NOTHING
 
     def _answer(self, stopped: dict[int, Job], started: dict[int, Job], now_s: float) -> Decision[Job]:
-        """The decision. Jobs that were stopped and found room again keep running where they are."""
+        """The decision. Jobs that were displaced and admitted again keep running on their GPUs."""
         return Decision(
             [(job, job.placement) for job_id, job in stopped.items() if job_id not in started],
             [(job, ()) for job_id, job in started.items() if job_id not in stopped],
         )
 
     def _next_admitted(self, now_s: float, displaced: dict[int, Entry]) -> Entry | None:
-        """The first job of the walk that is not running but fits, as an entry of the running list.
+        """The first job of the walk that is not running but fits, as an entry for the running list.
 
-        A key that falls with the clock stands there as the instant at which it reaches zero.
+        In the running list, a key that falls with the clock is the instant at which it reaches zero.
         """
         self._first = None
         best: Entry | None = None
@@ -242,7 +242,7 @@ class PreemptiveLane(Lane):
         return best
 
     def _fits(self, here: Entry, free: int) -> bool:
-        """Whether so many free GPUs and those of the running jobs behind this position are enough."""
+        """Whether the free GPUs and those of the running jobs behind this position are enough."""
         need = here[2].gpus - free
         for behind in reversed(self._running):
             if need <= 0 or behind < here:
@@ -251,10 +251,10 @@ class PreemptiveLane(Lane):
         return need <= 0
 
     def _let_in(self, here: Entry) -> list[Entry]:
-        """Lets the job in, which fits; returns those that had to go.
+        """Admits a job that fits; returns the jobs that it displaced.
 
-        Running jobs release their GPUs, the last in order first, until it fits. Then each that still leaves it room
-        takes them back, the first in order first.
+        Running jobs release their GPUs, the last in order first, until the job fits. Then, from the first in order,
+        each of them that still leaves it room takes them back.
         """
         running, job = self._running, here[2]
         left = self.left - job.gpus
@@ -279,10 +279,10 @@ class PreemptiveLane(Lane):
 
 
 class PreemptiveNodeLane(PreemptiveLane):
-    """The same where a job's GPUs must lie together. Displaced jobs may find other GPUs at once: then they move.
+    """Like `PreemptiveLane` if a job's GPUs must lie together. Displaced jobs that fit on other GPUs move there.
 
     `_on_node`: by node, its running jobs' entries and their GPUs there, in order. `_given`: the GPUs of jobs that the
-    present decision lets in.
+    present decision admits.
     """
 
     def __init__(self, *of_lane: Any) -> None:
@@ -310,7 +310,7 @@ class PreemptiveNodeLane(PreemptiveLane):
         entry[2].ticket = entry
 
     def _answer(self, stopped: dict[int, Job], started: dict[int, Job], now_s: float) -> Decision[Job]:
-        """The decision. Jobs that found other GPUs move, unless only the numbers of their nodes' GPUs differ."""
+        """The decision. Jobs admitted again on other GPUs move, unless only the GPUs within their nodes differ."""
         given, self._given = self._given, {}
         back = {job_id: job.placement for job_id, job in stopped.items() if job_id in started}
         stay = self.placement.put_back(given, back)
@@ -322,11 +322,11 @@ class PreemptiveNodeLane(PreemptiveLane):
         )
 
     def _has_room(self, gpus: int, scattered: bool) -> bool:
-        """Whether quota and GPUs are free."""
+        """Whether quota and free GPUs suffice."""
         return gpus <= self.left and self.pool.find(gpus, scattered) is not None
 
     def _fits(self, here: Entry, free: int) -> bool:
-        """Whether the GPUs that no job before this position holds are enough, and lie as they must."""
+        """Whether GPUs that no job before this position holds are enough and, if required, lie together."""
         gpus, scattered = self._form(here[2])
         if self._has_room(gpus, scattered):
             return True
@@ -336,7 +336,7 @@ class PreemptiveNodeLane(PreemptiveLane):
         if scattered:
             return super()._fits(here, pool.gpus)
         one_node = gpus < len(pool.by_free)
-        enough = gpus if one_node else len(pool.by_free)  # no node has as many
+        enough = gpus if one_node else len(pool.by_free)  # more than any node has
         by_room, free_on = [0] * len(pool.by_free), pool.free_count
         for node, held in self._on_node.items():
             room = free_on[node]
@@ -378,9 +378,10 @@ class PreemptiveNodeLane(PreemptiveLane):
         return gone
 
     def _likely(self, here: Entry, gpus: int, scattered: bool) -> list[Entry]:
-        """The running jobs, in order, of which some must go; for one node those on the first that can be had.
+        """The running jobs, in order, some of which are displaced.
 
-        That is the node on which the fewest of the last jobs must go; those elsewhere would let go and stay.
+        If the job needs part of one node, only the jobs on the best node: the one where the displaced jobs come latest
+        in the order. Jobs on other nodes would release their GPUs and take them back.
         """
         quota_is_short = self.left < gpus and self.left != self.pool.gpus
         if scattered or gpus >= len(self.pool.by_free) or quota_is_short:

@@ -1,7 +1,7 @@
-"""Why a job was stopped, which each decision tells, and why a job waits, asked of a snapshot of all active jobs.
+"""The reasons why jobs are stopped, known at each decision, and why they wait, found from a snapshot of active jobs.
 
-No decision computes why jobs wait: on whole logs there are millions of pairs of a decision and a waiting job. That
-follows from the jobs' records, whoever keeps them, so it is found when somebody asks.
+Decisions do not compute why jobs wait, because whole logs have millions of pairs of a decision and a waiting job. The
+reasons follow from the jobs' records, so they are computed on demand.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Waiting(Enum):
     FRAGMENTED = "enough GPUs are free, but not on few enough nodes"
     BEHIND_HEAD = "the first job that waits does not fit, and no job may overtake it"
     BEHIND_RESERVATION = "starting it would delay a job at the head of the queue"
-    NO_SHARE = "no node with free GPUs has the CPUs and the memory that it wants"
+    NO_SHARE = "no node with free GPUs has the CPUs and the memory that the job needs"
     NEXT_DECISION = "the next decision may start it"
 
 
 class Stopped(IntEnum):
-    """Why a running job was stopped; the numbers stand in events.parquet, where 0 is "not stopped"."""
+    """Why a running job was stopped. The numbers are stored in events.parquet, where 0 means "not stopped"."""
 
     MOVED = 1
     RESIZED = 2
@@ -55,25 +55,25 @@ class Stopped(IntEnum):
 
 
 STOPPED_IN_WORDS = {
-    Stopped.MOVED: "it goes on at once on other GPUs",
-    Stopped.RESIZED: "it goes on at once on another number of GPUs",
-    Stopped.REPLANNED: "it goes on at once on the same GPUs under another parallel plan",
-    Stopped.OUTRANKED: "its policy gives the GPUs to jobs with a better key, or that are worth more to the allocator",
-    Stopped.EVICTED: "its GPUs failed or were taken away without a decision",
+    Stopped.MOVED: "it continues immediately on other GPUs",
+    Stopped.RESIZED: "it continues immediately on another number of GPUs",
+    Stopped.REPLANNED: "it continues immediately on the same GPUs under another parallel plan",
+    Stopped.OUTRANKED: "its policy gave the GPUs to jobs with a better key or of more value to the allocator",
+    Stopped.EVICTED: "its GPUs failed or were removed without a decision",
 }
 
 
-def why_stopped(held: Placed, given: Placed) -> Stopped:
-    """Why a decision stopped a job that held some GPUs and is given others at once, () for none."""
-    if not given:
+def why_stopped(held: Placed, new: Placed) -> Stopped:
+    """Why a decision stopped a job that held these GPUs. new: GPUs on which it continues immediately, () for none."""
+    if not new:
         return Stopped.OUTRANKED
-    if given == held:
+    if new == held:
         return Stopped.REPLANNED
-    return Stopped.MOVED if gpus_in(given) == gpus_in(held) else Stopped.RESIZED
+    return Stopped.MOVED if gpus_in(new) == gpus_in(held) else Stopped.RESIZED
 
 
 class Reason(NamedTuple):
-    """Why a job waits, and a sentence that says so with the numbers of that instant."""
+    """Why a job waits, and a sentence on it with the numbers of that instant."""
 
     kind: Waiting
     text: str
@@ -81,7 +81,7 @@ class Reason(NamedTuple):
 
 MAX_NODES_NAMED = 4
 SLACK = 1e-6
-"""What is left of a node's CPUs or memory counts as none below this fraction: it is a rounding error."""
+"""Free CPUs or memory below this fraction of the node's count as zero, because of rounding."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Snapshot(Generic[AnyJob]):
 
     @cached_property
     def _ordered(self) -> tuple[list[AnyJob], dict[int, str]]:
-        """The jobs that compete for GPUs, the first first, and their keys in words."""
+        """The jobs that compete for GPUs, in order, and their keys in words."""
         policy = self.policy.order if isinstance(self.policy, SharingPolicy) else self.policy
         if isinstance(policy, OrderingPolicy):
             competing = self.jobs if self.policy.preemptive else [job for job in self.jobs if not job.running]
@@ -125,8 +125,8 @@ class Snapshot(Generic[AnyJob]):
             return self._ranked(policy.line, EstimatedClusterState, "ρ")
         if policy.rank is None:
             raise InputError(
-                f"policy {policy.name} does not say by what it ranks jobs, so nothing can be told of its order; "
-                "name a function with rank=… where it is registered."
+                f"policy {policy.name} has no ranking function, so its order cannot be explained. Register it with "
+                "rank=FUNCTION."
             )
         return self._ranked(policy.rank, policy.view, policy.rank_name)
 
@@ -145,15 +145,15 @@ class Snapshot(Generic[AnyJob]):
 
     @property
     def key_words(self) -> dict[int, str]:
-        """By job id, what the policy orders the job by."""
+        """By job id, the key by which the policy orders the job, in words."""
         return self._ordered[1]
 
     def lane(self, job: Job) -> str:
-        """The tenant whose quota the job competes for; "" where it competes with everybody."""
+        """The tenant whose quota the job competes for; "" if it competes with all jobs."""
         return job.virtual_cluster if self._quotas else ""
 
     def line(self, job: Job) -> list[AnyJob]:
-        """The jobs of the job's lane, the first first."""
+        """The jobs of the job's lane, in order."""
         lane = self.lane(job)
         return [each for each in self._ordered[0] if not lane or each.virtual_cluster == lane]
 
@@ -161,10 +161,10 @@ class Snapshot(Generic[AnyJob]):
     def _quotas(self) -> dict[str, int]:
         return {} if self.cluster.borrowing else self.cluster.virtual_clusters
 
-    # Why
+    # Reasons
 
     def why(self, job: Job) -> list[Reason]:
-        """What keeps a waiting job from running; [] if the next decision may start it."""
+        """The reasons why a waiting job does not run; [] if the next decision may start it."""
         policy = self.policy
         if isinstance(policy, OrderingPolicy) and not policy.preemptive:
             room = self._no_room(Waiting.NO_FREE_GPUS, self.placement, job, scattered=self._may_scatter(job))
@@ -197,7 +197,7 @@ class Snapshot(Generic[AnyJob]):
         return placement
 
     def _may_scatter(self, job: Job) -> bool:
-        """Whether the job takes GPUs that lie apart by now."""
+        """Whether the job accepts GPUs that lie apart by now."""
         return Patience(self.cluster).ends_s(job) <= self.now_s
 
     def _over_quota(self, job: Job, holders: Iterable[Job]) -> Reason | None:
@@ -206,7 +206,7 @@ class Snapshot(Generic[AnyJob]):
         quota = self._quotas.get(tenant, 0) if self._quotas else NEVER
         if held + job.gpus <= quota:
             return None
-        text = f"of its tenant's {quota} GPUs ({tenant}), {held} are held by jobs before it; it needs {job.gpus}"
+        text = f"jobs before it hold {held} of the {quota} GPUs of its tenant ({tenant}); it needs {job.gpus}"
         return Reason(Waiting.QUOTA, f"Quota: {text}.")
 
     def _no_room(self, kind: Waiting, placement: Placement, job: Job, *, scattered: bool) -> Reason | None:
@@ -220,23 +220,23 @@ class Snapshot(Generic[AnyJob]):
             several = " of one type" if len(pools) > 1 and not job.gpu_type else ""
             return Reason(kind, f"Too few GPUs{of_type or several} are {what}: {most}; it needs {job.gpus}.")
         where = free_in_words(free_gpus(placement, job.gpu_type))
-        text = f"they lie apart ({where}), and the cluster's placement does not give it {job.gpus} there"
+        text = f"they lie apart ({where}), and the cluster's placement rule does not allow {job.gpus} GPUs there"
         return Reason(Waiting.FRAGMENTED, f"Enough GPUs{of_type} are {what}, but {text}.")
 
     def _behind_head(self, job: Job) -> Reason | None:
         head = self.line(job)[0]
-        text = f"{_first(head)} does not fit, and nobody overtakes it."
+        text = f"{_first(head)} does not fit, and no job may overtake it."
         return None if head is job else Reason(Waiting.BEHIND_HEAD, text)
 
     def _heads_before(self, job: Job) -> Iterable[Job]:
-        """The first of each tenant that waits, up to the job itself: EASY lets nobody behind them delay them."""
+        """Each tenant's first waiting job before this job; under EASY, jobs behind these heads may not delay them."""
         heads: dict[str, Job] = {}
         for each in self._ordered[0]:
             heads.setdefault(each.virtual_cluster if self.cluster.virtual_clusters else "", each)
         return itertools.takewhile(lambda head: head is not job, heads.values())
 
     def _would_delay(self, job: Job, head: Job) -> Reason | None:
-        """Whether EASY's promise to the head keeps the job from starting."""
+        """A reason if EASY's promise to the head prevents the job from starting."""
         now_s, quotas, tenant = self.now_s, self._quotas, head.virtual_cluster
         ends = [(expected_end_s(each.settled_s, each.estimate_s, now_s), each, each.placement) for each in self.running]
         used = sum(each.gpus for each in self.running if each.virtual_cluster == tenant)
@@ -256,13 +256,13 @@ class Snapshot(Generic[AnyJob]):
             return Reason(Waiting.BEHIND_RESERVATION, f"{promised}.")
         if reservation.allows(job, placed):
             return None
-        declared = f"this job, declared to run {format_duration(job.estimate_s)}, would still hold GPUs that it needs"
+        declared = f"this job, estimated to run {format_duration(job.estimate_s)}, would still hold GPUs that it needs"
         return Reason(Waiting.BEHIND_RESERVATION, f"{promised}; {declared}.")
 
     # CPUs and memory
 
     def hosts(self, holders: Iterable[Job]) -> Hosts:
-        """What is free of nodes' GPUs, CPUs and memory once these jobs have theirs."""
+        """The nodes' GPUs, CPUs and memory that are free once these jobs have theirs."""
         hosts = Hosts(SharingRound([], self.cluster, self.needs.quotas(), self.cluster.scatter_after_s == 0))
         for job in holders:
             asked = self.needs.asked(job)
@@ -270,7 +270,7 @@ class Snapshot(Generic[AnyJob]):
         return hosts
 
     def _no_share(self, job: Job, ahead: Sequence[Job]) -> Reason | None:
-        """Whether jobs ahead leave it GPUs, and no node the share that it wants."""
+        """A reason if jobs ahead leave enough GPUs, but no node with the share that the job needs."""
         hosts, asked = self.hosts(ahead), self.needs.asked(job)
         for kind in asked.kinds:
             wanted = asked.wanted[kind]
@@ -282,31 +282,31 @@ class Snapshot(Generic[AnyJob]):
             each = f"each of its {job.gpus} GPUs" if job.gpus > 1 else "its GPU"
             gpu_type = self.cluster.gpu_types[kind]
             nodes = [at for at, gpus in enumerate(hosts.gpus) if gpus and self.cluster.type_of_node[at] == gpu_type]
-            nodes.sort(key=lambda node: (-hosts.gpus[node], node))  # those with most free GPUs first
+            nodes.sort(key=lambda node: (-hosts.gpus[node], node))
             left = [
                 f"{format_gpus(hosts.gpus[node])}, {format_share(*free_share(hosts, node))} on node {node}"
                 for node in nodes[:MAX_NODES_NAMED]
             ]
             if (more := len(nodes) - MAX_NODES_NAMED) > 0:
                 left.append(f"and fewer GPUs on {more} more node{'s' * (more > 1)}")
-            text = f"it wants {format_share(*wanted)} for {each}, and jobs ahead of it leave {'; '.join(left)}"
+            text = f"it needs {format_share(*wanted)} for {each}, and jobs ahead of it leave {'; '.join(left)}"
             return Reason(Waiting.NO_SHARE, f"{named[0].upper()}{named[1:]}: {text}.")
         return None
 
 
 def _first(head: Job) -> str:
-    return f"Job {head.job_id} ({format_gpus(head.gpus)}), the first that waits,"
+    return f"Job {head.job_id} ({format_gpus(head.gpus)}), the first in the queue,"
 
 
 def free_gpus(placement: Placement, gpu_type: str = "") -> dict[int, int]:
-    """Free GPUs by node, of a type or of all, where there are any; the most first."""
+    """Free GPUs of one type, or of all, by node; nodes with most free GPUs first, without those that have none."""
     pools = [placement.pools[gpu_type]] if gpu_type else placement.pools.values()
     nodes = [(node, free) for pool in pools for node, free in pool.free_count.items() if free]
     return dict(sorted(nodes, key=lambda each: (-each[1], each[0])))
 
 
 def free_in_words(free: dict[int, int]) -> str:
-    """`6 GPUs, on 3 nodes: 3 + 2 + 1`."""
+    """Returns `6 GPUs, on 3 nodes: 3 + 2 + 1`."""
     if not free:
         return "none"
     sizes = sorted(free.values(), reverse=True)
@@ -316,7 +316,7 @@ def free_in_words(free: dict[int, int]) -> str:
 
 
 def free_share(hosts: Hosts, node: int) -> Share:
-    """CPUs and memory of a node that no job holds. Amounts within rounding of zero count as none."""
+    """CPUs and memory of a node that no job holds; rounding errors count as zero."""
     has = hosts.nodes[node]
     cpus = hosts.cpus[node] if hosts.cpus[node] > SLACK * has.cpus else 0.0
     return Share(cpus, hosts.memory[node] if hosts.memory[node] > SLACK * has.memory_bytes else 0.0)

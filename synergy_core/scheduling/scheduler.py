@@ -29,17 +29,17 @@ from synergy_core.units import TICK_S
 def stops_jobs(policy: str) -> InputError:
     """The error for a preemptive ordering policy with jobs that may not be stopped."""
     return InputError(
-        f"policy {policy} stops running jobs, and some jobs may not be stopped once they run. Leave {policy} out, or "
-        "let such jobs be stopped (in the simulator, truth.not_preemptible=[])."
+        f"policy {policy} stops running jobs, but some jobs may not be stopped once they run. Leave {policy} out, or "
+        "allow all jobs to be stopped (in the simulator, truth.not_preemptible=[])."
     )
 
 
 class OrderingScheduler:
     """Runs an ordering policy in lanes: one per tenant with a quota, or a single one.
 
-    If lanes do not suit the cluster, or with `walks`, one `WalkLane` decides by walks over all jobs. `_only`: the
+    On several GPU types, with borrowing, or with `walks`, one `WalkLane` decides by walks over all jobs. `_only`: the
     single lane, or None. `_dirty`: tenants whose lanes had events, in order. `_chooses_gpus`: whether lanes only count
-    GPUs.
+    GPUs, so that this class chooses them.
     """
 
     last = None
@@ -106,7 +106,7 @@ class OrderingScheduler:
         job.stopped(now_s)
 
     def _freed(self, tenant: str) -> None:
-        """Marks lanes that freed GPUs concern: other tenants' lanes only if GPUs must lie together."""
+        """Marks the lanes for which freed GPUs matter; other tenants' lanes only if GPUs must lie together."""
         if not self._together:
             self._dirty[tenant] = None
             return
@@ -182,13 +182,13 @@ class Scheduler(Protocol[AnyJob]):
         """A job was submitted."""
 
     def finish(self, job: AnyJob, now_s: float) -> None:
-        """A running job has ended and holds nothing any more, or a stopped job will not return."""
+        """A running job has ended and holds no GPUs any more, or a stopped job will not return."""
 
     def requeue(self, job: AnyJob) -> None:
         """A stopped job's progress is settled, and it waits. Not called for a job that starts elsewhere."""
 
     def evicted(self, job: AnyJob, now_s: float) -> None:
-        """A running job has lost its GPUs involuntarily and waits. No `requeue` follows."""
+        """A running job has lost its GPUs without a decision and waits. No `requeue` follows."""
 
     def respecified(self, job: AnyJob) -> None:
         """The job has a new spec, because prior knowledge about its model has changed."""
@@ -204,7 +204,7 @@ class Scheduler(Protocol[AnyJob]):
 
     @property
     def waiting(self) -> int:
-        """Waiting jobs."""
+        """The number of waiting jobs."""
 
     @property
     def last(self) -> tuple[ClusterState, Allocations] | None:

@@ -1,4 +1,4 @@
-"""Runs an order and a mechanism: calls them once per round, checks the answer, turns it into stops and starts."""
+"""Runs an order with a mechanism: calls both once per round, checks the answer, turns it into stops and starts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from synergy_core.scheduling.order import DurationPredictor, Entry, after_jump, 
 from synergy_core.units import GB
 
 REMEMBERED = 4_096
-"""Size of the cache of identical jobs' speeds by GPU type and share: what is left of a node takes few values."""
+"""Cache size for the speeds of identical jobs by GPU type and share; few different shares occur."""
 MAX_KNOWN = 10_000
-"""Size of the cache of answers: hardly any two jobs are identical if input speeds are learned."""
+"""Cache size for `Need`s. If input speeds are learned, hardly any two jobs are identical."""
 
 
 class Need(NamedTuple):
@@ -39,7 +39,7 @@ class Need(NamedTuple):
 
 
 class InputProfile(NamedTuple):
-    """How a job's input is prepared. gpu_slowdown: its GPUs' time relative to what the requested rate says."""
+    """How a job's input is prepared. gpu_slowdown: GPU time of a step ÷ the time by the requested rate."""
 
     spec: JobSpec
     pipeline: InputPipeline
@@ -47,10 +47,10 @@ class InputProfile(NamedTuple):
 
 
 class Needs:
-    """The shares that jobs of a cluster need, by their profiles; identical jobs share one answer.
+    """Computes the shares that jobs need, from their profiles; identical jobs share one cached answer.
 
-    A job without a profile needs what it requested; one that requested nothing gets its proportional share and is
-    equally fast with any share. learns_input: profiles are unknown, and a job has none before its first report.
+    A job without a profile needs what it requested. A job that requested nothing gets its proportional share and is
+    equally fast with any share. learns_input: a job has no profile before its first report.
     """
 
     def __init__(self, cluster: Cluster, *, learns_input: bool = False) -> None:
@@ -87,29 +87,29 @@ class Needs:
         return InputProfile(spec, task.pipeline, task.gpu_slowdown)
 
     def asked(self, job: Job) -> Applicant:
-        """The job as a mechanism sees it now."""
+        """The job's present request, as a mechanism reads it."""
         held = tuple((node, mask.bit_count()) for node, mask in job.placement)
         kinds: tuple[int, ...] = tuple(range(len(self._nodes)))
         if job.gpu_type in self._kinds:
             kinds = (self._kinds[job.gpu_type],)
         elif held:
-            at = self._kinds[self._cluster.type_of(held)]
-            kinds = (at, *(each for each in kinds if each != at))
+            own = self._kinds[self._cluster.type_of(held)]
+            kinds = (own, *(each for each in kinds if each != own))
         wanted, due, speed = self._need(job)
         tenant = self._tenants[job.virtual_cluster] if self._tenants else 0
         return Applicant(job.gpus, kinds, wanted, due, tenant, held, job.share if held else None, speed)
 
     def _need(self, job: Job) -> Need:
         profile = self.profile(job)
-        asked: tuple[object, ...] = (job.gpus, job.requested)
-        if profile is not None:  # all that `_made` reads of the job
+        key: tuple[object, ...] = (job.gpus, job.requested)
+        if profile is not None:  # everything that `_made` reads
             spec = profile.spec
-            asked += (profile.pipeline, profile.gpu_slowdown, spec.requested_batch, *spec.requested_rate.items())
-        if asked not in self._known:
+            key += (profile.pipeline, profile.gpu_slowdown, spec.requested_batch, *spec.requested_rate.items())
+        if key not in self._known:
             if len(self._known) == MAX_KNOWN:
                 self._known.clear()
-            self._known[asked] = self._made(profile, job.gpus, job.requested)
-        return self._known[asked]
+            self._known[key] = self._made(profile, job.gpus, job.requested)
+        return self._known[key]
 
     def _made(self, profile: InputProfile | None, gpus: int, requested: Share | None) -> Need:
         wanted: list[Share] = []
@@ -131,10 +131,10 @@ class Needs:
 
 
 def _as_requested(requested: Share | None, own: Share) -> tuple[Share, Callable[[Share], float]]:
-    """The share requested by a job that only has a run time, and its speed with a share, relative to `own`.
+    """The share that a job with only a run time needs, and its speed with a given share, relative to `own`.
 
-    With fewer CPUs it is assumed to run slower in proportion. Less memory does not slow it, since logs do not say how
-    much of its request it uses. A job that requested nothing is equally fast with any share.
+    With fewer CPUs the job is assumed to be slower in proportion. Less memory does not slow it down, because logs do
+    not say how much of its request it uses. A job that requested nothing is equally fast with any share.
     """
 
     def speed(share: Share) -> float:
@@ -144,7 +144,7 @@ def _as_requested(requested: Share | None, own: Share) -> tuple[Share, Callable[
 
 
 def _fed(profile: InputProfile, gpus: int, node: NodeType, own: Share) -> tuple[Share, Callable[[Share], float]]:
-    """The smallest share that gives a job full speed on such nodes, packed; and its speed, relative to `own`."""
+    """The smallest share that gives a packed job full speed on such nodes, and its speed relative to `own`."""
     spec, pipeline, slowdown = profile
     node_gpus = min(gpus, node.gpus_per_node, gpus % node.gpus_per_node or node.gpus_per_node)
     storage = node.storage_bytes_per_s / node.gpus_per_node
@@ -166,9 +166,9 @@ def _fed(profile: InputProfile, gpus: int, node: NodeType, own: Share) -> tuple[
 class KeyedLine:
     """All active jobs in the order of an ordering policy's keys, then by job id.
 
-    still: whether the order changes only when jobs arrive and end. A job's key is kept until an event concerns the job.
-    Keys of running jobs that fall with the clock are computed every round; a key that jumps
-    (`OrderingPolicy.next_change`) is computed once the instant of its jump has come.
+    still: whether the order changes only when jobs arrive and end. A job's key is cached until the job's next event.
+    Keys of running jobs that fall with the clock are computed every round, and keys that jump
+    (`OrderingPolicy.next_change`) at the instant of the jump.
     """
 
     def __init__(self, order: OrderingPolicy) -> None:
@@ -178,7 +178,7 @@ class KeyedLine:
         self._falls = order.falls_while_running
         self._jumps = order.next_change is not None
         self._entries: dict[int, Entry] = {}
-        self._queue: list[Entry] = []  # in order as of the last call; newer entries are at its end
+        self._queue: list[Entry] = []  # in order as of the last `stands`; newer entries are at its end
         self._jumps_s: dict[int, float] = {}
         self.still = not (self._falls or self._jumps)
 
@@ -218,7 +218,7 @@ class KeyedLine:
         return [each[2] for each in self._queue]
 
     def _foresee(self, job: Job, now_s: float) -> None:
-        """Schedules the next jump of the job's key, in place of any that was expected before."""
+        """Computes the instant of the next jump of the job's key."""
         due_s = next_jump_s(self._policy, job, now_s)
         self._jumps_s[job.job_id] = NEVER if due_s is None else due_s
 
@@ -228,8 +228,8 @@ class KeyedLine:
 
 
 class RankedLine:
-    """Like `KeyedLine`, in the order of a number that a policy gives each job every round, the largest first; then by
-    submission and job id."""
+    """Like `KeyedLine`, in the order of ranks that a policy computes every round: largest rank first, then earliest
+    submission, then job id."""
 
     still = False
 
@@ -268,8 +268,8 @@ class RankedLine:
 class SharingScheduler:
     """Shares out GPUs, CPUs and memory once per round; a share changes without a restart.
 
-    free_moves: a job that moves to other nodes but keeps its shape continues at no cost. asked: the last round's
-    requests by job id, for explanations. beliefs: input speeds learned from reports, else None.
+    free_moves: a job that moves to other nodes but keeps its GPUs per node continues at no cost. _asked: the jobs'
+    present requests by job id. beliefs: input speeds learned from reports, else None.
     """
 
     last = None
@@ -328,7 +328,7 @@ class SharingScheduler:
             self.waiting -= 1
 
     def respecified(self, job: Job) -> None:
-        """Nothing to do: no belief follows from it."""
+        """Nothing to do: the scheduler holds no beliefs from the spec."""
 
     def refresh(self, jobs: Iterable[Job]) -> None:
         """Nothing to do: mechanisms use input speeds, not models of training jobs."""
@@ -339,7 +339,7 @@ class SharingScheduler:
     def decide(self, now_s: float) -> Decision[Job]:
         for job_id, (job, before) in self._learning.items():
             profile = self._needs.profile(job)
-            if profile != before:  # its needs change
+            if profile != before:  # the job's needs have changed
                 self._learning[job_id] = job, profile
                 self._asked[job_id] = self._needs.asked(job)
                 self._changed = True
@@ -366,19 +366,19 @@ class SharingScheduler:
         quotas = list(round.quotas)
         for job, grant in zip(round.jobs, answer, strict=True):
             if job.pinned and (grant is None or sorted(grant.on) != sorted(job.held)):
-                raise InputError(f"policy {name} took GPUs from a job that is pinned; expected that it keeps them.")
+                raise InputError(f"policy {name} took GPUs from a job that is pinned; it must keep them.")
             if grant is None:
                 continue
             given = 0
             for node, count in grant.on:
                 if kinds[node] not in job.kinds:
-                    raise InputError(f"policy {name} gave nodes of a GPU type to a job that asks for another.")
+                    raise InputError(f"policy {name} gave a job GPUs of another type than it requests.")
                 given += count
                 gpus[node] += count
                 cpus[node] += count * grant.share.cpus
                 memory[node] += count * grant.share.memory_bytes
             if given != job.gpus:
-                raise InputError(f"policy {name} gave {given} GPUs to a job that asks for {job.gpus}.")
+                raise InputError(f"policy {name} gave {given} GPUs to a job that requests {job.gpus}.")
             quotas[job.tenant] -= given
         if min(quotas) < 0:
             raise InputError(f"policy {name} gave a tenant {-min(quotas):g} GPUs more than its quota.")
@@ -392,7 +392,7 @@ class SharingScheduler:
                 )
 
     def _enter(self, jobs: list[Job], answer: Answer, now_s: float) -> Decision[Job]:
-        """Enters stops, starts and new shares in the jobs."""
+        """Applies the answer to the jobs and returns the decision."""
         stops: list[tuple[Job, Placed]] = []
         wanted: list[tuple[Job, Grant]] = []
         moved: set[int] = set()

@@ -1,6 +1,6 @@
-"""The greedy walk over all active jobs in the order of their keys, with trial placements.
+"""The greedy walk over all active jobs in the order of their keys, on a copy of the placement.
 
-It handles several GPU types and borrowing beyond quotas. A decision costs O(active jobs). On one GPU type without
+It handles several GPU types and borrowing beyond quotas. A decision takes O(active jobs) steps. On one GPU type without
 borrowing `lanes.py` makes the same decisions faster, and tests compare the two.
 """
 
@@ -21,7 +21,7 @@ from synergy_core.units import TICK_S
 
 @dataclass
 class Trial(ABC):
-    """One walk over a copy of the placement: the jobs that would run now, and their GPUs.
+    """One walk over a copy of the placement, which finds the jobs to stop and to start.
 
     Jobs within their tenants' quotas come first. With borrowing, jobs beyond quotas follow on what is left. own_quota:
     the tenant's quota in a walk over a single tenant's jobs; None in a walk over all jobs.
@@ -48,11 +48,11 @@ class Trial(ABC):
             self._used[job.virtual_cluster] = self._used.get(job.virtual_cluster, 0) + job.gpus
 
     def _kind(self, job: Job) -> tuple[str, int, bool]:
-        """What the job needs: GPU type, number of GPUs, and whether they may lie apart."""
+        """The job's GPU type, its number of GPUs, and whether they may lie apart."""
         return job.gpu_type, job.gpus, self.patience.ends_s(job) <= self.now_s
 
     def _try_place(self, job: Job) -> Placed | None:
-        """Room only shrinks as jobs start, so a kind of job that found no room is not tried again."""
+        """Places the job if it fits. A kind of job that did not fit is not tried again, because room only shrinks."""
         kind = gpu_type, gpus, scattered = self._kind(job)
         placed = None if kind in self._no_room else self.placement.place(gpus, gpu_type, scattered=scattered)
         if placed is None:
@@ -72,10 +72,10 @@ class Trial(ABC):
 
 
 class Keeping(Trial):
-    """Without preemption: running jobs stay; waiting jobs are tried in order."""
+    """Without preemption: running jobs stay, and waiting jobs are tried in order."""
 
     def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
-        """Starts jobs within quota in order, then borrowers that do not take what a blocked head is waiting for.
+        """Starts jobs within quota in order, then borrowers that take no GPU type for which a blocked head waits.
 
         Repeats until no job starts, since a head that borrows lets its lane continue.
         """
@@ -191,7 +191,7 @@ class Preempting(Trial):
     """With preemption: all active jobs are tried in order; earlier jobs may take the GPUs of later ones."""
 
     _left = NEVER
-    """GPUs left of the quota, if it limits even jobs that take GPUs from others."""
+    """GPUs left of the quota in a walk over one tenant's jobs; `NEVER` in other walks."""
     _victims: list[Job]
     _fixed: set[int]
 
@@ -203,7 +203,7 @@ class Preempting(Trial):
         self._victims = [job for job in order if job.running and job.job_id in likely]
         self._victims += [job for job in order if job.running and job.job_id not in likely]
         self._fixed = set()
-        if self.own_quota is not None:  # the quota binds at once
+        if self.own_quota is not None:  # jobs that take GPUs from others may not exceed the quota either
             self._left = self.own_quota - sum(job.gpus for job in self._victims)
         later = []
         for job in order:
@@ -253,7 +253,7 @@ class Preempting(Trial):
         self._left += job.gpus
 
     def _take(self, job: Job) -> Placed | None:
-        """GPUs for the job, free or of later jobs, the last first; later jobs that still fit beside it stay."""
+        """Takes GPUs that are free or held by later jobs, the last first; later jobs that still fit stay."""
         gpu_type, gpus, scattered = self._kind(job)
 
         def fits() -> bool:

@@ -1,5 +1,5 @@
-"""What is true of training jobs, which only the simulator knows: measured tables where this machine has them, else
-the catalog's constants. Schedulers see `JobSpec`s and what jobs report."""
+"""The truth about training jobs, from measured tables if there are any, else from the catalog. Schedulers see only
+`JobSpec`s and the reports of jobs."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ from synergy_sim.truth.planned import WORK, PlanErrors, PlannedApplication, Plan
 GBPS = 1e9
 """Bits per second in a Gb/s."""
 NOT_STEP_TIMES = frozenset({"gpt_pmp"})
-"""Folders whose tables are extrapolated forward times of one pipeline stage, not measured steps: Sia's artifact
-(SOSP 2023) has them for its GPT model."""
+"""Folders to skip: their tables hold extrapolated forward times of one pipeline stage instead of measured steps, as
+those of the GPT model in Sia's artifact (SOSP 2023) do."""
 HOW_COMPRESSED: Mapping[Compression, str] = {
     "none": "",
     "uniform": "by {compressor}, at the requested batch",
     "lgreco": "layer by layer within the error of {compressor}, at the requested batch",
     "naive": "layer by layer within the error of {compressor}, the batch chosen as if that cost no progress",
-    "coadaptive": "where it pays, compressor and batch chosen together",
+    "coadaptive": "if that pays, with compressor and batch chosen together",
 }
-"""How jobs come by a compressor, in words."""
+"""How gradients are compressed, in words, by the value of the key `compression`."""
 
 Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
 class Truth:
-    """The applications that are known, and how reality differs from their step times; keys as in `TruthSettings`.
+    """The known applications, and how true step times differ from modelled ones; fields as in `TruthSettings`.
 
-    profiles: a folder of measured tables, a subfolder per application; None: the catalog only. planned: of jobs with
-    parallel plans. profile: models as they were measured on a testbed; they go before all others of their name.
-    sensitivities: a folder of measured speeds by CPUs and memory; None: the catalog only. network_bytes_per_s: what
-    all-reduces between nodes reach; None: as measured. compression: how jobs come by a compressor (`exchange_of`), with
-    `compressor` as the one that it starts from. disturbance: noise of step times, and stragglers.
+    profiles: folder of measured tables, with a subfolder per application; None: the catalog only. planned: the truth
+    about jobs with parallel plans. profile: models measured on a testbed; they replace others of the same name.
+    sensitivities: folder of measured speeds by CPUs and memory; None: the catalog only. network_bytes_per_s: speed of
+    all-reduces between nodes; None: as measured. compression, compressor: how gradients are compressed (`exchange_of`).
+    disturbance: noise of step times, and stragglers.
     """
 
     profiles: Path | None
@@ -78,24 +78,26 @@ class Truth:
     compressor: str = "powersgd-4"
 
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Applications, job specs and plan exchanges made so far, by what they were made of."""
+    """Applications, job specs and plan exchanges made so far, by the arguments they were made from."""
 
     def __post_init__(self) -> None:
         compressor_named(self.compressor)
         if self.exchanges and self.planned.known:
-            raise InputError("truth.planned.known=true: with compressed gradients only the planner's times are known.")
-        if self.exchanges and (self.profiles is not None or self.profile):
-            what = "truth.measured=false" if not self.profile else "truth.profile=null"
             raise InputError(
-                f"{self._exchange_key}: measured tables do not say what another exchange of gradients would take; the "
-                f"catalog's constants do. Type {what}."
+                f"{self._exchange_key} requires that true step times are unknown: truth.planned.known=false."
+            )
+        if self.exchanges and (self.profiles is not None or self.profile):
+            key = "truth.measured=false" if not self.profile else "truth.profile=null"
+            raise InputError(
+                f"{self._exchange_key}: measured tables cannot predict another exchange of gradients; the catalog's "
+                f"constants can. Type {key}."
             )
         for key in ("slowdown", "max_local_batch", "fixed_gpus", "min_gpus"):
             for model, value in getattr(self, key).items():
                 if model not in self.names:
                     raise unknown(f"model in truth.{key}", model, self.names)
                 if key == "slowdown" and not 0 < value < np.inf:
-                    raise InputError(f"truth.slowdown.{model}={value:g}: expected a factor > 0, 1 for none.")
+                    raise InputError(f"truth.slowdown.{model}={value:g}: expected a factor > 0 (1: no slowdown).")
                 if value < 1 and key != "slowdown":
                     raise InputError(f"truth.{key}.{model}={value}: expected at least 1.")
         for model in self.not_preemptible:
@@ -104,7 +106,7 @@ class Truth:
 
     @property
     def exchanges(self) -> bool:
-        """Whether gradients are compressed, or exchanged over another network than was measured."""
+        """Whether gradients are compressed, or exchanged over a network other than the measured one."""
         return self.compression != "none" or self.network_bytes_per_s is not None
 
     @property
@@ -112,27 +114,27 @@ class Truth:
         return "cluster.network_gbps" if self.compression == "none" else f"compression={self.compression}"
 
     def check_models(self, models: Iterable[str]) -> None:
-        """Raises InputError for a model whose replicas exchange gradients of unknown size."""
+        """Raises InputError for a model whose gradient size is needed but unknown."""
         for model in models if self.exchanges else ():
             if not self.plans(model) and self.fixed_gpus.get(model) != 1 and layers_of(model) is None:
                 raise no_layers(self._exchange_key, model)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The applications that are known."""
+        """The names of all known applications."""
         return tuple(sorted({*model_names(), *self._measured}))
 
     @cached_property
     def _measured(self) -> frozenset[str]:
-        """The applications with tables of step times here, which `NOT_STEP_TIMES` have not."""
+        """The applications with measured tables of step times."""
         if self.profiles is None:
             return frozenset()
         found = (each.name for each in self.profiles.iterdir() if list(each.glob("validation-*.csv")))
         return frozenset(found) - NOT_STEP_TIMES
 
     def source(self, cluster: Cluster, models: Iterable[str]) -> str:
-        """One line that says where step times of these models come from on this cluster, and how their gradients are
-        exchanged if not as measured; where its nodes name CPUs, how fast input is prepared too.
+        """Returns a line on the source of these models' step times on this cluster, on the exchange of gradients if
+        it is not as measured and, if nodes declare CPUs, on the source of the speed of input preparation.
         """
         if self.profile:
             names = ", ".join(self.profile)
@@ -147,28 +149,28 @@ class Truth:
             for profile in known.values()
             if gpu_type not in profile.gpu_types
         }
-        told = [f"step times from {where}", *stand_ins]
+        parts = [f"step times from {where}", *stand_ins]
         if self.network_bytes_per_s is not None:
-            told.append(f"all-reduces between nodes reach {self.network_bytes_per_s * 8 / GBPS:g} Gb/s")
+            parts.append(f"all-reduces between nodes run at {self.network_bytes_per_s * 8 / GBPS:g} Gb/s")
         if how := HOW_COMPRESSED[self.compression].format(compressor=self.compressor):
-            told.append(f"gradients compressed {how} (compression={self.compression})")
+            parts.append(f"gradients compressed {how} (compression={self.compression})")
         inputs: dict[str, list[str]] = {}
         for name, profile in known.items() if cluster.counts_shares else ():
-            source = "from the catalog's constants" if profile.pipeline else "unknown and never waited for"
+            source = "from the catalog's constants" if profile.pipeline else "unknown, so training never waits for it"
             if name in self._published:
                 source = f"as published ({self.sensitivities})"
             inputs.setdefault(source, []).append(name)
-        return "; ".join([*told, *(f"input of {', '.join(names)} {source}" for source, names in inputs.items())])
+        return "; ".join([*parts, *(f"input of {', '.join(names)} {source}" for source, names in inputs.items())])
 
     def _once(self, key: Any, make: Callable[[], Made]) -> Made:
-        """Returns the object made earlier under that key, else a new one from `make`."""
+        """Returns the object made earlier under that key; makes and keeps it if there is none."""
         if key not in self._made:
             self._made[key] = make()
         made: Made = self._made[key]
         return made
 
     def application(self, name: str) -> DataParallelApplication:
-        """The application of that name. Raises InputError with the nearest match."""
+        """The application of that name. Raises InputError with the nearest match if it is unknown."""
         return self._once(name, partial(self._application, name))
 
     def _application(self, name: str) -> DataParallelApplication:
@@ -198,15 +200,15 @@ class Truth:
         return published_pipelines(self.sensitivities) if self.sensitivities is not None else {}
 
     def plans(self, name: str) -> bool:
-        """Whether the application of that name is an architecture whose jobs have parallel plans."""
+        """Whether jobs of the application of that name have parallel plans."""
         return name in self.profile or (name not in self.names and name in tables.model_names())
 
     def planned_application(
         self, name: str, batch: int, cluster: Cluster, work_scale: float = 1.0
     ) -> ApplicationWithPlans:
-        """The architecture of that name, trained from that global batch on these machines.
+        """The application with plans of that name, at that requested global batch on this cluster.
 
-        work_scale: of the job, whose gradient noise is known by how far it has come where the model was profiled.
+        work_scale: the job's work ÷ `WORK`; profiled models need it, because their gradient noise depends on progress.
         """
         if name in self.profile:
             profiled = partial(ProfiledApplication, self.profile[name], work_scale * WORK)
@@ -222,15 +224,15 @@ class Truth:
 
     @property
     def known_plan_errors(self) -> PlanErrors | None:
-        """True ÷ planned step times, if policies know them; else None."""
+        """The function of true ÷ planned step times if policies know them; else None."""
         return PlanErrors(self.planned, self.disturbance.seed) if self.planned.known else None
 
     def requested_gpus(self, model: str, gpus: int) -> int:
-        """The GPUs that a job of this model requests whose log says `gpus`: what its model can run on."""
+        """The GPUs that a job of this model requests if its log says `gpus`, within the limits of its model."""
         return self.fixed_gpus.get(model) or max(gpus, self.min_gpus.get(model, 1))
 
     def spec(self, work: Workload, job_id: int, cluster: Cluster, costs: Costs) -> JobSpec:
-        """The spec that a scheduler receives for a job; equal for equal jobs."""
+        """The spec of a job that schedulers see; identical jobs share one."""
         model, gpus = work.models[work.model_code[job_id]], int(work.gpus[job_id])
         batch, scale = int(work.global_batch[job_id]), float(work.work_scale[job_id])
         seed, label, error = self.disturbance.seed, model, 1.0
@@ -298,7 +300,7 @@ class Truth:
         )
 
     def requested_run_s(self, model: str, gpu_type: str, node_gpus: NodeGpus, batch: int) -> float:
-        """Seconds that the whole application takes there at the requested batch: without noise, with its slowdown."""
+        """Run time (s) of the whole application there at the requested batch: without noise, with its slowdown."""
         app = self.application(model)
         plan = app.as_requested(gpu_type, node_gpus, batch)
         epochs = np.diff((0.0, *app.work_at_epoch_end))

@@ -1,4 +1,4 @@
-"""What is true of one application: how long its steps take, how noisy its gradients are, how much work it is."""
+"""The truth about one application: its step times, its gradient noise and its amount of work."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from synergy_core.jobs.spec import data_parallel
 from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 
 NodeGpus = tuple[int, ...]
-"""How many GPUs on each node used, in the order of the placement: (4, 4, 2)."""
+"""Number of GPUs on each node of a placement, in its order: (4, 4, 2)."""
 
 
 class Step(NamedTuple):
-    """One step of one micro-batch: all of it, and the part of it that is gradient synchronisation; seconds."""
+    """Seconds of one step of one micro-batch, and the part that is gradient synchronisation."""
 
     step_s: float
     sync_s: float
 
 
 class GradientStatistics(NamedTuple):
-    """Squared norm and variance of the gradient at the initial batch; their quotient is what matters."""
+    """Squared norm and variance of the gradient at the initial batch; only their ratio matters."""
 
     grad_sqr: float
     grad_var: float
 
 
 class Application(ABC):
-    """A training job's nature. Work counts iterations at the initial batch; an epoch ends at a fixed amount of it.
+    """What a training job trains. Work is counted in iterations at the initial batch.
 
-    initial_batch, max_batch: samples. work_at_epoch_end: cumulative, one per epoch; statistics are constant within
-    an epoch, as in the artifacts of Pollux (OSDI 2021) and Sia (SOSP 2023). pipeline: how fast its input is prepared;
-    None where nobody knows, and it is never waited for. data_bytes: of its data set, NaN where nobody knows.
-    exchange: what the exchange of its gradients may be; None where nobody compresses them.
+    initial_batch, max_batch: samples. work_at_epoch_end: cumulative work, one entry per epoch. Gradient statistics are
+    constant within an epoch, as in the artifacts of Pollux (OSDI 2021) and Sia (SOSP 2023). pipeline: how fast input is
+    prepared; None: unknown, and training never waits for it. data_bytes: size of the data set, NaN if unknown.
+    exchange: the possible exchanges of gradients; None: gradients are never compressed.
     """
 
     exchange: GradientExchange | PlanExchange | None = None
@@ -65,10 +65,10 @@ class Application(ABC):
 
     @abstractmethod
     def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
-        """The plan of a job there at that global batch, or at the nearest that fits. Raises InputError if none fits."""
+        """The plan there at that global batch, or at the nearest batch that fits. Raises InputError if none fits."""
 
     def fixed(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
-        """The same for a job that chooses nothing: under the compressor of all replicas, if there is one."""
+        """Like `as_requested`, with the compressor of jobs that do not choose one (`exchange.only`), if any."""
         return self.as_requested(gpu_type, node_gpus, global_batch)
 
     @abstractmethod
@@ -78,15 +78,15 @@ class Application(ABC):
     def fed_s(self, share: Share, node: NodeType, node_gpus: int, samples: float) -> float:
         """Seconds until input for this many samples per GPU is ready; 0 if training never waits for it.
 
-        share: of each GPU, on nodes of that type; node_gpus: the fewest of the job's on any of them.
+        share: per GPU, on nodes of that type; node_gpus: the smallest number of the job's GPUs on a node.
         """
         if self.pipeline is None:
             return 0.0
-        asked = share, node.storage_bytes_per_s / node.gpus_per_node, node_gpus
-        known = self._sample_s.get(asked)
+        key = share, node.storage_bytes_per_s / node.gpus_per_node, node_gpus
+        known = self._sample_s.get(key)
         if known is None:
-            known = self._sample_s[asked] = float(
-                self.pipeline.sample_s(*share, storage_bytes_per_s=asked[1], node_gpus=node_gpus)
+            known = self._sample_s[key] = float(
+                self.pipeline.sample_s(*share, storage_bytes_per_s=key[1], node_gpus=node_gpus)
             )
         return samples * known
 
@@ -108,7 +108,7 @@ class Application(ABC):
         return known
 
     def gains(self, global_batch: int) -> list[float]:
-        """Per epoch, how many iterations at the initial batch one at that batch is worth."""
+        """Per epoch, the progress of one iteration at that batch, in iterations at the initial batch."""
         known = self._gains.get(global_batch)
         if known is None:
             scale, seen = global_batch / self.initial_batch, self.statistics_by_epoch(global_batch)
@@ -116,7 +116,7 @@ class Application(ABC):
         return known
 
     def compression(self, plan: Plan) -> tuple[GradientErrors, float] | None:
-        """The errors of the plan's compressor, and how many replicas compress their gradients; None: no compressor."""
+        """The errors of the plan's compressor and the number of replicas that compress; None: no compressor."""
         if self.exchange is None or plan.compressor == NO_COMPRESSOR:
             return None
         return self._errors(plan)
@@ -126,7 +126,7 @@ class Application(ABC):
         return None
 
     def gains_under(self, plan: Plan) -> list[float]:
-        """The gains of an iteration under a plan."""
+        """The gains of an iteration under a plan, per epoch (see `gains`)."""
         plain, known = self.gains(plan.global_batch), self._compressed_gains.get(plan)
         if known is None and (compression := self.compression(plan)) is not None:
             (errors, replicas), first = compression, self.initial_batch
@@ -138,7 +138,7 @@ class Application(ABC):
         return plain if known is None else known
 
     def seen_statistics(self, plan: Plan, epoch: int) -> tuple[float, float]:
-        """The gradient statistics that a job reports under that plan: true unless noise is estimated naively."""
+        """The gradient statistics that a job reports under that plan: the true ones unless estimated naively."""
         statistics: tuple[float, float] = self.statistics_by_epoch(plan.global_batch)[epoch]
         if self.exchange is None or not self.exchange.naive or (compression := self.compression(plan)) is None:
             return statistics
@@ -146,12 +146,12 @@ class Application(ABC):
         return errors.naive_statistics(*statistics, self.initial_batch, plan.global_batch / replicas, replicas)
 
     def holds_back(self, plan: Plan) -> bool:
-        """Whether error feedback keeps what the plan's compressor does not send, for the next gradient."""
+        """Whether error feedback adds what the plan's compressor does not send to the next gradient."""
         compression = self.compression(plan)
         return compression is not None and not compression[0].unbiased
 
     def held_back(self, plan: Plan, epoch: int) -> float:
-        """Work of an unscaled job that is lost with the gradient held back, unless the next exchange takes it over."""
+        """Work of an unscaled job that is lost if the gradient held back by error feedback is dropped."""
         compression = self.compression(plan)
         if compression is None:
             return 0.0
@@ -161,7 +161,7 @@ class Application(ABC):
         return steps * self.gains_under(plan)[epoch]
 
     def is_even(self, plan: Plan) -> bool:
-        """Whether an iteration under that plan is worth the same in every epoch."""
+        """Whether an iteration under that plan makes the same progress in every epoch."""
         gains = self.gains_under(plan)
         return min(gains) == max(gains)
 
@@ -172,7 +172,7 @@ class Application(ABC):
 
 
 class DataParallelApplication(Application):
-    """An application that is trained in replicas alone, the whole model on every GPU."""
+    """An application that is trained in replicas only, with the whole model on every GPU."""
 
     exchange: GradientExchange | None = None
 
@@ -185,20 +185,20 @@ class DataParallelApplication(Application):
         """A step of `local_batch` samples per GPU on that placement."""
 
     def measure_compressed(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int, compressor: str) -> Step:
-        """The same with compressed gradients. Raises InputError if unknown."""
-        raise InputError(f"{self.name}: nobody knows how fast it is with compressed gradients; type compression=none.")
+        """Like `measure`, with compressed gradients. Raises InputError if unknown."""
+        raise InputError(f"{self.name}: its speed with compressed gradients is not known; type compression=none.")
 
     @abstractmethod
     def local_batches(self, gpu_type: str, node_gpus: NodeGpus = (1,)) -> tuple[int, int]:
-        """The smallest and the largest number of samples that fit on a GPU there."""
+        """The minimum and maximum samples per GPU there."""
 
     def step(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int, compressor: str = NO_COMPRESSOR) -> Step:
-        """`measure`, or `measure_compressed`, remembered."""
-        asked = gpu_type, node_gpus, local_batch, compressor
-        known = self._steps.get(asked)
+        """The cached result of `measure` or, with a compressor, of `measure_compressed`."""
+        key = gpu_type, node_gpus, local_batch, compressor
+        known = self._steps.get(key)
         if known is None:
             plain = compressor == NO_COMPRESSOR
-            known = self._steps[asked] = self.measure(*asked[:3]) if plain else self.measure_compressed(*asked)
+            known = self._steps[key] = self.measure(*key[:3]) if plain else self.measure_compressed(*key)
         return known
 
     def _errors(self, plan: Plan) -> tuple[GradientErrors, float]:
@@ -206,7 +206,7 @@ class DataParallelApplication(Application):
         return self.exchange.offer(plan.compressor).errors, plan.data
 
     def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
-        """The plan at that global batch, or the nearest that fits: `goodput.batch.fixed_batch`."""
+        """The plan at that global batch, or at the nearest that fits (`goodput.batch.fixed_batch`)."""
         limits = {"initial_batch": self.initial_batch, "max_batch": self.max_batch}
         return data_parallel(
             global_batch, sum(node_gpus), max_local=self.local_batches(gpu_type, node_gpus)[1], **limits
@@ -218,7 +218,7 @@ class DataParallelApplication(Application):
         return plan if only is None else replace(plan, compressor=only)
 
     def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
-        """Seconds of one iteration: all micro-batches but one without synchronisation, the last one with it."""
+        """Seconds of one iteration; only the last micro-batch synchronises gradients."""
         step_s, sync_s = self.step(gpu_type, node_gpus, plan.micro_batch, plan.compressor)
         return step_s + (plan.accumulation - 1) * (step_s - sync_s)
 
@@ -230,21 +230,21 @@ class ApplicationWithPlans(Application):
 
     @abstractmethod
     def step_s(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> float:
-        """Seconds under the best plan for that batch; inf where none fits."""
+        """Seconds of a step under the best plan for that batch; inf if none fits."""
 
     def runs_out(self, gpu_type: str, plan: Plan) -> bool:
-        """Whether the plan, which is believed to fit, needs more memory than a GPU has."""
+        """Whether the plan truly needs more memory than a GPU has, although it was predicted to fit."""
         return False
 
 
 def packed(gpus: int, gpus_per_node: int) -> NodeGpus:
-    """GPUs by node: whole nodes, and the rest on one more."""
+    """GPUs by node of a packed job: full nodes, and the rest on one more node."""
     whole, rest = divmod(gpus, gpus_per_node)
     return (gpus_per_node,) * whole + ((rest,) if rest else ())
 
 
 def between(points: Sequence[int], at: float) -> tuple[int, int, float]:
-    """The neighbours of `at` among sorted points, and how far it is from the first to the second; ends are held."""
+    """Indices of `at`'s neighbours in sorted points (both the end beyond it), and its fraction from first to second."""
     if at <= points[0]:
         return 0, 0, 0.0
     if at >= points[-1]:
@@ -258,8 +258,8 @@ class Disturbance:
     """Seeded noise of observations, and runs that straggle.
 
     noise_fraction: standard deviation of an observed step time's logarithm. straggler_fraction: the probability
-    that a run (from a start to the next stop) is `straggler_slowdown` times slower. Each draw depends on the seed and
-    on what it is for, never on the order in which things happen: no policy moves another's luck.
+    that a run (from a start to the next stop) is `straggler_slowdown` times slower. Each draw depends only on the seed
+    and its arguments, never on the order of events, so that all policies see the same draws.
     """
 
     noise_fraction: float = 0.0
@@ -268,14 +268,14 @@ class Disturbance:
     seed: int = 0
 
     def observed(self, job_id: int, node_gpus: tuple[int, ...], local_batch: int) -> float:
-        """The factor by which a job's observed step times on those GPUs are too long; below 1, too short."""
+        """Observed ÷ true step time of a job on those GPUs."""
         if not self.noise_fraction:
             return 1.0
         draw = np.random.default_rng((self.seed, 1, job_id, local_batch, *node_gpus)).standard_normal()
         return float(np.exp(self.noise_fraction * draw))
 
     def straggling(self, job_id: int, run: int) -> float:
-        """The factor, 1 or more, by which that run of the job is slower."""
+        """The factor (≥ 1) by which that run of the job is slower."""
         if not self.straggler_fraction:
             return 1.0
         draw = np.random.default_rng((self.seed, 2, job_id, run)).random()

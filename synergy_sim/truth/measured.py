@@ -1,4 +1,4 @@
-"""The truth from measured tables: step times by placement, gradient statistics by epoch (SYNERGY_DATA: profiles)."""
+"""The truth from measured tables (profiles in $SYNERGY_DATA), and from the catalog's constants."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from synergy_core.planner.plan import NO_COMPRESSOR
 from synergy_core.units import GB
 from synergy_sim.truth.application import DataParallelApplication, GradientStatistics, NodeGpus, Step, between
 
-MOST_NODES = 16  # more count as 16, as in the simulators of Pollux and Sia, whose tables end there
+MAX_NODES = 16  # more nodes count as 16, as in the simulators of Pollux and Sia, whose tables end there
 MAY_BE_ZERO = frozenset({"sync_time", "grad_sqr", "grad_var"})
 Curve = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 """Three arrays (points,): samples per GPU, increasing; seconds of a step; seconds of its synchronisation."""
@@ -69,7 +69,7 @@ class _Profile:
         return int(wider[:, 2].max()) if len(wider) else self.max_batch
 
     def step(self, node_gpus: NodeGpus, local_batch: int) -> Step:
-        """A step on that placement: linear between measured batches; below them the first, beyond them `_scaled`."""
+        """A step on that placement: linear between measured batches, constant below them, `_scaled` above."""
         curve = self.curves.get(smallest_rotation(node_gpus))
         if curve is None:
             return self._interpolated(node_gpus, local_batch)
@@ -78,8 +78,8 @@ class _Profile:
         return held if local_batch <= batch[-1] else _scaled(held, local_batch / float(batch[-1]))
 
     def _interpolated(self, node_gpus: NodeGpus, local_batch: int) -> Step:
-        """Piecewise linear over (nodes, GPUs, samples per GPU); `_scaled` beyond the largest batch there."""
-        nodes, gpus = min(len(node_gpus), self.most_nodes, MOST_NODES), sum(node_gpus)
+        """A step interpolated over (nodes, GPUs, samples per GPU); `_scaled` above the largest batch there."""
+        nodes, gpus = min(len(node_gpus), self.most_nodes, MAX_NODES), sum(node_gpus)
         step_s, sync_s = self._surface(nodes, gpus, local_batch).reshape(2).tolist()
         if not math.isnan(step_s):
             return Step(step_s, sync_s)
@@ -95,13 +95,13 @@ class _Profile:
         return LinearNDInterpolator(self.points[:, :3], self.points[:, 3:])
 
     def _most_inside(self, nodes: int, gpus: int) -> int:
-        """The largest batch inside the measured range on this many nodes and GPUs; 0 if there is none."""
+        """The largest batch in the measured range on this many nodes and GPUs; 0 if there is none."""
         batches = np.arange(self.min_batch, self.max_batch + 1)
         inside = batches[~np.isnan(self._surface(nodes, gpus, batches)[:, 0])]
         return int(inside[-1]) if len(inside) else 0
 
     def _nearest(self, nodes: int, gpus: int, local_batch: int) -> Step:
-        """Outside everything measured: the nearest point, its compute time in proportion to the samples beyond it."""
+        """A step outside the measured range: the nearest point, `_scaled` if it has fewer samples."""
         scale = np.array([1.0, 1.0, 1.0 / max(1.0, self.max_batch / 16)])
         distance = (np.abs(self.points[:, :3] - (nodes, gpus, local_batch)) * scale).sum(axis=1)
         nearest = self.points[int(np.argmin(distance))]
@@ -109,12 +109,12 @@ class _Profile:
 
 
 def _scaled(step: Step, times: float) -> Step:
-    """The step with a multiple of the samples: computing takes that many times as long, synchronisation as before."""
+    """The step with `times` as many samples: compute time × `times`, synchronisation unchanged."""
     return Step((step.step_s - step.sync_s) * times + step.sync_s, step.sync_s)
 
 
 def smallest_rotation(node_gpus: NodeGpus) -> NodeGpus:
-    """The placement as tables store it, once for all its rotations: the smallest of them."""
+    """The placement in the form that tables store: the smallest of its rotations."""
     return min(node_gpus[i:] + node_gpus[:i] for i in range(len(node_gpus)))
 
 
@@ -124,7 +124,7 @@ class MeasuredApplication(DataParallelApplication):
     def __init__(
         self, folder: Path, *, otherwise: DataParallelApplication | None = None, max_local_batch: int | None = None
     ) -> None:
-        """otherwise: answers for GPU types that were not measured."""
+        """otherwise: the application that is used for GPU types without measurements."""
         super().__init__()
         self._otherwise = otherwise
         self.name = folder.name
@@ -173,7 +173,7 @@ class MeasuredApplication(DataParallelApplication):
 
 
 def _numbers(table: Table, columns: Sequence[str]) -> list[tuple[float, ...]]:
-    """The values of these columns, row by row. Raises InputError for text, negative numbers and impossible zeros."""
+    """The values of these columns by row. Raises InputError for text, negative numbers and impossible zeros."""
     found = [
         table.numbers(name, "a number ≥ 0", lambda value: value >= 0)
         if name in MAY_BE_ZERO
@@ -184,20 +184,20 @@ def _numbers(table: Table, columns: Sequence[str]) -> list[tuple[float, ...]]:
 
 
 OTHER_MODELS = frozenset({"bert"})
-"""Published names that are another application in the catalog: iterations of 11 ms there, of seconds here."""
+"""Published models to skip: the catalog has another application of the same name (iterations of seconds, not 11 ms)."""
 
 
 def published_pipelines(folder: Path) -> dict[str, PipelineTable]:
     """Measured speed of each published model as a function of CPUs and memory (SYNERGY_DATA: resource_sensitivity).
 
-    Two tables (Mohan et al., OSDI 2022, as their simulator has them): `models.csv`, a row a model with its batch, its
-    iteration at the proportional share and the share with which it is fastest; `cpu_memory_throughput.csv`, its
-    throughput on one GPU relative to that, by CPUs and memory. At 20.83 GB the models that gain from memory all have
-    0.1, whatever their CPUs: a stand-in for "far too little", not a measurement. It is kept as the table's end, and the
-    line from it to the first measured memory is as steep as speed in proportion to memory, or steeper, so that giving
+    Reads two tables of Synergy's simulator (Mohan et al., OSDI 2022). `models.csv` has a row per model: its batch, its
+    iteration time at the proportional share, and the share with which it is fastest. `cpu_memory_throughput.csv` has
+    its throughput on one GPU relative to the proportional share, by CPUs and memory. At 20.83 GB, all models that gain
+    from memory have 0.1, whatever their CPUs: a placeholder for "far too little", not a measurement. It is kept as the
+    end of the table. From there to the first measured memory, speed rises at least in proportion to memory, so giving
     up memory there never pays.
 
-    Raises InputError, with file and line, for what is missing, double, no number or not above 0.
+    Raises InputError, with file and line, for missing or duplicate rows and for values that are not numbers > 0.
     """
     speeds, models = read_table(folder / "cpu_memory_throughput.csv"), read_table(folder / "models.csv")
     measured: dict[str, dict[tuple[float, ...], float]] = {}
@@ -206,13 +206,13 @@ def published_pipelines(folder: Path) -> dict[str, PipelineTable]:
         grid = measured.setdefault(model, {})
         if tuple(share) in grid:
             raise InputError(
-                f"{speeds.path}, line {line}: {model} with {share[0]:g} CPUs and {share[1]:g} GB stands there twice; "
+                f"{speeds.path}, line {line}: {model} with {share[0]:g} CPUs and {share[1]:g} GB has two rows; "
                 "delete one of them."
             )
         grid[tuple(share)] = relative
     names = models.cells("model")
     if odd := [name for name in measured if name not in names]:
-        raise InputError(f"{models.path}: has no row of {odd[0]}, which {speeds.path} has; expected one.")
+        raise InputError(f"{models.path}: has no row of {odd[0]}, but {speeds.path} has; expected one.")
     found = {}
     fields = ("batch_size", "iter_time_s_at_proportional", "best_cpus_per_gpu", "best_memory_gb_per_gpu")
     rows = zip(names, _numbers(models, fields), models.lines, strict=True)
@@ -221,18 +221,18 @@ def published_pipelines(folder: Path) -> dict[str, PipelineTable]:
         if names.count(name) > 1 or not grid:
             raise InputError(
                 f"{models.path}, line {line}: {name} has {names.count(name)} rows here and {len(grid)} in "
-                f"{speeds.path}; expected one here, and there one per share."
+                f"{speeds.path}; expected one row here and one row per share there."
             )
         cpus, memory_gb = (sorted({share[axis] for share in grid}) for axis in (0, 1))
         if missing := [each for each in product(cpus, memory_gb) if each not in grid]:
             raise InputError(
                 f"{speeds.path}: {len(missing)} rows of {name} are missing, such as {name},"
-                f"{missing[0][0]:g},{missing[0][1]:g},THROUGHPUT; expected every number of CPUs with every memory."
+                f"{missing[0][0]:g},{missing[0][1]:g},THROUGHPUT; expected one per combination of CPUs and memory."
             )
         if min(len(cpus), len(memory_gb)) < 2:
             raise InputError(
-                f"{speeds.path}: {name} was measured at {len(cpus)} numbers of CPUs and {len(memory_gb)} of memory; "
-                "expected two or more of each, so that there is something between."
+                f"{speeds.path}: {name} was measured at {len(cpus)} values of CPUs and {len(memory_gb)} of memory; "
+                "expected two or more of each to interpolate between."
             )
         if name not in OTHER_MODELS:
             throughput = np.array([grid[each] for each in product(cpus, memory_gb)]).reshape(len(cpus), -1)
@@ -242,23 +242,23 @@ def published_pipelines(folder: Path) -> dict[str, PipelineTable]:
 
 
 STAGES = 24
-"""The curve of the noise scale is cut into so many stretches of equal work, constant within each."""
+"""Number of intervals of equal work into which the curve of the noise scale is divided; constant within each."""
 
 
 def no_layers(setting: str, application: str) -> InputError:
     """The error for an application whose gradient bytes are needed but unknown."""
     return InputError(
-        f"{setting}: nobody knows the layers of {application}, so not how many bytes its replicas exchange. Let its "
-        f"jobs have one GPU (truth.fixed_gpus.{application}=1), or add synergy_core/catalog/layers/{application}.yaml."
+        f"{setting}: the layers of {application} are not known, so the size of its gradients is unknown. Give its jobs "
+        f"one GPU (truth.fixed_gpus.{application}=1), or add synergy_core/catalog/layers/{application}.yaml."
     )
 
 
 class ModelledApplication(DataParallelApplication):
     """An application from the catalog's constants, for machines and GPU types without measured tables.
 
-    A GPU type that the catalog lacks takes the curve of the most alike, by data sheets.
+    A GPU type that the catalog lacks uses the curve of the most similar type by data sheets.
 
-    network_bytes_per_s: what all-reduces between nodes reach; None: as measured.
+    network_bytes_per_s: speed of all-reduces between nodes; None: as measured.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class ModelledApplication(DataParallelApplication):
     ) -> None:
         super().__init__()
         if profile.noise is None:
-            raise InputError(f"{profile.name}: the catalog has no gradient noise of it, so it cannot be simulated.")
+            raise InputError(f"{profile.name}: the catalog lacks its gradient noise, so it cannot be simulated.")
         self.name = profile.name
         self.profile = profile
         self.initial_batch, self.max_batch = profile.initial_batch, profile.max_batch
@@ -279,7 +279,7 @@ class ModelledApplication(DataParallelApplication):
         self._limits: dict[str, tuple[int, int]] = {}
 
     def _known_type(self, gpu_type: str) -> str:
-        """The type whose measurements stand for this one."""
+        """The type itself if it was measured, else the most similar measured type."""
         known = self.profile.gpu_types
         return gpu_type if gpu_type in known else nearest_type(gpu_type, tuple(known))
 
@@ -299,7 +299,7 @@ class ModelledApplication(DataParallelApplication):
         return Step(step_s, max(step_s - compute_s, 0.0))
 
     def measure_compressed(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int, compressor: str) -> Step:
-        """T_sync as measured or scaled to the cluster's network, and then with compression."""
+        """A step whose T_sync is as measured or scaled to the cluster's network, and then compressed."""
         model, gpus = self._model(gpu_type), sum(node_gpus)
         compute_s = float(model.gradient_time(local_batch, gpus))
         sync_s = self.sync_s(gpu_type, node_gpus)
@@ -311,9 +311,9 @@ class ModelledApplication(DataParallelApplication):
         return Step(step_s, max(step_s - compute_s, 0.0))
 
     def sync_s(self, gpu_type: str, node_gpus: NodeGpus) -> float:
-        """T_sync of uncompressed gradients: across nodes, where their network is given, of the bytes that it carries.
+        """T_sync (s) of uncompressed gradients: as measured or, across nodes with a given network, bytes ÷ its speed.
 
-        Raises InputError where these bytes are unknown.
+        Raises InputError if these bytes are unknown.
         """
         model, gpus, nodes = self._model(gpu_type), sum(node_gpus), len(node_gpus)
         network = self._network_bytes_per_s

@@ -19,7 +19,7 @@ from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 from synergy_sim.truth.application import ApplicationWithPlans, GradientStatistics, NodeGpus, packed
 
 WORK = 1_000.0
-"""Iterations of an unscaled job; every job of a trace scales them."""
+"""Iterations of an unscaled job; a job does this many × its `work_scale`."""
 STREAM = 5
 NORMAL_95 = 1.645
 """95 % quantile of a standard normal distribution."""
@@ -27,16 +27,16 @@ NORMAL_95 = 1.645
 
 @dataclass(frozen=True, slots=True)
 class PlannedTruth:
-    """How reality differs from the planner, and how noisy gradients are.
+    """How true step times and memory differ from the planner's predictions, and how noisy gradients are.
 
     error, plan_error: standard deviations of two parts of log(true ÷ planned step time). The first is drawn once per
-    architecture and GPU type. The second belongs to the plan: a third of its variance is drawn for each of the tensor,
-    pipeline and data-parallel degree, so that plans with a degree in common have similar errors.
+    architecture and GPU type. The second depends on the plan: a third of its variance is drawn for each of the tensor,
+    pipeline and data-parallel degree, so that plans with a common degree have similar errors.
     noise_tokens: the gradient's noise scale, in tokens: about 2·10⁸ ÷ L^4.8 at a loss of L, so 10⁶ at L = 3 (Kaplan
-    et al., arXiv 2001.08361, eq. 1.4). batch_growth: up to how many times the requested batch a job may train at.
-    memory_error: whether true peak memory differs from the planner's, by an error of each plan's own with the spread of
+    et al., arXiv 2001.08361, eq. 1.4). batch_growth: maximum batch ÷ requested batch.
+    memory_error: whether true peak memory differs from the planner's by a random error per plan, with the spread of
     held-out measurements (`bands.memory_band`).
-    known: whether policies know true step times and jobs run under the plan that is truly the fastest; else both go by
+    known: whether policies know true step times and jobs run under the truly fastest plan; else policies and jobs use
     the planner's predictions.
     """
 
@@ -48,13 +48,13 @@ class PlannedTruth:
     known: bool = False
 
     def factor(self, seed: int, architecture: str, gpu_type: str) -> float:
-        """True ÷ planned step times of that architecture on that GPU type."""
+        """True ÷ planned step time of that architecture on that GPU type, the same for all plans."""
         return float(np.exp(self.error * _drawn(seed, architecture, gpu_type)))
 
     def plan_factor(self, seed: int, architecture: str, gpu_type: str, plan: Plan) -> float:
-        """True ÷ planned step time of one plan, relative to that of its architecture on the GPU type.
+        """True ÷ planned step time of one plan, relative to `factor`.
 
-        1 for a plan on a single GPU, which exchanges nothing.
+        1 for a plan on a single GPU, which has no communication.
         """
         degrees = {"tensor": plan.tensor, "pipeline": plan.pipeline, "data": plan.data}
         parts = [
@@ -87,9 +87,9 @@ class PlanErrors:
         return inf if self.runs_out(architecture, gpu_type, plan) else self.of_time(architecture, gpu_type, plan)
 
     def of_time(self, architecture: str, gpu_type: str, plan: Plan) -> float:
-        """The same of plans that may run out of memory."""
-        asked = self.seed, architecture, gpu_type
-        return self.truth.factor(*asked) * self.truth.plan_factor(*asked, plan)
+        """True ÷ planned step time, also for plans that run out of memory."""
+        where = self.seed, architecture, gpu_type
+        return self.truth.factor(*where) * self.truth.plan_factor(*where, plan)
 
     def runs_out(self, architecture: str, gpu_type: str, plan: Plan) -> bool:
         return self.truth.runs_out(self.seed, architecture, gpu_type, plan)
@@ -97,17 +97,16 @@ class PlanErrors:
 
 @cache
 def _drawn(seed: int, *names: str) -> float:
-    """A standard normal draw that depends on the seed and these names alone."""
+    """A standard normal draw that depends only on the seed and these names."""
     stream = np.random.default_rng((seed, STREAM, *(crc32(name.encode()) for name in names)))
     return float(stream.standard_normal())
 
 
 class PlannedApplication(ApplicationWithPlans):
-    """An architecture of the catalog, trained from one requested global batch, always under the best plan for it. Its
-    noise scale is the same throughout.
+    """An architecture of the catalog with one requested global batch, always trained under the best plan.
 
-    gpus_per_node: by GPU type. seed: of the errors. exchange: what the exchange of its gradients may be; None: as the
-    planner has it.
+    Its gradient noise scale is constant. gpus_per_node: by GPU type. seed: of the planner's errors. exchange: the
+    possible exchanges of its gradients; None: uncompressed, over the network that the planner assumes.
     """
 
     def __init__(
@@ -131,15 +130,16 @@ class PlannedApplication(ApplicationWithPlans):
         self.exchange = exchange
 
     def step_s(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> float:
-        """Seconds under the best plan for that batch, gradients exchanged as they are; inf where none fits."""
+        """Seconds of a step under the best plan for that batch without compression; inf if none fits."""
         return self._planned(gpu_type, node_gpus, global_batch)[0]
 
     def _planned(
         self, gpu_type: str, node_gpus: NodeGpus, global_batch: int, compressor: str = NO_COMPRESSOR
     ) -> tuple[float, Plan]:
-        """Seconds of a step and the plan, the best for that batch and compressor, which may be none where replicas
-        exchange nothing; inf where none fits. On more nodes than need be, nodes count as small as the least of them:
-        what is spread cannot use the fast links within a node.
+        """Seconds of a step under the best plan for that batch and compressor, and that plan; inf if none fits.
+
+        A plan without data parallelism has no compressor. A job on more nodes than necessary is planned as if every
+        node had as few GPUs as its smallest part, because it cannot use the fast links within a node fully.
         """
         gpus, per_node = sum(node_gpus), self._gpus_per_node[gpu_type]
         if len(node_gpus) > len(packed(gpus, per_node)):
@@ -152,9 +152,9 @@ class PlannedApplication(ApplicationWithPlans):
             found = self.exchange.plans(self.name, nodes, gpus, global_batch)
             if found is None:
                 return inf, Plan(data=gpus)
-            at = next((at for at, each in enumerate(found.plans) if each.compressor == compressor), 0)
-            step_s, plan = float(found.step_s[at]), found.plans[at]
-        if self._known_errors is None:  # else the table's times are the true ones
+            index = next((i for i, each in enumerate(found.plans) if each.compressor == compressor), 0)
+            step_s, plan = float(found.step_s[index]), found.plans[index]
+        if self._known_errors is None:  # otherwise the table has true times already
             step_s *= self._plan_errors.of_time(self.name, gpu_type, plan)
         return step_s, plan
 
@@ -165,7 +165,7 @@ class PlannedApplication(ApplicationWithPlans):
         return GradientStatistics(1.0, self._noise_scale / self.initial_batch)
 
     def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
-        """The best plan for that batch. Raises InputError where none fits."""
+        """The best plan for that batch. Raises InputError if none fits."""
         return self._fitting(gpu_type, node_gpus, global_batch, NO_COMPRESSOR)[1]
 
     def fixed(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
@@ -184,17 +184,17 @@ class PlannedApplication(ApplicationWithPlans):
         return self.exchange.errors(self.name, plan)
 
     def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
-        """Seconds under the best plan for that plan's batch and compressor. Raises InputError where none fits."""
+        """Seconds under the best plan for the batch and compressor of `plan`. Raises InputError if none fits."""
         return self._fitting(gpu_type, node_gpus, plan.global_batch, plan.compressor)[0]
 
 
-# The truth about jobs whose model was profiled on a testbed: what was measured there is how fast they are.
+# The truth about jobs whose model was profiled on a testbed: their step times are the measured ones.
 
 
 class ProfiledApplication(ApplicationWithPlans):
-    """A profiled model, trained from its initial batch.
+    """A profiled model. iterations: of the job at the initial batch.
 
-    iterations: of the job, at the initial batch; its "epochs" are the stretches of one gradient noise.
+    Its "epochs" are the intervals of constant gradient noise.
     """
 
     def __init__(self, model: ProfiledModel, iterations: float) -> None:
@@ -212,22 +212,22 @@ class ProfiledApplication(ApplicationWithPlans):
         return self.model.step_s(gpu_type, node_gpus, global_batch)
 
     def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
-        """The best plan for that batch. Raises InputError where nothing was measured."""
+        """The best measured plan for that batch. Raises InputError if none was measured."""
         gpus = sum(node_gpus)
         row = self.model.best(gpu_type, self.model.nodes_like(gpu_type, len(node_gpus), gpus), gpus, global_batch)
         if row is None:
             raise InputError(
-                f"{self.name}: nothing was profiled on {gpus} × {gpu_type} at a batch of {global_batch}; "
+                f"{self.name}: no plan was profiled on {gpus} × {gpu_type} at a batch of {global_batch}; "
                 f"measured batches: {', '.join(map(str, self.model.batches))}."
             )
         return row.plan
 
     def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
         """Measured seconds of an iteration under that plan (`ProfiledModel.step_s`)."""
-        asked = gpu_type, node_gpus, plan
-        if asked not in self._steps_s:
-            self._steps_s[asked] = self.model.step_s(gpu_type, node_gpus, plan.global_batch, degrees_of(plan))
-        return self._steps_s[asked]
+        key = gpu_type, node_gpus, plan
+        if key not in self._steps_s:
+            self._steps_s[key] = self.model.step_s(gpu_type, node_gpus, plan.global_batch, degrees_of(plan))
+        return self._steps_s[key]
 
     def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
         return GradientStatistics(1.0, self._ratios[epoch])

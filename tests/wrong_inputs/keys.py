@@ -38,7 +38,7 @@ CASES = [
     alone("+trace=philly trace.window=2030-01-01/7d", "2017-09-04", "2017-12-23"),
     of_key("-m cluster.nodes=2,forty", "cluster.nodes=forty: expected a whole number"),
     of_key("cluster.nodes=-1,-2 -m", "cluster.nodes=-1: expected at least 1"),
-    alone("+trace=demo policy=fifo", "nothing is known of application cnn", "truth.profile=FILE"),
+    alone("+trace=demo policy=fifo", "unknown application cnn", "truth.profile=FILE"),
     alone("+trace=demo policy=fifo trace.models=none", "type trace.models=as_given"),
     alone("-m +trace=philly hydra/launcher=rq_own", "pip install hydra-rq-launcher"),
     # What Hydra's grammar would stumble over.
@@ -107,7 +107,7 @@ CASES = [
     of_key("cluster.cpus_per_node=sheets", "expected a number, or sheet, or null"),
     of_key("cluster.cpus_per_node=24 cluster.memory_gb_per_node=500GB", "expected a number, or sheet, or null"),
     of_key("testbed.resize_fraction=7", "a fraction in [0, 1]"),
-    of_key("testbed.by_model={resnet50:{lunch_s:3}}", "testbed.by_model.resnet50.lunch_s is not a cost", "launch_s"),
+    of_key("testbed.by_model={resnet50:{lunch_s:3}}", "testbed.by_model.resnet50.lunch_s: unknown cost", "launch_s"),
     of_key("testbed.by_model={resnet50:3}", "expected {name: a number, …}"),
     # Words.
     of_key("figures=yes", "figures=yes: expected true or false"),
@@ -152,7 +152,7 @@ CASES = [
     alone("+trace=file trace.path=/nowhere/log.csv", "does not exist"),
     of_key("policy=las parameters.las.quantum_s=-5", "seconds, ≥ 0"),
     of_key("cluster.load=1e-9", "arrivals would go on for more than"),
-    of_key("policy=sia trace.models=as_given", "nothing is known of application (none)"),
+    of_key("policy=sia trace.models=as_given", "unknown application (none)"),
     of_key("policy=sia 'truth.slowdown={bert: -1}'", "truth.slowdown.bert=-1: expected a factor > 0"),
     of_key("policy=sia truth.straggler_slowdown=0.5", "expected a finite factor ≥ 1"),
     of_key("policy=sia truth.declared_error=nan", "truth.declared_error=nan: expected a number"),

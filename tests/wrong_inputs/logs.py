@@ -98,7 +98,7 @@ CASES = [
     of_full_row("10,5,1,b,v100,4,8GB,50,completed", "line 3, memory_bytes: got '8GB'"),
     of_full_row("10,5,1,b,v100,4,1e9,-50,completed", "line 3, estimate_s: got -50"),
     of_full_row("10,5,1,b,v100,4,1e9,50,exploded", "line 3, end_state: got 'exploded'", "COMPLETED"),
-    of_training_job("x,10,resnet999,2,512", "nothing is known of application resnet999"),
+    of_training_job("x,10,resnet999,2,512", "unknown application resnet999"),
     of_training_job("x,10,cifar10,2,0", "line 3: job x has no batch size"),
     of_training_job("x,10,cifar10,2,-8", "line 3, batch_size: got -8"),
     of_training_job("x,10,cifar10,65,512", "line 3: asks for 65 GPUs; this cluster has at most 64 of a type"),
