@@ -133,7 +133,7 @@ def test_jobs_that_run_faster_than_logged_are_told_with_the_share(tmp_path):
     quick = replace(simulate(half, cluster(2, 1), policy="quick"), workload=jobs, information="own", terms=own)
     lines = notes(compared(tmp_path, [simulate(jobs, cluster(2, 1)), quick]))
     assert any("quick 50\u00a0%" in line for line in lines)
-    assert any("up to 2 ×" in line and "at least 1" in line and "(quick)" in line for line in lines)
+    assert any("at most 2 ×" in line and "1 always allowed" in line and "(quick)" in line for line in lines)
     assert any("quick: " in line and "one GPU of every type" in line for line in lines)
 
 
