@@ -69,7 +69,7 @@ def test_pooled_shares_are_held_to_all_nodes_of_a_type():
 
 def test_nodes_that_name_no_cpus_have_none_to_share():
     run = replace(simulate(workload([0], [9], [1]), cluster(1)), shares=shares((0, 0, 1, 1)))
-    with pytest.raises(InvariantError, match="name none"):
+    with pytest.raises(InvariantError, match="declare none"):
         check(run)
 
 
