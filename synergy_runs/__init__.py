@@ -1,1 +1,1 @@
-"""What both drivers share: jobs in (traces, workloads, settings), facts out (logs, metrics, results, reports)."""
+"""Code that simulator and executor share: inputs (traces, workloads, settings) and outputs (logs, metrics, reports)."""

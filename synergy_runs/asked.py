@@ -183,7 +183,7 @@ def read_asked(text: str) -> tuple[str, dict[str, Any]]:
         if not (key and equals and value):
             raise InputError(f"policy {text}: got {each.strip()!r} in its brackets, expected {_FORM}.")
         if key in given:
-            raise InputError(f"policy {text}: {key} stands twice; keep one.")
+            raise InputError(f"policy {text}: {key} is given twice; keep one.")
         given[key] = _plain(yaml.safe_load(value))
     return found["name"], given
 
@@ -259,8 +259,8 @@ def _policy(
             raise unknown(f"information for policy {name}", str(level), get_args(Information))
         if policy.informed(level).knows == policy.knows != level:
             raise InputError(
-                f"policy {name}(information={level}): {name} does not ask what jobs report, so that "
-                "information changes nothing. Leave it out."
+                f"policy {name}(information={level}): {name} does not use reports of jobs, so information has no "
+                "effect. Leave it out."
             )
         policy = policy.informed(level)
     return policy.with_parameters(**own) if own else policy

@@ -102,7 +102,7 @@ def _non_text(name: str, kind: Any, text: str, *, sweep: bool) -> str:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    several = None  # unless Hydra's grammar can read it
+    several = None  # stays None if Hydra's grammar cannot read the text
     try:
         several = OverridesParser.create().parse_override(f"{name}={text}").is_sweep_override()
     except HydraException:
@@ -211,8 +211,8 @@ def _no_option(argument: str, program: Program) -> InputError:
 def _no_key(argument: str, program: Program) -> InputError:
     name, kinds = argument.lstrip("~+"), {each.name: each.kind for each in keys(program.settings)}
     if argument.startswith("~") and name in kinds:
-        null = f"; {name}=null is there to type" if type(None) in typing.get_args(kinds[name]) else ""
-        return InputError(f"{argument}: a key cannot be taken away{null}.")
+        null = f"; type {name}=null instead" if type(None) in typing.get_args(kinds[name]) else ""
+        return InputError(f"{argument}: a key cannot be removed{null}.")
     if name in options("trace"):
         return InputError(f"{argument!r}: expected key=value. Type +trace={name}.")
     if name in program.groups or name in kinds:
@@ -242,7 +242,7 @@ def _override(match: re.Match[str], program: Program, multirun: bool) -> str:
     if name == "policy":
         return f"{name}={_policies(value, multirun=multirun)}"
     value = as_hydra(name, kind, value, sweep=multirun)
-    # Into an empty mapping, and into a list that may be missing, Hydra puts something only with ++.
+    # Hydra adds elements to an empty mapping, or to a list that may be missing, only with ++.
     replaces = name in known and ".0." not in name and not value.startswith("{")
     return f"{'' if replaces else '++'}{name}={value}"
 
@@ -273,7 +273,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run: Callable[[DictCon
     """
     import hydra
 
-    def task(config: DictConfig) -> None:  # Hydra wants a function that is defined in a file
+    def task(config: DictConfig) -> None:  # Hydra requires a function that is defined in a file
         run(config)
 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing half a traceback and exiting
@@ -345,8 +345,8 @@ def _short_errors() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         first = str(error).strip().partition("\n")[0].rstrip(".")
         if element := re.search(r"\+(\w+\.\w+\.\d+)\.", first):
-            raise InputError(f"{element[1]}: there is none of that number; they count from 0.") from error
-        raise InputError(f"these settings do not go together: {first}. --help lists all keys.") from error
+            raise InputError(f"{element[1]}: the list has no such element; indices start at 0.") from error
+        raise InputError(f"these settings cannot be combined: {first}. --help lists all keys.") from error
 
 
 def default_values(program: Program) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Runs side by side: grouped by what was varied, averaged over seeds, against the first policy."""
+"""Compares runs: groups them by the settings that vary, averages over seeds, and relates them to the first policy."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from synergy_runs.traces.rows import epoch_s
 
 Setting = tuple[tuple[str, str], ...]
 # If several keys vary together, the first of these is shown, otherwise the first in the configuration.
-_TELLING = ("trace", "cluster.nodes", "cluster.load", "trace.window", "trace.sample", "round_s", "restart_s")
-# Settings that differ only in these keys count as further workloads, not as other conditions.
+_PREFERRED_KEYS = ("trace", "cluster.nodes", "cluster.load", "trace.window", "trace.sample", "round_s", "restart_s")
+# Settings that differ only in these keys are further workloads under the same conditions.
 _WORKLOADS = {"trace", "trace.window", "trace.path"}
-# Beginnings of keys that are meant to give other settings other jobs.
-_OTHER_JOBS = ("trace", "cluster.load")
+# Prefixes of keys that change the jobs. If one of them varies, settings are expected to have different jobs.
+_JOB_KEYS = ("trace", "cluster.load")
 _MAX_SETTINGS_NAMED = 3
 
 
 @dataclass(frozen=True)
 class ComparedPolicy:
-    """One policy under one setting. `setting`: the overrides that vary; `runs`: one per seed, in order of seeds."""
+    """One policy under one setting. setting: the settings that vary. runs: one per seed, in order of seeds."""
 
     setting: Setting
     runs: tuple[StoredRun, ...]
@@ -46,41 +46,41 @@ class ComparedPolicy:
 
     @property
     def logged(self) -> bool:
-        """Whether it is no policy, but what the log itself shows."""
+        """Whether this row shows the schedule in the log instead of a policy."""
         return self.policy == AS_LOGGED
 
     @property
     def terms(self) -> Terms | None:
-        """What the policy knew about jobs and was allowed to do; None for the log's own row and for older runs."""
-        told = self.runs[0].summary.get("terms", {})
-        if set(told) != {field.name for field in fields(Terms)}:
+        """What the policy knew about jobs and could change; None for the log's row and for runs of older versions."""
+        stored = self.runs[0].summary.get("terms", {})
+        if set(stored) != {field.name for field in fields(Terms)}:
             return None
-        return Terms(**{**told, "may_change": tuple(told["may_change"])})
+        return Terms(**{**stored, "may_change": tuple(stored["may_change"])})
 
     @property
     def resizes(self) -> bool:
-        """Whether it might give jobs other GPUs or another batch than they requested."""
+        """Whether the policy could give jobs other GPUs or another batch than they requested."""
         return self.terms is not None and self.terms.resizes
 
     @property
     def oracle(self) -> bool:
-        """Whether it knows true run times."""
+        """Whether the policy knows true values that no real scheduler could know, such as run times."""
         return any(run.summary["oracle"] for run in self.runs)
 
     @property
     def truth_read(self) -> str:
-        """What it reads to know them; "" if it does not."""
+        """The true values that an oracle reads, in words; "" for other policies."""
         texts = [str(run.summary.get("truth_read") or TRUE_RUN_TIMES) for run in self.runs if run.summary["oracle"]]
         return texts[0] if texts else ""
 
     @property
     def eligible(self) -> bool:
-        """Whether it may be called best: a policy that knows only what can be known."""
+        """Whether the row may be marked best: it shows a policy, and the policy is no oracle."""
         return not (self.logged or self.oracle)
 
     @property
     def mean_jct_s(self) -> float:
-        """The figure that policies are ranked by."""
+        """The figure that ranks policies."""
         return self.mean("mean_jct_s")
 
     @property
@@ -88,11 +88,11 @@ class ComparedPolicy:
         return {run.seed: run for run in self.runs}
 
     def against(self, other: ComparedPolicy) -> Ratio:
-        """The ratio of mean JCTs to another row's, with its interval."""
+        """The ratio of this row's mean JCT to that of another row, with its interval."""
         return ratio_of_means(_workloads(self.by_seed, other.by_seed))
 
     def mean(self, key: str) -> float:
-        """A figure of the summary, averaged over the seeds that have it; NaN where none has."""
+        """A figure of the summary, averaged over the seeds that have it; NaN if no seed has it."""
         values = [run.summary.get(key) for run in self.runs]
         known = [float(value) for value in values if value is not None]
         return float(np.mean(known)) if known else math.nan
@@ -100,13 +100,13 @@ class ComparedPolicy:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows in the order of the runs given, setting by setting; the first of each setting is what ratios refer to."""
+    """Rows by setting, in the order of the runs. Ratios refer to the first row of each setting."""
 
     rows: tuple[ComparedPolicy, ...]
 
     @property
     def settings(self) -> list[Setting]:
-        """The distinct settings; a single empty one where nothing but policy and seed varies."""
+        """The distinct settings; a single empty one if only policy and seed vary."""
         return list(dict.fromkeys(row.setting for row in self.rows))
 
     @property
@@ -123,8 +123,8 @@ class Comparison:
 
 
 def compare(runs: Sequence[StoredRun]) -> Comparison:
-    """Groups runs by what varies between their configurations and by policy, in their order. What the log itself shows
-    comes first: policies are compared to it where there is such a row.
+    """Groups runs by the settings that vary and by policy, in their order. If there is a row with the schedule in the
+    log, it comes first, so that policies are compared with it.
     """
     groups: dict[Setting, dict[str, dict[int, StoredRun]]] = {}
     for run, setting in zip(runs, _varying(runs), strict=True):
@@ -139,12 +139,12 @@ def compare(runs: Sequence[StoredRun]) -> Comparison:
 
 
 def _varying(runs: Sequence[StoredRun]) -> list[Setting]:
-    """Per run, the (key, value) pairs of its configuration that are not the same in all."""
+    """For each run, the (key, value) pairs of its configuration that differ between runs."""
     flat = [{"trace": str(run.summary["trace"]), **run.settings()} for run in runs]
     present = dict.fromkeys(key for each in flat for key in each)
-    keys = dict.fromkeys([*(key for key in _TELLING if key in present), *present])
+    keys = dict.fromkeys([*(key for key in _PREFERRED_KEYS if key in present), *present])
     columns = {key: [each.get(key, "") for each in flat] for key in keys}
-    # A derived key that merely follows another (a data set's path, its name) would only repeat it.
+    # Of keys that always change together, such as a data set's name and path, only the first is kept.
     patterns: dict[tuple[int, ...], str] = {}
     for key, values in columns.items():
         if len(set(values)) > 1:
@@ -153,23 +153,23 @@ def _varying(runs: Sequence[StoredRun]) -> list[Setting]:
 
 
 def _workloads(policy: dict[int, StoredRun], first: dict[int, StoredRun]) -> list[Means]:
-    """Independent workloads, one per log: its jobs, or samples of them, come in the same weeks whatever the seed.
+    """The independent workloads of two policies, each given as runs by seed.
 
-    A pair whose jobs differ in number cannot be paired.
-    """
+    Seeds that replay one log are one workload: its jobs, or samples of them, arrive in the same weeks. Seeds under
+    which the policies have different numbers of jobs are left out."""
     logs: dict[str, list[tuple[float, float, float]]] = {}
     for seed in sorted(policy.keys() & first.keys()):
         pair = policy[seed], first[seed]
         if pair[0].summary["jobs"] == pair[1].summary["jobs"]:
             waits_s = [run.summary.get("mean_waiting_s") for run in pair]
-            longer_s = max((each for each in waits_s if each is not None), default=math.nan)
-            means = (*mean_jcts(*(run.measured("jct_s") for run in pair)), longer_s)
+            longer_wait_s = max((each for each in waits_s if each is not None), default=math.nan)
+            means = (*mean_jcts(*(run.measured("jct_s") for run in pair)), longer_wait_s)
             logs.setdefault(str(pair[1].summary["trace_sha256"]), []).append(means)
     return [Means(*(float(np.mean(values)) for values in zip(*seeds, strict=True))) for seeds in logs.values()]
 
 
 def over_workloads(comparison: Comparison) -> dict[str, Ratio]:
-    """Ratio over all settings by label, if settings differ only in the window or the log."""
+    """The ratio over all settings for each label, if settings differ only in the window or the log; otherwise {}."""
     settings = [comparison.of(setting) for setting in comparison.settings]
     keys = {key for rows in settings for key, _ in rows[0].setting}
     firsts = [rows[0].runs[0] for rows in settings]
@@ -179,7 +179,7 @@ def over_workloads(comparison: Comparison) -> dict[str, Ratio]:
         or len({run.summary["event_log_sha256"] for run in firsts}) < len(firsts)
     ):
         return {}
-    if keys == {"trace.window"}:  # windows that have a day in common are not independent
+    if keys == {"trace.window"}:  # windows that overlap are not independent
         starts_s = np.array([epoch_s(str(run.summary["trace_start"])) for run in firsts])
         ends_s = starts_s + [float(np.max(run.jobs("submit_time_s")["submit_time_s"])) for run in firsts]
         order = np.argsort(starts_s)
@@ -195,13 +195,13 @@ def over_workloads(comparison: Comparison) -> dict[str, Ratio]:
 
 
 def assigned_models(rows: Sequence[ComparedPolicy]) -> list[str]:
-    """The models that jobs were given because the log names none, of all runs; the longest list first."""
+    """The models of all runs that were assigned to jobs because the log names none; the longest list first."""
     lists = [[str(each) for each in run.summary.get("assigned_models", ())] for row in rows for run in row.runs]
     return list(dict.fromkeys(model for each in sorted(lists, key=len, reverse=True) for model in each))
 
 
 def flat_row(row: ComparedPolicy, run: StoredRun) -> dict[str, Any]:
-    """A summary as one flat row: `mean_jct_s_by_size.1`, lists as text, the overrides first."""
+    """A summary as one flat row: the varying settings, then keys such as `mean_jct_s_by_size.1`, with lists as text."""
     flat: dict[str, Any] = dict(row.setting)
     for key, value in run.summary.items():
         if isinstance(value, dict):
@@ -212,13 +212,13 @@ def flat_row(row: ComparedPolicy, run: StoredRun) -> dict[str, Any]:
 
 
 def ratio_columns(row: ComparedPolicy) -> dict[str, float]:
-    """The ratio of mean JCTs and the ends of its interval, by the names that files have for them."""
+    """The ratio of mean JCTs and the ends of its interval, by their column names in files."""
     names = ("mean_jct_ratio", "mean_jct_ratio_low", "mean_jct_ratio_high")
     return dict(zip(names, (row.ratio.value, row.ratio.low, row.ratio.high), strict=True))
 
 
 def collect(path: Path, runs: Sequence[StoredRun]) -> Path:
-    """Writes a Parquet file, by custom comparison.parquet: a row per run, with what varies, every figure, the ratio."""
+    """Writes a Parquet file with a row per run: the settings that vary, every figure, and the ratio."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -231,16 +231,16 @@ def collect(path: Path, runs: Sequence[StoredRun]) -> Path:
 
 
 def unequal(comparison: Comparison) -> list[str]:
-    """Warnings where rows were not made of the same seeds or the same jobs; nothing where all are over the same."""
+    """Warnings about rows that do not have the same seeds or the same jobs; empty if all have."""
     groups = [comparison.of(setting) for setting in comparison.settings]
     lines = []
     for first, *others in groups:
         for row in others:
-            at = f"{row.label}{f' at {words(row.setting)}' if row.setting else ''} is "
+            label = f"{row.label}{f' at {words(row.setting)}' if row.setting else ''}"
             if row.by_seed.keys() != first.by_seed.keys():
                 lines.append(
-                    f"{at}over {_seeds(row)}, {first.label} over {_seeds(first)}: their means are not of the same "
-                    "workloads; ratios are over the seeds that both have"
+                    f"{label} has {_seeds(row)}, but {first.label} has {_seeds(first)}: "
+                    "their means are over different workloads; ratios use only the seeds that both have"
                 )
             pairs = [(run, first.by_seed[run.seed]) for run in row.runs if run.seed in first.by_seed]
             unlike = [
@@ -249,21 +249,21 @@ def unequal(comparison: Comparison) -> list[str]:
                 if any(mine.summary[key] != theirs.summary[key] for key in ("jobs", "trace_sha256"))
             ]
             if unlike:
-                lines.append(f"{at}not over the jobs of {first.label} ({'; '.join(unlike)}): not comparable")
+                lines.append(f"{label} cannot be compared with {first.label}: their jobs differ ({'; '.join(unlike)})")
     firsts = [rows[0] for rows in groups]
     if len({tuple(row.by_seed) for row in firsts}) > 1:
-        lines.append(f"settings are over different seeds: {_by_setting(firsts, _seeds)}")
-    other_jobs = any(key.startswith(_OTHER_JOBS) for row in firsts for key, _ in row.setting)
-    if not other_jobs and len({_jobs(row) for row in firsts}) > 1:
-        lines.append(f"settings are over different numbers of jobs: {_by_setting(firsts, _jobs)}")
+        lines.append(f"settings have different seeds: {_by_setting(firsts, _seeds)}")
+    jobs_vary = any(key.startswith(_JOB_KEYS) for row in firsts for key, _ in row.setting)
+    if not jobs_vary and len({_jobs(row) for row in firsts}) > 1:
+        lines.append(f"settings have different numbers of jobs: {_by_setting(firsts, _jobs)}")
     return lines
 
 
-def _by_setting(rows: Sequence[ComparedPolicy], told: Callable[[ComparedPolicy], str]) -> str:
-    """`seeds 0, 1: cluster.load=1.0; seed 0: cluster.load=1.2`: what is told of each setting; those alike together."""
+def _by_setting(rows: Sequence[ComparedPolicy], describe: Callable[[ComparedPolicy], str]) -> str:
+    """Groups settings by their description: `seeds 0, 1: cluster.load=1.0; seed 0: cluster.load=1.2`."""
     alike: dict[str, list[str]] = {}
     for row in rows:
-        alike.setdefault(told(row), []).append(words(row.setting))
+        alike.setdefault(describe(row), []).append(words(row.setting))
     texts = []
     for text, settings in alike.items():
         more = len(settings) - _MAX_SETTINGS_NAMED
@@ -272,7 +272,7 @@ def _by_setting(rows: Sequence[ComparedPolicy], told: Callable[[ComparedPolicy],
 
 
 def words(setting: Setting) -> str:
-    """`cluster.nodes=80 round_s=60`."""
+    """Formats a setting: `cluster.nodes=80 round_s=60`."""
     return " ".join(f"{key}={value or 'null'}" for key, value in setting)
 
 

@@ -1,4 +1,4 @@
-"""Why a job got what it got in a decision of a policy that optimises."""
+"""Explains which GPUs a job got in a decision of a policy that solves an optimisation problem."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from synergy_core.policies._choice import Placed, Solved
 def explained(
     last: tuple[ClusterState, Allocations], cluster: Cluster, policy: str, job: int, label: str
 ) -> Explanation:
-    """Why a job got what it got in an `AllocationScheduler`'s decision `last`.
+    """Explains which GPUs a job got in `last`, a decision of an `AllocationScheduler`.
 
-    Raises InputError where the policy solved no problem.
+    Raises InputError if the policy solved no optimisation problem.
     """
     state, solved = last[0], last[1].solved
     at, types, tenants = int(np.flatnonzero(state.job_id == job)[0]), cluster.gpu_types, state.virtual_clusters

@@ -22,13 +22,13 @@ from synergy_runs.workload import Workload
 Counts = NDArray[np.int64]
 
 AS_LOGGED = "as-logged"
-"""What the run that the log itself shows is filed under; tables say it in words."""
+"""Policy name under which the schedule in the log is stored. Tables show it as `as logged`."""
 TRUE_RUN_TIMES = "true run times"
 POOLED = "CPUs and memory as if all nodes of a GPU type were one"
 WAITING = np.array([1, -1, 1, 0], dtype=np.int64)
-"""Change of the number of waiting jobs by a fact of each kind."""
+"""Change of the number of waiting jobs at an event of each `Kind`."""
 IN_USE = np.array([0, 1, -1, -1], dtype=np.int64)
-"""What it adds to the GPUs in use, in multiples of the job's GPUs."""
+"""Change of the GPUs in use at an event of each `Kind`, in multiples of the job's GPUs."""
 _BITS_OF_16 = np.array([value.bit_count() for value in range(1 << 16)], dtype=np.uint8)
 
 
@@ -36,18 +36,18 @@ class Kind(IntEnum):
     """Kinds of events."""
 
     SUBMIT = 0
-    START = 1  # holds its GPUs from now on: first start or resume
-    STOP = 2  # preempted: its GPUs are free, its progress is kept as the execution model says
-    FINISH = 3  # done, its GPUs are free
+    START = 1  # the job holds its GPUs from now on: first start or resume
+    STOP = 2  # the job is preempted: it frees its GPUs and keeps as much progress as the execution model says
+    FINISH = 3  # the job is done and frees its GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Facts in the order they happened, one row each; a start on k nodes has k rows (part 0 … k−1).
+    """Events in the order in which they happened, one row each; a start on k nodes has k rows (part 0 … k−1).
 
-    time_s: seconds since the window's start. gpus: the job's GPUs. node, gpu_mask: for starts, the node's number
-    and which of its GPUs (bit i = GPU i); −1 and 0 otherwise. reason: for stops, a `scheduling.reasons.Stopped`; 0
-    otherwise, and where nobody recorded it.
+    time_s: seconds since the window's start. gpus: number of the job's GPUs. node, gpu_mask: for starts, the node's
+    number and the mask of its GPUs (bit i = GPU i); −1 and 0 otherwise. reason: for stops, a
+    `scheduling.reasons.Stopped`; 0 otherwise, and if it was not recorded.
     """
 
     time_s: NDArray[np.float64]
@@ -60,7 +60,7 @@ class Events:
     reason: NDArray[np.uint8]
 
     def digest(self) -> str:
-        """SHA-256 over what happened, so over all columns but `reason`; equal digests mean equal logs."""
+        """SHA-256 of all columns except `reason`; equal digests mean that the same events happened."""
         total = hashlib.sha256()
         for column in fields(self):
             if column.name != "reason":
@@ -72,8 +72,9 @@ class Events:
 class Decisions:
     """One row per decision of the scheduler.
 
-    decision_s: wall-clock seconds it took (not part of the event log: it differs from run to run). objective, bound,
-    gap: of the allocator, NaN where the policy has none. queued and gpus_used: after the decision.
+    decision_s: wall-clock seconds that the decision took; they are not in the event log because they differ from run to
+    run. objective, bound, gap: results of the allocator, NaN for a policy without one. running, queued, gpus_used:
+    values after the decision.
     """
 
     time_s: NDArray[np.float64]
@@ -90,9 +91,9 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """One row whenever a job is given CPUs and memory, or other than it had; they are its own until its next row, or
-    until it stops or ends. cpus, memory_bytes: of the whole job.
-    """
+    """One row for each change of a job's CPUs and memory. The job keeps them until its next row, stop or finish.
+
+    cpus, memory_bytes: totals of the whole job."""
 
     time_s: NDArray[np.float64]
     job_id: NDArray[np.int32]
@@ -101,7 +102,7 @@ class Shares:
 
 
 def _rows(columns: type, form: str) -> tuple[Callable[..., bytes], np.dtype[Any]]:
-    """(a function that packs one row, the NumPy type of such rows). form: one `struct` letter per column."""
+    """Returns a function that packs one row, and the NumPy type of such rows. form: one `struct` letter per column."""
     kinds = [(column.name, f"<{kind}") for column, kind in zip(fields(columns), form, strict=False)]
     return struct.Struct(f"<{form}").pack, np.dtype(kinds)
 
@@ -109,21 +110,21 @@ def _rows(columns: type, form: str) -> tuple[Callable[..., bytes], np.dtype[Any]
 _pack_event, _EVENT = _rows(Events, "dBiiHiQB")
 _pack_decision, _DECISION = _rows(Decisions, "ddiiiii")
 _pack_share, _SHARE = _rows(Shares, "didd")
-# As a plain integer: an enum member costs a look-up and a conversion each time.
+# A plain integer, because an enum member costs a look-up and a conversion at each use.
 _START = int(Kind.START)
 
 
 def _columns(rows: bytearray, kind: np.dtype[Any]) -> dict[str, NDArray[Any]]:
-    """A contiguous array per field. `rows` is cleared, so that a row is held in memory once."""
+    """Converts packed rows to one contiguous array per field. Clears `rows`, so that memory holds each row once."""
     table = np.frombuffer(rows, dtype=kind)
     columns = {name: table[name].copy() for name in kind.names or ()}
-    del table  # a buffer that somebody looks at cannot be cleared
+    del table  # a bytearray cannot be cleared while an array refers to it
     rows.clear()
     return columns
 
 
 class EventLog:
-    """Appends facts; 32 bytes a row, packed in one call (a typed array per column takes twice as long)."""
+    """Collects the events of a run, 32 bytes each, packed in one call (an array per column takes twice as long)."""
 
     __slots__ = ("_rows",)
 
@@ -135,17 +136,17 @@ class EventLog:
         self._rows += _pack_event(time_s, kind, job_id, gpus, 0, -1, 0, reason)
 
     def start(self, time_s: float, job_id: int, gpus: int, placement: Sequence[tuple[int, int]]) -> None:
-        """A start on the (node, GPU mask) pairs of `placement`."""
+        """Appends a start on the (node, GPU mask) pairs of `placement`."""
         for part, (node, gpu_mask) in enumerate(placement):
             self._rows += _pack_event(time_s, _START, job_id, gpus, part, node, gpu_mask, 0)
 
     def events(self) -> Events:
-        """Everything so far; the log is empty afterwards."""
+        """Returns all events and empties the log."""
         return Events(**_columns(self._rows, _EVENT))
 
 
 class ShareLog:
-    """Appends what jobs are given beside GPUs."""
+    """Collects the CPUs and memory that jobs are given."""
 
     __slots__ = ("_rows",)
 
@@ -153,17 +154,17 @@ class ShareLog:
         self._rows = bytearray()
 
     def append(self, time_s: float, job_id: int, share: Share, gpus: int) -> None:
-        """The job has so many GPUs, each with that share, from now on."""
+        """Records that the job has `gpus` GPUs, each with this share, from now on."""
         self._rows += _pack_share(time_s, job_id, share.cpus * gpus, share.memory_bytes * gpus)
 
     def shares(self) -> Shares | None:
-        """Everything so far, None for nothing; the log is empty afterwards."""
+        """Returns all rows, None if there are none, and empties the log."""
         return Shares(**_columns(self._rows, _SHARE)) if self._rows else None
 
 
 @dataclass(frozen=True, slots=True)
 class Compressions:
-    """One row whenever a job begins to train under another compressor than before, by job and then by time.
+    """One row for each change of the compressor that a job trains with, sorted by job and then by time.
 
     compressor_code: index into `compressors`.
     """
@@ -175,17 +176,17 @@ class Compressions:
 
 
 class CompressionLog:
-    """Appends what ended jobs trained under."""
+    """Collects the compressors that finished jobs trained with."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, float, str]] = []
 
     def append(self, job_id: int, changes: Sequence[tuple[float, str]]) -> None:
-        """(from when on, compressor) of a whole job."""
+        """Appends all changes of one job: (time of the change, new compressor)."""
         self._rows += [(job_id, time_s, name) for time_s, name in changes]
 
     def compressions(self) -> Compressions | None:
-        """Everything so far; None for nothing."""
+        """Returns all rows, None if there are none."""
         if not self._rows:
             return None
         names = {name: code for code, name in enumerate(dict.fromkeys(name for _, _, name in self._rows))}
@@ -197,7 +198,7 @@ class CompressionLog:
 
 
 class DecisionLog:
-    """Appends decisions."""
+    """Collects the decisions of a run."""
 
     __slots__ = ("_optima", "_rows")
 
@@ -211,15 +212,15 @@ class DecisionLog:
     def append(
         self, time_s: float, decision_s: float, started: int, stopped: int, running: int, queued: int, gpus_used: int
     ) -> None:
-        """One decision, without an optimum."""
+        """Appends a decision without its objective and bound."""
         self._rows += _pack_decision(time_s, decision_s, started, stopped, running, queued, gpus_used)
 
     def optimum(self, objective: float, bound: float) -> None:
-        """Appends the allocator's objective and bound for the last decision; a run has them for all or none."""
+        """Appends the allocator's objective and bound of the last decision; a run has them for all or no decisions."""
         self._optima.extend((objective, bound))
 
     def decisions(self) -> Decisions:
-        """Everything so far; gap = |bound − objective| ÷ |bound|. The log is empty afterwards."""
+        """Returns all decisions, with gap = |bound − objective| ÷ |bound|, and empties the log."""
         optima = np.frombuffer(self._optima) if self._optima else np.full(2 * len(self), np.nan)
         objective, bound = optima.reshape(-1, 2).T.copy()
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -229,16 +230,16 @@ class DecisionLog:
 
 @dataclass(frozen=True)
 class Run:
-    """One simulated policy: what went in, and the facts that came out.
+    """The inputs and the facts of one policy's run.
 
-    oracle: the policy knows true run times (starred in tables); truth_read: by reading what. information: what it knew
-    of training jobs beside their own reports, "" for one that asks nothing of them. learns_input: how fast input is
-    prepared it knew from reports, not from profiles. terms: what it knew and might do (`terms.Terms`), {} for what is
-    no policy. seed: of the workload.
-    predicted_duration_s: per job, NaN where nothing was predicted. simulation_cpu_s: processor seconds of the
-    simulation alone. peak_memory_bytes: the process's high-water mark. shares: None where nobody shares CPUs and memory
-    out. compressions: None where nobody compresses gradients. pooled: they keep to what all nodes of a GPU type have
-    together, not to what each has. lost_gpu_s: training that was done again, as stops came before it was saved.
+    oracle: whether the policy knows true run times (starred in tables); truth_read: the true values that it read.
+    information: its level of information about training jobs, "" if it learns nothing about them. learns_input: whether
+    it learned the speed of input preparation from reports instead of profiles. terms: fields of `asked.Terms`; {} if
+    the run is not one of a policy. seed: the workload's seed.
+    predicted_duration_s: one per job, NaN if the policy predicted none. simulation_cpu_s: CPU time of the simulation
+    alone. peak_memory_bytes: maximum resident memory of the process. shares: None if the policy does not share out CPUs
+    and memory. compressions: None if no job may compress gradients. pooled: whether shares are limited by the sum over
+    all nodes of a GPU type instead of by each node. lost_gpu_s: training repeated because a stop came before a save.
     """
 
     policy: str
@@ -262,16 +263,16 @@ class Run:
 
     @cached_property
     def held(self) -> Holdings:
-        """Each start paired with the stop or finish that ends it."""
+        """The intervals in which jobs held GPUs."""
         return holdings(self.events)
 
 
 def truth_read_by(policy: Policy, workload: Workload, *, declared_error: float = 0.0) -> str:
     """The true values that a policy reads on this workload; "" if none, which means that it is no oracle.
 
-    What users declare is no truth as long as it errs. Where it was drawn without an error it is the true run time;
-    so is the declared work of jobs that were assigned a model, for it was made of the run time. declared_error: the
-    standard deviation of the logarithm of declared ÷ true work.
+    Declared values are true values only if they are exact: estimates that were drawn without an error, and declared
+    work without an error of jobs that were assigned a model, because that work is derived from the run time.
+    declared_error: standard deviation of the logarithm of declared ÷ true work.
     """
     if isinstance(policy, SharingPolicy) and policy.mechanism.pooled and not policy.order.oracle:
         return POOLED
@@ -290,8 +291,8 @@ def truth_read_by(policy: Policy, workload: Workload, *, declared_error: float =
 class Holdings:
     """Intervals in which a job held GPUs, one per start, in the order of the starts.
 
-    start_row, end_row: rows of the log; end_row is the log's length, and end_s its last time, for a job that still
-    held its GPUs when a run was cut.
+    start_row, end_row: rows of the log. For a job that still held its GPUs when the run was truncated, end_row is the
+    log's length, and end_s is the log's last time.
     """
 
     job_id: NDArray[np.int32]
@@ -305,7 +306,7 @@ class Holdings:
         return len(self.job_id)
 
     def gpu_ticks(self) -> Counts:
-        """GPUs × length of each interval, exactly, in GPU-ticks (`units.TICKS_PER_S` per GPU-second)."""
+        """The exact GPUs × length of each interval, in GPU-ticks (`units.TICKS_PER_S` per GPU-second)."""
         return ticks(self.end_s - self.start_s) * self.gpus
 
 
@@ -315,20 +316,20 @@ def gpus_in(gpu_mask: NDArray[np.uint64]) -> Counts:
 
 
 def ticks(time_s: Floats) -> Counts:
-    """Times on the grid as exact integers."""
+    """Converts times on the grid of `synergy_core.units` to exact integers."""
     return np.rint(time_s * TICKS_PER_S).astype(np.int64)
 
 
 def last_time_s(events: Events) -> float:
-    """When the log ends; 0 for an empty one."""
+    """The time of the last event; 0 for an empty log."""
     return float(events.time_s[-1]) if len(events.time_s) else 0.0
 
 
 def holdings(events: Events) -> Holdings:
-    """Each start paired with the stop or finish that ends it."""
+    """Pairs each start with the stop or finish that ends it."""
     rows = np.flatnonzero((events.kind != Kind.SUBMIT) & (events.part == 0))
     rows = rows[np.argsort(events.job_id[rows], kind="stable")]
-    end_row = np.full(len(events.time_s), len(events.time_s))  # by row of the log: its job's next fact
+    end_row = np.full(len(events.time_s), len(events.time_s))  # for each row of the log, its job's next event
     same_job = events.job_id[rows[1:]] == events.job_id[rows[:-1]]
     end_row[rows[:-1][same_job]] = rows[1:][same_job]
     start_row = np.flatnonzero((events.kind == Kind.START) & (events.part == 0))
@@ -344,10 +345,10 @@ def holdings(events: Events) -> Holdings:
 
 @dataclass(frozen=True, slots=True)
 class ShareIntervals:
-    """Intervals in which a job had one share, one per row of `Shares` and in that order; empty ones too.
+    """Intervals in which a job had one share, one per row of `Shares` in the same order; some may be empty.
 
-    holding: which of the `Holdings` it was given for, −1 where the job held nothing. cpus, memory_bytes: of the whole
-    job.
+    holding: index of the interval in `Holdings` that contains it, −1 if the job held no GPUs. cpus, memory_bytes:
+    totals of the whole job.
     """
 
     job_id: NDArray[np.int32]
@@ -359,7 +360,7 @@ class ShareIntervals:
 
 
 def share_intervals(shares: Shares, held: Holdings) -> ShareIntervals:
-    """Each row of the shares with the start that it follows, until the job's next row, stop or finish."""
+    """Pairs each row of the shares with the start that it follows; it ends at the job's next row, stop or finish."""
     import pandas as pd
 
     rows = pd.DataFrame({"job": shares.job_id, "time_s": shares.time_s})
@@ -373,13 +374,13 @@ def share_intervals(shares: Shares, held: Holdings) -> ShareIntervals:
 
 
 def compressed_gpu_s(compressions: Compressions, held: Holdings) -> Floats:
-    """GPU-seconds that jobs held GPUs for, by compressor, (compressors,); from each start on under the last one."""
+    """GPU-seconds that jobs held with each compressor, (compressors,). A resumed job keeps its last compressor."""
     import pandas as pd
 
     rows = pd.DataFrame({"job": compressions.job_id, "from_s": compressions.time_s})
     rows["code"] = compressions.compressor_code
     rows["until_s"] = rows.groupby("job")["from_s"].shift(-1, fill_value=np.inf)
-    # What a job holds before its first step counts as of the compressor that it begins with.
+    # The time before a job's first step counts for its first compressor.
     rows.loc[~rows["job"].duplicated(), "from_s"] = -np.inf
     intervals = {"job": held.job_id, "gpus": held.gpus, "start_s": held.start_s, "end_s": held.end_s}
     pairs = pd.DataFrame(intervals).merge(rows, on="job")
@@ -389,7 +390,7 @@ def compressed_gpu_s(compressions: Compressions, held: Holdings) -> Floats:
 
 
 def compressed_gpu_s_by_model(run: Run) -> dict[tuple[str, str], float]:
-    """The same of a whole run by (model, compressor), of models that train; {} where nobody compresses."""
+    """GPU-seconds of a run by (model, compressor) for training jobs; {} if no job may compress gradients."""
     facts, models = run.compressions, run.workload.model_code
     if facts is None:
         return {}
@@ -403,7 +404,7 @@ def compressed_gpu_s_by_model(run: Run) -> dict[tuple[str, str], float]:
 
 
 def shares_in_use(had: ShareIntervals) -> tuple[Floats, Floats, Floats]:
-    """(times, CPUs, bytes of memory) that jobs have, from each instant on."""
+    """(times, CPUs, bytes of memory): the totals that jobs have from each time on."""
     time_s = np.concatenate((had.start_s, had.end_s))
     order = np.argsort(time_s, kind="stable")
     change = np.stack([np.concatenate((amount, -amount)) for amount in (had.cpus, had.memory_bytes)])[:, order]
@@ -412,25 +413,25 @@ def shares_in_use(had: ShareIntervals) -> tuple[Floats, Floats, Floats]:
 
 
 def steps(time_s: Floats, change: NDArray[Any]) -> tuple[Floats, NDArray[Any]]:
-    """The distinct times of sorted `time_s`, and the running sum of `change` (…, times) after everything at each."""
+    """The distinct values of sorted `time_s`, and the running sum of `change` (…, times) after all changes at each."""
     last = np.append(time_s[1:] != time_s[:-1], True)[: len(time_s)]
     return time_s[last], np.cumsum(change, axis=-1)[..., last]
 
 
 def gpus_in_use(events: Events) -> tuple[Floats, Counts]:
-    """The GPUs held from each instant on."""
+    """(times, number of GPUs in use from each time on)."""
     whole = events.part == 0
     return steps(events.time_s[whole], IN_USE[events.kind[whole]] * events.gpus[whole])
 
 
 def waiting_jobs(events: Events) -> tuple[Floats, Counts]:
-    """The jobs submitted or stopped and not running, from each instant on."""
+    """(times, number of jobs that wait from each time on, after their submission or a stop)."""
     whole = events.part == 0
     return steps(events.time_s[whole], WAITING[events.kind[whole]])
 
 
 def integral(time_s: Floats, value: NDArray[Any], at_s: Floats) -> Floats:
-    """∫ of a step function from its first time to each of `at_s`; it keeps its last value for ever."""
+    """Integral of a step function from its first time to each of `at_s`; the function keeps its last value forever."""
     if not len(time_s):
         return np.zeros(len(at_s))
     total = np.concatenate(([0.0], np.cumsum(np.diff(time_s) * value[:-1])))
@@ -440,13 +441,13 @@ def integral(time_s: Floats, value: NDArray[Any], at_s: Floats) -> Floats:
 
 
 def binned_mean(time_s: Floats, value: NDArray[Any], edges_s: Floats) -> Floats:
-    """Time-weighted mean of a step function within each pair of neighbouring edges."""
+    """Time-weighted mean of a step function in each bin between neighbouring edges."""
     means: Floats = np.diff(integral(time_s, value, edges_s)) / np.diff(edges_s)
     return means
 
 
 def binned_extremes(time_s: Floats, value: NDArray[Any], edges_s: Floats) -> tuple[Floats, Floats]:
-    """(least, most) of a step function within each pair of neighbouring edges; it is 0 before its first time."""
+    """(minimum, maximum) of a step function in each bin between neighbouring edges; it is 0 before its first time."""
     after = np.concatenate(([0.0], value))
     at = np.searchsorted(time_s, edges_s, side="right")
     least: Floats = np.minimum(np.minimum.reduceat(after, at)[:-1], after[at[1:]])
@@ -455,11 +456,10 @@ def binned_extremes(time_s: Floats, value: NDArray[Any], edges_s: Floats) -> tup
 
 
 def as_logged(workload: Workload, cluster: Cluster, seed: int) -> Run | None:
-    """The facts of the log, on GPUs that nobody knows (node −1); None where it does not say when each job started.
+    """The schedule in the log as a run on unknown nodes (−1); None if the log does not say when each job started.
 
-    Run times are those of the log, also where the policies' are converted to other GPU types.
-
-    cluster: what policies are replayed on, by which GPUs in use are measured; the log's own may have been another.
+    Run times are always the logged ones, even if those of policies are converted to other GPU types.
+    cluster: the simulated cluster, which utilisation refers to; the logged one may have been different.
     """
     if not len(workload) or not np.isfinite(workload.log_wait_s).all():
         return None
@@ -469,7 +469,7 @@ def as_logged(workload: Workload, cluster: Cluster, seed: int) -> Run | None:
     times = np.concatenate((workload.submit_time_s, start_s, start_s + workload.duration_s))
     kinds = np.repeat(np.array([Kind.SUBMIT, Kind.START, Kind.FINISH], dtype=np.uint8), len(jobs))
     job_id = np.tile(jobs, 3)
-    # What ends frees its GPUs before others start; what lasts no time starts first.
+    # At equal times, jobs finish before others start, except that a job of zero length starts before it finishes.
     rank = np.where((kinds == Kind.FINISH) & (workload.duration_s > 0)[job_id], 0, kinds + 1)
     order = np.lexsort((job_id, rank, times))
     events = Events(

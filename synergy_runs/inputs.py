@@ -93,12 +93,12 @@ def carried_in_words(workload: Workload) -> list[str]:
     if not jobs:
         return []
     waiting = int((workload.carried & (workload.ran_before_s == 0)).sum())
-    what = "job was" if jobs == 1 else "jobs were"
+    were = "job was" if jobs == 1 else "jobs were"
     also = f" ({waiting:,} of them waiting)" if waiting else ""
     work = workload.duration_s * workload.gpus
     own = float(work[~workload.carried].sum())
-    more = f", {float(work[workload.carried].sum()) / own * 100:.0f} % on top of its own work" if own else ""
-    return [f"{jobs:,} {what} running at the window's start{also} and carried in{more}; no job metric counts them"]
+    more = f", {float(work[workload.carried].sum()) / own * 100:.0f} % in addition to its own work" if own else ""
+    return [f"{jobs:,} {were} active at the window's start{also} and carried in{more}; job metrics exclude them"]
 
 
 def without_carried(workload: Workload) -> Workload:
@@ -233,8 +233,8 @@ def _no_cluster(workload: Workload) -> str:
     fewest = max(1, -(-largest // size), math.ceil(min(mean, most) / size))
     enough = max(fewest, -(-most // size))
     less = (
-        f" With cluster.nodes={fewest} the jobs ask for about as much as there is ({mean:,.0f} GPUs on average, "
-        f"{largest:,} the largest)."
+        f" With cluster.nodes={fewest} the jobs request about as many GPUs as there are ({mean:,.0f} on average, "
+        f"{largest:,} for the largest job)."
     )
     return (
         f"{workload.source}: the log does not say when jobs started, so it does not show its cluster. Type how many "
@@ -255,7 +255,7 @@ def _nodes_of_partitions(wanted: ClusterSettings, workload: Workload) -> list[Se
     if seen.in_several_partitions:
         names = _shortened(seen.in_several_partitions, MAX_PARTITIONS_NAMED)
         raise InputError(
-            f"{key}: the log has nodes in several partitions ({names}), which cannot be kept apart. Leave "
+            f"{key}: the log has nodes that belong to several partitions ({names}), so they cannot be separated. Leave "
             f"cluster.partitions out (one pool), or name the nodes of each partition yourself, in the form {setting}."
         )
     if not seen.by_partition:
@@ -391,12 +391,12 @@ def _misfit(workload: Workload, cluster: Cluster, row: int) -> tuple[int, str]:
     tenant = workload.virtual_clusters[workload.virtual_cluster_code[row]]
     line, gpus, most = int(workload.line[row]), int(workload.gpus[row]), _most(cluster, gpu_type)
     where = f"line {line}" if line else f"job {workload.job_name[row]}"
-    asks = f"{where}: asks for {gpus} {gpu_type or ('GPUs' if gpus > 1 else 'GPU')}"
+    request = f"{where}: requests {gpus} {gpu_type or ('GPUs' if gpus > 1 else 'GPU')}"
     if gpus > most:
         there = "has none" if not most else f"has {most}" if gpu_type else f"has at most {most} of a type"
-        return line, f"{asks}; this cluster {there}"
+        return line, f"{request}; this cluster {there}"
     holder = f"virtual cluster {tenant}" if tenant else "a job of no virtual cluster"
-    return line, f"{asks}; {holder} may hold {cluster.virtual_clusters.get(tenant, 0) or 'none'}"
+    return line, f"{request}; {holder} may hold {cluster.virtual_clusters.get(tenant, 0) or 'none'}"
 
 
 def _most(cluster: Cluster, gpu_type: str) -> int:
@@ -412,7 +412,7 @@ def _advice(workload: Workload, cluster: Cluster, wrong: NDArray[np.int64]) -> s
         words = " and ".join(f"{gpu_type} ({count:,} jobs)" for gpu_type, count in missing.items())
         types = ", ".join(f"{{gpu_type: {gpu_type}, nodes: N, gpus_per_node: 8}}" for gpu_type in missing)
         return (
-            f"The log asks for {words}; the cluster has {', '.join(cluster.gpu_types)}. Type "
+            f"The log requests {words}; the cluster has {', '.join(cluster.gpu_types)}. Type "
             f"'cluster.node_types=[{types}]', or cluster.ignore_gpu_types=true, or {skip}."
         )
     if not kinds:
@@ -501,7 +501,7 @@ def _law_parameters(trace: TraceSettings) -> LawParameters | None:
         return LawParameters(**given, class_mix=trace.class_mix)
     if odd := [key for key, value in given.items() if value is not None]:
         raise InputError(
-            f"trace.{odd[0]}={given[odd[0]]}: only jobs that are drawn by a law ({', '.join(laws())}) read it. "
+            f"trace.{odd[0]}={given[odd[0]]}: this key applies only to jobs drawn by a law ({', '.join(laws())}). "
             "cluster.load=2 makes any trace twice as dense."
         )
     return None
@@ -514,13 +514,13 @@ def _digest(*columns: NDArray[Any]) -> str:
 def _missing_log(trace: TraceSettings) -> str:
     """A message about a missing job log: its file, where it was searched, and where it is published."""
     if not trace.find:
-        return f"+trace={trace.name}: which job log? Type trace.path=FILE."
+        return f"+trace={trace.name}: no job log was given. Type trace.path=FILE."
     wanted = trace.find[0]
     page = next((page for folder, page in PUBLISHED_AT.items() if wanted.startswith(folder)), "")
-    had = f"It is published at {page}. " if page else ""
+    source = f"It is published at {page}. " if page else ""
     return (
-        f"{trace.name}: {wanted} is not there; it is looked for in the folder that {VARIABLE} names, in its traces/, "
-        f"and in ./traces. {had}Set {VARIABLE}=FOLDER, so that FOLDER/{wanted} is the file, or type trace.path=FILE."
+        f"{trace.name}: {wanted} was not found in the folder {VARIABLE}, in its traces/, or in ./traces. {source}"
+        f"Set {VARIABLE}=FOLDER such that the file is FOLDER/{wanted}, or type trace.path=FILE."
     )
 
 
@@ -536,7 +536,7 @@ def _generated(trace: TraceSettings, seed: int) -> Workload:
         rows, first_day = generate(trace.generator, window_s=end_s, seed=stream), None
         window = "all"
     else:
-        raise InputError(f"trace.window={trace.window}: generated jobs go on for ever; give a length, such as 7d.")
+        raise InputError(f"trace.window={trace.window}: generated jobs never end; give a length, such as 7d.")
     first_s = float(rows.submit_s.min())
     if trace.carry_in:
         add_history(rows, trace.generator, seed=random_stream(seed, "history"), first_day=first_day)

@@ -21,11 +21,11 @@ _NAMES = np.array([kind.name.lower() for kind in Kind])
 _MAY_FOLLOW = np.zeros((len(Kind), len(Kind)), dtype=bool)
 _MAY_FOLLOW[[Kind.SUBMIT, Kind.START, Kind.START, Kind.STOP], [Kind.START, Kind.STOP, Kind.FINISH, Kind.START]] = True
 POOLED_TOLERANCE = 1e-6
-"""Fraction by which shares of a pooled mechanism may exceed the capacity, as solvers meet constraints only so well."""
+"""Fraction by which shares of a pooled mechanism may exceed the capacity, because solvers have a tolerance."""
 
 
 class InvariantError(RuntimeError):
-    """The log cannot be true: a bug in the simulator or the scheduler, never in the user's input."""
+    """The log is impossible: there is a bug in the simulator or the scheduler, never in the user's input."""
 
 
 def check(run: Run, *, whole: bool = True) -> None:
@@ -54,7 +54,7 @@ def _check_order(run: Run, whole: bool) -> None:
     events, jobs = run.events, len(run.workload)
     if np.any(events.time_s[1:] < events.time_s[:-1]):
         row = int(np.argmax(events.time_s[1:] < events.time_s[:-1])) + 1
-        raise InvariantError(f"event {row} at {events.time_s[row]} s stands after one at {events.time_s[row - 1]} s.")
+        raise InvariantError(f"event {row} at {events.time_s[row]} s follows an event at {events.time_s[row - 1]} s.")
     if np.any((events.job_id < 0) | (events.job_id >= jobs)):
         raise InvariantError(f"an event names job {events.job_id.max()}; there are {jobs} jobs.")
     rows = np.flatnonzero(events.part == 0)
@@ -135,7 +135,7 @@ def _check_gpus(run: Run) -> None:
 
 def _check_shares(run: Run, shares: Shares) -> None:
     if not run.cluster.counts_shares:
-        raise InvariantError("CPUs and memory are shared out on nodes that name none.")
+        raise InvariantError("CPUs and memory are shared out on nodes that declare none.")
     amounts = np.stack((shares.cpus, shares.memory_bytes))
     if not np.all((amounts >= 0) & (amounts < np.inf)):
         raise InvariantError(f"a share of {amounts.min():g} CPUs or bytes.")

@@ -1,4 +1,4 @@
-"""Facts → one row per job, and one summary per run. Pure and vectorised; docs/metrics.md defines every name."""
+"""Computes one row per job and one summary per run from the facts. docs/metrics.md defines every name."""
 
 from __future__ import annotations
 
@@ -39,37 +39,37 @@ MIN_JOBS_FOR_OVERLOAD = 100
 """Smaller workloads are never called overloaded."""
 POINTS = 400
 OVERLOAD_FRACTION = 0.03
-"""Growth of waiting work, as a share of the cluster's capacity, that counts as overload. Chosen by
-`bench/overload.py`; docs/metrics.md has how often it errs."""
+"""Minimum growth of the waiting work, as a fraction of the cluster's capacity, that counts as overload. Chosen with
+`bench/overload.py`; docs/metrics.md says how often it is wrong."""
 MIN_WAITING_JOBS = 10
-"""At least this many jobs must make up that fraction: one wide job that starves is no overload."""
+"""Minimum number of jobs that make up this fraction: a single wide job that starves is no overload."""
 OF_WHOLE_JOBS = (
     *("predicted_duration_s", "jct_s", "waiting_s", "queueing_delay_s", "slowdown"),
     *("mean_contention", "finish_time_fairness"),
 )
-"""Columns that are not defined for a job that was carried into the window: it is the rest of one. Figures of them are
-over measured jobs."""
+"""Columns that are NaN for jobs carried into the window, which are only the rest of a job. Means of them are over
+measured jobs."""
 
 
 def mean(values: NDArray[Any]) -> float:
-    """Mean of the known values; NaN of none."""
+    """Mean of the finite values; NaN if there are none."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else np.nan
 
 
 def percentile(values: NDArray[Any], q: float) -> float:
-    """Percentile of the known values, linear between neighbours; NaN of none."""
+    """Percentile of the finite values, interpolated linearly; NaN if there are none."""
     known = values[np.isfinite(values)]
     return float(np.percentile(known, q)) if len(known) else np.nan
 
 
 def ratio(top: float, bottom: float) -> float:
-    """top ÷ bottom, NaN where bottom is not above 0."""
+    """top ÷ bottom; NaN if bottom is not above 0."""
     return top / bottom if bottom > 0 else np.nan
 
 
 def quotient(top: Floats, bottom: Floats) -> Floats:
-    """top ÷ bottom of each, NaN where bottom is not above 0."""
+    """top ÷ bottom by element; NaN where bottom is not above 0."""
     result: Floats = np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)
     return result
 
@@ -80,20 +80,19 @@ def size_class(gpus: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def overloaded(run: Run) -> bool:
-    """Whether waiting work grew by `OVERLOAD_FRACTION` of the capacity, and stood as high in the last quarter.
+    """Whether both figures of `growth` reach `OVERLOAD_FRACTION`.
 
-    See `growth`. False for fewer than `MIN_JOBS_FOR_OVERLOAD` jobs of the window's own.
+    False if fewer than `MIN_JOBS_FOR_OVERLOAD` jobs were submitted in the window.
     """
     enough = int((~run.workload.carried).sum()) >= MIN_JOBS_FOR_OVERLOAD
     return enough and all(each >= OVERLOAD_FRACTION for each in growth(run))
 
 
 def growth(run: Run) -> tuple[float, float]:
-    """(growth, level) of waiting work while jobs arrive, both as shares of what the cluster can do; NaN where all come
-    at once.
+    """(growth, level) of the waiting work W(t), in GPU-seconds, while jobs arrive, as fractions of the capacity.
 
-    growth: the least-squares slope of W(t), GPU-seconds that wait, ÷ the cluster's GPUs: by how much arrivals exceed
-    what is served. level: mean W in the last quarter ÷ (GPUs × length of the window).
+    growth: least-squares slope of W(t) ÷ the cluster's GPUs, which is the work that arrives in excess of the work that
+    is served. level: mean W in the last quarter ÷ (GPUs × length of the window). NaN if all jobs arrive at once.
     """
     length_s = run.workload.arrival_window_s
     return growth_until(run, length_s) if length_s > 0 else (np.nan, np.nan)
@@ -110,10 +109,10 @@ def growth_until(run: Run, length_s: float) -> tuple[float, float]:
 
 
 def waiting_gpu_s(run: Run, at_s: Floats, *, most_gpu_s: float = np.inf) -> Floats:
-    """GPU-seconds that jobs waiting at each of these instants still had to train; same shape as at_s.
+    """Remaining work, in GPU-seconds, of the jobs that wait at each of the times `at_s`; same shape as at_s.
 
-    A job's work is its run time × its GPUs; what it has held GPUs for is taken off it while it waits again. most_gpu_s:
-    no job counts for more.
+    A job's work is its run time × its GPUs. When a stopped job waits again, the GPU-seconds that it has held are
+    subtracted. most_gpu_s: upper limit for one job.
     """
     held, work = run.held, run.workload.duration_s * run.workload.gpus
     order = np.lexsort((held.start_s, held.job_id))
@@ -132,10 +131,10 @@ def waiting_gpu_s(run: Run, at_s: Floats, *, most_gpu_s: float = np.inf) -> Floa
 
 
 def split_starts_fraction(events: Events, cluster: Cluster) -> float:
-    """The share of starts and resumes, of jobs on 2 GPUs or more, on more nodes than need be; NaN without any, and
-    where nobody knows the nodes.
+    """Fraction of the starts and resumes of multi-GPU jobs that use more nodes than necessary.
 
-    Needed is what the GPUs would take of empty nodes of that type, the largest first.
+    As many nodes are necessary as the job would need if all nodes of that GPU type were empty, filled from the largest.
+    NaN if there are no such starts, or if the nodes are unknown.
     """
     rows = np.flatnonzero(events.kind == Kind.START)
     first = np.flatnonzero(events.part[rows] == 0)
@@ -154,10 +153,10 @@ def split_starts_fraction(events: Events, cluster: Cluster) -> float:
 
 
 def fragmented_gpu_s(run: Run) -> float:
-    """∫ of idle GPUs while a waiting job would fit by count: it requests no more GPUs than are idle.
+    """GPU-seconds in which GPUs are idle although a waiting job requests no more GPUs than are idle.
 
-    Of several GPU types, each by itself, for jobs that may run there. Whatever else keeps the job waiting is not asked:
-    GPUs that lie apart, who comes first, a quota, the next round. NaN where nobody knows which GPUs jobs held.
+    Counted for each GPU type by itself, with the jobs that may run on it. Other reasons for waiting are ignored: idle
+    GPUs on different nodes, priority, quotas, the time of the next round. NaN if it is unknown which GPUs jobs held.
     """
     events, cluster, held = run.events, run.cluster, run.held
     whole = events.part == 0
@@ -193,7 +192,7 @@ def fragmented_gpu_s(run: Run) -> float:
 
 @dataclass(frozen=True, slots=True)
 class JobColumns:
-    """One row per job of the workload. NaN: it has not happened (a run that was cut), or is not defined."""
+    """One row per job of the workload. NaN: it has not happened (in a truncated run), or it is not defined."""
 
     job_id: Ints
     carried: NDArray[np.bool_]
@@ -219,7 +218,7 @@ class JobColumns:
 
 
 def job_table(run: Run) -> JobColumns:
-    """The outcome of each job."""
+    """Computes the outcome of each job."""
     workload, events, held, jobs = run.workload, run.events, run.held, len(run.workload)
     starts = np.bincount(held.job_id, minlength=jobs)
     stopped_jobs = events.job_id[events.kind == Kind.STOP]
@@ -264,7 +263,7 @@ def job_table(run: Run) -> JobColumns:
 
 
 def _known_of(keep: NDArray[np.bool_], jobs: JobColumns) -> JobColumns:
-    """The table with NaN in those columns for all other jobs."""
+    """The table with NaN in the columns `OF_WHOLE_JOBS` of jobs outside the mask `keep`."""
     if keep.all():
         return jobs
     return replace(jobs, **{name: np.where(keep, getattr(jobs, name), np.nan) for name in OF_WHOLE_JOBS})
@@ -273,7 +272,8 @@ def _known_of(keep: NDArray[np.bool_], jobs: JobColumns) -> JobColumns:
 def mean_contention(submit_s: Floats, finish_s: Floats, end_s: float) -> Floats:
     """Mean number of active jobs (submitted, not finished) over each job's life; NaN for an unfinished or empty life.
 
-    Differences of ∫A(t)dt, so its cost is a sort. end_s: when the log ends; later submissions never happened.
+    Computed from differences of ∫A(t)dt, so it costs one sort. end_s: time of the log's end; later submissions are
+    ignored.
     """
     arrived = submit_s[submit_s <= end_s]
     left = finish_s[~np.isnan(finish_s)]
@@ -288,21 +288,21 @@ def mean_contention(submit_s: Floats, finish_s: Floats, end_s: float) -> Floats:
 def finish_time_fairness(
     jct_s: Floats, duration_s: Floats, *, gpus: Ints, contention: Floats, cluster_gpus: int
 ) -> Floats:
-    """ρ = JCT ÷ JCT in an equal exclusive share of the cluster; above 1, its own share would have been faster.
+    """ρ = JCT ÷ JCT on an equal, exclusive share of the cluster; above 1, that share would have been faster.
 
-    Themis (NSDI 2020), section 3:  ρ = T_shared / T_independent. With N jobs active on G GPUs a share is G/N GPUs, on
-    which a job of g GPUs and duration d takes d · max(1, g·N/G). NaN where the duration is 0.
+    Themis (NSDI 2020), section 3:  ρ = T_shared / T_independent. With N active jobs on G GPUs, a share is G/N GPUs; on
+    it, a job of g GPUs and duration d takes d · max(1, g·N/G). NaN if the duration is 0.
     """
     alone_s = duration_s * np.maximum(1.0, gpus * contention / cluster_gpus)
     return quotient(jct_s, alone_s)
 
 
 def summarise(run: Run, jobs: JobColumns | None = None) -> Summary:
-    """Every figure of a run, with units in the names; NaN where one is not defined."""
+    """Computes every figure of a run, with units in the names; NaN for a figure that is not defined."""
     jobs = job_table(run) if jobs is None else jobs
     measured = _known_of(jobs.measured, jobs)
     slope, late = growth(run)
-    compressors: Summary = {}  # only where replicas may compress the gradients that they exchange
+    compressors: Summary = {}  # stays empty unless replicas may compress the gradients that they exchange
     if run.compressions is not None:
         gpu_s = compressed_gpu_s(run.compressions, run.held)
         by_share = np.argsort(-gpu_s, kind="stable").tolist()
@@ -324,7 +324,7 @@ def summarise(run: Run, jobs: JobColumns | None = None) -> Summary:
         "worst_finish_time_fairness": percentile(rho, 100),
         "unfair_fraction": mean(rho[np.isfinite(rho)] > 1.0),
         **_by_class(run, measured),
-        # How good predicted run times were; over jobs that had one and ran at all.
+        # Quality of the predicted run times, over jobs with a prediction and a run time above 0.
         "jobs_predicted": int(predicted.sum()),
         "prediction_median_absolute_percentage_error": percentile(np.abs(predicted_s - true_s) / true_s * 100, 50),
         "prediction_spearman": spearman(predicted_s, true_s),
@@ -338,7 +338,7 @@ def summarise(run: Run, jobs: JobColumns | None = None) -> Summary:
 
 def _identity(run: Run) -> Summary:
     workload, cluster = run.workload, run.cluster
-    # Empty where the log names the models, or jobs have none.
+    # Empty if the log names the models, or if jobs have none.
     assigned = workload.model_code[~workload.carried & workload.models_assigned]
     return {
         "policy": run.policy,
@@ -405,10 +405,10 @@ def _use(run: Run, jobs: JobColumns) -> Summary:
     held, cluster, submit_s = run.held, run.cluster, jobs.submit_time_s
     first_s, last_s = (float(submit_s[0]), float(submit_s[-1])) if len(submit_s) else (0.0, 0.0)
 
-    def used_fraction(start_s: Floats, end_s: Floats, amount: NDArray[Any], there_is: float) -> float:
-        """The share of what there is that was used while jobs arrived."""
+    def used_fraction(start_s: Floats, end_s: Floats, amount: NDArray[Any], capacity: float) -> float:
+        """Fraction of the capacity that was used while jobs arrived."""
         inside_s = np.maximum(np.minimum(end_s, last_s) - np.maximum(start_s, first_s), 0.0)
-        return ratio(float((inside_s * amount).sum()), there_is * (last_s - first_s))
+        return ratio(float((inside_s * amount).sum()), capacity * (last_s - first_s))
 
     cpus, memory = np.nan, np.nan
     if run.shares is not None:
@@ -435,7 +435,7 @@ def _use(run: Run, jobs: JobColumns) -> Summary:
 
 
 def _by_class(run: Run, jobs: JobColumns) -> Summary:
-    """Jobs, and means of times, by size, tenant and end state; tenants without jobs are left out."""
+    """Number of jobs and mean times by size, tenant and end state; tenants without jobs are left out."""
     workload, own = run.workload, ~jobs.carried
     times = ("jct_s", "waiting_s", "queueing_delay_s")
     tenants = [name or NO_NAME for name in workload.virtual_clusters]

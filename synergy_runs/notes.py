@@ -1,4 +1,4 @@
-"""What stands below every table: who loses, what each policy knows, how sure the ratios are, what went unfinished."""
+"""The notes below every table: which jobs lose, what each policy knows, how certain the ratios are, unfinished jobs."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from synergy_runs.facts import POOLED
 from synergy_runs.metrics import NO_NAME
 from synergy_runs.numbers import MIN_WORKLOADS, percent, ratio_text, three_digits
 
-SHORT_RUNS = "how fast a job is on one GPU of every type, exactly and before its first step, as if from short runs"
-PROFILES = "how fast jobs are by CPUs and memory, from profiles made before, where a job has one"
-LEARNED = "how fast jobs are by CPUs and memory, as learned from these reports"
+SHORT_RUNS = "the exact speed of a job on one GPU of every type before its first step, as if measured in short runs"
+PROFILES = "the speed of a job as a function of its CPUs and memory, from a profile made in advance, if the job has one"
+LEARNED = "the speed of a job as a function of its CPUs and memory, learned from these reports"
 _MEANINGS = {
     "estimates": "the run times that users declared",
     "past run times": "run times predicted from jobs that have ended",
-    "true speeds": "how fast the job is as requested, on every GPU type, before it runs",
+    "true speeds": "the speed of the job as requested, on every GPU type, before it runs",
     "own reports": "step times and gradient statistics that the job itself has reported",
-    "all reports": "what all jobs of the same model have reported",
-    "work": "how much work the user says that the job has",
+    "all reports": "step times and gradient statistics that all jobs of the same model have reported",
+    "work": "the amount of work that the user declares for the job",
 }
-"""What the words of the table's column `knows` mean (`Terms.knows`)."""
-_AHEAD = {"information": "what it is told", "plans": "plans", "growth": "growth", "first_gpus": "first GPUs"}
+"""Meaning of the words in the table's column `knows` (`Terms.knows`)."""
+_ADVANTAGES = {"first_gpus": "first GPUs", "batch_limit": "batch"}  # other terms are named by their keys
 MAX_LINES = 8
 """If more rows than this would each have a note, these notes are left out."""
 MAX_NEAR = 4
-"""Policies whose nearness to the log is told; one more is told rather than counted."""
+"""Maximum number of policies whose waits are compared with the log's, plus one if only one more is left."""
 MIN_JOBS_FOR_MEAN = 10
 """Smaller size classes and tenants are not reported: their mean says little."""
 
 
 def known(rows: Sequence[ComparedPolicy]) -> list[str]:
-    """What the words of the column `knows` mean, what a star means, and how far policies may change jobs."""
+    """Explains the words in the column `knows`, the star, and how far policies may change jobs."""
     lines = []
     if starred := _by_text((row.truth_read, row) for row in rows if row.oracle and row.truth_read != POOLED):
-        lines.append(f"* knows what nobody can know, and is never marked best: {starred}")
+        lines.append(f"* reads true values that no real scheduler knows, and is never marked best: {starred}")
     words = {word for row in rows if row.terms for word in row.terms.knows.split(", ")}
     if meanings := [f"{word} = {meaning}" for word, meaning in _MEANINGS.items() if word in words]:
         lines.append(f"knows: {'; '.join(meanings)}")
@@ -48,19 +48,19 @@ def known(rows: Sequence[ComparedPolicy]) -> list[str]:
     shared = [row for row in rows if math.isfinite(row.mean("cpu_utilisation_fraction"))]
     learned = [row for row in shared if row.runs[0].summary.get("learns_input")]
     profiled = [row for row in shared if row.runs[0].summary.get("information") and row not in learned]
-    for some, text in (
-        ([row for row in rows if row.truth_read == POOLED], f"{{}}: an upper bound of each round's speed, {POOLED}"),
+    for members, text in (
+        ([row for row in rows if row.truth_read == POOLED], f"{{}}: an upper bound on each round's speed, {POOLED}"),
         ([row for row in rows if row.terms and row.terms.information], f"also known to {{}}: {SHORT_RUNS}"),
         (profiled, f"also known to {{}}: {PROFILES}"),
         (learned, f"also known to {{}}: {LEARNED}"),
     ):
-        if some:
-            lines.append(text.format(", ".join(dict.fromkeys(row.label for row in some))))
+        if members:
+            lines.append(text.format(", ".join(dict.fromkeys(row.label for row in members))))
     return lines
 
 
 def _by_text(pairs: Iterable[tuple[str, ComparedPolicy]]) -> str:
-    """`true run times (srtf*, sjf*); declared work that is the true run time (synergy*)`."""
+    """Groups labels by text: `true run times (srtf*, sjf*); declared work that is the true run time (synergy*)`."""
     found: dict[str, dict[str, None]] = {}
     for text, row in pairs:
         if text:
@@ -69,24 +69,24 @@ def _by_text(pairs: Iterable[tuple[str, ComparedPolicy]]) -> str:
 
 
 def _limits(terms: Terms) -> str:
-    """How far the policy may go beyond what a job has or requested."""
+    """How far the policy may deviate from a job's current GPUs and requested batch, in words."""
     parts = []
     if terms.growth:
-        seen = "any job of its model was seen on" if terms.information in ("shared", "all") else "the job was seen on"
-        least = f" (at least {terms.first_gpus})" if terms.first_gpus else ""
-        parts.append(f"up to {terms.growth:g} × the GPUs that {seen}{least}")
+        measured = "any job of its model" if terms.information in ("shared", "all") else "the job"
+        first = f" ({terms.first_gpus} always allowed)" if terms.first_gpus else ""
+        parts.append(f"{terms.growth:g} × the most GPUs that {measured} has run on{first}")
     if terms.batch_limit:
-        parts.append("batch up to the requested" if terms.batch_limit == "requested" else "batch as large as pays")
-    return " and ".join(parts)
+        parts.append("the requested batch" if terms.batch_limit == "requested" else "the job's largest batch")
+    return f"at most {' and '.join(parts)}" if parts else ""
 
 
 def on_equal_terms(row: ComparedPolicy, other: ComparedPolicy) -> bool:
-    """Whether the row is a policy that was given what the other knows and may do (`sia(like=synergy)`)."""
+    """Whether the row's policy runs with the information and permissions of the other, as `sia(like=synergy)` does."""
     return row.policy.endswith(f"-like-{other.policy}")
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Notes on the figures, in short lines, the most important first."""
+    """Returns the notes on a table's figures, one per line, the most important first."""
     rows = comparison.rows
     lines = unequal(comparison) + _unequal_terms(comparison)
     ratios = {row.label: row.mean("run_time_ratio") for row in rows if row.resizes}
@@ -105,7 +105,7 @@ def notes(comparison: Comparison) -> list[str]:
             f"Overloaded under {', '.join(growing)}: the queue was still growing when arrivals ended, so their means "
             "may be larger over a longer window."
         )
-    alike: dict[tuple[str, ...], list[str]] = {}  # logs of facts that are equal, byte for byte, under every seed
+    alike: dict[tuple[str, ...], list[str]] = {}  # labels of policies with equal event logs under every seed
     for row in comparison.of(comparison.settings[0]):
         alike.setdefault(tuple(str(run.summary["event_log_sha256"]) for run in row.runs), []).append(row.label)
     lines += [
@@ -117,21 +117,21 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def _unequal_terms(comparison: Comparison) -> list[str]:
-    """Names each policy that knew or could change more than another, and what to type to compare on equal terms."""
+    """Names each policy that knew more or could change more than another, and the row that a fair comparison needs."""
     rows = [row for row in comparison.of(comparison.settings[0]) if row.terms]
     plans = any(row.runs[0].settings().get("trace.models") == "llm" for row in rows)
     lines = []
-    for asked, (like, more) in missing({row.policy: row.terms for row in rows if row.terms}, plans=plans).items():
-        ways = ", ".join(_AHEAD.get(each, "batch") for each in more)
-        hint = f"; compare also with {asked}" if "-" not in like else ""
-        base = asked.partition("(")[0]
-        lines.append(f"{like} is ahead of {base} in {ways}, so that they do not compare as policies{hint}")
+    for request, (like, more) in missing({row.policy: row.terms for row in rows if row.terms}, plans=plans).items():
+        advantages = ", ".join(_ADVANTAGES.get(term, term) for term in more)
+        hint = f"; add {request} for a fair comparison" if "-" not in like else ""
+        base = request.partition("(")[0]
+        lines.append(f"{like} has more freedom or information than {base} ({advantages}){hint}")
     return lines
 
 
 def _losers(rows: Sequence[ComparedPolicy]) -> list[str]:
-    """Under each policy the size class or tenant whose mean JCT is furthest above what the log shows, else above that
-    under the first policy, in one line; under a single policy, the class of jobs that waits longest.
+    """For each policy, the size class or tenant whose mean JCT grows most compared with the log, else with the first
+    policy, in one line. For a single policy, the class of jobs that waits longest.
     """
     first, *others = sorted(rows, key=lambda row: not row.logged)
     if not others:
@@ -155,19 +155,19 @@ def _losers(rows: Sequence[ComparedPolicy]) -> list[str]:
         under = "in the log" if first.logged else f"under {first.label}"
         return [f"No size class{tenants} has a longer mean JCT than {under}."]
     rest = "; no class loses under the others" if len(losers) < len(others) else ""
-    beside = "the log" if first.logged else first.label
-    return [f"Who loses most, by mean JCT compared with {beside}: {'; '.join(losers)}{rest}"]
+    reference = "the log" if first.logged else first.label
+    return [f"Who loses most, by mean JCT compared with {reference}: {'; '.join(losers)}{rest}"]
 
 
 def _means_by_class(row: ComparedPolicy, figure: str) -> dict[str, float]:
-    """The figure by size class and by tenant, of those with enough jobs, in words."""
+    """The figure for each size class and tenant that has enough jobs, by its name in words."""
     found: dict[str, list[float]] = {}
-    for of, words in (("size", "jobs of {} GPUs"), ("virtual_cluster", "tenant {}")):
+    for grouping, words in (("size", "jobs of {} GPUs"), ("virtual_cluster", "tenant {}")):
         for run in row.runs:
-            counts = run.summary.get(f"jobs_by_{of}", {})
-            for name, value in run.summary.get(f"{figure}_by_{of}", {}).items():
+            counts = run.summary.get(f"jobs_by_{grouping}", {})
+            for name, value in run.summary.get(f"{figure}_by_{grouping}", {}).items():
                 if value is not None and counts.get(name, 0) >= MIN_JOBS_FOR_MEAN and name != NO_NAME:
-                    one = name == "1" and of == "size"
+                    one = name == "1" and grouping == "size"
                     shown = "jobs of 1 GPU" if one else words.format(name.replace("-", "–"))
                     found.setdefault(shown, []).append(float(value))
     return {name: float(np.mean(values)) for name, values in found.items()}
@@ -178,7 +178,7 @@ def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
     logged = next((row for row in rows if row.logged), None)
     if logged is None or len(rows) == 1:
         return []
-    wait_s, run, told = logged.mean("mean_waiting_s"), logged.runs[0], []
+    wait_s, run, ranked = logged.mean("mean_waiting_s"), logged.runs[0], []
     for row in rows:
         theirs = row.by_seed.get(run.seed)
         if row.logged or theirs is None:
@@ -188,39 +188,39 @@ def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
         times = row.mean("mean_waiting_s") / wait_s if wait_s > 0 else math.nan
         median_s = float(np.median(off_s)) if len(off_s) else 0.0
         half = f" (for half of the jobs off by at most {format_duration(median_s)})" if median_s > 0 else ""
-        told.append((abs(math.log(times)) if times > 0 else math.inf, f"{row.label} {three_digits(times)}×{half}"))
-    texts = [text for _, text in sorted(told, key=lambda each: each[0])]
+        ranked.append((abs(math.log(times)) if times > 0 else math.inf, f"{row.label} {three_digits(times)}×{half}"))
+    texts = [text for _, text in sorted(ranked, key=lambda each: each[0])]
     if len(texts) > MAX_NEAR + 1:
-        texts = [*texts[:MAX_NEAR], f"{len(texts) - MAX_NEAR} others are further off"]
+        texts = [*texts[:MAX_NEAR], f"{len(texts) - MAX_NEAR} other policies differ more"]
     lines = [f"Mean wait compared with the log: {'; '.join(texts)}"]
     most, gpus = int(run.summary["max_gpus_used"]), int(run.summary["gpus"])
     if most > gpus:
         lines.append(
-            f"In the log {most:,} GPUs were in use at once, more than the {gpus:,} here: is the cluster as it was?"
+            f"In the log {most:,} GPUs were in use at once, more than the {gpus:,} here: this cluster is smaller."
         )
     return lines
 
 
 def _compressed(rows: Sequence[ComparedPolicy]) -> list[str]:
-    """Under which compressors of gradients jobs trained, a line per row; of runs that compress."""
+    """The fraction of the GPU time by gradient compressor, one line per row with jobs that may compress."""
     lines = []
     for row in rows:
         known = [shares for run in row.runs if (shares := run.summary.get("gpu_time_fraction_by_compressor"))]
-        if known:  # compressors of a percent or more by themselves, the largest first
+        if known:  # compressors with at least one percent are named, the largest first
             means = {name: sum(each.get(name, 0.0) for each in known) / len(known) for each in known for name in each}
-            told = sorted((-share, name) for name, share in means.items() if share >= 0.01)
-            rest = 1.0 + sum(share for share, _ in told)
-            texts = [f"{name} {percent(-share)}" for share, name in told]
+            named = sorted((-share, name) for name, share in means.items() if share >= 0.01)
+            rest = 1.0 + sum(share for share, _ in named)
+            texts = [f"{name} {percent(-share)}" for share, name in named]
             texts += [f"others {percent(rest)}"] if rest >= 0.005 else []
             label = " ".join([row.label, *(f"{key}={value}" for key, value in row.setting)])
-            lines.append(f"{label}: GPU time under {', '.join(texts)}")
+            lines.append(f"{label}: GPU time by compressor: {', '.join(texts)}")
     if len(lines) > MAX_LINES:
-        return ["The compressors that jobs trained under stand in each summary.json (gpu_time_fraction_by_compressor)."]
+        return ["Each summary.json has the GPU time by compressor (gpu_time_fraction_by_compressor)."]
     return lines
 
 
 def intervals(comparison: Comparison) -> list[str]:
-    """What the ratios' intervals are over; where there is none, why, and what to type for one."""
+    """Says what the ratios' confidence intervals are based on, or why there is none and what to type to get one."""
     settings = [comparison.of(setting) for setting in comparison.settings]
     ratios = [row.ratio for rows in settings for row in rows[1:]]
     if not ratios:
@@ -230,7 +230,7 @@ def intervals(comparison: Comparison) -> list[str]:
     lines = []
     if most == 1 < len(comparison.seeds):
         lines.append(
-            f"Seeds {', '.join(map(str, comparison.seeds))} replay the jobs of one log: they are one workload."
+            f"Seeds {', '.join(map(str, comparison.seeds))} replay the same log, so they count as one workload."
         )
     pooled = over_workloads(comparison)
     if any(math.isfinite(ratio.low) for ratio in ratios):
@@ -238,18 +238,18 @@ def intervals(comparison: Comparison) -> list[str]:
     reasons = {ratio.why_not for ratio in [*ratios, *pooled.values()]}
     if "rare" in reasons:
         lines.append(
-            f"{versus}: no interval because jobs hardly wait: these workloads do not show how often long queues come"
+            f"{versus}: no interval, because jobs hardly wait: these workloads do not show how often long queues occur"
         )
     if "few" in reasons and not any(math.isfinite(ratio.low) for ratio in pooled.values()):
         summary = settings[0][0].runs[0].summary
-        few = f"from fewer than {MIN_WORKLOADS}"
+        need = f"it needs at least {MIN_WORKLOADS}"
         if "generator" in str(summary["trace_source"]):
-            few += f" seeds: 'seed=[{','.join(map(str, range(MIN_WORKLOADS)))}]'"
+            need += f" seeds: 'seed=[{','.join(map(str, range(MIN_WORKLOADS)))}]'"
         elif windows := summary.get("trace_windows"):
-            few += f" windows of the log: -m trace.window={','.join(windows)}"
-        else:  # a log without enough windows that have jobs in them
-            few = "from so short a log"
-        lines.append(f"These figures hold for these jobs; how far other weeks differ cannot be told {few}")
+            need += f" windows of the log: -m trace.window={','.join(windows)}"
+        else:  # the log does not have enough windows with jobs
+            need = "the log is too short"
+        lines.append(f"No confidence interval, so other weeks may differ from these figures: {need}")
     if pooled:
         texts = [f"{label} {ratio_text(ratio)}" for label, ratio in pooled.items()]
         lines.append(f"{versus} over these {len(settings)} workloads, with a 95 % interval: {', '.join(texts)}")

@@ -1,7 +1,7 @@
-"""Results on disk: a folder per command, in it a folder per policy and seed; listed, compared and exported from there.
+"""Writes, lists, compares and exports results on disk: a folder per command, in it a folder per policy and seed.
 
-`python -m synergy_sim.results DIR` prints what is below DIR (docs/results.md). A folder is written beside its place and
-renamed when it is complete.
+`python -m synergy_sim.results DIR` prints the results below DIR (docs/results.md). A folder is written under another
+name and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 
 def write_run(run: Run, folder: Path, config_yaml: str) -> Summary:
-    """Writes a run's files as `folder`, in place of an older result there, and returns its summary.
+    """Writes a run's files to `folder`, replacing an older result, and returns its summary.
 
-    Raises InputError where the disk refuses. Whatever goes wrong, Ctrl-C included, `folder` is as it was before.
+    Raises InputError if it cannot be written. On any error or interruption, `folder` remains as it was.
     """
     jobs = job_table(run)
     summary = summarise(run, jobs)
@@ -69,7 +69,7 @@ def write_run(run: Run, folder: Path, config_yaml: str) -> Summary:
 
 
 def strict_json(value: Any) -> str:
-    """JSON that every reader takes: null where a number is not finite."""
+    """Formats a value as standard JSON, with null for numbers that are not finite."""
     return json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -86,7 +86,7 @@ def _columns(facts: Events | Decisions | Shares | JobColumns) -> dict[str, Any]:
 
 
 def _job_rows(run: Run, jobs: JobColumns) -> dict[str, Any]:
-    """The job table with the names that its codes stand for."""
+    """The job table as columns, with names in place of codes."""
     import pyarrow as pa
 
     workload, columns = run.workload, _columns(jobs)
@@ -116,7 +116,7 @@ def _write_parquet(columns: dict[str, Any], path: Path) -> None:
     table: pa.Table = pa.table(columns)
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     others = [field.name for field in table.schema if field.name not in floats]
-    # Bytes of like rank together: times and other smooth floats then compress to about half.
+    # Byte-stream split compresses times and other smooth floats to about half.
     pq.write_table(
         table, path, compression="zstd", use_dictionary=others, use_byte_stream_split=floats, write_statistics=False
     )
@@ -124,7 +124,7 @@ def _write_parquet(columns: dict[str, Any], path: Path) -> None:
 
 STAMP = "%Y-%m-%d_%H-%M-%S"
 MAX_KEYS_IN_COLUMNS = 3
-"""Up to so many settings that vary are columns of one table; more make a table for each group."""
+"""Maximum number of varying keys that become columns of one table; more keys make one table per setting."""
 MAX_LISTED_POLICIES = 6
 MAX_COMMANDS_IN_EXPORT = 8
 _ALL_COLUMNS = 10_000
@@ -137,17 +137,17 @@ _LATEX = {
     **{"ρ": r"$\rho$", "φ": r"$\varphi$", "×": r"$\times$", "÷": r"$\div$", "·": r"$\cdot$", "≥": r"$\geq$"},
     **{"≤": r"$\leq$", "→": r"$\to$", "<": "$<$", ">": "$>$", "|": "$|$", "–": "--", "−": "$-$"},
 }
-"""What LaTeX reads otherwise than it is written, or not at all in every font encoding."""
+"""Replacements for characters that are special in LaTeX or missing in some font encodings."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the comparison of the results below a folder; of several runs, what they are first."""
+    """Prints the comparison of the results below a folder; if there are several runs, it lists them first."""
     chosen = _parser().parse_args(arguments)
     try:
         folders = run_folders(chosen.folder)
         runs = shown_runs(folders)
         if not runs:
-            why = "no run is whole" if len(folders) > 1 else "no policy had ended when the run did"
+            why = "no run is complete" if len(folders) > 1 else "the run ended before any policy did"
             raise InputError(f"{chosen.folder}: {why}: {', '.join(str(each.path) for each in folders)}.")
         if chosen.first:
             names = {run.policy for run in runs}
@@ -160,7 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
             written.append(write_csv(comparison, chosen.csv))
         if chosen.parquet:
             written.append(collect(chosen.parquet, runs))
-        if chosen.report:  # in the run's own folder where it has none yet, else in a new one
+        if chosen.report:  # in the run's own folder if it has no report yet, else in a new folder
             into = follow_latest(chosen.folder)
             if len(folders) > 1 or (into / "report.html").exists():
                 into = new_folder(into, f"report-{datetime.now().strftime(STAMP)}")
@@ -172,8 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
             if len(folders) > 1:
                 print_listing(folders, chosen.folder)
             elif (record := folders[0].record) is not None and record.state:
-                print(f"{folders[0].path}: not whole: {record.state}; what it has:")
-            groups = {"": comparison}  # one table where few settings vary; else one for each group, under what differs
+                print(f"{folders[0].path}: incomplete ({record.state}). Policies that are finished:")
+            groups = {"": comparison}  # one table if few keys vary, else one table per setting
             if len(comparison.settings[0]) > MAX_KEYS_IN_COLUMNS:
                 by_setting = {setting: comparison.of(setting) for setting in comparison.settings}
                 groups = {
@@ -184,11 +184,11 @@ def main(arguments: list[str] | None = None) -> int:
                     print("\n" * bool(number) + heading)
                 print_comparison(group)
         shown = {run.folder for run in comparison.runs}
-        others = [run for run in runs if run.policy != AS_LOGGED]  # every run of a sweep has the log's
+        others = [run for run in runs if run.policy != AS_LOGGED]  # every run of a sweep repeats the log's schedule
         if left := [str(run.folder) for run in others if run.folder not in shown]:
             print(
-                f"left out: {len(left)} of {len(others)}, repetitions of newer runs above (policy, seed and settings "
-                f"are the same); name one alone to see it, such as {left[0]}",
+                f"left out: {len(left)} of {len(others)} runs, which newer runs above repeat (same policy, seed and "
+                f"settings). To see one, type its folder, such as {left[0]}",
                 file=sys.stderr,
             )
         for path in written:
@@ -205,22 +205,21 @@ def _parser() -> Parser:
         "folder", type=Path, metavar="DIR", help="a run's folder, `latest`, or one with runs somewhere below it"
     )
     parser.add_argument("--first", metavar="POLICY", help="the policy that ratios refer to")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write every figure there, unrounded, a row per row")
-    parser.add_argument("--parquet", type=Path, metavar="FILE", help="the same with a row per run, and all its figures")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table as CSV, with all columns, unrounded")
+    parser.add_argument("--parquet", type=Path, metavar="FILE", help="write a Parquet file: a row per run, all figures")
     printed = parser.add_mutually_exclusive_group()
     printed.add_argument("--markdown", action="store_true", help="print the table as Markdown, with all columns")
     printed.add_argument("--latex", action="store_true", help="print it for LaTeX, with the package booktabs")
-    parser.add_argument("--report", action="store_true", help="make figures and report.html as well, in a new folder")
+    parser.add_argument("--report", action="store_true", help="also make figures and report.html")
     return parser
 
 
 @contextlib.contextmanager
 def new_run(parent: Path, program: str, words: Sequence[str], *, name: str | None = None) -> Iterator[Path]:
-    """A new folder in `parent` for what one command makes: whole when the block has ended, `latest` from then on.
+    """Makes a folder in `parent` for the results of one command. At the end of the block, the folder is complete, and
+    `latest` points to it; an empty folder is removed. Raises InputError if the folder cannot be made.
 
-    name: its name, of a run within a sweep, which no `latest` points to; else the second in which it began. Where
-    nothing was put into it nothing is left. Raises InputError where it cannot be made.
-    """
+    name: the folder's name, only for runs of a sweep, which do not change `latest`; by default, the start time."""
     record = new_record(program, words)
     missing = [each for each in (parent, *parent.parents) if not each.exists()]
     folder = new_folder(parent, record.begun_at.strftime(STAMP) if name is None else name, only=name is not None)
@@ -239,7 +238,7 @@ def new_run(parent: Path, program: str, words: Sequence[str], *, name: str | Non
 
 @contextlib.contextmanager
 def resumed_run(folder: Path) -> Iterator[Path]:
-    """Resumes the run in the folder in this process; the run is whole when the block has ended."""
+    """Resumes the run in the folder in this process. At the end of the block, the run is marked as complete."""
     mine = new_record("", [])
     here = replace(_record(folder), host=mine.host, pid=mine.pid, version=mine.version, commit=mine.commit)
     write_record(here, folder)
@@ -248,7 +247,7 @@ def resumed_run(folder: Path) -> Iterator[Path]:
 
 
 def is_unended(folder: Path) -> bool:
-    """Whether a run is in the folder that is not whole."""
+    """Whether the folder contains an incomplete run."""
     record = read_record(folder)
     return record is not None and record.ended is None
 
@@ -260,13 +259,13 @@ def _has_results(folder: Path) -> bool:
 def _record(folder: Path) -> RunRecord:
     record = read_record(folder)
     if record is None:
-        raise InputError(f"{folder / run_record.FILE} is gone; somebody has removed it while the run went on.")
+        raise InputError(f"{folder / run_record.FILE} is gone: it was removed during the run.")
     return record
 
 
 def _mark_ended(folder: Path, *, latest: bool) -> None:
-    """Records that the run in the folder is whole. latest: whether `latest` beside it should lead to it from now on, a
-    link, or where links cannot be made a file with its name; a folder that is called so stays.
+    """Records that the run in the folder is complete. latest: whether `latest` beside it points to it from now on, as a
+    link or, without symbolic links, as a file with its name; a folder called `latest` is not replaced.
     """
     if not _has_results(folder):
         return
@@ -289,16 +288,16 @@ def _mark_ended(folder: Path, *, latest: bool) -> None:
 
 
 def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two configurations run the same, however it is shown and wherever it is filed."""
+    """Whether two configurations are equal except for keys that only affect how results are shown and stored."""
     return {**one, **dict.fromkeys(NOT_OF_THE_RUN)} == {**other, **dict.fromkeys(NOT_OF_THE_RUN)}
 
 
 def show(folders: Sequence[Path], into: Path, *, figures: bool) -> None:
-    """Writes the figures and the report if they are wanted, then prints the table. into: the run's folder."""
+    """Writes the figures and the report if `figures` is set, then prints the table. into: the run's folder."""
     runs = [read_run(each) for each in folders]
     try:
         report = write_comparison(runs, into, command=command_of(into)) if figures else None
-    finally:  # a report that fails does not hide the table
+    finally:  # print the table even if the report fails
         print_comparison(compare(runs))
     if report is not None:
         print(f"report: {report}")
@@ -312,7 +311,7 @@ def command_of(folder: Path) -> str:
 
 
 def new_folder(parent: Path, name: str, *, only: bool = False) -> Path:
-    """The first of `name`, `name-2`, … that did not exist, made. only: `name` and no other will do."""
+    """Makes the first of the folders `name`, `name-2`, … that does not exist. only: allows no name but `name`."""
     number, tries = 1, _TRIES
     while True:
         folder = parent / (name if number == 1 else f"{name}-{number}")
@@ -321,7 +320,7 @@ def new_folder(parent: Path, name: str, *, only: bool = False) -> Path:
             folder.mkdir()
             return folder
         except OSError as error:
-            # A parent may be gone: another command has just removed what it had made in vain.
+            # Another command may just have removed the parent, because it made the parent and wrote no results.
             tries -= isinstance(error, FileNotFoundError)
             if only or not tries or not (folder.exists() or isinstance(error, FileNotFoundError)):
                 raise InputError(
@@ -331,13 +330,13 @@ def new_folder(parent: Path, name: str, *, only: bool = False) -> Path:
 
 
 def print_listing(folders: Sequence[RunFolder], below: Path) -> None:
-    """Prints the list of run folders, and says which of them the table below leaves out."""
+    """Prints the list of run folders, and which of them the table below leaves out."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    latest: set[Path] = set()  # folders that a `latest` beside them leads to, unless that was removed
+    latest: set[Path] = set()  # folders that a `latest` beside them points to
     for link in {each.path.parent / LATEST for each in folders}:
         with contextlib.suppress(InputError):
             latest.add(follow_latest(link).resolve())
@@ -345,10 +344,10 @@ def print_listing(folders: Sequence[RunFolder], below: Path) -> None:
     for heading in ("run", "settings", "policies", "seeds", ""):
         table.add_column(heading, overflow="fold", no_wrap=heading == "run")
     for each in folders:
-        settings, state = "not known: of before run.yaml", ""
+        settings, state = "unknown (no run.yaml)", ""
         if each.record is not None:
             typed = {key: value for key, value in each.record.settings.items() if key not in _OWN_COLUMNS}
-            settings = " ".join(f"{key}={value}" for key, value in typed.items()) or "as by default"
+            settings = " ".join(f"{key}={value}" for key, value in typed.items()) or "defaults"
             state = each.record.state
         names = list(dict.fromkeys(run.label for run in each.runs))
         more = len(names) - MAX_LISTED_POLICIES
@@ -361,15 +360,15 @@ def print_listing(folders: Sequence[RunFolder], below: Path) -> None:
     console = Console(file=sys.stdout, highlight=False)
     console.print(Text(f"{below}: {len(folders)} runs, the newest first\n"))
     console.print(table)
-    if broken := [str(each.path) for each in folders if not each.whole]:
-        told = f"not whole, and not in the table: {', '.join(broken)}; name one to see what it has"
-        console.print(Text(told, style="dim"))
+    if incomplete := [str(each.path) for each in folders if not each.whole]:
+        note = f"incomplete, so not in the table: {', '.join(incomplete)}. Type its folder to see its finished policies"
+        console.print(Text(note, style="dim"))
     console.print()
 
 
 def write_csv(comparison: Comparison, path: Path) -> Path:
-    """A row per row of the table, figures unrounded in the units of their names, means over the row's seeds; returns
-    the path. Raises InputError where the disk refuses.
+    """Writes the table as CSV and returns the path. Figures are means over a row's seeds, unrounded, in the units of
+    their names. Raises InputError if the file cannot be written.
     """
     import pandas as pd
 
@@ -399,7 +398,7 @@ def write_csv(comparison: Comparison, path: Path) -> Path:
 
 
 def markdown(comparison: Comparison) -> str:
-    """The caption, the table with all columns, its notes, and how it was made."""
+    """Formats the caption, the table with all columns, its notes and the commands that made it as Markdown."""
 
     def plain(text: str) -> str:
         return re.sub(r"([\\|*_])", r"\\\1", text)
@@ -419,13 +418,13 @@ def markdown(comparison: Comparison) -> str:
 
 
 def latex(comparison: Comparison) -> str:
-    """The same as a `table` for LaTeX with the package booktabs; how it was made stands in comments."""
+    """Formats the same as a LaTeX `table` with the package booktabs; the commands are comments."""
     table, headings = _whole_table(comparison)
     cells = zip(*(_texts(column, "\\textbf{{{}}}", escaped) for column in table.columns), strict=True)
     rows: list[str] = []
     for row, texts in zip(table.rows, cells, strict=True):
         rows += [f"    {' & '.join(texts)} \\\\", *([r"    \midrule"] if row.end_section else [])]
-    told = [f"  {escaped(each)}\\par" for each in notes(comparison)]
+    below = [f"  {escaped(each)}\\par" for each in notes(comparison)]
     sides = "".join("r" if column.justify == "right" else "l" for column in table.columns)
     return "\n".join(
         [
@@ -440,30 +439,30 @@ def latex(comparison: Comparison) -> str:
             *rows,
             r"    \bottomrule",
             r"  \end{tabular}",
-            *([r"  \par\footnotesize\raggedright", *told] if told else []),
+            *([r"  \par\footnotesize\raggedright", *below] if below else []),
             r"\end{table}",
         ]
     )
 
 
 def escaped(text: str) -> str:
-    """Text for LaTeX."""
+    """Escapes text for LaTeX."""
     return "".join(_LATEX.get(sign, sign) for sign in text)
 
 
 def made_by(comparison: Comparison, *, quote: str = "") -> list[str]:
-    """A line per command that made the figures. quote: the characters around a command."""
+    """One line per command that made the figures. quote: the characters around a command."""
     lines = list(
         dict.fromkeys(
             f"made by {quote}{each.command}{quote} with synergy {each.version}"
-            f"{f', commit {each.commit}' if each.commit else ''}, begun {each.begun}"
+            f"{f', commit {each.commit}' if each.commit else ''}, started {each.begun}"
             for each in _records(comparison.rows)
         )
     )
     if more := lines[MAX_COMMANDS_IN_EXPORT:]:
-        lines[MAX_COMMANDS_IN_EXPORT:] = [f"and {len(more)} commands more"]
+        lines[MAX_COMMANDS_IN_EXPORT:] = [f"and {len(more)} more commands"]
     if unknown := sum(run.record is None for run in comparison.runs):
-        lines.append(f"{unknown} runs do not say how they were made")
+        lines.append(f"the commands of {unknown} runs are unknown")
     return lines
 
 
@@ -472,7 +471,7 @@ def _records(rows: Sequence[ComparedPolicy]) -> list[RunRecord]:
 
 
 def _whole_table(comparison: Comparison) -> tuple[Table, list[str]]:
-    """The table of a terminal wide enough for all columns; its headings on one line, the unit in parentheses."""
+    """The table with all columns, and its headings on one line each, with the unit in parentheses."""
     table, _ = comparison_table(comparison, _ALL_COLUMNS)
     headings = []
     for column in table.columns:
@@ -484,7 +483,7 @@ def _whole_table(comparison: Comparison) -> tuple[Table, list[str]]:
 
 
 def _texts(column: Column, bold: str, escape: Callable[[str], str]) -> list[str]:
-    """A column's cells, each on one line. bold: what is put around the best values."""
+    """A column's cells, each on one line. bold: the format of the best values."""
     from rich.text import Text
 
     texts = []

@@ -175,7 +175,7 @@ class ClusterSettings:
         "nodes are one pool. A node type of a partition is named a100@PARTITION",
         None,
     )
-    ignore_gpu_types: bool = key("whether jobs run on any GPU type, whatever the log says they asked for")
+    ignore_gpu_types: bool = key("whether jobs run on any GPU type, regardless of the type that they request")
 
 
 class Key(NamedTuple):
@@ -210,7 +210,7 @@ def alternatives(kind: Any) -> list[Any]:
 
 
 def inside(kind: Any, part: str) -> Any:
-    """The type of what has this name in a section, this name in a mapping, or this number in a list; None for none."""
+    """The type of the key `part` of a section, the name `part` of a mapping, or the index `part` of a list, or None."""
     for each in alternatives(kind):
         origin, choices = typing.get_origin(each), typing.get_args(each)
         if each is Any:

@@ -1,4 +1,4 @@
-"""Results read back from disk: one object per run folder, columns only when asked for."""
+"""Reads results from disk: one object per run folder, whose columns are read only when they are used."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from synergy_runs.files import atomic_file
 from synergy_runs.metrics import Summary
 
 FILE = "run.yaml"
-"""In a run's folder: how the run was made, and whether it is whole."""
-_HEAD = "# How these results were made. Where `ended` is null they are not whole: under way, or ended early.\n"
+"""File in a run's folder that says how the run was made, and whether it is complete."""
+_HEAD = "# How these results were made. If `ended` is null, they are incomplete: still running, or ended early.\n"
 LATEST = "latest"
-"""Beside runs' folders: a link to the one that ended last, or a file with its name."""
+"""Name beside the run folders: a link to the run that ended last, or a file with its name."""
 _WORK = ".work"
-"""How the executor's folders of live states end, in which no results are."""
+"""Suffix of the executor's work folders, which contain no results."""
 NOT_OF_THE_RUN = (
     *("results_dir", "figures", "progress", "live", "compared_with", "same_information"),
     "keep_checkpoints",
 )
-"""Keys that say how results are shown or filed, and what is kept of jobs, not what was run."""
-# Settings that say which run this is, where it lies or what is shown of it, not under what conditions it ran.
+"""Keys that only affect how results are shown and stored, and which checkpoints are kept."""
+# Settings that identify, locate or display a run; all others are conditions under which it ran.
 _NOT_CONDITIONS = {"policy", "seed", "hydra", "trace.find", "trace.bad_rows", *NOT_OF_THE_RUN}
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What run.yaml says. begun, ended: ISO 8601 with the zone; ended is None until everything else is there.
+    """The content of run.yaml. begun, ended: ISO 8601 with the time zone; ended is None until the run is complete.
 
-    commit: of the checkout that ran, `-dirty` where files of it had been changed; None where it is not known.
-    settings: what was typed, by key. host, pid: of the process that began it, or went on with it.
+    commit: commit of the checkout that ran, with `-dirty` if its files had been changed; None if unknown.
+    settings: the settings on the command line, by key. host, pid: the process that started or resumed the run.
     """
 
     command: str
@@ -65,7 +65,7 @@ class RunRecord:
 
     @property
     def runs_here(self) -> bool:
-        """Whether it is under way in a process of this machine."""
+        """Whether a process of this machine is running it."""
         if self.ended or self.host != socket.gethostname():
             return False
         try:
@@ -78,16 +78,16 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """ "" of a whole run, else what is known of it, in words."""
+        """The state of an incomplete run in words; "" for a complete run."""
         if self.ended:
             return ""
         if self.runs_here:
-            return f"under way (process {self.pid})"
-        return "ended early" + f", or under way on {self.host}" * (self.host != socket.gethostname())
+            return f"running (process {self.pid})"
+        return "ended early" + f", or running on {self.host}" * (self.host != socket.gethostname())
 
 
 def new_record(program: str, words: Sequence[str]) -> RunRecord:
-    """The record of a run that begins now. program: the name after `python -m`. words: its arguments."""
+    """Makes the record of a run that starts now. program: the name after `python -m`. words: its arguments."""
     import shlex
 
     return RunRecord(
@@ -111,14 +111,14 @@ def typed_settings(words: Sequence[str]) -> dict[str, str]:
 
 
 def write_record(record: RunRecord, folder: Path) -> None:
-    """Writes run.yaml, in place of an earlier one. Raises InputError where the disk refuses."""
+    """Writes or replaces run.yaml. Raises InputError if it cannot be written."""
     text = yaml.safe_dump(dataclasses.asdict(record), sort_keys=False, allow_unicode=True, width=10_000)
     with atomic_file(folder / FILE) as partial:
         partial.write_text(_HEAD + text, encoding="utf-8")
 
 
 def read_record(folder: Path) -> RunRecord | None:
-    """What the folder's run.yaml says; None where there is none. Raises InputError for one that cannot be read."""
+    """Reads the folder's run.yaml; None if there is none. Raises InputError if it cannot be read."""
     path = folder / FILE
     try:
         # The parser in C is much faster. A sweep reads the records of all its runs each time one of them ends.
@@ -134,13 +134,13 @@ def read_record(folder: Path) -> RunRecord | None:
 
 
 def now() -> str:
-    """This instant, with the zone."""
+    """The current time with the time zone."""
     return datetime.now().astimezone().isoformat(timespec="milliseconds")
 
 
 @cache
 def commit() -> str | None:
-    """The commit of the checkout that this code lies in; None where it lies in none, or git is not there."""
+    """The commit of the checkout that contains this code; None if there is no checkout or no git."""
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
@@ -153,7 +153,7 @@ def commit() -> str | None:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A complete run folder. `summary` has null where a figure is not defined."""
+    """The complete folder of one policy and seed. In `summary`, a figure that is not defined is None."""
 
     folder: Path
     summary: Summary
@@ -164,7 +164,7 @@ class StoredRun:
 
     @property
     def label(self) -> str:
-        """The policy's name, starred if it knows true run times."""
+        """The policy's name, with a star if it is an oracle."""
         return "as logged" if self.policy == AS_LOGGED else self.policy + "*" * bool(self.summary["oracle"])
 
     @property
@@ -173,26 +173,26 @@ class StoredRun:
 
     @cached_property
     def record(self) -> RunRecord | None:
-        """The command that made the run (of a sweep: the sweep's); None if no record says so."""
+        """The record of the command that made the run (for a sweep, the record of the sweep); None if there is none."""
         return read_record(self.folder.parent.parent) or read_record(self.folder.parent)
 
     def jobs(self, *columns: str) -> dict[str, NDArray[Any]]:
-        """Columns of jobs.parquet, one entry per job in order of submission."""
+        """Reads columns of jobs.parquet, with one entry per job in order of submission."""
         return _read(self.folder / "jobs.parquet", columns)
 
     def measured(self, column: str) -> Floats:
-        """A column of times or ratios of jobs.parquet, NaN for jobs that figures are not over."""
+        """Reads a column of times or ratios of jobs.parquet, with NaN for jobs that are not measured."""
         if self.summary.get("measured_job_ids") is None:
             return self.jobs(column)[column].astype(np.float64)
         found = self.jobs(column, "measured")
         return np.where(found["measured"], found[column], np.nan)
 
     def decisions(self, *columns: str) -> dict[str, NDArray[Any]]:
-        """Columns of rounds.parquet, one entry per decision in order of time."""
+        """Reads columns of rounds.parquet, with one entry per decision in order of time."""
         return _read(self.folder / "rounds.parquet", columns)
 
     def events(self) -> Events:
-        """The log of facts; `reason` is 0 throughout where the version that wrote it did not record reasons."""
+        """Reads the event log. `reason` is 0 everywhere if an older version wrote the log without reasons."""
         path, (*others, reason) = self.folder / "events.parquet", Events.__slots__
         columns = _read(path, others)
         try:
@@ -202,19 +202,19 @@ class StoredRun:
         return Events(**columns)
 
     def shares(self) -> Shares | None:
-        """CPUs and memory given to jobs; None if the policy did not share them out."""
+        """Reads the CPUs and memory given to jobs; None if the policy did not share them out."""
         path = self.folder / "shares.parquet"
         return Shares(**_read(path, Shares.__slots__)) if path.exists() else None
 
     def config_yaml(self) -> str:
-        """The configuration it ran with, as text."""
+        """Reads config.yaml, the configuration that it ran with; "" if there is none."""
         path = self.folder / "config.yaml"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def settings(self) -> dict[str, str]:
-        """The configuration as flat `key.key: value`, less what only names or shows the run.
+        """The configuration as flat `key.key: value`, without keys that only identify, store or display the run.
 
-        `cluster.nodes` is the number of nodes that there were, also where the configuration leaves it to the trace.
+        `cluster.nodes` is the real number of nodes, even if the configuration leaves it to the trace.
         """
         flat = {key: value for key, value in _flat(self._config) if not {key, key.split(".")[0]} & _NOT_CONDITIONS}
         if "cluster.nodes" in flat:
@@ -222,7 +222,7 @@ class StoredRun:
         return flat
 
     def asked_policies(self) -> list[str]:
-        """The policies that the command asked for, in its order, as it wrote them."""
+        """The policies of the command as they were typed, in order."""
         named = self._config.get("compared_with") or self._config.get("policy") or []
         return [str(each) for each in ([named] if isinstance(named, str) else named)]
 
@@ -257,8 +257,8 @@ def _read(path: Path, columns: Sequence[str]) -> dict[str, NDArray[Any]]:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What one command made. record: how; None of results that no command made a folder for. runs: of its policies and
-    seeds, in the order of their paths.
+    """The results of one command. record: its run.yaml, None if the folder has none. runs: one per policy and seed, in
+    the order of their paths.
     """
 
     path: Path
@@ -267,7 +267,7 @@ class RunFolder:
 
     @property
     def whole(self) -> bool:
-        """Whether all that the command was to make is there."""
+        """Whether the results are complete."""
         return self.record is None or self.record.ended is not None
 
 
@@ -291,9 +291,9 @@ def follow_latest(path: Path) -> Path:
 
 
 def run_folders(path: Path) -> list[RunFolder]:
-    """What each command made below `path`, the newest first. Links and hidden folders are passed over.
+    """The results of all commands below `path`, the newest first; links and hidden folders are ignored.
 
-    Raises InputError if there is nothing, or it cannot be read.
+    Raises InputError if there are none, or if they cannot be read.
     """
     path = follow_latest(path)
     try:
@@ -331,25 +331,25 @@ def _is_run(path: Path) -> bool:
 
 
 def find_runs(folder: Path) -> list[StoredRun]:
-    """The runs below `folder` of all commands that are whole, or of the one that `folder` is, whole or not.
+    """The runs of all complete commands below `folder`; if there is only one command, it may be incomplete.
 
-    In the order of `in_order`, then the newest first, then of names. Raises InputError if there is none.
+    Sorted as `in_order` does, then the newest first, then by name. Raises InputError if there are none.
     """
     return shown_runs(run_folders(folder))
 
 
 def shown_runs(folders: Sequence[RunFolder]) -> list[StoredRun]:
-    """The runs that are whole; a single run may be incomplete."""
+    """The runs of the complete folders; a single folder may be incomplete."""
     return in_order(run for each in folders if each.whole or len(folders) == 1 for run in each.runs)
 
 
 def read_run(folder: Path) -> StoredRun:
-    """The run in `folder`. Raises InputError if it is not whole."""
+    """Reads the run in `folder`. Raises InputError if its summary is missing or incomplete."""
     path = folder / "summary.json"
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no whole JSON"
+        why = error.strerror if isinstance(error, OSError) else "incomplete JSON"
         raise InputError(f"{path}: not a readable summary ({why}). Run that policy again.") from error
     if not isinstance(summary, dict) or "policy" not in summary:
         raise InputError(f"{path}: not the summary of a run, or cut off. Run that policy again.")
@@ -357,11 +357,11 @@ def read_run(folder: Path) -> StoredRun:
 
 
 def in_order(runs: Iterable[StoredRun], policies: Sequence[str] = ()) -> list[StoredRun]:
-    """The runs in the order of `policies`, else of what their commands named, longest first; others keep theirs."""
+    """Sorts runs by `policies`, else by their commands' lists of policies, longest first; others keep their order."""
     runs = list(runs)
     lists = [policies] if policies else sorted((run.asked_policies() for run in runs), key=len, reverse=True)
-    # A single run was not compared with others: it never comes before runs that were.
+    # A command with a single policy does not define an order, so its run never comes before compared ones.
     names = list(dict.fromkeys(label_of(text) for each in lists if policies or len(each) > 1 for text in each))
     place = {name: at for at, name in enumerate(names)}
-    # What the log shows comes last, unless ratios are to refer to it.
+    # The schedule in the log comes last, unless ratios refer to it.
     return sorted(runs, key=lambda run: place.get(run.policy, len(names) + (run.policy == AS_LOGGED)))

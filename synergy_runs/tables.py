@@ -1,4 +1,4 @@
-"""The comparison as a table on a terminal, what came out of it in words, and the notes."""
+"""Prints a comparison on a terminal: the table, the result in words, and the notes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figure:
-    """One column: a key of the summary, its heading, what kind of number it is, and which is best."""
+    """One column: a key of the summary, its heading, the kind of number, and whether the lowest or highest is best."""
 
     key: str
     heading: str
@@ -40,13 +40,13 @@ FIGURES = (
     Figure("service_gpu_s", "GPU time", "gpu_time", None),
     Figure("p99_jct_s", "p99 JCT", "time"),
     Figure("p50_slowdown", "median slowdown", "number"),
-    Figure("fragmented_gpu_s", "idle, yet fits", "gpu_time"),
+    Figure("fragmented_gpu_s", "fragmented", "gpu_time"),
     Figure("gpu_utilisation_fraction", "GPUs used", "percent", max),
     Figure("p50_jct_s", "median JCT", "time"),
     Figure("mean_queueing_delay_s", "first start", "time"),
     Figure("p99_finish_time_fairness", "p99 ρ", "number"),
     Figure("restarts_per_job", "restarts per job", "number"),
-    Figure("lost_gpu_s", "lost by stops", "gpu_time"),
+    Figure("lost_gpu_s", "lost work", "gpu_time"),
     Figure("makespan_s", "makespan", "time"),
     Figure("unfair_fraction", "ρ > 1", "percent"),
     Figure("p90_jct_s", "p90 JCT", "time"),
@@ -59,27 +59,27 @@ SHARED = (
 )
 """Columns of policies that share out CPUs and memory; shown in the report only."""
 MAX_SWEPT_VALUES = 6
-"""A sweep over more values is told by its first and last."""
+"""A sweep over more values is described by its first and last value."""
 MAX_SETTINGS = 4
-"""Settings with a sentence of their own."""
+"""Maximum number of settings with a sentence of their own."""
 MAX_RIVALS = 3
-"""Policies of the winner's own kind that it is compared with."""
+"""Maximum number of other policies that change jobs, which a winner that changes jobs is compared with."""
 MAX_TAIL_RATIO = 0.5
-"""A policy whose p99 wait is at most this part of the winner's is named."""
+"""The policy with the shortest p99 wait is named if that wait is at most this fraction of the winner's."""
 MIN_CHANGE = 0.005
-"""Smaller relative changes of GPU time are not told."""
+"""Smaller relative changes of GPU time are not mentioned."""
 WIDE_TERMINAL = 110
-"""Columns from which on what a policy may change and knows stands in one line."""
+"""Minimum width in characters at which the cells of `may change` and `knows` are not wrapped."""
 MAX_CELL_WIDTH = 24
-"""Characters of a label or a setting beyond which it goes on in the next line, at a joint."""
+"""Maximum characters of a line in a label or setting; longer texts are broken after `-`, `/`, `,`, `+` or a space."""
 MAX_HEADING_WIDTH = 8
-"""Characters of a line of a heading, unless a word is longer."""
+"""Maximum characters of a line in a heading, unless a word is longer."""
 KEEPS, CHANGES = "keep each job's GPUs and batch", "may change GPUs or batch"
 _NBSP = "\N{NO-BREAK SPACE}"
 
 
 def unit_of(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[float, str]:
-    """(scale, unit) for a whole column, so that its numbers compare at a glance."""
+    """(scale, unit) for a whole column, so that its numbers are easy to compare."""
     if figure.kind != "time":
         return {"percent": (0.01, "%"), "gpu_time": (HOUR_S, "GPU-h"), "number": (1.0, "")}[figure.kind]
     values = [abs(row.mean(figure.key)) for row in rows]
@@ -89,30 +89,30 @@ def unit_of(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[float, str]
 
 
 def cells(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[str, list[str], list[bool]]:
-    """(unit, texts, whether each is the best among policies that know no true run times)."""
+    """(unit, texts, whether each is the best among policies that are no oracles)."""
     scale, unit = unit_of(figure, rows)
     texts = [three_digits(row.mean(figure.key) / scale) for row in rows]
     fair = [value for row in rows if row.eligible and math.isfinite(value := row.mean(figure.key))]
-    # Equal to the eye is equal best; where all are equal none stands out.
+    # All values that print like the best one are marked, but none if all print alike.
     best = three_digits(figure.best(fair) / scale) if figure.best and fair and len(set(texts)) > 1 else None
     return unit, texts, [text == best and row.eligible for text, row in zip(texts, rows, strict=True)]
 
 
 def figures_of(rows: Sequence[ComparedPolicy]) -> list[Figure]:
-    """The columns that any of the rows has a value for."""
+    """The columns for which at least one row has a value."""
     return [each for each in FIGURES if any(math.isfinite(row.mean(each.key)) for row in rows)] or [FIGURES[0]]
 
 
 def in_unit(key: str, rows: Sequence[ComparedPolicy], row: ComparedPolicy, *, named: bool = True) -> str:
-    """A figure of a row in the unit that its column has in the table of `rows`: `1.66 h`, `1.66` if not named."""
+    """Formats a row's figure in the unit of its column in the table of `rows`: `1.66 h`, or `1.66` if not named."""
     scale, unit = unit_of(next(each for each in FIGURES if each.key == key), rows)
     return f"{three_digits(row.mean(key) / scale)}{f' {unit}' if named and unit else ''}"
 
 
 def verdict(comparison: Comparison) -> str:
-    """Names the policy with the lowest mean JCT (oracles excluded), what it is compared with, and how much it saves.
+    """Names the policy with the lowest mean JCT (oracles excluded), and by how much it is lower than others.
 
-    Of a sweep over one number, what the number changes under each policy; of other settings, a line each.
+    For a sweep over one number: the effect of the number under each policy. For other settings: one line each.
     """
     settings = comparison.settings
     if len(settings) == 1:
@@ -134,26 +134,26 @@ def _of_one_setting(rows: Sequence[ComparedPolicy]) -> str:
         return f"{known[0].label}: the mean JCT is {_jct(rows, known[0])}."
     fair = sorted((row for row in known if not row.oracle), key=lambda row: row.mean_jct_s)
     if not fair:
-        return "Every policy here reads what nobody can know."
+        return "Every policy here reads true values that no real scheduler knows."
     best = fair[0]
     lower = [row for row in known if row.oracle and row.mean_jct_s < best.mean_jct_s]
     if len(fair) == 1 and best is rows[0]:
         text = f"{best.label}: the mean JCT is {_jct(rows, best)}."
     else:
         lower.sort(key=lambda row: row.mean_jct_s)
-        # Equal, or the 95 % interval of the ratio holds 1. Without an interval the lowest is the lowest: of these jobs.
+        # A tie: equal means, or a 95 % interval of the ratio that contains 1. Without an interval only equal means tie.
         ratios = [row.against(best) for row in fair[1:]]
         equal = [ratio.value == 1.0 or ratio.low <= 1.0 <= ratio.high for ratio in ratios]
         ties = [best, *(row for row, is_equal in zip(fair[1:], equal, strict=True) if is_equal)]
         text = _one_is_lowest(rows, best) if len(ties) == 1 else _several_are_lowest(rows, ties)
     if lower:
         condition = _condition(lower).replace("If", " and if").removesuffix(": ")
-        text += f" Lower, with what nobody can know{condition}: {_named(rows, lower)}."
+        text += f" Lower only with values that no real scheduler knows{condition}: {_named(rows, lower)}."
     return text
 
 
 def setting_text(row: ComparedPolicy) -> str:
-    """`cluster.load=0.8, trace.window=7d`: what varies between settings, of this row."""
+    """Formats a row's setting: `cluster.load=0.8, trace.window=7d`."""
     return ", ".join(f"{key}={value}" for key, value in row.setting)
 
 
@@ -161,12 +161,12 @@ def _jct(rows: Sequence[ComparedPolicy], row: ComparedPolicy) -> str:
     return in_unit("mean_jct_s", rows, row)
 
 
-def _named(rows: Sequence[ComparedPolicy], some: Sequence[ComparedPolicy]) -> str:
-    return ", ".join(f"{row.label} ({_jct(rows, row)})" for row in some)
+def _named(rows: Sequence[ComparedPolicy], selected: Sequence[ComparedPolicy]) -> str:
+    return ", ".join(f"{row.label} ({_jct(rows, row)})" for row in selected)
 
 
 def _one_is_lowest(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
-    """The winner against the reference; if it changes jobs, also against the best that does not, and others that do."""
+    """Compares the winner with the reference; if it changes jobs, also with the best that does not and more that do."""
     first, fair = rows[0], sorted((row for row in rows if row.eligible), key=lambda row: row.mean_jct_s)
     rivals = [first]
     if best.resizes:
@@ -197,13 +197,13 @@ def _one_is_lowest(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
 
 
 def _several_are_lowest(rows: Sequence[ComparedPolicy], ties: Sequence[ComparedPolicy]) -> str:
-    told = f"{_named(rows, ties[:-1])} and {_named(rows, ties[-1:])}"
-    text = f"{_condition(ties)}{told} have the lowest mean JCTs, which cannot be told apart"
+    names = f"{_named(rows, ties[:-1])} and {_named(rows, ties[-1:])}"
+    text = f"{_condition(ties)}{names} have the lowest mean JCTs, which do not differ significantly"
     return f"{text}." if rows[0] in ties else f"{text}; {ties[0].label} is {_below(ties[0], rows[0])}."
 
 
 def _condition(winners: Sequence[ComparedPolicy]) -> str:
-    """States what a result rests on if the log names no models and the best policy changes what jobs requested."""
+    """The assumption behind a result if the log names no models and a winning policy changes what jobs requested."""
     models = assigned_models(winners)
     if not (models and any(row.resizes for row in winners)):
         return ""
@@ -211,7 +211,7 @@ def _condition(winners: Sequence[ComparedPolicy]) -> str:
 
 
 def _below(row: ComparedPolicy, other: ComparedPolicy) -> str:
-    """`42 % below fifo`, `42 % (38 to 45) below fifo` where there is an interval; "" where nothing is known."""
+    """`42 % below fifo`, or `42 % (38 to 45) below fifo` with an interval; "" if the ratio is unknown."""
     ratio = row.against(other)
     if not math.isfinite(ratio.value):
         return ""
@@ -220,9 +220,9 @@ def _below(row: ComparedPolicy, other: ComparedPolicy) -> str:
         return "as in the log" if other.logged else f"as under {other.label}"
     ends = sorted(abs(round(100 * (1 - end))) for end in (ratio.low, ratio.high) if math.isfinite(end))
     interval = f" ({ends[0]} to {ends[1]})" if ends and (ratio.low > 1 or ratio.high < 1) else ""
-    knows = ", which knows as much" if on_equal_terms(row, other) or on_equal_terms(other, row) else ""
+    terms = " (on equal terms)" if on_equal_terms(row, other) or on_equal_terms(other, row) else ""
     side = "below" if percent > 0 else "above"
-    return f"{abs(percent)}{_NBSP}%{interval} {side} {_reference(other)}{knows}"
+    return f"{abs(percent)}{_NBSP}%{interval} {side} {_reference(other)}{terms}"
 
 
 def _reference(row: ComparedPolicy) -> str:
@@ -230,7 +230,7 @@ def _reference(row: ComparedPolicy) -> str:
 
 
 def _listed(texts: Sequence[str]) -> str:
-    """`a, b and c`; a comma also before `and` where what precedes it holds one."""
+    """Joins texts as `a, b and c`, with a comma before `and` if the text before it contains one."""
     *others, last = texts
     if not others:
         return last
@@ -238,10 +238,10 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def _swept(comparison: Comparison) -> list[str]:
-    """Per policy, what a number that was swept changes:
+    """One line per policy with the effect of a swept number:
     `fifo, 4 more nodes (8 → 12): mean wait 129 → 14 min, mean JCT 3.4 → 2.5 h (−27 %)`.
 
-    Nothing where more than one key varies, or its values are no numbers.
+    Empty if more than one key varies, or if its values are not numbers.
     """
     try:
         values = sorted({float(value) for setting in comparison.settings for _, value in setting})
@@ -270,7 +270,7 @@ def _swept(comparison: Comparison) -> list[str]:
 
 
 def caption(comparison: Comparison) -> str:
-    """Trace, jobs, cluster, load and seeds of a comparison, in one line."""
+    """One line with the trace, jobs, cluster, load and seeds of a comparison."""
     summaries = [run.summary for run in comparison.runs]
 
     def span(key: str, form: str, scale: float = 1.0) -> str:
@@ -282,17 +282,17 @@ def caption(comparison: Comparison) -> str:
         ", ".join(dict.fromkeys(str(summary[key]) for summary in summaries)) for key in ("trace", "cluster")
     )
     seeds = ", ".join(map(str, comparison.seeds))
-    of = f"mean over seeds {seeds}" if len(comparison.seeds) > 1 else f"seed {seeds}"
+    basis = f"mean over seeds {seeds}" if len(comparison.seeds) > 1 else f"seed {seeds}"
     jobs, load = span("jobs", "{:,.0f}"), span("offered_load_fraction", "{:.0f} %", 100.0)
     ids = dict.fromkeys(summary.get("measured_job_ids") for summary in summaries)
     if any(ids):
         texts = ["all" if each is None else f"jobs {each.replace('-', '–')}" for each in ids]
-        of += f" · figures over {' or '.join(texts)} of {jobs}"
-    return f"{traces} · {jobs} jobs · {clusters} · offered load {load} · {of}"
+        basis += f" · figures over {' or '.join(texts)} of {jobs}"
+    return f"{traces} · {jobs} jobs · {clusters} · offered load {load} · {basis}"
 
 
 def assumptions(comparison: Comparison) -> list[str]:
-    """What was assumed of the jobs, in sentences, each once; the models are those of all seeds."""
+    """The assumptions about the jobs, one sentence each, without repetitions, and with the models of all seeds."""
     every = ", ".join(assigned_models(comparison.rows))
     found: dict[str, None] = {}
     for run in comparison.runs:
@@ -303,8 +303,8 @@ def assumptions(comparison: Comparison) -> list[str]:
 
 
 def grouped(rows: Sequence[ComparedPolicy]) -> list[tuple[str, list[ComparedPolicy]]]:
-    """Rows of one setting as the table shows them, with a title per group: what the log shows, policies that keep what
-    jobs request, those that may change it. Titles are "" where no two groups of policies are compared.
+    """Groups the rows of one setting as (title, rows): the schedule in the log, policies that keep what jobs request,
+    and policies that may change it. Titles are "" unless there are policies of both kinds.
     """
     parts = {
         "": [row for row in rows if row.logged],
@@ -316,7 +316,7 @@ def grouped(rows: Sequence[ComparedPolicy]) -> list[tuple[str, list[ComparedPoli
 
 
 def terms_cells(row: ComparedPolicy) -> tuple[str, str]:
-    """(what the policy may change of a job, what it knows of it), in a few words."""
+    """The cells of the columns `may change` and `knows`."""
     if row.terms is None:
         return "", ""
     star = "*" if row.oracle and row.truth_read != POOLED else ""
@@ -324,7 +324,7 @@ def terms_cells(row: ComparedPolicy) -> tuple[str, str]:
 
 
 def comparison_table(comparison: Comparison, width: int) -> tuple[Table, list[Figure]]:
-    """A row per policy (and setting) with the columns that fit in `width`, and the columns left out."""
+    """Returns a table with a row per policy (and setting) and the columns that fit in `width`, and the columns left."""
     from rich.console import Console
 
     figures = figures_of(comparison.rows)
@@ -345,7 +345,7 @@ def _table(comparison: Comparison, figures: Sequence[Figure], *, narrow: bool) -
     headings, columns = [], []
     for figure in figures:
         unit, texts, best = cells(figure, rows)
-        # Over several lines, so that columns are as narrow as their numbers.
+        # Headings are wrapped, so that columns are as narrow as their numbers.
         width = 1 if narrow else MAX_HEADING_WIDTH
         words = textwrap.wrap(figure.heading, width, break_long_words=False, break_on_hyphens=False)
         headings.append("\n".join([*words, unit]))
@@ -353,7 +353,7 @@ def _table(comparison: Comparison, figures: Sequence[Figure], *, narrow: bool) -
         if figure is figures[0] and len(rows) > 1:
             headings.append(f"vs\n{joined(rows[0].label)}")
             columns.append([ratio_text(row.ratio) for row in rows])
-    tallest = max(heading.count("\n") for heading in headings)  # headings stand at the bottom of their row
+    tallest = max(heading.count("\n") for heading in headings)  # headings are aligned at the bottom of their row
     for key, _ in rows[0].setting:
         table.add_column("\n" * tallest + key.rpartition(".")[2], justify="right", no_wrap=True)
     table.add_column("\n" * tallest + "policy", no_wrap=True)
@@ -365,7 +365,7 @@ def _table(comparison: Comparison, figures: Sequence[Figure], *, narrow: bool) -
     number_of = {id(row): number for number, row in enumerate(rows)}
     for setting in comparison.settings:
         for title, members in grouped(comparison.of(setting)):
-            if title:  # over two lines, so that it does not widen its column
+            if title:  # wrapped to two lines, so that it does not widen its column
                 words = title.split()
                 half = len(words) // 2
                 table.add_row(*[""] * len(setting), f"[dim]{' '.join(words[:half])} \n{' '.join(words[half:])}[/dim]")
@@ -381,7 +381,7 @@ def _table(comparison: Comparison, figures: Sequence[Figure], *, narrow: bool) -
 
 
 def joined(text: str) -> str:
-    """A long text over several lines, broken behind its joints."""
+    """Wraps a long text to lines of at most `MAX_CELL_WIDTH` characters, broken after `-`, `/`, `,`, `+` or a space."""
     if len(text) <= MAX_CELL_WIDTH:
         return text
     lines = [""]
@@ -393,7 +393,7 @@ def joined(text: str) -> str:
 
 
 def print_comparison(comparison: Comparison, width: int | None = None) -> None:
-    """The caption, the table, what came out and the notes, on standard output; plain where that is not a terminal."""
+    """Prints the caption, the table, the verdict and the notes; without styles if the output is not a terminal."""
     from rich.console import Console
     from rich.text import Text
 

@@ -165,14 +165,14 @@ def from_rows(
     for what, column in (("CPUs", rows.cpus), ("memory", rows.memory_bytes)):
         silent = int(np.isnan(column).sum())
         if 0 < silent < len(rows):
-            verb = "names" if silent == 1 else "name"
-            notes.append(f"{silent:,} of {len(rows):,} rows {verb} no {what}; {len(rows) - silent:,} do")
+            verb = "requests" if silent == 1 else "request"
+            notes.append(f"{silent:,} of {len(rows):,} rows {verb} no {what}")
     short = (rows.estimate_s < MIN_ESTIMATE_FRACTION * rows.duration_s).sum()
     declared = np.isfinite(rows.estimate_s).sum()
     if short:
         notes.append(
-            f"{short:,} of {declared:,} declared run times are less than {MIN_ESTIMATE_FRACTION:.0%} of what "
-            "the job ran: are they in seconds? Policies that read them (easy) plan with them as they are"
+            f"{short:,} of {declared:,} declared run times are below {MIN_ESTIMATE_FRACTION:.0%} of the true run time. "
+            "Check that they are in seconds; policies that read them (easy) use them unchanged"
         )
     numbers = ("gpus", "cpus", "memory_bytes", "global_batch", "iterations", "line")
     names = ("virtual_cluster", "user", "partition", "gpu_type", "given_gpu_type", "model")
@@ -242,7 +242,7 @@ def parse_window(text: str, *, first_s: float) -> tuple[float, float]:
 def _length_s(text: str) -> float:
     number = text.strip()
     if re.fullmatch(r"[\d.]+", number):
-        raise InputError(f"trace.window={number}: {number} of what? Type {number}d for days, {number}h for hours.")
+        raise InputError(f"trace.window={number}: the unit is missing. Type {number}d for days, {number}h for hours.")
     seconds = parse_duration_s(text)
     if seconds > MAX_TIME_S:
         raise InputError(f"trace.window={text}: expected at most {MAX_TIME_S / DAY_S:,.0f}d.")
@@ -291,7 +291,7 @@ def at_least(workload: Workload, gpus: int) -> Workload:
     """The workload with only the jobs that request at least `gpus` GPUs."""
     kept = workload.gpus >= gpus
     if not (kept & ~workload.carried).any():
-        raise InputError(f"trace.min_gpus={gpus}: no job of {workload.source} asks for so many; take fewer.")
+        raise InputError(f"trace.min_gpus={gpus}: no job of {workload.source} requests that many; give a lower number.")
     return workload if kept.all() else take(workload, kept)
 
 
@@ -301,14 +301,19 @@ def sampled(workload: Workload, fraction: float, random: np.random.Generator) ->
         return workload
     kept = take(workload, uniform(workload, random) < fraction)
     if kept.carried.all():
-        raise InputError(f"trace.sample={fraction:g} kept none of {len(workload)} jobs; take a larger fraction.")
+        raise InputError(f"trace.sample={fraction:g} kept none of {len(workload)} jobs; give a larger fraction.")
     return kept
 
 
 def scaled(workload: Workload, load: float) -> Workload:
     """Divides every submission time by `load`, so that jobs arrive `load` times as fast; nothing else changes."""
+<<<<<<< HEAD
     if workload.arrival_window_s / load > MAX_TIME_S:
         raise InputError(f"cluster.load={load:g}: arrivals would go on for more than {MAX_TIME_S / 3.15e7:.0f} years.")
+=======
+    if workload.arrival_window_s / load > LONGEST_S:
+        raise InputError(f"cluster.load={load:g}: arrivals would last more than {LONGEST_S / 3.15e7:.0f} years.")
+>>>>>>> pw_runs
     return workload if load == 1 else replace(workload, submit_time_s=on_grid(workload.submit_time_s / load))
 
 

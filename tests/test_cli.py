@@ -96,9 +96,9 @@ def test_impossible_rows_of_both_kinds_stop_the_run_together_or_are_skipped_and_
     assert stopped.returncode == 2
     for said in (
         "3 impossible rows",
-        "line 2: asks for 99 v100; this cluster has 16",
+        "line 2: requests 99 v100; this cluster has 16",
         "line 3, duration_s",
-        "line 4: asks for 1 h100; this cluster has none",
+        "line 4: requests 1 h100; this cluster has none",
         "h100 (1 jobs)",
         "node_types",
         "trace.bad_rows=skip",
@@ -137,7 +137,7 @@ def test_interrupt_leaves_whole_results_only(tmp_path, capsys):
     (folder,) = (tmp_path / "philly_classical").iterdir()
     assert {path.name for path in folder.iterdir()} == {"run.yaml", *(path.name for path in whole)}
     assert main_of_results([str(tmp_path)]) == 0
-    assert "not whole: ended early; what it has:" in capsys.readouterr().out
+    assert "incomplete (ended early)" in capsys.readouterr().out
 
 
 def test_job_list_of_training_jobs_runs_under_policies_that_tune_and_those_that_do_not(tmp_path):

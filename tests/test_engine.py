@@ -91,7 +91,7 @@ def test_another_gpu_never_hurts_a_lone_job():
 
 @pytest.mark.parametrize(
     ("gpus", "kind", "facts"),
-    [(16, "", "job job-0: asks for 16 GPUs; this cluster has at most 8"), (1, "a100", "1 a100; this cluster has none")],
+    [(16, "", "job job-0: requests 16 GPUs; this cluster has at most 8"), (1, "a100", "1 a100; this cluster has none")],
 )
 def test_job_that_can_never_run_is_named(gpus, kind, facts):
     machines = Cluster((NodeType("t4", "t4", 1, 8),))

@@ -37,7 +37,7 @@ def test_brackets_go_before_settings_for_all():
     [
         ("sia(grwth=4)", "Did you mean 'growth'"),
         ("sia(growth)", "expected NAME or NAME(key=value,…)"),
-        ("sia(growth=4,growth=5)", "growth stands twice; keep one"),
+        ("sia(growth=4,growth=5)", "growth is given twice; keep one"),
         ("sia(growth=many)", "parameter growth of policy sia: got 'many', expected a value such as 2.0"),
         ("sia(information=everything)", "unknown information for policy sia"),
         ("sia(like=synergie)", "Did you mean 'synergy'"),

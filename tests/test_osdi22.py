@@ -133,7 +133,7 @@ def test_a_law_is_found_by_being_there():
 
 def test_keys_of_laws_are_refused_where_nothing_reads_them():
     for overrides, complaint in (
-        (("+trace=philly", "trace.jobs_per_hour=6"), r"trace\.jobs_per_hour=6\.0: only jobs that are drawn by a law"),
+        (("+trace=philly", "trace.jobs_per_hour=6"), r"trace\.jobs_per_hour=6\.0: this key applies only to"),
         (("+trace=osdi22", "trace.run_times=null"), r"trace\.run_times is null; \+trace=osdi22 sets it"),
         (("+trace=osdi22", "trace.generator=osdi2"), r"unknown trace\.generator 'osdi2'. Did you mean 'osdi22'"),
     ):

@@ -163,8 +163,8 @@ def test_a_column_that_is_partly_empty_is_counted_and_nothing_is_put_in_its_plac
     assert [math.isnan(each) for each in rows.cpus] == [False, True, True, False]
     assert [math.isnan(each) for each in rows.memory_bytes] == [False, True, True, True]
     assert from_rows(rows, name="log").notes == (
-        "2 of 4 rows name no CPUs; 2 do",
-        "3 of 4 rows name no memory; 1 do",
+        "2 of 4 rows request no CPUs",
+        "3 of 4 rows request no memory",
     )
     said = "\n".join(lines(rows))
     assert "CPUs        requested by 2 of 4 jobs; per GPU: median 3.25, most 4" in said

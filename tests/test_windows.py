@@ -53,7 +53,7 @@ def test_jobs_that_run_into_the_window_enter_at_its_start_with_what_is_left(rows
     assert work.ran_before_s.tolist() == [2 * DAY_S, DAY_S, 0, 0]
     assert work.estimate_s[1] == 2 * DAY_S
     assert work.offered_load_fraction(8) == without_carried(work).offered_load_fraction(8)
-    assert carried_in_words(work)[0].startswith("2 jobs were running at the window's start and carried in")
+    assert carried_in_words(work)[0].startswith("2 jobs were active at the window's start and carried in")
 
 
 def test_whole_logs_windows_at_their_beginning_and_times_without_a_date_carry_nothing(rows):
@@ -245,8 +245,8 @@ def test_what_jobs_ask_for_beside_gpus_goes_with_them_through_every_step(tmp_pat
     path = tmp_path / "log.csv"
     path.write_text(ASKING, encoding="utf-8")
     assert windowed(read_trace(path)).notes == (
-        "1 of 4 rows names no CPUs; 3 do",
-        "2 of 4 rows name no memory; 2 do",
+        "1 of 4 rows requests no CPUs",
+        "2 of 4 rows request no memory",
     )
     work = with_estimates(cut(scaled(windowed(read_trace(path)), 1.25)), 4.0, np.random.default_rng(0))
     assert work.job_name == ["long", "silent", "own", "half"]

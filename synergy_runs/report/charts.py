@@ -1,4 +1,4 @@
-"""What the report's charts draw, as plain lists: curves over one axis that all policies share."""
+"""The data of the report's charts as plain lists: curves over an axis that all policies share."""
 
 from __future__ import annotations
 
@@ -27,24 +27,23 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Chart = dict[str, Any]
-"""`at`: the values of x; `panels`: what is drawn over them, one below the other, each with `lines`: by number of the
-policy, None where it has none."""
+"""`at`: the values of x. `panels`: plots below one another, each with `lines`: one per policy, None if it has none."""
 Breakdown = dict[str, Any]
-"""`heading`; `classes` with their `jobs`; `values`: by measure and policy, one for each class."""
+"""`heading`; `classes` and the number of `jobs` in each; `values`: by measure and policy, one per class."""
 SIZE_NAMES = tuple(each.replace("-", "–") for each in SIZE_CLASSES)
 POINTS = 400
-"""Maximum points of a curve of shares; its steps are then narrower than the line."""
+"""Number of points of a cumulative curve; its steps are then narrower than the line."""
 BINS = 600
-"""Maximum points of a chart over time."""
+"""Number of points of a chart over time."""
 GROUPINGS = {
     "size": "size",
     "virtual_cluster": "tenant",
     "user": "user",
-    "gpu_type": "GPU type asked for",
+    "gpu_type": "requested GPU type",
     "model": "model",
     "end_state": "end state",
 }
-"""Columns of jobs.parquet (`size` is made of `gpus`), with their headings."""
+"""Columns of jobs.parquet (`size` is derived from `gpus`) and their headings."""
 MEASURES = {
     "mean_jct": ("mean JCT", "duration"),
     "p99_jct": ("p99 JCT", "duration"),
@@ -59,14 +58,14 @@ MAX_CLASSES = 400
 
 
 def rounded(values: Floats) -> list[float | None]:
-    """Four digits each; None for what is not finite."""
+    """Rounds values to four digits; None for values that are not finite."""
     return [float(f"{each:.4g}") if math.isfinite(each) else None for each in values.tolist()]
 
 
 def _shares(
     chart: Chart, rows: Sequence[ComparedPolicy], column: str, label: str, *, least: float, high: float
 ) -> Chart:
-    """The chart with the share of measured jobs of all seeds, in %, at or below each value of a column, per policy."""
+    """Adds to a chart, per policy, the percentage of measured jobs of all seeds at or below each value of a column."""
     found = []
     for row in rows:
         values = np.concatenate([run.measured(column) for run in row.runs])
@@ -87,32 +86,32 @@ def _shares(
 
 
 def completion(rows: Sequence[ComparedPolicy]) -> Chart:
-    """Share of jobs done within a time of their submission."""
+    """Cumulative distribution of job completion times."""
     chart = {
         "id": "completion",
         "title": "Job completion times",
-        "text": f"Share of jobs done within a time of their submission, at {POINTS} times; exact at each.",
+        "text": "Share of jobs that finish within a given time after their submission.",
         "x": {"label": "job completion time (finish − submission)", "kind": "duration", "log": True},
     }
     return _shares(chart, rows, "jct_s", "jobs completed, %", least=1.0, high=10.0)
 
 
 def fairness(rows: Sequence[ComparedPolicy]) -> Chart:
-    """Share of jobs by ρ."""
+    """Cumulative distribution of ρ."""
     chart = {
         "id": "fairness",
         "title": "Finish-time fairness",
-        "text": "Share of jobs whose ρ is at most so much. Right of the line, a job would have been done sooner on an "
-        "equal share of its own.",
+        "text": "Share of jobs with at most a given ρ. Jobs to the right of the line would have finished sooner on an "
+        "equal share of the cluster.",
         "x": {"label": "finish-time fairness ρ (less is better)", "kind": "number", "log": True, "rule": 1.0},
     }
     return _shares(chart, rows, "finish_time_fairness", "jobs, %", least=1e-3, high=10.0)
 
 
 def over_time(rows: Sequence[ComparedPolicy], events: Sequence[Events]) -> list[Chart]:
-    """GPUs used and jobs waiting; where a policy shares them out, CPUs and memory too. Of each policy's first seed.
+    """Charts of GPUs used and jobs waiting and, if a policy shares them out, CPUs and memory; of each first seed.
 
-    The axis ends soon after the last submission: a few long jobs would leave most of it empty.
+    The axis ends soon after the last submission, because a few long jobs would leave most of it empty.
     """
     run = rows[0].runs[0]
     last_s = max((float(each.time_s[-1]) for each in events if len(each.time_s)), default=1.0)
@@ -125,10 +124,10 @@ def over_time(rows: Sequence[ComparedPolicy], events: Sequence[Events]) -> list[
         means = binned_mean(time_s, value, edges_s)
         return {"y": rounded(means * scale), "low": rounded(low * scale), "high": rounded(high * scale)}
 
-    seed = f" Seed {run.seed} alone." if len(rows[0].runs) > 1 else ""
+    seed = f" Only seed {run.seed}." if len(rows[0].runs) > 1 else ""
     text = (
-        f"Lines: means of {BINS} equal bins of time; pale bands: the least and the most in each.{seed} "
-        "The axis ends where arrivals have long ended; the Gantt chart goes on."
+        f"Lines: means in {BINS} equal bins of time. Pale bands: minimum and maximum in each bin.{seed} "
+        "The axis ends some time after the last submission; the Gantt chart shows all of the run."
     )
     _, units = unit_words(run.summary)
     gpus, used = run.summary["gpus"], [gpus_in_use(each) for each in events]
@@ -160,11 +159,11 @@ def over_time(rows: Sequence[ComparedPolicy], events: Sequence[Events]) -> list[
     if len(without) == len(rows):
         return [use]
     if without:
-        text += f" GPUs only of {', '.join(without)}: no CPUs and memory are shared out."
+        text += f" {', '.join(without)}: GPUs only, because CPUs and memory are not shared out."
     shared = {
         "id": "shared",
         "title": "GPUs, CPUs and memory used",
-        "text": f"What jobs have of what there is. {text}",
+        "text": f"Fraction of the cluster that jobs have. {text}",
         "panels": [
             {"label": f"{name} used, %", "kind": "percent", "top": 100, "lines": lines}
             for name, lines in panels.items()
@@ -174,7 +173,7 @@ def over_time(rows: Sequence[ComparedPolicy], events: Sequence[Events]) -> list[
 
 
 def waiting(rows: Sequence[ComparedPolicy]) -> Chart:
-    """Time without GPUs by size of the job: mean and 99th percentile per policy and class, over all seeds."""
+    """Waiting time by job size: mean and 99th percentile per policy and class, over all seeds."""
     lines = []
     for row in rows:
         waiting_s = np.concatenate([run.measured("waiting_s") for run in row.runs])
@@ -187,15 +186,15 @@ def waiting(rows: Sequence[ComparedPolicy]) -> Chart:
     return {
         "id": "waiting",
         "title": "Waiting by job size",
-        "text": "All time in which a job held nothing, from submission to finish. Marks: means; the tops of the lines: "
-        "99th percentiles. Below a minute the axis is linear.",
+        "text": "Total time from submission to finish in which a job held no GPUs. Marks: means. Tops of the lines: "
+        "99th percentiles. The axis is linear below one minute.",
         "x": {"label": f"{units} of the job", "kind": "class", "classes": list(SIZE_NAMES)},
         "panels": [{"label": "wait", "kind": "duration", "lines": lines}],
     }
 
 
 def sweep(rows: Sequence[ComparedPolicy], policies: Sequence[str]) -> Chart | None:
-    """Mean wait and mean JCT over the one number that was varied; None where it is not one number."""
+    """Mean wait and mean JCT over a swept number; None unless exactly one number varies."""
     if len(rows[0].setting) != 1:
         return None
     try:
@@ -220,10 +219,10 @@ def sweep(rows: Sequence[ComparedPolicy], policies: Sequence[str]) -> Chart | No
 
 
 def breakdowns(rows: Sequence[ComparedPolicy]) -> list[Breakdown]:
-    """Per grouping that tells jobs apart: its classes, their jobs, and per measure and policy a value per class.
+    """For each grouping with several classes: its classes, their jobs, and a value per measure, policy and class.
 
-    Over the jobs of all seeds together, without jobs carried into the window; classes in order of the GPU-hours that
-    their jobs ask for.
+    Over the jobs of all seeds together, without jobs carried into the window. Classes are sorted by the GPU-hours of
+    work that their jobs request.
     """
     import pandas as pd
 
@@ -253,14 +252,14 @@ def breakdowns(rows: Sequence[ComparedPolicy]) -> list[Breakdown]:
 
 
 def _frame(row: ComparedPolicy) -> pd.DataFrame:
-    """The columns that are needed, over all seeds, without jobs carried into the window."""
+    """The columns for breakdowns, over all seeds, without jobs carried into the window."""
     import pandas as pd
 
-    plain = ("virtual_cluster", "user", "gpu_type", "model", "end_state", "gpus", "duration_s", "work_gpu_s")
+    columns = ("virtual_cluster", "user", "gpu_type", "model", "end_state", "gpus", "duration_s", "work_gpu_s")
     frames = []
     for run in row.runs:
         measured = {name: run.measured(name) for name in ("jct_s", "waiting_s")}
-        frames.append(pd.DataFrame({**run.jobs(*plain, "service_gpu_s", "carried"), **measured}))
+        frames.append(pd.DataFrame({**run.jobs(*columns, "service_gpu_s", "carried"), **measured}))
     frame = pd.concat(frames)
     frame = frame[~frame["carried"].to_numpy(dtype=bool)]
     frame["slowdown"] = (frame["jct_s"] / frame["duration_s"]).where(frame["duration_s"] > 0)

@@ -1,7 +1,7 @@
-"""A run as Chrome traces, to open at https://ui.perfetto.dev: nodes are processes, GPUs are threads.
+"""Writes a run as Chrome traces, to open at https://ui.perfetto.dev: nodes are processes, GPUs are threads.
 
-All of a run, packed by gzip, which Perfetto opens as it is; one too large for its timeline is cut into pages of time.
-"""
+Traces hold the whole run and are compressed with gzip, which Perfetto reads. A run that is too large for Perfetto is
+split in time into several files, called pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from synergy_runs.stored import StoredRun
 from synergy_runs.traces.rows import epoch_s, iso
 
 MAX_INTERVALS = 250_000
-"""Maximum spans of GPUs in a trace: about 50 MB of JSON, which Perfetto opens in seconds."""
+"""Maximum number of GPU intervals in a trace: about 50 MB of JSON, which Perfetto opens in seconds."""
 _US_PER_S = 1e6
 _COUNTERS = 4_000
 
@@ -31,10 +31,10 @@ _COUNTERS = 4_000
 def write_chrome_trace(
     run: StoredRun, path: Path, *, most_intervals: int = MAX_INTERVALS, events: Events | None = None
 ) -> list[str]:
-    """Writes a run as `path`, or, where that would be too large, as pages `NAME-1.json.gz`, `NAME-2.json.gz`, ….
+    """Writes a run as `path` or, if it is too large, as pages `NAME-1.json.gz`, `NAME-2.json.gz`, ….
 
-    path: ends in `.json.gz`. Returns each page's note, which it carries too: which part of the run it holds, and when
-    that began. What goes on from one page to the next is in both. Times are in µs, as the format has it.
+    path: ends in `.json.gz`. Returns the note in each page, which says which part of the run the page holds. An
+    interval that spans two pages is in both. Times are in µs, as the format requires.
     """
     events = run.events() if events is None else events
     held, (unit, units) = held_by_node(events), unit_words(run.summary)
@@ -51,7 +51,7 @@ def write_chrome_trace(
     for node, gpus in enumerate(gpus_per_node):
         named.append(("process_name", node, 0, f"node {node}"))
         named += [("thread_name", node, gpu, f"{unit} {gpu}") for gpu in range(gpus)]
-    counters = len(gpus_per_node)  # their process stands behind all nodes: process 0 would be node 0
+    counters = len(gpus_per_node)  # the counters' process number follows those of the nodes
     jobs = _jobs(run)
     notes = []
     for page, (start_s, end_s) in enumerate(itertools.pairwise(edges_s)):
@@ -74,7 +74,7 @@ def write_chrome_trace(
                 )
         name = path.name if pages == 1 else path.name.replace(".json.gz", f"-{page + 1}.json.gz")
         head = '{"displayTimeUnit": "ms", "otherData": ' + json.dumps({"note": note}) + ', "traceEvents": [\n'
-        # Without a time or a name in it, so that equal runs make equal files.
+        # The gzip header has no time or name, so that equal runs make equal files.
         text = head + ",\n".join(lines) + "\n]}\n"
         with atomic_file(path.with_name(name)) as partial:
             partial.write_bytes(gzip.compress(text.encode("utf-8"), compresslevel=1, mtime=0))
@@ -83,7 +83,7 @@ def write_chrome_trace(
 
 
 def _jobs(run: StoredRun) -> list[str]:
-    """Facts on each job that do not depend on its GPUs."""
+    """The JSON fields of each job that do not depend on its GPUs."""
     columns = run.jobs("job_name", "virtual_cluster", "duration_s")
     names, tenants = map(quoted, columns["job_name"].tolist()), map(quoted, columns["virtual_cluster"].tolist())
     return [
@@ -96,7 +96,7 @@ def _jobs(run: StoredRun) -> list[str]:
 
 
 def _intervals(held: Held, jobs: list[str], start_s: float, end_s: float) -> Iterator[str]:
-    # Start and end are rounded, not the length: intervals on one GPU never overlap, which Perfetto would not draw.
+    # Start and end are rounded instead of the length, so that intervals on one GPU never overlap: Perfetto drops those.
     start = np.rint(np.maximum(held.start_s, start_s) * _US_PER_S).astype(np.int64)
     length = np.rint(np.minimum(held.end_s, end_s) * _US_PER_S).astype(np.int64) - start
     columns: list[np.ndarray[Any, Any]] = [held.job_id, held.gpus, held.node, held.gpu_mask, start, length]

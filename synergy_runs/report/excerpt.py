@@ -1,4 +1,4 @@
-"""Which GPUs each job held when, within a busy stretch of a run: what Gantt strips and Chrome traces draw."""
+"""The GPUs that each job held over time, and the busiest stretch of a run: data for Gantt charts and Chrome traces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STRETCHES = 400
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One job's GPUs on one node for one while: a row per start and node, in order of start. reason: of its stop."""
+    """The GPUs that a job held on one node: a row per start and node, in order of start. reason: reason of the stop."""
 
     job_id: NDArray[np.int32]
     gpus: NDArray[np.int32]
@@ -33,39 +33,39 @@ class Held:
 
     @property
     def placed(self) -> bool:
-        """Whether it is known where jobs ran: of a log's own starts it may not be."""
+        """Whether the nodes of all jobs are known; for the schedule in a log they are not."""
         return not len(self) or bool(self.node.min() >= 0)
 
     def take(self, keep: NDArray[Any]) -> Held:
-        """The rows that `keep` selects."""
+        """Returns the rows that `keep` selects."""
         return Held(*(getattr(self, name)[keep] for name in self.__slots__))
 
 
 def held_by_node(events: Events) -> Held:
-    """Every start, one row per node it is on, with its end."""
+    """Splits each interval in which a job held GPUs into one row per node."""
     held = holdings(events)
     rows = np.flatnonzero(events.kind == Kind.START)
-    of = np.cumsum(events.part[rows] == 0) - 1
+    interval = np.cumsum(events.part[rows] == 0) - 1
     return Held(
-        job_id=held.job_id[of],
-        gpus=held.gpus[of],
+        job_id=held.job_id[interval],
+        gpus=held.gpus[interval],
         node=events.node[rows],
         gpu_mask=events.gpu_mask[rows],
-        start_s=held.start_s[of],
-        end_s=held.end_s[of],
-        reason=np.append(events.reason, np.uint8(0))[held.end_row[of]],
+        start_s=held.start_s[interval],
+        end_s=held.end_s[interval],
+        reason=np.append(events.reason, np.uint8(0))[held.end_row[interval]],
     )
 
 
 def overlapping(held: Held, start_s: float, end_s: float) -> Held:
-    """The rows that lie at least partly in a stretch of time."""
+    """The rows that overlap the time from `start_s` to `end_s`."""
     return held.take((held.end_s > start_s) & (held.start_s < end_s))
 
 
 def busy_stretch(events: Events, *, most_starts: int) -> tuple[float, float]:
-    """(start, end) of the busiest stretch that has at most `most_starts` starts or so, seconds.
+    """(start, end) of the busiest stretch of time with about `most_starts` starts or fewer, seconds.
 
-    Its middle is where the queue is longest, or where most GPUs are used if nobody ever waits.
+    Its middle is where the queue is longest or, if no job ever waits, where most GPUs are used.
     """
     if not len(events.time_s):
         return 0.0, 1.0
@@ -92,7 +92,7 @@ def busy_stretch(events: Events, *, most_starts: int) -> tuple[float, float]:
 
 
 def gpus_of_nodes(summary: Summary) -> list[int]:
-    """GPUs of every node, in the order of their numbers."""
+    """The number of GPUs of every node, by node number."""
     return [each["gpus_per_node"] for each in summary["node_types"] for _ in range(each["nodes"])]
 
 

@@ -1,4 +1,4 @@
-"""How policies look in every figure of every report, and the figures for print, made without pyplot's global state."""
+"""Colours and markers of policies in all figures, and the PNG figures, which are made without pyplot's global state."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from synergy_runs.report.excerpt import Held, gpus_of_nodes, overlapping, unit_w
 from synergy_runs.stored import StoredRun
 
 LIGHT_PAGE, DARK_PAGE = "#ffffff", "#15181d"
-"""The two backgrounds that colours are chosen for."""
+"""The two page backgrounds for which colours are chosen."""
 
 
 @dataclass(frozen=True)
 class Tone:
-    """One colour, as it is on a light page and on a dark one, and the marker that goes with it.
+    """A colour on a light and on a dark page, and a marker.
 
-    marker: Bokeh's name of it; printed: matplotlib's.
+    marker: its name in Bokeh; printed: its name in matplotlib.
     """
 
     light: str
@@ -47,11 +47,11 @@ TONES = (
     Tone("#a926b9", "#aa3ab7", "x", "X"),
     Tone("#fc35aa", "#f262ae", "asterisk", (6, 2, 0)),
 )
-"""Found by simulated annealing: the least distance of two of them in OKLab, seen by anybody, as large as it gets at a
-contrast of 3:1 with the page. tests/results/test_palette.py computes both, for colour-blind eyes as well."""
+"""Found by simulated annealing, which maximised the minimum distance between two colours in OKLab, with and without
+colour blindness, at a contrast of at least 3:1 with the page. tests/results/test_palette.py computes both."""
 
 LOGGED = Tone("#000000", "#b4f0b4", "square_pin", (4, 1, 45))
-"""What the log itself shows, which is no policy: black on a white page, a pale green on a dark one."""
+"""Colour of the schedule in the log: black on a white page, pale green on a dark page."""
 
 # Chosen so that no two policies of the shipped comparisons share a tone.
 _SALT = "567213"
@@ -62,12 +62,12 @@ SIZE_TONES = (
     Tone("#4a3fae", "#8f8cf0", "", ""),
     Tone("#1b1b33", "#b5407a", "", ""),
 )
-"""Colours of jobs on a Gantt chart, by `metrics.SIZE_CLASSES`. Larger jobs are darker, also in greyscale."""
+"""Colours of jobs in Gantt charts, by `metrics.SIZE_CLASSES`. Larger jobs are darker, also in greyscale."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """A policy's colour, which depends only on its name, and its marker, unique in the comparison."""
+    """A policy's colour, which depends only on its name, and its marker, which is unique in a comparison."""
 
     tone: Tone
     mark: Tone
@@ -75,13 +75,13 @@ class Look:
 
 
 def tone_of(policy: str) -> int:
-    """The index in `TONES` of a policy by its name, whatever stands beside it; known to nobody before or not."""
+    """The index in `TONES` of a policy, which depends only on its name, whether registered or not."""
     digest = hashlib.sha256((_SALT + policy).encode("utf-8")).digest()
     return int.from_bytes(digest[:4], "big") % len(TONES)
 
 
 def looks(policies: Iterable[str]) -> dict[str, Look]:
-    """A look per policy, in their order. Policies of the same tone have other markers, or the same one hollow."""
+    """A look per policy, in their order. Policies of the same tone get different markers, some of them hollow."""
     free = [(number, hollow) for hollow in (False, True) for number in range(len(TONES))]
     marks: dict[str, tuple[int, bool]] = {}
     every = dict.fromkeys(policies)
@@ -112,22 +112,22 @@ _TICKS_BETWEEN_S = {
     300.0: "5 min", 1800.0: "30 min", 2 * HOUR_S: "2 h", 3 * HOUR_S: "3 h", 12 * HOUR_S: "12 h", 2 * DAY_S: "2 d",
     4 * DAY_S: "4 d", 14 * DAY_S: "14 d",
 }  # fmt: skip
-"""Used too where fewer than three of the others lie on an axis."""
+"""Further ticks for an axis on which fewer than three of the others lie."""
 _TICK_STEPS = [1, 2, 2.5, 5, 10]
 MINUTE_S = 60.0
 _FAR_APART = 20
-"""Times as large, from which an axis is logarithmic: the smaller line would lie on the axis."""
+"""Minimum ratio of values at which an axis is logarithmic: on a linear axis the smaller line would be invisible."""
 _TICKED_SETTINGS = 10
-"""Values of a swept setting that all have a tick."""
+"""Maximum number of swept values for which every value has a tick."""
 _MARKS = 9
-"""On a line, so that it can be told without colour."""
+"""Number of markers on a line, so that lines can be distinguished without colour."""
 MAX_ROWS = 96
-"""GPUs on a Gantt strip."""
+"""Maximum number of GPUs in a Gantt strip."""
 _Lines = list[tuple[int, ComparedPolicy, dict[str, Floats]]]
 
 
 def blank(height_in: float) -> Figure:
-    """An empty figure of the report's width."""
+    """Makes an empty figure of the report's width."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -137,7 +137,7 @@ def blank(height_in: float) -> Figure:
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """The legend, above the axes: it hides nothing, and a phone shows it without scrolling."""
+    """Adds the legend above the axes, where it hides nothing and a phone shows it without scrolling."""
     handles, labels = axes.get_legend_handles_labels()
     columns = min(len(labels), 6)
     figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=9)
@@ -150,7 +150,7 @@ def time_unit(span_s: float) -> tuple[float, str]:
 
 
 def print_chart(chart: Chart, policies: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure:
-    """A chart of the report for print. policies: whose lines the chart has, in order."""
+    """Draws a chart of the report as a figure for print. policies: the rows of the chart's lines, in order."""
     from matplotlib.ticker import MaxNLocator
 
     x, panels, at = chart["x"], chart["panels"], np.array(chart.get("at", ()))
@@ -172,7 +172,7 @@ def print_chart(chart: Chart, policies: Sequence[ComparedPolicy], found: Mapping
             _lines(axes, lines, at, panel, found, over_time=x["kind"] == "date")
         if "rule" in x:
             axes.axvline(x["rule"], color="#1a1a1a", linewidth=0.9)
-    last = several[-1]  # all have its axis of x
+    last = several[-1]  # all panels share its x axis
     last.set_xlabel(x["label"])
     if x.get("log"):
         last.set_xscale("log")
@@ -209,7 +209,7 @@ def _lines(axes: Axes, lines: _Lines, at: Floats, panel: Any, found: Mapping[str
     step = 1 if "marks" in panel else max(1, len(at) // _MARKS)
     for number, row, line in lines:
         dashes = (0, (4, 1.5)) if row.oracle else "-"
-        first = number * max(1, step // 3) % step  # so that markers of two lines rarely overlap
+        first = number * max(1, step // 3) % step  # an offset, so that markers of two lines rarely overlap
         look: dict[str, Any] = {**_look(row, found), **style, "markersize": 5.0, "markevery": (first, step)}
         axes.plot(at, line["y"], linestyle=dashes, **look)
     if "rule" in panel:
@@ -219,7 +219,7 @@ def _lines(axes: Axes, lines: _Lines, at: Floats, panel: Any, found: Mapping[str
         axes.set_ylim(0, panel["top"] * 1.04)
     elif panel["kind"] == "duration":
         _duration_scale(axes, np.concatenate(values))
-    else:  # a queue: one policy's must not flatten the others to a line
+    else:  # a queue: the longest one must not flatten the others
         means, longest = [each.mean() for each in values], max(each.max(initial=0) for each in values)
         if max(means) > _FAR_APART * min(means) and longest > 100:
             axes.set_yscale("symlog", linthresh=10.0, linscale=0.5)
@@ -232,7 +232,7 @@ def _lines(axes: Axes, lines: _Lines, at: Floats, panel: Any, found: Mapping[str
 def _marks_by_class(
     axes: Axes, lines: _Lines, policies: int, classes: Sequence[str], found: Mapping[str, Look]
 ) -> None:
-    """Means as marks, 99th percentiles as ticks above them."""
+    """Draws means as marks and 99th percentiles as ticks above them."""
     width, highest_s = 0.8 / policies, MINUTE_S
     for number, row, line in lines:
         at = np.arange(len(classes)) - 0.4 + (number + 0.5) * width
@@ -262,14 +262,14 @@ def _duration_ticks(axis: Any, low_s: float, high_s: float, first: Sequence[floa
 
 
 def _bent_scale(axes: Axes, high_s: float) -> None:
-    """An axis of seconds from 0 on: linear below a minute, logarithmic above."""
+    """Sets a y axis of seconds from 0: linear below a minute, logarithmic above."""
     axes.set_yscale("symlog", linthresh=MINUTE_S, linscale=0.5)
     axes.set_ylim(0, high_s * 1.5)
     _duration_ticks(axes.yaxis, MINUTE_S, high_s * 1.5, [0.0])
 
 
 def _duration_scale(axes: Axes, values_s: Floats) -> None:
-    """An axis of seconds, logarithmic where values differ widely."""
+    """Sets a y axis of seconds, which is logarithmic if values differ widely."""
     from matplotlib.ticker import MaxNLocator
 
     known_s = values_s[np.isfinite(values_s)].tolist()
@@ -289,12 +289,12 @@ def _duration_scale(axes: Axes, values_s: Floats) -> None:
 
 
 def shown_nodes(gpus_per_node: Sequence[int]) -> int:
-    """How many nodes, from the first, have at most `MAX_ROWS` GPUs together; at least one."""
+    """The number of first nodes that have at most `MAX_ROWS` GPUs together; at least one."""
     return max(1, int(np.searchsorted(np.cumsum(gpus_per_node), MAX_ROWS, side="right")))
 
 
 def strip(run: StoredRun, held: Held, stretch_s: tuple[float, float]) -> Figure:
-    """The first nodes of a run through a stretch of time, one row per GPU."""
+    """Draws the first nodes of a run over a stretch of time, one row per GPU."""
     from matplotlib.collections import PolyCollection
 
     gpus_per_node, total = gpus_of_nodes(run.summary), len(gpus_of_nodes(run.summary))
@@ -330,7 +330,7 @@ def strip(run: StoredRun, held: Held, stretch_s: tuple[float, float]) -> Figure:
 
 
 def _gpu_runs(held: Held) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(row, first GPU, GPU after the last) of each unbroken run of set bits in the masks of `held`."""
+    """(row, first GPU, GPU after the last) of each contiguous range of set bits in the masks of `held`."""
     bits = np.unpackbits(held.gpu_mask.astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
     edges = np.diff(np.pad(bits.astype(np.int8), ((0, 0), (1, 1))), axis=1)
     row, first = np.nonzero(edges == 1)

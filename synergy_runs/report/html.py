@@ -1,4 +1,4 @@
-"""report.html: one self-contained file for desktop and phone, in light and dark mode."""
+"""Makes report.html, a self-contained file for desktop and phone, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from synergy_runs.tables import (
 )
 
 UNKNOWN = -1.0
-"""Stands for a missing value in a column of times."""
+"""Represents a missing value in a column of times."""
 MAX_CELLS = 800_000
-"""Jobs × policies in the list of jobs: about 2 bytes each in the report."""
+"""Maximum jobs × policies in the list of jobs: about 2 bytes each in the report."""
 _CLASSES_ON_PAPER = 25
 """Maximum rows of a table of users or tenants, of which there may be thousands."""
 _LOW_BITS = np.uint64(0xFFFF_FFFF)
@@ -51,24 +51,24 @@ _NAMED = ("user", "virtual_cluster", "gpu_type", "model", "end_state")
 _SCRIPTS = ("unpack", "words", "policies", "tables", "charts", "breakdown", "jobs", "gantt", "main")
 _BOKEH = ("bokeh.min.js", "bokeh-api.min.js")
 _GANTT = (
-    '<section class="script"><h2>What ran where</h2><figcaption>Every node and all of time, a page of nodes at once; '
-    "coloured and hatched by the size of the job. Drag or use the arrow keys to move, + and − to zoom, "
+    '<section class="script"><h2>Gantt chart</h2><figcaption>All nodes over the whole run, a page of nodes at a time; '
+    "colours and hatching show the size of the job. Drag or use the arrow keys to move, + and − to zoom, "
     'Page Up and Page Down for other nodes.</figcaption><div id="gantt"></div></section>'
 )
 
 
 def packed(data: bytes | str) -> str:
-    """Bytes or text, deflated without a header, in base64."""
-    plain = data if isinstance(data, bytes) else data.encode("utf-8")
-    return base64.b64encode(zlib.compress(plain, 6, wbits=-zlib.MAX_WBITS)).decode("ascii")
+    """Compresses bytes or text with raw deflate, and encodes the result in base64."""
+    raw = data if isinstance(data, bytes) else data.encode("utf-8")
+    return base64.b64encode(zlib.compress(raw, 6, wbits=-zlib.MAX_WBITS)).decode("ascii")
 
 
 def packed_columns(columns: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> str:
-    """Columns of whole numbers ≥ −1, equally long, and what else is to be known of them: `page/unpack.js` reads it.
+    """Packs columns of whole numbers ≥ −1, equally long, and the facts `about` them for `page/unpack.js`.
 
-    One line of JSON, then every column in as few bytes a number as its largest needs, all lowest bytes first: bytes of
-    like rank lie together, which deflates to about half. −1, where there is no number, is written as 0, others one up.
-    """
+    The format is one line of JSON, then the columns. Each uses as many bytes per number as its largest number needs,
+    first the lowest bytes of all numbers, then the next: this deflates to about half. Numbers are stored plus one, so
+    that −1, a missing number, is 0."""
     heads, parts = [], []
     for name, values in columns.items():
         up = (np.asarray(values) + 1).astype("<u8")
@@ -80,7 +80,7 @@ def packed_columns(columns: Mapping[str, NDArray[Any]], about: Mapping[str, Any]
 
 
 def fitting(make: Callable[[int], dict[str, str]], most: int, limit: int) -> dict[str, str]:
-    """The sections that `make(most)` gives, or of fewer if these have more than `limit` letters."""
+    """The sections that `make(most)` returns, with a smaller `most` if they have more than `limit` characters."""
     sections = make(most)
     while (letters := sum(map(len, sections.values()))) > limit and most > 1:
         most = max(1, int(0.9 * most * limit / letters))
@@ -89,17 +89,17 @@ def fitting(make: Callable[[int], dict[str, str]], most: int, limit: int) -> dic
 
 
 def steps_of(values_s: Floats, unit_s: float) -> NDArray[np.int64]:
-    """Times as whole multiples of a unit; `UNKNOWN` for NaN."""
+    """Converts times to whole multiples of a unit; `UNKNOWN` for NaN."""
     return np.where(np.isfinite(values_s), np.rint(np.nan_to_num(values_s) / unit_s), UNKNOWN).astype(np.int64)
 
 
 def unit_for(span_s: float) -> float:
-    """The unit that times of a run are written in: a millionth of it or less, but from 1 ms to 1 s."""
+    """The unit of a run's times in the page: at most a millionth of the run, within 1 ms and 1 s."""
     return next((unit_s for unit_s in (1.0, 0.1, 0.01) if unit_s * 1e6 <= span_s), 1e-3)
 
 
 def scripts() -> str:
-    """All of `page/*.js` as one function."""
+    """All scripts of `page/` as one function."""
     folder = files("synergy_runs.report").joinpath("page")
     parts = [folder.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
     return '(async () => {\n"use strict";\n' + "\n".join(parts) + "\n})();"
@@ -107,14 +107,14 @@ def scripts() -> str:
 
 @cache
 def bokeh_js() -> str:
-    """Bokeh's script, packed. Read from where it is installed: importing it costs a second and brings nothing else."""
+    """Bokeh's script, packed. It is read from Bokeh's folder, because importing Bokeh would take a second."""
     spec = find_spec("bokeh")
     folder = Path((spec and spec.origin) or "").parent / "server" / "static" / "js"
     try:
         return packed(";\n".join((folder / name).read_text(encoding="utf-8") for name in _BOKEH))
     except OSError as error:
         raise InputError(
-            "report.html needs the package bokeh, which is not installed: pip install bokeh, or figures=false for none."
+            "report.html needs the package bokeh, which is not installed. Type pip install bokeh, or figures=false."
         ) from error
 
 
@@ -126,10 +126,10 @@ def page(
     report: Mapping[str, Any],
     sections: Mapping[str, str],
 ) -> str:
-    """The whole report.
+    """Makes the whole report.
 
-    looks: of each policy. report: what is shown, of which paper and readers without JavaScript get `breakdowns` as
-    tables. sections: by id, what the page's script unpacks, some of it only when it is looked at.
+    looks: a look per policy. report: the data of charts and breakdowns; the latter are also tables, for print and for
+    browsers without JavaScript. sections: packed data by id, which the page's script unpacks when it is shown.
     """
     rows, first = comparison.rows, comparison.rows[0].runs[0]
     policies = {row.policy for row in rows if not row.logged}
@@ -145,9 +145,9 @@ def page(
         *(f"<p>{escape(each)}</p>" for each in assumptions(comparison)),
         *_paragraphs(verdict(comparison).split("\n"), "lead"),
         *_paragraphs(_remarks(comparison), "soft"),
-        '<p id="needs" hidden>Charts and lists need a browser of 2023 or later; the tables are complete without.</p>',
+        '<p id="needs" hidden>Charts and lists need a browser from 2023 or later; the tables do not.</p>',
         "<noscript><style>figure, .script { display: none }</style><p>Charts and the list of jobs need JavaScript. "
-        "Without it, figures are the PNG files beside this one, and jobs in POLICY-SEED/jobs.parquet.</p></noscript>",
+        "Without it, see the PNG files beside this file, and the jobs in POLICY-SEED/jobs.parquet.</p></noscript>",
         "<h2>Comparison</h2>",
         _comparison(comparison, list(looks)),
         *_paragraphs(notes(comparison), "soft"),
@@ -158,7 +158,7 @@ def page(
         *([_GANTT] if any(name.startswith("gantt-") for name in sections) else []),
         f'<section class="script"><h2>Jobs</h2><div id="job-list"></div>{knowledge}</section>',
         "<footer>",
-        "<h2>How this came about</h2>",
+        "<h2>Provenance</h2>",
         _provenance(comparison, command),
         f"<details><summary>config.yaml of {escape(rows[0].label)}</summary>"
         f"<pre>{escape(first.config_yaml())}</pre></details>",
@@ -176,7 +176,7 @@ def page(
 
 
 def _style(looks: Mapping[str, Look]) -> str:
-    """The style sheet, with the colours of policies (`--p0`, …) and of sizes of jobs (`--s0`, …) as they are here."""
+    """The style sheet, with the colours of policies (`--p0`, …) and of job sizes (`--s0`, …)."""
     sheet = files("synergy_runs.report").joinpath("page", "style.css").read_text(encoding="utf-8")
     tones = [(f"--p{number}", look.tone) for number, look in enumerate(looks.values())]
     tones += [(f"--s{number}", tone) for number, tone in enumerate(SIZE_TONES)]
@@ -192,7 +192,7 @@ def _paragraphs(texts: Sequence[str], kind: str) -> list[str]:
 
 
 def _chart(chart: Chart) -> str:
-    """A place for a chart, its buttons and its values, which the page's script fills."""
+    """The elements for a chart, its buttons and its values, which the page's script fills."""
     panels = ("", " two", " three")[len(chart["panels"]) - 1]
     mouse = "" if "classes" in chart["x"] else " Drag to zoom, or use the buttons."
     return (
@@ -205,7 +205,7 @@ def _chart(chart: Chart) -> str:
 
 
 def _still(groups: Sequence[Breakdown], labels: Sequence[str]) -> str:
-    """Mean JCT and mean wait by size, tenant, …, a table each: what paper shows, and a browser without JavaScript."""
+    """Tables of mean JCT and mean wait by size, tenant, …, for print and for browsers without JavaScript."""
     tables = []
     for group in groups:
         classes = group["classes"][:_CLASSES_ON_PAPER]
@@ -221,7 +221,7 @@ def _still(groups: Sequence[Breakdown], labels: Sequence[str]) -> str:
 
 
 def _remarks(comparison: Comparison) -> list[str]:
-    """What the readers of the trace remarked, what was left out, and which setting the figures show."""
+    """Notes of the trace's reader, the number of jobs left out, and the setting that the figures show."""
     summary = comparison.rows[0].runs[0].summary
     remarks = [str(note) for note in summary["trace_notes"]]
     remarks += [f"left out: {count:,} {reason}" for reason, count in sorted(summary["jobs_left_out"].items())]
@@ -234,21 +234,20 @@ def _remarks(comparison: Comparison) -> list[str]:
             f"Figures and breakdowns show {setting_text(comparison.rows[0])} only, unless they are drawn over {keys}."
         )
     if all(not row.mean("p99_waiting_s") for row in comparison.rows):
-        remarks.append("Hardly a job ever waits: on a cluster this large for its load, policies cannot differ.")
+        remarks.append("Hardly any job waits: the cluster is so large for its load that policies cannot differ.")
     return remarks
 
 
 def _comparison(comparison: Comparison, policies: Sequence[str]) -> str:
-    shown = [
-        (title, row) for each in comparison.settings for title, some in grouped(comparison.of(each)) for row in some
-    ]
+    groups = [group for setting in comparison.settings for group in grouped(comparison.of(setting))]
+    shown = [(title, row) for title, members in groups for row in members]
     rows = [row for _, row in shown]
     heads = ["policy", *(escape(key) for key, _ in rows[0].setting)]
     columns = [_tds(column) for column in zip(*([value for _, value in row.setting] for row in rows), strict=True)]
     if len(rows) > 1 and any(row.terms for row in rows):
         heads += ['<span class="word">may change</span>', '<span class="word">knows</span>']
         columns += [_tds(column, "word") for column in zip(*map(terms_cells, rows), strict=True)]
-    figures = figures_of(rows)  # and CPUs and memory behind GPUs, if a policy shares them out
+    figures = figures_of(rows)  # followed by CPUs and memory after GPUs, if a policy shares them out
     after = next((at for at, each in enumerate(figures, 1) if each.key == "gpu_utilisation_fraction"), len(figures))
     figures[after:after] = [each for each in SHARED if any(math.isfinite(row.mean(each.key)) for row in rows)]
     for figure in figures:
@@ -277,10 +276,10 @@ def _table(
     numbers: Sequence[int] | None = None,
     titles: Sequence[str] | None = None,
 ) -> str:
-    """A table that scrolls sideways on its own; heads and all but the first column are HTML already.
+    """A table that scrolls sideways. heads and all columns except the first are HTML already.
 
-    numbers: of the policies that the rows are of, whose swatch the page's script puts before their names. titles: by
-    row, what stands above it as the title of a group, "" for nothing.
+    numbers: the policy number of each row, for the swatch that the page's script puts before the name. titles: the
+    group title above each row, "" for none.
     """
     body = []
     for at, (first, *rest) in enumerate(zip(*columns, strict=True)):
@@ -300,7 +299,7 @@ def _provenance(comparison: Comparison, command: str) -> str:
     facts = {
         "command": command or "–",
         "written": datetime.now(tz=UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "version": f"{first['sim_version']}, commit {', '.join(dict.fromkeys(commits)) or 'not known'}",
+        "version": f"{first['sim_version']}, commit {', '.join(dict.fromkeys(commits)) or 'unknown'}",
         "trace": str(first["trace_source"]),
         "sha256 of the data": ", ".join(dict.fromkeys(str(run.summary["trace_sha256"]) for run in runs)) or "–",
         "window starts": f"{first['trace_start']} UTC",
@@ -324,9 +323,9 @@ def _provenance(comparison: Comparison, command: str) -> str:
 
 
 def packed_holdings(held: Held, most: int) -> str:
-    """At most `most` stretches in which a job held GPUs of a node, in order of their starts.
+    """Packs at most `most` intervals in which a job held GPUs of a node, in order of their starts.
 
-    Where there are more, the shortest are left out; the section says how many, how short, and what share of the time.
+    If there are more, the shortest are left out; the section says how many, their length and their share of the time.
     """
     length_s = held.end_s - held.start_s
     slot_s = length_s * gpus_in(held.gpu_mask)
@@ -356,10 +355,10 @@ def packed_holdings(held: Held, most: int) -> str:
 
 
 def job_list(rows: Sequence[ComparedPolicy], *, most_cells: int = MAX_CELLS) -> dict[str, str]:
-    """Sections of the page by id: names, and columns over the jobs that are listed.
+    """Packs the list of jobs as sections of the page by id: the jobs' names, and columns over the jobs.
 
-    All jobs if they are few enough; else those that waited longest under any of the policies, which the section says.
-    Of each policy's first seed; a policy that did not have these same jobs has no columns.
+    If there are too many jobs, only those that waited longest under any policy are listed, and the section says so.
+    Data are of each policy's first seed; a policy with different jobs has no columns.
     """
     runs = [row.runs[0] for row in rows]
     names = runs[0].jobs("job_name")["job_name"]
@@ -393,7 +392,7 @@ def job_list(rows: Sequence[ComparedPolicy], *, most_cells: int = MAX_CELLS) -> 
             columns[name] = code
     for number, each in fared.items():
         waiting, jct = (steps_of(each[name][keep], unit_s) for name in ("waiting_s", "jct_s"))
-        # How much longer than its run time a job held GPUs: even numbers; how much shorter: odd ones. 0 for most jobs.
+        # Time that a job held GPUs − its run time, with the sign in the lowest bit: even if longer, odd if shorter.
         over = jct - waiting - columns["duration"]
         folded = np.where(over >= 0, 2 * over, -2 * over - 1)
         columns |= {

@@ -1,4 +1,4 @@
-"""Writes what a comparison shows next to its run folders: figures, traces for Perfetto, report.html."""
+"""Writes the figures, traces for Perfetto and report.html of a comparison beside its run folders."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ _PRINTED = {
     "waiting": "waiting_by_size",
     "fairness": "fairness_cdf",
 }
-"""The name of each chart's file for print."""
-# The number of rectangles that stay legible on the strip, and of starts on the whole cluster.
+"""Name of each chart's PNG file."""
+# Number of starts on the whole cluster for which the rectangles of the Gantt strip stay legible.
 _STRIP_STARTS = 1_500
 _LINES_AT_FIRST = 10
-"""Lines shown in a chart when the page opens; a button shows the others."""
+"""Maximum lines in a chart when the page opens; a button shows the others."""
 MAX_LETTERS = 4_600_000
 """Maximum bytes of a report's packed data and library scripts; the rest of the page adds a few hundred thousand."""
 
 
 def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = "") -> Path:
-    """Figures, Chrome traces and report.html of run folders, in `into`; returns the report's path.
+    """Writes figures, Chrome traces and report.html of runs to the folder `into`, and returns the report's path.
 
-    Policies stand in the order of `runs`; ratios refer to the first. command: what was typed, for the provenance.
-    Where settings vary too, charts show the first setting. Raises InputError where the disk refuses.
+    Policies are in the order of `runs`; ratios refer to the first. command: the command line, for the provenance.
+    If settings vary too, charts show the first setting. Raises InputError if a file cannot be written.
     """
     comparison = compare(runs)
     rows = comparison.of(comparison.settings[0])
-    # Policies of the first setting first: charts speak of them by number.
+    # Policies of the first setting come first, because charts refer to them by number.
     found = looks([row.policy for row in (*rows, *comparison.rows)])
     events = [row.runs[0].events() for row in rows]
     held = [held_by_node(each) for each in events]
@@ -57,7 +57,7 @@ def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = ""
     lines = [charts.completion(rows), *charts.over_time(rows, events), charts.fairness(rows)]
     if bounds := {row.truth_read for row in comparison.rows if row.oracle}:
         for chart in filter(None, (swept, *lines)):
-            chart["text"] += f" Dashed: {'an upper bound' if bounds == {POOLED} else 'knows true run times'}."
+            chart["text"] += f" Dashed: {'an upper bound' if bounds == {POOLED} else 'reads true values'}."
     drawn = [*filter(None, (swept, *lines[:-1])), charts.waiting(rows), lines[-1]]
     report = {
         **_about(comparison, rows, found),
@@ -81,13 +81,13 @@ def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = ""
 
 
 def _about(comparison: Comparison, rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> dict[str, Any]:
-    """What the page's script has to know of policies, units and nodes."""
+    """The facts about policies, units and nodes that the page's script needs."""
     summary = rows[0].runs[0].summary
     unit, units = unit_words(summary)
     labels = {row.policy: row.label for row in comparison.rows}
     oracles = {row.policy for row in comparison.rows if row.oracle}
-    # Lines that charts show when the page opens: what the log shows, all that ask how fast jobs would train, and others
-    # in their order while there is room.
+    # Lines that charts show when the page opens: the schedule in the log, all policies with information about training
+    # jobs, and the first of the others up to the limit.
     at_first = {row.policy for row in comparison.rows if row.logged or row.runs[0].summary.get("information")}
     others = [name for name in found if name not in at_first]
     at_first.update(others[: max(0, _LINES_AT_FIRST - len(at_first))])
@@ -111,7 +111,7 @@ def _about(comparison: Comparison, rows: Sequence[ComparedPolicy], found: Mappin
 
 
 def _sections(report: Mapping[str, Any], rows: Sequence[ComparedPolicy], held: Sequence[Held]) -> dict[str, str]:
-    """What the page's script unpacks: `report`, all that is small, and lists of jobs and of who held what."""
+    """The packed sections of the page: `report` with all small data, the list of jobs, and a Gantt chart per policy."""
     text = json.dumps(report, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     sections = {"report": packed(text)}
     sections |= fitting(lambda most: job_list(rows, most_cells=most), MAX_CELLS, MAX_LETTERS // 2)

@@ -45,7 +45,7 @@ def test_of_repetitions_the_newest_counts(tmp_path, monkeypatch, capsys):
     (row,) = compare(find_runs(tmp_path)).rows
     assert [run.folder.parent.name for run in row.runs] == ["2026-11-23_05-12-00"]
     assert results_main([str(tmp_path)]) == 0
-    assert "left out: 2 of 3, repetitions of newer runs" in capsys.readouterr().err
+    assert "left out: 2 of 3 runs" in capsys.readouterr().err
 
 
 def test_many_settings_that_vary_make_a_table_each(tmp_path, capsys):
@@ -69,13 +69,13 @@ def test_rows_over_other_seeds_or_jobs_are_told(tmp_path):
     filed(tmp_path, (0,), only=["sjf"])
     told = notes(compare(find_runs(tmp_path)))
     assert (
-        "sjf* is over seed 0, fifo over seeds 0, 1, 2: their means are not of the same workloads; ratios are over the "
-        "seeds that both have"
+        "sjf* has seed 0, but fifo has seeds 0, 1, 2: "
+        "their means are over different workloads; ratios use only the seeds that both have"
     ) in told
-    assert not [line for line in told if line.startswith("small is")]
+    assert not [line for line in told if line.startswith("small has")]
     filed(tmp_path / "others", jobs=50, only=["round_robin"])
-    (line,) = [line for line in notes(compare(find_runs(tmp_path))) if line.startswith("round_robin is not over")]
-    assert line == "round_robin is not over the jobs of fifo (seed 0: 50 jobs and 60 jobs): not comparable"
+    (line,) = [line for line in notes(compare(find_runs(tmp_path))) if line.startswith("round_robin cannot")]
+    assert line == "round_robin cannot be compared with fifo: their jobs differ (seed 0: 50 jobs and 60 jobs)"
 
 
 def test_settings_over_other_seeds_are_told(tmp_path):
@@ -93,7 +93,7 @@ def test_results_of_before_are_read_beside_new_ones(tmp_path, capsys):
     filed(tmp_path, (1,))
     assert [len(row.runs) for row in compare(find_runs(tmp_path)).rows] == [2] * 4
     assert results_main([str(tmp_path)]) == 0
-    assert "not known: of before run.yaml" in " ".join(capsys.readouterr().out.split())
+    assert "unknown (no run.yaml)" in " ".join(capsys.readouterr().out.split())
     assert before.items() <= tree(tmp_path).items()
 
 

@@ -125,7 +125,7 @@ def _changed(column, row, value):
 @pytest.mark.parametrize(
     ("column", "row", "value", "words"),
     [
-        ("time_s", 2, 99.0, "stands after"),
+        ("time_s", 2, 99.0, "follows an event"),
         ("kind", 1, Kind.FINISH, "finish at 0.0 s follows submit"),
         ("job_id", 0, 7, "names job 7"),
         ("gpu_mask", 1, 2, "does not have"),

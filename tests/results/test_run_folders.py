@@ -102,7 +102,7 @@ def test_broken_off_sweep_goes_on_where_it_stopped(tmp_path, of_mine):
     table = pandas.read_parquet(sweep / "comparison.parquet")
     live = dataclasses.replace(read_record(sweep), ended=None, pid=os.getpid())
     write_record(live, sweep)
-    assert "under way" in of_mine(*on).stderr
+    assert "running" in of_mine(*on).stderr
     gone = subprocess.Popen(["true"])
     gone.wait(60)
     write_record(dataclasses.replace(live, pid=gone.pid), sweep)
@@ -126,7 +126,7 @@ def test_killed_run_never_looks_whole(tmp_path, capsys):
     kept = tree(older)
     with contextlib.suppress(KeyboardInterrupt), new_run(tmp_path, "synergy_sim", []) as broken:
         write_run(simulate(drawn_workload(20), cluster(4)), broken / "fifo-0", "")
-        assert read_record(broken).state == f"under way (process {os.getpid()})"
+        assert read_record(broken).state == f"running (process {os.getpid()})"
         raise KeyboardInterrupt
     gone = subprocess.Popen(["true"])
     gone.wait(60)
@@ -137,7 +137,7 @@ def test_killed_run_never_looks_whole(tmp_path, capsys):
     assert results_main([str(tmp_path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "ended early" in said
-    assert "not whole, and not in the table:" in said
+    assert "incomplete, so not in the table:" in said
     assert {run.folder.parent for run in find_runs(tmp_path)} == {older}
     assert {run.folder.parent for run in find_runs(broken)} == {broken}
 

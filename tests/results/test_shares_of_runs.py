@@ -69,7 +69,7 @@ def test_pooled_shares_are_held_to_all_nodes_of_a_type():
 
 def test_nodes_that_name_no_cpus_have_none_to_share():
     run = replace(simulate(workload([0], [9], [1]), cluster(1)), shares=shares((0, 0, 1, 1)))
-    with pytest.raises(InvariantError, match="name none"):
+    with pytest.raises(InvariantError, match="declare none"):
         check(run)
 
 
@@ -103,7 +103,7 @@ def test_shares_are_stored_and_drawn(tmp_path):
     write_run(replace(run, policy="plain", shares=None), tmp_path / "plain-0", "")
     page = write_comparison(find_runs(tmp_path), tmp_path).read_text(encoding="utf-8")
     assert (tmp_path / "gpus_cpus_and_memory.png").exists()
-    assert "GPUs only of plain: no CPUs and memory are shared out." in page
+    assert "plain: GPUs only, because CPUs and memory are not shared out." in page
     assert "CPUs used" in page
     trace = json.loads(gzip.decompress((tmp_path / "trace-fifo.json.gz").read_bytes()))
     counted = {event["ts"]: event["args"] for event in trace["traceEvents"] if event["name"] == "CPUs used"}

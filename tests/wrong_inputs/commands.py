@@ -31,6 +31,6 @@ CASES = [
     of_command(EXPLAIN, "trace is missing", run__config_yaml="policy: fifo\nseed: 0\n"),
     of_command("synergy_sim.results", "DIR is missing"),
     of_command("synergy_sim.results nowhere", "nowhere: no such folder; expected one with results"),
-    Wrong("synergy_sim.results run", ("not a readable summary (no whole JSON)",), {SUMMARY: '{"policy": "fi'}),
+    Wrong("synergy_sim.results run", ("not a readable summary (incomplete JSON)",), {SUMMARY: '{"policy": "fi'}),
     Wrong("synergy_sim.results run", ("not the summary of a run",), {SUMMARY: "{}"}),
 ]

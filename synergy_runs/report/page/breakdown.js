@@ -21,7 +21,7 @@ function breakdown() {
     const wanted = filter.value.trim().toLowerCase();
     const rows = [...classes.keys()].filter((row) => classes[row].toLowerCase().includes(wanted));
     said.textContent = `${name} by ${heading}, per policy that is shown above${seeds > 1 ? `, over the jobs of ${seeds} seeds together` : ""}.`
-      + (total > classes.length ? ` The ${count(classes.length)} of ${count(total)} whose jobs ask for most.` : "");
+      + (total > classes.length ? ` Only the ${count(classes.length)} of ${count(total)} with the most requested work.` : "");
     tableOf(at, { columns, rows, most: 25, label: `${name} by ${heading}` });
   }
   [by, what].forEach((choice) => choice.addEventListener("change", fill));
