@@ -307,13 +307,8 @@ def sampled(workload: Workload, fraction: float, random: np.random.Generator) ->
 
 def scaled(workload: Workload, load: float) -> Workload:
     """Divides every submission time by `load`, so that jobs arrive `load` times as fast; nothing else changes."""
-<<<<<<< HEAD
     if workload.arrival_window_s / load > MAX_TIME_S:
-        raise InputError(f"cluster.load={load:g}: arrivals would go on for more than {MAX_TIME_S / 3.15e7:.0f} years.")
-=======
-    if workload.arrival_window_s / load > LONGEST_S:
-        raise InputError(f"cluster.load={load:g}: arrivals would last more than {LONGEST_S / 3.15e7:.0f} years.")
->>>>>>> pw_runs
+        raise InputError(f"cluster.load={load:g}: arrivals would last more than {MAX_TIME_S / 3.15e7:.0f} years.")
     return workload if load == 1 else replace(workload, submit_time_s=on_grid(workload.submit_time_s / load))
 
 

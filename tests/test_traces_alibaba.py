@@ -111,13 +111,8 @@ def test_a_packed_log_is_recognised_replayed_and_what_is_lost_is_said_above_the_
     said = capsys.readouterr()
     for line in (
         "2 of 4 pods (50.0 %) are replayed",
-<<<<<<< HEAD
         "1 of 2 pods request part of a GPU, 0.500 on average: here each is a job on one whole GPU",
-        "1 of 2 rows names no memory; 1 do",
-=======
-        "1 of 2 pods ask for part of a GPU, 0.500 on average: each is a job on one whole GPU here",
         "1 of 2 rows requests no memory",
->>>>>>> pw_runs
         "left out: 1 never scheduled; 1 no GPU (CPU-only pods)",
     ):
         assert line in said.err.splitlines()
