@@ -37,11 +37,11 @@ from synergy_exec.recorded import EVALUATIONS, STEPS, open_journal, write_record
 from synergy_exec.settings import AUTO, Settings
 from synergy_exec.worker.network import check_interface
 from synergy_exec.workload import arrivals_of, as_executed
-from synergy_runs.asked import policies_of, terms_of
 from synergy_runs.facts import TRUE_RUN_TIMES, CompressionLog, Compressions, Kind, Run
 from synergy_runs.files import atomic_folder
 from synergy_runs.inputs import check_compression, read_profile
 from synergy_runs.invariants import check
+from synergy_runs.requested import policies_of, terms_of
 from synergy_runs.results import is_unended, new_run, resumed_run, show, write_run
 from synergy_runs.settings import build
 from synergy_runs.workload import Workload

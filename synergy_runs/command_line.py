@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from synergy_core import __version__
 from synergy_core.errors import InputError, unknown
 from synergy_core.policies import policy_names
-from synergy_runs.asked import asked_in, quoted, read_asked
 from synergy_runs.files import conf_folder
+from synergy_runs.requested import quoted, read_request, requests_in
 from synergy_runs.settings import alternatives, defaults, expected, inside, keys, typed
 
 if TYPE_CHECKING:
@@ -249,11 +249,11 @@ def _override(match: re.Match[str], program: Program, multirun: bool) -> str:
 
 def _policies(value: str, *, multirun: bool) -> str:
     """Translates the value of `policy=`, with brackets, to Hydra's grammar. Raises InputError for unknown policies."""
-    requested = asked_in(value)
+    requested = requests_in(value)
     if len(requested) > 1 and not value.startswith(("[", "'", '"')) and not multirun:
         raise InputError(f"policy={value}: type 'policy=[{value}]' to compare them, or -m to sweep over them.")
     for policy in requested:
-        read_asked(policy)
+        read_request(policy)
     # In a sweep, commas outside brackets separate the runs.
     return quoted(value) if multirun else as_hydra("policy", list[str], quoted(value), sweep=False)
 

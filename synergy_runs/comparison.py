@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from synergy_runs.asked import Terms
 from synergy_runs.facts import AS_LOGGED, TRUE_RUN_TIMES
 from synergy_runs.files import atomic_file
 from synergy_runs.numbers import Means, Ratio, mean_jcts, ratio_of_means
+from synergy_runs.requested import Terms
 from synergy_runs.stored import StoredRun
 from synergy_runs.traces.rows import epoch_s
 

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from synergy_core import __version__
 from synergy_core.errors import InputError
 from synergy_core.units import Floats
-from synergy_runs.asked import label_of
 from synergy_runs.facts import AS_LOGGED, Events, Shares
 from synergy_runs.files import atomic_file
 from synergy_runs.metrics import Summary
+from synergy_runs.requested import label_of
 
 FILE = "run.yaml"
 """File in a run's folder that says how the run was made, and whether it is complete."""
@@ -221,7 +221,7 @@ class StoredRun:
             flat["cluster.nodes"] = str(sum(each["nodes"] for each in self.summary["node_types"]))
         return flat
 
-    def asked_policies(self) -> list[str]:
+    def requested_policies(self) -> list[str]:
         """The policies of the command as they were typed, in order."""
         named = self._config.get("compared_with") or self._config.get("policy") or []
         return [str(each) for each in ([named] if isinstance(named, str) else named)]
@@ -359,7 +359,7 @@ def read_run(folder: Path) -> StoredRun:
 def in_order(runs: Iterable[StoredRun], policies: Sequence[str] = ()) -> list[StoredRun]:
     """Sorts runs by `policies`, else by their commands' lists of policies, longest first; others keep their order."""
     runs = list(runs)
-    lists = [policies] if policies else sorted((run.asked_policies() for run in runs), key=len, reverse=True)
+    lists = [policies] if policies else sorted((run.requested_policies() for run in runs), key=len, reverse=True)
     # A command with a single policy does not define an order, so its run never comes before compared ones.
     names = list(dict.fromkeys(label_of(text) for each in lists if policies or len(each) > 1 for text in each))
     place = {name: at for at, name in enumerate(names)}

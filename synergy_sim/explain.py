@@ -32,11 +32,11 @@ from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.scheduling.order import after_jump, next_jump_s
 from synergy_core.scheduling.reasons import Reason, Snapshot, Stopped, Waiting, free_gpus, free_in_words, free_share
 from synergy_core.units import Floats, format_duration, format_gpus, format_instant, format_share, parse_duration_s
-from synergy_runs.asked import policies_of
 from synergy_runs.explained import explained as explanation_in
 from synergy_runs.facts import AS_LOGGED, Kind
 from synergy_runs.inputs import cluster_of
 from synergy_runs.metrics import NO_NAME
+from synergy_runs.requested import policies_of
 from synergy_runs.settings import NodeTypeSettings, build
 from synergy_runs.stored import StoredRun, follow_latest, read_run
 from synergy_runs.traces.rows import epoch_s
@@ -636,7 +636,7 @@ def _submissions(run: StoredRun, settings: Settings) -> list[tuple[JobSpec | Non
 
     All policies of the command that made the run decide which rows become training jobs.
     """
-    together = dataclasses.replace(settings, policy=run.asked_policies())
+    together = dataclasses.replace(settings, policy=run.requested_policies())
     made = next(each for each in prepared_runs(together) if each.asked == settings.policy[0])
     workload, stored = made.workload, run.summary
     for then, now in (

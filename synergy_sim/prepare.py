@@ -14,7 +14,6 @@ from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.scheduling.scheduler import stops_jobs
 from synergy_core.scheduling.sharing import Needs
-from synergy_runs.asked import policies_of, terms_of
 from synergy_runs.inputs import (
     by_partition,
     check_compression,
@@ -28,6 +27,7 @@ from synergy_runs.inputs import (
     without_misfits,
     workload_of,
 )
+from synergy_runs.requested import policies_of, terms_of
 from synergy_runs.traces._download import find_folder
 from synergy_runs.workload import Workload, with_measured
 from synergy_sim.assignment import as_given, by_class, mixed, with_language_models, with_profiled_batches

@@ -26,13 +26,13 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.scheduling.conformance import attributed_to_policy
 from synergy_core.units import format_duration
-from synergy_runs.asked import in_words, label_of, missing, policies_of, terms_of
 from synergy_runs.command_line import as_hydra, of_each_swept_value, run_sweep, swept_values
 from synergy_runs.comparison import collect, compare
 from synergy_runs.facts import Run, as_logged
 from synergy_runs.inputs import about_cluster, carried_in_words
 from synergy_runs.invariants import check
 from synergy_runs.report.write import write_comparison
+from synergy_runs.requested import in_words, label_of, missing, policies_of, terms_of
 from synergy_runs.results import command_of, new_run, resumed_run, show, write_run
 from synergy_runs.settings import build
 from synergy_runs.stored import find_runs, read_record, typed_settings

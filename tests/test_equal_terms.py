@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synergy_core.errors import InputError
-from synergy_runs.asked import ahead, asked_in, label_of, missing, policies_of, quoted, read_asked, terms_of
 from synergy_runs.command_line import prepared
+from synergy_runs.requested import ahead, label_of, missing, policies_of, quoted, read_request, requests_in, terms_of
 from synergy_sim.settings import SIMULATOR
 
 
@@ -58,7 +58,7 @@ def test_two_texts_with_one_label_are_refused():
 @given(st.text(max_size=40))
 def test_any_text_is_a_policy_or_an_input_error(text):
     try:
-        read_asked(text)
+        read_request(text)
     except InputError:
         return
     assert all(each.isalnum() or each in "_.+-" for each in label_of(text))
@@ -75,7 +75,7 @@ def test_any_text_is_a_policy_or_an_input_error(text):
     ],
 )  # fmt: skip
 def test_brackets_need_no_quotes_on_the_command_line(value, names, typed):
-    assert asked_in(value) == names
+    assert requests_in(value) == names
     assert quoted(value) == typed
     assert prepared(["+trace=philly", f"policy={value}"], SIMULATOR)[1] == f"policy={typed}"
 

@@ -113,7 +113,7 @@ def ahead(other: Terms, own: Terms, *, plans: bool) -> list[str]:
     return more
 
 
-def given_like(policy: Policy, other: Policy) -> Policy:
+def informed_like(policy: Policy, other: Policy) -> Policy:
     """Gives a policy the information and permissions of `other` that it lacks, as far as it can use them."""
     own, theirs = terms_of(policy), terms_of(other)
     more = ahead(theirs, own, plans=True)
@@ -167,7 +167,7 @@ _NO_LETTER = re.compile(r"[^\w.+]+")
 _FORM = "NAME or NAME(key=value,…), such as sia(information=all,growth=4)"
 
 
-def read_asked(text: str) -> tuple[str, dict[str, Any]]:
+def read_request(text: str) -> tuple[str, dict[str, Any]]:
     """The name of a requested policy, and the keys and plain values in its brackets.
 
     Raises InputError for another form and for an unknown policy."""
@@ -203,7 +203,7 @@ def label_of(text: str) -> str:
     return _NO_LETTER.sub("-", text.replace("=-", "=minus ")).strip("-")
 
 
-def asked_in(value: str) -> list[str]:
+def requests_in(value: str) -> list[str]:
     """The texts of all policies, with their brackets, in the value of `policy=` on a command line."""
     return [found[2] for found in _IN_A_LIST.finditer(value)]
 
@@ -245,7 +245,7 @@ def _policy(
     information: Information | None,
     knowledge: InputKnowledge,
 ) -> Policy:
-    name, own = read_asked(text)
+    name, own = read_request(text)
     of_all: dict[str, Any] = {}
     for part in parts_of(name):
         of_all |= parameters.get(part, {})
@@ -253,7 +253,7 @@ def _policy(
     if information is not None:
         policy = policy.informed(information)
     if (like := own.pop("like", None)) is not None:
-        policy = given_like(policy, _policy(str(like), parameters, information, knowledge))
+        policy = informed_like(policy, _policy(str(like), parameters, information, knowledge))
     if (level := own.pop("information", None)) is not None:
         if level not in get_args(Information):
             raise unknown(f"information for policy {name}", str(level), get_args(Information))
