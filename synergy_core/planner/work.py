@@ -220,7 +220,9 @@ def divisors(number: int) -> list[int]:
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
 """Rows, columns, and the inner loop's rate relative to the largest tile, which reuses operands most."""
 SPLITS = (1, 4)
-"""Number of parts into which the summed dimension may be cut where there are too few tiles."""
+"""Number of parts into which the summed dimension may be cut where there are too few tiles; instead of 4 as many as
+fill the multiprocessors, if these are more (NVIDIA, CUTLASS, Efficient GEMM in CUDA: parallelized reductions). Weight
+gradients of convolutions, which are small and sum over all pixels, are cut most."""
 LANES = 8.0
 """Rate of tensor cores ÷ lanes (V100 architecture whitepaper, 2017). Products on lanes never wait for operands; and
 filling a tile costs them less in proportion."""
@@ -277,7 +279,9 @@ def gemm_s(
     # Every tiling in one array (tilings, plans); the library is assumed to choose the best.
     options = (..., *(None,) * np.broadcast(m, n, k, count).ndim)
     rows, columns, rate, split = (each[options] for each in _TILINGS)
-    tiles = np.ceil(m / rows) * np.ceil(n / columns) * (count * split / sms)
+    tiles = np.ceil(m / rows) * np.ceil(n / columns) * (count / sms)
+    split = np.where(split > 1.0, np.maximum(np.floor(1.0 / tiles), split), 1.0)
+    tiles = tiles * split
     # The next kernel fills a part of the last wave.
     waves = np.maximum(tiles + c.wave_loss * (np.ceil(tiles) - tiles), 1.0)
     depth = k / split + c.gemm_depth / (LANES if lanes else 1.0)

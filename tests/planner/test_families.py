@@ -235,6 +235,15 @@ def test_resnet_activations_are_as_wide_as_the_precision():
     assert total(full, "boundary_bytes") == 2 * total(half, "boundary_bytes")
 
 
+def test_images_with_channels_first_are_transposed_for_tensor_cores_alone():
+    def moved(precision, channels_last):
+        work = worked("resnet-50", Plan(), Software("test", precision=precision, channels_last=channels_last))
+        return total(work, lambda block: np.asarray(block.replicated_bytes) + block.split_bytes)
+
+    assert moved("tf32", False) > 1.5 * moved("tf32", True)
+    assert moved("fp32", False) == moved("fp32", True) == moved("tf32", True)
+
+
 def test_what_a_resnet_cannot_do():
     with pytest.raises(InputError, match="neither a sequence nor experts"):
         worked("resnet-50", Plan(context=2))

@@ -80,6 +80,13 @@ def test_one_tile_more_than_the_multiprocessors_starts_another_wave():
     assert seconds(1280, 0.0) == pytest.approx(seconds(1152, 0.0) * 10 / 9)
 
 
+def test_a_long_sum_of_few_elements_fills_every_multiprocessor():
+    """As of weight gradients of convolutions: 64 × 64 weights, summed over the pixels of a batch."""
+    pixels = 2**22
+    ideal = 2 * 64 * 64 * pixels / (312e12 * PLAIN.gemm_efficiency)
+    assert ideal < gemm_s(64, 64, pixels, 1, A100, FLASH, replace(PLAIN, memory_efficiency=1e3)) < 2 * ideal
+
+
 def test_rows_that_are_not_aligned_run_at_half_the_rate():
     whole, odd = (gemm_s(8192, 8192, k, 1, A100, FLASH, replace(PLAIN, wave_loss=0.0)) for k in (8192, 8193))
     assert odd / whole == pytest.approx(2 * 8193 / 8192)
