@@ -66,7 +66,7 @@ class Block:
     tensor_bytes: of one all-reduce over the tensor-parallel group; tensor_count: number of these all-reduces, also in
     the backward pass. context_bytes: keys and values sent round the context-parallel ring.
     expert_bytes: sent by each GPU in one all-to-all; expert_count: number of all-to-alls; expert_copies: copies of each
-    token in one of them.
+    token in one of them; expert_reach: largest fraction of the experts' nodes that a token's copies go to.
     parameters: before ZeRO shards them, without expert_parameters, which only data × context ÷ expert replicas share.
     tables: (rows, columns) of parameters that are read by index; parameters in neither tables nor GEMMs are vectors.
     boundary_bytes: this GPU's part of the output that the next block takes.
@@ -87,6 +87,7 @@ class Block:
     context_bytes: Amount = 0.0
     expert_bytes: Amount = 0.0
     expert_copies: Amount = 1.0
+    expert_reach: Amount = 1.0
     expert_count: Amount = 0.0
     parameters: Amount = 0.0
     expert_parameters: Amount = 0.0

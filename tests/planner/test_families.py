@@ -251,6 +251,11 @@ def test_what_a_resnet_cannot_do():
         worked("resnet-50", Plan(), depth=49)
 
 
+def test_a_token_cannot_go_to_more_groups_than_there_are():
+    with pytest.raises(InputError, match="groups_per_token: 9 of expert_groups: 8"):
+        replace(architecture_named("deepseek-v3")[1], groups_per_token=9).check()
+
+
 def test_families_and_architectures_are_found_by_name():
     with pytest.raises(InputError, match="Did you mean 'llama-2-70b'"):
         architecture_named("llama2-70b")

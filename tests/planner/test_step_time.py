@@ -229,6 +229,19 @@ def test_gradients_are_reduced_once_a_step_and_gathered_weights_in_every_micro_b
     assert three == pytest.approx(4 * (10 * (2 * gather + scatter) + 2 * gather))
 
 
+def test_tokens_go_to_the_nodes_of_few_groups_of_experts():
+    """DeepSeek-V3's experts lie in 8 groups, those of a token in 4. Within a node that saves nothing."""
+    family, architecture = architecture_named("deepseek-v3")
+    plans = plans_of([Plan(data=64, expert=64, zero=1), Plan(data=8, expert=8, zero=1)])
+    software, seconds = replace(FLASH, sends_once=True), []
+    for groups in (4, 8):
+        work = family.work(replace(architecture, groups_per_token=groups), plans, software)
+        seconds.append(step_time(work, plans, machine_named("h100"), software, PLAIN).expert_s)
+    (limited, limited_inside), (free, free_inside) = seconds
+    assert 0.5 * free < limited < 0.9 * free
+    assert limited_inside == free_inside
+
+
 def test_experts_are_gathered_too():
     without, with_experts = (
         timed(traffic(4, parameters=1e7, expert_parameters=each), Plan(data=16, zero=3)).data_s[0]
