@@ -109,6 +109,7 @@ class Software:
     whole_experts: whether tensor-parallel ranks hold different whole experts instead of parts of the same experts.
     sends_once: whether a token is sent to each other node once, however many of its experts are there (DeepEP).
     like: software whose constants are used on GPU types without measurements, best first; empty: any software.
+    channels_last: whether images are stored with channels last, as tensor cores read them.
     words: a regular expression that matches this software's name in measurement files.
     """
 
@@ -135,6 +136,7 @@ class Software:
     recomputes: tuple[str, ...] = ("none", "selective", "full")
     offload: bool = False
     short_chunks: int = 0
+    channels_last: bool = True
     plain_tensor: bool = True
     like: tuple[str, ...] = ()
     words: str = ""

@@ -182,8 +182,8 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
 def _all_to_all_s(block: Block, runs: PlannedRuns) -> Floats:
     """Seconds (plans,) of sending tokens to their experts once.
 
-    If a token is sent to each node only once (`sends_once`), its copies reach n (1 − (1 − 1/n)^copies) of n nodes on
-    average, and each node then passes them on within itself.
+    If a token is sent to each node only once (`sends_once`), its copies reach n (1 − (1 − 1/n)^copies) of the n nodes on
+    which its experts may be, on average, and each node then passes them on within itself.
     """
     expert, links, within = runs.plans.expert, runs.links, runs.expert_within
     sent = np.asarray(block.expert_bytes, float)
@@ -191,7 +191,8 @@ def _all_to_all_s(block: Block, runs: PlannedRuns) -> Floats:
         return np.where(expert > 1, all_to_all_s(sent, expert, within, links), 0.0)
     nodes = np.maximum(expert / within, 1.0)
     copies = np.maximum(np.asarray(block.expert_copies, float), 1.0)
-    once = nodes * (1.0 - (1.0 - 1.0 / nodes) ** copies) / copies
+    reached = np.maximum(nodes * block.expert_reach, 1.0)
+    once = reached * (1.0 - (1.0 - 1.0 / reached) ** copies) / copies
     between = all_to_all_s(sent * np.minimum(once, 1.0), expert, within, links)
     inside = all_to_all_s(sent, within, within, links)
     return np.where(expert > 1, np.where(nodes > 1, between + inside, inside), 0.0)

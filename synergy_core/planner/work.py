@@ -66,7 +66,7 @@ class Block:
     tensor_bytes: of one all-reduce over the tensor-parallel group; tensor_count: number of these all-reduces in the
     forward pass, and again in the backward pass. context_bytes: keys and values sent around the context-parallel ring.
     expert_bytes: sent by each GPU in one all-to-all; expert_count: number of all-to-alls; expert_copies: copies of each
-    token in one of them.
+    token in one of them; expert_reach: largest fraction of the experts' nodes to which a token's copies go.
     parameters: before ZeRO shards them, without expert_parameters, which data × context ÷ expert replicas hold.
     tables: (rows, columns) of parameters that are read by index; parameters in neither tables nor GEMMs are vectors.
     boundary_bytes: this GPU's part of the output, which the next block reads.
@@ -87,6 +87,7 @@ class Block:
     context_bytes: Amount = 0.0
     expert_bytes: Amount = 0.0
     expert_copies: Amount = 1.0
+    expert_reach: Amount = 1.0
     expert_count: Amount = 0.0
     parameters: Amount = 0.0
     expert_parameters: Amount = 0.0
@@ -220,7 +221,9 @@ def divisors(number: int) -> list[int]:
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
 """Rows, columns, and the inner loop's rate relative to that of the largest tile, which reuses operands most."""
 SPLITS = (1, 4)
-"""Number of parts into which the summed dimension may be cut if there are too few tiles."""
+"""Number of parts into which the summed dimension may be cut if there are too few tiles. Instead of 4 it is the number
+that fills the multiprocessors, if that is larger (NVIDIA, CUTLASS, Efficient GEMM in CUDA: parallelized reductions).
+Weight gradients of convolutions are cut most: they are small and sum over all pixels."""
 LANES = 8.0
 """Rate of tensor cores ÷ rate of fp32 lanes (V100 architecture whitepaper, 2017). Products on lanes never wait for
 operands, and filling a tile costs them less in proportion."""
@@ -276,7 +279,9 @@ def gemm_s(
     # All tilings in one array (tilings, plans). The library is assumed to choose the best.
     options = (..., *(None,) * np.broadcast(m, n, k, count).ndim)
     rows, columns, rate, split = (each[options] for each in _TILINGS)
-    tiles = np.ceil(m / rows) * np.ceil(n / columns) * (count * split / sms)
+    tiles = np.ceil(m / rows) * np.ceil(n / columns) * (count / sms)
+    split = np.where(split > 1.0, np.maximum(np.floor(1.0 / tiles), split), 1.0)
+    tiles = tiles * split
     # The next kernel fills a part of the last wave.
     waves = np.maximum(tiles + c.wave_loss * (np.ceil(tiles) - tiles), 1.0)
     depth = k / split + c.gemm_depth / (LANES if lanes else 1.0)

@@ -21,6 +21,7 @@ MEGATRON = {
         *("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "seq-length"),
         *("max-position-embeddings", "vocab-size", "make-vocab-size-divisible-by", "num-query-groups", "kv-channels"),
         *("num-experts", "moe-router-topk", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size"),
+        *("moe-router-num-groups", "moe-router-group-topk"),
         *("q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim"),
         *("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"),
         *("expert-model-parallel-size", "micro-batch-size", "global-batch-size", "recompute-num-layers"),

@@ -235,11 +235,25 @@ def test_resnet_activations_are_as_wide_as_the_precision():
     assert total(full, "boundary_bytes") == 2 * total(half, "boundary_bytes")
 
 
+def test_images_with_channels_first_are_transposed_for_tensor_cores_alone():
+    def moved(precision, channels_last):
+        work = worked("resnet-50", Plan(), Software("test", precision=precision, channels_last=channels_last))
+        return total(work, lambda block: np.asarray(block.replicated_bytes) + block.split_bytes)
+
+    assert moved("tf32", False) > 1.5 * moved("tf32", True)
+    assert moved("fp32", False) == moved("fp32", True) == moved("tf32", True)
+
+
 def test_what_a_resnet_cannot_do():
     with pytest.raises(InputError, match="neither a sequence nor experts"):
         worked("resnet-50", Plan(context=2))
     with pytest.raises(InputError, match="depth 49; expected one of 50, 101, 152"):
         worked("resnet-50", Plan(), depth=49)
+
+
+def test_a_token_cannot_go_to_more_groups_than_there_are():
+    with pytest.raises(InputError, match="groups_per_token: 9 of expert_groups: 8"):
+        replace(architecture_named("deepseek-v3")[1], groups_per_token=9).check()
 
 
 def test_families_and_architectures_are_found_by_name():

@@ -80,6 +80,13 @@ def test_one_tile_more_than_the_multiprocessors_starts_another_wave():
     assert seconds(1280, 0.0) == pytest.approx(seconds(1152, 0.0) * 10 / 9)
 
 
+def test_a_long_sum_of_few_elements_fills_every_multiprocessor():
+    """As of weight gradients of convolutions: 64 × 64 weights, summed over the pixels of a batch."""
+    pixels = 2**22
+    ideal = 2 * 64 * 64 * pixels / (312e12 * PLAIN.gemm_efficiency)
+    assert ideal < gemm_s(64, 64, pixels, 1, A100, FLASH, replace(PLAIN, memory_efficiency=1e3)) < 2 * ideal
+
+
 def test_rows_that_are_not_aligned_run_at_half_the_rate():
     whole, odd = (gemm_s(8192, 8192, k, 1, A100, FLASH, replace(PLAIN, wave_loss=0.0)) for k in (8192, 8193))
     assert odd / whole == pytest.approx(2 * 8193 / 8192)
@@ -220,6 +227,19 @@ def test_gradients_are_reduced_once_a_step_and_gathered_weights_in_every_micro_b
     assert one == pytest.approx(all_reduce_s(10 * 1e8 * 4, 16, 8, links) / PLAIN.network_efficiency)
     gather, scatter = (all_gather_s(1e8 * size, 16, 8, links) / PLAIN.network_efficiency for size in (2, 4))
     assert three == pytest.approx(4 * (10 * (2 * gather + scatter) + 2 * gather))
+
+
+def test_tokens_go_to_the_nodes_of_few_groups_of_experts():
+    """DeepSeek-V3's experts lie in 8 groups, those of a token in 4. Within a node that saves nothing."""
+    family, architecture = architecture_named("deepseek-v3")
+    plans = plans_of([Plan(data=64, expert=64, zero=1), Plan(data=8, expert=8, zero=1)])
+    software, seconds = replace(FLASH, sends_once=True), []
+    for groups in (4, 8):
+        work = family.work(replace(architecture, groups_per_token=groups), plans, software)
+        seconds.append(step_time(work, plans, machine_named("h100"), software, PLAIN).expert_s)
+    (limited, limited_inside), (free, free_inside) = seconds
+    assert 0.5 * free < limited < 0.9 * free
+    assert limited_inside == free_inside
 
 
 def test_experts_are_gathered_too():

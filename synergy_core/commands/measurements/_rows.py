@@ -269,6 +269,9 @@ def software_of(row: TableRow, plan: Plan) -> Software | None:
         flash = base.flash or gated or (sheet is not None and sheet.since_hopper)
     fused = base.fused and not re.search(r"\beager\b", f"{notes} {attention}")
     result = replace(base, precision=kind, flash=flash, fused=fused, dropout=base.dropout and not gated)
+    if kind == "tf32" and "pytorch" in row.text("source").lower():
+        # PyTorch's default; NVIDIA's examples set nhwc under AMP (PyTorch/Classification/ConvNets/configs.yml).
+        result = replace(result, channels_last=False)
     if kind in ("tf32", "fp32") and base.weight_bytes < 4.0:
         return replace(result, weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
     if "megatron-bridge" in row.text("source").lower() and "performance" in row.text("source").lower():

@@ -216,6 +216,8 @@ def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
         lines.append(f"--kv-channels {a.head_width}")
     if isinstance(a, mixture.Architecture) and a.experts > 1:
         lines += [f"--num-experts {a.experts}", f"--moe-router-topk {a.topk}", f"--moe-ffn-hidden-size {a.expert_ffn}"]
+        if a.expert_groups > 1:
+            lines.append(f"--moe-router-num-groups {a.expert_groups} --moe-router-group-topk {a.groups_per_token}")
         lines += ["--moe-grouped-gemm", f"--moe-token-dispatcher-type {dispatcher}"]
         lines += ["--moe-enable-deepep"] if dispatcher == "flex" else []
         sparse = [int(bool(a.has_experts(each))) for each in range(int(a.layers))]

@@ -42,6 +42,8 @@ class Architecture(transformer.Architecture):
     that process every token. dense_layers: layers without experts at the start. moe_every: every n-th of the other
     layers has experts, beginning with the first. capacity: rows per expert ÷ its even share; more rows are dropped,
     fewer are padded; 0: unlimited. gshard_group: tokens dispatched together by matrix products; 0: rows are moved.
+    expert_groups: number of equal groups of experts; groups_per_token: most groups with experts of one token (DeepSeek-V3,
+    arXiv 2412.19437, section 2.1.2: node-limited routing).
     window: keys that a query sees in the fraction `windowed` of the layers.
     query_rank, key_value_rank: ranks of latent attention; 0 without it. With it, head_width is the width of heads
     without rotary positions, rotary_width that of rotary positions, and value_width that of values.
@@ -55,6 +57,8 @@ class Architecture(transformer.Architecture):
     moe_every: int = 1
     capacity: float = 0.0
     gshard_group: int = 0
+    expert_groups: int = 1
+    groups_per_token: int = 1
     window: int = 0
     windowed: float = 0.0
     query_rank: int = 0
@@ -114,6 +118,10 @@ class Architecture(transformer.Architecture):
             at_least(1, expert_ffn=self.expert_ffn)
         if self.dense_layers > self.layers:
             raise InputError(f"dense_layers: {self.dense_layers} of layers: {self.layers}; expected at most that many.")
+        if not 1 <= self.groups_per_token <= self.expert_groups:
+            raise InputError(
+                f"groups_per_token: {self.groups_per_token} of expert_groups: {self.expert_groups}; expected 1 to all."
+            )
         if not 0.0 <= self.windowed <= 1.0 or (self.windowed and not self.window):
             raise InputError(
                 f"windowed: {self.windowed:g} with window: {self.window}; expected the share of layers whose queries "
@@ -246,6 +254,7 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "tensor_count": 1.0 if a.gshard_group else np.where(t > 1, copies, 0.0),
         "expert_bytes": e * rows * hidden * apart / split,
         "expert_copies": copies + 0.0 * rows,
+        "expert_reach": a.groups_per_token / a.expert_groups,
         "expert_count": 2.0,
         "parameters": hidden * experts + 2.0 * hidden,
         "expert_parameters": local * a.expert_parameters() / t,

@@ -2,7 +2,8 @@
 
 He et al. (arXiv 1512.03385, table 1), with the stride on the 3 × 3 convolution as in current implementations. A
 convolution is timed as the matrix product pixels × output channels × (input channels · kernel area), without a copy of
-the input.
+the input. Tensor cores read channels last: if images are stored with channels first, cuDNN transposes the input and the
+output of each convolution (NVIDIA, cuDNN Developer Guide: NCHW-to-NHWC transformations).
 
 Tensor parallelism splits channels, as Alpa does (arXiv 2201.12023, section 8.1): the first and second convolution of a
 bottleneck by output channels, gathering the output of the first; the third by input channels, reducing its output.
@@ -104,18 +105,20 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
     if np.any(plans.context > 1) or np.any(plans.expert > 1):
         raise InputError("a ResNet has neither a sequence nor experts; expected context = expert = 1.")
     size = software.element_bytes
+    transposes = 0.0 if software.channels_last or software.precision == "fp32" else 2.0
     runs = []
     for stage in range(4):
         for first in (True, False):
             count = np.asarray(1.0) if first else np.asarray(a.bottlenecks(stage) - 1.0)
-            runs.append(Layers(_bottleneck(_Bottleneck(a, stage, first), plans, size, stage), count))
-    return Work(_stem(a, plans, size), tuple(runs), _head(a, plans, size))
+            runs.append(Layers(_bottleneck(_Bottleneck(a, stage, first), plans, size, stage, transposes), count))
+    return Work(_stem(a, plans, size, transposes), tuple(runs), _head(a, plans, size))
 
 
-def _bottleneck(d: _Bottleneck, plans: Plans, size: float, stage: int) -> Block:
+def _bottleneck(d: _Bottleneck, plans: Plans, size: float, stage: int, transposes: float) -> Block:
     """Three convolutions with normalisations, the projection of the input if shapes differ, and the sum.
 
-    The input and the outputs of each convolution and ReLU are kept for the backward pass.
+    transposes: memory passes over each convolution's input and output that change their layout. The input and the
+    outputs of each convolution and ReLU are kept for the backward pass.
     """
     t, images = plans.tensor.astype(float), plans.micro_batch.astype(float)
     entered, left = images * d.pixels_in, images * d.pixels
@@ -129,12 +132,13 @@ def _bottleneck(d: _Bottleneck, plans: Plans, size: float, stage: int) -> Block:
     if d.projected:
         gemms.append(Gemm(left, d.output, d.input / t))
     boundary = size * left * d.output
+    whole = entered * d.input * (2.0 if d.projected else 1.0) + normalised
     saved = size * (entered * d.input + 2.0 * inside / t + normalised)
     return Block(
         name=f"stage {stage + 1}, {'first' if d.projected else 'other'} bottleneck",
         gemms=tuple(gemms),
-        replicated_bytes=size * (_NORM_PASSES * normalised + left * d.output),
-        split_bytes=size * _NORM_PASSES * inside / t,
+        replicated_bytes=size * (_NORM_PASSES * normalised + left * d.output + transposes * whole),
+        split_bytes=size * (_NORM_PASSES + 2.0 * transposes) * inside / t,
         kernels=9.0 if d.projected else 7.0,
         tensor_bytes=boundary,
         tensor_count=1.0 + 0.5 * entered * d.first / (left * d.output),
@@ -150,7 +154,7 @@ def _stem_parameters(a: Architecture) -> Amount:
     return np.asarray(a.channels, float) * (3 * 49 + 2)
 
 
-def _stem(a: Architecture, plans: Plans, size: float) -> Block:
+def _stem(a: Architecture, plans: Plans, size: float, transposes: float) -> Block:
     """7 × 7 convolution to half resolution, normalisation, pooling to a quarter; repeated on tensor-parallel ranks."""
     channels, images = np.asarray(a.channels, float), plans.micro_batch.astype(float)
     half, quarter = (images * np.ceil(np.asarray(a.image_size) / each) ** 2 for each in (2, 4))
@@ -158,7 +162,7 @@ def _stem(a: Architecture, plans: Plans, size: float) -> Block:
     return Block(
         name="stem",
         gemms=(Gemm(half, channels, 3 * 49.0),),
-        replicated_bytes=size * (_NORM_PASSES + 1.0) * half * channels + size * quarter * channels,
+        replicated_bytes=size * ((_NORM_PASSES + 1.0 + transposes) * half + quarter) * channels,
         kernels=3.0,
         parameters=_stem_parameters(a),
         boundary_bytes=size * quarter * channels,
