@@ -1,10 +1,10 @@
 """The initial model of a rank under a plan.
 
-If a plan shards the weights, or a checkpoint will be loaded, the model is built on torch's meta device, without numbers
-(meta_model.py), then cut into stages, split, sharded, and given memory only for what the rank owns. A job that
-continues reads the numbers from its checkpoint straight into place. A new job must begin with the weights that a single
-process would draw: rank 0 draws the whole model once in its host's memory and broadcasts it tensor by tensor. If the
-model cannot be built on the meta device, every rank builds the whole model and keeps its part.
+If a plan shards the weights, the model is built on torch's meta device, without numbers (meta_model.py), then cut into
+stages, split, sharded, and given memory only for what the rank owns. A job that continues reads the numbers from its
+checkpoint straight into place. A new job must begin with the weights that a single process would draw: rank 0 draws the
+whole model once in its host's memory and broadcasts it tensor by tensor. If the model cannot be built on the meta
+device, every rank builds the whole model and keeps its part.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ class Initial:
         All ranks of the plan call it together.
         """
         plan = self._plan
-        whole = plan.gpus == plan.data and not plan.zero
-        if whole and not self._begun:
+        if self._mesh is None or (plan.gpus == plan.data and not plan.zero):
             return self._whole()
         ranks = Ranks()
         verdicts = ranks.together(lambda: self._verdict(ranks.rank))
@@ -70,7 +69,7 @@ class Initial:
         if not reasons and len({form for _, form in verdicts}) > 1:
             reasons = ["its structure differs between ranks"]
         if reasons:
-            if ranks.rank == 0 and not whole:
+            if ranks.rank == 0:
                 _log.warning("every rank builds the whole model and then keeps its part, because %s", reasons[0])
             return self._whole()
         assert self._outline is not None
@@ -140,6 +139,7 @@ class Initial:
 
     def _filled(self, model: nn.Module, ranks: Ranks) -> list[nn.Module]:
         plan = self._plan
+        assert self._mesh is not None
         wanted = self._wanted(model)
         first: dict[int, str] = {}
         names = {name: first.setdefault(id(each), name) for name, each in named_tensors(model)}
@@ -151,7 +151,7 @@ class Initial:
                     if buffer is not None and not buffer.is_meta:
                         module._buffers[name] = buffer.to(self._device)
             self._split(part)
-            if self._mesh is not None and plan.data > 1 and plan.zero:
+            if plan.data > 1 and plan.zero:
                 share_out(part, self._job.blocks, plan.zero, self._mesh["data"])
             for name, each in named_tensors(part):
                 if each.is_meta:
