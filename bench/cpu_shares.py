@@ -32,8 +32,7 @@ from synergy_exec.backends import get_backend
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Report
-from synergy_exec.profiling.profile import add_to_profile
-from synergy_exec.profiling.selection import Effort
+from synergy_exec.profiling.profile import Effort, add_to_profile
 from synergy_exec.profiling.testbed import Testbed, TestbedRun, testbed
 from synergy_exec.settings import Settings
 from synergy_exec.worker import processes
@@ -175,13 +174,13 @@ async def window(bench: Testbed, runs: Mapping[str, TestbedRun], shares: Mapping
 
 
 async def fresh(run: TestbedRun, cpus: float) -> tuple[float, Report]:
-    """The first report that comes from now on, of steps with that share."""
+    """The first report that comes from now on, of steps with that share, and when it came."""
     while not run.reports.empty():
         run.reports.get_nowait()
     while True:
         report = await run.reports.get()
         if abs(report.cpus - cpus) < 1e-2 and report.cpu_s:
-            return report.told_s, report
+            return time.monotonic(), report
 
 
 def busy() -> float:

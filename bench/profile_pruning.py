@@ -9,7 +9,6 @@ profile=auto when its time is up after 24 measurements: at other batches the pla
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 from math import inf
 
@@ -22,8 +21,8 @@ from synergy_core.planner.plan import Plan, plans_of
 from synergy_core.planner.step_time import step_time
 from synergy_exec.plans import Candidates, plans, sizes_of
 from synergy_exec.profiling.machine import Part
-from synergy_exec.profiling.profile import QUICK
-from synergy_exec.profiling.selection import Effort, Selection, Task
+from synergy_exec.profiling.profile import QUICK, Effort
+from synergy_exec.profiling.selection import Selection
 from synergy_exec.training.admitted import plan_refusal
 
 SLOTS, BATCHES, BLOCKS = 8, [16, 32, 64, 128], 24
@@ -57,15 +56,14 @@ def measured(
     batch. effort: None measures everything.
     """
     random = np.random.default_rng(seed)
-    selection = Selection(Task(part=Part("gpu", 0, 1, SLOTS), batches=BATCHES, effort=effort or QUICK))
-    selection.add({"kind": "candidates", "found": candidates.values()})
+    selection = Selection(Part("gpu", 0, 1, SLOTS), every_batch=(effort or QUICK).every_batch)
+    selection.found(candidates)
     everything = iter(selection.plans)
     chosen: dict[tuple[int, int], tuple[float, Plan]] = {}
     count = 0
     while count < most and (plan := selection.next() if effort else next(everything, None)) is not None:
         seen_s = step_s[plan] * math.exp(NOISE * random.standard_normal())
-        line = {"kind": "measured", "plan": dataclasses.asdict(plan), "step_s": seen_s}
-        selection.add({**line, "memory_bytes": 0.0, "limit_bytes": inf})
+        selection.measured(plan, seen_s, memory_bytes=0.0, limit_bytes=inf)
         key = plan.gpus, plan.global_batch
         chosen[key] = min(chosen.get(key, (inf, plan)), (seen_s, plan), key=lambda each: each[0])
         count += 1

@@ -68,8 +68,7 @@ class Launch(Message, RunSettings):
     code: the copy of the source file of `job_class` from its submission; "" for a class of a package. weights: file of
     a state_dict for the first run to begin with; "" for none. observed: whether to call the job's evaluation and
     callbacks. spare_memory: whether ranks return freed memory to the kernel at once, which takes time. agent_silence_s:
-    ranks save and stop if their agent is silent for longer; it is less than the controller waits. measure: file of a
-    task (`profiling.selection.Task`) to measure instead of training; "" to train.
+    ranks save and stop if their agent is silent for longer; it is less than the controller waits.
     """
 
     KIND: ClassVar[str] = "launch"
@@ -101,7 +100,6 @@ class Launch(Message, RunSettings):
     job_uuid: str = ""
     saved_step: int = 0
     agent_silence_s: float = 30.0
-    measure: str = ""
     command: list[str] = field(default_factory=list)
     directory: str = ""
     grace_s: float = 0.0
@@ -243,10 +241,10 @@ class Started(Message):
 class Report(Message):
     """Progress and measurements of a run, from rank 0.
 
-    step, samples, work: totals of the job. told_s: time of the report on the monotonic clock of rank 0's node. loss: of
-    the last step. step_s: median of the slowest rank's step times at this batch, without warm-up, over `steps` steps; 0
-    if there is none yet. sync_s: the part of it in which gradients were exchanged and nothing was computed, on the rank
-    that waited least. waited_s: the part in which the rank with the slowest input waited for data.
+    step, samples, work: totals of the job. loss: of the last step. step_s: median of the slowest rank's step times at
+    this batch, without warm-up, over `steps` steps; 0 if there is none yet. sync_s: the part of it in which gradients
+    were exchanged and nothing was computed, on the rank that waited least. waited_s: the part in which the rank with
+    the slowest input waited for data.
     memory_bytes: peak memory of rank 0 at this micro-batch. memory_limit_bytes: of its GPU; 0 without one. grad_sqr,
     grad_var: smoothed squared norm and variance of the gradient at the initial batch; both 0 while unknown. cpu_s: CPU
     seconds of rank 0 and its loaders per step; 0 while unknown. cpus: granted to rank 0; 0 without a share. data_bytes:
@@ -278,7 +276,6 @@ class Report(Message):
     codec_s: float = 0.0
     compressor: str = "none"
     layers: dict[str, list[float]] = field(default_factory=dict)
-    told_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """The plans under which a job's model can be trained: candidates, and how a run reports them.
 
-A run of the job finds them because it has the model (`Admission.candidates`): a measuring run before it measures, a
-training run at its start if the controller requests them (`Launch.plans_on`).
+A run of the job finds them at its start, because it has the model, if its launch requests them (`Launch.plans_on`).
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class Candidates(NamedTuple):
 
 
 PLANS = "plans.json"
-"""File in the folder of a job without a profile: the candidates that its first run found."""
+"""File in the folder of a job: the candidates that its first run found."""
 
 
 def write_candidates(folder: Path, found: Candidates) -> None:

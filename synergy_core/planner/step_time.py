@@ -182,8 +182,8 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
 def _all_to_all_s(block: Block, runs: PlannedRuns) -> Floats:
     """Seconds (plans,) of sending tokens to their experts once.
 
-    If a token is sent to each node only once (`sends_once`), its copies reach n (1 − (1 − 1/n)^copies) of the n nodes on
-    which its experts may be, on average, and each node then passes them on within itself.
+    If a token is sent to each node only once (`sends_once`), its copies reach n (1 − (1 − 1/n)^copies) of the n nodes
+    on which its experts may be, on average, and each node then passes them on within itself.
     """
     expert, links, within = runs.plans.expert, runs.links, runs.expert_within
     sent = np.asarray(block.expert_bytes, float)

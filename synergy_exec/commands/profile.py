@@ -14,8 +14,7 @@ from synergy_core.units import MB
 from synergy_exec.backends import get_backend
 from synergy_exec.job_file import JobFile, job_of, read_job_file
 from synergy_exec.profiling.machine import machine
-from synergy_exec.profiling.profile import add_to_profile, progress
-from synergy_exec.profiling.selection import Effort
+from synergy_exec.profiling.profile import Effort, add_to_profile, progress
 from synergy_exec.settings import EXECUTOR, Settings
 from synergy_runs.command_line import composed
 from synergy_runs.settings import build

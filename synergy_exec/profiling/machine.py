@@ -91,20 +91,6 @@ class Part:
         parts = [(first + node, (1 << per_node) - 1) for node in range(whole)]
         return [tuple(parts + ([(first + whole, (1 << rest) - 1)] if rest else []))]
 
-    @property
-    def whole(self) -> Placed:
-        """All of its slots."""
-        (placed,) = self.places(self.nodes * self.per_node)
-        return placed
-
-    def ranks(self, size: int) -> list[list[int]]:
-        """The ranks of each of `places(size)` in a run on all slots."""
-        first, slots = self.first_node, range(self.per_node)
-        return [
-            [(node - first) * self.per_node + slot for node, mask in placed for slot in slots if mask >> slot & 1]
-            for placed in self.places(size)
-        ]
-
     def nodes_of(self, size: int) -> int:
         """Number of nodes for that many slots."""
         return -(-size // self.per_node)

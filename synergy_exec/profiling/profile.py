@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import sys
 import tempfile
 import time
@@ -13,12 +12,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import mean, median
+from typing import Any, TypeVar
 
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import Placed, gpus_in
+from synergy_core.goodput.pipeline import searched_steps
+from synergy_core.jobs.record import Placed
 from synergy_core.jobs.testbed_profiles import (
     NoiseFrom,
     Profile,
@@ -27,25 +27,48 @@ from synergy_core.jobs.testbed_profiles import (
     ProfiledModel,
     ProfiledRow,
     StepAtCpus,
+    degrees_of,
 )
 from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
 from synergy_exec.backends import Backend
 from synergy_exec.job_file import JobFile
-from synergy_exec.plans import Candidates, batches_of
+from synergy_exec.messages import Report
+from synergy_exec.plans import Candidates, batches_of, read_candidates
 from synergy_exec.profiling.machine import Part, keep_profile, known_profile, noted, parts_of
-from synergy_exec.profiling.selection import Effort, Selection, Task, lines_of, record_of
+from synergy_exec.profiling.selection import Selection
 from synergy_exec.profiling.testbed import Testbed, TestbedError, TestbedRun, testbed
 from synergy_exec.settings import Settings
+from synergy_exec.training.integrity import FEWEST_NOISE_STEPS
 
 Say = Callable[[str], None]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How carefully to measure.
+
+    seconds: of training for each plan and batch, at least one step. every_batch: whether batches between the smallest
+    and the largest are measured; otherwise they are predicted. noise_s: seconds of training, once per model, to measure
+    its gradient noise, at least the steps before which it is unknown.
+    """
+
+    seconds: float = 3.0
+    every_batch: bool = True
+    noise_s: float = 30.0
+
+
 QUICK = Effort(seconds=0.1, every_batch=False, noise_s=0.0)
 """The effort of `profile=auto`, whose user waits for it."""
 ENDING_FRACTION = 0.1
 """Fraction of the time reserved for agents to exit."""
 WITHOUT = "profile=null does without"
-LOOK_S = 0.1
-"""Seconds between reads of a measuring run's record."""
+REPORT_S = 0.05
+"""Seconds between two reports of a run that is measured."""
+MIN_INPUT_STEPS = 20
+MAX_NOISE_STEPS = 3 * FEWEST_NOISE_STEPS
+"""Steps within which gradient noise should be known."""
 CACHE_FACTOR = 2.0
 """Bytes of cache per byte of data, so that all items fit with their headers."""
 AFTER_PLANS_FRACTION = 0.2
@@ -142,9 +165,9 @@ async def _made(
         async with testbed(backend, folder, patient) as bench:
             for at, file in enumerate(files):
                 its_end_s = clock() + (until_s - clock()) / (len(files) - at)
-                job = at * (1 + bench.cluster.gpus)
+                job = at * bench.cluster.gpus
                 try:
-                    model, remarks = await Measuring(bench, file, effort, its_end_s, say, job, folder).model()
+                    model, remarks = await Measuring(bench, file, effort, its_end_s, say, job).model()
                 except TestbedError as error:
                     made.broken = str(error)
                     break
@@ -157,37 +180,32 @@ async def _made(
 
 
 class Measuring:
-    """Measures one model.
+    """Measures one model by runs that train it, from their reports.
 
     until_s: end of its time on the loop's clock. A plan that takes half of the remaining time is given up as hanging or
-    too slow. job: the first of the job numbers of this model, one more than the testbed has slots: step times are
-    measured under the first, starts and stops under the others. folder: for files of tasks.
+    too slow. job: the first of the job numbers of this model, as many as the testbed has slots.
     """
 
-    def __init__(
-        self, testbed: Testbed, file: JobFile, effort: Effort, until_s: float, say: Say, job: int, folder: Path
-    ) -> None:
+    def __init__(self, testbed: Testbed, file: JobFile, effort: Effort, until_s: float, say: Say, job: int) -> None:
         self._testbed, self._file, self._effort, self._tell, self._job = testbed, file, effort, say, job
-        left_s = max(0.0, until_s - asyncio.get_running_loop().time())
+        self._clock = asyncio.get_running_loop().time
+        left_s = max(0.0, until_s - self._clock())
         self._until_s, self._longest_s = until_s, left_s / 2
         self._plans_until_s = until_s - AFTER_PLANS_FRACTION * left_s
-        self._folder = folder / f"tasks-{job}"
+        self._memory_bytes = GB * min(file.memory_gb or inf, testbed.settings.memory_gb_per_slot or inf)
+        self._selections = [
+            Selection(part, every_batch=effort.every_batch, memory_bytes=self._memory_bytes)
+            for part in parts_of(testbed.cluster)
+        ]
+        self._found = Candidates({})
+        self._runs: list[TestbedRun] = []
+        self._held: tuple[Part, Plan] | None = None
+        self._rows: list[ProfiledRow] = []
+        self._noise: list[tuple[float, float]] = []
+        self._input_steps: list[StepAtCpus] = []
+        self._noise_known = False
         self._costs: ProfiledCosts | None = None
         self._remarks: list[str] = []
-        self._tasks = [self._task(part, noise=not at) for at, part in enumerate(parts_of(testbed.cluster))]
-
-    def _task(self, part: Part, *, noise: bool) -> Task:
-        limit_gb = min(self._file.memory_gb or inf, self._testbed.settings.memory_gb_per_slot or inf)
-        return Task(
-            part=part,
-            batches=batches_of(self._file),
-            effort=self._effort,
-            memory_bytes=limit_gb * GB,
-            noise=noise,
-        )
-
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.json"
 
     async def model(self) -> tuple[ProfiledModel, list[str]]:
         """Returns the model's profile and remarks: plans that failed or for which there was no time.
@@ -197,154 +215,207 @@ class Measuring:
         name, late = self._file.name, False
         try:
             async with asyncio.timeout_at(self._plans_until_s):
-                for task in self._tasks:
-                    await self._carry_out(task, self._path(task.part.gpu_type), task.part.whole)
+                self._found = await self._candidates()
+                for selection in self._selections:
+                    await self._measure_plans(selection)
         except TimeoutError:
             late = True
-        records = [lines_of(self._path(task.part.gpu_type)) for task in self._tasks]
-        selections = [Selection(task, lines) for task, lines in zip(self._tasks, records, strict=True)]
-        lines = [line for record in records for line in record]
-        self._remarks += [
-            f"left out, {Plan(**each['plan']).describe()}: {each['reason']}"
-            for each in lines
-            if each["kind"] == "failed"
+        finally:
+            await self._end_runs()
+        predicted = [
+            ProfiledRow(each.part.gpu_type, each.part.nodes_of(plan.gpus), plan, step_s, predicted=True)
+            for each in self._selections
+            for plan, step_s in each.predicted()
         ]
-        rows = self._rows(records, selections)
-        candidates = sum(len(each.plans) for each in selections)
-        measured = sum(not row.predicted for row in rows)
-        if not measured:
+        candidates = sum(len(each.plans) for each in self._selections)
+        if not self._rows:
             why = "; ".join(self._remarks) or ("time was up before one was" if late else "no plan is admitted")
             raise InputError(f"{name} could not be profiled: {why}.")
-        found = selections[0].candidates
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._until_s):
                 # Loading and stopping takes longer on several slots than on one.
-                await self._measure_costs(max(rows, key=lambda row: not row.predicted and row.plan.gpus > 1))
-                if found.samples and found.plans[1]:
-                    await self._measure_input(found)
+                await self._measure_costs(max(self._rows, key=lambda row: row.plan.gpus > 1))
+                if self._found.samples and self._found.plans[1]:
+                    await self._measure_input(self._found.plans[1][0])
         assumed_s = self._testbed.settings.restart_s
+        rows = (*self._rows, *predicted)
         model = ProfiledModel(
             name,
             self._file.initial_batch,
             max(row.plan.global_batch for row in rows),
-            found.parameters,
+            self._found.parameters,
             (NoiseFrom(0.0, 0.0),),
             self._costs or ProfiledCosts(assumed_s, assumed_s, assumed_s),
             rows,
-            self._input(found),
+            self._input(),
             self._file.application,
             self._file.max_batch,
         )
-        for work, ratio in [seen for each in lines for seen in each.get("noise", ())]:
+        for work, ratio in sorted(self._noise):
             model = noted(model, work, ratio)
+        measured = len(self._rows)
         others = "; the others are between measured batches, slower by prediction, or too large for memory"
         self._tell(f"{name}: {measured} of {candidates} step times measured{others if measured < candidates else ''}")
         if self._costs is None:
             self._remarks.append(f"starts were not measured; restart_s={assumed_s:g} is assumed")
         if late:
             self._remarks.append(
-                f"time was up when {measured} of {candidates} step times were measured; {len(rows) - measured} are "
+                f"time was up when {measured} of {candidates} step times were measured; {len(predicted)} are "
                 "predicted, the others not used; a larger profile_s measures more"
             )
         return model, self._remarks
 
-    def _rows(self, records: list[list[dict[str, Any]]], selections: list[Selection]) -> tuple[ProfiledRow, ...]:
-        """Rows of measured plans that fit into memory, and predictions for the others."""
-        rows, predicted = list[ProfiledRow](), list[ProfiledRow]()
-        for task, lines, selection in zip(self._tasks, records, selections, strict=True):
-            part = task.part
-            for each in lines:
-                if each["kind"] != "measured":
-                    continue
-                plan, needs = Plan(**each["plan"]), each["memory_bytes"]
-                if needs > task.memory_bytes:
-                    limits = f"{needs / GB:.3g} GB of a slot's {task.memory_bytes / GB:g}"
-                    self._remarks.append(f"left out, {plan.describe()} at batch {plan.global_batch} needs {limits}")
-                else:
-                    nodes = part.nodes_of(plan.gpus)
-                    rows.append(ProfiledRow(part.gpu_type, nodes, plan, each["step_s"], each["spread"], needs))
-            predicted += [
-                ProfiledRow(part.gpu_type, part.nodes_of(plan.gpus), plan, step_s, predicted=True)
-                for plan, step_s in selection.predicted()
-            ]
-        return (*rows, *predicted)
-
     def _say(self, words: str) -> None:
-        left_s = self._until_s - asyncio.get_running_loop().time()
-        self._tell(f"{self._file.name}: {words} ({left_s:.0f} s left)")
+        self._tell(f"{self._file.name}: {words} ({self._until_s - self._clock():.0f} s left)")
 
-    async def _carry_out(self, task: Task, path: Path, placed: Placed, share: Share | None = None) -> None:
-        """Launches measuring runs until the task is done. If a plan ends its run, records why; the next run continues
-        after it. Raises TestbedError, and InputError for a run that fails before any plan.
-        """
-        task.write(path)
-        first = Plan(data=gpus_in(placed))  # of any plan: the run's ranks build others as they go
+    async def _candidates(self) -> Candidates:
+        """The plans that there are, by a run on one slot. Raises InputError if it cannot build the model."""
+        sizes = sorted({size for each in self._selections for size in each.part.sizes})
+        first = Plan(micro_batch=self._file.initial_batch)
+        place = self._selections[0].part.places(1)[0]
         while True:
             losses = self._testbed.losses
-            run = self._testbed.start(self._file, self._job, placed, first, share, measure=str(path))
+            run = self._start(self._job, place, first, plans_on=sizes, plans_at=batches_of(self._file))
+            reason = ""
             try:
-                hung = await self._watch(run, path, task.part.gpu_type)
-            finally:
-                await self._testbed.kill(run)
-            outcome, reason = run.left.result()
-            if outcome == "done" and not hung:
-                return
+                await run.first_step()
+            except InputError as error:
+                reason = str(error)
+            await self._end_runs()
+            if (found := read_candidates(self._testbed.folder_of(self._job))) is not None:
+                return found
             self._testbed.check()
-            if self._testbed.losses != losses:
+            if self._testbed.losses == losses:
+                raise InputError(f"{self._file.name}: {reason}")
+
+    async def _measure_plans(self, selection: Selection) -> None:
+        """Measures the plans of one part of the testbed, one after another."""
+        selection.found(self._found)
+        while (plan := selection.next()) is not None:
+            self._say(f"{plan.degrees} on {plan.gpus} × {selection.part.gpu_type}, batch {plan.global_batch}")
+            losses, reason = self._testbed.losses, ""
+            try:
+                async with asyncio.timeout(self._longest_s):
+                    said = await self._reports(selection.part, plan)
+            except TimeoutError:
+                reason = f"it was not measured after {self._longest_s:.3g} s"
+            except InputError as error:
+                reason = str(error)
+            if not reason:
+                self._measured(selection, plan, said)
                 continue
-            last = (lines_of(path) or [{"kind": ""}])[-1]
-            if last["kind"] != "begun":
-                raise InputError(f"{self._file.name}: {reason or 'the run ended by itself'}")
-            why = f"it was not measured after {self._longest_s:.3g} s" if hung else reason
-            line = {"kind": "failed", "plan": last["plan"], "reason": why, "out_of_memory": run.out_of_memory}
-            with record_of(path).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            out_of_memory = any(run.out_of_memory for run in self._runs)
+            await self._end_runs()
+            self._testbed.check()
+            if self._testbed.losses == losses:
+                selection.failed(plan, out_of_memory=out_of_memory)
+                self._remarks.append(f"left out, {plan.describe()}: {reason}")
 
-    async def _watch(self, run: TestbedRun, path: Path, gpu_type: str) -> bool:
-        """Shows the run's progress until it has ended or a plan takes too long. Returns whether one took too long."""
-        clock = asyncio.get_running_loop().time
-        told, moved_s = len(lines_of(path)), clock()
+    def _measured(self, selection: Selection, plan: Plan, said: Sequence[Report]) -> None:
+        times = [each.step_s for each in said]
+        step_s, needs = mean(times), float(max(each.memory_bytes for each in said))
+        limits = [float(each.memory_limit_bytes) for each in said if each.memory_limit_bytes]
+        selection.measured(plan, step_s, needs, min(limits, default=inf))
+        if needs > self._memory_bytes:
+            limit = f"{needs / GB:.3g} GB of a slot's {self._memory_bytes / GB:g}"
+            self._remarks.append(f"left out, {plan.describe()} at batch {plan.global_batch} needs {limit}")
+            return
+        part, spread = selection.part, (max(times) - min(times)) / step_s
+        self._rows.append(ProfiledRow(part.gpu_type, part.nodes_of(plan.gpus), plan, step_s, spread, needs))
+
+    async def _reports(self, part: Part, plan: Plan) -> list[Report]:
+        """Trains as many copies of the job as fit side by side under the plan, so that it is measured beside busy
+        neighbours. Returns a report of each. Raises InputError if one fails.
+
+        Runs stay for the next plan if it differs by batch alone.
+        """
+        if self._held is None or self._held[0] != part or degrees_of(self._held[1]) != degrees_of(plan):
+            await self._end_runs()
+            for job, placed in enumerate(part.places(plan.gpus), self._job):
+                self._start(job, placed, plan)
+        elif self._held[1] != plan:
+            for run in self._runs:
+                self._testbed.retune(run, plan)
+        self._held = part, plan
+        # Noise is measured once, under a plan of several slots if there is one: two replicas show it at once.
+        several = min(2, max(each.gpus for each in self._selections[0].plans))
+        sees_noise = not self._noise_known and plan.gpus >= several
+        seconds = max(self._effort.seconds, self._effort.noise_s) if sees_noise else self._effort.seconds
+        enough = _shows_noise if sees_noise else lambda said: True
+        said = await _all(self._report(run, plan, seconds, enough) for run in self._runs)
+        self._noise_known |= sees_noise
+        return said
+
+    def _start(self, job: int, placed: Placed, plan: Plan, share: Share | None = None, **more: Any) -> TestbedRun:
+        self._runs.append(self._testbed.start(self._file, job, placed, plan, share, report_s=REPORT_S, **more))
+        return self._runs[-1]
+
+    async def _end_runs(self) -> None:
+        await self._testbed.kill(*self._runs)
+        self._runs, self._held = [], None
+
+    async def _report(self, run: TestbedRun, plan: Plan, seconds: float, enough: Callable[[Report], bool]) -> Report:
+        """The first report of that many seconds of steps under the plan that is `enough`."""
+        since_s = inf
         while True:
-            ended = run.left.done()
-            lines = lines_of(path)
-            for each in lines[told:]:
-                if each["kind"] == "begun":
-                    plan = Plan(**each["plan"])
-                    self._say(f"{plan.degrees} on {plan.gpus} × {gpu_type}, batch {plan.global_batch}")
-                elif each["kind"] == "cpus":
-                    self._say(f"input with {each['cpus']} CPUs")
-            if len(lines) > told:
-                told, moved_s = len(lines), clock()
-            if ended:
-                return False
-            if clock() - moved_s > self._longest_s:
-                return True
-            await asyncio.wait((run.left,), timeout=LOOK_S)
+            said = await run.report()
+            if (said.micro_batch, said.accumulation) != (plan.micro_batch, plan.accumulation) or not said.steps:
+                continue
+            if said.grad_sqr > 0:
+                self._noise.append((said.work, said.grad_var / said.grad_sqr))
+            since_s = min(since_s, self._clock() - said.steps * said.step_s)
+            if self._clock() - since_s >= seconds and enough(said):
+                return said
 
-    async def _measure_input(self, found: Candidates) -> None:
-        """Measures the input of a job that loads its samples, on one slot of the first node and nothing else there."""
-        task = dataclasses.replace(self._tasks[0], input_at=found.plans[1][0])
-        share = Share(float(self._testbed.cores(0)), CACHE_FACTOR * found.samples * found.item_bytes)
+    async def _measure_input(self, plan: Plan) -> None:
+        """Measures the input of a job that loads its samples, on one slot of the first node and nothing else there,
+        with the numbers of CPUs that optimistic profiling needs (`searched_steps`).
+        """
+        cores, loop = self._testbed.cores(0), asyncio.get_running_loop()
+        memory_bytes = CACHE_FACTOR * self._found.samples * self._found.item_bytes
+        run = self._start(self._job, ((0, 1),), plan, Share(float(cores), memory_bytes))
+
+        async def seconds_of(cpus: int) -> float:
+            self._say(f"input with {cpus} CPUs")
+            self._testbed.reshare(run, Share(float(cpus), memory_bytes))
+            first = await self._report(run, plan, 0.0, lambda said: said.cpus == cpus)
+            began_s, least = self._clock(), first.step + MIN_INPUT_STEPS
+            last = await self._report(
+                run,
+                plan,
+                self._effort.seconds,
+                lambda said: said.cpus == cpus and said.cpu_s > 0 and said.step >= least,
+            )
+            # Not the median of the report: loaders deliver batches in bursts.
+            step_s = (self._clock() - began_s) / (last.step - first.step)
+            computing_s = last.step_s - last.waited_s
+            self._input_steps.append(StepAtCpus(cpus, step_s, max(0.0, step_s - computing_s), last.cpu_s))
+            return step_s
+
+        def waited_for(cpus: int) -> float:
+            return asyncio.run_coroutine_threadsafe(seconds_of(cpus), loop).result()
+
         try:
-            await self._carry_out(task, self._path("input"), ((0, 1),), share)
-        except TestbedError:
-            raise
+            await asyncio.to_thread(searched_steps, waited_for, cores)
         except InputError as error:
+            self._testbed.check()
             self._remarks.append(f"input: {error}")
+        finally:
+            await self._end_runs()
 
-    def _input(self, found: Candidates) -> ProfiledInput | None:
+    def _input(self) -> ProfiledInput | None:
         """CPU-seconds by the kernel's accounting, which neighbours on the machine affect less than step times."""
-        steps = [StepAtCpus(*each["step"]) for each in lines_of(self._path("input")) if each["kind"] == "input"]
+        steps = self._input_steps
         if not steps:
             return None
-        batch = found.plans[1][0].global_batch
+        batch = self._found.plans[1][0].global_batch
         return ProfiledInput(
-            self._tasks[0].part.gpu_type,
+            self._selections[0].part.gpu_type,
             batch,
             cpu_s=median(each.cpu_s for each in steps) / batch,
             gpu_s=min(each.step_s - each.waited_s for each in steps),
-            sample_bytes=float(found.item_bytes),
-            data_bytes=float(found.samples * found.item_bytes),
+            sample_bytes=float(self._found.item_bytes),
+            data_bytes=float(self._found.samples * self._found.item_bytes),
             steps=tuple(sorted(steps)),
         )
 
@@ -353,25 +424,30 @@ class Measuring:
 
         As many jobs as fill the slots do this at once. Raises TestbedError.
         """
-        placed = list(enumerate(self._tasks[0].part.places(row.plan.gpus), self._job + 1))
+        placed = list(enumerate(self._selections[0].part.places(row.plan.gpus), self._job))
         starts, exits = list[list[float]](), list[float]()
         try:
             for _ in ("new", "from a checkpoint"):
-                runs = [self._testbed.start(self._file, job, where, row.plan) for job, where in placed]
-                try:
-                    starts.append([seconds - row.step_s for seconds in await _all(run.first_step() for run in runs)])
-                    if len(starts) == 1:
-                        exits = await _all(self._testbed.stop(run) for run in runs)
-                finally:
-                    await self._testbed.kill(*runs)
+                runs = [self._start(job, where, row.plan) for job, where in placed]
+                starts.append([seconds - row.step_s for seconds in await _all(run.first_step() for run in runs)])
+                if len(starts) == 1:
+                    exits = await _all(self._testbed.stop(run) for run in runs)
+                await self._end_runs()
         except InputError as error:
             self._testbed.check()
             self._remarks.append(f"starting and stopping {row.plan.describe()}: {error}")
         else:
             self._costs = ProfiledCosts(median(starts[0]), median(starts[1]), median(exits))
+        finally:
+            await self._end_runs()
 
 
-async def _all(waiting: Iterable[Awaitable[float]]) -> list[float]:
+def _shows_noise(said: Report) -> bool:
+    """Whether the gradient's noise is known, or too small to be seen."""
+    return said.grad_sqr > 0 or said.step >= MAX_NOISE_STEPS
+
+
+async def _all(waiting: Iterable[Awaitable[Result]]) -> list[Result]:
     """Waits for all and returns their results. Raises InputError if any does."""
     results = await asyncio.gather(*waiting, return_exceptions=True)
     for each in results:

@@ -1,93 +1,30 @@
-"""Chooses which plans of a model are measured, and in which order: not all, but without missing the fastest.
-
-A record, a file of JSON lines, keeps candidates, measurements and failures. Measuring ranks append to it and
-`Selection` reads it, so a run that is launched again after a failure continues with the remaining plans.
-"""
+"""Chooses which plans of a model are measured, and in which order: not all, but without missing the fastest."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
-from pathlib import Path
-from typing import Any
 
 from synergy_core.jobs.testbed_profiles import Degrees, PlanTimes, SeenPlan, degrees_of
 from synergy_core.planner.plan import Plan
 from synergy_exec.plans import Candidates
 from synergy_exec.profiling.machine import Part
-from synergy_exec.wire import whole_lines
 
 HOPELESS = 1.5
 """A plan is not measured if its predicted step time is this many times that of the fastest at its batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """How carefully to measure.
-
-    seconds: of training for each plan and batch, at least one step. every_batch: whether batches between the smallest
-    and the largest are measured; otherwise they are predicted. noise_s: seconds of training, once per model, to measure
-    its gradient noise, at least the steps before which it is unknown.
-    """
-
-    seconds: float = 3.0
-    every_batch: bool = True
-    noise_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """The task of a measuring run on the slots of one type, in a file that the launch names.
-
-    batches: in samples. memory_bytes: limit of a slot; `inf` without. noise: whether to measure gradient noise, too.
-    input_at: if given, measure the preparation of input under this plan on one slot, and no plans.
-    """
-
-    part: Part
-    batches: list[int]
-    effort: Effort
-    memory_bytes: float = inf
-    noise: bool = False
-    input_at: Plan | None = None
-
-    def write(self, path: Path) -> None:
-        """Writes the task as JSON."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
-
-    @staticmethod
-    def read(path: Path) -> Task:
-        """Reads a task from the file of `write`."""
-        values = json.loads(path.read_text(encoding="utf-8"))
-        part, effort = Part(**values.pop("part")), Effort(**values.pop("effort"))
-        plan = values.pop("input_at")
-        return Task(part=part, effort=effort, input_at=plan and Plan(**plan), **values)
-
-
-def record_of(task: Path) -> Path:
-    """The record of a task: the file to which its measurements are appended."""
-    return task.with_suffix(".jsonl")
-
-
-def lines_of(task: Path) -> list[dict[str, Any]]:
-    """The lines of a task's record; none if there is no record yet."""
-    return [json.loads(each) for each in whole_lines(record_of(task))]
-
-
 class Selection:
-    """The plans of one task with the contents of its record, line by line through `add`.
+    """The plans of a model on the slots of one type, and what was measured of them.
 
     The first plans of each number of slots are the fallback of jobs, and are measured at their smallest and largest
-    batch. memory_bytes: limit of a slot as far as it is known.
+    batch. every_batch: whether batches between these are measured, too. memory_bytes: limit of a slot as far as it is
+    known.
     """
 
-    def __init__(self, task: Task, record: Iterable[dict[str, Any]] = ()) -> None:
+    def __init__(self, part: Part, *, every_batch: bool, memory_bytes: float = inf) -> None:
+        self.part, self.memory_bytes = part, memory_bytes
         self.candidates = Candidates({})
-        self.memory_bytes = task.memory_bytes
-        self._task, self._nodes_of = task, task.part.nodes_of
+        self._every_batch, self._nodes_of = every_batch, part.nodes_of
         self._fallbacks: set[Degrees] = set()
         self._ends: set[Plan] = set()
         self._seen: dict[Plan, float] = {}
@@ -97,20 +34,46 @@ class Selection:
         self._tried: set[Degrees] = set()
         self._failed: set[Degrees] = set()
         self._last: Degrees | None = None
-        for line in record:
-            self.add(line)
 
-    def add(self, line: dict[str, Any]) -> None:
-        """Adds a line of the record."""
-        match line["kind"]:
-            case "candidates":
-                self._found(Candidates.of_values(line["found"]))
-            case "measured":
-                self._measured(Plan(**line["plan"]), line["step_s"], line["memory_bytes"], line["limit_bytes"])
-            case "failed" if line["out_of_memory"]:
-                self._too_large.append(Plan(**line["plan"]))
-            case "failed":
-                self._failed.add(degrees_of(Plan(**line["plan"])))
+    def found(self, candidates: Candidates) -> None:
+        """Takes the candidates that are for this part's numbers of slots."""
+        plans = {size: plans for size, plans in candidates.plans.items() if size in self.part.sizes}
+        self.candidates = candidates._replace(plans=plans)
+        self._fallbacks = {degrees_of(plans[0]) for plans in plans.values() if plans}
+        batches: dict[Degrees, list[int]] = {}
+        for plan in self.plans:
+            batches.setdefault(degrees_of(plan), []).append(plan.global_batch)
+        cut_once = set[Degrees]()
+        for plan in self.plans:
+            degrees = degrees_of(plan)
+            smallest, largest = min(batches[degrees]), max(batches[degrees])
+            first = plan.global_batch == smallest and (self._every_batch or degrees not in cut_once)
+            if first or plan.global_batch == largest > smallest:
+                self._ends.add(plan)
+                cut_once.add(degrees)
+
+    def measured(self, plan: Plan, step_s: float, memory_bytes: float, limit_bytes: float) -> None:
+        """Adds a measured step time and memory. limit_bytes: of the device. A plan above the limit is not chosen, but
+        others are predicted from it.
+        """
+        self._seen[plan] = step_s
+        self._tried.add(degrees_of(plan))
+        key = plan.gpus, plan.global_batch
+        if memory_bytes <= self.memory_bytes:
+            self._best[key] = min(step_s, self._best.get(key, inf))
+        else:
+            self._too_large.append(plan)
+        self.memory_bytes = min(self.memory_bytes, limit_bytes)
+        self._times = PlanTimes(
+            [SeenPlan(each, self._nodes_of(each.gpus), took_s) for each, took_s in self._seen.items()]
+        )
+
+    def failed(self, plan: Plan, *, out_of_memory: bool) -> None:
+        """Strikes out a plan that does not train: larger micro-batches if memory ran out, else its degrees."""
+        if out_of_memory:
+            self._too_large.append(plan)
+        else:
+            self._failed.add(degrees_of(plan))
 
     @property
     def plans(self) -> list[Plan]:
@@ -150,41 +113,10 @@ class Selection:
         degrees = degrees_of(plan)
         if plan in self._seen or degrees in self._failed or self._does_not_fit(plan):
             return False
-        if not self._task.effort.every_batch and plan not in self._ends:
+        if not self._every_batch and plan not in self._ends:
             return False
         known = degrees in self._tried and degrees not in self._fallbacks
         return not known or self._ratio(plan) <= HOPELESS
-
-    def _found(self, candidates: Candidates) -> None:
-        self.candidates = candidates
-        self._fallbacks = {degrees_of(plans[0]) for plans in candidates.plans.values() if plans}
-        batches: dict[Degrees, list[int]] = {}
-        for plan in self.plans:
-            batches.setdefault(degrees_of(plan), []).append(plan.global_batch)
-        cut_once = set[Degrees]()
-        for plan in self.plans:
-            degrees = degrees_of(plan)
-            smallest, largest = min(batches[degrees]), max(batches[degrees])
-            first = plan.global_batch == smallest and (self._task.effort.every_batch or degrees not in cut_once)
-            if first or plan.global_batch == largest > smallest:
-                self._ends.add(plan)
-                cut_once.add(degrees)
-
-    def _measured(self, plan: Plan, step_s: float, memory_bytes: float, limit_bytes: float) -> None:
-        """Adds a measured step time and memory. limit_bytes: of the device. A plan above the limit is not chosen, but
-        others are predicted from it.
-        """
-        self._seen[plan] = step_s
-        self._tried.add(degrees_of(plan))
-        key = plan.gpus, plan.global_batch
-        if memory_bytes <= self.memory_bytes:
-            self._best[key] = min(step_s, self._best.get(key, inf))
-        else:
-            self._too_large.append(plan)
-        self.memory_bytes = min(self.memory_bytes, limit_bytes)
-        self._times = PlanTimes(
-            [SeenPlan(each, self._nodes_of(each.gpus), took_s) for each, took_s in self._seen.items()]
-        )
 
     def predicted(self) -> list[tuple[Plan, float]]:
         """For each number of slots and batch without a measurement: the plan with the fastest prediction, and its step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -44,10 +45,22 @@ class TestbedRun:
 
     async def first_step(self) -> float:
         """Seconds from its launch until its first step was done. Raises InputError if the run ends before."""
-        await asyncio.wait((self.stepped, self.left), return_when=asyncio.FIRST_COMPLETED)
-        if not self.stepped.done():
-            raise InputError(self.left.result()[1] or "the run ended by itself")
+        await self._unless_it_ends(self.stepped)
         return self.stepped.result() - self.launched_s
+
+    async def report(self) -> Report:
+        """The next report. Raises InputError if the run ends before."""
+        next_one = asyncio.ensure_future(self.reports.get())
+        try:
+            await self._unless_it_ends(next_one)
+            return next_one.result()
+        finally:
+            next_one.cancel()
+
+    async def _unless_it_ends(self, future: asyncio.Future[Any]) -> None:
+        await asyncio.wait((future, self.left), return_when=asyncio.FIRST_COMPLETED)
+        if not future.done():
+            raise InputError(self.left.result()[1] or "the run ended by itself")
 
 
 class Testbed:
@@ -87,7 +100,7 @@ class Testbed:
                 plan=plan,
                 initial_batch=file.initial_batch,
                 work=ENDLESS,
-                folder=str(self._folder / "jobs" / str(job)),
+                folder=str(self.folder_of(job)),
                 observed=False,
                 spare_memory=file.memory_gb > 0,
                 **fields,
@@ -115,6 +128,16 @@ class Testbed:
         self._flush()
         for run in runs:
             await run.left
+
+    def folder_of(self, job: int) -> Path:
+        return self._folder / "jobs" / str(job)
+
+    def retune(self, run: TestbedRun, plan: Plan) -> None:
+        """Changes the micro-batch and accumulation of a run."""
+        number = self._mine.index(run)
+        self._launches[number] = dataclasses.replace(self._launches[number], plan=plan)
+        self._runs.retune(number, plan)
+        self._flush()
 
     def reshare(self, run: TestbedRun, share: Share) -> None:
         """Changes the CPUs and memory of a run that was started with a share."""

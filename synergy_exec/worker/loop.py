@@ -46,10 +46,6 @@ from synergy_exec.worker.steps import Meter, Pace, StepClock, StepsFile
 # What all ranks do next. They agree on it by one all-reduce per step.
 
 
-LOOK_S = 0.002
-"""Seconds between two looks for an order."""
-
-
 @dataclass(slots=True)
 class Wishes:
     """What one rank wants to do before the next step; `agree` returns what all ranks do.
@@ -356,6 +352,9 @@ class Loop:
                 agreed = agree(self._wishes())
                 if batch is not None:
                     self._clock.add(*batch, agreed.step_s, agreed.sync_s, agreed.waited_s)
+                    if self._reports and began >= report_due:
+                        self._report(loss)
+                        report_due = began + self._launch.report_s
                 if agreed.stop:
                     return self._finish(PAUSED)
                 if (order := self._orders.next(agreed.orders)) is not None:
@@ -381,9 +380,6 @@ class Loop:
                     steps.add(self._progress.step, self._trainer.plan.global_batch, rate, loss, self._own.step_s)
                     if not started:
                         self._say_started(ended - began)
-                    if ended >= report_due:
-                        self._report(loss)
-                        report_due = ended + self._launch.report_s
                 if not started:
                     resources.forget()
                     self._look_at_data()
@@ -444,9 +440,17 @@ class Loop:
         self._meter = Meter()
 
     def _step(self) -> tuple[StepResult, float]:
-        progress = self._progress
+        """Trains one step and counts it in the progress. Returns its result and the factor on its learning rate."""
+        progress, trainer, launch = self._progress, self._trainer, self._launch
+        plan, initial, known = trainer.plan, launch.initial_batch, noise.statistics(progress)
         self.doing = f"step {progress.step + 1}"
-        result, rate = train_step(self._trainer, self._job, progress, self._launch, judge=self._judge)
+        rate = noise.learning_rate_scale(self._job, plan.global_batch, initial, known, progress.work, launch.work)
+        result = trainer.step(progress.step, rate=rate)
+        noise.observe(progress, result.squares, initial)
+        self._judge(result)
+        progress.step += 1
+        progress.samples += plan.global_batch
+        progress.work += worth_of_step(plan, known, initial, trainer.errors)
         self._exchanges.add(result.exchanged)
         was, self.doing = self.doing, f"on_step of step {progress.step}"
         self._observers.step(progress.step, result.loss)
@@ -546,33 +550,10 @@ class Loop:
                 cpus=self._cpus,
                 data_bytes=self._trainer.supply.data_bytes,
                 compressor=plan.compressor,
-                told_s=time.monotonic(),
                 **resources.report(self._bare_bytes),
                 **self._exchanges.take(),
             )
         )
-
-
-def train_step(
-    trainer: Trainer,
-    job: TrainingJob,
-    progress: Progress,
-    launch: Launch,
-    judge: Callable[[StepResult], None] = lambda result: None,
-) -> tuple[StepResult, float]:
-    """Trains one step and counts it in `progress`. Returns its result and the factor on its learning rate.
-
-    judge: called with the result before the step counts; an exception from it ends the training.
-    """
-    plan, initial, known = trainer.plan, launch.initial_batch, noise.statistics(progress)
-    rate = noise.learning_rate_scale(job, plan.global_batch, initial, known, progress.work, launch.work)
-    result = trainer.step(progress.step, rate=rate)
-    noise.observe(progress, result.squares, initial)
-    judge(result)
-    progress.step += 1
-    progress.samples += plan.global_batch
-    progress.work += worth_of_step(plan, known, initial, trainer.errors)
-    return result, rate
 
 
 def worth_of_step(

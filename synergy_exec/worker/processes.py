@@ -41,9 +41,9 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
 
 
-_STATE, _GROUP, _USER, _SYSTEM, _BEGAN = 0, 2, 11, 12, 19
-"""Indices in /proc/PID/stat after the name in brackets: state, group, CPU time in user and in kernel mode, and start
-time; the last three are in clock ticks (man 5 proc)."""
+_STATE, _USER, _SYSTEM, _BEGAN = 0, 11, 12, 19
+"""Indices in /proc/PID/stat after the name in brackets: state, CPU time in user and in kernel mode, and start time; the
+last three are in clock ticks (man 5 proc)."""
 
 
 def _stat(pid: int) -> list[str]:
@@ -57,19 +57,15 @@ def _stat(pid: int) -> list[str]:
 _MOST_PASSES = 5
 
 
-def pin(leader: int, cores: Collection[int]) -> None:
-    """Binds every thread of the process group to these cores; threads that they start inherit this."""
+def pin(worker: int, cores: Collection[int]) -> None:
+    """Binds every thread of a process and of all below it to these cores; what they start inherits this."""
     wanted = set(cores)
     for _ in range(_MOST_PASSES):
         # Repeat until a pass finds no thread that was started meanwhile by one not yet moved.
-        moved = [thread for pid in members(leader) for thread in _threads(pid) if _move(thread, wanted)]
+        every = [worker, *descendants(worker)]
+        moved = [thread for pid in every for thread in _threads(pid) if _move(thread, wanted)]
         if not moved:
             return
-
-
-def members(leader: int) -> list[int]:
-    """Process ids of the group."""
-    return [int(each) for each in os.listdir("/proc") if each.isdigit() and int(_stat(int(each))[_GROUP]) == leader]
 
 
 def cpu_s(processes: Iterable[int]) -> float:

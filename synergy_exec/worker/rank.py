@@ -113,14 +113,9 @@ LONGEST_WAIT = timedelta(minutes=30)
 
 
 def run(start: Start, descriptors: Descriptors) -> int:
-    """Trains until done, stopped or failed; returns the exit code."""
-    return guarded(Rank, start, descriptors)
-
-
-def guarded(kind: type[Rank], start: Start, descriptors: Descriptors) -> int:
-    """Runs a rank and returns its exit code. Errors go to the log and to the agent."""
+    """Trains until done, stopped or failed; returns the exit code. Errors go to the log and to the agent."""
     agent, heartbeat = AgentConnection(descriptors.agent), Heartbeat(descriptors.heartbeat)
-    rank = kind(start, agent, heartbeat)
+    rank = Rank(start, agent, heartbeat)
     try:
         return rank.train(descriptors)
     except BaseException as error:
@@ -190,7 +185,7 @@ class Rank:
         bare_bytes = resources.held_bytes()
         job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
         make_data(job, folder / "data")
-        if not begun and (reason := Admission(job).refusal(launch.plan)):
+        if not begun and (reason := Ranks().first(lambda: Admission(job).refusal(launch.plan))):
             raise InputError(reason)
         if launch.plans_on and start.rank == 0:
             self._find_plans(job)

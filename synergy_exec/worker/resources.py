@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import math
 import os
 from collections.abc import Collection
@@ -18,7 +17,7 @@ from synergy_exec.worker import processes
 
 
 def move(cores: Collection[int], cpus: float) -> None:
-    """Binds this process group to these cores. It computes with `cpus` threads, at least one."""
+    """Binds this process and all below it to these cores. It computes with `cpus` threads, at least one."""
     processes.pin(os.getpid(), cores)
     torch.set_num_threads(max(1, int(cpus)))
 
@@ -66,15 +65,6 @@ def report(bare_bytes: int) -> dict[str, Any]:
         return {"memory_bytes": max(0, _of_kernel("VmHWM") - bare_bytes)}
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return {"memory_bytes": torch.cuda.max_memory_allocated(), "memory_limit_bytes": total}
-
-
-def release() -> None:
-    """Returns the memory of a deleted model to the machine and to the GPU."""
-    gc.collect()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
-    with contextlib.suppress(OSError, AttributeError):  # a libc without it
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def forget() -> None:

@@ -93,7 +93,7 @@ def work(start: Start, descriptors: Descriptors) -> NoReturn:
     """Runs one rank, from its fork to its exit."""
     code = FAILED
     try:
-        # A process group of its own can be moved to other cores as a whole, and gets no signals from the terminal.
+        # A process group of its own can be killed as a whole, and gets no signals from the terminal.
         os.setpgid(0, 0)
         die_with(os.getppid(), signal.SIGKILL)
         adopt_orphans()
@@ -121,9 +121,7 @@ def _limit_memory(launch: Launch) -> None:
 
 def _module_for(launch: Launch) -> str:
     """The module whose `run` executes this launch."""
-    if launch.command:
-        return "synergy_exec.worker.script"
-    return "synergy_exec.profiling.measuring" if launch.measure else "synergy_exec.worker.rank"
+    return "synergy_exec.worker.script" if launch.command else "synergy_exec.worker.rank"
 
 
 # Exit codes of a worker, besides 0 (done) and PAUSED (saved and left on request).

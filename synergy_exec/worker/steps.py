@@ -14,8 +14,8 @@ from synergy_exec.wire import cut_to_lines
 from synergy_exec.worker import processes
 from synergy_exec.worker.start import Start
 
-WARM_UP_STEPS = 3
-"""Steps ignored after a start or a change of batch: compilation, memory allocation, DDP's rebuilt buckets."""
+WARM_UP_STEPS = 2
+"""Steps ignored after a start or a change of batch: the first allocates memory, in the second DDP rebuilds buckets."""
 
 WINDOW_STEPS = 50
 """A median is over at most this many steps, so that it follows a machine that slows down and ignores stragglers."""

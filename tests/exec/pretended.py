@@ -130,8 +130,7 @@ class FakeAgent:
             run.done = min(launch.work, run.done + max(1.0, (now_s - run.began_s) * speed))
             run.began_s = now_s
             if first:
-                seen = replace(report(number, launch, run.done), told_s=now_s)
-                told.append(self.measured(seen, launch))
+                told.append(self.measured(report(number, launch, run.done), launch))
             if run.done >= launch.work:
                 told.append(self.end(number, "done"))
             elif run.stopping:

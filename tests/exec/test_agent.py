@@ -238,8 +238,12 @@ def trains_on(controller, launch, cpus):
     return pid
 
 
-def runs_on(leader):
-    threads = [int(thread) for pid in processes.members(leader) for thread in os.listdir(f"/proc/{pid}/task")]
+def members(worker):
+    return [worker, *processes.descendants(worker)]
+
+
+def runs_on(worker):
+    threads = [int(thread) for pid in members(worker) for thread in os.listdir(f"/proc/{pid}/task")]
     return {tuple(os.sched_getaffinity(each)) for each in threads}
 
 
@@ -249,15 +253,15 @@ def test_share_is_cores_and_loaders_and_changes_while_it_trains(controller):
     cores = granted(controller, run, asked=1.0, cpus=1.0)
     assert len(cores) == 1
     pid = trains_on(controller, run, 1.0)
-    assert len(processes.members(pid)) == 2
+    assert len(members(pid)) == 2
     assert runs_on(pid) == {tuple(cores)}
     controller.say(Reshare(run=run.run, share=Share(2.0, 0.0)))
     more = granted(controller, run, asked=2.0, cpus=2.0)
     assert more == CORES[:2]
     assert trains_on(controller, run, 2.0) == pid
-    assert len(processes.members(pid)) == 3
+    assert len(members(pid)) == 3
     assert runs_on(pid) == {tuple(more)}
-    loaders = processes.members(pid)
+    loaders = members(pid)
     controller.stop(run)
     assert gone(loaders)
 

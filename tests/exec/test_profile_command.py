@@ -4,14 +4,13 @@ import asyncio
 import json
 import os
 import re
-from dataclasses import asdict
 from itertools import pairwise
 from math import inf
 from pathlib import Path
 
 import pytest
 from exec import served
-from exec.pretended import STEP_S, FakeAgent, refuses
+from exec.pretended import FakeAgent, refuses
 from exec.served import TaskBackend
 
 from synergy_core.errors import InputError
@@ -32,11 +31,11 @@ from synergy_exec.commands import profile as command
 from synergy_exec.commands.profile import table
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Failure, Launch
-from synergy_exec.plans import Candidates, batches_of, plans, sizes_of
+from synergy_exec.plans import Candidates, batches_of, plans, sizes_of, write_candidates
 from synergy_exec.profiling import profile as profiling
 from synergy_exec.profiling.machine import Part
-from synergy_exec.profiling.profile import QUICK, Made, add_to_profile, current_profile
-from synergy_exec.profiling.selection import Effort, Selection, Task, lines_of, record_of
+from synergy_exec.profiling.profile import QUICK, Effort, Made, add_to_profile, current_profile
+from synergy_exec.profiling.selection import Selection
 from synergy_exec.settings import Settings
 from synergy_runs.inputs import read_profile, write_profile
 
@@ -69,7 +68,7 @@ def test_two_slots_are_measured_under_every_plan(tmp_path):
     assert 0 < model.costs.exit_s < 30
     assert 0 < model.costs.restart_s < 30
     assert model.noise[0] == NoiseFrom(0.0, 0.0)
-    assert 10 <= model.noise[1].work < 30
+    assert model.noise[1].work >= 10
     assert said[0].startswith("small: 1 on 1 × cpu")
     assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
 
@@ -99,17 +98,6 @@ def test_input_is_measured_in_cpu_seconds_whatever_else_the_machine_does(tmp_pat
     assert [line.split()[0] for line in lines] == [f"{each.cpus:g}" for each in given.steps]
 
 
-def test_agent_that_is_lost_for_good_ends_profiling_with_what_to_type(tmp_path):
-    class Dying(TaskBackend):
-        async def start(self, node, meeting):
-            await super().start(node, meeting)
-            asyncio.get_running_loop().call_later(0.2, self.agents[node].cancel)
-
-    says = "profiling ended: node 0: its agent was lost 4 times within an hour; at last: .*nothing was measured .*again"
-    with pytest.raises(InputError, match=re.compile(says, re.DOTALL)):
-        add_to_profile(tmp_path / "profile.json", [file_of("small")], Dying(2), HERE, TINY, lambda _: None, LONG)
-
-
 ODD_MODELS = """
 import os
 from synergy_exec.examples.mlp import Mlp
@@ -130,7 +118,7 @@ def test_model_that_cannot_be_built_is_left_out_with_the_reason(tmp_path):
     made = add_to_profile(tmp_path / "p.json", files, get_backend("local", {"slots": 1}), HERE, TINY, SILENT, LONG)
     assert made.models == []
     broken, fatal = made.remarks
-    assert "Broken: rank 0, finding out which plans there are: OSError: no data here" in broken
+    assert "Broken: rank 0, building: OSError: no data here" in broken
     assert fatal == "Fatal: rank 0 left with exit code 7"
 
 
@@ -182,8 +170,8 @@ LARGE = 16
 
 
 class Forgetful(FakeAgent):
-    """Carries out measuring runs at once. It has no memory for large micro-batches, and is `stuck` on several slots.
-    Its models are replicas, and stages of replicas.
+    """Has no memory for large micro-batches, and stands still on several slots if it is `stuck`. Its models are
+    replicas, and stages of replicas.
     """
 
     launches: list[Launch]
@@ -191,42 +179,32 @@ class Forgetful(FakeAgent):
     stuck = False
 
     def hear(self, message, now_s):
-        answers = super().hear(message, now_s)
         if isinstance(message, Launch):
             self.launches.append(message)
-        if isinstance(message, Launch) and message.measure:
-            answers += self.measure(message)
-        return answers
+            if message.plans_on and message.first_rank == 0:
+                there = {size: plans(size, message.plans_at, self.refusal) for size in message.plans_on}
+                write_candidates(Path(message.folder), Candidates(there))
+        return super().hear(message, now_s)
 
-    def measure(self, launch):
-        if launch.first_rank:
-            return [self.end(launch.run, "done")]
-        path = Path(launch.measure)
-        task, selection = Task.read(path), Selection(Task.read(path), lines_of(path))
+    @staticmethod
+    def refusal(plan):
+        return "no" if plan.tensor > 1 or plan.zero or plan.interleave > 1 else None
 
-        def write(kind, **values):
-            with record_of(path).open("a") as file:
-                file.write(json.dumps({"kind": kind, **values}) + "\n")
-            selection.add({"kind": kind, **values})
-
-        def refusal(plan):
-            return "no" if plan.tensor > 1 or plan.zero or plan.interleave > 1 else None
-
-        if not selection.plans:
-            there = {size: plans(size, task.batches, refusal) for size in task.part.sizes}
-            write("candidates", found=Candidates(there).values())
-        while (plan := selection.next()) is not None:
-            write("begun", plan=asdict(plan))
-            self.tried.append(plan)
-            if self.stuck and plan.gpus > 1:
-                return []
+    def pass_time(self, now_s):
+        told, still = [], {}
+        for number, run in list(self.runs.items()):
+            plan = run.launch.plan
+            if plan not in self.tried:
+                self.tried.append(plan)
             if plan.micro_batch >= LARGE:
                 reason = "rank 0: OutOfMemoryError"
-                failure = Failure(run=launch.run, rank=0, reason=reason, out_of_memory=True)
-                return [failure, self.end(launch.run, "failed", reason)]
-            times = {"step_s": STEP_S / plan.gpus, "spread": 0.0, "memory_bytes": 0, "limit_bytes": inf, "noise": []}
-            write("measured", plan=asdict(plan), **times)
-        return [self.end(launch.run, "done")]
+                told.append(Failure(run=number, rank=0, reason=reason, out_of_memory=True))
+                told.append(self.end(number, "failed", reason))
+            elif self.stuck and plan.gpus > 1:
+                still[number] = self.runs.pop(number)
+        told += super().pass_time(now_s)
+        self.runs |= still
+        return told
 
 
 @pytest.fixture
@@ -261,6 +239,19 @@ def test_time_that_is_up_ends_measuring_and_what_there_was_none_for_is_predicted
     assert any(each.startswith("first: 2 of 8 step times measured") for each in said)
 
 
+def test_agent_that_is_lost_for_good_ends_profiling_with_what_to_type(tmp_path, launches, monkeypatch):
+    monkeypatch.setattr(Forgetful, "stuck", True)
+
+    class Dying(TaskBackend):
+        async def start(self, node, meeting):
+            await super().start(node, meeting)
+            asyncio.get_running_loop().call_later(0.2, self.agents[node].cancel)
+
+    says = "profiling ended: node 0: its agent was lost 4 times within an hour; at last: .*nothing was measured .*again"
+    with pytest.raises(InputError, match=re.compile(says, re.DOTALL)):
+        add_to_profile(tmp_path / "profile.json", [file_of("small")], Dying(2), HERE, TINY, lambda _: None, LONG)
+
+
 def test_smaller_pieces_are_measured_where_memory_ran_out(tmp_path, launches):
     """Batch 32 on one slot is two pieces of 16, which do not fit; nor would the same on two replicas, which is not
     tried then; on two stages two pieces of 16 do not fit, and four of 8 do.
@@ -285,11 +276,11 @@ def test_plan_is_measured_again_where_its_agent_was_lost_meanwhile(tmp_path, lau
     left = []
 
     class Leaving(Forgetful):
-        def measure(self, launch):
-            if not left:
-                left.append(launch.run)
+        def pass_time(self, now_s):
+            if self.runs and not left:
+                left.append(self.node)
                 raise asyncio.CancelledError
-            return super().measure(launch)
+            return super().pass_time(now_s)
 
     monkeypatch.setattr(served, "FakeAgent", Leaving)
     path, file = tmp_path / "profile.json", unbuilt("small", max_batch=4)
@@ -364,14 +355,13 @@ def candidates(slots=SLOTS):
 
 
 def selecting(there, effort=TINY, held_bytes=0.0, **more):
-    selection = Selection(Task(part=Part("cpu", 0, 1, SLOTS), batches=BATCHES, effort=effort, **more))
-    selection.add({"kind": "candidates", "found": Candidates(there, held_bytes=held_bytes).values()})
+    selection = Selection(Part("cpu", 0, 1, SLOTS), every_batch=effort.every_batch, **more)
+    selection.found(Candidates(there, held_bytes=held_bytes))
     return selection
 
 
 def tell(selection, plan, step_s, memory_bytes=0.0):
-    times = {"step_s": step_s, "memory_bytes": memory_bytes, "limit_bytes": inf}
-    selection.add({"kind": "measured", "plan": asdict(plan), **times})
+    selection.measured(plan, step_s, memory_bytes, limit_bytes=inf)
 
 
 def planned(model, gpu):

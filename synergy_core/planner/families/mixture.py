@@ -42,8 +42,8 @@ class Architecture(transformer.Architecture):
     that process every token. dense_layers: layers without experts at the start. moe_every: every n-th of the other
     layers has experts, beginning with the first. capacity: rows per expert ÷ its even share; more rows are dropped,
     fewer are padded; 0: unlimited. gshard_group: tokens dispatched together by matrix products; 0: rows are moved.
-    expert_groups: number of equal groups of experts; groups_per_token: most groups with experts of one token (DeepSeek-V3,
-    arXiv 2412.19437, section 2.1.2: node-limited routing).
+    expert_groups: number of equal groups of experts; groups_per_token: most groups with experts of one token
+    (node-limited routing: DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     window: keys that a query sees in the fraction `windowed` of the layers.
     query_rank, key_value_rank: ranks of latent attention; 0 without it. With it, head_width is the width of heads
     without rotary positions, rotary_width that of rotary positions, and value_width that of values.
