@@ -41,7 +41,7 @@ def test_brackets_go_before_settings_for_all():
         ("sia(growth=many)", "parameter growth of policy sia: got 'many', expected a value such as 2.0"),
         ("sia(information=everything)", "unknown information for policy sia"),
         ("sia(like=synergie)", "Did you mean 'synergy'"),
-        ("fifo(information=all)", "information changes nothing"),
+        ("fifo(information=all)", "information has no effect"),
     ],
 )
 def test_brackets_that_cannot_be_meant_are_refused(text, said):

@@ -155,7 +155,7 @@ def test_sweep_is_collected_by_what_varies(tmp_path, capsys):
     assert table[0]["mean_jct_s_by_size.1"] > 0
     printed = capsys.readouterr().out
     assert "small" in printed.split("policy")[0]  # in the heading of the column of ratios
-    assert "true run times (sjf*)" in printed
+    assert "true run times (sjf*)" in " ".join(printed.split())
     assert main([str(tmp_path), "--first", "smal"]) == 2
     assert "Did you mean 'small'?" in capsys.readouterr().err
 

@@ -39,7 +39,7 @@ CASES = [
     of_key("-m cluster.nodes=2,forty", "cluster.nodes=forty: expected a whole number"),
     of_key("cluster.nodes=-1,-2 -m", "cluster.nodes=-1: expected at least 1"),
     alone("+trace=demo policy=fifo", "unknown application cnn", "truth.profile=FILE"),
-    alone("+trace=demo policy=fifo trace.models=none", "type trace.models=as_given"),
+    alone("+trace=demo policy=fifo trace.models=none", "Type trace.models=as_given"),
     alone("-m +trace=philly hydra/launcher=rq_own", "pip install hydra-rq-launcher"),
     # What Hydra's grammar would stumble over.
     of_key("'cluster.nodes=[1'", "cluster.nodes=[1: expected a whole number"),
