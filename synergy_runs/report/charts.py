@@ -186,8 +186,8 @@ def waiting(rows: Sequence[ComparedPolicy]) -> Chart:
     return {
         "id": "waiting",
         "title": "Waiting by job size",
-        "text": f"Total time from submission to finish in which a job held no {units}. Marks: means. Tops of the lines: "
-        "99th percentiles. The axis is linear below one minute.",
+        "text": f"Total time from submission to finish in which a job held no {units}. Marks: means. Tops of the "
+        "lines: 99th percentiles. The axis is linear below one minute.",
         "x": {"label": f"{units} of the job", "kind": "class", "classes": list(SIZE_NAMES)},
         "panels": [{"label": "wait", "kind": "duration", "lines": lines}],
     }
