@@ -31,7 +31,7 @@ from synergy_core.allocator.prices import (
     open_part,
 )
 from synergy_core.allocator.problem import ROUNDING, Problem, Solution, Status, certify, relative_gap
-from synergy_core.units import Floats, Ints
+from synergy_core.units import Bools, Floats, Ints
 
 WIDEN, SMALL_WIDEN = 4.0, 3.0
 """Factor on B if the columns within B do not fit or leave a gap; the second one is for small problems."""
@@ -80,9 +80,10 @@ def finish(
     status: Status = "gap_open"
     slack = 0.3 * gap * abs(dual)
     for _ in range(MAX_ROUNDS):
-        if np.count_nonzero(loss <= within + ROUNDING) > len(loss) + MAX_NEAR_TIED:
+        keep = loss <= within + ROUNDING
+        if np.count_nonzero(keep) > len(keep) + MAX_NEAR_TIED:
             break
-        column, ceiling, late = _near_tied(work, loss, wanted, within, slack, deadline_s)
+        column, ceiling, late = _near_tied(work, keep, wanted, slack, deadline_s)
         value = work.worth(column) if column is not None else -np.inf
         if value > objective:
             objective, best = value, column
@@ -108,10 +109,12 @@ def finish(
 
 
 def _near_tied(
-    work: OpenJobs, loss: Floats, wanted: Ints, within: float, slack: float, deadline_s: float
+    work: OpenJobs, keep: Bools, wanted: Ints, slack: float, deadline_s: float
 ) -> tuple[Ints | None, float, bool]:
-    """The best allocation with losses ≤ `within`: one column per open job or None; its bound; whether time ran out."""
-    keep = loss <= within + ROUNDING
+    """The best allocation of the columns in `keep`: one per open job or None; its bound; whether time ran out.
+
+    keep: (F, C + 1) columns with losses of at most B. wanted: (F,) each job's best column.
+    """
     near = np.nonzero(keep.sum(axis=1) > 1)[0]
     column = wanted.copy()
     column[near] = len(work.gpus) - 1
