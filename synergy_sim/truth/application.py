@@ -122,7 +122,7 @@ class Application(ABC):
         return self._errors(plan)
 
     def _errors(self, plan: Plan) -> tuple[GradientErrors, float] | None:
-        """Like `compression`, for a plan with a compressor."""
+        """The result of `compression` for a plan with a compressor."""
         return None
 
     def gains_under(self, plan: Plan) -> list[float]:
@@ -146,7 +146,7 @@ class Application(ABC):
         return errors.naive_statistics(*statistics, self.initial_batch, plan.global_batch / replicas, replicas)
 
     def holds_back(self, plan: Plan) -> bool:
-        """Whether error feedback adds what the plan's compressor does not send to the next gradient."""
+        """Whether error feedback keeps what the plan's compressor does not send, and adds it to the next gradient."""
         compression = self.compression(plan)
         return compression is not None and not compression[0].unbiased
 
