@@ -34,9 +34,8 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     """The workload in which jobs train the application that their rows name, at the rows' batch, to the end.
 
     A job with parallel plans does the logged iterations on the GPUs that it requests or, if no plan fits them, on more
-    or other GPUs (`enlarged`). duration_s becomes the run time of the job alone, as requested, on packed GPUs of the
-    requested type, else of the cluster's first type with enough GPUs. Raises InputError for an unknown application or
-    batch.
+    or other GPUs (`enlarged`). duration_s becomes the run time as requested, alone, on packed GPUs of the requested
+    type, else of the cluster's first type with enough GPUs. Raises InputError for an unknown application or batch.
     """
     used = [workload.models[code] for code in np.unique(workload.model_code)]
     if odd := [name for name in used if name not in truth.names and not truth.plans(name)]:
@@ -148,7 +147,7 @@ def _batch_of(app: DataParallelApplication, gpu_type: str, node_gpus: NodeGpus) 
 
 
 def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[float]) -> Workload:
-    """Gives each job the model that its row names, else one by class (`CLASSES`). Its work fills its logged run time.
+    """Gives each job the model that its row names, else one by class (`CLASSES`). The work fills its logged run time.
 
     As in the simulator of Synergy (Mohan et al., OSDI 2022), a logged run time is assumed to be that of a job with its
     proportional share of `PROFILED_ON`, whatever the nodes here, and the work is rounded down to whole iterations. If

@@ -59,7 +59,7 @@ MAX_JOBS_NAMED = 3
 
 
 class Turn(NamedTuple):
-    """An event of a job: instant, kind (`what`), GPUs, the jobs that caused it (`by`), and why a job was stopped."""
+    """An event of a job: instant, kind (`what`), GPUs, the jobs that caused it (`by`), and why the job was stopped."""
 
     time_s: float
     what: str
@@ -140,7 +140,7 @@ class Facts:
         return [(float(events.time_s[row]), Kind(events.kind[row]), row) for row in self._rows_of.get(job_id, ())]
 
     def placed(self, row: int) -> Placed:
-        """The GPUs that the job of a start got. row: of the start's first event."""
+        """The GPUs of the start whose first event is at `row`."""
         events, last = self.events, row + 1
         while last < len(events.part) and events.part[last] > 0:
             last += 1

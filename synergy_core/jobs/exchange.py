@@ -123,7 +123,7 @@ class GradientExchange:
         return columns_of([offer.errors for offer in self.offers])
 
     def best(self, goodput: Floats, known: ArrayLike = True) -> Ints:
-        """Indices of offers, (…,), by goodput (offers, …): the best if it reaches `MARGIN` × `none`, else `none`.
+        """Indices of offers, (…,), by goodput (offers, …): the best if ≥ `MARGIN` × that of `none`, else `none`.
 
         known: whether uncompressed exchanges were observed. If not, the answer is `none`, because savings are unknown.
         """

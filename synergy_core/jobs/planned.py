@@ -222,7 +222,7 @@ class PlannedTask(TaskWithPlans):
         return max(ways, key=lambda way: way.goodput).plan
 
     def observe(self, step: StepReport) -> None:
-        """Records a mean step of the running job as a ratio to its believed time; inf if it ran out of memory."""
+        """Records a mean step of the running job relative to its believed time. step_s: inf if it ran out of memory."""
         if step.step_s == inf:
             self.pool.add_too_large(step.shape, self.spec.requested_batch)
             return

@@ -59,7 +59,7 @@ class InputReports:
     CPUs, half of the CPUs that sufficed are believed to suffice, down to `MIN_CPUS_TRIED`. The next share tests this; a
     step that waits ends the search, because it shows the CPU time of a sample (optimistic profiling while the job
     trains). There is no search for memory: memory with which no step waited is believed to be enough, and while nothing
-    was read from storage, the memory that goes with one GPU is believed to be enough and necessary.
+    was read from storage, the proportional memory of a GPU is believed to be enough and necessary.
 
     A report at a new share triggers a fit, and so does every doubling of the reports at a known share.
     """

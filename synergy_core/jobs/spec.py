@@ -95,8 +95,7 @@ class InputShare(NamedTuple):
     """The resources that prepared a job's input, and the size of its data.
 
     share: CPUs and memory per GPU. storage_bytes_per_s: storage bandwidth per GPU. node_gpus: the smallest number of
-    GPUs that the job has on any of its nodes. data_bytes: size of the data set. proportional_bytes: a node's memory ÷
-    its number of GPUs.
+    GPUs that the job has on any node. data_bytes: size of the data set. proportional_bytes: node memory ÷ node's GPUs.
     """
 
     share: Share

@@ -341,15 +341,15 @@ class PlanTimes:
 
     The planner's formula (docs/planner.md), for a model whose step times are all that is known:
 
-        step = rounds · (fixed + sample · m/t) / p  +  exchanges
+        step = rounds · (fixed + sample · m/t) / p  +  held / (t·p)  +  exchanges
         rounds = a + (p − 1)/v
 
-    with a micro-batches of m samples, tensor degree t, pipeline degree p, v stages per GPU and d replicas. Exchanges:
-    gradients that replicas send once per step (a ring of d), parameters that ZeRO gathers for each further micro-batch,
-    messages of tensor parallelism and of stages in every micro-batch; each with a cost per message and a cost per
-    sample. Each cost is a column of a linear model, fitted by least squares of relative errors with constants ≥ 0. The
-    constant of an untried exchange is 0: a plan is assumed to be as fast as possible until it is measured. Degrees that
-    were measured at one batch keep their ratio of measured to predicted time at other batches.
+    with a micro-batches of m samples, tensor degree t, pipeline degree p, v stages per GPU and d replicas; ZeRO divides
+    held by d. Exchanges: gradients that replicas send once per step (a ring of d), parameters that ZeRO gathers for
+    each further micro-batch, messages of tensor parallelism and of stages in every micro-batch; each with a cost per
+    message and a cost per sample. Each cost is a column of a linear model, fitted by least squares of relative errors
+    with constants ≥ 0. The constant of an untried exchange is 0: a plan is assumed to be as fast as possible until it
+    is measured. Degrees measured at one batch keep their ratio of measured to predicted time at others.
     """
 
     def __init__(self, seen: Sequence[SeenPlan]) -> None:

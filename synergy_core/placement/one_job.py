@@ -1,7 +1,7 @@
 """Places one job: on the fullest single node where it fits, else on as few nodes as possible.
 
-The nodes of each GPU type are kept as one bit mask per number of free GPUs, so that finding the best fit
-reads O(GPUs per node) masks, whatever the number of nodes.
+The nodes of each GPU type are kept as one bit mask per number of free GPUs, so that finding the best fit reads O(GPUs
+per node) masks, whatever the number of nodes.
 """
 
 from __future__ import annotations

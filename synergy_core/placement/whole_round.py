@@ -117,7 +117,7 @@ class Ground:
         return pieces, displaced
 
     def spread(self, size: int, kind: int) -> list[tuple[int, int]]:
-        """Takes GPUs, which must be free, on the emptiest nodes: evenly, or in full except for the last, a best fit."""
+        """Takes free GPUs on the emptiest nodes: evenly, or all of each node and the remainder by best fit."""
         chosen: dict[int, int] = {}
         missing = size
         for free in range(self.floor.largest[kind], 0, -1):
@@ -210,7 +210,7 @@ class Ground:
         return node, going
 
     def _index(self) -> None:
-        """Lists the jobs of each node that may be displaced; called before the first is."""
+        """Lists the jobs of each node that may be displaced; called before the first displacement."""
         self.by_node = {}
         for job, placed in enumerate(self.floor.current):
             if job not in self.left and not self.pinned[job]:

@@ -126,7 +126,7 @@ class Placer:
     def _onto(self, chosen: Iterable[NodeGpus], jobs: Sequence[Job], placed: Sequence[Placed] | None = None) -> Changes:
         """Gives every job its chosen number of GPUs on each node; a job that already holds them continues.
 
-        placed: preferred GPUs, used if they are free once jobs have stopped. With them, free moves ignore node order.
+        placed: preferred GPUs, used if they are free once jobs have stopped. Then free moves may swap a job's nodes.
         """
         in_order = list if placed is None else sorted
         stops: list[tuple[Job, Placed]] = []

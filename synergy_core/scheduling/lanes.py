@@ -6,7 +6,7 @@ nodes than necessary) share a queue. If its first job does not fit, no job of th
 become fewer along the walk.
 
 If jobs may take any free GPUs (`Cluster.scatter_after_s` is 0), a lane only counts GPUs, and the scheduler chooses them
-after the walk. If a job's GPUs must lie together, it depends on which GPUs are free whether the job fits, so a lane
+after the walk. If a job's GPUs must lie together, whether the job fits depends on which GPUs are free, so a lane
 places each job in its turn. For several GPU types and borrowed quotas, `trial.py` walks over all jobs instead.
 """
 
@@ -70,7 +70,7 @@ class Lane(ABC):
             self._wait(job, now_s)
 
     def leave(self, job: Job) -> None:
-        """Frees the GPUs of a running job that has ended."""
+        """Frees the GPUs of a running job that has ended or was evicted."""
         self.pool.release(job.placement)
         self.left += job.gpus
 
@@ -131,7 +131,7 @@ class KeepingLane(Lane):
                 heaps.remove(of_first)
                 continue
             heappop(of_first)
-            job.ticket = None  # a cycle of entry and job would never be freed
+            job.ticket = None  # else entry and job form a cycle, never freed while gc is off
             left -= job.gpus
             starts.append((job, placed))
         self.left = left

@@ -70,7 +70,7 @@ FIRST_EXTENSION_S = 60.0
 
 
 def expected_end_s(started_s: float, estimate_s: float, now_s: float) -> float:
-    """The estimated end of a running job; if that has passed, the first of 60, 120, 240, … s after it that has not.
+    """The estimated end of a running job; if that has passed, 60, 120, 240, … s later, the first that has not passed.
 
     If the GPUs of an overdue job counted as free immediately, they would be promised to the head of the queue, and all
     other GPUs that become free would go to any job that fits. Tsafrir, Etsion and Feitelson (IEEE TPDS 18(6), 2007,
@@ -92,10 +92,10 @@ class Reservation:
     Lifka (JSSPP 1995); Mu'alem and Feitelson, IEEE TPDS 12(6), 2001, section 2. A later job may start now if it ends
     before that instant (the *shadow time*) or if the head still fits beside the job then.
 
-    placement: a copy that may be changed; None if only the GPU count of all running jobs decides what fits. quota_left:
-    GPUs of the head's quota that no job holds now, `NEVER` without a quota. scattered: whether the head's GPUs may lie
-    apart. window_s: seconds until the shadow time, `NEVER` if the head would not fit even if all jobs had ended, so
-    that no job can delay it. `_extra`: GPUs of the quota beyond the head's need at the shadow time.
+    placement: a copy that may be changed; None if GPU counts alone decide what fits; all running jobs then count.
+    quota_left: GPUs of the head's quota that no job holds now, `NEVER` without a quota. scattered: whether the head's
+    GPUs may lie apart. window_s: seconds until the shadow time, `NEVER` if the head would not fit even if all jobs had
+    ended, so that no job can delay it. `_extra`: GPUs of the quota beyond the head's need at the shadow time.
     """
 
     __slots__ = ("_extra", "_placement", "_scattered", "head", "window_s")

@@ -50,8 +50,7 @@ class Needs:
     """Computes the shares that jobs need, from their profiles; identical jobs share one cached answer.
 
     A job without a profile is assumed to need the share that it requested. If it requested none, it gets its
-    proportional share and is assumed to be equally fast with any. learns_input: a job has no profile before its first
-    report.
+    proportional share and is assumed to be equally fast with any. learns_input: profiles come from jobs' reports.
     """
 
     def __init__(self, cluster: Cluster, *, learns_input: bool = False) -> None:

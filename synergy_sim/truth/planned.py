@@ -138,8 +138,8 @@ class PlannedApplication(ApplicationWithPlans):
     ) -> tuple[float, Plan]:
         """Seconds of a step under the best plan for that batch and compressor, and that plan; inf if none fits.
 
-        A plan without data parallelism has no compressor. A job on more nodes than necessary is planned for
-        nodes with the smallest number of GPUs that it has on one, because it cannot fully use links within a node.
+        A plan without data parallelism has no compressor. A job on more nodes than necessary cannot fully use links
+        within a node: its nodes count as having the fewest GPUs that it has on one, down to a power of two.
         """
         gpus, per_node = sum(node_gpus), self._gpus_per_node[gpu_type]
         if len(node_gpus) > len(packed(gpus, per_node)):
