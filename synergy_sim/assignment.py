@@ -24,18 +24,18 @@ SIZES = (
     (100.0, ("yolov3",)),
     (float("inf"), ("imagenet",)),
 )
-"""(maximum GPU-hours, models that a row within them may become) (Pollux, OSDI 2021, section 5.1)."""
+"""(maximum GPU-hours of a job, models that such a job may be given) (Pollux, OSDI 2021, section 5.1)."""
 
 PROFILED_ON = NodeType("profiled", "v100", 1, 8, cpus=24.0, memory_bytes=500 * GB, storage_bytes_per_s=500 * MB)
 """Server type on which Synergy (OSDI 2022) profiled its models; its cluster has 16 of them."""
 
 
 def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
-    """The workload whose jobs train the application and batch that their rows name, with all of its work.
+    """The workload in which jobs train the application that their rows name, at the rows' batch, to the end.
 
     A job with parallel plans does the logged iterations on the GPUs that it requests or, if no plan fits them, on more
-    or other GPUs (`enlarged`). duration_s becomes the run time as requested, alone and packed, on the requested GPU
-    type, else on the cluster's first type with enough GPUs. Raises InputError for unknown applications and batches.
+    or other GPUs (`enlarged`). duration_s becomes the run time as requested, alone, on packed GPUs of the requested
+    type, else of the cluster's first type with enough GPUs. Raises InputError for an unknown application or batch.
     """
     used = [workload.models[code] for code in np.unique(workload.model_code)]
     if odd := [name for name in used if name not in truth.names and not truth.plans(name)]:
@@ -97,7 +97,7 @@ def with_bound_gpus(workload: Workload, truth: Truth) -> Workload:
 
 
 def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.Generator) -> Workload:
-    """Draws a model for every job by its GPU-time; its work is what it does in the logged run time as requested.
+    """Draws a model for every job by its GPU time. The job's work is what it does as requested in its logged run time.
 
     Classes and models are those of Pollux (OSDI 2021, section 5.1). Unlike there, GPUs and run times are kept, so that
     policies which give every job what it requests reproduce the trace. A job whose log names a known model keeps it.
@@ -147,7 +147,7 @@ def _batch_of(app: DataParallelApplication, gpu_type: str, node_gpus: NodeGpus) 
 
 
 def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[float]) -> Workload:
-    """Gives each job the model that its row names, else one by class (`CLASSES`); its work fills its logged run time.
+    """Gives each job the model that its row names, else one by class (`CLASSES`). The work fills its logged run time.
 
     As in the simulator of Synergy (Mohan et al., OSDI 2022), a logged run time is assumed to be that of a job with its
     proportional share of `PROFILED_ON`, whatever the nodes here, and the work is rounded down to whole iterations. If
@@ -251,7 +251,7 @@ PARAMETERS_PER_GPU = 0.9e9
 SPREAD = 8.0
 """Largest ÷ smallest model, in parameters, that a job with a given number of GPUs may have."""
 LONG_GPU_H = 10.0
-"""Jobs of more GPU-time draw from the larger half of the models of their size, others from the smaller half."""
+"""Jobs of more GPU time draw from the larger half of the models for their GPUs, others from the smaller half."""
 BATCH_TOKENS = ((1e9, 2**19), (5e9, 2**20), (float("inf"), 2**21))
 """(maximum parameters, tokens per step) (Brown et al., NeurIPS 2020, table 2.1: 0.5, 1 and 2 million)."""
 

@@ -1,7 +1,7 @@
 """The clock of the simulation: discrete events on SimPy. No other file imports SimPy.
 
 Only the next arrival is pending at any time; a completion is a one-shot `Call` that can be cancelled. The engine
-moves jobs and logs facts. A `Driver` (`drivers.py`) says when decisions are made and when they take effect.
+moves, ends and logs jobs. A `Driver` (`drivers.py`) says when decisions are made and when they take effect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BEFORE_ALL_ELSE = 0
 AFTER_ALL_ELSE = 2  # SimPy's own priorities are 0 (urgent) and 1 (normal)
 AFTER_DECISIONS = 3
 DECISIONS_PER_PROGRESS = 200
-MAX_RUNS_WITHOUT_PROGRESS = 100_000  # one after another, in addition to one run per job
+MAX_RUNS_WITHOUT_PROGRESS = 100_000  # consecutive runs; the total number of jobs is added
 
 Progress = Callable[[float, int], None]
 """Called every `DECISIONS_PER_PROGRESS` decisions with (simulated seconds, finished jobs)."""
@@ -65,7 +65,7 @@ class Call(simpy.Event):
 
 
 class Engine:
-    """Moves jobs on a clock; call `run` once.
+    """Starts, stops and ends jobs on a simulated clock. Call `begin` and then `run`, once each.
 
     total, active, running, done: numbers of jobs. gpus_used: GPUs of running jobs. watched: running jobs by id, if jobs
     choose their batch or report their progress. arrives_s: time of the next arrival; inf if there is none.
@@ -105,7 +105,7 @@ class Engine:
         self._progress = progress
         self._max_without_progress = MAX_RUNS_WITHOUT_PROGRESS + total
         self.lost_gpu_s = 0.0  # training lost by jobs that have ended
-        self._without_progress = 0  # latest runs, one after another, that were stopped before any progress
+        self._without_progress = 0  # number of the latest consecutive runs that were stopped before any progress
 
     def begin(self, driver: Driver) -> None:
         """Schedules the first arrival and starts the driver."""
@@ -118,7 +118,7 @@ class Engine:
         self.env.run(until=self.all_done)
 
     def _arrive(self, event: Any) -> None:
-        """Enters the event's job and all others that are submitted now. The event has None if there is no job."""
+        """Submits the event's job and all later ones that are submitted now. The event has None if there is no job."""
         now_s, job, arrive, log = self.env.now, event.value, self.scheduler.arrive, self.log.append
         predicted_s = self.predicted_s
         while job is not None and job.submit_time_s <= now_s:
@@ -192,7 +192,7 @@ class Engine:
         return Call(self.env, 0.0, lambda _: None, None, AFTER_ALL_ELSE)
 
     def occupy(self, start: tuple[SimulatedJob, Placed, Share | None]) -> None:
-        """Enters that the job holds these GPUs from now on, each with that share."""
+        """Records that the job holds these GPUs from now on, each with that share."""
         job, placed, share = start
         gpus = job.on_gpus = job.held_gpus if placed is job.placement else gpus_in(placed)
         self.log.start(self.env.now, job.job_id, gpus, placed)
@@ -202,7 +202,7 @@ class Engine:
         self.gpus_used += gpus
 
     def vacate(self, stop: tuple[SimulatedJob, Stopped]) -> None:
-        """Enters that the job was stopped for that reason and holds no GPUs from now on."""
+        """Records that the job was stopped for that reason and holds no GPUs from now on."""
         job, reason = stop
         self.log.append(self.env.now, STOP, job.job_id, job.on_gpus, reason=reason)
         self.running -= 1

@@ -165,7 +165,7 @@ class SimulatedJob(Job):
         return self.left_work_s + (self.costs.launch_s if self.first_start_s == NEVER else self.costs.restart_s)
 
     def carry_on(self, start_s: float) -> None:
-        """Computes the job's first step and its end, given its GPUs from `start_s` on."""
+        """Computes the job's first step and its end if it has its GPUs from `start_s` on."""
         if self.moved:
             self.first_step_s = max(start_s, self.first_step_s)
         else:
@@ -200,7 +200,7 @@ class SimulatedJob(Job):
         """Reports its training to its task, if it trains."""
 
     def reshare(self, from_s: float) -> bool:
-        """Continues with a share that may have changed; returns whether the speed has changed."""
+        """Continues from `from_s` on with the present share; returns whether the speed has changed."""
         if self.requested is None or self.share is None or self._rate_here() == self.rate:
             return False
         if self.end_s <= from_s:

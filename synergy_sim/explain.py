@@ -1,8 +1,8 @@
 """`python -m synergy_sim.explain RUN JOB` explains why a job ran or waited at an instant of a finished run.
 
-Ordering policies are explained from the stored run alone. Policies that share out CPUs and memory also need the jobs
-made again, because their demands are not stored. For policies that solve a problem each round, the simulation is
-repeated up to the decision in question: a run's configuration determines its decisions.
+Ordering policies are explained from the stored run alone. For policies that share out CPUs and memory, the jobs are
+also made again from the log, because the jobs' demands are not stored. For policies that solve a problem each round,
+the simulation is repeated up to the decision in question: a run's configuration determines its decisions.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from synergy_sim.simulate import Simulation
 NAMES = ("virtual_cluster", "user", "gpu_type", "model")
 COLUMNS = (*NAMES, "job_name", "gpus", "submit_time_s", "duration_s", "estimate_s", "predicted_duration_s")
 SLACK_S = 0.001
-"""A job whose runs add up to its logged run time within this tolerance has that run time; training jobs do not."""
+"""If a job's runs add up to its logged run time within this tolerance, its work is that run time, in seconds."""
 MAX_JOBS_NAMED = 3
 
 
 class Turn(NamedTuple):
-    """One event of a job: instant, kind (`what`), GPUs, the jobs that caused it (`by`), and why it was stopped."""
+    """An event of a job: instant, kind (`what`), GPUs, the jobs that caused it (`by`), and why the job was stopped."""
 
     time_s: float
     what: str
@@ -140,7 +140,7 @@ class Facts:
         return [(float(events.time_s[row]), Kind(events.kind[row]), row) for row in self._rows_of.get(job_id, ())]
 
     def placed(self, row: int) -> Placed:
-        """The GPUs that a start took."""
+        """The GPUs of the start whose first event is at `row`."""
         events, last = self.events, row + 1
         while last < len(events.part) and events.part[last] > 0:
             last += 1
@@ -289,10 +289,10 @@ FASTER = 1.0 + 1e-6
 class Demand:
     """A job's demand for CPUs and memory, per GPU.
 
-    wanted: the smallest share with which it is fastest on `gpu_type`, within a node. most_speed: its speed with that,
-    relative to its proportional share. known: whether its speed as a function of its share is known. has, speed: its
-    present share and its speed with it. bound_by: the resource that limits its speed, a key of `_BOUND`. free: unused
-    CPUs and memory on its nodes together; None if nodes are pooled.
+    wanted: the smallest share with which it is fastest on `gpu_type`, within a node. most_speed: its speed with
+    `wanted` ÷ that with its proportional share. known: whether its speed as a function of its share is known. has: its
+    present share. speed: its speed with `has` ÷ that with its proportional share. bound_by: the resource that limits
+    its speed, a key of `_BOUND`. free: unused CPUs and memory on its nodes together; None if nodes are pooled.
     """
 
     gpu_type: str
@@ -307,7 +307,7 @@ class Demand:
     free: Share | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The demand as plain values for JSON; unknown ones are null."""
+        """The demand as plain values for JSON; unknown values are null."""
         return {
             name: each._asdict() if isinstance(each, Share) else None if each != each else each
             for name, each in vars(self).items()
@@ -371,7 +371,7 @@ def demand(seen: Snapshot[SimulatedJob], job: SimulatedJob) -> Demand | None:
     return replace(wants, has=has, speed=applicant.speed(kind, has), bound_by=bound_by, free=free)
 
 
-# The whole answer
+# The answer: the job's state, its place in the order, and the reasons why it waits
 
 MAX_AHEAD = 5
 WIDTH = 80
@@ -392,8 +392,8 @@ class Answer:
     decided_s: the instant of the order and the reasons: `time_s` or, in rounds, the last decision. place, of: the job's
     position in its lane, from 1, and the length of the lane; place 0: it has no position. preempts: whether running
     jobs are part of that order. ahead: the first jobs before it; more_ahead, more_ahead_gpus: number and GPUs of the
-    other ones. free: free GPUs by node. demand: its demand for CPUs and memory, under a policy that shares them out.
-    before, after: its events up to the instant, and the next one. origin_s: see `format_instant`.
+    other jobs before it. free: free GPUs by node. demand: its demand for CPUs and memory, under a policy that shares
+    them out. before, after: its events up to the instant, and the next one. origin_s: see `format_instant`.
     """
 
     def __init__(self, facts: Facts, job_id: int, at_s: float) -> None:

@@ -149,7 +149,7 @@ def _in_words(conversions: Sequence[Conversion]) -> str:
 
 
 def speeds(cluster: Cluster, sizes: Iterable[int], timed_on: str | None) -> dict[int, dict[str, float]]:
-    """By requested GPUs and GPU type, the speed of a job that requests no type, relative to its converted run time.
+    """By number of GPUs and GPU type, the speed of a job that requests no type, relative to the type of its run time.
 
     Returns {} if all types are equally fast. Raises InputError if the speeds of two types cannot be compared.
     """

@@ -1,4 +1,4 @@
-"""Makes simulated jobs from a workload's rows: with a run time only, trained in replicas, or under parallel plans."""
+"""Makes simulated jobs from a workload's rows: with only a run time, trained in replicas, or under parallel plans."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class SimulatedTraining(SimulatedJob, ABC):
     *pass*, which lasts until the next epoch boundary, change of batch or change of GPUs, as in the simulators of Pollux
     (OSDI 2021) and Sia (SOSP 2023).
 
-    work_scale: its work ÷ the application's. slowdown: true ÷ modelled iteration time. whole_seconds: epochs end at
-    whole seconds, as in Pollux's and Sia's simulators. whole_rounds_s: length of rounds in which it does whole
+    work_scale: the job's work ÷ the application's. slowdown: true ÷ modelled iteration time. whole_seconds: epochs end
+    at whole seconds, as in Pollux's and Sia's simulators. whole_rounds_s: length of rounds in which the job does whole
     iterations and at whose ends it ends, as in the simulator of Synergy (OSDI 2022); 0: no such rounds. tunes_batch:
-    whether it chooses its batch by its task's beliefs; else it trains at the requested batch, and its end is known when
-    it starts. `epoch` and `progress` are as of `at_s`; `due_s` is the end of the present epoch.
+    whether the job chooses its batch by its task's beliefs; else it trains at the requested batch, and its end is known
+    when it starts. `epoch` and `progress` are as of `at_s`; `due_s` is the end of the present epoch.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class SimulatedTraining(SimulatedJob, ABC):
     def remaining_s(self) -> float:
         """Seconds from `settled_s` to its last step, as it runs now or, if it does not run, as requested.
 
-        Rounded to the grid of times. Epochs of equal work can take different times.
+        The result is rounded to the grid of times. Epochs of equal work can take different times, so each is added up.
         """
         if self.running and self.end_s < NEVER:
             return self.end_s - self.settled_s
@@ -108,7 +108,7 @@ class SimulatedTraining(SimulatedJob, ABC):
     # Called by the engine
 
     def carry_on(self, start_s: float) -> None:
-        """Prepares to train on its GPUs from `start_s` on; a job that was only moved continues without a delay."""
+        """Prepares to train on its GPUs from `start_s` on; a job that moved at no cost continues without a delay."""
         if self.moved:
             self.first_step_s = max(start_s, self.first_step_s)
         else:
@@ -129,7 +129,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self._foresee()
 
     def only_relocates(self, now_s: float) -> bool:
-        """Whether its move changes only its GPUs: in whole rounds at a fixed batch, with the same rate and end."""
+        """Whether its move changes neither its rate nor its end: in whole rounds, at a fixed batch, on like GPUs."""
         return (
             self.moved
             and self.whole_rounds_s > 0
@@ -142,7 +142,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         )
 
     def reshare(self, from_s: float) -> bool:
-        """Continues with a share that may have changed; returns whether anything has changed."""
+        """Continues from `from_s` on with the present share; returns whether the share has changed."""
         if self.share == self._share or self.end_s <= from_s:
             return False
         self._train_until(from_s)
@@ -290,10 +290,10 @@ class SimulatedTraining(SimulatedJob, ABC):
         self.due_s = self.at_s + (self._epoch_end() - self.progress) / self._rate
 
     def _go_on_under(self, plan: Plan) -> None:
-        """Changes to a plan. Progress is lost if error feedback has held gradients back and the plan has none.
+        """Changes to a plan. Progress is lost if error feedback has held gradients back and the plan has none of it.
 
         As in the executor, gradients held back are kept from run to run as long as compressors use error feedback. At
-        most the progress since the first of these is lost.
+        most the progress since error feedback began is lost.
         """
         app, before, self._trains = self.application, self._trains, plan
         if before.compressor == plan.compressor:
@@ -452,8 +452,8 @@ class PlannedJob(SimulatedTraining):
 class ProfiledJob(PlannedJob):
     """A job of a profiled model: the scheduler chooses its batch and plan (`Job.plan`); new degrees need a restart."""
 
-    # The plan under which it trains, and its GPUs when it started. A decision may have given it others already: if
-    # they need a restart, the job trains under its old plan until it is stopped.
+    # `_on`: its GPUs when it started. `_trained_plan`: the plan under which it trains. A decision may already have
+    # given it others; if these need a restart, the job trains under its old plan until it is stopped.
     _on: Placed
     _trained_plan: Plan | None
 

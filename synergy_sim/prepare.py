@@ -57,7 +57,7 @@ class PreparedRun:
 
 
 def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
-    """Yields every policy on every seed. Raises InputError for a run that is impossible."""
+    """Yields a run for every policy and seed. Raises InputError for a run that is impossible."""
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
     check_compression(settings.compression, policies.values())
     if readers := [each.name for each in policies.values() if each.reads_priority]:

@@ -151,7 +151,7 @@ def _in_processes(runs: Sequence[PreparedRun], write: Write, bars: Progress, cor
                 raise KeyboardInterrupt
     finally:
         while alive := [process for process, _, _ in running.values() if process.is_alive()]:
-            for process in alive:  # repeated, because the exit that a signal raises may be dropped too
+            for process in alive:  # repeated, because Python may drop the exit that the signal raises too
                 process.terminate()
             for process in alive:
                 process.join(MAX_CLEANING_S)
@@ -176,7 +176,7 @@ def _child(run: PreparedRun, write: Write, parent: Connection, inherited: Sequen
             error.add_note("".join(traceback.format_tb(error.__traceback__)))
             try:
                 parent.send(error)
-            except Exception:  # it cannot be pickled
+            except Exception:  # the error cannot be pickled
                 parent.send(RuntimeError("".join(traceback.format_exception(error))))
         parent.close()
 
@@ -224,7 +224,7 @@ def simulate_all(
 
 
 def with_same_information(settings: Settings) -> tuple[Settings, str]:
-    """The settings with rows added for a comparison on equal terms (`asked.missing`); a line that names them, or ""."""
+    """The settings with rows added for a comparison on equal terms (`requested.missing`), and a line on them or ""."""
     if not settings.same_information:
         return settings, ""
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)

@@ -121,7 +121,7 @@ class TruthSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """A whole run."""
+    """All settings of a run."""
 
     trace: TraceSettings = key("the jobs that arrive: +trace=philly")
     cluster: ClusterSettings = key("the nodes they run on: cluster=default or heterogeneous")

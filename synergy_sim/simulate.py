@@ -143,6 +143,6 @@ def simulate(
 
 
 def peak_memory_bytes() -> int:
-    """Returns the peak resident memory of this process."""
+    """Returns the peak resident memory of this process. `ru_maxrss` is in bytes on macOS, else in KiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024

@@ -1,3 +1,3 @@
-"""The forms of a job: what its user submitted (`spec`), the scheduler's record of it (`record`), the scheduler's
-beliefs about it (a task: `fitted`, `planned`), and what policies see of it (`state`).
+"""The objects that describe a job: what its user submitted (`spec`), the scheduler's record (`record`) and beliefs (a
+task: `fitted`, `planned`), and what policies see (`state`).
 """

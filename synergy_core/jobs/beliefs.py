@@ -1,4 +1,4 @@
-"""A scheduler's beliefs about all its jobs: it makes their tasks, pools their observations, and computes goodputs."""
+"""A scheduler's beliefs about its jobs: makes the jobs' tasks, pools their observations, and computes goodputs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from synergy_core.jobs.spec import Configurations, JobSpec
 from synergy_core.units import Floats
 
 Information = Literal["own", "declared", "shared", "all"]
-"""What a policy may know besides each job's own reports: the job's declared work, other jobs' reports, or both."""
+"""What a policy may know besides a job's own reports: nothing, its declared work, other jobs' reports, or both."""
 InputKnowledge = Literal["known", "learned"]
 """Source of input speeds: offline profiles, or only the reports of jobs that `Information` allows."""
 BatchLimit = Literal["max", "requested"]
 
 MAX_CACHED_ROWS = 50_000
-"""Maximum number of cached rows of `Beliefs.paces`, per set of configurations; a larger cache is emptied."""
+"""Maximum number of cached rows of `Beliefs.paces`, per set of configurations; a cache that exceeds it is emptied."""
 
 
 class Beliefs:
@@ -55,7 +55,7 @@ class Beliefs:
         self._rows: dict[bytes, dict[Belief, Floats]] = {}
 
     def task(self, spec: JobSpec) -> SynergyTask:
-        """A new job's task. Its spec keeps the declared work and the input profile only if policies may know them."""
+        """A new job's task, whose spec has the declared work and the input profile only if policies may know them."""
         if not self.declares:
             spec = replace(spec, declared_work=float("inf"))
         if self._learns_input:
@@ -83,17 +83,17 @@ class Beliefs:
         refresh_models(self._pools.values(), self._fits)
 
     def goodput(self, tasks: Sequence[SynergyTask], rows: Configurations, batch: BatchLimit) -> Floats:
-        """(jobs, configurations): initial-batch iterations per second; the first half of `paces`."""
+        """(jobs, configurations): initial-batch iterations per second; the first of the two arrays of `paces`."""
         return np.asarray(self.paces(tasks, rows, batch)[0])
 
     def paces(self, tasks: Sequence[SynergyTask], rows: Configurations, batch: BatchLimit) -> Floats:
         """(2, jobs, configurations): initial-batch iterations per second at the best batch, 0 where no batch fits; and
         samples per second at that batch, 0 where unknown.
 
-        A job's row is computed again only when its model or statistics have changed.
-        batch: whether the batch may grow to the job's maximum or only to what its user requested. A GPU type without a
-        model uses the model of the first type that has one, times the ratio of the two one-GPU rates (Sia, SOSP 2023,
-        section 3.2). A job without observations has only NaN; a job with plans has goodputs from the start.
+        A job's row is computed again only when its model or statistics have changed. batch: whether the batch may grow
+        to the job's maximum or only to what its user requested. A GPU type without a model uses the model of the first
+        type that has one, times the ratio of the two one-GPU rates (Sia, SOSP 2023, section 3.2). Without observations,
+        a job's goodputs are NaN, unless it has plans.
         """
         known = self._rows.setdefault(rows.key() + batch.encode(), {})
         if len(known) > MAX_CACHED_ROWS:

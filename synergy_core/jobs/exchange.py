@@ -123,7 +123,7 @@ class GradientExchange:
         return columns_of([offer.errors for offer in self.offers])
 
     def best(self, goodput: Floats, known: ArrayLike = True) -> Ints:
-        """Indices of offers, (…,), from goodputs (offers, …): the best if it has `MARGIN` times the goodput of `none`.
+        """Indices of offers, (…,), by goodput (offers, …): the best if ≥ `MARGIN` × that of `none`, else `none`.
 
         known: whether uncompressed exchanges were observed. If not, the answer is `none`, because savings are unknown.
         """
@@ -136,7 +136,7 @@ class GradientExchange:
         return np.where(pays, first, plain)
 
     def seen_statistics(self, name: str, grad_sqr: float, grad_var: float, *batches: float) -> tuple[float, float]:
-        """The statistics that a job reports: true values, as by the corrected estimator; `naive`: the uncorrected one.
+        """The statistics that a job reports: the true ones or, if `naive`, those that an uncorrected estimator finds.
 
         batches: the initial batch, a replica's batch, and the number of replicas.
         """
@@ -202,8 +202,8 @@ def all_reduce_latency_s(gpu_type: str, nodes: int, gpus: int, network_bytes_per
 class PlanExchange:
     """How the compressor of jobs with parallel plans is chosen. `exchange_of` explains each mode.
 
-    share_bytes_per_s: by GPU type, a GPU's part of the network between nodes; other types have that of their usual
-    nodes.
+    share_bytes_per_s: by GPU type, a GPU's share of the bandwidth between nodes; a type without an entry has the share
+    on its usual nodes.
     """
 
     mode: Compression

@@ -1,7 +1,7 @@
 """SynergyTask: what a scheduler believes about one job, and how the job trains on its GPUs.
 
 All throughput models describe uncompressed steps. A task whose spec has an `exchange` chooses a compressor together
-with its batch; its effect is predicted from the model and from observed compressed exchanges.
+with its batch; the compressor's effect is predicted from the model and from observed compressed exchanges.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from synergy_core.units import Bools, Floats, Ints, columns_of, rows_at
 MAX_SYNC_FRACTION = 0.95
 """Largest fraction of a step that can be attributed to synchronisation."""
 Belief = tuple[object, ...]
-"""Cache key of a job's goodputs, made of all that they depend on: a model's constants, GPU types, statistics and batch
-limits. If they depend on more than the model, the key has the pool of observations and its version instead."""
+"""Cache key of a job's goodputs: all values that they depend on, such as a model's constants, GPU types, statistics and
+batch limits. With compression or plans, the key has the pool's serial number and version in place of the constants."""
 PaceRequest = tuple["SynergyTask", Theta, str, int]
 """A task, the model and GPU type to use, and the largest batch allowed."""
 
@@ -49,8 +49,8 @@ class SynergyTask:
     variance) of the gradient as last reported. done_work: reported iterations at the initial batch. shared: whether
     other jobs use the pool too. declares: whether declared work is known. scheduled: whether the scheduler chooses the
     plan when it decides, because another plan may need a restart; else the job chooses its plan as it trains.
-    gpu_slowdown: GPU time of the last step ÷ the time by the requested rate; None before the first report. paces: the
-    job's row of `Beliefs.paces` (goodputs, then samples per second), after the key of what it was computed from.
+    gpu_slowdown: GPU time of the last step ÷ its time at `spec.requested_rate`; None before the first report. paces: a
+    key of all inputs, and the job's row of `Beliefs.paces` computed from them (goodputs, then samples per second).
     """
 
     spec: JobSpec
@@ -71,7 +71,7 @@ class SynergyTask:
         return self.spec.exchange
 
     def may_exchange(self, exchange: GradientExchange) -> None:
-        """Sets the exchange, once the model's layers are known. Jobs that share observations must have the same one."""
+        """Sets the exchange, once the model's layers are known. Jobs that share observations must have equal ones."""
         self.spec = replace(self.spec, exchange=exchange)
         self._forget_choices()
 
@@ -83,11 +83,11 @@ class SynergyTask:
     # What the running job reports
 
     def knows(self, shape: Shape, micro_batch: int) -> bool:
-        """Whether steps on that shape with that many samples per GPU were observed, so that another adds nothing."""
+        """Whether a step on that shape with that many samples per GPU was observed; another report adds nothing."""
         return self.pool.knows(shape.gpu_type, (shape.nodes, shape.gpus, micro_batch))
 
     def observe(self, step: StepReport) -> StepReport | None:
-        """Records a mean step of the running job. Returns the step without accumulation, or None if it was known."""
+        """Records a mean step of the running job. Returns the step without accumulation, or None if one is known."""
         if self.knows(step.shape, step.plan.micro_batch):
             return None
         gpu_type, nodes, gpus = step.shape
@@ -125,10 +125,11 @@ class SynergyTask:
         return step_s, sync_s
 
     def _as_if_plain(self, step: StepReport, step_s: float, sync_s: float) -> tuple[float, float]:
-        """The seconds that a compressed step would take uncompressed, with the model's overlap; without model, none.
+        """Seconds of a compressed step, and of its synchronisation, had it not been compressed.
 
-        Extrapolation from few bytes to all bytes also scales measurement errors. So the result is at most the longest
-        observed uncompressed exchange and, if the exchange was not measured apart from computing, the model's T_sync.
+        The model gives the overlap with computing; without a model, no overlap is assumed. Extrapolation from few bytes
+        to all bytes also scales measurement errors. So the exchange takes at most as long as the longest observed
+        uncompressed exchange and, if it was not measured apart from computing, the model's T_sync.
         """
         compute_s, (gpu_type, nodes, gpus) = step_s - sync_s, step.shape
         theta = self.models.get(gpu_type)
@@ -145,7 +146,7 @@ class SynergyTask:
         return self.pool.plain_exchanges.setdefault((shape.gpu_type, shape.nodes > 1), [])
 
     def observe_exchange(self, seen: ExchangeReport) -> None:
-        """Corrects the beliefs about a compressor with a compressed exchange of the running job."""
+        """Corrects the beliefs about a compressor by an exchange of the running job that used it."""
         name, (gpu_type, nodes, gpus), exchange = seen.plan.compressor, seen.shape, self.exchange
         if exchange is None or gpus == 1 or name == NO_COMPRESSOR:
             return
@@ -249,11 +250,10 @@ class SynergyTask:
     def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
         """The plan and batch with the highest believed goodput on these GPUs; the initial batch while unknown.
 
-        Pollux (OSDI 2021), section 4.1; `synergy_core.goodput.batch` has the rule for batches.
-        held: the present plan. Its compressor stays unless another has `MARGIN` times its goodput: steps after a change
-        are slower, and some schemes lose the gradients that they hold back. Tasks whose plans change only with a
-        restart weigh its cost. requested: use the requested batch. Raises InputError if a job's parallel plans all fail
-        to fit.
+        Pollux (OSDI 2021), section 4.1; `synergy_core.goodput.batch` has the rule for batches. held: the present plan.
+        Its compressor stays unless another has `MARGIN` times its goodput: steps after a change are slower, and some
+        schemes lose the gradients that they hold back. Tasks whose plans change only with a restart weigh the restart's
+        cost. requested: use the requested batch. Raises InputError if none of a job's parallel plans fits.
         """
         spec, choices, statistics = self.spec, self.pool.choices, self.believed_statistics
         # A single replica exchanges nothing.

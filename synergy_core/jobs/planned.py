@@ -98,7 +98,7 @@ class TaskWithPlans(SynergyTask, ABC):
     def _ways(
         self, gpu_type: str, shapes: Sequence[tuple[int, int]], *, requested: bool, every_plan: bool = False
     ) -> list[list[Way]]:
-        """For each (nodes, GPUs), the best way to train at each allowed batch for which a plan fits.
+        """For each (nodes, GPUs), the best plan at each allowed batch for which a plan fits.
 
         requested: allows only the requested batch. every_plan: includes plans that the policy may not read.
         """
@@ -160,7 +160,7 @@ class TaskWithPlans(SynergyTask, ABC):
     def requested_rate(self, gpu_type: str) -> float:
         """Iterations per second with the requested GPUs and batch; 0 if no plan fits.
 
-        If no plan that the policy may read fits, another plan counts, because the job's user knows its speed.
+        If no plan that the policy may read fits, any other plan counts, because the job's user knows that plan's speed.
         """
         gpus = self.spec.requested_gpus
         shapes = [(self._fewest_nodes(gpu_type, gpus), gpus)]
@@ -222,7 +222,7 @@ class PlannedTask(TaskWithPlans):
         return max(ways, key=lambda way: way.goodput).plan
 
     def observe(self, step: StepReport) -> None:
-        """Records a mean step of the running job as a ratio to its believed time. step_s inf: it ran out of memory."""
+        """Records a mean step of the running job relative to its believed time. step_s: inf if it ran out of memory."""
         if step.step_s == inf:
             self.pool.add_too_large(step.shape, self.spec.requested_batch)
             return
@@ -244,7 +244,7 @@ class PlannedTask(TaskWithPlans):
 class ProfiledTask(TaskWithPlans):
     """Beliefs about a profiled job: measured step times × the mean ratio of observed to measured times.
 
-    explores: whether the job may restart for degrees that never trained on these GPUs. It may always start with them.
+    explores: whether a running job may restart with degrees that were only predicted. Any job may start with them.
     """
 
     speeds: ProfiledSpeeds
@@ -322,5 +322,5 @@ class ProfiledTask(TaskWithPlans):
         return max((row for row in rows if row is not None), key=self._rate, default=None)
 
     def _rate(self, row: ProfiledRow) -> float:
-        """Iterations at the initial batch per second."""
+        """Initial-batch iterations per second of a row's plan, corrected by observations."""
         return self.gain(row.plan.global_batch) / (row.step_s * self.pool.ratio(row.gpu_type))

@@ -18,14 +18,14 @@ Placed = tuple[tuple[int, int], ...]
 
 
 def gpus_in(placed: Placed) -> int:
-    """The number of GPUs in these masks."""
+    """The number of GPUs in a placement."""
     if len(placed) == 1:
         return placed[0][1].bit_count()
     return sum([mask.bit_count() for _, mask in placed])
 
 
 def by_request(requested: Share, share: Share) -> float:
-    """Assumed speed with a share, relative to that with the requested share: proportional to CPUs, at most 1."""
+    """Assumed speed with a share ÷ speed with the requested share: proportional to the CPUs, at most 1."""
     return min(1.0, share.cpus / requested.cpus)
 
 
@@ -35,13 +35,13 @@ class Job:
 
     placement: where the job runs, empty while it waits. held_gpus: the number of GPUs there. share: CPUs and memory per
     held GPU; None if the scheduler shares out neither. waits_since_s: when the job was submitted or last stopped.
-    first_step_s: when training (re)starts, as far as the driver knows. spec: what the user submitted; task: the beliefs
-    about it; both are None for a job that only has a run time. plan: the present plan if the scheduler chooses it
-    (`SynergyTask.scheduled`), else None. past_service_gpu_s: service attained before the job last began anew.
-    requested: CPUs and memory per GPU that the user requested, or None. keeps_until_s: before this instant, mechanisms
-    take no GPUs from the job, and neither do policies if it comes after the first step. Drivers set it where a job
-    might otherwise never begin, or never save its progress. priority: requested by the user; policies that read it run
-    higher priorities first. ticket: what the queue stores to find the job's entry.
+    first_step_s: when training starts or restarts, as far as the driver knows. spec: what the user submitted; task: the
+    beliefs about it; both are None for a job that only has a run time. plan: the present plan if the scheduler chooses
+    it (`SynergyTask.scheduled`), else None. past_service_gpu_s: service attained before the job last began anew.
+    requested: CPUs and memory per GPU that the user requested, or None. keeps_until_s: until this instant, mechanisms
+    take no GPUs from the job, nor do policies if the instant is after first_step_s. Drivers set it where a job might
+    otherwise never begin, or never save its progress. priority: requested by the user; policies that read it run higher
+    priorities first. ticket: what the queue stores to find the job's entry.
     """
 
     job_id: int
@@ -89,7 +89,7 @@ class Job:
         return self.running and self.spec is not None and not self.spec.preemptible
 
     def stays(self, now_s: float) -> bool:
-        """Whether the job must keep its GPUs now: it may never be stopped, or not before it has saved its progress."""
+        """Whether the job must keep its GPUs now: it may not be stopped at all, or not before it has saved progress."""
         return self.running and (now_s < self.keeps_until_s > self.first_step_s or self.must_stay)
 
     def unsaved_s(self, now_s: float) -> float:
@@ -97,7 +97,7 @@ class Job:
         return 0.0
 
     def settle(self, now_s: float) -> None:
-        """Updates service and waiting to `now_s`; a job whose start is delayed attains no service before it."""
+        """Updates service and waiting to `now_s`. Before `settled_s`, as after a delayed start, it changes nothing."""
         if now_s <= self.settled_s:
             return
         if self.running:
@@ -107,7 +107,7 @@ class Job:
         self.settled_s = now_s
 
     def begin_anew(self) -> None:
-        """Resets recent service and waiting, for policies that count only recent service."""
+        """Begins to count recent service and waiting from 0, for policies that read only these."""
         self.past_service_gpu_s = self.attained_service_gpu_s
         self.waited_s = 0.0
 
@@ -143,8 +143,8 @@ AnyJob = TypeVar("AnyJob", bound=Job)
 class Decision(NamedTuple, Generic[AnyJob]):
     """A scheduler's decision. Stops come before starts; after all stops, the GPUs of all starts are free.
 
-    A stop names the GPUs that the job held, a start the GPUs that it gets; a job in both moves to other GPUs.
-    objective, bound: of the allocator's solution; NaN without an optimisation. retuned: running jobs for which the
+    A stop names the GPUs that the job held, a start the GPUs that it gets; a job in both moves or restarts. objective,
+    bound: of the allocator's solution; NaN if no optimisation problem was solved. retuned: running jobs for which the
     scheduler has chosen another batch (`Job.plan`).
     """
 

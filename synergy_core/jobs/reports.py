@@ -59,7 +59,7 @@ class InputReports:
     CPUs, half of the CPUs that sufficed are believed to suffice, down to `MIN_CPUS_TRIED`. The next share tests this; a
     step that waits ends the search, because it shows the CPU time of a sample (optimistic profiling while the job
     trains). There is no search for memory: memory with which no step waited is believed to be enough, and while nothing
-    was read from storage, the memory that goes with one GPU is believed to be enough and necessary.
+    was read from storage, the proportional memory of a GPU is believed to be enough and necessary.
 
     A report at a new share triggers a fit, and so does every doubling of the reports at a known share.
     """
@@ -117,7 +117,7 @@ class InputReports:
             self._believed = new
 
     def _cpu_s(self, found: FittedPipeline) -> float:
-        """CPU-seconds of a sample: at most the time that sufficed, and half of it while no step has waited."""
+        """Believed CPU-seconds of a sample: at most those that sufficed, and down to half while no step has waited."""
         cpu_s = found.cpu_s.value
         enough = [
             (share.cpus * exp(mean.log_step_s) / share.samples, share.cpus)
@@ -198,7 +198,7 @@ Theta = NDArray[np.float64]
 Table = NDArray[np.float64]
 """Rows of nodes, GPUs, samples per GPU, step and synchronisation seconds."""
 Point = tuple[int, int, int]
-"""Nodes, GPUs, and samples per GPU of an observation; for jobs with parallel plans, the global batch instead."""
+"""Nodes, GPUs, and samples per GPU of an observation; for jobs with parallel plans, the last is the global batch."""
 
 RATIO_SHARED, RATIO_OWN = 0.10, 0.08
 """Standard deviations of the two parts of log(true ÷ planned step time): the part that all plans of a model share on a
@@ -219,8 +219,8 @@ class Observations:
     uncompressed exchanges that were measured separately, by GPU type and whether they cross nodes. exchanges: learned
     ratios of compressed exchanges. choices: cached plans of tasks. most_gpus: the largest number of GPUs observed.
     overhead: wall time of iterations ÷ sum of measured step times. too_large: (shape, requested batch) of jobs that ran
-    out of memory. version: grows with every change of beliefs. serial: a number of its own for every object. Jobs with
-    plans have ratios of observed to planned step times instead of models.
+    out of memory. version: grows with every change of beliefs. serial: unique to this object. Jobs with plans have
+    ratios of observed to planned step times instead of models.
     """
 
     inputs: InputReports | None = None

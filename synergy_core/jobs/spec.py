@@ -25,19 +25,19 @@ class JobSpec:
 
     application: the label under which jobs may share observations. initial_batch: the global batch at which the
     learning rate was tuned; max_batch: the largest allowed batch; requested_batch, requested_gpus: the user's request,
-    which policies without adaptation use. Batches are in samples. local_batches: the (smallest, largest) number of
-    samples that fit on a GPU, by GPU type. single_gpu_rate: samples/s of a short run on one GPU at the largest batch
-    that fits, by GPU type (Sia, SOSP 2023, section 3.2: under 20 GPU-seconds per type). requested_rate: iterations/s
-    with the requested GPUs and batch, by GPU type, for policies that read offline profiles. declared_work: total
-    iterations at the initial batch (epochs × samples ÷ initial batch). restart_s: time from a stop to the next step, as
-    measured on this cluster; declared_restart_s: the user's estimate of it; resize_s: the pause when an elastic job
-    changes only its number of GPUs, without a stop; for other jobs the same as a restart. preemptible: whether the job
-    may be stopped or resized. fixed_batch: whether the job always trains at the requested batch. min_gpus, most_gpus:
-    limits of resizing. architecture: the planner's name of the model whose parallel plans predict the speed; empty:
-    models fitted to observations predict it. With an architecture, the requested batch is the initial batch. pipeline:
-    input speed as profiled offline; None if unknown: then training never waits for input. If input speeds are learned,
-    policies do not read it. exchange: allowed gradient exchanges between replicas; None if gradients are never
-    compressed. plan_exchange: the same for a job with parallel plans.
+    which policies that do not adapt batch and GPUs use. Batches are in samples. local_batches: the (smallest, largest)
+    number of samples that fit on a GPU, by GPU type. single_gpu_rate: samples/s of a short run on one GPU at the
+    largest batch that fits, by GPU type (Sia, SOSP 2023, section 3.2: under 20 GPU-seconds per type). requested_rate:
+    iterations/s with the requested GPUs and batch, by GPU type, for policies that read offline profiles. declared_work:
+    total iterations at the initial batch (epochs × samples ÷ initial batch). restart_s: time from a stop to the next
+    step, as measured on this cluster; declared_restart_s: the user's estimate of it; resize_s: the pause when an
+    elastic job changes only its number of GPUs, without a stop; for other jobs, the time of a restart. preemptible:
+    whether the job may be stopped or resized. fixed_batch: whether the job always trains at the requested batch.
+    min_gpus, most_gpus: limits of resizing. architecture: the planner's name of the model, whose parallel plans predict
+    the speed; empty: throughput models fitted to observations predict it. With an architecture, the requested batch is
+    the initial batch. pipeline: input speed as profiled offline; if None, training is assumed never to wait for input.
+    Policies that learn input speeds do not read it. exchange: allowed gradient exchanges between replicas; None if
+    gradients are never compressed. plan_exchange: the same for a job with parallel plans.
     """
 
     application: str
@@ -69,12 +69,12 @@ class JobSpec:
     @cached_property
     def most_fed_gpus(self) -> int:
         """The most GPUs that the job may have and its largest batch can feed. Parallel plans can split a sample over
-        GPUs, so there the batch sets no limit."""
+        GPUs, so for jobs with plans the batch sets no limit."""
         return self.most_gpus if self.architecture else min(self.most_gpus, self.max_batch // self.smallest_local_batch)
 
     @cached_property
     def fixed_gpus(self) -> int:
-        """The only number of GPUs that the job can run on; 0 if there are several."""
+        """The number of GPUs that the job needs if it can run on no other number, else 0."""
         return self.min_gpus if self.min_gpus == self.most_gpus else 0
 
     @cached_property
@@ -84,7 +84,7 @@ class JobSpec:
 
 
 class Shape(NamedTuple):
-    """A row of `Configurations`, with the GPU type's name."""
+    """A row of `Configurations`, with the name of the GPU type instead of its index."""
 
     gpu_type: str
     nodes: int
@@ -94,8 +94,8 @@ class Shape(NamedTuple):
 class InputShare(NamedTuple):
     """The resources that prepared a job's input, and the size of its data.
 
-    share: CPUs and memory per GPU. storage_bytes_per_s: storage bandwidth per GPU. node_gpus: the job's fewest GPUs on
-    any of its nodes. data_bytes: size of the data set. proportional_bytes: a GPU's part of the node's memory.
+    share: CPUs and memory per GPU. storage_bytes_per_s: storage bandwidth per GPU. node_gpus: the smallest number of
+    GPUs that the job has on any node. data_bytes: size of the data set. proportional_bytes: node memory ÷ node's GPUs.
     """
 
     share: Share
@@ -109,9 +109,9 @@ class StepReport(NamedTuple):
     """A mean step of a running job.
 
     plan: the job's plan. A reporter that knows the time of a step without accumulation reports that time, and the plan
-    without accumulation. step_s: seconds of the whole step. sync_s: seconds of it in which gradients are exchanged
-    while nothing is computed; NaN if unknown. waited_s: seconds of it spent waiting for input. given: the resources
-    that prepared the input; None if they are unknown or CPUs are not shared out.
+    without accumulation. step_s: seconds of the step. Of these, sync_s: seconds in which gradients are exchanged while
+    nothing is computed, NaN if unknown; waited_s: seconds spent waiting for input. given: the resources that prepared
+    the input; None if they are unknown or CPUs are not shared out.
     """
 
     shape: Shape
@@ -123,15 +123,15 @@ class StepReport(NamedTuple):
 
 
 def data_parallel(batch: int, gpus: int, *, initial_batch: int, max_batch: int, max_local: int) -> Plan:
-    """The data-parallel plan on all GPUs at that global batch, or the nearest that fits; see `fixed_batch`."""
+    """The data-parallel plan on `gpus` GPUs at global batch `batch`, or at the nearest that fits; see `fixed_batch`."""
     micro_batch, accumulation = fixed_batch(batch, gpus, initial_batch, max_batch, max_local)
     return Plan(data=gpus, micro_batch=micro_batch, accumulation=accumulation)
 
 
 @dataclass(frozen=True, slots=True)
 class Configurations:
-    """Resource shapes, one per row: GPU type (an index into the cluster's `gpu_types`), GPUs and nodes. How a job runs
-    on a row (batch, accumulation, plan) is chosen separately.
+    """Resource shapes, one per row: GPU type (an index into the cluster's `gpu_types`), GPUs and nodes. A job's batch,
+    accumulation and plan on a row are chosen separately.
     """
 
     gpu_type: Ints
@@ -159,9 +159,9 @@ def configurations_of(rows: list[tuple[int, int, int]]) -> Configurations:
 def powers_and_whole_nodes(cluster: Cluster, most_gpus: int = 64, more: Iterable[int] = ()) -> Configurations:
     """Per GPU type: powers of two within a node, then whole nodes, up to `most_gpus` (Sia, SOSP 2023, section 3.3).
 
-    These sizes divide one another, so that jobs that fit by their number of GPUs always fit on nodes. Types come in the
-    cluster's order. Ours: if a type's nodes differ in size, the largest come first. more: numbers of GPUs that jobs
-    need exactly; a number without a row gets one on the fewest nodes.
+    Of two such sizes, the smaller divides the larger, so that jobs whose GPU counts fit always fit on nodes. Types come
+    in the cluster's order. Our addition: if a type's nodes differ in size, the largest come first. more: numbers of
+    GPUs that jobs need exactly; a number that has no row gets one, on the fewest nodes.
     """
     return _powers_and_whole_nodes(cluster.node_types, most_gpus, frozenset(more))
 

@@ -34,7 +34,7 @@ class JobView:
     two views: `class Both(EstimatedJobView, PredictedJobView): __slots__ = ()`.
 
     submit_time_s: on the driver's clock. gpus: requested. attained_service_gpu_s: GPU-seconds held so far.
-    first_start_s: inf before the first start. queue_entered_s: when the job's key last changed, at first the time of
+    first_start_s: inf before the first start. queue_entered_s: when the job's key last jumped, at first the time of
     submission. restarts: number of resumes after a preemption. recent_service_gpu_s: GPU-seconds held since the job
     last began anew (`OrderingPolicy.begins_anew`), or since submission; waited_s: seconds waited since then.
     """
@@ -227,7 +227,7 @@ class ClusterState:
         return np.array([self.cluster.gpus_of(gpu_type) for gpu_type in self.cluster.gpu_types], dtype=np.int64)
 
     def in_order(self, order: Ints) -> Allocations:
-        """Gives jobs their requested GPUs in that order while types and quotas last; skips jobs that do not fit.
+        """Gives jobs their requested GPUs in `order`, within types and quotas; skips jobs that do not fit.
 
         order: indices of jobs in this state. Jobs that must stay get their GPUs before all others. A tenant exceeds its
         quota only if the cluster allows borrowing, and only after all jobs within quotas.
@@ -299,7 +299,7 @@ class OracleClusterState(ClusterState):
 
 
 SPEED_LEVELS = (1.0, 0.85, 0.7, 0.5, 0.3)
-"""Fractions of a job's best speed in a configuration; each level of share is the cheapest that reaches its fraction."""
+"""Fractions of a job's best speed in a configuration. A level's share is the cheapest that reaches its fraction."""
 CPU_STEPS = (0.05, 0.1, 0.2, 1 / 3, 0.5, 2 / 3, 5 / 6, 1.0, 7 / 6, 4 / 3, 1.5, 5 / 3, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 MEMORY_STEPS = (0.02, 0.1, 1 / 3, 2 / 3, 1.0, 1.5, 2.0, 3.0, 4.0)
 """The CPU and memory shares that are tried, as multiples of the proportional share."""
@@ -323,10 +323,10 @@ class ShareLevels:
 def share_levels(
     cluster: Cluster, tasks: tuple[SynergyTask, ...], rows: Configurations, samples_per_s: Floats
 ) -> ShareLevels:
-    """The levels of every job in every configuration.
+    """The levels of share (`SPEED_LEVELS`) of every job in every configuration.
 
-    samples_per_s: (jobs, configurations), the pace of the GPUs; 0 if unknown. If a job's pipeline or pace is unknown,
-    each of its levels is the proportional share at full speed.
+    samples_per_s: (jobs, configurations), the speed of the GPUs without waiting for input; 0 if unknown. If a job's
+    pipeline or this speed is unknown, each of the job's levels is the proportional share at full speed.
     """
     shape = (len(tasks), len(rows), len(SPEED_LEVELS))
     own = cluster.proportional
@@ -359,7 +359,7 @@ def share_levels(
 
 
 class _Tried(NamedTuple):
-    """The K shares worth trying in a configuration, (K,) each, by rising cost. Each is faster than all cheaper ones."""
+    """The K shares worth trying in a configuration, (K,) each, by rising cost. Each is faster than all before it."""
 
     cpus: Floats
     memory_bytes: Floats
@@ -439,7 +439,7 @@ class GoodputState(ClusterState):
         return share_levels(self.cluster, self.tasks, rows, np.where(pace > 0, pace, self._guess(rows)))
 
     def guessed(self, rows: Configurations, *, batch: BatchLimit = "max") -> tuple[Floats, Bools]:
-        """(jobs, rows): `goodput`, or a guess for jobs without observations; (jobs,): whether it is the guess.
+        """(jobs, rows): `goodput`, or a guess for jobs without observations; (jobs,): whether the job has a guess.
 
         The guess is one-GPU rate × GPUs^`SCALING_POWER`, in samples/s: it ranks a job's rows but predicts no time.
         """
@@ -499,7 +499,7 @@ class GoodputState(ClusterState):
         """(jobs,): the most GPUs that each job may get: `growth` × the most that were observed, at first `first_gpus`.
 
         Pollux (OSDI 2021, section 4.2), with growth 2. Never more than the job allows and its largest batch can feed;
-        a job with parallel plans may get that at once, because its scaling is known.
+        a job with parallel plans may get this maximum at once, because its scaling is known.
         """
         explored = np.maximum(first_gpus, (growth * self.observed_gpus).astype(np.int64))
         explored = np.where(self.planned, np.iinfo(np.int64).max, explored)
@@ -527,7 +527,7 @@ class GoodputState(ClusterState):
     def requested_rate(self) -> Floats:
         """(jobs, GPU types): iterations/s with the requested GPUs and batch, from offline profiles.
 
-        For jobs with parallel plans they are predicted by the planner; 0 if no plan fits.
+        For jobs with parallel plans the planner predicts these rates; 0 if no plan fits.
         """
         gpu_types = self.cluster.gpu_types
         return np.array([[task.requested_rate(gpu_type) for gpu_type in gpu_types] for task in self.tasks])
@@ -535,7 +535,7 @@ class GoodputState(ClusterState):
     def held_row(self, rows: Configurations, *, same_nodes: bool = True) -> Ints:
         """(jobs,): the row that each job runs on, −1 if it waits or runs on no row.
 
-        same_nodes: False takes the row with the same type and number of GPUs, on any number of nodes.
+        same_nodes: whether the row must have the job's number of nodes, besides its type and number of GPUs.
         """
         same = (self.held_type[:, None] == rows.gpu_type) & (self.held_gpus[:, None] == rows.gpus)
         same &= self.held_gpus[:, None] > 0

@@ -1,7 +1,7 @@
-"""Profiles: measured step times of each plan of a model on one testbed, by `python -m synergy_exec profile`.
+"""Profiles: step times of each plan of a model on one testbed, measured by `python -m synergy_exec profile`.
 
-For measured models, a profile replaces the planner's tables. The executor chooses plans by it, and the simulator treats
-it as the truth about that testbed.
+For the models in a profile, the profile replaces the planner's tables. The executor chooses plans by it, and the
+simulator treats it as the truth about that testbed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORMAT = 2
 
 
 class Degrees(NamedTuple):
-    """The part of a plan that cannot change without a restart."""
+    """The parallel degrees of a plan, which cannot change without a restart."""
 
     data: int
     tensor: int
@@ -45,10 +45,10 @@ def degrees_of(plan: Plan) -> Degrees:
 class ProfiledRow:
     """One measured configuration.
 
-    step_s: mean over copies that ran side by side. spread: their range ÷ mean. memory_bytes: the most that one rank
-    held. predicted: whether step_s was predicted from other rows (`PlanTimes`) instead of measured. sync_s: part of
-    step_s, for replicas that were observed in training (`SeenPlan`). node_gpus: GPUs on each node, ascending, if other
-    splits over as many nodes were measured too; else ().
+    step_s: mean over copies that were measured side by side. spread: range of the copies' times ÷ mean. memory_bytes:
+    peak memory of the rank with the highest peak. predicted: whether step_s was predicted from other rows (`PlanTimes`)
+    instead of measured. sync_s: as in `SeenPlan`, for plans observed in training. node_gpus: GPUs on each node,
+    ascending, if other splits over as many nodes were measured too; else ().
     """
 
     gpu_type: str
@@ -63,7 +63,7 @@ class ProfiledRow:
 
 
 class NoiseFrom(NamedTuple):
-    """A job's gradient noise from some work on. work: iterations at the initial batch. ratio: gradient variance ÷
+    """A job's gradient noise once it has done `work`. work: iterations at the initial batch. ratio: gradient variance ÷
     squared norm at that batch; 0 means that noise is still unknown and each step counts as one iteration.
     """
 
@@ -97,8 +97,8 @@ class StepAtCpus(NamedTuple):
 class ProfiledInput:
     """How a model's input is prepared, measured on one GPU at the initial batch with all data in memory.
 
-    cpu_s: CPU-seconds per sample. gpu_s: seconds of a step that does not wait. sample_bytes, data_bytes: size on
-    storage of one sample and of the data set. steps: the measurements.
+    cpu_s: CPU-seconds per sample. gpu_s: seconds of a step that does not wait for input. sample_bytes, data_bytes: size
+    on storage of one sample and of the data set. steps: the measurements.
     """
 
     gpu_type: str
@@ -114,7 +114,7 @@ class ProfiledInput:
         return Pipeline(self.cpu_s, self.sample_bytes, self.data_bytes)
 
     def step_s(self, cpus: float) -> float:
-        """Seconds of a step with that many CPUs and all data in memory, by the formula."""
+        """Seconds of a step with that many CPUs and all data in memory, by `Pipeline`."""
         prepared = self.pipeline.sample_s(cpus, self.data_bytes, storage_bytes_per_s=inf)
         return max(self.gpu_s, self.batch * float(prepared))
 
@@ -124,9 +124,9 @@ class ProfiledModel:
     """One model on one testbed.
 
     initial_batch: the batch at which the learning rate was tuned. noise: by work, from 0 on. costs: None if they were
-    not measured. input: for jobs that load samples (`LoadedJob`), else None. application: that of the model's jobs
-    (`JobSpec`), which have the same name, class and arguments; "": all jobs of that name. tried_batch: the largest
-    batch at which plans were tried. No plan could train with more than max_batch.
+    not measured. input: for jobs that load samples (`LoadedJob`), else None. application: `JobSpec.application` of the
+    jobs measured, which have the same name, class and arguments; "": all jobs of that name. tried_batch: the largest
+    batch at which plans were tried. max_batch: the largest batch at which any plan could train.
     """
 
     name: str
@@ -142,7 +142,7 @@ class ProfiledModel:
 
     @cached_property
     def tried(self) -> ProfiledModel:
-        """The profile, limited to degrees that were measured on the row's GPU type and nodes, at any batch."""
+        """The model with only the rows whose degrees were measured, at any batch, on their GPU type and nodes."""
         keys = [(row.gpu_type, row.nodes, degrees_of(row.plan)) for row in self.rows]
         trained = {key for row, key in zip(self.rows, keys, strict=True) if not row.predicted}
         kept = tuple(row for row, key in zip(self.rows, keys, strict=True) if key in trained)
@@ -150,8 +150,8 @@ class ProfiledModel:
 
     @cached_property
     def _fastest(self) -> dict[tuple[str, int, int, object], ProfiledRow]:
-        """The fastest row by GPU type, nodes, global batch, and a key of the plan. A row has its number of GPUs and its
-        degrees as keys, and ("replicas", GPUs) if it consists of replicas of the smallest plan for that batch.
+        """The fastest row by GPU type, nodes, global batch, and a key of the plan. The keys of a plan are its number
+        of GPUs, its degrees and, if it consists of replicas of the smallest plan for that batch, ("replicas", GPUs).
         """
         best: dict[tuple[str, int, int, object], ProfiledRow] = {}
         smallest: dict[int, Plan] = {}
@@ -170,7 +170,7 @@ class ProfiledModel:
 
     @cached_property
     def _nodes(self) -> dict[tuple[str, int], set[int]]:
-        """By GPU type and number of GPUs, the numbers of nodes on which it was measured."""
+        """By GPU type and number of GPUs, the numbers of nodes that have rows."""
         known: dict[tuple[str, int], set[int]] = {}
         for row in self.rows:
             known.setdefault((row.gpu_type, row.plan.gpus), set()).add(row.nodes)
@@ -192,14 +192,14 @@ class ProfiledModel:
     def best(
         self, gpu_type: str, nodes: int, gpus: int, batch: int, *, replicas_only: bool = False
     ) -> ProfiledRow | None:
-        """The fastest plan on that shape at that global batch; None if none was measured.
+        """The fastest plan on that shape at that global batch; None if the profile has none.
 
         replicas_only: considers only replicas of the smallest plan, which is one GPU if the model fits on one.
         """
         return self._fastest.get((gpu_type, nodes, batch, ("replicas", gpus) if replicas_only else gpus))
 
     def with_degrees(self, gpu_type: str, nodes: int, batch: int, degrees: Degrees) -> ProfiledRow | None:
-        """The fastest plan with these degrees at that global batch; None if none was measured."""
+        """The fastest plan with these degrees at that global batch; None if the profile has none."""
         return self._fastest.get((gpu_type, nodes, batch, degrees))
 
     def knows(self, gpu_type: str, nodes: int, gpus: int, batch: int) -> bool:
@@ -214,8 +214,8 @@ class ProfiledModel:
     def step_s(self, gpu_type: str, node_gpus: tuple[int, ...], batch: int, degrees: Degrees | None = None) -> float:
         """Seconds of a step with these GPUs on each node; inf if nothing was measured with as many GPUs at that batch.
 
-        If that split over nodes was not measured, it is the mean of the measured splits on the nearest number of nodes.
-        degrees: those of the job's plan. If they were not measured there, the fastest plan counts.
+        If that split over nodes was not measured, returns the mean of the splits measured on the nearest number of
+        nodes. degrees: those of the job's plan; for a split without them, the fastest plan counts.
         """
         by_nodes = self._splits.get((gpu_type, sum(node_gpus), batch))
         if by_nodes is None:
@@ -252,7 +252,7 @@ class Profile(Mapping[str, ProfiledModel]):
         return name in self.models
 
     def of(self, name: str, application: str) -> ProfiledModel | None:
-        """The model of that name if it was measured with that application, else another model that was; else None."""
+        """The model of that name if it is of that application, else any model of that application, else None."""
         model = self.models.get(name)
         if model is not None and model.application in ("", application):
             return model
@@ -320,14 +320,14 @@ def _fault(error: Exception) -> str:
 COMPUTE_CONSTANTS = 3
 """Number of the formula's constants that describe computing; the others describe exchanges."""
 FIXED, HELD = 0, 2
-"""Indices of two of them: a cost per micro-batch, and a cost of a GPU's part of the model at any batch."""
+"""Indices of two of these constants: cost per micro-batch, and cost per step of the parameters that a GPU holds."""
 SHRINK_WEIGHT = 0.03
 """Weight, relative to measurements, with which these two constants are pulled to 0."""
 
 
 class SeenPlan(NamedTuple):
-    """A measured plan, its number of nodes and the seconds of a step. sync_s: the seconds of it in which replicas
-    exchanged gradients and computed nothing; 0 if that was not measured.
+    """A measured plan, its number of nodes and the seconds of a step. sync_s: seconds of the step in which replicas
+    exchanged gradients and computed nothing; 0 if these were not measured.
     """
 
     plan: Plan
@@ -341,15 +341,15 @@ class PlanTimes:
 
     The planner's formula (docs/planner.md), for a model whose step times are all that is known:
 
-        step = rounds · (fixed + sample · m/t) / p  +  exchanges
+        step = rounds · (fixed + sample · m/t) / p  +  held / (t·p)  +  exchanges
         rounds = a + (p − 1)/v
 
-    with a micro-batches of m samples, tensor degree t, pipeline degree p, v stages per GPU and d replicas. Exchanges:
-    gradients that replicas send once per step (a ring of d), parameters that ZeRO gathers for each further micro-batch,
-    messages of tensor parallelism and of stages in every micro-batch; each with a cost per message and a cost per
-    sample. Each cost is a column of a linear model, fitted by least squares of relative errors with constants ≥ 0. The
-    constant of an untried exchange is 0: a plan is assumed to be as fast as possible until it is measured. Degrees that
-    were measured at one batch keep their ratio to the formula at others.
+    with a micro-batches of m samples, tensor degree t, pipeline degree p, v stages per GPU and d replicas; ZeRO divides
+    held by d. Exchanges: gradients that replicas send once per step (a ring of d), parameters that ZeRO gathers for
+    each further micro-batch, messages of tensor parallelism and of stages in every micro-batch; each with a cost per
+    message and a cost per sample. Each cost is a column of a linear model, fitted by least squares of relative errors
+    with constants ≥ 0. The constant of an untried exchange is 0: a plan is assumed to be as fast as possible until it
+    is measured. Degrees measured at one batch keep their ratio of measured to predicted time at others.
     """
 
     def __init__(self, seen: Sequence[SeenPlan]) -> None:
@@ -415,7 +415,7 @@ def is_new(model: ProfiledModel, shape: Shape, plan: Plan) -> bool:
 
 def with_seen(model: ProfiledModel, seen: ProfiledRow, *, fits: bool = True) -> ProfiledModel:
     """The model with a new measurement and new predictions. fits: whether the plan fits in memory. If not, its time
-    still improves predictions, but the plan is removed, and with it plans of its degrees with as large a micro-batch.
+    still improves predictions, but the plan is removed, as are predictions for its degrees at its micro-batch or more.
     """
     rows = [row for row in model.rows if not _is(row, seen.gpu_type, seen.nodes, seen.plan)]
     known = dataclasses.replace(model, rows=_predicted([*rows, seen]))
@@ -444,8 +444,8 @@ def _is(row: ProfiledRow, gpu_type: str, nodes: int, plan: Plan) -> bool:
 
 
 def _predicted(rows: Sequence[ProfiledRow]) -> tuple[ProfiledRow, ...]:
-    """The rows, with times of unmeasured rows predicted from measurements on their GPU type; if it has none, from those
-    on all types, as if these were equally fast. At least one row must be measured.
+    """The rows, with times of unmeasured rows predicted from measurements on their GPU type or, if it has none, from
+    those on all types, as if all types were equally fast. At least one row must be measured.
     """
     seen = {row: SeenPlan(row.plan, row.nodes, row.step_s, row.sync_s) for row in rows if not row.predicted}
     times = {

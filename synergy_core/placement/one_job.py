@@ -1,7 +1,7 @@
 """Places one job: on the fullest single node where it fits, else on as few nodes as possible.
 
-The nodes of each GPU type are kept as one bit mask per number of free GPUs, so that a best fit reads only a few
-integers: O(GPUs per node), whatever the number of nodes.
+The nodes of each GPU type are kept as one bit mask per number of free GPUs, so that finding the best fit reads O(GPUs
+per node) masks, whatever the number of nodes.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class TypePool:
         return other
 
     def find(self, gpus: int, scattered: bool) -> list[tuple[int, int]] | None:
-        """(node, GPU count) pairs for `gpus` GPUs, or None. Claims nothing.
+        """(node, GPU count) pairs that sum to `gpus`; None if they do not fit. Claims nothing.
 
-        scattered: whether they may lie on more nodes than necessary if they cannot lie together.
+        scattered: whether the GPUs may lie on more nodes than necessary if too few nodes have enough free GPUs.
         """
         if gpus > self.gpus:
             return None
@@ -74,7 +74,7 @@ class TypePool:
         return None if pairs is None else self.claim_counts(pairs)
 
     def _from_most_free(self, gpus: int) -> list[tuple[int, int]]:
-        """Takes nodes with most free GPUs first (in a tie the lowest node number) until there are enough GPUs."""
+        """(node, GPU count) pairs from the nodes with the most free GPUs, in a tie from the lowest node number."""
         chosen: list[tuple[int, int]] = []
         for free in range(len(self.by_free) - 1, 0, -1):
             nodes = self.by_free[free]
@@ -85,10 +85,10 @@ class TypePool:
                 gpus -= min(free, gpus)
         return chosen
 
-    # These three methods are written out for speed: they run for every node of every start and stop.
+    # The next three methods repeat their updates inline for speed: they run at every start and stop.
 
     def claim_counts(self, pairs: list[tuple[int, int]]) -> Placed:
-        """Claims that many GPUs of each node, the lowest numbers first, and returns them."""
+        """Claims the given number of GPUs on each node, lowest GPU numbers first, and returns the claimed GPUs."""
         by_free, free_count, free_mask, bit_of = self.by_free, self.free_count, self.free_mask, self.bit_of
         placed = []
         for node, count in pairs:
@@ -114,7 +114,7 @@ class TypePool:
             self.gpus += count
 
     def claim(self, placement: Placed) -> bool:
-        """Claims exactly these GPUs; returns False and claims nothing if one of them is not free."""
+        """Claims exactly these GPUs; returns False and claims nothing if any GPU is not free."""
         by_free, free_count, free_mask, bit_of = self.by_free, self.free_count, self.free_mask, self.bit_of
         for node, mask in placement:
             if free_mask[node] & mask != mask:
@@ -130,9 +130,9 @@ class TypePool:
 
 
 def whole_nodes(by_free: list[int], of_size: list[int], gpus: int) -> list[tuple[int, int]] | None:
-    """Idle nodes, the largest first, plus the fullest node on which the rest fits; None if there is none.
+    """Idle nodes, largest first, plus the fullest node on which the remaining GPUs fit; None if there is no such node.
 
-    by_free, of_size: masks of the nodes by number of free GPUs and by total number of GPUs.
+    by_free, of_size: bit masks of nodes, indexed by number of free GPUs and by total number of GPUs.
     """
     chosen: list[tuple[int, int]] = []
     taken = 0
@@ -149,7 +149,7 @@ def whole_nodes(by_free: list[int], of_size: list[int], gpus: int) -> list[tuple
 
 
 def _fullest(by_free: list[int], gpus: int, taken: int) -> int | None:
-    """The best-fitting node: fewest free GPUs among nodes with enough that are not in the mask `taken`."""
+    """The node with the fewest free GPUs among nodes with at least `gpus` that are not in the mask `taken`."""
     for free in range(gpus, len(by_free)):
         nodes = by_free[free] & ~taken
         if nodes:
@@ -160,9 +160,9 @@ def _fullest(by_free: list[int], gpus: int, taken: int) -> int | None:
 def dealt_alike(
     pairs: list[tuple[int, int]], free: Mapping[int, int] | Sequence[int], gpus: int
 ) -> list[tuple[int, int]]:
-    """Deals GPUs to these nodes as evenly as their free GPUs allow, the fullest node first.
+    """Distributes `gpus` GPUs over these nodes as evenly as their free GPUs allow.
 
-    The fullest node comes first, so that nodes with more free GPUs take what it cannot.
+    The node with the fewest free GPUs comes first, so that later nodes take the GPUs that it cannot provide.
     """
     dealt = []
     for left, (node, _) in zip(range(len(pairs), 0, -1), sorted(pairs, key=lambda each: free[each[0]]), strict=True):
@@ -183,12 +183,12 @@ def lowest(mask: int, count: int) -> int:
 
 
 def per_node(placed: Placed) -> list[tuple[int, int]]:
-    """(node, number of GPUs) pairs, by node."""
+    """(node, number of GPUs) pairs, sorted by node."""
     return sorted([(node, mask.bit_count()) for node, mask in placed])
 
 
 class Placement:
-    """The free GPUs of a cluster, from which jobs are placed. A job never mixes GPU types."""
+    """The free GPUs of a cluster, on which jobs are placed. All GPUs of a job have one type."""
 
     __slots__ = ("_type_of_node", "pools")
 
@@ -218,9 +218,9 @@ class Placement:
         return any(pool.find(gpus, scattered) is not None for pool in self._pools_for(gpu_type))
 
     def place(self, gpus: int, gpu_type: str = "", *, scattered: bool = True) -> Placed | None:
-        """Claims `gpus` GPUs of one type and returns them, or None if there is no room of that type.
+        """Claims `gpus` GPUs of one type and returns them; None if they do not fit. gpu_type: "" for any type.
 
-        scattered: whether they may lie apart if they cannot lie together.
+        scattered: see `TypePool.find`.
         """
         for pool in self._pools_for(gpu_type):
             placed = pool.place(gpus, scattered)
@@ -229,14 +229,14 @@ class Placement:
         return None
 
     def take(self, node_gpus: list[tuple[int, int]]) -> Placed:
-        """Claims that many GPUs of each node, which must be free; all nodes must have the same GPU type."""
+        """Claims the given number of free GPUs on each node; all nodes must have the same GPU type."""
         return self._pool_of(node_gpus).claim_counts(node_gpus)
 
     def put_back(self, started: dict[int, Placed], before: Mapping[int, Placed]) -> set[int]:
-        """Leaves jobs where they were if only the GPUs within their nodes would change; returns the ids of these jobs.
+        """Keeps jobs on their former GPUs if only GPUs within the same nodes would change; returns these jobs' ids.
 
-        started: by job id, the GPUs claimed for jobs that start or move; updated if a job stays. before: a job's former
-        GPUs.
+        started: by job id, the GPUs claimed for jobs that start or move; updated if any job stays. before: by job id,
+        the former GPUs.
         """
         stay = {each for each in started if each in before and per_node(started[each]) == per_node(before[each])}
         if any(started[each] != before[each] for each in stay):
@@ -249,7 +249,7 @@ class Placement:
         return stay
 
     def claim(self, placement: Placed) -> bool:
-        """Claims exactly these GPUs; returns False and claims nothing if one of them is taken."""
+        """Claims exactly these GPUs; returns False and claims nothing if any GPU is taken."""
         return self._pool_of(placement).claim(placement)
 
     def release(self, placement: Placed) -> None:
@@ -261,7 +261,7 @@ class Placement:
 
 
 class Patience:
-    """Waiting jobs by the instant from which their GPUs may lie apart (`Cluster.placement`)."""
+    """Waiting jobs, by the instant from which their GPUs may lie on more nodes than necessary (`Cluster.placement`)."""
 
     __slots__ = ("_queue", "_serial", "after_s")
 
@@ -272,13 +272,13 @@ class Patience:
         self._serial = itertools.count()
 
     def ends_s(self, job: Job) -> float:
-        """The instant from which the job's GPUs may lie apart; inf for a running job."""
+        """The instant from which the job's GPUs may lie on more nodes than necessary; inf for a running job."""
         if job.gpus == 1 or not self.after_s:
             return 0.0
         return NEVER if job.running else job.waits_since_s + self.after_s
 
     def begin(self, job: Job) -> None:
-        """Enters a job that begins to wait."""
+        """Adds a job that begins to wait."""
         instant_s = self.ends_s(job)
         if 0 < instant_s < NEVER:
             heappush(self._queue, (instant_s, next(self._serial), job, _starts(job)))
@@ -299,5 +299,5 @@ class Patience:
 
 
 def _starts(job: Job) -> tuple[int, float]:
-    """A value that differs after every start of the job, even one that ends at the instant of its submission."""
+    """A value that changes at every start of the job, even if the job starts and stops at the instant of submission."""
     return job.restarts, job.first_start_s

@@ -1,9 +1,9 @@
-"""Places all jobs of a round: jobs that keep their number and type of GPUs stay, the others follow by falling size.
+"""Places all jobs of a round: jobs that keep their number and type of GPUs stay; the others follow, largest first.
 
-Jobs whose sizes are powers of two up to a node, or whole nodes, always fit if their total does: by falling size, the
-free GPUs of a node are a multiple of the next size (if nodes have a power of two of GPUs and no job is pinned). A job
-that finds no room displaces smaller ones, which are placed after it. Other sizes follow the same rule as best-fit
-decreasing, and are spread over nodes only if that fails.
+If every job needs a power of two of GPUs up to a node, or whole nodes, all jobs fit whenever their total does: placed
+largest first, they leave each node with a multiple of the next job's size free (if nodes have a power of two of GPUs
+and no job is pinned). A job that does not fit displaces smaller jobs, which are placed after it. Jobs of other sizes
+are also placed by best-fit decreasing, and spread over more nodes than necessary only if that fails.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Floor:
         self.idle = self.full.copy()
         self.held = [0] * len(current)
         self.at = [-1] * len(current)  # each job's GPU type
-        # A job's GPUs or, if it is askew (on parts of several nodes), those of its smallest part. Only jobs of a larger
-        # size may displace it.
+        # Only jobs larger than its level may displace a job: its number of GPUs or, if it is askew (on several nodes
+        # that it does not fill), the smallest number of GPUs that it has on one node.
         self.level = self.held.copy()
         self.askew: set[int] = set()
         for job, placed in enumerate(current):
@@ -63,10 +63,10 @@ class Floor:
 
 
 class Ground:
-    """Free GPUs while a round is being placed, with a stack of nodes per number of free GPUs, so a best fit takes O(1).
+    """The free GPUs while a round is placed. One stack of nodes per number of free GPUs makes a best fit O(1).
 
-    An entry of a stack is valid only while its node still has that many free GPUs. Among equally good nodes the last
-    changed one is taken; `one_job.TypePool` takes the one with the lowest number instead.
+    A node's entry in a stack is stale once the node has another number of free GPUs. Among equally good nodes, the most
+    recently changed node is taken; `one_job.TypePool` takes the node with the lowest number instead.
     """
 
     def __init__(self, floor: Floor, pinned: list[bool]) -> None:
@@ -91,7 +91,7 @@ class Ground:
         self.left.add(job)
 
     def place(self, size: int, kind: int, job: int) -> tuple[list[tuple[int, int]] | None, list[int]]:
-        """GPUs for a job on as few nodes as possible, or None, and the smaller jobs that were displaced."""
+        """Takes GPUs on as few nodes as possible; returns them, or None if they do not fit, and the jobs displaced."""
         current, displaced = self.floor.current[job], []
         returns = job in self.left and self.floor.held[job] == size and self.floor.kinds[current[0][0]] == kind
         if returns and job not in self.floor.askew and all(self.mask[node] & mask == mask for node, mask in current):
@@ -117,7 +117,7 @@ class Ground:
         return pieces, displaced
 
     def spread(self, size: int, kind: int) -> list[tuple[int, int]]:
-        """GPUs on the nodes with most free GPUs, the last part by best fit, or all parts even. Enough must be free."""
+        """Takes free GPUs on the emptiest nodes: evenly, or all of each node and the remainder by best fit."""
         chosen: dict[int, int] = {}
         missing = size
         for free in range(self.floor.largest[kind], 0, -1):
@@ -141,7 +141,7 @@ class Ground:
         return [*pieces, (node, self._take(node, rest))]
 
     def _best_fit(self, size: int, kind: int) -> int:
-        """The node with the fewest free GPUs that has `size`, −1 if none has."""
+        """Among the nodes with at least `size` free GPUs, the one with the fewest; −1 if there is none."""
         stacks, free_of = self.stacks[kind], self.free
         for free in range(size, len(stacks)):
             stack = stacks[free]
@@ -153,7 +153,7 @@ class Ground:
         return -1
 
     def _smaller_idle(self, most: int, kind: int) -> tuple[int, int]:
-        """A whole idle node, the largest of those with at most `most` GPUs; (−1, 0) if there is none."""
+        """The largest idle node with at most `most` GPUs, and its number of GPUs; (−1, 0) if there is none."""
         stacks = self.stacks[kind]
         for free in range(min(most, len(stacks) - 1), 0, -1):
             for node in reversed(stacks[free]):
@@ -177,7 +177,7 @@ class Ground:
             self.total[node] = free
 
     def _make_room(self, piece: int, kind: int, size: int) -> tuple[int, list[int]]:
-        """The node where `piece` fits after displacing the fewest GPUs of jobs smaller than `size`, and these jobs."""
+        """Frees `piece` GPUs of a node by displacing jobs smaller than `size`; returns the node and these jobs."""
         if self.by_node is None:
             self._index()
         assert self.by_node is not None
@@ -210,7 +210,7 @@ class Ground:
         return node, going
 
     def _index(self) -> None:
-        """Jobs by node, built when a job is first displaced."""
+        """Lists the jobs of each node that may be displaced; called before the first displacement."""
         self.by_node = {}
         for job, placed in enumerate(self.floor.current):
             if job not in self.left and not self.pinned[job]:
@@ -219,7 +219,7 @@ class Ground:
         self.total = np.array(self.free)
 
     def _movable_below(self, size: int) -> NDArray[np.int64]:
-        """(nodes,) GPUs of jobs that are still in place and may be displaced by a job of `size`."""
+        """(nodes,) GPUs held on each node by jobs that a job of `size` GPUs may still displace."""
         counts = np.zeros(len(self.free), dtype=np.int64)
         for job, placed in enumerate(self.floor.current):
             if placed and job not in self.left and not self.pinned[job] and self.floor.level[job] < size:
@@ -306,7 +306,7 @@ def _types(floor: Floor, gpus: Ints, wanted: Ints, pinned: Bools) -> list[int]:
 def _any_type(
     floor: Floor, gpus: Ints, jobs: list[int], left: list[int], *, keepers_first: bool
 ) -> dict[int, int] | None:
-    """A type for each of `jobs`, large jobs first: the present type, else the first with room. None if one fails."""
+    """Gives each of `jobs`, largest first, its present GPU type or else the first with room; None if any job fails."""
     left = left.copy()
     chosen: dict[int, int] = {}
 
@@ -326,7 +326,7 @@ def _any_type(
 
 
 def _attempt(floor: Floor, gpus: Ints, wanted: Ints, kind: list[int], pinned: Bools, *, askew_stay: bool) -> Packing:
-    """One attempt at a packing; with askew_stay False, jobs on parts of several nodes are placed anew unless pinned."""
+    """One attempt at a packing; without askew_stay, jobs in `floor.askew` are placed again unless pinned."""
     ground = Ground(floor, pinned.tolist())
     sizes: list[int] = gpus.tolist()
     held, at = np.array(floor.held), np.array(floor.at)

@@ -49,8 +49,8 @@ class Placer:
     """The GPUs of one cluster and the jobs on them.
 
     free_moves: a job that moves to other nodes but keeps its GPU type and its GPUs per node continues at no cost.
-    packs: whether the policy assumes that a job's GPUs lie together, as policies that read goodput do, so that jobs
-    move to make room. Otherwise no job moves if GPUs may lie apart from the start (`Cluster.placement`: spread, even).
+    packs: whether the policy assumes that a job's GPUs lie together, as policies that read goodput do; then running
+    jobs move to make room. Else none moves where GPUs may lie apart at once (`Cluster.placement`: spread, even).
     """
 
     def __init__(self, cluster: Cluster, *, free_moves: bool, packs: bool) -> None:
@@ -75,7 +75,7 @@ class Placer:
         return self._most_free(answer, jobs)
 
     def _most_free(self, answer: Allocations, jobs: Sequence[Job]) -> Changes:
-        """Places job by job, the smallest first; jobs that keep number and type stay where they are."""
+        """Places job by job, the smallest first; jobs that keep their number and type of GPUs stay where they are."""
         gpu_types = self._cluster.gpu_types
         stops: list[tuple[Job, Placed]] = []
         wanted: list[tuple[int, Job, str]] = []
@@ -109,7 +109,7 @@ class Placer:
         kind_of = self._cluster.kind_of_node
         held_type = [kind_of[job.placement[0][0]] if job.running else -1 for job in jobs]
         keeps = (held_gpus == gpus) & ((gpu_type < 0) | (gpu_type == held_type))
-        if keeps.all():  # as in most rounds, no job needs room
+        if keeps.all():  # in most rounds nothing changes
             return Changes([], [], set())
         stays = np.array([job.stays(now_s) for job in jobs])
         if not self._moves_for_room:
@@ -124,9 +124,9 @@ class Placer:
         return self._onto([per_node(each) for each in placed], [jobs[at] for at in changed], placed)
 
     def _onto(self, chosen: Iterable[NodeGpus], jobs: Sequence[Job], placed: Sequence[Placed] | None = None) -> Changes:
-        """Gives every job these numbers of GPUs on nodes; a job that holds them already continues.
+        """Gives every job its chosen number of GPUs on each node; a job that already holds them continues.
 
-        placed: preferred GPUs, used if they are free once jobs have stopped; then a job may swap its nodes at no cost.
+        placed: preferred GPUs, used if they are free once jobs have stopped. Then free moves may swap a job's nodes.
         """
         in_order = list if placed is None else sorted
         stops: list[tuple[Job, Placed]] = []
@@ -156,21 +156,21 @@ class Placer:
 OF_RECORD = ("held_gpus", "attained_service_gpu_s", "first_start_s", "restarts")
 OF_REQUEST = ("submit_time_s", "gpus")
 OF_SPEC = ("restart_s", "declared_restart_s", "resize_s", *SIZE_LIMITS)
-"""Columns of a state that are fields of a job's record, of its request and of its task's spec."""
+"""Columns of a state that are read from a job's record, from its request and from its task's spec."""
 DTYPES = {"Ints": np.int64, "Floats": np.float64, "Bools": np.bool_}
 """Type of a column by the annotation of its field in the state."""
 
 
 def _columns(names: Sequence[str], rows: Sequence[object]) -> dict[str, Sequence[Any]]:
-    """Returns these fields of all rows, as columns."""
+    """The values of these fields in all rows, by field."""
     return dict(zip(names, zip(*map(attrgetter(*names), rows), strict=True), strict=True)) if rows else {}
 
 
 class Snapshots:
     """Makes the states that policies read. Tenants are numbered in the cluster's order, then by their first jobs.
 
-    It keeps the columns of active jobs, in order of their ids, from state to state. What a user requested is read once,
-    a waiting job's record once it has changed (`entered`, `changed`), and a running job's every time.
+    Columns are kept from state to state, in the order of job ids. A job's request is read once. Its record is read for
+    every state while the job runs; while it waits, only after a change (`entered`, `changed`).
     It also counts the seconds for which each job, and all jobs together, held each GPU type.
     """
 
@@ -197,7 +197,7 @@ class Snapshots:
             self._received_s.setdefault(job.job_id, [0.0] * len(self._kinds))
 
     def changed(self, job: Job) -> None:
-        """Enters that the job has been stopped."""
+        """Records that the job has been stopped."""
         self._changed.add(job.job_id)
 
     def left(self, job: Job) -> None:
@@ -212,7 +212,7 @@ class Snapshots:
             self._given_s[kind] += now_s - job.settled_s
 
     def of(self, jobs: Sequence[Job], now_s: float, memory: Any) -> ClusterState:
-        """The frozen snapshot of these jobs, which are in order of their ids; memory: from the policy's last answer."""
+        """A frozen snapshot of these jobs, which are sorted by id. memory: `memory` of the policy's last answer."""
         job_id = np.array([job.job_id for job in jobs], dtype=np.int64)
         if not np.array_equal(job_id, self._job_id):
             self._reorder(job_id)
@@ -256,7 +256,7 @@ class Snapshots:
     def _read(
         self, concerned: Sequence[int], jobs: Sequence[Job], read: Callable[[Sequence[Job]], dict[str, Sequence[Any]]]
     ) -> None:
-        """Reads the rows of the jobs concerned into copies of the columns, because earlier states keep theirs."""
+        """Updates the concerned jobs' rows in copies of the columns, because earlier states share the old columns."""
         for name, values in read([jobs[at] for at in concerned]).items() if concerned else ():
             new: np.ndarray = np.array(values, dtype=self._dtypes.get(name, np.float64))
             kept = self._kept.get(name)
@@ -297,7 +297,7 @@ class Snapshots:
 
 
 SHARES_OVER = 1e-6
-"""Fraction of a node's CPUs or memory by which rounding may exceed it."""
+"""Fraction of a node's CPUs or memory by which the sum of shares may exceed them, because of rounding."""
 
 
 class AllocationScheduler:
@@ -319,7 +319,7 @@ class AllocationScheduler:
         """free_moves: a move costs nothing if GPU type and GPUs per node stay the same; profile: measured models.
 
         plan_errors: true ÷ planned step times, if the policy knows them (`tables.planned_tables`).
-        round_s: from one decision to the next; None: the policy's default.
+        round_s: seconds from one decision to the next; None: the policy's default.
         """
         self._policy = policy
         self._cluster = cluster
@@ -372,7 +372,7 @@ class AllocationScheduler:
         self.waiting += 1
 
     def respecified(self, job: Job) -> None:
-        """Makes the job's beliefs anew, but keeps its reported progress and gradient statistics."""
+        """Replaces the job's task by a new one, which keeps the reported progress and gradient statistics."""
         if self.beliefs is not None and job.spec is not None and job.task is not None:
             before, job.task = job.task, self.beliefs.task(job.spec)
             job.task.statistics, job.task.done_work = before.statistics, before.done_work
@@ -407,7 +407,7 @@ class AllocationScheduler:
 
     @staticmethod
     def _shared(decision: Decision[Job], jobs: Sequence[Job], share: Floats) -> Decision[Job]:
-        """Enters the jobs' shares and returns the decision; running jobs with a new share are retuned too."""
+        """Sets the jobs' shares; returns the decision with running jobs whose share changed added to `retuned`."""
         started = {job.job_id for job, _ in decision.starts}
         retuned = {job.job_id: job for job in decision.retuned}
         for job, (cpus, memory_bytes) in zip(jobs, share.tolist(), strict=True):
@@ -505,7 +505,7 @@ class AllocationScheduler:
     ) -> tuple[Job, ...]:
         """Chooses new plans for jobs that keep their GPUs; returns the jobs where only the batch changes.
 
-        Jobs for which other degrees justify a restart are added to `stops` and `starts`, on their present GPUs.
+        A job whose new plan has other parallel degrees restarts: it is added to `stops` and, on its GPUs, to `starts`.
         """
         if self.beliefs is None:
             return ()

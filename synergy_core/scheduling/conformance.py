@@ -1,7 +1,7 @@
 """Runs a policy on small random cases to check the rules of `_check.RULES` that need a scheduler.
 
 `policies._check` checks the rules that need only the policy's function. The others are here, because policies must not
-import schedulers. Jobs lose nothing when they are stopped, and train in proportion to their GPUs.
+import schedulers. Here jobs lose no progress when they are stopped, and their speed is proportional to their GPUs.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _carried_out(policy: Policy, case: PolicyCase) -> list[Done]:
         with attributed(f"the next change after {now_s:g} s"):
             change_s = work.scheduler.next_change_s(now_s)
         next_s = min(arrives_s, change_s, *work.ends_s.values())
-        if policy.in_rounds:  # decisions only at multiples of a round; `rounds` counts to the next one
+        if policy.in_rounds:  # decisions only at multiples of a round; `rounds` is the next multiple
             if not work.active:
                 rounds = math.ceil(arrives_s / round_s)
             next_s = min(next_s, rounds * round_s)

@@ -1,11 +1,12 @@
 """Queues of an ordering policy on one GPU type, kept such that a decision never scans all waiting jobs.
 
 A decision is the result of the *greedy walk*: take the active jobs in the order of their keys, and run each that fits
-in the GPUs left. Waiting jobs are kept in one heap per *form*: a number of GPUs, and whether these may lie apart.
-If the first job of a form does not fit, no job of that form does, because room only shrinks along the walk.
+in the GPUs left. Waiting jobs of the same *form* (number of GPUs, and whether these may lie apart, that is, on more
+nodes than necessary) share a queue. If its first job does not fit, no job of the queue does, because free GPUs only
+become fewer along the walk.
 
-If a job may take any free GPUs (`Cluster.scatter_after_s` is 0), a lane only counts GPUs, and its scheduler chooses
-them after the walk. If a job's GPUs must lie together, whether a job fits depends on which GPUs are free, so a lane
+If jobs may take any free GPUs (`Cluster.scatter_after_s` is 0), a lane only counts GPUs, and the scheduler chooses them
+after the walk. If a job's GPUs must lie together, whether the job fits depends on which GPUs are free, so a lane
 places each job in its turn. For several GPU types and borrowed quotas, `trial.py` walks over all jobs instead.
 """
 
@@ -26,7 +27,7 @@ Form = tuple[int, bool]
 """(number of GPUs, whether they may lie apart)."""
 Starts = list[tuple[Job, Placed]]
 NOTHING: Decision[Job] = Decision([], [])
-ANY_FORM = (0, True)  # the only heap if a job that does not fit blocks all others
+ANY_FORM = (0, True)  # the only heap if the first job that does not fit blocks all later ones
 BLOCK = 256  # target number of entries per block of `ByEstimate`
 
 
@@ -57,31 +58,31 @@ class Lane(ABC):
 
     @abstractmethod
     def _wait(self, job: Job, since_s: float) -> None:
-        """Puts the job into the queue of its form, at its key; both hold since the instant `since_s`."""
+        """Puts the job into the queue of its form, sorted by key; form and key are valid from the instant `since_s`."""
 
     def _form(self, job: Job) -> Form:
         return job.gpus, not self.together or self._patience.ends_s(job) <= self._now_s
 
     def _relax(self, now_s: float) -> None:
-        """Moves jobs whose patience has ended by `now_s` to the queue of their new form; stale entries go later."""
+        """Moves jobs whose patience has ended by `now_s` to their new form's queue; heaps drop old entries later."""
         self._now_s = now_s
         for job in self._patience.over(now_s):
             self._wait(job, now_s)
 
     def leave(self, job: Job) -> None:
-        """Frees the GPUs of a running job that has ended."""
+        """Frees the GPUs of a running job that has ended or was evicted."""
         self.pool.release(job.placement)
         self.left += job.gpus
 
     @abstractmethod
     def decide(self, now_s: float) -> Decision[Job]:
-        """The jobs to stop and to start, with their GPUs (`()` if the scheduler chooses them). A job in both moves."""
+        """The jobs to stop and to start, with GPUs (`()` if the scheduler chooses them). A job in both lists moves."""
 
     def started(self, job: Job, now_s: float) -> None:  # noqa: B027
         """Called when a job has started or moved, if its key jumps or falls with the clock."""
 
     def retry(self) -> None:  # noqa: B027
-        """Another lane has freed GPUs, so that any form may fit again."""
+        """Called when another lane has freed GPUs, so that jobs of any form may fit again."""
 
     def is_due(self, now_s: float) -> bool:
         """Whether to decide now although there was no event."""
@@ -130,7 +131,7 @@ class KeepingLane(Lane):
                 heaps.remove(of_first)
                 continue
             heappop(of_first)
-            job.ticket = None  # a cycle of entry and job would never be freed
+            job.ticket = None  # else entry and job form a cycle, never freed while gc is off
             left -= job.gpus
             starts.append((job, placed))
         self.left = left
@@ -139,13 +140,13 @@ class KeepingLane(Lane):
 
 
 def drop_stale(heap: list[Entry]) -> None:
-    """Drops first entries that are no longer their job's ticket."""
+    """Drops entries from the top of the heap while they are not their jobs' tickets any more."""
     while heap and heap[0][2].ticket is not heap[0]:
         heappop(heap)
 
 
 class ByEstimate:
-    """Waiting jobs of one form in the order of their keys, in blocks that speed up the search by estimate."""
+    """Waiting jobs of one form, sorted by key, in blocks that `first_within` skips by their shortest estimates."""
 
     __slots__ = ("_blocks", "_shortest_s")
 
@@ -180,7 +181,6 @@ class ByEstimate:
         return None
 
     def remove(self, entry: Entry) -> None:
-        """Removes the entry."""
         index = max(bisect_left(self._blocks, [entry]) - 1, 0)
         if index + 1 < len(self._blocks) and self._blocks[index][-1] < entry:
             index += 1
@@ -201,7 +201,7 @@ class EasyLane(Lane):
 
     If GPUs must lie together, all tenants share one lane, because a head may wait for GPUs of any tenant's job, and any
     job could delay it.
-    A waiting job's ticket is its form and its entry there; a running job's ticket is its entry in the sorted list
+    A waiting job's ticket is (form, entry in the form's queue); a running job's ticket is its entry in the sorted list
     `_ends`: (expected end, job id, job, start, GPUs). `_quota_left`: by tenant, GPUs of its quota that no job holds.
     """
 
@@ -234,7 +234,7 @@ class EasyLane(Lane):
         job.ticket = None
 
     def _expect_end(self, job: Job, started_s: float, placed: Placed, now_s: float) -> None:
-        """Enters the expected end of a job that has run since `started_s` on these GPUs."""
+        """Records the expected end of a job that has run since `started_s` on these GPUs."""
         entry = (expected_end_s(started_s, job.estimate_s, now_s), job.job_id, job, started_s, placed)
         job.ticket = entry
         insort(self._ends, entry)
@@ -244,7 +244,7 @@ class EasyLane(Lane):
         return bool(self._ends) and self._ends[0][0] <= now_s
 
     def is_due(self, now_s: float) -> bool:
-        """True also if a job is overdue: then the head starts later, and more jobs may run before it."""
+        """True also if a running job is overdue: the head is then expected later, and more jobs may run before it."""
         return super().is_due(now_s) or (self.waiting > 0 and self._is_overdue(now_s))
 
     def decide(self, now_s: float) -> Decision[Job]:
@@ -258,7 +258,7 @@ class EasyLane(Lane):
             promises, held_back = self._start_heads(promises, starts, now_s)
             while promises and self.left and (filler := self._next_filler(promises)) is not None:
                 starts.append(self._start(*filler, promises, now_s))
-                if held_back:  # a head that was held back may find GPUs now with which it delays no other head
+                if held_back:  # the head held back may now get other GPUs, with which it delays no other head
                     goes_on = True
                     break
         self.waiting -= len(starts)
@@ -271,9 +271,9 @@ class EasyLane(Lane):
     def _start_heads(
         self, promised: dict[str, Reservation], starts: Starts, now_s: float
     ) -> tuple[dict[str, Reservation], bool]:
-        """Starts heads by key; returns the promises to the others, and whether one of these fits but was held back.
+        """Starts heads by key; returns the promises to heads that wait, and whether one fits but would delay another.
 
-        promised: earlier promises to heads; each holds until a head before it starts.
+        promised: promises made before. They are made again for all heads behind a head that starts.
         """
         promises: dict[str, Reservation] = {}
         held_back = False
@@ -319,7 +319,7 @@ class EasyLane(Lane):
         return job, placed
 
     def _reserve(self, tenant: str, form: Form, head: Job, now_s: float) -> Reservation:
-        """Makes the promise to a head of this form, by the expected ends of all running jobs."""
+        """Computes the promise to a head of this form from the expected ends of all running jobs."""
         placement = self.placement.copy() if self.together else None
         quota_left = self._quota_left[tenant] if self._has_tenants or placement is None else NEVER
         reservation = Reservation(placement, head, quota_left=quota_left, scattered=form[1])

@@ -20,11 +20,11 @@ Entry = tuple[Any, int, Job]
 def order_key_of(policy: OrderingPolicy) -> Callable[[Job], Key]:
     """The function that computes the keys by which queues compare jobs.
 
-    If keys fall with the clock, their times are rounded to the grid. Waiting jobs are compared by their keys, running
-    jobs by clock + key as of their start, and a waiting with a running job by clock + key. On the grid that sum is
-    exact (`synergy_core.units`), so the order of two jobs does not depend on how and when they are compared. Off the
-    grid, the sums of different keys could be equal, and the order of the jobs could change between two comparisons.
-    Times beyond `MAX_TIME_S`, where sums would round again, count as never.
+    If keys fall with the clock, their times are rounded to the grid. Two waiting jobs are compared by their keys, two
+    running jobs by clock + key at their starts, and a waiting with a running job by clock + key. On the grid that sum
+    is exact (`synergy_core.units`), so the order of two jobs does not depend on how and when they are compared. Off the
+    grid, rounding could make the sums of different keys equal and so change the order between comparisons. Times beyond
+    `MAX_TIME_S`, where sums would round again, count as never.
     """
     key_of: Callable[..., Key] = policy.key
     if not policy.falls_while_running:
@@ -50,9 +50,9 @@ def next_jump_s(policy: OrderingPolicy, job: Job, now_s: float) -> float | None:
 
 
 def after_jump(policy: OrderingPolicy, job: Job, instant_s: float) -> Key:
-    """Settles the job at the instant of an expected jump of its key, and returns the key as of then.
+    """Settles the job at the instant at which its key was expected to jump, and returns its key at that instant.
 
-    If its start was delayed, the jump is later too, and the key has not changed yet.
+    If the job's start was delayed, its key jumps later too and has not changed yet.
     """
     before = policy.key(job)
     job.settle(instant_s)
@@ -70,7 +70,7 @@ FIRST_EXTENSION_S = 60.0
 
 
 def expected_end_s(started_s: float, estimate_s: float, now_s: float) -> float:
-    """The estimated end of a running job; if it has passed, the first instant after `now_s` 60, 120, 240, … s later.
+    """The estimated end of a running job; if that has passed, 60, 120, 240, … s later, the first that has not passed.
 
     If the GPUs of an overdue job counted as free immediately, they would be promised to the head of the queue, and all
     other GPUs that become free would go to any job that fits. Tsafrir, Etsion and Feitelson (IEEE TPDS 18(6), 2007,
@@ -87,12 +87,12 @@ def expected_end_s(started_s: float, estimate_s: float, now_s: float) -> float:
 
 
 class Reservation:
-    """EASY's promise to the head of a queue: it starts at the earliest instant at which it is expected to fit.
+    """EASY's promise to the head of a queue: the head starts at the earliest instant at which it is expected to fit.
 
     Lifka (JSSPP 1995); Mu'alem and Feitelson, IEEE TPDS 12(6), 2001, section 2. A later job may start now if it ends
-    before that instant (the *shadow time*) or if the head still fits beside it then.
+    before that instant (the *shadow time*) or if the head still fits beside the job then.
 
-    placement: a copy that may be changed; None if only GPU counts decide what fits, and all running jobs count.
+    placement: a copy that may be changed; None if GPU counts alone decide what fits; all running jobs then count.
     quota_left: GPUs of the head's quota that no job holds now, `NEVER` without a quota. scattered: whether the head's
     GPUs may lie apart. window_s: seconds until the shadow time, `NEVER` if the head would not fit even if all jobs had
     ended, so that no job can delay it. `_extra`: GPUs of the quota beyond the head's need at the shadow time.
@@ -108,7 +108,7 @@ class Reservation:
         self.window_s = 0.0
 
     def _has_room(self) -> bool:
-        """Whether free GPUs suffice for the head, apart from its quota."""
+        """Whether the head fits on the free GPUs; its quota is not checked."""
         head, placement = self.head, self._placement
         return placement is None or placement.fits(head.gpus, head.gpu_type, scattered=self._scattered)
 
@@ -149,7 +149,7 @@ class Reservation:
         return fits
 
     def enter(self, job: Job, placed: Placed) -> None:
-        """Enters that the job starts now, if it still runs at the shadow time."""
+        """Claims the GPUs of a job that starts now, if it is expected to run beyond the shadow time."""
         if job.estimate_s <= self.window_s:
             return
         if self._placement is not None:
@@ -166,16 +166,16 @@ FADE = 0.9
 class DurationPredictor:
     """Predicts run times from jobs that have already ended, by user, virtual cluster and size.
 
-    The idea of Helios' QSSF (SC 2021, section 4.2) is that users submit the same job again and again. The mean of the
-    logarithm of the run time is shrunk step by step from all jobs to jobs of this size, of this tenant and size, of
-    this user, of this user and size:  m_k = (n_k·mean_k + κ·m_{k−1}) / (n_k + κ),  with n_k the (fading) number of
-    jobs seen. It learns when a job ends and predicts when one arrives, so it never uses a job's own future.
+    The idea of Helios' QSSF (SC 2021, section 4.2) is that users submit the same job again and again. The mean log run
+    time of a group is shrunk towards that of the group before it: all jobs, jobs of this size, of this tenant and size,
+    of this user, of this user, tenant and size:  m_k = (n_k·mean_k + κ·m_{k−1}) / (n_k + κ),  with n_k the (fading)
+    number of ended jobs. A prediction uses only jobs that ended before the predicted job's arrival.
 
-    Jobs that end at an instant are learnt after all predictions of that instant, in order of job ids, so the order in
-    which a driver reports the events of one instant does not matter.
+    Jobs that end at the same instant are used only by later predictions, in the order of job ids. The order in which a
+    driver reports the events of one instant therefore does not matter.
 
-    prior_jobs: κ, the number of jobs for which the wider group's mean counts. fade: factor by which a job's weight
-    falls whenever another job of its group ends, in (0, 1]; the group of all jobs does not fade.
+    prior_jobs: κ, the weight of the wider group's mean, in jobs. fade: factor that multiplies a job's weight whenever
+    another job of its group ends, in (0, 1]; the group of all jobs does not fade.
     """
 
     __slots__ = ("_ended", "_fade", "_prior_jobs", "_seen")
@@ -201,7 +201,7 @@ class DurationPredictor:
         return exp(mean)
 
     def ended(self, job: Job, run_s: float, now_s: float) -> None:
-        """Enters that a job has ended after running `run_s` seconds; predictions after `now_s` use it."""
+        """Records that a job has ended at `now_s` after running `run_s` seconds; only later predictions use it."""
         heappush(self._ended, (now_s, job.job_id, job, run_s))
 
     def _learn(self, job: Job, run_s: float) -> None:

@@ -1,12 +1,12 @@
-"""Lanes with preemption. They find the decision of a full walk (`lanes.py`) from the few jobs that can have changed.
+"""Lanes with preemption, which make the decision of the greedy walk (`lanes.py`) without visiting every job.
 
-Running jobs are kept in one sorted list. A waiting job is admitted if and only if it fits beside the jobs before it.
-If only counts matter, it fits if its size is at most the free GPUs plus those of the running jobs with larger keys, and
-admitting it affects only the shortest sufficient tail of the list. If GPUs must lie together, a job may take, on each
-node, the free GPUs and those of the running jobs with larger keys.
+Running jobs are kept in one sorted list. A waiting job is admitted if and only if it fits beside the jobs before it. If
+only counts matter, it fits if its size is at most the free GPUs plus those of the running jobs with larger keys, and
+admitting it displaces only jobs in the shortest tail of the list that frees enough. If GPUs must lie together, a job
+may take, on each node, the free GPUs and those of the running jobs with larger keys.
 
-Both conditions depend only on the jobs before it. A job that did not fit in its turn therefore cannot fit because of
-later decisions, and forms that failed are not tried again until a running job ends, stops or gets a larger key.
+Both conditions depend only on the jobs earlier in the order. What is decided for later jobs cannot make an earlier job
+fit, so a form whose first job did not fit is tried again only after a running job ends, stops or gets a larger key.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ class PreemptiveLane(Lane):
     """Waiting jobs with smaller keys displace running jobs; a job may take any free GPUs.
 
     A job's ticket is its entry in a heap or in the running list; a heap entry that is no longer its job's ticket is
-    stale and is dropped when it reaches the top.
-    `_untried`: the heaps whose first job may fit. The first job of any other heap did not fit when last tried, and no
-    GPUs were freed and no running job got a larger key since; keys that fall with the clock favour running jobs.
-    `_first`: the waiting job with the smallest key, or None if unknown.
-    `_changes`: (instant of a key's next jump, serial number, job, its ticket). `_started`: (job, ticket, start) of jobs
-    whose keys are computed again before the next decision, because a start changes the time that a job has left, which
-    is known once the driver has carried the start out.
+    stale and is dropped when it reaches the top. `_untried`: the heaps whose first job may fit. The first job of any
+    other heap did not fit when last tried; since then no GPUs were freed and no running job got a larger key. (With the
+    clock, keys of running jobs only fall.) `_first`: the waiting job with the smallest key, or None if unknown.
+    `_changes`: (instant of a key's next jump, serial number, job, its ticket). `_started`: (job, ticket, decision
+    instant) of started jobs whose keys are computed again before the next decision: a start changes a job's remaining
+    time, which is known only once the driver has carried out the start.
     """
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement, quotas: dict[str, int]) -> None:
@@ -95,7 +94,7 @@ class PreemptiveLane(Lane):
             self._started.append((job, job.ticket, now_s))
 
     def _expect_change(self, job: Job, now_s: float) -> None:
-        """Enters the instant at which the job's key next jumps; the job has just entered, started or jumped."""
+        """Records when the job's key next jumps; called when the job begins to wait, starts or jumps."""
         instant_s = next_jump_s(self.policy, job, now_s)
         if instant_s is not None:
             heappush(self._changes, (instant_s, next(self._serial), job, job.ticket))
@@ -120,7 +119,7 @@ class PreemptiveLane(Lane):
     def _apply_changes(self, now_s: float) -> bool:
         """Applies the jumps that are due; returns whether any of them can change which jobs run.
 
-        The jump of a running job that stays before all waiting jobs cannot.
+        If a running job still comes before all waiting jobs after its jump, nothing changes.
         """
         matters = False
         changes = self._changes
@@ -140,7 +139,7 @@ class PreemptiveLane(Lane):
                     if self._first is None:
                         self._first = self._first_waiting()
                     matters = self._first is not None and self._first < entry
-            next_s = next_jump_s(self.policy, job, job.settled_s)  # `after_jump` has settled it
+            next_s = next_jump_s(self.policy, job, job.settled_s)  # `after_jump` has settled the job
             if next_s is None:
                 heappop(changes)
             else:
@@ -203,9 +202,9 @@ class PreemptiveLane(Lane):
         )
 
     def _next_admitted(self, now_s: float, displaced: dict[int, Entry]) -> Entry | None:
-        """The first job of the walk that is not running but fits, as an entry for the running list.
+        """The first waiting or displaced job of the walk that fits, as an entry for the running list.
 
-        In the running list, a key that falls with the clock is the instant at which it reaches zero.
+        In the running list, a key that falls with the clock is replaced by the instant at which it reaches zero.
         """
         self._first = None
         best: Entry | None = None
@@ -253,8 +252,8 @@ class PreemptiveLane(Lane):
     def _let_in(self, here: Entry) -> list[Entry]:
         """Admits a job that fits; returns the jobs that it displaced.
 
-        Running jobs release their GPUs, the last in order first, until the job fits. Then, from the first in order,
-        each of them that still leaves it room takes them back.
+        Running jobs release their GPUs, the last in order first, until the job fits. Then, the first in order first,
+        each of them beside which the job still fits takes its GPUs back.
         """
         running, job = self._running, here[2]
         left = self.left - job.gpus
@@ -281,8 +280,8 @@ class PreemptiveLane(Lane):
 class PreemptiveNodeLane(PreemptiveLane):
     """Like `PreemptiveLane` if a job's GPUs must lie together. Displaced jobs that fit on other GPUs move there.
 
-    `_on_node`: by node, its running jobs' entries and their GPUs there, in order. `_given`: the GPUs of jobs that the
-    present decision admits.
+    `_on_node`: by node, (entry, number of GPUs there) of its running jobs, in order. `_given`: the GPUs of jobs that
+    the present decision admits.
     """
 
     def __init__(self, *of_lane: Any) -> None:
@@ -326,7 +325,7 @@ class PreemptiveNodeLane(PreemptiveLane):
         return gpus <= self.left and self.pool.find(gpus, scattered) is not None
 
     def _fits(self, here: Entry, free: int) -> bool:
-        """Whether GPUs that no job before this position holds are enough and, if required, lie together."""
+        """Whether the job fits on the GPUs that no job before it holds."""
         gpus, scattered = self._form(here[2])
         if self._has_room(gpus, scattered):
             return True
@@ -378,10 +377,10 @@ class PreemptiveNodeLane(PreemptiveLane):
         return gone
 
     def _likely(self, here: Entry, gpus: int, scattered: bool) -> list[Entry]:
-        """The running jobs, in order, some of which are displaced.
+        """The running jobs, in order, among which `_let_in` finds those to displace.
 
-        If the job needs part of one node, only the jobs on the best node: the one where the displaced jobs come latest
-        in the order. Jobs on other nodes would release their GPUs and take them back.
+        If the job needs part of one node, these are only the jobs on the best nodes, where the displaced jobs come
+        latest in the order. Jobs on other nodes would release their GPUs and take them back.
         """
         quota_is_short = self.left < gpus and self.left != self.pool.gpus
         if scattered or gpus >= len(self.pool.by_free) or quota_is_short:

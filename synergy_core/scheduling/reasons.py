@@ -1,7 +1,6 @@
-"""The reasons why jobs are stopped, known at each decision, and why they wait, found from a snapshot of active jobs.
+"""Why jobs were stopped, which every decision records, and why jobs wait, which is computed from a snapshot on demand.
 
-Decisions do not compute why jobs wait, because whole logs have millions of pairs of a decision and a waiting job. The
-reasons follow from the jobs' records, so they are computed on demand.
+Decisions do not compute why jobs wait, because a log has millions of pairs of a decision and a waiting job.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def why_stopped(held: Placed, new: Placed) -> Stopped:
 
 
 class Reason(NamedTuple):
-    """Why a job waits, and a sentence on it with the numbers of that instant."""
+    """A reason why a job waits, and a sentence that explains it with the numbers at that instant."""
 
     kind: Waiting
     text: str
@@ -81,7 +80,7 @@ class Reason(NamedTuple):
 
 MAX_NODES_NAMED = 4
 SLACK = 1e-6
-"""Free CPUs or memory below this fraction of the node's count as zero, because of rounding."""
+"""Free CPUs or memory below this fraction of a node's total are rounding errors and count as zero."""
 
 
 @dataclass(frozen=True)
@@ -96,24 +95,23 @@ class Snapshot(Generic[AnyJob]):
 
     @cached_property
     def needs(self) -> Needs:
-        """The demands of jobs for CPUs and memory."""
+        """Computes the CPUs and memory that jobs need."""
         return Needs(self.cluster, learns_input=self.policy.learns_input)
 
     @cached_property
     def running(self) -> list[AnyJob]:
-        """The jobs that run."""
         return [job for job in self.jobs if job.running]
 
     @cached_property
     def placement(self) -> Placement:
-        """The placement with the GPUs of all running jobs claimed."""
+        """The free GPUs while all running jobs hold theirs."""
         return self._without(self.running)
 
     # The order of jobs
 
     @cached_property
     def _ordered(self) -> tuple[list[AnyJob], dict[int, str]]:
-        """The jobs that compete for GPUs, in order, and their keys in words."""
+        """The jobs that compete for GPUs, in the policy's order, and their keys in words."""
         policy = self.policy.order if isinstance(self.policy, SharingPolicy) else self.policy
         if isinstance(policy, OrderingPolicy):
             competing = self.jobs if self.policy.preemptive else [job for job in self.jobs if not job.running]
@@ -153,7 +151,7 @@ class Snapshot(Generic[AnyJob]):
         return job.virtual_cluster if self._quotas else ""
 
     def line(self, job: Job) -> list[AnyJob]:
-        """The jobs of the job's lane, in order."""
+        """The jobs that compete for the same GPUs as this job, in order; it is among them."""
         lane = self.lane(job)
         return [each for each in self._ordered[0] if not lane or each.virtual_cluster == lane]
 
@@ -190,14 +188,14 @@ class Snapshot(Generic[AnyJob]):
         return [each for each in reasons if each is not None]
 
     def _without(self, holders: Iterable[Job]) -> Placement:
-        """The placement with the GPUs of only these jobs claimed."""
+        """The free GPUs if only these jobs ran."""
         placement = Placement(self.cluster)
         for job in holders:
             placement.claim(job.placement)
         return placement
 
     def _may_scatter(self, job: Job) -> bool:
-        """Whether the job accepts GPUs that lie apart by now."""
+        """Whether by now the job's GPUs may lie on more nodes than necessary."""
         return Patience(self.cluster).ends_s(job) <= self.now_s
 
     def _over_quota(self, job: Job, holders: Iterable[Job]) -> Reason | None:
@@ -229,7 +227,7 @@ class Snapshot(Generic[AnyJob]):
         return None if head is job else Reason(Waiting.BEHIND_HEAD, text)
 
     def _heads_before(self, job: Job) -> Iterable[Job]:
-        """Each tenant's first waiting job before this job; under EASY, jobs behind these heads may not delay them."""
+        """The tenants' first waiting jobs (heads) that come before this job; under EASY, it may not delay them."""
         heads: dict[str, Job] = {}
         for each in self._ordered[0]:
             heads.setdefault(each.virtual_cluster if self.cluster.virtual_clusters else "", each)
@@ -262,7 +260,7 @@ class Snapshot(Generic[AnyJob]):
     # CPUs and memory
 
     def hosts(self, holders: Iterable[Job]) -> Hosts:
-        """The nodes' GPUs, CPUs and memory that are free once these jobs have theirs."""
+        """The GPUs, CPUs and memory of every node that these jobs leave free."""
         hosts = Hosts(SharingRound([], self.cluster, self.needs.quotas(), self.cluster.scatter_after_s == 0))
         for job in holders:
             asked = self.needs.asked(job)
@@ -270,7 +268,7 @@ class Snapshot(Generic[AnyJob]):
         return hosts
 
     def _no_share(self, job: Job, ahead: Sequence[Job]) -> Reason | None:
-        """A reason if jobs ahead leave enough GPUs, but no node with the share that the job needs."""
+        """A reason if jobs ahead leave enough GPUs, but too few CPUs or too little memory beside them."""
         hosts, asked = self.hosts(ahead), self.needs.asked(job)
         for kind in asked.kinds:
             wanted = asked.wanted[kind]
@@ -299,14 +297,14 @@ def _first(head: Job) -> str:
 
 
 def free_gpus(placement: Placement, gpu_type: str = "") -> dict[int, int]:
-    """Free GPUs of one type, or of all, by node; nodes with most free GPUs first, without those that have none."""
+    """Number of free GPUs by node, the largest first; nodes without any are left out. gpu_type: "" for all types."""
     pools = [placement.pools[gpu_type]] if gpu_type else placement.pools.values()
     nodes = [(node, free) for pool in pools for node, free in pool.free_count.items() if free]
     return dict(sorted(nodes, key=lambda each: (-each[1], each[0])))
 
 
 def free_in_words(free: dict[int, int]) -> str:
-    """Returns `6 GPUs, on 3 nodes: 3 + 2 + 1`."""
+    """Describes free GPUs by node, such as `6 GPUs, on 3 nodes: 3 + 2 + 1`."""
     if not free:
         return "none"
     sizes = sorted(free.values(), reverse=True)
@@ -316,7 +314,7 @@ def free_in_words(free: dict[int, int]) -> str:
 
 
 def free_share(hosts: Hosts, node: int) -> Share:
-    """CPUs and memory of a node that no job holds; rounding errors count as zero."""
+    """The free CPUs and memory of a node; rounding errors count as zero."""
     has = hosts.nodes[node]
     cpus = hosts.cpus[node] if hosts.cpus[node] > SLACK * has.cpus else 0.0
     return Share(cpus, hosts.memory[node] if hosts.memory[node] > SLACK * has.memory_bytes else 0.0)

@@ -38,8 +38,8 @@ class OrderingScheduler:
     """Runs an ordering policy in lanes: one per tenant with a quota, or a single one.
 
     On several GPU types, with borrowing, or with `walks`, one `WalkLane` decides by walks over all jobs. `_only`: the
-    single lane, or None. `_dirty`: tenants whose lanes had events, in order. `_chooses_gpus`: whether lanes only count
-    GPUs, so that this class chooses them.
+    lane if there is only one, else None. `_dirty`: tenants whose lanes must decide again, in order of the events.
+    `_chooses_gpus`: whether lanes only count GPUs, so that this class chooses them.
     """
 
     last = None
@@ -106,7 +106,7 @@ class OrderingScheduler:
         job.stopped(now_s)
 
     def _freed(self, tenant: str) -> None:
-        """Marks the lanes for which freed GPUs matter; other tenants' lanes only if GPUs must lie together."""
+        """Marks the lanes whose jobs may fit on freed GPUs: the tenant's, or all lanes if GPUs must lie together."""
         if not self._together:
             self._dirty[tenant] = None
             return
@@ -176,7 +176,7 @@ class OrderingScheduler:
 
 
 class Scheduler(Protocol[AnyJob]):
-    """The interface of schedulers for drivers."""
+    """The interface through which drivers use a scheduler."""
 
     def arrive(self, job: AnyJob) -> None:
         """A job was submitted."""
@@ -185,7 +185,7 @@ class Scheduler(Protocol[AnyJob]):
         """A running job has ended and holds no GPUs any more, or a stopped job will not return."""
 
     def requeue(self, job: AnyJob) -> None:
-        """A stopped job's progress is settled, and it waits. Not called for a job that starts elsewhere."""
+        """A stopped job waits, and its progress is settled. Not called for a job that moves."""
 
     def evicted(self, job: AnyJob, now_s: float) -> None:
         """A running job has lost its GPUs without a decision and waits. No `requeue` follows."""

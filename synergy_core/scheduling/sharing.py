@@ -1,4 +1,4 @@
-"""Runs an order with a mechanism: calls both once per round, checks the answer, turns it into stops and starts."""
+"""Runs a sharing policy: each round, it orders the jobs, asks the mechanism for shares, checks and applies them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from synergy_core.scheduling.order import DurationPredictor, Entry, after_jump, 
 from synergy_core.units import GB
 
 REMEMBERED = 4_096
-"""Cache size for the speeds of identical jobs by GPU type and share; few different shares occur."""
+"""Cache size for the speed of identical jobs as a function of GPU type and share; few different shares occur."""
 MAX_KNOWN = 10_000
 """Cache size for `Need`s. If input speeds are learned, hardly any two jobs are identical."""
 
@@ -39,7 +39,7 @@ class Need(NamedTuple):
 
 
 class InputProfile(NamedTuple):
-    """How a job's input is prepared. gpu_slowdown: GPU time of a step ÷ the time by the requested rate."""
+    """How a job's input is prepared. gpu_slowdown: GPU time of a step ÷ its time at `spec.requested_rate`."""
 
     spec: JobSpec
     pipeline: InputPipeline
@@ -49,8 +49,8 @@ class InputProfile(NamedTuple):
 class Needs:
     """Computes the shares that jobs need, from their profiles; identical jobs share one cached answer.
 
-    A job without a profile needs what it requested. A job that requested nothing gets its proportional share and is
-    equally fast with any share. learns_input: a job has no profile before its first report.
+    A job without a profile is assumed to need the share that it requested. If it requested none, it gets its
+    proportional share and is assumed to be equally fast with any. learns_input: profiles come from jobs' reports.
     """
 
     def __init__(self, cluster: Cluster, *, learns_input: bool = False) -> None:
@@ -87,7 +87,7 @@ class Needs:
         return InputProfile(spec, task.pipeline, task.gpu_slowdown)
 
     def asked(self, job: Job) -> Applicant:
-        """The job's present request, as a mechanism reads it."""
+        """The job's present request, in the form that mechanisms read."""
         held = tuple((node, mask.bit_count()) for node, mask in job.placement)
         kinds: tuple[int, ...] = tuple(range(len(self._nodes)))
         if job.gpu_type in self._kinds:
@@ -131,10 +131,10 @@ class Needs:
 
 
 def _as_requested(requested: Share | None, own: Share) -> tuple[Share, Callable[[Share], float]]:
-    """The share that a job with only a run time needs, and its speed with a given share, relative to `own`.
+    """The share that a job without a profile needs, and the function from a share to its speed relative to `own`.
 
     With fewer CPUs the job is assumed to be slower in proportion. Less memory does not slow it down, because logs do
-    not say how much of its request it uses. A job that requested nothing is equally fast with any share.
+    not say how much of the requested memory it used. A job that requested nothing is equally fast with any share.
     """
 
     def speed(share: Share) -> float:
@@ -144,7 +144,7 @@ def _as_requested(requested: Share | None, own: Share) -> tuple[Share, Callable[
 
 
 def _fed(profile: InputProfile, gpus: int, node: NodeType, own: Share) -> tuple[Share, Callable[[Share], float]]:
-    """The smallest share that gives a packed job full speed on such nodes, and its speed relative to `own`."""
+    """The smallest share with which a packed job runs at full speed, and the function from a share to its speed."""
     spec, pipeline, slowdown = profile
     node_gpus = min(gpus, node.gpus_per_node, gpus % node.gpus_per_node or node.gpus_per_node)
     storage = node.storage_bytes_per_s / node.gpus_per_node
@@ -166,9 +166,9 @@ def _fed(profile: InputProfile, gpus: int, node: NodeType, own: Share) -> tuple[
 class KeyedLine:
     """All active jobs in the order of an ordering policy's keys, then by job id.
 
-    still: whether the order changes only when jobs arrive and end. A job's key is cached until the job's next event.
-    Keys of running jobs that fall with the clock are computed every round, and keys that jump
-    (`OrderingPolicy.next_change`) at the instant of the jump.
+    still: whether the order changes only when jobs arrive and end. A job's key is cached until the job's next event,
+    but keys that fall while jobs run are computed again every round, and keys that jump (`OrderingPolicy.next_change`)
+    in the first round after the jump.
     """
 
     def __init__(self, order: OrderingPolicy) -> None:
@@ -178,7 +178,7 @@ class KeyedLine:
         self._falls = order.falls_while_running
         self._jumps = order.next_change is not None
         self._entries: dict[int, Entry] = {}
-        self._queue: list[Entry] = []  # in order as of the last `stands`; newer entries are at its end
+        self._queue: list[Entry] = []  # sorted by the last `stands`; newer entries follow unsorted
         self._jumps_s: dict[int, float] = {}
         self.still = not (self._falls or self._jumps)
 
@@ -228,7 +228,7 @@ class KeyedLine:
 
 
 class RankedLine:
-    """Like `KeyedLine`, in the order of ranks that a policy computes every round: largest rank first, then earliest
+    """Like `KeyedLine`, but sorted by ranks that the policy computes every round: largest rank first, then earliest
     submission, then job id."""
 
     still = False
@@ -266,7 +266,7 @@ class RankedLine:
 
 
 class SharingScheduler:
-    """Shares out GPUs, CPUs and memory once per round; a share changes without a restart.
+    """Shares out GPUs, CPUs and memory once per round; CPUs and memory of a job change without a restart.
 
     free_moves: a job that moves to other nodes but keeps its GPUs per node continues at no cost. _asked: the jobs'
     present requests by job id. beliefs: input speeds learned from reports, else None.
@@ -309,7 +309,7 @@ class SharingScheduler:
         self._learning.pop(job.job_id, None)
 
     def requeue(self, job: Job) -> None:
-        """A stopped job's progress is settled, which may change its key."""
+        """Updates the key of a stopped job, whose progress is now settled."""
         self._line.settled(job)
 
     def evicted(self, job: Job, now_s: float) -> None:

@@ -23,7 +23,7 @@ from synergy_core.units import TICK_S
 class Trial(ABC):
     """One walk over a copy of the placement, which finds the jobs to stop and to start.
 
-    Jobs within their tenants' quotas come first. With borrowing, jobs beyond quotas follow on what is left. own_quota:
+    Jobs within their tenants' quotas come first. With borrowing, jobs beyond quotas then get what is left. own_quota:
     the tenant's quota in a walk over a single tenant's jobs; None in a walk over all jobs.
     """
 
@@ -52,7 +52,7 @@ class Trial(ABC):
         return job.gpu_type, job.gpus, self.patience.ends_s(job) <= self.now_s
 
     def _try_place(self, job: Job) -> Placed | None:
-        """Places the job if it fits. A kind of job that did not fit is not tried again, because room only shrinks."""
+        """Places the job if it fits. After a failure, no job of its `_kind` is tried: free GPUs only become fewer."""
         kind = gpu_type, gpus, scattered = self._kind(job)
         placed = None if kind in self._no_room else self.placement.place(gpus, gpu_type, scattered=scattered)
         if placed is None:
@@ -75,9 +75,9 @@ class Keeping(Trial):
     """Without preemption: running jobs stay, and waiting jobs are tried in order."""
 
     def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
-        """Starts jobs within quota in order, then borrowers that take no GPU type for which a blocked head waits.
+        """Starts jobs within quota in order, then borrowers, except on GPU types for which an entitled head waits.
 
-        Repeats until no job starts, since a head that borrows lets its lane continue.
+        Repeats until no job starts, because a head that starts by borrowing unblocks its lane.
         """
         for _, _, job in running:
             self._use(job)
@@ -131,7 +131,7 @@ class Reserving(Trial):
     def _start_heads(self, waiting: list[Job], promised: dict[str, Reservation]) -> dict[str, Reservation]:
         """Starts heads that fit; returns the promises to the others, in order.
 
-        promised: earlier promises to heads; each holds until a head before it starts.
+        promised: promises made before. They are made again for all heads behind a head that starts.
         """
         promises: dict[str, Reservation] = {}
         for beyond_quota in (False, True):
@@ -149,7 +149,7 @@ class Reserving(Trial):
         return promises
 
     def _start_one_behind(self, waiting: list[Job], promises: dict[str, Reservation]) -> bool:
-        """Starts the first job that delays no head; False if there is none."""
+        """Starts the first job, other than a head, that fits and delays no head; returns whether there is one."""
         for job in waiting:
             if job.job_id in self.starts or job is promises[self._lane(job)].head:
                 continue
@@ -173,7 +173,7 @@ class Reserving(Trial):
         return True
 
     def _reserve(self, head: Job) -> Reservation:
-        """The promise to a head, by the expected ends of running jobs; a head that may borrow waits only for room."""
+        """Computes the promise to a head from running jobs' expected ends. With borrowing, no quota limits it."""
         now_s, quotas, tenant = self.now_s, self.cluster.virtual_clusters, head.virtual_cluster
         held = [(job.settled_s, job, job.placement) for job in self.running.values()]
         held += [(now_s, job, placed) for job, placed in self.starts.values()]
@@ -219,7 +219,7 @@ class Preempting(Trial):
         self._settle(before)
 
     def _likely_within_quota(self, order: list[Job]) -> set[int]:
-        """Which jobs would run if only GPU counts decided."""
+        """Ids of the jobs within quota if each tenant's quota is filled in this order."""
         quotas = {} if self.own_quota is not None else self.cluster.virtual_clusters
         left = dict(quotas)
         within = set()
@@ -302,7 +302,7 @@ class Preempting(Trial):
 
 
 class WalkLane(Lane):
-    """A lane of all active jobs that remembers only where they run from one decision to the next."""
+    """A lane that walks over all active jobs at every decision and keeps no sorted queue between decisions."""
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement, quotas: dict[str, int]) -> None:
         super().__init__(policy, cluster, placement, quotas)
@@ -311,8 +311,8 @@ class WalkLane(Lane):
         self._running: dict[int, Job] = {}
         self._changes: dict[int, float] = {}
         self._again_s = NEVER
-        # If quotas bind and GPUs must lie together, tenants take turns, so that no job is stopped for another tenant's.
-        # EASY takes tenants together, as no job may delay any tenant's head.
+        # Without borrowing, tenants take turns if GPUs must lie together, so that no job is stopped for a job of
+        # another tenant. EASY walks over all tenants' jobs together, because no job may delay any tenant's head.
         self._easy = not policy.preemptive and policy.backfill == "easy"
         take_turns = cluster.virtual_clusters and not cluster.borrowing and self.together and not self._easy
         self._turns: list[str | None] = [*cluster.virtual_clusters] if take_turns else [None]
@@ -351,7 +351,7 @@ class WalkLane(Lane):
         self._started.clear()
         for job_id in [each for each, instant_s in self._changes.items() if instant_s <= now_s]:
             job = self._running.get(job_id) or self._waiting[job_id]
-            while (instant_s := self._changes.get(job_id, NEVER)) <= now_s:  # rounds delay decisions
+            while (instant_s := self._changes.get(job_id, NEVER)) <= now_s:  # several, if rounds delay decisions
                 after_jump(self.policy, job, instant_s)
                 self._expect_change(job, max(instant_s, job.settled_s))
         self._patience.over(now_s)

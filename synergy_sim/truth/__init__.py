@@ -228,7 +228,7 @@ class Truth:
         return PlanErrors(self.planned, self.disturbance.seed) if self.planned.known else None
 
     def requested_gpus(self, model: str, gpus: int) -> int:
-        """The GPUs that a job of this model requests if its log says `gpus`, within the limits of its model."""
+        """The GPUs that a job of this model requests if the log says `gpus`, within truth.fixed_gpus and min_gpus."""
         return self.fixed_gpus.get(model) or max(gpus, self.min_gpus.get(model, 1))
 
     def spec(self, work: Workload, job_id: int, cluster: Cluster, costs: Costs) -> JobSpec:
@@ -300,7 +300,7 @@ class Truth:
         )
 
     def requested_run_s(self, model: str, gpu_type: str, node_gpus: NodeGpus, batch: int) -> float:
-        """Run time (s) of the whole application there at the requested batch: without noise, with its slowdown."""
+        """Run time (s) of the application at that batch on that placement, without noise, with the model's slowdown."""
         app = self.application(model)
         plan = app.as_requested(gpu_type, node_gpus, batch)
         epochs = np.diff((0.0, *app.work_at_epoch_end))

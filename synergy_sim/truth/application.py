@@ -65,7 +65,7 @@ class Application(ABC):
 
     @abstractmethod
     def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
-        """The plan there at that global batch, or at the nearest batch that fits. Raises InputError if none fits."""
+        """The plan on that placement at that global batch or the nearest that fits. Raises InputError if none fits."""
 
     def fixed(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
         """Like `as_requested`, with the compressor of jobs that do not choose one (`exchange.only`), if any."""
@@ -122,7 +122,7 @@ class Application(ABC):
         return self._errors(plan)
 
     def _errors(self, plan: Plan) -> tuple[GradientErrors, float] | None:
-        """Like `compression`, for a plan with a compressor."""
+        """The result of `compression` for a plan with a compressor."""
         return None
 
     def gains_under(self, plan: Plan) -> list[float]:
@@ -146,7 +146,7 @@ class Application(ABC):
         return errors.naive_statistics(*statistics, self.initial_batch, plan.global_batch / replicas, replicas)
 
     def holds_back(self, plan: Plan) -> bool:
-        """Whether error feedback adds what the plan's compressor does not send to the next gradient."""
+        """Whether error feedback keeps what the plan's compressor does not send, and adds it to the next gradient."""
         compression = self.compression(plan)
         return compression is not None and not compression[0].unbiased
 
@@ -185,12 +185,12 @@ class DataParallelApplication(Application):
         """A step of `local_batch` samples per GPU on that placement."""
 
     def measure_compressed(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int, compressor: str) -> Step:
-        """Like `measure`, with compressed gradients. Raises InputError if unknown."""
+        """Like `measure`, with compressed gradients. Raises InputError if their speed is unknown."""
         raise InputError(f"{self.name}: its speed with compressed gradients is not known; type compression=none.")
 
     @abstractmethod
     def local_batches(self, gpu_type: str, node_gpus: NodeGpus = (1,)) -> tuple[int, int]:
-        """The minimum and maximum samples per GPU there."""
+        """The minimum and maximum samples per GPU on that placement."""
 
     def step(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int, compressor: str = NO_COMPRESSOR) -> Step:
         """The cached result of `measure` or, with a compressor, of `measure_compressed`."""

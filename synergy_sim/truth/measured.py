@@ -101,7 +101,7 @@ class _Profile:
         return int(inside[-1]) if len(inside) else 0
 
     def _nearest(self, nodes: int, gpus: int, local_batch: int) -> Step:
-        """A step outside the measured range: the nearest point, `_scaled` if it has fewer samples."""
+        """A step outside the measured range: the nearest point's, `_scaled` if that point has fewer samples."""
         scale = np.array([1.0, 1.0, 1.0 / max(1.0, self.max_batch / 16)])
         distance = (np.abs(self.points[:, :3] - (nodes, gpus, local_batch)) * scale).sum(axis=1)
         nearest = self.points[int(np.argmin(distance))]
@@ -114,7 +114,7 @@ def _scaled(step: Step, times: float) -> Step:
 
 
 def smallest_rotation(node_gpus: NodeGpus) -> NodeGpus:
-    """The placement in the form that tables store: the smallest of its rotations."""
+    """Key of a placement: the smallest of its rotations. All rotations of a placement count as equally fast."""
     return min(node_gpus[i:] + node_gpus[:i] for i in range(len(node_gpus)))
 
 
@@ -242,7 +242,7 @@ def published_pipelines(folder: Path) -> dict[str, PipelineTable]:
 
 
 STAGES = 24
-"""Number of intervals of equal work into which the curve of the noise scale is divided; constant within each."""
+"""Number of intervals of equal work into which the curve of the noise scale is divided; it is constant within each."""
 
 
 def no_layers(setting: str, application: str) -> InputError:

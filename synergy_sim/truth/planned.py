@@ -52,9 +52,9 @@ class PlannedTruth:
         return float(np.exp(self.error * _drawn(seed, architecture, gpu_type)))
 
     def plan_factor(self, seed: int, architecture: str, gpu_type: str, plan: Plan) -> float:
-        """True ÷ planned step time of one plan, relative to `factor`.
+        """True ÷ planned step time of one plan, without the error `factor` that all plans share.
 
-        1 for a plan on a single GPU, which has no communication.
+        It is 1 for a plan on a single GPU, which has no communication.
         """
         degrees = {"tensor": plan.tensor, "pipeline": plan.pipeline, "data": plan.data}
         parts = [
@@ -65,7 +65,7 @@ class PlannedTruth:
     def runs_out(self, seed: int, architecture: str, gpu_type: str, plan: Plan) -> bool:
         """Whether a plan on several GPUs truly needs more memory than a GPU has.
 
-        The ends of the memory's band are 5 % and 95 % quantiles of a log-normal factor of what the planner predicts.
+        True ÷ predicted memory is log-normal; the ends of the planner's band are its 5 % and 95 % quantiles.
         """
         if not self.memory_error or plan.gpus == 1:
             return False
@@ -138,8 +138,8 @@ class PlannedApplication(ApplicationWithPlans):
     ) -> tuple[float, Plan]:
         """Seconds of a step under the best plan for that batch and compressor, and that plan; inf if none fits.
 
-        A plan without data parallelism has no compressor. A job on more nodes than necessary is planned as if every
-        node had as few GPUs as its smallest part, because it cannot use the fast links within a node fully.
+        A plan without data parallelism has no compressor. A job on more nodes than necessary cannot fully use links
+        within a node: its nodes count as having the fewest GPUs that it has on one, down to a power of two.
         """
         gpus, per_node = sum(node_gpus), self._gpus_per_node[gpu_type]
         if len(node_gpus) > len(packed(gpus, per_node)):
@@ -192,7 +192,7 @@ class PlannedApplication(ApplicationWithPlans):
 
 
 class ProfiledApplication(ApplicationWithPlans):
-    """A profiled model. iterations: of the job at the initial batch.
+    """A profiled model. iterations: the job's work, in iterations at the initial batch.
 
     Its "epochs" are the intervals of constant gradient noise.
     """
