@@ -1,8 +1,8 @@
 """The shipped catalog: applications with fitted constants, GPU and node data sheets, and layer sizes.
 
 bench/make_catalog.py and bench/fit_sensitivity.py write `models/<application>.yaml`, bench/make_layers.py writes
-`layers/<application>.yaml`; `gpus/<type>.yaml` and `nodes/<type>.yaml` are written by hand from vendors' pages. A file
-in its folder is registered.
+`layers/<application>.yaml`; `gpus/<type>.yaml` and `nodes/<type>.yaml` are written by hand from vendors' pages. Adding
+a file to a folder registers it. The planner reads the other folders.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GpuProfile:
     """Fitted step-time constants of one application on one GPU type.
 
     theta: (7,), constants of Pollux's form, which policies assume. calibrated: the form with the best predictions.
-    min_local, max_local: the measured range of samples per GPU that fit into memory. nodes, gpus: the most measured.
+    min_local, max_local: measured range of samples per GPU that fit into memory. nodes, gpus: largest measured numbers.
     """
 
     theta: Floats
@@ -67,7 +67,7 @@ class GpuProfile:
 class ModelProfile:
     """One application. Batches are in samples; total_work is in iterations at the initial batch.
 
-    pipeline: of its training input; None if unknown.
+    pipeline: how fast its training input is prepared; None if unknown.
     """
 
     name: str
@@ -405,7 +405,7 @@ class NodeSheet:
     """Data sheet of a node type, `nodes/<type>.yaml`.
 
     usual: whether it is the default node of its GPU type. link: `nvswitch`, `nvlink` or `pcie`; link_group: number of
-    GPUs it joins. network_bytes_per_s: all network cards of a node, one way. cpus: cores. memory_bytes: of the host.
+    GPUs it connects. network_bytes_per_s: all network cards of a node, one way. cpus: cores. memory_bytes: of the host.
     """
 
     name: str

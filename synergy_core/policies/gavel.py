@@ -21,7 +21,7 @@ def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allo
     rate = state.requested_rate()
     room = (state.gpus[:, None] <= capacity) & state.suits(np.arange(len(capacity)))
     fits = room & ((rate > 0) | ~state.planned[:, None])
-    # At most half of the job's lowest speed. Else the programme gives slow jobs all their time where they cannot run.
+    # Assumes at most half of the job's lowest speed; else the programme would prefer types where slow jobs cannot run.
     slowest = np.where(room & (rate > 0), rate, np.inf).min(axis=1, keepdims=True)
     speed = np.where(room, rate, np.where(slowest > IMPOSSIBLE_RATE, IMPOSSIBLE_RATE, slowest / 2))
     share = np.round(fractions(speed, state.gpus, capacity, objective), 5)

@@ -58,7 +58,7 @@ def settled(bounds: MatrixBounds, cost: Floats) -> bool:
 
 
 def _options(cost: Floats, most_gpus: int, held: int, on_nodes: int, bounds: MatrixBounds) -> Iterator[Option]:
-    """One job's options, without options that cost no less than a smaller one. cost: (2, 2, GPUs)."""
+    """One job's options, without those that cost at least as much as a smaller option. cost: (2, 2, GPUs)."""
     size, total = int(bounds.capacity.max()), int(bounds.capacity.sum())
     yield on_nodes if on_nodes > 1 else 0, held, float(cost[0, int(on_nodes > 1), held])
     least = float(cost[1, 0, 0])
@@ -117,7 +117,7 @@ def pollux(
     restart_s: assumed restart cost of every job (the artifact: 30); 0: the cost that each job's user declares.
     batch_limit: whether the search assumes batches up to the job's maximum, or up to the requested batch. skip_settled:
     whether to skip the search if a bound shows that nothing is better than the present allocation. Jobs that must stay
-    keep their GPUs, and the search leaves both out.
+    keep their GPUs; the search covers only the other jobs and GPUs.
     """
     shown = _shown(state.cluster)
     memory: LastSearch | None = state.memory
@@ -164,7 +164,7 @@ def pollux(
 
 
 def _shown(cluster: Cluster) -> Shown:
-    """The nodes as the search sees them: with several GPU types, in parts of the smallest node's size (Sia's port)."""
+    """The nodes for the search; with several GPU types, cut to the smallest node's size, as in Sia's port of Pollux."""
     gpu_types = cluster.gpu_types
     least = min(each.gpus_per_node for each in cluster.node_types) if len(gpu_types) > 1 else cluster.gpus
     parts = []

@@ -210,8 +210,8 @@ def _shrink(matrices: Matrices, bounds: MatrixBounds, random: np.random.Generato
 
 
 SPARE = 1.05
-"""Factor on the number of children that is expected to give enough distinct ones. At most `MAX_BRED` times as many
-children are bred as needed; pymoo instead breeds again until there are enough."""
+"""Factor on the number of children that is expected to contain enough distinct ones, for a margin. At most `MAX_BRED`
+times as many children are bred as needed; pymoo instead breeds again until there are enough."""
 MAX_BRED = 2.0
 
 
