@@ -74,10 +74,10 @@ class Explanation:
     None if none gains anything. rows: the rows of highest reduced utility, `chosen` and `wanted`. limits: all
     capacities and quotas. resources: the names of those with a price. bound_by: the resource whose price rises most
     from `chosen` to `with_more`, or else to `wanted`; "nodes" if no price rises, but the row does not fit; "" if
-    `chosen` is `wanted`. missing_utility: the highest reduced utility of any row minus that of `wanted`. rounding_loss:
-    the same, minus that of `chosen`; it is lost because GPUs cannot be divided. price_fraction: the largest fraction of
-    these prices, in [0, 1], at which `wanted` is the best row. forced: whether the job had to keep its row. objective,
-    bound, gap: of the round, as in `Solution`. notes: further sentences.
+    `chosen` is `wanted`. missing_utility: the highest reduced utility, 0 for no row, minus that of `wanted`.
+    rounding_loss: the highest minus that of `chosen`; it is lost because GPUs cannot be divided. price_fraction: the
+    largest fraction of these prices, in [0, 1], at which `wanted` is the best row. forced: whether the job had to keep
+    its row. objective, bound, gap: of the round, as in `Solution`. notes: further sentences.
     """
 
     job: int

@@ -111,7 +111,7 @@ def finish(
 def _near_tied(
     work: OpenJobs, keep: Bools, wanted: Ints, slack: float, deadline_s: float
 ) -> tuple[Ints | None, float, bool]:
-    """The best allocation of the columns in `keep`: one per open job or None; its bound; whether time ran out.
+    """The best columns in `keep`, one per open job, or None; an upper bound on their utility; whether time ran out.
 
     keep: (F, C + 1) columns with losses of at most B. wanted: (F,) each job's best column.
     """

@@ -271,7 +271,7 @@ def _is_number(text: str) -> bool:
         return False
 
 
-# GPU data sheets. A file `gpus/<type>.yaml` registers one; `add_gpu_sheet` registers a user's file for this process.
+# GPU data sheets. A file `gpus/<type>.yaml` registers a sheet; `add_gpu_sheet` registers a user's for this process.
 
 
 HOPPER = 9.0
@@ -428,7 +428,7 @@ def node_sheets() -> Mapping[str, NodeSheet]:
 
 
 def node_sheet_of(gpu_type: str, gpus_per_node: int) -> NodeSheet | None:
-    """A node type with this GPU type and number of GPUs, the usual one if there is one; None if there is none."""
+    """A node type with this GPU type and number of GPUs, preferably a `usual` one; None if the catalog has none."""
     own = [each for each in node_sheets().values() if (each.gpu, each.gpus_per_node) == (gpu_type, gpus_per_node)]
     return min(own, key=lambda each: not each.usual, default=None)
 
@@ -437,8 +437,8 @@ def node_sheet_of(gpu_type: str, gpus_per_node: int) -> NodeSheet | None:
 #
 # Between measured types, the time per sample follows memory bandwidth (T4 → RTX 2080 Ti: bandwidth × 1.9, speed × 1.7
 # to 2.3), while the network and a step's fixed costs (kernel launches, reading data) hardly depend on the GPU. So β_c
-# is divided by the ratio of bandwidths, and the other constants stay. Of several measured types, the one nearest in
-# bandwidth is used; one of the same architecture is preferred.
+# is divided by the ratio of bandwidths, and the other constants stay. Of several measured types, the type nearest in
+# bandwidth is used, with a preference for the same architecture.
 
 
 _OTHER_ARCHITECTURE_PENALTY = log(1.5)

@@ -31,7 +31,7 @@ _FRACTIONS = np.linspace(0.0, 1.0, CANDIDATES)
 # Number of array elements that stay in the CPU cache: measured twice as fast as all jobs at once.
 _CHUNK = 16_384
 MAX_CACHED = 16_384
-"""Number of answers for one job on one shape that are cached."""
+"""Maximum number of cached results of `best_batch_one`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class OneBatch(NamedTuple):
 
 
 class _Case(NamedTuple):
-    """Jobs on shapes: numbers, or arrays that broadcast. alpha, beta, gamma: α_c, β_c and γ; sync_s: T_sync."""
+    """Arguments of `_goodput`: numbers, or arrays that broadcast. alpha, beta, gamma: α_c, β_c, γ; sync_s: T_sync."""
 
     alpha: Floats | float
     beta: Floats | float

@@ -43,7 +43,7 @@ _PARTS = 5
 
 
 def saved_by_crowd(rows: PaddedSteps) -> float:
-    """Fraction of the saturating form's error on held-out placements that the crowded form saves; 0 for too few.
+    """Fraction of the saturating form's cross-validated error that the crowded form saves; 0 for too few placements.
 
     All placements have the same weight, no matter how many batch sizes were measured on them.
     """
@@ -96,7 +96,7 @@ _MAX_KNOTS = 24
 class Calibrated:
     """A fitted form with factors that correct its T_grad.
 
-    knots: batch sizes, rising. log_factors: logarithm of the factor at each. alone_log_factor: added on one GPU.
+    knots: batch sizes, rising. log_factors: ln of the factor at each knot. alone_log_factor: added to it on one GPU.
     """
 
     form: Form
@@ -167,7 +167,7 @@ def _deviating(model: Calibrated, rows: PaddedSteps) -> Calibrated:
 
 
 def _shrunk_median(values: Floats, weights: Floats, where: NDArray[np.bool_]) -> float:
-    """n/(n + κ) × the median of the marked values; n: their number, or the sum of their weights if they are 1 or 2."""
+    """n/(n + κ) × the median of the marked values. n: how many are marked; of one or two, the sum of the weights."""
     if not where.any():
         return 0.0
     rows = int(where.sum())

@@ -53,7 +53,7 @@ def gain(scale: float, grad_sqr: float, grad_var: float) -> float: ...
 @overload
 def gain(scale: float | Floats, grad_sqr: float | Floats, grad_var: float | Floats) -> float | Floats: ...
 def gain(scale: float | Floats, grad_sqr: float | Floats, grad_var: float | Floats) -> float | Floats:
-    """Iterations at the initial batch that make as much progress as one at `scale` = B/B₀ ≥ 1 times that batch.
+    """Number of iterations at B₀ that make as much progress as an iteration at B; `scale` = B/B₀ ≥ 1.
 
     Pollux (OSDI 2021), section 3. Takes numbers or arrays; returns values from 1 to `scale`.
     """
@@ -200,7 +200,7 @@ def mixed_error(signal_error: ArrayLike, noise_error: ArrayLike, noise_scale: Ar
 def compressed_gain(
     scale: ArrayLike, grad_sqr: ArrayLike, grad_var: ArrayLike, replicas: ArrayLike, distorted: Distortion
 ) -> Floats:
-    """Uncompressed iterations at the initial batch that make as much progress as a compressed one at `scale` = B/B₀.
+    """Number of uncompressed iterations at B₀ that make as much progress as a compressed iteration at `scale` = B/B₀.
 
     It is `gain` with variance × (1 + w) and squared norm × (1 + w/N) in its denominator, divided by `divisor`; it may
     be below 1. grad_sqr, grad_var: of uncompressed gradients.

@@ -147,7 +147,7 @@ def minimise(theta: Floats, pinned: Bools, rows: PaddedSteps, form: Form) -> tup
         matrix = damping[:, None, None] * plain
         matrix += cone
         matrix *= free[:, :, None] & free[:, None, :]
-        # A small part of the diagonal keeps the matrix regular if the rows cannot tell constants apart.
+        # Adding a small fraction of the diagonal keeps the matrix regular if rows do not determine all constants.
         extra = 1e-3 * np.minimum(damping, damping * damping)[:, None] + 1e-12
         diagonal = matrix.reshape(len(matrix), -1)[:, :: constants + 1]
         diagonal += np.where(free, extra * plain.diagonal(0, 1, 2) + 1e-30, 1.0)
@@ -256,8 +256,8 @@ class Fits:
         """Standard deviation (F, S) of log(measured/predicted) step time at S shapes; the arguments are (S,).
 
         By the delta method var = s² + gᵀCg, with g = ∂log T_opt/∂θ, s the misfit (0.1 before any row) and C the inverse
-        of the rows' information plus a wide prior (`_prior_sd`). The information is deflated to one row per distinct
-        (N, M), because the errors of rows with one shape are correlated.
+        of the rows' information plus a wide prior (`_prior_sd`). All rows of one (N, M) together have the information
+        of one row, because their errors are correlated.
         """
         most = evenly(nodes, gpus) if crowd is None else crowd
         columns = [np.asarray(each, dtype=float) for each in (nodes, gpus, local_batch, most)]
@@ -333,7 +333,7 @@ def _trust(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
 
 
 def _pins(rows: PaddedSteps, form: Form) -> tuple[Bools, Floats]:
-    """Which constants (F, P) the observations do not determine, and the values at which they are fixed."""
+    """Which constants the observations do not determine, (F, P), and the values at which these are fixed, (F, P)."""
     real = rows.weight > 0
     across, within = rows.across, rows.within
     shape = (len(rows.batch), len(form.parameters))
@@ -386,7 +386,7 @@ def _start(rows: PaddedSteps, form: Form, gamma: Floats) -> Floats:
     slope = (weight * off * y).sum(axis=2) / ((weight * off * off).sum(axis=2) + 1e-12 * total)
     steepest = mean_y / (np.array([0.0, 1.0, 1.0]) + mean_x)
     slope = np.clip(slope, 1e-3 * steepest, 0.9 * steepest)
-    # With one batch size α_c is fixed at half of T_grad, so the slope explains the other half.
+    # With only one batch size, α_c is fixed at half of T_grad, so the slope has to explain the other half.
     slope[:, 0] = np.where(_distinct(rows.batch, rows.weight > 0) == 1, 0.5 * steepest[:, 0], slope[:, 0])
     theta = np.empty((len(rows.batch), len(form.parameters)))
     theta[:, 1:6:2] = slope

@@ -69,7 +69,7 @@ class Frontier:
         return result
 
     def within(self, budget: float) -> int:
-        """The last point whose error is within the budget; the first one where none is."""
+        """The index of the last point whose error is within the budget; 0 if there is none."""
         within = int(np.searchsorted(self.errors, budget * (1.0 + _NEAR), side="right"))
         return max(within - 1, 0)
 
@@ -232,10 +232,10 @@ def _programme(sizes: Floats, errors: Floats, open_choices: Bools, allowed: floa
 
 
 def _groups(sizes: Floats, errors: Floats, open_choices: Bools) -> list[Ints]:
-    """Layers with several open choices, in groups of identical layers that all make the same choice.
+    """Layers with several open choices, in groups of identical layers for which one choice is made.
 
     For identical layers, only the number of layers with each choice matters. With two open choices, groups of 1, 2, 4,
-    … and a remainder reach every number; with more, each layer is a group of its own.
+    … and a remainder reach every number; with more than two, each group is one layer.
     """
     several = np.flatnonzero(open_choices.sum(axis=1) > 1)
     if not several.size:

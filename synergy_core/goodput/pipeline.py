@@ -117,7 +117,7 @@ def _between(points: Floats, at: Floats) -> tuple[np.ndarray, np.ndarray, Floats
 WAITED = 1.1
 """A step has waited for input if it took more than this times its GPU time; less may be noise."""
 EXPLAINED = 0.9
-"""CPUs or storage may have delayed a step if the bound on their time is at least this fraction of the step."""
+"""A step may have waited for CPUs, or storage, if the time predicted for them is at least this fraction of the step."""
 ALIKE = 1e-6
 """If CPUs and storage take equally long up to this fraction, a step counts as having waited for CPUs. Otherwise a step
 in which both bounds are equal would measure neither constant."""
@@ -240,7 +240,7 @@ def _measured(
 
 
 def _constant(value: float, seen: Floats, bounds: Floats, share: Ints, noise: float, freedom: float) -> InputConstant:
-    """A constant with its interval. seen: its value by each step that measures it. bounds: (shares,)."""
+    """A constant with its interval. seen: the values from the steps that measure it. bounds: (shares,) upper bounds."""
     from scipy.special import stdtrit
 
     times = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2.0)) * MEDIAN_SD * noise
@@ -258,7 +258,7 @@ def _medians(values: Floats, group: Ints, groups: int) -> Floats:
 
 
 OPTIMISTIC_ALIKE = 0.1
-"""While a step takes at most this fraction longer than the previous one, the number of CPUs is halved."""
+"""While the times of two consecutive steps differ by at most this fraction, the number of CPUs is halved."""
 
 
 def searched_steps(seconds_of: Callable[[int], float], most_cpus: int, *, gpus: int = 1) -> dict[int, float]:

@@ -10,7 +10,7 @@
     T_iter       = (a − 1)·T_grad + T_opt
 
 with b samples per GPU and micro-batch, a micro-batches per step (accumulation) and ε = 1e-8; α and β are in seconds.
-If γ is 1, computing and all-reduce do not overlap; if it is 10, its maximum, a step hardly exceeds the longer of both.
+If γ is 1, computing and all-reduce do not overlap; at its maximum, 10, a step hardly takes longer than the longer one.
 
 All functions broadcast `theta`'s leading axes against the other arguments, and return seconds.
 """

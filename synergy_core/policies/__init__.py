@@ -132,7 +132,7 @@ def describe_error(error: BaseException, *files: str) -> str:
 
 
 def places_of(error: BaseException | None) -> list[tuple[str, int]]:
-    """File and line of every call that the error passed through; those of the error's cause come last."""
+    """File and line of every call that the error passed through, followed by those of the error's cause."""
     places: list[tuple[str, int]] = []
     while error is not None:
         places += [(each.filename, each.lineno or 0) for each in traceback.extract_tb(error.__traceback__)]
@@ -273,7 +273,7 @@ class OrderingPolicy(_Policy):
         return self.of_views()
 
     def with_parameters(self, **parameters: Any) -> OrderingPolicy:
-        """The policy with some parameters set; `backfill` is one of them if the policy does not preempt."""
+        """The policy with some parameters set; without preemption, `backfill` is a parameter, too."""
         backfill = parameters.pop("backfill", self.backfill)
         if backfill not in typing.get_args(Backfill):
             raise unknown(f"backfill for policy {self.name}", str(backfill), typing.get_args(Backfill))

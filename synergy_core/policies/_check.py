@@ -120,7 +120,7 @@ def _random_job(random: np.random.Generator, machines: Cluster) -> JobCase:
 def records(case: PolicyCase, *, then_s: float = 0.0, placed: bool = False) -> list[TrialJob]:
     """The scheduler's records of the jobs, `then_s` seconds after the case.
 
-    placed: whether jobs run only as far as the cluster and quotas have room; else GPUs are unlimited.
+    placed: whether running jobs must fit the cluster and quotas, and wait if they do not; else GPUs are unlimited.
     """
     free = [[1 << gpu for gpu in range(each.gpus_per_node)] for each in case.machines.node_type_of]
     quotas = dict(case.machines.virtual_clusters) or dict.fromkeys(TENANTS, case.machines.gpus)
@@ -214,7 +214,7 @@ def state_of(
 
 
 def spec_of(job: TrialJob, machines: Cluster, *, fixed: bool = False) -> JobSpec:
-    """A training job with the record's requests; earlier GPU types are faster. fixed: only the requested GPUs suit."""
+    """A training job with the record's requests; earlier GPU types are faster. fixed: whether the job is rigid."""
     speeds = {gpu_type: 1.0 / (1 + at) for at, gpu_type in enumerate(machines.gpu_types)}
     return JobSpec(
         application=f"app{job.gpus}",
@@ -482,7 +482,7 @@ def _within(case: PolicyCase, state: ClusterState, answer: Allocations) -> None:
 
 
 def _limits_kept(policy: AllocationPolicy, case: PolicyCase) -> None:
-    """Checks an answer where some running jobs may not be stopped, and some jobs train on one number of GPUs only."""
+    """Checks the answer if some running jobs may not be stopped, and some jobs train on only one number of GPUs."""
     state = state_of(case, policy, limited=True)
     answer = _answer(policy, state)
     _within(case, state, answer)

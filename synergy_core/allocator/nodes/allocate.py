@@ -14,7 +14,7 @@ from synergy_core.allocator.problem import ROUNDING, relative_gap
 from synergy_core.errors import InputError
 from synergy_core.units import Floats, Ints
 
-# A beam search over the jobs of a node finds their best shares or rows; each step does so for one job of every node.
+# A beam search over the jobs of a node finds their best shares or rows; each step adds one job of every node.
 
 
 WIDTH = 40
@@ -161,7 +161,7 @@ LOSS_DECAY = 0.8
 
 @dataclass(slots=True)
 class _Pairs:
-    """B pairs of nodes with M jobs each, and L options per job. The last value and use are those of no GPUs.
+    """B pairs of nodes with M jobs each, and L options per job. The last value and use, 0, stand for no GPUs.
 
     first, second: (B,) nodes. job: (B, M), −1 for none. option: (B, M, L) columns, −1 for none. value: (B, M, L + 1).
     use: (3, B, M, L + 1).
@@ -253,7 +253,7 @@ class _Repacker:
         use = np.zeros((3, *value.shape))
         use[0, :, :, :-1] = np.where(there, columns.rest[option], 0)
         use[1:, :, :, :-1] = np.where(there, columns.demand[:, job[:, :, None], option], 0.0)
-        # Place large jobs first and small ones in the remaining room.
+        # Large jobs first, because small ones fit more easily in what is left.
         size = (use.max(axis=3) / layout.size[:, first][:, :, None]).max(axis=0)
         order = np.argsort(-size, axis=1, kind="stable")
         rows = np.arange(len(lists))[:, None]
@@ -315,7 +315,7 @@ class _Repacker:
 
 
 POOL_GAP = 1e-3
-"""Maximum gap of the solution for pools. Placing it loses more than that."""
+"""Maximum target for the gap of the solution for pools. Placing the jobs loses more utility than that."""
 GAP = 2e-3
 """Default target for the gap of the placed allocation."""
 

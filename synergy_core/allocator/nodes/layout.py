@@ -10,7 +10,7 @@ from synergy_core.allocator.nodes.problem import NodeProblem, Pieces, Pinned, Po
 from synergy_core.units import Bools, Floats, Ints
 
 MAX_MOVE_COST = 1e6
-"""Cost, in utility, of a move that only lack of room can justify. It is finite, so that fewer such moves are better."""
+"""Cost, in utility, of moving a job that should move only if it cannot stay. It is finite, to keep such moves few."""
 TOLERANCE = 1e-9
 """Rounding tolerance, as a fraction of a node's CPUs and memory."""
 
@@ -325,7 +325,7 @@ def _clear(
     if candidates.sum() < count:
         return None
     cheapest = np.argsort(np.where(candidates, cost, np.inf), kind="stable")[:count]
-    # Jobs that may move only to make room do so here, for a larger job; their moves have no cost in utility.
+    # Jobs that may move only if they cannot stay give way to a larger job here, at no cost in utility.
     price = float(np.where(cost[cheapest] < MAX_MOVE_COST, cost[cheapest], 0.0).sum())
     if price >= layout.columns.utility[job, column]:
         return None

@@ -58,9 +58,9 @@ class NodeProblem:
     with n GPUs on a node uses n times the share there. Rows that differ only in their share are called levels. A row
     whose share exceeds every node of its type is never chosen. held: the present placement. pinned: (J,) jobs that keep
     their GPUs; only their share is chosen, and they need a row of finite utility with these GPUs. move_cost: (J,) ≥ 0
-    loss of utility if a job keeps its type and number of GPUs but moves to other nodes; inf if it may move only to make
-    room for other jobs; None: inf for all. tenant, quota: as in `Problem`. most_cpus, most_memory_bytes: (J, T) shares
-    above which a job gains nothing; unused CPUs and memory are given out up to these, or not at all if None.
+    loss of utility if a job keeps its type and number of GPUs but moves to other nodes; inf if it may move only when it
+    cannot stay; None: inf for all. tenant, quota: as in `Problem`. most_cpus, most_memory_bytes: (J, T) share above
+    which a job gains nothing; unused CPUs and memory are given out up to this share, or not at all if None.
     Raises InputError as `Problem` does, and for pinned jobs if held is None.
     """
 

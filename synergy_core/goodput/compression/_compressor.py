@@ -42,13 +42,13 @@ class LayerSizes:
         return cls(rows, columns, np.ones(len(flat), dtype=np.int64))
 
     def apart(self) -> LayerSizes:
-        """The same layers with one row per parameter."""
+        """The same parameters with one entry each, so that every count is 1."""
         once = np.ones(int(self.count.sum()), dtype=np.int64)
         return LayerSizes(np.repeat(self.rows, self.count), np.repeat(self.columns, self.count), once)
 
     @property
     def numbers(self) -> Ints:
-        """Count of numbers in one parameter of each row."""
+        """(L,) count of numbers in one parameter of the size."""
         return self.rows * self.columns
 
     @property
@@ -240,5 +240,5 @@ class Compressor(ABC):
 
 
 def _times(each: Floats, layers: LayerSizes) -> Floats:
-    """Multiplies values for one parameter of each row, (…, L), by the number of these parameters."""
+    """Multiplies values of one parameter of each size, (…, L), by the number of parameters of that size."""
     return each * layers.count.astype(np.float64)

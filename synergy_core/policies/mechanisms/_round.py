@@ -142,7 +142,7 @@ class Hosts:
             self.memory[node] -= gpus * memory_bytes
 
     def change(self, on: OnNodes, old: Share, new: Share) -> None:
-        """Changes the share of GPUs that are already taken from `old` to `new`."""
+        """Changes the share of taken GPUs: `old` → `new`, each per GPU."""
         self.charge(on, Share(new.cpus - old.cpus, new.memory_bytes - old.memory_bytes))
 
     def proportional(self, on: OnNodes) -> Share:
@@ -279,7 +279,7 @@ class Places:
     ) -> tuple[int, OnNodes] | None:
         """(GPU type, nodes) for the job with the share `share_on(GPU type)`; None if it fits nowhere.
 
-        With `sticky`, a running job stays if its GPUs have room for the share. A pinned job fits only where it runs.
+        With `sticky`, a running job stays if its nodes have the share free. A pinned job gets its own GPUs or None.
         share_on returns None if only GPUs count. fullest: see `Hosts.find`; None: the same as `sticky`.
         """
         if job.held and (self._sticky or job.pinned) and self._hosts.room(job.held, share_on(job.kinds[0])):
