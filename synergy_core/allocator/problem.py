@@ -43,7 +43,7 @@ def taken_of(demand: Demand, jobs: Ints, columns: Ints) -> Demand:
 
 
 def use_of(demands: Iterable[Demand], jobs: Ints, columns: Ints, limits: int) -> Floats:
-    """(R,) total amount that jobs in one column each use of every limit. jobs, columns: (N,). limits: R."""
+    """(R,) amount of every limit that N jobs, in one column each, use in total. jobs, columns: (N,). limits: R."""
     used = np.zeros(limits)
     for demand in demands:
         used += np.bincount(*taken_of(demand, jobs, columns), limits)

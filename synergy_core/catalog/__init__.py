@@ -371,8 +371,8 @@ def _shipped() -> Mapping[str, GpuSheet]:
 def add_gpu_sheet(path: Path) -> GpuSheet:
     """Reads a user's own data sheet, in the form of those in `gpus/`, and registers it under the file's name.
 
-    Aliases that the catalog has are ignored, because the file may be a copy of one of its sheets. Raises InputError for
-    a file that is not a data sheet, and for a name that a sheet of the catalog has.
+    The file may be a copy of a sheet in the catalog, so aliases that the catalog has are ignored. Raises InputError if
+    the file is not a data sheet, or if a sheet of the catalog has its name.
     """
     name = path.stem.lower().replace(" ", "_")
     sheet = filled(GpuSheet, read_yaml(path), path, name=name)

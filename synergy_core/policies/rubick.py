@@ -127,7 +127,7 @@ class _Round:
         return sorted(((gain, job, to) for to, gain, job in steps if to >= 0), key=lambda each: (-each[0], each[1]))
 
     def give(self, job: int, to: int, slope: float) -> bool:
-        """Moves the job to the row `to` if free GPUs and those of jobs with flatter curves suffice; returns whether."""
+        """Moves the job to row `to` if free GPUs and those of flatter curves suffice; returns whether it moved."""
         curves, kind, before = self._curves, int(self._curves.kind[to]), int(self.row[job])
         more = int(curves.gpus[to]) - (int(curves.gpus[before]) if before >= 0 else 0)
         if more > self._quota[self._tenant[job]]:

@@ -34,7 +34,7 @@ TENTH = round(0.1 * STEPS)
 """0.1 × 65,536: the fractions of rows that return to the present allocation, of rows with zeroed entries, and of zeroed
 entries in such rows."""
 SHUFFLES = 512
-"""Number of random orders of the nodes, drawn once per search. `_shrink` picks one of these for each row."""
+"""Number of random orders of the nodes, drawn once per search. Each row that `_shrink` cuts uses one of the orders."""
 
 
 @dataclass(frozen=True, slots=True)
