@@ -248,7 +248,7 @@ def _boxed(prices: Floats, gradient: Floats, hessian: Floats, smooth: float) -> 
 def greedy(work: OpenJobs, prices: Floats) -> Ints:
     """(F,) columns that fit together: each job gets its best that still fits, by falling reduced utility per GPU.
 
-    Ties go to the lower job, then the lower column. O(F C).
+    Ties go to the job, then to the column, of lower index. O(F C).
     """
     reduced = work.reduced(prices)
     wanted = reduced.argmax(axis=1)

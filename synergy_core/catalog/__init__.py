@@ -491,10 +491,10 @@ class RunTimeRatio:
 def run_time_ratio(from_type: str, to_type: str) -> RunTimeRatio:
     """Run time on GPU type `to_type` ÷ run time on `from_type`, for a job about which nothing else is known.
 
-    If applications of the catalog were measured on both types, it is the geometric mean of their step-time ratios on
-    one GPU at the largest batch that fits on both, with the smallest and largest ratio as range. Otherwise it is the
-    ratio of the data sheets' memory bandwidths, with a range up to the ratio of FLOP/s, which holds for compute-bound
-    jobs. Raises InputError for a type that has neither measurements nor a data sheet.
+    If applications of the catalog were measured on both types, the factor is the geometric mean of their step-time
+    ratios on one GPU at the largest batch that fits on both; low and high are the smallest and largest ratio. Otherwise
+    it is the ratio of the data sheets' memory bandwidths; low or high is then the ratio of FLOP/s, which holds for
+    compute-bound jobs. Raises InputError for a type that has neither measurements nor a data sheet.
     """
     from_type, to_type = from_type.partition("@")[0], to_type.partition("@")[0]  # without the partition's name
     if from_type == to_type:

@@ -221,7 +221,7 @@ def spearman(first: Floats, second: Floats) -> float:
         return float("nan")
     centred = []
     for values in (first, second):
-        # The ranks of scipy.stats.rankdata, whose import takes longer than the rest of a summary.
+        # Equals scipy.stats.rankdata, whose import takes longer than the rest of a summary.
         _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
         ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[group]
         centred.append(ranks - ranks.mean())

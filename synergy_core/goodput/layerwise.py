@@ -201,7 +201,7 @@ def _programme(sizes: Floats, errors: Floats, open_choices: Bools, allowed: floa
     left = allowed - float(errors[layers, chosen].sum())
     if left < 0.0:
         return None
-    # Bytes relative to the choice of least error are small numbers, so that sums stay exact.
+    # Counts bytes relative to the choice of least error: these numbers are small, so that sums stay exact.
     extra = sizes - sizes[layers, chosen][:, None]
     with np.errstate(invalid="ignore", over="ignore"):
         beyond = (open_errors - errors[layers, chosen][:, None]) * (buckets / max(left, _TINY))

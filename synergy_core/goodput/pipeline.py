@@ -39,8 +39,8 @@ class InputPipeline(Hashable, Protocol):
         """
 
     def enough(self, gpu_sample_s: float, *, storage_bytes_per_s: float, node_gpus: int = 1) -> tuple[float, float]:
-        """The least (CPUs, bytes of memory) per GPU with which input takes at most `gpu_sample_s` per sample; if it
-        never does, the least with which it is fastest.
+        """The least (CPUs, bytes of memory) per GPU with which input takes at most `gpu_sample_s` per sample; if no
+        share suffices, the least with which input is fastest.
         """
 
 

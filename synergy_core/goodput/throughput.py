@@ -92,7 +92,7 @@ def step_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike, local_batch: 
 # - An all-reduce grows with its GPUs by a bandwidth term that saturates, like a ring's (M − 1)/M, and by a logarithmic
 #   term for latency and stragglers (trees are log M deep, the slowest of M lags by about log M). Across or within nodes
 #       T_sync = α + ρ·(1 − 2/M) + β·log₂(M/2)         instead of α + β·(M − 2); at M = 2 it is α.
-# - Two nodes exchange over one pair of links, more nodes over several: + π·log₂(M/N) across nodes if N = 2.
+# - Two nodes exchange over one pair of links, more than two over several pairs: + π·log₂(M/N) across nodes if N = 2.
 # - The time of small batches is bounded below by kernel launches: T_grad = ((α_c + β_c·b)³ + φ³)^(1/3).
 # - All GPUs wait for the slowest where samples differ in length or size (speech, multi-scale images):
 #   T_grad·(1 + σ·(M − 1)/(M + 1)), which grows like the expected largest of M uniform draws.

@@ -89,8 +89,8 @@ def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str) -> Floa
 def _equalised(share: Floats, speed: Floats, gpus: Ints) -> Floats:
     """Gives identical jobs the mean of their shares, which is optimal too.
 
-    A vertex of the optimal face serves some identical jobs fully and others not at all. The artifact's interior-point
-    solver ends inside the face, where their shares are equal.
+    At a vertex of the optimal face, some identical jobs have all their time and others none. The artifact's
+    interior-point solver ends inside the face, where identical jobs have equal shares.
     """
     _, group = np.unique(np.column_stack((speed, gpus)), axis=0, return_inverse=True)
     group = group.reshape(-1)

@@ -60,7 +60,7 @@ def synergy(
     time_s = _remaining_s(state, rows, goodput, unknown)
     kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=restart_charge, lost_charge=lost_charge)
     size_s, reference = _size(state, rows, goodput, time_s)
-    # Assumed work grows with the work done. Rounded up to powers of two, it does not make identical jobs take turns.
+    # The assumed work grows with the work done; rounding it up to powers of two keeps identical jobs from taking turns.
     undeclared = np.isnan(state.remaining_work)
     size_s = np.where(undeclared, np.exp2(np.ceil(np.log2(np.maximum(size_s, 1.0)))), size_s)
     weight = (_rank(size_s) + rank_offset) ** rank_power

@@ -200,7 +200,7 @@ class _Repacker:
             self.best.append(ordered.max(axis=1, initial=-np.inf))
 
     def turn(self, group: int) -> None:
-        """Repacks the nodes of a group with the largest loss, each with another node."""
+        """Repacks those nodes of a group that have the largest loss, each with another node."""
         pairs = self._pairs(group)
         if pairs is None or not self.option[group].shape[1]:
             return

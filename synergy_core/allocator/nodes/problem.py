@@ -52,7 +52,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
-    """One round's choice for J jobs among C rows, whose shares per GPU differ by job, on given nodes.
+    """One round's choice of rows and nodes for J jobs. A row's share per GPU depends on the job.
 
     utility: (J, C) as in `Problem`. gpus, gpu_type: (C,). cpus, memory_bytes: (J, C) share per GPU in that row; a job
     with n GPUs on a node uses n times the share there. Rows that differ only in their share are called levels. A row
@@ -184,7 +184,7 @@ RESOURCES = ("usable GPUs", "CPUs", "memory")
 
 @dataclass(slots=True)
 class NodeColumns:
-    """K columns, each a row in a group of nodes that can hold it.
+    """K columns. Each combines a row with a group of nodes on which its GPUs fit.
 
     row, group, gpus: (K,). whole: (K,) number of nodes that the job fills. rest: (K,) its GPUs on a node it may share.
     utility: (J, K), also for pinned jobs; −inf if not allowed. demand: (2, J, K) CPUs and memory on the shared node.

@@ -1,4 +1,4 @@
-"""A mechanism's input and answer (jobs in the order in which they are served, nodes, shares), and shared steps."""
+"""The input and the answer of mechanisms, and the steps that several mechanisms have in common."""
 
 from __future__ import annotations
 
