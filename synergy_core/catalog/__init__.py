@@ -275,7 +275,7 @@ def _is_number(text: str) -> bool:
 
 
 HOPPER = 9.0
-"""Compute capability of the H100. From it on, NVSwitch reduces in the network (third-generation NVLink SHARP), cuBLAS
+"""Compute capability of the H100. Since then, NVSwitch reduces in the network (third-generation NVLink SHARP), cuBLAS
 allocates 32 MiB of workspace, and training software has FlashAttention."""
 
 
@@ -526,7 +526,7 @@ def run_time_ratio(from_type: str, to_type: str) -> RunTimeRatio:
 
 
 def stand_in(wanted: str, known: str) -> str:
-    """A phrase for the use of times measured on GPU type `known` for the type `wanted`."""
+    """A phrase that says that times measured on GPU type `known` are used for the type `wanted`."""
 
     def spoken(name: str) -> str:
         """The common name of a GPU type, such as V100 or RTX 2080 Ti; its own name if it has no data sheet."""

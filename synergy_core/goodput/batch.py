@@ -28,7 +28,7 @@ CANDIDATES = 50
 CEILING_TOLERANCE = 1e-8
 """Tolerance of ceilings: rounding errors must not add a micro-batch if the quotient is a whole number."""
 _FRACTIONS = np.linspace(0.0, 1.0, CANDIDATES)
-# Number of array elements that stay in the CPU cache: measured twice as fast as all jobs at once.
+# Jobs are processed in chunks of about so many array elements, which stay in the CPU cache: measured twice as fast.
 _CHUNK = 16_384
 MAX_CACHED = 16_384
 """Maximum number of cached results of `best_batch_one`."""

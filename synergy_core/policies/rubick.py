@@ -121,7 +121,7 @@ class _Round:
         np.subtract.at(self._quota, self._tenant[running], curves.gpus[row[running]])
 
     def growth(self) -> list[tuple[float, int, int]]:
-        """(slope, job, next row up) of the running jobs that may take GPUs, the steepest first."""
+        """(slope, job, row with the next larger number of GPUs) of running jobs that may take GPUs; steepest first."""
         jobs = np.flatnonzero((self.row >= 0) & self._may_take).tolist()
         steps = [(*self._curves.step(job, int(self.row[job]), up=True), job) for job in jobs]
         return sorted(((gain, job, to) for to, gain, job in steps if to >= 0), key=lambda each: (-each[0], each[1]))

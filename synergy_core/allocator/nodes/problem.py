@@ -93,7 +93,7 @@ class NodeSolution:
 
     choice: (J,) rows, −1 for none. placed: the jobs' GPUs by node. cpus, memory_bytes: (J,) share per GPU, at least the
     row's; 0 without GPUs. moved: (J,) jobs with other nodes but the same type and number of GPUs. objective: total
-    utility minus move costs. bound: no allocation that can be placed has more. gap: (bound − objective) / |bound|.
+    utility minus move costs. bound: at least that of any allocation that can be placed. gap: as in `Solution`.
     gpu_price, cpu_price, memory_price: (N,) utility per GPU, CPU and byte in each group of nodes. quota_price: (V,) per
     GPU. prices: of all limits, for the next round's warm start.
     """
