@@ -13,8 +13,8 @@ except PackageNotFoundError:  # run from a checkout that was never installed
 
 
 def module_names(package: str) -> list[str]:
-    """Sorted names of the modules in a package's folder that do not begin with an underscore. Adding such a module to
-    the folder registers a plug-in. package: the package's full name.
+    """Sorted names of a package's modules, without those that begin with an underscore. Each is a plug-in, and needs no
+    other registration. package: the package's full name.
     """
     folder = importlib.import_module(package).__path__
     return sorted(each.name for each in pkgutil.iter_modules(folder) if not each.name.startswith("_"))

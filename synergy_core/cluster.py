@@ -77,16 +77,16 @@ class NodeType:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Node types in order of preference: a job that requests no GPU type runs on the first type that it fits.
+    """Node types in order of preference: a job that requests no GPU type runs on the first type on which it fits.
 
     Nodes are numbered consecutively, type by type.
     virtual_clusters: each tenant's quota in GPUs; empty means one pool for all. The quotas may not add up to more than
     the cluster. borrowing: whether a tenant may exceed its quota while other tenants' GPUs are idle.
-    placement: where a job may run. "consolidate": on the fullest node that it fits; a job larger than a node gets whole
-    nodes and one further node for the remainder; it waits until these are free. "relax": the same until the job has
-    waited `patience_s`, then on any free GPUs. "spread": at once on any free GPUs, on as few nodes as possible. "even":
-    like "spread" with equal numbers of GPUs per node, 2 + 2 and not 3 + 1, for jobs limited by network cards.
-    "most_free": on the nodes with the most free GPUs, one after another (as in Pollux's simulator).
+    placement: where a job may run. "consolidate": on the fullest node on which it fits; a job with more GPUs than a
+    node waits for enough empty nodes, and for one more node with free GPUs for the remainder. "relax": the same until
+    the job has waited `patience_s`, then on any free GPUs. "spread": at once on any free GPUs, on as few nodes as
+    possible. "even": like "spread" with equal numbers of GPUs per node, 2 + 2 and not 3 + 1, for jobs limited by
+    network cards. "most_free": fills one node after another, from the most free GPUs (as in Pollux's simulator).
     """
 
     node_types: tuple[NodeType, ...]
@@ -147,7 +147,7 @@ class Cluster:
 
     @cached_property
     def proportional(self) -> tuple[Share, ...]:
-        """CPUs and memory per GPU for each of `gpu_types`, shared equally; the smallest if nodes of a type differ."""
+        """CPUs and memory per GPU of each of `gpu_types`, shared equally on a node; of unequal nodes, the smallest."""
         shares = [
             [each.proportional for each in self.node_types if each.gpu_type == gpu_type] for gpu_type in self.gpu_types
         ]

@@ -27,7 +27,7 @@ def unknown(kind: str, got: str, known: Iterable[str], *, hint: str = "") -> Inp
     return InputError(f"unknown {kind} '{got}'.{guess} Known: {', '.join(names) or 'none'}.{tail}")
 
 
-# The rest suggests which column of a table may be the missing one under another name, and whether its unit differs.
+# Suggests which column of a table may be the missing column under another name, and whether it has another unit.
 
 
 _UNITS = {
@@ -45,7 +45,7 @@ _UNITS = {
         **{name: 2.0**power for power, name in ((10, "kib"), (20, "mib"), (30, "gib"), (40, "tib"))},
     },
 }
-"""By expected unit: the units in which another column's name may end, and their factors to the expected unit."""
+"""For each expected unit: suffixes of column names, and the factor that converts from each to the expected unit."""
 _UNSTATED_SECONDS = ("step_time", "sync_time")
 """Columns in seconds whose names do not state the unit."""
 _SYNONYMS = {
@@ -55,7 +55,7 @@ _SYNONYMS = {
     "virtual_cluster": ("tenant", "vc", "queue", "account"),
     "estimate_s": ("time_limit", "requested_time", "walltime_limit"),
 }
-"""By our column name: names of the same column in other formats, without their unit."""
+"""Our name of a column → its names in other formats, without units."""
 _MIN_SIMILARITY = 0.6
 
 

@@ -20,7 +20,7 @@ TICKS_PER_S = 2**20
 TICK_S = 1.0 / TICKS_PER_S
 
 MAX_TIME_S = 2.0**32
-"""Half of the exact range. The sum of an instant and a duration below this limit is exact."""
+"""Half of the range in which times are exact, so that the sum of two times below it is exact."""
 
 MB, GB = 1e6, 1e9
 """Decimal megabyte and gigabyte in bytes, as data sheets use them."""
@@ -113,7 +113,7 @@ Columns = TypeVar("Columns", bound=HasFields)
 
 
 def columns_of(rows: Sequence[Columns]) -> Columns:
-    """Stacks dataclasses of numbers or arrays into one dataclass of arrays, whose first axis is the row."""
+    """Stacks dataclasses of numbers or arrays into one of arrays, each with the index into `rows` as its first axis."""
     names = [each.name for each in fields(rows[0])]
     return type(rows[0])(**{name: np.array([getattr(row, name) for row in rows]) for name in names})
 

@@ -18,7 +18,7 @@ from synergy_core.units import Floats
 Method = Literal["auto", "exact", "priced", "small", "steps"]
 
 MIN_UTILITY, MAX_UTILITY = 0.01, 100.0
-"""Range of the largest utility that suits solvers' absolute tolerances. Other problems are scaled into it."""
+"""A problem's largest utility is scaled into this range, which suits the solvers' absolute tolerances."""
 
 __all__ = ["Explanation", "Method", "OtherResources", "Problem", "Solution", "explain", "solve"]
 
@@ -33,11 +33,11 @@ def solve(
 ) -> Solution:
     """Finds a feasible allocation whose utility is within the relative `gap` of the optimum; 0 means a proven optimum.
 
-    method: `exact` solves the whole integer programme. `priced` is for thousands of jobs. `small` is for a few hundred
-    GPUs: it solves the open part of `priced` by a table if that is cheaper than the integer programme. `auto` is small
-    if the capacities have few states, else priced. `steps` is a greedy heuristic for comparison. time_limit_s: of wall
-    clock; if it is exceeded, the gap may be larger. prices: of the previous round, for a warm start. The result is
-    deterministic unless the time limit is exceeded. Raises InputError for an argument out of range.
+    method: `exact` solves one integer programme with all jobs. `priced` is for thousands of jobs (`allocator.priced`).
+    `small` is the same for a few hundred GPUs, with coarser prices. `auto` is `small` if `priced.is_small`, else
+    `priced`. `steps` is a greedy heuristic for comparison. time_limit_s: of wall clock; if it is exceeded, the gap may
+    be larger. prices: of the previous round, for a warm start. The result is deterministic unless the time limit is
+    exceeded. Raises InputError for an argument out of range.
     """
     from synergy_core.allocator.exact import solve_exact
     from synergy_core.allocator.priced import is_small, solve_by_steps, solve_priced
@@ -62,7 +62,7 @@ def solve(
     factor = 1.0 if in_range else 2.0 ** -math.frexp(largest)[1]
     scaled, unit = replace(problem, utility=problem.utility * factor), np.ones(limits)
     if problem.others is not None:
-        # In units of GPUs, so that all prices have similar magnitudes.
+        # Expresses other resources in GPUs, so that all prices have similar magnitudes.
         scale = problem.others.per_gpu(problem.capacity)
         demand = problem.others.demand * scale[:, problem.gpu_type][:, None]
         scaled = replace(scaled, others=OtherResources(problem.others.names, demand, problem.others.capacity * scale))

@@ -1,4 +1,4 @@
-"""Integer programmes for HiGHS: the whole problem through PuLP, or a few columns as a matrix."""
+"""Integer programmes for HiGHS: the complete problem through PuLP, or some of its columns as a matrix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIN_SLACK = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The solver's result. taken: (N,) whether a column is chosen; None without a solution. bound: on the objective."""
+    """The solver's result. taken: (N,) which columns are chosen; None if none were found. bound: of the objective."""
 
     taken: Bools | None
     bound: float
@@ -28,7 +28,7 @@ class Taken:
 
 
 def solve_exact(problem: Problem, *, gap: float, time_limit_s: float, prices: Floats | None = None) -> Solution:
-    """Solves the whole problem as one integer programme; returns the greedy allocation if that is better."""
+    """Solves the problem as one integer programme; returns the greedy allocation if it is better."""
     import pulp
 
     work = open_part(problem)
@@ -48,7 +48,7 @@ def solve_exact(problem: Problem, *, gap: float, time_limit_s: float, prices: Fl
             choice = found
     outcome = model.solverModel.getInfo()
     if math.isfinite(outcome.mip_dual_bound):
-        # PuLP passes the negated problem to HiGHS; the objective's sign shows whether this PuLP does.
+        # Some versions of PuLP negate the problem for HiGHS; the sign of HiGHS's objective shows whether this one does.
         sign = -1.0 if outcome.objective_function_value <= 0 else 1.0
         bound = min(bound, sign * outcome.mip_dual_bound)
     proven = model.sol_status == pulp.LpSolutionOptimal
@@ -91,7 +91,7 @@ def formulate(problem: Problem) -> tuple[Any, dict[tuple[int, int], Any]]:
 
 
 def solve_columns(some: Columns, room: Floats, *, slack: float, time_limit_s: float) -> Taken:
-    """Chooses at most one column per owner within `room`, (R,). slack: permitted loss of utility."""
+    """Chooses at most one column per job. room: (R,) what is left of each limit. slack: permitted loss of utility."""
     columns, jobs = len(some.value), len(some.start)
     values, bound, timed_out = integer_programme(
         some.value,

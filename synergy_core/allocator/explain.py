@@ -18,15 +18,15 @@ MIN_GAIN = 1e-3
 MIN_FRACTION = 5e-3
 """A smaller `price_fraction` is reported as zero."""
 UNITS = {"GPUs": ("GPUs", "GPU", 1.0), "CPUs": ("CPUs", "CPU", 1.0), "memory": ("GB", "GB", GB)}
-"""The unit of each resource: plural, singular, and its size."""
+"""The unit in which each resource is reported: plural, singular, and how much of the resource one unit is."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedRow:
     """One configuration of the job.
 
-    price: utility that other jobs could gain from the row's resources. paid: the part of the price for each of the
-    explanation's `resources`. reduced: utility − price.
+    price: utility that other jobs could gain from the row's resources. paid: the price by resource, in the order of
+    `Explanation.resources`. reduced: utility − price.
     """
 
     configuration: int
@@ -53,7 +53,6 @@ class Limit:
     binding: bool
 
     def text(self) -> str:
-        """The limit as one line of text."""
         several, one, size = UNITS.get(self.resource, (self.resource, "unit", 1.0))
         used = f"{self.label}: {_amount(self.used / size)} of {_amount(self.total / size)} {several}"
         if self.binding:
@@ -71,14 +70,14 @@ class Explanation:
     """One job in a solved problem.
 
     chosen: the job's row, None if it got nothing. wanted: the row of highest utility, None if no row that the cluster
-    could hold has a positive utility. with_more: the best row with as many GPUs and more CPUs or memory, None if more
-    gains nothing. rows: the best rows by falling reduced value. limits: all capacities and quotas. resources: those
-    with a price. bound_by: the resource whose price rises most from the chosen row to `with_more`, or else to `wanted`;
-    "nodes" if no price rises, but the row does not fit; "" if the job has the row that it wants. missing_utility: the
-    utility by which `wanted` falls short of the best row at these prices, ≥ 0. price_fraction: the largest fraction of
-    these prices, in [0, 1], at which `wanted` is the best row. rounding_loss: reduced value of the best row minus that
-    of the chosen one, which is lost because GPUs cannot be divided. forced: whether the job had no choice. objective,
-    bound, gap: of the whole round, as in `Solution`. notes: further sentences.
+    could hold has a positive utility. with_more: the best row with as many GPUs as `chosen` and more CPUs or memory,
+    None if none gains anything. rows: the rows of highest reduced utility, `chosen` and `wanted`. limits: all
+    capacities and quotas. resources: the names of those with a price. bound_by: the resource whose price rises most
+    from `chosen` to `with_more`, or else to `wanted`; "nodes" if no price rises, but the row does not fit; "" if
+    `chosen` is `wanted`. missing_utility: the highest reduced utility, 0 for no row, minus that of `wanted`.
+    rounding_loss: the highest minus that of `chosen`; it is lost because GPUs cannot be divided. price_fraction: the
+    largest fraction of these prices, in [0, 1], at which `wanted` is the best row. forced: whether the job had to keep
+    its row. objective, bound, gap: of the round, as in `Solution`. notes: further sentences.
     """
 
     job: int
@@ -104,7 +103,6 @@ class Explanation:
         return asdict(self)
 
     def text(self) -> str:
-        """The explanation as a few lines of text."""
         got = f"got {_named(self.chosen)}" if self.chosen else "got nothing"
         lines = [f"{self.label} {got}{', which it was forced to keep' if self.forced else ''}."]
         if self.wanted is None:
@@ -163,7 +161,7 @@ class Explanation:
 
 
 def _named(row: ExplainedRow) -> str:
-    # The default label begins with the count.
+    # The default label begins with the number of GPUs.
     return row.label if row.label.startswith(f"{row.gpus} ") else f"{row.label} ({row.gpus} GPU{'s' * (row.gpus > 1)})"
 
 
@@ -177,9 +175,9 @@ def explain(
     types: Sequence[str] = (),
     tenants: Sequence[str] = (),
 ) -> Explanation:
-    """Explains the allocation of `job`. The labels name the job, the C configurations, T types and V tenants.
+    """Explains the allocation of `job`. Raises InputError for a job that the problem does not have.
 
-    Raises InputError for a job that the problem does not have.
+    label, configurations, types, tenants: names of the job, the C configurations, the T GPU types and the V tenants.
     """
     if not 0 <= job < problem.jobs:
         raise InputError(f"job is {job}, expected 0 to {problem.jobs - 1}.")
@@ -188,7 +186,7 @@ def explain(
         f"{gpus} × {kinds[kind]}" for gpus, kind in zip(problem.gpus.tolist(), problem.gpu_type.tolist(), strict=True)
     ]
     paid = [solution.prices[limit] * amount for limit, amount in problem.demands_of(job)]
-    if problem.tenant is not None:  # quotas, too, are paid for by GPU
+    if problem.tenant is not None:  # adds the quota's price, which is also per GPU
         paid[0] += paid.pop(1)
     return explanation_of(
         job,
@@ -226,11 +224,11 @@ def explanation_of(
     totals: tuple[float, float, float],
     notes: tuple[str, ...] = (),
 ) -> Explanation:
-    """Explains which of its C configurations a job has.
+    """Explains the choice of one of C configurations for a job.
 
     names, gpus, utility: (C,). paid: (R, C) price in utility for each of `resources`, (R,). possible: (P,)
     configurations of positive utility that the cluster could hold. chosen: −1 for none. richer: (B,) configurations
-    with the job's GPUs and more CPUs or memory. totals: objective, bound and gap of the round.
+    with as many GPUs as `chosen` and more CPUs or memory. totals: objective, bound and gap of the round.
     """
     price: Floats = paid.sum(axis=0)
     reduced = utility - price
@@ -249,7 +247,7 @@ def explanation_of(
     for position, column in enumerate([*order, chosen, wanted]):
         if column >= 0 and (len(rows) < MAX_ROWS or position >= len(order)):
             each = row(column)
-            rows.setdefault((each.label, each.utility, each.price), each)  # levels of share may be equal
+            rows.setdefault((each.label, each.utility, each.price), each)  # rows with equal shares are listed once
     # The configuration with more CPUs or memory from which the job gains most; −1 if it gains from none.
     gaining = richer[utility[richer] > utility[chosen] * (1.0 + MIN_GAIN)] if chosen >= 0 else richer[:0]
     with_more = int(gaining[utility[gaining].argmax()]) if len(gaining) else -1

@@ -1,12 +1,12 @@
-"""Finds prices, then an allocation: most jobs get their best column, near-tied columns are solved exactly.
+"""Finds prices, then an allocation: most jobs get their best column; the choice between near-tied columns is exact.
 
-D is the dual bound. The loss of a column is its distance from its job's best reduced utility at these prices. An
-allocation with a column of loss > B has a utility ≤ D − B. So only the few columns of loss ≤ B are solved exactly. If
-their optimum is P*, min(D, max(D − B, P*)) bounds every allocation; B = D − P proves a utility P optimal.
+D is the dual bound. The loss of a column is the highest reduced utility of its job at these prices minus its own. An
+allocation with a column of loss > B has a utility ≤ D − B. So the exact solution considers only the columns of loss
+≤ B. If its utility is P*, min(D, max(D − B, P*)) bounds every allocation; B = D − P proves a utility P optimal.
 
-With thousands of jobs, prices are found on a sample of jobs, then on the few columns that can still be best, and an
-integer programme solves the near-tied columns. On small clusters a table over all states of the GPUs left of each type
-does; of equal allocations it finds the one with the lowest configuration of the first job, then of the next.
+Prices are found on a sample of jobs, then on the few columns that can still be best. Near-tied columns are solved by an
+integer programme or, where it is faster, by dynamic programming over the numbers of free GPUs of each type. Of equal
+allocations, the latter finds the one with the lowest configuration of the first job, then of the next.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ WIDEN, SMALL_WIDEN = 4.0, 3.0
 """Factor on B if the columns within B do not fit or leave a gap; the second one is for small problems."""
 MAX_ROUNDS = 40
 MAX_NEAR_TIED = 20_000
-"""Maximum number of near-tied columns that are solved exactly. Beyond, the best allocation so far is the answer, with
+"""Maximum number of near-tied columns in an exact solution. With more, the result is the best allocation so far, with
 its gap. Measured: 27,236 columns took 6 s, 103,016 took 71 s, and 296,524 had not ended after 15 minutes."""
 MIN_FRACTION = 1e-6
 """The second B as a fraction of D, if the first is 0 because all near-tied columns have no loss."""
 MAX_JOBS, MAX_JOBS_OF_TYPES = 500, 64
-"""Maximum number of jobs of a small problem, with one GPU type and with several. Beyond, `priced` is faster (measured:
-0.05 s against 1 s for 220 equal jobs)."""
+"""Maximum number of jobs of a small problem, with one GPU type and with several. With more jobs, `priced` is faster
+(measured: 0.05 s against 1 s for 220 equal jobs)."""
 MAX_CELLS = 200_000
 """Maximum number of states of a small problem: the product of (capacity + 1) over GPU types."""
 COLUMN_S, CELL_S = 4e-6, 1.6e-9
-"""Time of a table per column, and per column and state; measured on an AMD EPYC."""
+"""Time of dynamic programming per column, and per column and state; measured on an AMD EPYC."""
 MAX_TABLE_S = 0.02
-"""A table that takes longer is slower than the integer programme."""
+"""Dynamic programming that would take longer is slower than the integer programme."""
 
 
 def finish(
@@ -57,8 +57,8 @@ def finish(
 ) -> Solution:
     """Finds the allocation at `prices`, increasing B until the gap is at most `gap`.
 
-    extra: number of near-tied columns at the first B. deadline_s: by time.perf_counter. small: whether to use the
-    factor for small problems and to set B to D − P after the first allocation P.
+    extra: number of near-tied columns at the first B. deadline_s: a value of time.perf_counter. small: whether B grows
+    by `SMALL_WIDEN`, and to D − P after the first allocation, of utility P.
     """
     reduced = work.reduced(prices)
     wanted = reduced.argmax(axis=1)
@@ -111,7 +111,7 @@ def finish(
 def _near_tied(
     work: OpenJobs, keep: Bools, wanted: Ints, slack: float, deadline_s: float
 ) -> tuple[Ints | None, float, bool]:
-    """The best allocation of the columns in `keep`: one per open job or None; its bound; whether time ran out.
+    """The best columns in `keep`, one per open job, or None; an upper bound on their utility; whether time ran out.
 
     keep: (F, C + 1) columns with losses of at most B. wanted: (F,) each job's best column.
     """
@@ -135,7 +135,7 @@ def _near_tied(
 
 
 def by_table(some: Columns, room: Floats) -> Taken | None:
-    """The best of `some` columns, whose limits are GPUs by type; None if a table would be slow.
+    """The best of `some` columns if only GPUs by type are limited; None if it would take more than `MAX_TABLE_S`.
 
     Dynamic programming by g_j(s) = max(g_{j+1}(s), max_c u_jc + g_{j+1}(s − w_c)), where s is the GPUs left of each
     type; one numpy operation covers all states. Ties go to the lowest column of the first job, then of the next.
@@ -182,11 +182,11 @@ MIN_BOX_FRACTION = 0.01
 """Minimum half width of that box, as a fraction of the mean price; for prices near 0."""
 MAX_BOXES = 4
 WARM = 0.02
-"""μ at a warm start, in the unit of `COARSEST`."""
+"""First μ at a warm start, in the unit of `COARSEST`."""
 FIRST_EXTRA, SMALL_EXTRA = 150, 8
-"""Number of near-tied columns at the first B; small problems have one more per four jobs."""
+"""Near-tied columns at the first B of large and of small problems; the latter add one for every four jobs."""
 SMALL_FINEST = 1e-3
-"""`FINEST` of small problems, for which finer prices do not pay."""
+"""`FINEST` of small problems, where finer prices take more time than they save."""
 
 
 def is_small(problem: Problem) -> bool:
@@ -203,7 +203,7 @@ def solve_priced(
     deadline_s = time.perf_counter() + min(time_limit_s, MAX_TIME_S)
     work = open_part(problem)
     wanted: Ints = work.utility.argmax(axis=1)
-    if (work.use(wanted) <= work.room + ROUNDING).all():  # each job's best column fits: all prices are 0
+    if (work.use(wanted) <= work.room + ROUNDING).all():  # all jobs' best columns fit together: all prices are 0
         choice = work.full(wanted)
         return certify(problem, choice, problem.objective(choice), np.zeros(len(work.room)), 0.0, "optimal")
     if not small:
@@ -237,8 +237,8 @@ def find_prices(work: OpenJobs, prices: Floats | None) -> Floats:
 def _in_boxes(work: OpenJobs, prices: Floats) -> Floats | None:
     """Prices near the minimum of D, from the columns that can be best for prices in a box around `prices`.
 
-    Outside its box, a minimum over the box's columns means nothing. If it lies there, or has not converged, the next
-    box is larger, and its centre is the point of the last box that is nearest to it. None after the last box.
+    A minimum outside the box means nothing, because other columns may be best there. If the minimum is outside, or has
+    not converged, the next box is larger, around the point of this box nearest to that minimum. None if all boxes fail.
     """
     scale = work.scale
     for growth in range(MAX_BOXES):
@@ -267,7 +267,7 @@ def _in_boxes(work: OpenJobs, prices: Floats) -> Floats | None:
 MIN_GAIN = 1e-12
 """Minimum utility that counts as a gain."""
 FREE_STEP_GPUS = 0.25
-"""GPUs that a step without additional GPUs counts as, so that its gain per GPU is finite and high."""
+"""Divisor of the gain of a step that needs no additional GPUs, so that its gain per GPU is finite and high."""
 
 
 def solve_by_steps(problem: Problem, *, gap: float, **_: Any) -> Solution:

@@ -1,9 +1,9 @@
 """Prices of the limits from the Lagrangian dual of the allocation problem, and a greedy allocation at given prices.
 
-With a price l_k ≥ 0 per unit of limit k, D(l) = l · room + Σ_j max(0, max_c (u_jc − l · w_jc)) bounds all allocations
-(weak duality). A column whose reduced utility is more than D − P below its job's best is in no allocation better than P
-(reduced-cost fixing). Newton's method in the K prices minimises a smoothed D with μ log Σ_c exp(v_jc / μ) for each
-maximum (Nesterov 2005, "Smooth minimization of non-smooth functions", section 4); μ falls from step to step.
+A *column* is a configuration c of a job j; it uses w_jc of the limits. With a price l_k ≥ 0 per unit of limit k,
+D(l) = l · room + Σ_j max(0, max_c (u_jc − l · w_jc)) bounds all allocations (weak duality). No allocation of utility
+above P has a column whose reduced utility v is more than D − P below its job's best (reduced-cost fixing). Newton's
+method minimises D over prices, with μ log Σ_c exp(v_jc / μ) for each maximum and falling μ (Nesterov 2005, section 4).
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ MAX_STEPS = 60
 SHRINK = 0.5
 """Factor on μ after each Newton step that was not clipped."""
 COARSEST, FINEST = 0.3, 1e-4
-"""First μ of a cold start and last μ, relative to the mean over jobs of their best utility."""
+"""First μ without prices of a previous round, and last μ, as fractions of the jobs' mean best utility."""
 DAMPING = 1e-3
 STEP_PRICE_FRACTION = 0.5
 """A Newton step moves a price by at most this fraction of the price or by μ per GPU, whichever is more."""
 MAX_SWEEPS, CONVERGED_FRACTION = 60, 1e-3
-"""Coordinate descent ends after this many sweeps, or when no price moved by more than this fraction of its limit."""
+"""Coordinate descent ends after `MAX_SWEEPS`, or when no price moved by more than this fraction of its largest step."""
 MAX_STALLED_STEPS = 6
-"""The minimisation ends after more consecutive clipped steps than this, once μ has been reduced."""
+"""Once μ has been reduced, the minimisation ends after more than this many clipped steps in a row."""
 
 
 @dataclass(slots=True)
 class OpenJobs:
-    """The jobs of a problem that are not forced, and the room left for them. An additional last column means no GPUs.
+    """The jobs of a problem that are not forced, and what the forced jobs leave. The last column, C, means no GPUs.
 
-    jobs: (F,) indices into the problem. utility: (F, C + 1), −inf if not positive or larger than the room. gpus:
+    jobs: (F,) indices into the problem. utility: (F, C + 1), −inf if not positive or if a demand exceeds `room`. gpus:
     (C + 1,). demands: as in `Problem`. room: (R,) what forced jobs leave of every limit; the first `types` are GPUs.
-    choice: (J,) of the forced jobs, else −1. value: utility of the forced jobs. parallel: whether not only GPUs are
-    limited; demands are then nearly parallel, and prices hard to tell apart.
+    choice: (J,) of the forced jobs, else −1. value: utility of the forced jobs. parallel: whether CPUs or memory are
+    limited, too; their demands are nearly proportional to those for GPUs, so that prices are hard to tell apart.
     """
 
     jobs: Ints
@@ -56,7 +56,7 @@ class OpenJobs:
 
     @property
     def scale(self) -> float:
-        """The mean over jobs of their best utility."""
+        """The mean of the open jobs' best utilities."""
         return max(float(self.utility.max(axis=1).mean()), TINY) if len(self.utility) else 1.0
 
     def dual(self, prices: Floats) -> float:
@@ -72,14 +72,14 @@ class OpenJobs:
         return float(self.utility[np.arange(len(column)), column].sum())
 
     def full(self, column: Ints) -> Ints:
-        """(J,) choice of the whole problem, from one column per open job, (F,)."""
+        """(J,) choice for all jobs, forced ones included. column: (F,) one per open job."""
         choice = self.choice.copy()
         choice[self.jobs] = np.where(column == len(self.gpus) - 1, -1, column)
         return choice
 
 
 def open_part(problem: Problem) -> OpenJobs:
-    """Removes forced jobs, and columns that do not fit or have no positive utility."""
+    """Removes forced jobs; columns that do not fit, or have no positive utility, become −inf."""
     jobs, columns = problem.utility.shape
     choice, room, value = np.full(jobs, -1), problem.limits, 0.0
     open_jobs = np.arange(jobs)
@@ -118,7 +118,7 @@ class Columns:
 
 
 def columns_where(work: OpenJobs, keep: Bools, rows: Ints | None = None) -> tuple[Columns, Ints, Ints]:
-    """The columns marked in `keep`, (F, C + 1) or (len(rows), C + 1), with the open job and column index of each."""
+    """The columns marked in `keep`, and the open job and the index of each. keep: (F, C + 1), or one row per `rows`."""
     owner, column = keep.nonzero()
     job = owner if rows is None else rows[owner]
     start = np.searchsorted(owner, np.arange(len(keep)))
@@ -130,14 +130,14 @@ def columns_where(work: OpenJobs, keep: Bools, rows: Ints | None = None) -> tupl
 def cold_prices(work: OpenJobs) -> Floats:
     """Start prices without a previous round: half of the sum of the jobs' best utilities, spread over all GPUs."""
     spent = 0.5 * float(work.utility.max(axis=1).sum()) / max(1.0, float(work.room[: work.types].sum()))
-    # A job pays for a GPU through each kind of limit: GPUs, quota and each other resource.
+    # A job pays once in each of `demands`: for GPUs, for its quota and for each other resource.
     return np.full(len(work.room), spent / len(work.demands))
 
 
 def minimise_all(
     work: OpenJobs, prices: Floats | None = None, *, smooth: float = COARSEST, finest: float = FINEST
 ) -> Floats:
-    """Prices near the minimum of D over all columns, starting at `prices` or cold.
+    """Prices near the minimum of D over all columns, starting at `prices`, or without these at `cold_prices`.
 
     smooth, finest: first and last μ, relative to `OpenJobs.scale`.
     """
@@ -220,7 +220,7 @@ def _newton(prices: Floats, gradient: Floats, hessian: Floats, smooth: float) ->
 
 
 def _boxed(prices: Floats, gradient: Floats, hessian: Floats, smooth: float) -> tuple[Floats, bool]:
-    """As `_newton`, but finds the best step within the limits by coordinate descent, for nearly parallel demands."""
+    """Like `_newton`, for nearly parallel demands: finds the best of the permitted steps by coordinate descent."""
     limit = np.maximum(prices * STEP_PRICE_FRACTION, smooth)
     low, high = np.maximum(-limit, -prices).tolist(), limit.tolist()
     curvature = hessian / smooth
@@ -246,9 +246,9 @@ def _boxed(prices: Floats, gradient: Floats, hessian: Floats, smooth: float) -> 
 
 
 def greedy(work: OpenJobs, prices: Floats) -> Ints:
-    """(F,) columns that fit together: jobs by falling reduced utility per GPU get their best column that still fits.
+    """(F,) columns that fit together: each job gets its best that still fits, by falling reduced utility per GPU.
 
-    Ties go to the lower job, then the lower column. O(F C).
+    Ties go to the job, then to the column, of lower index. O(F C).
     """
     reduced = work.reduced(prices)
     wanted = reduced.argmax(axis=1)

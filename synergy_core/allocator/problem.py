@@ -6,9 +6,9 @@ maximise Σ_jc u_jc x_jc, x binary; Σ_c x_jc ≤ 1 per job (a forced job keeps 
 Σ_j Σ_{c of type t} a_djc x_jc ≤ b_dt. An allocation within these sums may still not fit the nodes: see
 `allocator.nodes`.
 
-The code treats all constraints alike, as R *limits*: T capacities, then V quotas, then D T limits of other resources.
-The use of limits is a list of *demands*. Each is a pair of arrays that broadcast to (J, C): the index of the limit that
-a configuration uses, and the amount.
+The code treats all constraints alike, as R *limits*: T capacities, then V quotas, then D·T limits of other resources.
+A *demand*, for GPUs, for quotas or for one other resource, is a pair of arrays that broadcast to (J, C): the index of
+the limit that job j uses in configuration c, and the amount that it uses.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Demand = tuple[Ints, Floats]
 
 TINY = 1e-12
 ROUNDING = 1e-9
-"""Tolerance for utilities of about 1 (`solve` scales others). Reordering a sum of thousands of float64 changes less."""
+"""Tolerance for utilities of about 1 (`solve` scales others); sums of thousands of float64 have smaller errors."""
 
 
 def taken_of(demand: Demand, jobs: Ints, columns: Ints) -> Demand:
-    """(N,) limits and amounts of the given jobs in the given columns; jobs, columns: (N,).
+    """The limits, (N,), that N jobs use in one column each, and the amounts, (N,). jobs, columns: (N,) indices.
 
     demand: limits (C,), (J, C) or (J, 1) if equal in all columns; amounts (C,) or (J, C).
     """
@@ -43,7 +43,7 @@ def taken_of(demand: Demand, jobs: Ints, columns: Ints) -> Demand:
 
 
 def use_of(demands: Iterable[Demand], jobs: Ints, columns: Ints, limits: int) -> Floats:
-    """(R,) total use of every limit by the given jobs in the given columns."""
+    """(R,) amount of every limit that N jobs, in one column each, use in total. jobs, columns: (N,). limits: R."""
     used = np.zeros(limits)
     for demand in demands:
         used += np.bincount(*taken_of(demand, jobs, columns), limits)
@@ -51,7 +51,7 @@ def use_of(demands: Iterable[Demand], jobs: Ints, columns: Ints, limits: int) ->
 
 
 def reduced_utility(utility: Floats, demands: Iterable[Demand], prices: Floats) -> Floats:
-    """(J, C) reduced utility: utility minus the price of the demands. prices: (R,) of the limits."""
+    """(J, C) reduced utility: utility minus Σ price · amount over all demands. prices: (R,) per unit of each limit."""
     (limit, amount), *others = demands
     left: Floats = utility - prices[limit] * amount
     for limit, amount in others:
@@ -65,7 +65,7 @@ def reduced_utility(utility: Floats, demands: Iterable[Demand], prices: Floats) 
 class OtherResources:
     """Demand for D resources other than GPUs, such as CPUs and memory, each in its own unit.
 
-    names: (D,). demand: (D, J, C) ≥ 0, of the whole configuration, not per GPU. capacity: (D, T) ≥ 0, of each GPU type.
+    names: (D,). demand: (D, J, C) ≥ 0, of all GPUs of a configuration together. capacity: (D, T) ≥ 0, of each GPU type.
     """
 
     names: tuple[str, ...]
@@ -73,7 +73,7 @@ class OtherResources:
     capacity: Floats
 
     def per_gpu(self, gpus: Ints) -> Floats:
-        """(D, T) the GPUs of a type per unit of the resource; 1 if the capacity is 0. gpus: (T,)."""
+        """(D, T) number of GPUs of each type ÷ capacity of each resource; 1 where that is 0. gpus: (T,)."""
         return np.where(self.capacity > 0, gpus / np.where(self.capacity > 0, self.capacity, 1.0), 1.0)
 
 
@@ -120,7 +120,7 @@ class Problem:
 
     @property
     def limits(self) -> Floats:
-        """(R,) the amount of each limited resource; each has a price."""
+        """(R,) the amount that each limit permits."""
         quota = np.zeros(0) if self.quota is None else self.quota
         others = np.zeros(0) if self.others is None else self.others.capacity.ravel()
         return np.concatenate((self.capacity, quota, others), dtype=np.float64)
@@ -172,7 +172,7 @@ class Problem:
         return use_of(self.demands, chosen, choice[chosen], len(self.limits))
 
     def fits(self, choice: Ints) -> bool:
-        """Whether `choice` respects all limits and forced jobs and has no configuration that is not allowed."""
+        """Whether `choice`, (J,), respects all limits, keeps forced configurations and uses only allowed ones."""
         kept = self.forced is None or bool(((self.forced < 0) | (choice == self.forced)).all())
         within = bool((self.use(choice) <= self.limits * (1.0 + ROUNDING)).all())
         return kept and within and self.objective(choice) > -np.inf
@@ -183,7 +183,7 @@ class Problem:
                 f"utility is {self.utility.dtype}{self.utility.shape}, expected float64, jobs × configurations."
             )
         jobs, columns = self.utility.shape
-        if not self.utility.max(initial=-np.inf) < np.inf:  # NaN too: max() hands it on
+        if not self.utility.max(initial=-np.inf) < np.inf:  # finds NaN, too, which max() propagates
             job, column = np.argwhere(~(self.utility < np.inf))[0]
             raise InputError(
                 f"utility[{job}, {column}] is {self.utility[job, column]}, expected a finite number, or −inf for not "

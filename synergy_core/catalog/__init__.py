@@ -1,8 +1,8 @@
 """The shipped catalog: applications with fitted constants, GPU and node data sheets, and layer sizes.
 
 bench/make_catalog.py and bench/fit_sensitivity.py write `models/<application>.yaml`, bench/make_layers.py writes
-`layers/<application>.yaml`; `gpus/<type>.yaml` and `nodes/<type>.yaml` are written by hand from vendors' pages. A file
-in its folder is registered.
+`layers/<application>.yaml`; `gpus/<type>.yaml` and `nodes/<type>.yaml` are written by hand from vendors' pages. Adding
+a file to a folder registers it. The planner reads the other folders.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GpuProfile:
     """Fitted step-time constants of one application on one GPU type.
 
     theta: (7,), constants of Pollux's form, which policies assume. calibrated: the form with the best predictions.
-    min_local, max_local: the measured range of samples per GPU that fit into memory. nodes, gpus: the most measured.
+    min_local, max_local: measured range of samples per GPU that fit into memory. nodes, gpus: largest measured numbers.
     """
 
     theta: Floats
@@ -67,7 +67,7 @@ class GpuProfile:
 class ModelProfile:
     """One application. Batches are in samples; total_work is in iterations at the initial batch.
 
-    pipeline: of its training input; None if unknown.
+    pipeline: how fast its training input is prepared; None if unknown.
     """
 
     name: str
@@ -271,11 +271,11 @@ def _is_number(text: str) -> bool:
         return False
 
 
-# GPU data sheets. A file `gpus/<type>.yaml` registers one; `add_gpu_sheet` registers a user's file for this process.
+# GPU data sheets. A file `gpus/<type>.yaml` registers a sheet; `add_gpu_sheet` registers a user's for this process.
 
 
 HOPPER = 9.0
-"""Compute capability of the H100. From it on, NVSwitch reduces in the network (third-generation NVLink SHARP), cuBLAS
+"""Compute capability of the H100. Since then, NVSwitch reduces in the network (third-generation NVLink SHARP), cuBLAS
 allocates 32 MiB of workspace, and training software has FlashAttention."""
 
 
@@ -371,8 +371,8 @@ def _shipped() -> Mapping[str, GpuSheet]:
 def add_gpu_sheet(path: Path) -> GpuSheet:
     """Reads a user's own data sheet, in the form of those in `gpus/`, and registers it under the file's name.
 
-    Aliases that the catalog has are ignored, because the file may be a copy of one of its sheets. Raises InputError for
-    a file that is not a data sheet, and for a name that a sheet of the catalog has.
+    The file may be a copy of a sheet in the catalog, so aliases that the catalog has are ignored. Raises InputError if
+    the file is not a data sheet, or if a sheet of the catalog has its name.
     """
     name = path.stem.lower().replace(" ", "_")
     sheet = filled(GpuSheet, read_yaml(path), path, name=name)
@@ -405,7 +405,7 @@ class NodeSheet:
     """Data sheet of a node type, `nodes/<type>.yaml`.
 
     usual: whether it is the default node of its GPU type. link: `nvswitch`, `nvlink` or `pcie`; link_group: number of
-    GPUs it joins. network_bytes_per_s: all network cards of a node, one way. cpus: cores. memory_bytes: of the host.
+    GPUs it connects. network_bytes_per_s: all network cards of a node, one way. cpus: cores. memory_bytes: of the host.
     """
 
     name: str
@@ -428,7 +428,7 @@ def node_sheets() -> Mapping[str, NodeSheet]:
 
 
 def node_sheet_of(gpu_type: str, gpus_per_node: int) -> NodeSheet | None:
-    """A node type with this GPU type and number of GPUs, the usual one if there is one; None if there is none."""
+    """A node type with this GPU type and number of GPUs, preferably a `usual` one; None if the catalog has none."""
     own = [each for each in node_sheets().values() if (each.gpu, each.gpus_per_node) == (gpu_type, gpus_per_node)]
     return min(own, key=lambda each: not each.usual, default=None)
 
@@ -437,8 +437,8 @@ def node_sheet_of(gpu_type: str, gpus_per_node: int) -> NodeSheet | None:
 #
 # Between measured types, the time per sample follows memory bandwidth (T4 → RTX 2080 Ti: bandwidth × 1.9, speed × 1.7
 # to 2.3), while the network and a step's fixed costs (kernel launches, reading data) hardly depend on the GPU. So β_c
-# is divided by the ratio of bandwidths, and the other constants stay. Of several measured types, the one nearest in
-# bandwidth is used; one of the same architecture is preferred.
+# is divided by the ratio of bandwidths, and the other constants stay. Of several measured types, the type nearest in
+# bandwidth is used, with a preference for the same architecture.
 
 
 _OTHER_ARCHITECTURE_PENALTY = log(1.5)
@@ -491,10 +491,10 @@ class RunTimeRatio:
 def run_time_ratio(from_type: str, to_type: str) -> RunTimeRatio:
     """Run time on GPU type `to_type` ÷ run time on `from_type`, for a job about which nothing else is known.
 
-    If applications of the catalog were measured on both types, it is the geometric mean of their step-time ratios on
-    one GPU at the largest batch that fits on both, with the smallest and largest ratio as range. Otherwise it is the
-    ratio of the data sheets' memory bandwidths, with a range up to the ratio of FLOP/s, which holds for compute-bound
-    jobs. Raises InputError for a type that has neither measurements nor a data sheet.
+    If applications of the catalog were measured on both types, the factor is the geometric mean of their step-time
+    ratios on one GPU at the largest batch that fits on both; low and high are the smallest and largest ratio. Otherwise
+    it is the ratio of the data sheets' memory bandwidths; low or high is then the ratio of FLOP/s, which holds for
+    compute-bound jobs. Raises InputError for a type that has neither measurements nor a data sheet.
     """
     from_type, to_type = from_type.partition("@")[0], to_type.partition("@")[0]  # without the partition's name
     if from_type == to_type:
@@ -526,7 +526,7 @@ def run_time_ratio(from_type: str, to_type: str) -> RunTimeRatio:
 
 
 def stand_in(wanted: str, known: str) -> str:
-    """A phrase for the use of times measured on GPU type `known` for the type `wanted`."""
+    """A phrase that says that times measured on GPU type `known` are used for the type `wanted`."""
 
     def spoken(name: str) -> str:
         """The common name of a GPU type, such as V100 or RTX 2080 Ti; its own name if it has no data sheet."""

@@ -3,8 +3,8 @@
 The rule is that of Pollux's published artifact. It tries 50 total batches B, spaced geometrically from max(B₀, b_min·M)
 to B_max inclusive. Each gives L = B/M samples per GPU, a = ⌈L/b_max⌉ micro-batches (a ≥ 2 if M = 1 and L > B₀, because
 the noise is estimated from two micro-batches) and b = ⌈L/a⌉ samples per micro-batch. A candidate is feasible if
-b_min ≤ b ≤ b_max. The candidate of highest goodput wins; of several, the smallest. Its batch is then M·b·a. Ceilings
-ignore an excess of up to 1e-8.
+b_min ≤ b ≤ b_max. The candidate of highest goodput wins; of several, the one with the smallest B. The job's total batch
+is then M·b·a. Ceilings ignore an excess of up to 1e-8.
 
 Goodput is the rate of progress,  gain(B)/T_iter = throughput × efficiency / B₀,  in iterations at the initial batch per
 second. It ranks a job's configurations like Pollux's throughput × efficiency, and remaining work ÷ goodput is a time.
@@ -26,12 +26,12 @@ from synergy_core.units import Bools, Floats, Ints
 
 CANDIDATES = 50
 CEILING_TOLERANCE = 1e-8
-"""Tolerance of ceilings: rounding must not add a micro-batch to a batch that is a whole multiple."""
+"""Tolerance of ceilings: rounding errors must not add a micro-batch if the quotient is a whole number."""
 _FRACTIONS = np.linspace(0.0, 1.0, CANDIDATES)
-# Arrays of about this many numbers stay in the CPU cache: measured twice as fast as all jobs at once.
+# Jobs are processed in chunks of about so many array elements, which stay in the CPU cache: measured twice as fast.
 _CHUNK = 16_384
 MAX_CACHED = 16_384
-"""Number of answers for one job on one shape that are cached."""
+"""Maximum number of cached results of `best_batch_one`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class OneBatch(NamedTuple):
 
 
 class _Case(NamedTuple):
-    """Jobs on shapes: numbers, or arrays that broadcast. alpha, beta, gamma: α_c, β_c and γ; sync_s: T_sync."""
+    """Arguments of `_goodput`: numbers, or arrays that broadcast. alpha, beta, gamma: α_c, β_c, γ; sync_s: T_sync."""
 
     alpha: Floats | float
     beta: Floats | float
@@ -74,7 +74,7 @@ def _goodput(case: _Case, local: Floats, micro: Floats, errors: GradientErrors |
     """Goodput with these local batches and numbers of micro-batches, and the seconds of an iteration.
 
     T_opt/T_grad = (1 + (T_sync/T_grad)^γ)^(1/γ). As T_grad ≥ 1e-8 and γ ≤ 10, nothing overflows below T_sync = 1e22 s.
-    Thousands of candidates are computed at once, so arrays are changed in place and the gain is multiplied out.
+    There are thousands of candidates, so arrays are changed in place, and the gain is not computed separately.
     """
     compute = local * case.beta
     compute += case.alpha
@@ -100,7 +100,7 @@ def _goodput(case: _Case, local: Floats, micro: Floats, errors: GradientErrors |
 def _candidates(
     case: _Case, min_per_gpu: Floats | float, log_span: Floats | float, low: Floats | float, high: Floats | float
 ) -> tuple[Floats, Floats, Bools]:
-    """Local batch, micro-batches and feasibility of each candidate. min_per_gpu: least L; low, high: b_min, b_max."""
+    """b, a and feasibility of the candidates. min_per_gpu: least L. log_span: ln(most ÷ least L). low, high: of b."""
     per_gpu = log_span * _FRACTIONS
     np.exp(per_gpu, out=per_gpu)
     per_gpu *= min_per_gpu

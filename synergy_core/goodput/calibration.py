@@ -1,17 +1,17 @@
 """Robust step-time model of one application on one GPU type, fitted to a table of measurements.
 
-The model is a fit in the saturating form, or in the crowded form if the table's placements call for it. The logarithm
-of its smooth T_grad(b) is corrected by two deviations. Each is the median residual of its rows, shrunk towards 0 by
-κ = 2 pseudo-rows; of one or two rows, each counts by its weight in the fit:
+The model is `SATURATING`, or `CROWDED` if it predicts the table's placements better. Two corrections are added to the
+logarithm of its smooth T_grad(b). Each is the median residual of its rows, shrunk towards 0 by κ = 2 pseudo-rows; one
+or two rows count by their weights in the fit:
 
 - by batch size, interpolated in log b and constant outside: libraries choose kernels by shape, so a batch of 57 may be
   faster than one of 40;
 - for one GPU alone: step time minus reported synchronisation on several GPUs is not exactly the time that one takes.
 
 A form with more constants always fits better, but may predict unmeasured placements worse. So the form is chosen by
-cross-validation: placements across nodes are dealt into five parts, and each form is fitted to four and scored on the
-fifth, in turn. The crowded form must win by a margin: where both do equally well, as on most tables measured so far
-(bench/fit.py --forms), the simpler one predicts larger clusters better.
+five-fold cross-validation over the placements across nodes. The crowded form must win by a margin: where both do
+equally well, as on most tables measured so far (bench/fit.py --forms), the saturating form predicts larger clusters
+better.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from synergy_core.goodput.throughput import (
 from synergy_core.units import Floats, Ints
 
 MIN_PLACEMENTS = 12
-"""The crowded form is tried only with at least this many placements across nodes."""
+"""Minimum number of placements across nodes for which the crowded form is tried."""
 MIN_ERROR_SAVED_FRACTION = 0.02
-"""The fraction of the error that the crowded form must save. On synthetic all-reduces that depend on all GPUs it saves
-less, by chance, and mostly loses; on those that depend on the crowd it saves more (tests/test_crowd.py)."""
+"""Fraction of the error that the crowded form must save. On synthetic all-reduces that depend on the number of GPUs it
+saves less, or adds error; on those that depend on the crowd it saves more (tests/test_crowd.py)."""
 _PARTS = 5
 
 
 def saved_by_crowd(rows: PaddedSteps) -> float:
-    """Fraction of the saturating form's error on held-out placements that the crowded form saves; 0 for too few.
+    """Fraction of the saturating form's cross-validated error that the crowded form saves; 0 for too few placements.
 
     All placements have the same weight, no matter how many batch sizes were measured on them.
     """
@@ -61,9 +61,9 @@ def saved_by_crowd(rows: PaddedSteps) -> float:
 
 
 def held_out_error(rows: PaddedSteps, form: Form, placement: Ints) -> Floats:
-    """|log(predicted/measured)| of each row's step time, (K,), by the fit to the parts without that row.
+    """|log(predicted/measured)| of each row's step time, (K,), predicted by the fit without the row's fold.
 
-    placement: (K,), the number of each row's placement; rows with negative numbers are in every fit and never scored.
+    placement: (K,), the number of each row's placement; rows with negative numbers are in every fit and have error 0.
     """
     part_of = np.random.default_rng(0).permutation(int(placement.max()) + 1) % _PARTS
     part = np.where(placement >= 0, part_of[placement], -1)
@@ -96,7 +96,7 @@ _MAX_KNOTS = 24
 class Calibrated:
     """A fitted form with factors that correct its T_grad.
 
-    knots: batch sizes, rising. log_factors: logarithm of the factor at each. alone_log_factor: added on one GPU.
+    knots: batch sizes, rising. log_factors: ln of the factor at each knot. alone_log_factor: added to it on one GPU.
     """
 
     form: Form
@@ -124,7 +124,7 @@ class Calibrated:
 def calibrate(
     profile: ObservedSteps, *, form: Form | None = None, robust: bool = True, deviations: bool = True
 ) -> tuple[Calibrated, Fits]:
-    """The calibrated model, and the underlying fit with its error and uncertainty.
+    """The calibrated model, and the fit from which it was made, with error and uncertainty.
 
     form: None chooses the saturating or the crowded form by cross-validation. deviations: whether to correct T_grad at
     measured batch sizes and on one GPU. Raises InputError for fewer than 3 rows.
@@ -153,7 +153,7 @@ def _deviating(model: Calibrated, rows: PaddedSteps) -> Calibrated:
     knots = np.unique(batch)
     group = np.searchsorted(knots, batch)
     if len(knots) > _MAX_KNOTS:
-        # Batch sizes use the nearest knot of a geometric grid.
+        # Each batch size counts at the nearest knot of a geometric grid.
         grid = np.geomspace(knots[0], knots[-1], _MAX_KNOTS)
         nearest = np.abs(np.log(batch)[:, None] - np.log(grid)).argmin(axis=1)
         used = np.unique(nearest)
@@ -167,7 +167,7 @@ def _deviating(model: Calibrated, rows: PaddedSteps) -> Calibrated:
 
 
 def _shrunk_median(values: Floats, weights: Floats, where: NDArray[np.bool_]) -> float:
-    """n/(n + κ) × the median of the marked values; n: their number, or the sum of their weights if they are 1 or 2."""
+    """n/(n + κ) × the median of the marked values. n: how many are marked; of one or two, the sum of the weights."""
     if not where.any():
         return 0.0
     rows = int(where.sum())
@@ -221,7 +221,7 @@ def spearman(first: Floats, second: Floats) -> float:
         return float("nan")
     centred = []
     for values in (first, second):
-        # The ranks of scipy.stats.rankdata, whose import takes longer than the rest of a summary.
+        # Equals scipy.stats.rankdata, whose import takes longer than the rest of a summary.
         _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
         ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[group]
         centred.append(ranks - ranks.mean())

@@ -1,4 +1,4 @@
-"""Statistical efficiency of large batches, with and without gradient compression: noise scale, gain, learning rates.
+"""Statistical efficiency of large batches, with and without gradient compression; noise scale, gain, learning rates.
 
 The model is Pollux's (OSDI 2021, section 3.1), after McCandlish et al. (2018) and AdaScale (Johnson et al., ICML 2020).
 For a gradient g over the initial batch B₀, let grad_sqr = |E g|² and grad_var = the variance of g. Then
@@ -18,8 +18,8 @@ An unbiased compressor adds the relative variance w at each replica, and w₂ if
                  … / (1 + w₂)                                                     (3)
 
 A biased compressor with error feedback loses the fraction eps² of a gradient's squared norm. Its efficiency is the
-uncompressed one × (1 − λ eps²). This is a model, not a theorem; GraVAC (2023) assumes λ = 1 for a projection. The error
-of a local gradient is the mean of the errors of signal and noise, weighted by their parts of the gradient:
+uncompressed one × (1 − λ eps²). This is a model, not a theorem; GraVAC (2023) assumes λ = 1 for a projection. A local
+gradient's eps² is the mean of those of signal and noise, weighted by their contributions to its squared norm:
 (eps²_signal + eps²_noise φ/b)/(1 + φ/b). Like Pollux, the model assumes that noise is independent among replicas and
 that progress is that of SGD at its best learning rate.
 """
@@ -53,7 +53,7 @@ def gain(scale: float, grad_sqr: float, grad_var: float) -> float: ...
 @overload
 def gain(scale: float | Floats, grad_sqr: float | Floats, grad_var: float | Floats) -> float | Floats: ...
 def gain(scale: float | Floats, grad_sqr: float | Floats, grad_var: float | Floats) -> float | Floats:
-    """Iterations at the initial batch that make as much progress as one at `scale` = B/B₀ ≥ 1 times that batch.
+    """Number of iterations at B₀ that make as much progress as an iteration at B; `scale` = B/B₀ ≥ 1.
 
     Pollux (OSDI 2021), section 3. Takes numbers or arrays; returns values from 1 to `scale`.
     """
@@ -90,7 +90,7 @@ def square_root_factor(total_batch: ArrayLike, initial_batch: ArrayLike) -> Floa
 
 @dataclass(frozen=True, eq=False)
 class Distortion:
-    """How much compression distorts gradients; arrays that broadcast with batches and replicas; 0 without distortion.
+    """How much compression distorts gradients: arrays that broadcast with batches and replicas, 0 if it does not.
 
     variance: w of each replica's gradient. sum_variance: w₂ of their mean. lost: λ eps² if biased, in [0, 1].
     """
@@ -101,25 +101,25 @@ class Distortion:
 
     @property
     def divisor(self) -> Floats:
-        """The divisor of the efficiency that no batch changes: (1 + w₂)/(1 − lost); inf where everything is lost."""
+        """By how much w₂ and the lost part divide the efficiency: (1 + w₂)/(1 − lost); inf where all is lost."""
         with np.errstate(divide="ignore"):
             result: Floats = np.divide(np.add(1.0, self.sum_variance), np.subtract(1.0, self.lost))
         return result
 
 
 MEASURED_ERROR_WEIGHT = 0.8
-"""λ for the eps² that running jobs measure, that of the compressor's input. It contains residuals of earlier gradients,
-which error feedback delays, but does not lose. 0.8 is the upper 0.9 quantile over jobs, compressors and seeds (`python
-bench/compression_training.py`). For the eps² of gradients alone, as in the formulas, λ is 1."""
+"""λ for the eps² that running jobs measure. They measure it on the compressor's input, which contains residuals of
+earlier gradients; error feedback delays these, but does not lose them. 0.8 is the 0.9 quantile over jobs, compressors
+and seeds (`python bench/compression_training.py`). For the eps² of gradients alone, as in the formulas, λ is 1."""
 MAX_HELD_BACK_STEPS = 100.0
-"""Limit for compressors that send almost nothing, whose error feedback would hold gradients back forever."""
+"""Limit on `held_back_steps`, for compressors that send almost nothing."""
 UNDISTORTED = Distortion()
 """The distortion of uncompressed gradients."""
 
 
 @dataclass(frozen=True, eq=False)
 class GradientErrors:
-    """Compression errors of a model's signal and noise, from which those at any batch follow; arrays that broadcast.
+    """Compression errors of a model's signal and noise, which give the error at any batch; arrays that broadcast.
 
     signal, noise: `Compressor.error` of each, over all layers. unbiased, rounds_sum: as in `Compressor`.
     """
@@ -157,9 +157,9 @@ class GradientErrors:
     def naive_statistics(
         self, grad_sqr: float, grad_var: float, initial_batch: float, local_batch: float, replicas: float
     ) -> tuple[float, float]:
-        """Gradient statistics as estimated by a job that treats compressed gradients as uncompressed ones.
+        """grad_sqr and grad_var as a job estimates them that treats compressed gradients as uncompressed ones.
 
-        With an unbiased compressor its noise scale is φ' (`naive_noise_scale`); a biased one changes nothing.
+        With an unbiased compressor, it estimates noise scale φ' (`naive_noise_scale`); a biased one changes nothing.
         """
         if not self.unbiased or grad_sqr == 0.0:
             return grad_sqr, grad_var
@@ -172,8 +172,8 @@ class GradientErrors:
     ) -> float:
         """Steps whose progress is lost when a compressor's error-feedback state is lost; 0 if unbiased.
 
-        Each step the compressor holds back the fraction eps² of its input, which is the gradient plus what it held back
-        before. So it holds the gradients of eps²/(1 − eps²) steps; the result is at most `MAX_HELD_BACK_STEPS`.
+        In each step, the compressor holds back the fraction eps² of its input, which is the gradient plus what it held
+        back before: in all, the gradients of eps²/(1 − eps²) steps. The result is at most `MAX_HELD_BACK_STEPS`.
         """
         phi = noise_scale(grad_sqr, grad_var, initial_batch)
         lost = float(np.asarray(self.distortion(phi, local_batch, replicas).lost))
@@ -200,7 +200,7 @@ def mixed_error(signal_error: ArrayLike, noise_error: ArrayLike, noise_scale: Ar
 def compressed_gain(
     scale: ArrayLike, grad_sqr: ArrayLike, grad_var: ArrayLike, replicas: ArrayLike, distorted: Distortion
 ) -> Floats:
-    """Uncompressed iterations at the initial batch that make as much progress as a compressed one at `scale` = B/B₀.
+    """Number of uncompressed iterations at B₀ that make as much progress as a compressed iteration at `scale` = B/B₀.
 
     It is `gain` with variance × (1 + w) and squared norm × (1 + w/N) in its denominator, divided by `divisor`; it may
     be below 1. grad_sqr, grad_var: of uncompressed gradients.
@@ -222,16 +222,16 @@ def gradient_moments(
 ) -> tuple[Floats, Floats]:
     """Estimates |G|² and tr Σ of one sample from norms that were measured in steps; φ = tr Σ/|G|².
 
-    small_sqr: E|g_i|² before compression, of gradients over b = small_batch samples: a replica's, or one micro-batch's.
-    big_sqr: E|ĝ|² after the exchange of N replicas, over B = big_batch samples. The estimates are
+    small_sqr: E|g_i|² before compression, where g_i is the gradient of a replica or of a micro-batch, of b =
+    small_batch samples. big_sqr: E|ĝ|² after the exchange of N replicas, of B = big_batch samples. The estimates are
 
         |G|² = (E|ĝ|²/(1 + w₂) − (1 + w) E|g_i|² b/B) / (1 + w/N − (1 + w) b/B),      tr Σ = b (E|g_i|² − |G|²)
 
     They are unbiased for b < B and unbiased compressors; over few steps |G|² may be negative. With one micro-batch per
-    replica b = B/N; without compression the estimate is that of McCandlish et al. 2018.
+    replica, b = B/N. Without compression, the estimates are those of McCandlish et al. 2018.
 
-    Norms after compression with `UNDISTORTED` give Pollux's estimate on compressed gradients (`naive_noise_scale`).
-    With a biased compressor |G|² cannot be estimated from ĝ: compare a replica's micro-batches before compression.
+    If norms of compressed gradients are passed with `UNDISTORTED`, the result is what Pollux would estimate
+    (`naive_noise_scale`). With a biased compressor |G|² cannot be estimated from ĝ, only from uncompressed gradients.
     """
     small, w = np.asarray(small_sqr, dtype=np.float64), np.asarray(distorted.variance, dtype=np.float64)
     part = (1.0 + w) * np.divide(small_batch, big_batch)
@@ -277,15 +277,15 @@ def plain_sync(sync_s: ArrayLike, terms: ExchangeTerms) -> Floats:
 
 
 CHOICE_REPLICAS = 2
-"""Number of replicas for which layers choose. The bytes of a scheme's compressors keep their ratios at other numbers,
-except that those of topk grow relative to `none`."""
+"""Number of replicas for which layers' compressors are chosen. At other numbers, the bytes of a scheme's compressors
+have the same ratios, except that the bytes of topk grow relative to `none`."""
 POINTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 """Squared errors, relative to the gradient's squared norm, for which layer-wise choices are offered."""
 
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """A choice of compressors of one scheme for a model's layers. A `Plan` refers to it by `name`.
+    """For each layer of a model, a compressor of one scheme, or `none`. A `Plan` refers to the offer by `name`.
 
     parts: the compressors. choice: (L,) the index in `parts` of each layer's compressor.
     """
@@ -302,7 +302,7 @@ class Offer:
 
     @property
     def collectives(self) -> int:
-        """The number of collectives in a step: layers of one scheme are sent together."""
+        """The number of collectives in a step: the largest of any compressor in use, because layers share them."""
         return max(int(self.parts[at].collectives) for at in np.unique(self.choice).tolist())
 
     @cached_property
@@ -339,7 +339,7 @@ class Offer:
         return float(self._chosen([each.state_bytes(self.layers) for each in self.parts]).sum())
 
     def _chosen(self, values: Sequence[Floats]) -> Floats:
-        """From one array (…, L) per part, selects each layer's value for the part that it uses."""
+        """Selects each layer's value for its own compressor. values: one array (…, L) per compressor in `parts`."""
         every = np.stack(values)
         choice = np.broadcast_to(self.choice, every.shape[1:])[None]
         result: Floats = np.take_along_axis(every, choice, axis=0)[0]
@@ -355,7 +355,7 @@ def within_error_of(compressor: Compressor, layers: LayerSizes, gradients: Gradi
     """The layer-wise choice of fewest bytes whose squared error does not exceed this compressor's (L-GreCo).
 
     Each layer uses one of `Compressor.nearby` or no compression. Errors are those of a local gradient that is half
-    noise. The true part of noise changes during training; the choice is not adapted to it.
+    noise. Noise's share of the gradient changes during training, but the choice stays.
     """
     parts = with_none(compressor.nearby())
     sizes, errors = sizes_and_errors(parts, layers, gradients)

@@ -74,7 +74,7 @@ def residuals(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Flo
 
 
 def slopes(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
-    """Derivatives of log T_grad and log T_opt by the P constants, followed by the residuals: (F, 2, P + 1, K)."""
+    """Derivatives of log T_grad and log T_opt by the P constants, then `residuals`, in one array (F, 2, P + 1, K)."""
     line_and_sync = (theta[:, None, None] @ rows.design)[:, :, 0] + rows.alone
     result = np.empty((len(theta), 2, theta.shape[1] + 1, line_and_sync.shape[2]))
     # First d log/dθ of α_c + β_c·b and of T_sync, then of T_grad and of T_opt = T_grad·(1 + e^bend)^(1/γ).
@@ -134,7 +134,7 @@ def evaluate(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floa
 
 
 def minimise(theta: Floats, pinned: Bools, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats]:
-    """Takes damped steps until no fit improves; returns the constants (F, P) and the objective (F,)."""
+    """Takes damped steps until every fit has converged; returns the constants (F, P) and the objectives (F,)."""
     count, constants = theta.shape
     lower, upper = form.lower, form.upper
     result, lowest = theta.copy(), np.empty(count)
@@ -147,7 +147,7 @@ def minimise(theta: Floats, pinned: Bools, rows: PaddedSteps, form: Form) -> tup
         matrix = damping[:, None, None] * plain
         matrix += cone
         matrix *= free[:, :, None] & free[:, None, :]
-        # A small part of the diagonal keeps the matrix regular if the rows cannot tell constants apart.
+        # Adding a small fraction of the diagonal keeps the matrix regular if rows do not determine all constants.
         extra = 1e-3 * np.minimum(damping, damping * damping)[:, None] + 1e-12
         diagonal = matrix.reshape(len(matrix), -1)[:, :: constants + 1]
         diagonal += np.where(free, extra * plain.diagonal(0, 1, 2) + 1e-30, 1.0)
@@ -166,7 +166,7 @@ def minimise(theta: Floats, pinned: Bools, rows: PaddedSteps, form: Form) -> tup
         else:
             for new, old in zip(answer, state, strict=True):
                 np.copyto(old, new, where=better.reshape(-1, *[1] * (new.ndim - 1)))
-        # Both factors were tuned on 800 profiles of 1 to 60 rows, for few steps and few results worse than SciPy's.
+        # 0.3 and 8 were tuned on 800 profiles of 1 to 60 rows, for few steps and few results worse than SciPy's.
         damping = np.where(better, np.maximum(damping * 0.3, 1e-4), damping * 8.0)
         if any(done.tolist()):
             at = going[done]
@@ -180,9 +180,9 @@ def minimise(theta: Floats, pinned: Bools, rows: PaddedSteps, form: Form) -> tup
 
 
 USUAL_MISFIT, USUAL_ROWS = 0.1, 3.0
-"""Prior misfit of log times (the median over 18 measured tables), and the number of rows that it counts as."""
+"""Prior misfit of log times (the median over 18 measured tables), and its weight in rows."""
 UNSEEN_SYNC_FRACTION = 0.5
-"""Prior standard deviation of an all-reduce of a kind never observed, as a fraction of T_grad."""
+"""Prior standard deviation of T_sync across nodes, or within a node, while never observed, as a fraction of T_grad."""
 UNKNOWN_SLOPE_FRACTION = 0.3
 """Prior standard deviation of a slope over GPUs, as a fraction of its constant."""
 USUAL_LAG = 0.3
@@ -226,16 +226,16 @@ def _prior_sd(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
 
 
 UNSEEN_NODES_FACTOR = 1.1
-"""Minimum ratio of all-reduces across nodes to those within one, while no job has spanned nodes (Pollux's artifact)."""
+"""Minimum ratio of all-reduce times across nodes and within one, while no job has spanned nodes (Pollux's artifact)."""
 UNSEEN_NODES_GROWTH = 0.06
-"""Minimum relative growth of an all-reduce as nodes double, while no job has spanned more than two nodes. 11 of 12
-measured tables show more; their median is 0.17 (bench/fit.py --forms)."""
+"""Minimum relative growth of the all-reduce time as nodes double, while no job has spanned more than two nodes. In 11
+of 12 measured tables it grows more; the median is 0.17 (bench/fit.py --forms)."""
 _START_GAMMAS = (1.0, 1.7, 4.0)
 _ROBUST_ROUNDS = 8
 _CAUCHY = 2.385
 """Cauchy weights 1/(1 + (e/(2.385·s))²) keep 95 % of least squares' efficiency on clean data (Holland, Welsch 1977)."""
 _MIN_SCALE = 0.01
-"""Minimum scale of residuals: rows much closer to the model than this keep their weight."""
+"""Minimum scale s of residuals, so that rows much closer to the model than this keep their weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +256,8 @@ class Fits:
         """Standard deviation (F, S) of log(measured/predicted) step time at S shapes; the arguments are (S,).
 
         By the delta method var = s² + gᵀCg, with g = ∂log T_opt/∂θ, s the misfit (0.1 before any row) and C the inverse
-        of the rows' information plus a wide prior (`_prior_sd`). The information is deflated to one row per distinct
-        (N, M), because the errors of rows with one shape are correlated.
+        of the rows' information plus a wide prior (`_prior_sd`). All rows of one (N, M) together have the information
+        of one row, because their errors are correlated.
         """
         most = evenly(nodes, gpus) if crowd is None else crowd
         columns = [np.asarray(each, dtype=float) for each in (nodes, gpus, local_batch, most)]
@@ -272,7 +272,7 @@ class Fits:
         return result
 
     def parameter_sd(self) -> Floats:
-        """Standard deviation of each constant, (F, P), from the same information."""
+        """Standard deviation of each constant, (F, P), from C's inverse in `log_step_time_sd`."""
         information, _ = _information(self.theta, self.rows, self.form)
         return np.sqrt(np.diagonal(np.linalg.inv(information), axis1=1, axis2=2))
 
@@ -280,8 +280,8 @@ class Fits:
 def fit(observations: Sequence[ObservedSteps], *, form: Form = POLLUX, robust: bool = False, min_rows: int = 1) -> Fits:
     """Fits the constants of each profile.
 
-    robust: rows that contradict the others lose weight (iteratively reweighted Cauchy weights), for measurements by
-    hand; policies' beliefs are fitted without, as published. Raises InputError for fewer than `min_rows` rows.
+    robust: whether rows that contradict the others lose weight (iteratively reweighted Cauchy weights). Measured tables
+    are fitted so; policies' beliefs are not, as published. Raises InputError for fewer than `min_rows` rows.
     """
     return fit_rows(padded(observations, form, min_rows=min_rows), form, robust=robust)
 
@@ -333,7 +333,7 @@ def _trust(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
 
 
 def _pins(rows: PaddedSteps, form: Form) -> tuple[Bools, Floats]:
-    """Which constants (F, P) the observations do not determine, and the values at which they are fixed."""
+    """Which constants the observations do not determine, (F, P), and the values at which these are fixed, (F, P)."""
     real = rows.weight > 0
     across, within = rows.across, rows.within
     shape = (len(rows.batch), len(form.parameters))
@@ -353,7 +353,7 @@ def _pins(rows: PaddedSteps, form: Form) -> tuple[Bools, Floats]:
         pinned[:, RHO_R] = _distinct(rows.gpus, within) < 3
         two = across & (rows.nodes == 2)
         pinned[:, SLOWEST] = _distinct(rows.gpus, real) < 3
-        # It differs from β_n only if jobs with several GPUs per node have run on two nodes and on more.
+        # π can be told from β_n only if jobs with several GPUs per node have run on two nodes and on more.
         more = across & ~two & (rows.gpus > rows.nodes)
         pinned[:, PAIR] = ~((two & (rows.gpus > 2)).any(axis=1) & more.any(axis=1))
     if form.crowd:
@@ -372,7 +372,7 @@ def _distinct(values: Floats, where: Bools) -> Ints:
 
 
 def _start(rows: PaddedSteps, form: Form, gamma: Floats) -> Floats:
-    """Start values for a given γ, (F, 1): regression lines of T_grad over b and of T_sync over what β multiplies."""
+    """Start values for a given γ, (F, 1), by regression: T_grad over b, T_sync over β_n's and β_r's coefficients."""
     compute, step = np.exp(rows.log_compute - rows.log_factor), np.exp(rows.log_step)
     # The T_sync that explains the step time with this γ, at least 1 % of the step.
     ratio = np.minimum(np.exp(rows.log_compute - rows.log_step), 1.0) ** gamma
@@ -386,7 +386,7 @@ def _start(rows: PaddedSteps, form: Form, gamma: Floats) -> Floats:
     slope = (weight * off * y).sum(axis=2) / ((weight * off * off).sum(axis=2) + 1e-12 * total)
     steepest = mean_y / (np.array([0.0, 1.0, 1.0]) + mean_x)
     slope = np.clip(slope, 1e-3 * steepest, 0.9 * steepest)
-    # With one batch size α_c is fixed at half of T_grad, so the slope explains the other half.
+    # With only one batch size, α_c is fixed at half of T_grad, so the slope has to explain the other half.
     slope[:, 0] = np.where(_distinct(rows.batch, rows.weight > 0) == 1, 0.5 * steepest[:, 0], slope[:, 0])
     theta = np.empty((len(rows.batch), len(form.parameters)))
     theta[:, 1:6:2] = slope

@@ -7,9 +7,9 @@ This is a multiple-choice knapsack. Both functions use the lower convex hull of 
   step between them.
 - `least_bytes` solves one budget by dynamic programming over a grid of errors, as published: 10,000 buckets, errors
   rounded up so that the budget is kept. With λ the slope at the budget, it first drops every choice whose reduced cost
-  lifts the Lagrangian bound above the best known answer; no better answer contains one. Only the grid is inexact: with
-  n layers left open, the answer sends no more than any choice within a budget that is smaller by n buckets. A bucket is
-  1/10,000 of the budget minus these layers' least errors. `LayerChoice.bound` bounds any choice.
+  lifts the Lagrangian bound above the best known answer: no better answer contains such a choice. Only the grid is
+  inexact: with n layers undecided, the answer sends no more than any choice within a budget that is smaller by n
+  buckets of 1/10,000 of the budget minus these layers' least errors. `LayerChoice.bound` bounds all choices.
 
 L-GreCo (Markov et al., MLSys 2024) adds up norms instead of squared norms; only the latter are additive.
 """
@@ -28,7 +28,7 @@ _NEAR = 1e-12
 """Relative rounding tolerance of sums of errors and bytes."""
 _TINY = 1e-300
 FIRST_LAYERS = 16
-"""Number of layers in a first, quick run of the dynamic programme. The fastest of 12, 16, 32, 64 and 128."""
+"""Number of layers in a first, quick run of the dynamic programme. Of 12, 16, 32, 64 and 128, it was fastest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class LayerChoice:
     """One choice per layer.
 
     choice: (L,), indices. sent_bytes, error: sums of bytes and of squared errors. met: whether the error is within the
-    budget, up to rounding; if not, no choice is, and this one has the least error. bound: no choice within the budget
+    budget, up to rounding; if it is not, this choice has the least error of all. bound: no choice within the budget
     sends fewer bytes.
     """
 
@@ -64,22 +64,22 @@ class Frontier:
     def choices(self, point: int) -> Ints:
         """The choice of each layer at a point of the curve, (L,)."""
         result = self.start.copy()
-        # A layer's steps are in order, and numpy keeps the last of several assignments to one element.
+        # The steps of each layer are in order, and numpy keeps the last of several assignments to one element.
         result[self.layer[:point]] = self.choice[:point]
         return result
 
     def within(self, budget: float) -> int:
-        """The last point whose error is within the budget; the first one where none is."""
+        """The index of the last point whose error is within the budget; 0 if there is none."""
         within = int(np.searchsorted(self.errors, budget * (1.0 + _NEAR), side="right"))
         return max(within - 1, 0)
 
 
 def least_of_slowest(curves: Sequence[Frontier], counts: Sequence[int], budgets: Sequence[float]) -> list[list[int]]:
-    """For each error budget, the points on the curves of pipeline stages that exchange gradients at the same time.
+    """For each error budget, one point per curve, for pipeline stages that exchange gradients at the same time.
 
-    They minimise the most bytes that any stage sends, with the stages' total error within the budget; up to that many
-    bytes, each stage has its least error. counts: how many equal stages each curve stands for. budgets: of total error;
-    if the least total error exceeds one, its points are returned.
+    The points minimise the most bytes that any stage sends, with the stages' total error within the budget; up to that
+    many bytes, each stage has its least error. counts: number of equal stages of each curve. budgets: of total error; a
+    budget below the least total error gets the points of least error.
     """
     caps = np.unique(np.concatenate([each.sent_bytes for each in curves]))
     # Bytes fall along a curve, so this is the first point that sends no more than the cap.
@@ -113,7 +113,7 @@ def least_bytes(sizes: Floats, errors: Floats, budget: float, *, buckets: int = 
     bound = float(curve.sent_bytes[point] - slope * (allowed - curve.errors[point]))
     chosen = _filled(sizes, errors, chosen, allowed)
     reduced = _reduced(sizes, errors, slope)
-    # Start with the layers whose best other choice is nearest to the slope; the better answer drops more choices.
+    # First changes only the layers whose best other choice is nearest to the slope: a better answer drops more choices.
     changed = np.abs(sizes - sizes[np.arange(chosen.size), chosen][:, None])
     with np.errstate(invalid="ignore", divide="ignore"):
         doubtful = np.argsort(np.where(changed > 0.0, reduced / changed, np.inf).min(axis=1))
@@ -165,7 +165,7 @@ def frontier(sizes: Floats, errors: Floats) -> Frontier:
 
 
 def _filled(sizes: Floats, errors: Floats, chosen: Ints, allowed: float) -> Ints:
-    """Spends what is left of the budget greedily: changes the layer that saves most bytes, until none saves any."""
+    """Spends the rest of the budget greedily: makes the change that saves most bytes, until no change saves any."""
     result, layers = chosen.copy(), np.arange(chosen.size)
     while True:
         with np.errstate(invalid="ignore"):
@@ -201,7 +201,7 @@ def _programme(sizes: Floats, errors: Floats, open_choices: Bools, allowed: floa
     left = allowed - float(errors[layers, chosen].sum())
     if left < 0.0:
         return None
-    # Bytes relative to the choice of least error are small numbers, so that sums stay exact.
+    # Counts bytes relative to the choice of least error: these numbers are small, so that sums stay exact.
     extra = sizes - sizes[layers, chosen][:, None]
     with np.errstate(invalid="ignore", over="ignore"):
         beyond = (open_errors - errors[layers, chosen][:, None]) * (buckets / max(left, _TINY))
@@ -232,10 +232,10 @@ def _programme(sizes: Floats, errors: Floats, open_choices: Bools, allowed: floa
 
 
 def _groups(sizes: Floats, errors: Floats, open_choices: Bools) -> list[Ints]:
-    """Layers with several open choices, in groups of identical layers that all make the same choice.
+    """Layers with several open choices, in groups of identical layers for which one choice is made.
 
     For identical layers, only the number of layers with each choice matters. With two open choices, groups of 1, 2, 4,
-    … and a remainder reach every number; with more, each layer is a group of its own.
+    … and a remainder reach every number; with more than two, each group is one layer.
     """
     several = np.flatnonzero(open_choices.sum(axis=1) > 1)
     if not several.size:

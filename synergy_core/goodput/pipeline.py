@@ -1,14 +1,14 @@
 """How fast a job's input pipeline prepares training data with its CPUs, host memory and storage bandwidth.
 
-Computing and input overlap, so a step takes the longer of the two (Mohan et al., OSDI 2022, section 3; that paper's
-published simulator has the same rule):
+Computing and input overlap, so a step takes the longer of the two times (Mohan et al., OSDI 2022, section 3, and the
+simulator published with it):
 
     step = max(GPU step, samples per GPU · seconds per sample)
     seconds per sample = max(c / CPUs, bytes · (1 − hits) / storage),    hits = min(1, memory ÷ data set)
 
-c: CPU-seconds to prepare a sample. Memory caches a part of the data set and evicts nothing within an epoch, so the
-fraction of hits is that part (MinIO cache, ibid.). CPUs and storage bandwidth are per GPU of the job. The memory of its
-GPUs on one node is one cache; the node with the fewest GPUs is the slowest.
+c: CPU-seconds to prepare a sample. Memory caches a fraction of the data set and evicts nothing within an epoch, so
+this is also the fraction of hits (MinIO cache, ibid.). CPUs and storage bandwidth are per GPU of the job. The memory of
+the job's GPUs on a node is one cache, so the node with the fewest GPUs is the slowest.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class InputPipeline(Hashable, Protocol):
         """
 
     def enough(self, gpu_sample_s: float, *, storage_bytes_per_s: float, node_gpus: int = 1) -> tuple[float, float]:
-        """The least (CPUs, bytes of memory) per GPU with which input keeps up with `gpu_sample_s` per sample; if it
-        never does, the least with which it is fastest.
+        """The least (CPUs, bytes of memory) per GPU with which input takes at most `gpu_sample_s` per sample; if no
+        share suffices, the least with which input is fastest.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The formula. cpu_s: CPU-seconds per sample. sample_bytes: of a sample on storage. data_bytes: of the data set."""
+    """The formula above. cpu_s: c. sample_bytes: of one sample on storage. data_bytes: of the data set."""
 
     cpu_s: float
     sample_bytes: float
@@ -74,10 +74,10 @@ class Pipeline:
 
 
 class PipelineTable:
-    """Speeds measured on one GPU by CPUs and memory: interpolated linearly, constant outside, made to never fall.
-    Below the fewest measured CPUs, speed is proportional to CPUs.
+    """Speeds measured on one GPU by CPUs and memory, made non-decreasing in both; interpolated linearly, constant
+    outside. Below the fewest measured CPUs, speed is proportional to CPUs.
 
-    cpus (C,), memory_bytes (M,): rising. seconds (C, M): per sample. best: (CPUs, bytes) with which it is fastest.
+    cpus (C,), memory_bytes (M,): rising. seconds (C, M): per sample. best: the answer of `enough`, (CPUs, bytes).
     `node_gpus` is ignored, because caches shared by several GPUs were not measured.
     """
 
@@ -107,7 +107,7 @@ class PipelineTable:
 
 
 def _between(points: Floats, at: Floats) -> tuple[np.ndarray, np.ndarray, Floats]:
-    """The neighbours of `at` among rising points, and its place between them, from 0 to 1; clipped to the ends."""
+    """Indices of the neighbours of `at` among rising `points`, and how far it is between these, clipped to [0, 1]."""
     upper = np.clip(np.searchsorted(points, at, side="right"), 1, len(points) - 1)
     lower = upper - 1
     part: Floats = np.clip((at - points[lower]) / (points[upper] - points[lower]), 0.0, 1.0)
@@ -115,14 +115,14 @@ def _between(points: Floats, at: Floats) -> tuple[np.ndarray, np.ndarray, Floats
 
 
 WAITED = 1.1
-"""A step has waited for input if it took more than this times its GPU part; less may be noise."""
+"""A step has waited for input if it took more than this times its GPU time; less may be noise."""
 EXPLAINED = 0.9
-"""A step may have waited for a resource if that resource's bound explains at least this fraction of the step."""
+"""A step may have waited for CPUs, or storage, if the time predicted for them is at least this fraction of the step."""
 ALIKE = 1e-6
-"""If CPUs and storage take equally long up to this fraction, a step is assumed to have waited for CPUs. Otherwise a
-waiting step in which both bounds are equal would measure neither constant."""
+"""If CPUs and storage take equally long up to this fraction, a step counts as having waited for CPUs. Otherwise a step
+in which both bounds are equal would measure neither constant."""
 USUAL_NOISE, USUAL_STEPS = 0.03, 4.0
-"""Prior noise of log step times, and the number of steps that it counts as."""
+"""Prior noise of log step times, and its weight in steps."""
 CONFIDENCE = 0.95
 MEDIAN_SD = (np.pi / 2.0) ** 0.5
 """Standard deviation of the median ÷ that of the mean, for a normal distribution."""
@@ -150,7 +150,7 @@ class ObservedInputs:
 
 @dataclass(frozen=True, slots=True)
 class InputConstant:
-    """A fitted constant with its 95 % confidence interval, which covers the noise of the steps only.
+    """A fitted constant with a 95 % confidence interval, which covers only the noise of the steps.
 
     steps: the number of steps that measured it. If 0, the constant is only bounded from above, and `value` is the
     bound; without a bound (`upper` is infinite) no step depended on it, and `value` is 0.
@@ -182,14 +182,14 @@ class FittedPipeline:
 def fit_pipeline(observed: ObservedInputs, data_bytes: float) -> FittedPipeline:
     """Fits the pipeline of a job to its measured steps. data_bytes: size of its data set.
 
-    A step that took longer than its GPU part waited for input, so its time is that of the input; in any other step,
+    A step that took longer than its GPU time waited for input, so input took as long as the step; in all other steps,
     input took at most as long. So each step bounds both constants from above:
 
         c ≤ CPUs · step / samples,    bytes per sample ≤ storage / (1 − hits) · step / samples
 
-    If it waited, one of the two is an equality: the one whose counterpart, at its bound, cannot explain the step. A job
-    with its data in memory measures c; one that waited with one share only, with data left on storage, measures
-    neither. A constant is the median over the steps that measure it, else its upper bound.
+    If the step waited, one bound is an equality: if one constant, at its bound, cannot explain the step, the step
+    measures the other. Steps with all data in memory measure c. If all steps that waited have the same share, and read
+    from storage, they measure neither. A constant is the median over the steps that measure it, else its upper bound.
     """
     inputs = (np.atleast_1d(np.asarray(getattr(observed, each.name), dtype=np.float64)) for each in fields(observed))
     columns: Floats = np.stack(np.broadcast_arrays(*inputs))
@@ -221,7 +221,7 @@ def fit_pipeline(observed: ObservedInputs, data_bytes: float) -> FittedPipeline:
 def _measured(
     waited: Bools, share_needs: Floats, share_s: Floats, bounds: Floats, values: Floats, share: Ints
 ) -> tuple[Bools, Floats]:
-    """Which steps measure each constant, (2, steps), and both constants, (2,).
+    """Which steps measure each constant, (2, steps), and the constants, (2,): c, then bytes per sample.
 
     waited: (shares,). share_needs, bounds: (2, shares). values: (2, steps), each constant if that step measured it.
     """
@@ -240,7 +240,7 @@ def _measured(
 
 
 def _constant(value: float, seen: Floats, bounds: Floats, share: Ints, noise: float, freedom: float) -> InputConstant:
-    """A constant with its interval. seen: its value by each step that measures it. bounds: (shares,)."""
+    """A constant with its interval. seen: the values from the steps that measure it. bounds: (shares,) upper bounds."""
     from scipy.special import stdtrit
 
     times = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2.0)) * MEDIAN_SD * noise
@@ -258,15 +258,15 @@ def _medians(values: Floats, group: Ints, groups: int) -> Floats:
 
 
 OPTIMISTIC_ALIKE = 0.1
-"""While a step takes at most this fraction longer than the one before it, the number of CPUs is halved."""
+"""While the times of two consecutive steps differ by at most this fraction, the number of CPUs is halved."""
 
 
 def searched_steps(seconds_of: Callable[[int], float], most_cpus: int, *, gpus: int = 1) -> dict[int, float]:
-    """Measures step seconds with all data in memory at the numbers of CPUs that a search chooses; by number of CPUs.
+    """Seconds of a step by number of CPUs, with all data in memory; a search chooses the numbers that are measured.
 
     This is optimistic profiling (Mohan et al., OSDI 2022): only the CPU axis is measured; the memory axis follows from
-    the formula. The search starts at `most_cpus`. While a step takes about as long as the one before it, CPUs are
-    halved, else they are reduced by one per GPU, down to 1.
+    the formula. The search starts at `most_cpus`. While a step takes about as long as the previous one, CPUs are
+    halved; otherwise they are reduced by one per GPU, down to 1.
 
     seconds_of: measures a step with a number of CPUs. Raises InputError for no CPU, no GPU or a step time not above 0.
     """

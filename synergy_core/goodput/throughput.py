@@ -1,4 +1,4 @@
-"""Step time on N nodes and M GPUs by Pollux's model (OSDI 2021, section 3.2) with seven constants, and richer forms.
+"""Step time on N nodes and M GPUs by Pollux's model (OSDI 2021, section 3.2), and by forms of it with more constants.
 
 `theta` is an array (..., 7) in the order of `PARAMETERS`:
 
@@ -10,7 +10,7 @@
     T_iter       = (a − 1)·T_grad + T_opt
 
 with b samples per GPU and micro-batch, a micro-batches per step (accumulation) and ε = 1e-8; α and β are in seconds.
-γ is 1 if computing and all-reduce do not overlap; at its maximum, 10, the step takes little more than the longer one.
+If γ is 1, computing and all-reduce do not overlap; at its maximum, 10, a step hardly takes longer than the longer one.
 
 All functions broadcast `theta`'s leading axes against the other arguments, and return seconds.
 """
@@ -84,15 +84,15 @@ def step_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike, local_batch: 
     return overlapped(gradient_time(theta, local_batch), sync_time(theta, nodes, gpus), theta[..., GAMMA])
 
 
-# The forms of the throughput model: Pollux's, a saturating one, and one for crowded nodes.
+# Three functional forms of the throughput model: `POLLUX`, `SATURATING` and `CROWDED`.
 #
 # All have the seven constants of `PARAMETERS` and  T_opt = (T_grad^γ + T_sync^γ)^(1/γ).  `SATURATING` was developed on
 # held-out placements, node counts and batch sizes (bench/fit.py prints the evidence). It changes four things:
 #
 # - An all-reduce grows with its GPUs by a bandwidth term that saturates, like a ring's (M − 1)/M, and by a logarithmic
-#   term for latency and stragglers (trees are log M deep, the slowest of M lags by about log M). On one node or more,
+#   term for latency and stragglers (trees are log M deep, the slowest of M lags by about log M). Across or within nodes
 #       T_sync = α + ρ·(1 − 2/M) + β·log₂(M/2)         instead of α + β·(M − 2); at M = 2 it is α.
-# - Two nodes exchange over one pair of links, more nodes over several: + π·log₂(M/N) across nodes if N = 2.
+# - Two nodes exchange over one pair of links, more than two over several pairs: + π·log₂(M/N) across nodes if N = 2.
 # - The time of small batches is bounded below by kernel launches: T_grad = ((α_c + β_c·b)³ + φ³)^(1/3).
 # - All GPUs wait for the slowest where samples differ in length or size (speech, multi-scale images):
 #   T_grad·(1 + σ·(M − 1)/(M + 1)), which grows like the expected largest of M uniform draws.
@@ -102,8 +102,8 @@ def step_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike, local_batch: 
 # `CROWDED` is for machines where T_sync depends on the *crowd* C, the largest number of the job's GPUs on one node,
 # because these share its network cards. It differs from `SATURATING` across nodes only:
 #       T_sync = α + β·log₂(M/2) + ρ·(1 − 1/C) + κ·(C − 1) + λ·log₂C + π·log₂C (if N = 2) + ν·log₂(N/2)
-# κ stands for a network card of fixed bandwidth through which every GPU of the node sends its own data. The sum of the
-# terms in ρ, κ and λ can follow any growth with C that slows down. `calibration.saved_by_crowd` compares both forms.
+# The term in κ describes a network card of fixed bandwidth through which every GPU of a node sends its own data. The
+# terms in ρ, κ and λ together fit any growth with C that slows down. `calibration.saved_by_crowd` compares both forms.
 
 
 FLOOR_SHARPNESS = 3.0
@@ -117,10 +117,10 @@ def slowest_of(gpus: ArrayLike) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """One form of the throughput model.
+    """A functional form of the throughput model.
 
     parameters: names, in the order of theta's last axis. floor, crowd: whether it has the constants of `SATURATING`, of
-    `CROWDED`. ratios: the index of each slope → that of its constant; the fit's prior favours small slope/constant.
+    `CROWDED`. ratios: index of a slope → index of its constant; the fit's prior favours small slope/constant.
     """
 
     name: str
@@ -143,7 +143,7 @@ class Form:
 
     @cached_property
     def slopes(self) -> Ints:
-        """(R,) indices of the slopes in `ratios`; `constants` has those of their constants."""
+        """(R,) indices of the slopes in `ratios`; `constants` has the indices of their constants."""
         return np.array(list(self.ratios), dtype=np.int64)
 
     @cached_property
@@ -182,8 +182,8 @@ class Form:
         return result
 
     def lines(self, nodes: Floats, gpus: Floats, crowd: Floats, batch: Floats) -> tuple[Floats, Floats]:
-        """Coefficients of the parameters in α_c + β_c·b and in T_sync, (F, 2, P, K), and the constant term of each,
-        (F, 2, K); arguments (F, K).
+        """Coefficients of the parameters in α_c + β_c·b and in T_sync, (F, 2, P, K), and the terms without parameters
+        in both, (F, 2, K); arguments (F, K).
         """
         linear = np.zeros((len(gpus), 2, len(self.parameters), gpus.shape[1]))
         linear[:, 0, ALPHA_C], linear[:, 0, BETA_C] = 1.0, batch
@@ -235,7 +235,7 @@ FORMS = {each.name: each for each in (POLLUX, SATURATING, CROWDED)}
 
 
 def form_named(name: str) -> Form:
-    """The form of that name. Raises InputError for an unknown name, with the nearest match."""
+    """The form called `name`. Raises InputError for an unknown name, with the nearest match."""
     if name not in FORMS:
         raise unknown("form", name, FORMS)
     return FORMS[name]
@@ -267,8 +267,8 @@ class ObservedSteps:
 def joined(profiles: Sequence[ObservedSteps]) -> ObservedSteps:
     """One profile with the rows of all profiles, without duplicates.
 
-    Of rows that differ only in the crowd, the one with the largest is kept: files that only count nodes imply an even
-    spread, which a file with exact placements corrects.
+    Of rows that differ only in the crowd, the one with the largest crowd is kept: for files that only count nodes, an
+    even spread is assumed, and files with exact placements correct this.
     """
     *measured, crowd = (
         np.concatenate([np.asarray(getattr(each, name), dtype=np.float64) for each in profiles])

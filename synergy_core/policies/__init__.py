@@ -1,7 +1,7 @@
 """Scheduling policies, one file each. The decorators `ordering_policy` and `allocation_policy` register a function.
 
 A file in this folder registers its policies; so does an entry point `synergy.policies` of an installed package, or an
-import of a module that uses the decorators. `synergy_core.policies._check` has the rules that every policy must keep.
+import of a module that uses the decorators. `synergy_core.policies._check` has the rules for all policies.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from synergy_core.units import Floats
 
 SAFE_BUILTINS = ("abs", "bool", "float", "int", "len", "max", "min", "round")
 SAFE_MODULES = ("_bisect", "synergy_core.units", "synergy_core.errors")
-"""Built-in functions, and modules whose functions keep no argument and read no attribute by its name."""
+"""Harmless built-in functions and modules: their functions store no argument and read no attribute by name."""
 
 
 def reads_only(function: Callable[..., Any], view: type, callers: tuple[object, ...] = ()) -> bool:
     """Whether the function's code uses only names that the view shows, numbers, and harmless functions.
 
-    Such a function returns the same for the scheduler's record as for a view of it, and faster.
+    Given the scheduler's record of a job, such a function returns the same as given a view of the record, but faster.
     """
     function = unwrapped(function)
     code = getattr(function, "__code__", None)
@@ -67,7 +67,7 @@ def reads_only(function: Callable[..., Any], view: type, callers: tuple[object, 
 
 BATCH = 32
 STEP_S, SAMPLE_S, SYNC_S = 0.05, 0.002, 0.02
-"""Seconds of a step of the sample job: a fixed part, a part per sample, and synchronisation of several GPUs."""
+"""Step time of the sample jobs, in seconds: fixed, per sample on a GPU, and for synchronising several GPUs."""
 
 
 class TrialJob(Job):
@@ -118,7 +118,7 @@ def load(source: str, loader: Callable[[], object]) -> None:
 def describe_error(error: BaseException, *files: str) -> str:
     """Formats an error with its place: `mine.py, line 7: ZeroDivisionError: division by zero`.
 
-    files: the place is the last line in one of these files; without files, the last outside the import machinery.
+    files: the place is the traceback's last line in one of these files; without files, outside the import machinery.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {error.msg}"
@@ -132,7 +132,7 @@ def describe_error(error: BaseException, *files: str) -> str:
 
 
 def places_of(error: BaseException | None) -> list[tuple[str, int]]:
-    """File and line of every call that the error passed through; those of the error's cause come last."""
+    """File and line of every call that the error passed through, followed by those of the error's cause."""
     places: list[tuple[str, int]] = []
     while error is not None:
         places += [(each.filename, each.lineno or 0) for each in traceback.extract_tb(error.__traceback__)]
@@ -232,8 +232,8 @@ class OrderingPolicy(_Policy):
     key(job) -> tuple; the job id breaks ties. preemptive: whether a job may be stopped for one with a smaller key.
     backfill: what later jobs may do while a job does not fit: "none" (all wait), "greedy" (any job that fits runs),
     "easy" (a job runs if it fits and, by its estimate, does not delay the first waiting job).
-    falls_while_running: whether the key's first entry is a time that falls as fast as the clock while the job runs.
-    next_change(job, now_s): for keys that jump, the instant at which the key next changes by itself, or None.
+    falls_while_running: whether the key's first entry is a time that falls by a second per second while the job runs.
+    next_change(job, now_s): the instant at which the key next changes without an event, or None if it does not.
     begins_anew(job): whether the job counts as newly arrived after that change (`JobView.waited_s`). words(job): the
     key in words, as a part of a sentence about the job; None if the policy has no such text.
     """
@@ -267,13 +267,13 @@ class OrderingPolicy(_Policy):
         return replace(self, **of_records)
 
     def of_records(self) -> OrderingPolicy:
-        """Like `of_views`, but without the view if it makes no difference, which is faster."""
+        """Like `of_views`; if the view makes no difference, functions read the records directly, which is faster."""
         if self.view in JOB_VIEWS and all(reads_only(each, self.view) for each in self.functions.values()):
             return self
         return self.of_views()
 
     def with_parameters(self, **parameters: Any) -> OrderingPolicy:
-        """The policy with some parameters set; `backfill` is one of them if the policy does not preempt."""
+        """The policy with some parameters set; without preemption, `backfill` is a parameter, too."""
         backfill = parameters.pop("backfill", self.backfill)
         if backfill not in typing.get_args(Backfill):
             raise unknown(f"backfill for policy {self.name}", str(backfill), typing.get_args(Backfill))
@@ -286,13 +286,13 @@ class OrderingPolicy(_Policy):
 class AllocationPolicy(_Policy):
     """Maps the state of all active jobs to each job's GPUs, every round. round_s: default length of a round.
 
-    tunes_batch: whether jobs choose their own batch; else they keep the requested one. plans: whether the policy reads
-    the planner's full tables; else it knows one parallel plan per job, in more or fewer replicas. Jobs always run with
-    the best plan.
+    tunes_batch: whether jobs choose their own batch; else they keep the requested batch. plans: whether the policy
+    reads the planner's full tables; else it knows one parallel plan per job, which it can only give more or fewer
+    replicas. Either way, jobs run with the best plan.
     rank(state): (jobs,), the number by which the policy serves jobs, the largest first; None if it has no such number.
     rank_name: the number's name. keeps_gpus: whether every job gets the number of GPUs that it requested, or none.
-    line(state): (jobs,), the order of jobs for mechanisms that share out CPUs and memory, the largest number first,
-    from an `EstimatedClusterState`; None if the policy does not work with mechanisms.
+    line(state): (jobs,), the number by which mechanisms that share out CPUs and memory serve jobs, the largest first;
+    state is an `EstimatedClusterState`. None if the policy does not work with mechanisms.
     """
 
     allocate: Callable[..., Allocations]
@@ -465,7 +465,7 @@ def policy_names() -> dict[str, str]:
 
 @functools.cache
 def _discover() -> None:
-    """Loads every policy of this folder and every entry point, once. A broken one raises only when it is requested."""
+    """Loads this folder's files and the entry points, once. Their errors are raised when their policy is requested."""
     files: list[tuple[str, str, Callable[[], object]]] = [
         (name, f"the policy file {name}.py", functools.partial(importlib.import_module, f"{__name__}.{name}"))
         for name in module_names(__name__)
@@ -483,7 +483,7 @@ def _discover() -> None:
 
 
 def get_policy(name: str) -> Policy:
-    """The policy of that name. Raises InputError with the nearest match for an unknown name.
+    """The policy called `name`. Raises InputError with the nearest match for an unknown name.
 
     `sia+plans` is sia with the planner's full tables; `fifo+tune` is the order fifo with the mechanism tune.
     """

@@ -1,7 +1,7 @@
-"""Tries a policy's functions on random cases, the same in every run; `scheduling.conformance` runs whole policies.
+"""Tries a policy's functions on random cases, the same every time; `scheduling.conformance` tries complete runs.
 
-The error names the broken rule and the smallest case that breaks it. Loading a plug-in does not try it, because every
-process loads plug-ins, and a policy that solves or searches takes seconds to try.
+The error names the broken rule and the smallest case that breaks it. Plug-ins are not tried when they are loaded,
+because every process loads them, and trying a policy that optimises takes seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from synergy_core.units import TICK_S
 
 NOW_S = 100_000.0
 SIZES = (1, 1, 2, 2, 3, 5, 8, 12)
-"""The number of jobs of each case on a cluster. It rises, so that the first case that breaks a rule is small."""
+"""Numbers of jobs in the cases of each cluster, rising, so that the first case that breaks a rule is small."""
 TENANTS = ("a", "b")
 MACHINES = (
     Cluster((NodeType("v100", "v100", 2, 8),)),
@@ -50,7 +50,7 @@ MACHINES = (
 
 
 class JobCase(NamedTuple):
-    """A job of a case. runs_s: the whole run time. ran_s: time run so far. observed: whether it has reported steps."""
+    """A job of a case. runs_s: total run time. ran_s: run time so far. observed: whether the job has reported steps."""
 
     submit_s: float
     gpus: int
@@ -120,7 +120,7 @@ def _random_job(random: np.random.Generator, machines: Cluster) -> JobCase:
 def records(case: PolicyCase, *, then_s: float = 0.0, placed: bool = False) -> list[TrialJob]:
     """The scheduler's records of the jobs, `then_s` seconds after the case.
 
-    placed: whether jobs run only as far as the cluster and quotas have room; else GPUs are unlimited.
+    placed: whether running jobs must fit the cluster and quotas, and wait if they do not; else GPUs are unlimited.
     """
     free = [[1 << gpu for gpu in range(each.gpus_per_node)] for each in case.machines.node_type_of]
     quotas = dict(case.machines.virtual_clusters) or dict.fromkeys(TENANTS, case.machines.gpus)
@@ -214,7 +214,7 @@ def state_of(
 
 
 def spec_of(job: TrialJob, machines: Cluster, *, fixed: bool = False) -> JobSpec:
-    """A training job with the record's requests, faster on earlier GPU types. fixed: it runs on that many GPUs only."""
+    """A training job with the record's requests; earlier GPU types are faster. fixed: whether the job is rigid."""
     speeds = {gpu_type: 1.0 / (1 + at) for at, gpu_type in enumerate(machines.gpu_types)}
     return JobSpec(
         application=f"app{job.gpus}",
@@ -326,7 +326,7 @@ def _broken(check_rules: Callable[[Any, Any], None], policy: Any, case: Any) -> 
 
 @contextmanager
 def attributed(action: str, rule: str = "answers", function: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Reports any exception raised within as a violation of the rule. function: whose line the message shows."""
+    """Turns any exception of the `with` block into Broken. function: the message shows the last line in its file."""
     try:
         yield
     except Exception as error:
@@ -482,7 +482,7 @@ def _within(case: PolicyCase, state: ClusterState, answer: Allocations) -> None:
 
 
 def _limits_kept(policy: AllocationPolicy, case: PolicyCase) -> None:
-    """Checks an answer where some running jobs may not be stopped, and some jobs train on one number of GPUs only."""
+    """Checks the answer if some running jobs may not be stopped, and some jobs train on only one number of GPUs."""
     state = state_of(case, policy, limited=True)
     answer = _answer(policy, state)
     _within(case, state, answer)

@@ -60,7 +60,7 @@ def choose_shares(
     gpus, gpu_type = np.repeat(rows.gpus, per_row), np.repeat(rows.gpu_type, per_row)
     types, kinds = state.cluster.node_types, state.cluster.gpu_types
     pieces = [(job, node, mask.bit_count()) for job, on in enumerate(state.held_placement) for node, mask in sorted(on)]
-    # (jobs, GPU types) each: the largest share in any of the job's rows on that type. More would gain it nothing.
+    # (jobs, GPU types) each: the largest share in any of the job's rows on that type, above which it gains nothing.
     most_cpus, most_memory = (
         np.stack([share[:, rows.gpu_type == kind].max(axis=(1, 2), initial=0.0) for kind in range(len(kinds))], axis=1)
         for share in (levels.cpus, levels.memory_bytes)
@@ -108,9 +108,9 @@ def choose_rows(
     """Chooses the rows of greatest total utility; pinned jobs keep their rows.
 
     utility: (jobs, rows), −inf where a row is not allowed; a job without a row has utility 0. Quotas are limits unless
-    tenants may borrow. method: of `allocator.solve`. keeps_equals: all jobs keep their rows if no other choice has
-    more utility. In most rounds the previous round's prices prove that, and the allocator is not called; the answer is
-    the same. Without keeps_equals, a problem that equals the previous round's is not solved again.
+    tenants may borrow. method: of `allocator.solve`. keeps_equals: whether all jobs keep their rows if no other choice
+    has more utility. In most rounds the previous round's prices prove that none has, so that the allocator need not be
+    called. Without keeps_equals, a problem that equals the previous round's is not solved again.
     """
     last: Solved | None = state.memory
     utility = np.where(state.suits(rows.gpu_type), utility, -np.inf)

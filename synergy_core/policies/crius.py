@@ -77,7 +77,7 @@ def crius(
     goodput, _ = state.guessed(rows, batch=batch_limit)
     table, wanted = _table(state, rows, most_gpus, goodput)
     row = state.held_best(rows)
-    # A job that ran out of memory on its present GPUs waits for others.
+    # A job that cannot train on its present GPUs, as it ran out of memory there, gives them up and waits for others.
     row[(row >= 0) & table.may_change & (goodput[np.arange(len(row)), row] <= 0)] = -1
     room = _Room(state, table, row)
     opportunistic = set(memory.opportunistic)
@@ -184,7 +184,7 @@ class _Room:
 
 
 def _suspending(room: _Room, job: int, gpus: int, opportunistic: set[int]) -> int:
-    """Stops later jobs that overtook a blocked job, and returns the row that it can have then; −1 if there is none."""
+    """Stops later jobs that started while `job` waited; returns the row on which it then fits, −1 if there is none."""
     table = room.table
     overtook = np.array([int(each) in opportunistic for each in room.job_id], dtype=bool)
     later = np.flatnonzero(overtook & (room.row >= 0) & table.may_change & (room.submit_s > room.submit_s[job]))
@@ -209,8 +209,8 @@ def _suspending(room: _Room, job: int, gpus: int, opportunistic: set[int]) -> in
 def _downgrading(room: _Room, job: int, gpus: int, depth: int) -> int:
     """Halves or moves up to `depth` other jobs, and returns the row that an arrival gets; −1 if no change pays.
 
-    Breadth-first search over sequences of changes. Each level adds, per GPU type, the halving that loses least or the
-    move to another type that gains most. Intermediate sequences may exceed the free GPUs; the final one may not.
+    Breadth-first search over sequences of changes: each step appends, for one GPU type, the halving that loses least
+    or the move to another type that gains most. Only the final sequence has to fit the free GPUs.
     """
     table = room.table
     if gpus > room.quota[room.tenant[job]]:

@@ -21,7 +21,7 @@ def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allo
     rate = state.requested_rate()
     room = (state.gpus[:, None] <= capacity) & state.suits(np.arange(len(capacity)))
     fits = room & ((rate > 0) | ~state.planned[:, None])
-    # At most half of the job's lowest speed. Else the programme gives slow jobs all their time where they cannot run.
+    # Assumes at most half of the job's lowest speed; else the programme would prefer types where slow jobs cannot run.
     slowest = np.where(room & (rate > 0), rate, np.inf).min(axis=1, keepdims=True)
     speed = np.where(room, rate, np.where(slowest > IMPOSSIBLE_RATE, IMPOSSIBLE_RATE, slowest / 2))
     share = np.round(fractions(speed, state.gpus, capacity, objective), 5)
@@ -89,8 +89,8 @@ def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str) -> Floa
 def _equalised(share: Floats, speed: Floats, gpus: Ints) -> Floats:
     """Gives identical jobs the mean of their shares, which is optimal too.
 
-    A vertex of the optimal face serves some identical jobs fully and others not at all. The artifact's interior-point
-    solver ends inside the face, where their shares are equal.
+    At a vertex of the optimal face, some identical jobs have all their time and others none. The artifact's
+    interior-point solver ends inside the face, where identical jobs have equal shares.
     """
     _, group = np.unique(np.column_stack((speed, gpus)), axis=0, return_inverse=True)
     group = group.reshape(-1)

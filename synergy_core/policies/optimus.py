@@ -14,7 +14,7 @@ def optimus(state: OracleGoodputState) -> Allocations:
     """One GPU for every job, then each further GPU to the job whose true remaining time it shortens most.
 
     A job that must stay keeps its GPUs. A job with parallel plans starts with the fewest GPUs on which a plan fits, and
-    grows to the next number on which one fits.
+    grows to the next larger number on which a plan fits.
     """
     room = Room(state)
     gains: list[tuple[float, int, int, int, float]] = []

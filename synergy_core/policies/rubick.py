@@ -20,7 +20,7 @@ from synergy_core.state import Allocations, GoodputState
 from synergy_core.units import Bools, Floats, Ints
 
 GUARANTEED = "guaranteed"
-"""Virtual cluster whose jobs must reach the speed with their requested GPUs, up to the factor `slower`."""
+"""Virtual cluster whose jobs may train at most `slower` times slower than with their requested GPUs."""
 
 
 class Curves(NamedTuple):
@@ -121,13 +121,13 @@ class _Round:
         np.subtract.at(self._quota, self._tenant[running], curves.gpus[row[running]])
 
     def growth(self) -> list[tuple[float, int, int]]:
-        """(slope, job, next row up) of the running jobs that may take GPUs, the steepest first."""
+        """(slope, job, row with the next larger number of GPUs) of running jobs that may take GPUs; steepest first."""
         jobs = np.flatnonzero((self.row >= 0) & self._may_take).tolist()
         steps = [(*self._curves.step(job, int(self.row[job]), up=True), job) for job in jobs]
         return sorted(((gain, job, to) for to, gain, job in steps if to >= 0), key=lambda each: (-each[0], each[1]))
 
     def give(self, job: int, to: int, slope: float) -> bool:
-        """Moves the job to that row if free GPUs, or those of jobs with flatter curves, suffice; returns whether so."""
+        """Moves the job to row `to` if free GPUs and those of flatter curves suffice; returns whether it moved."""
         curves, kind, before = self._curves, int(self._curves.kind[to]), int(self.row[job])
         more = int(curves.gpus[to]) - (int(curves.gpus[before]) if before >= 0 else 0)
         if more > self._quota[self._tenant[job]]:

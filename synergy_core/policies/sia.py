@@ -9,7 +9,7 @@ from synergy_core.policies._choice import choose_rows
 from synergy_core.state import Allocations, GoodputState
 
 MAX_COST = 3000.0
-"""Upper limit of G^p in the artifact, which also rounds it to two decimals."""
+"""Upper limit of (normalised goodput)^p in the artifact, which also rounds the power to two decimals."""
 
 
 @allocation_policy(round_s=60.0, tunes_batch=True)
@@ -29,7 +29,7 @@ def sia(
     goodput = state.goodput(rows, batch=batch_limit)
     unknown = np.asarray(np.isnan(goodput).all(axis=1))
     allowed = state.allowed(rows, growth=growth, first_gpus=first_gpus)
-    for kind in range(len(state.cluster.gpu_types)):  # the job's smallest allowed row of each type counts as 1
+    for kind in range(len(state.cluster.gpu_types)):  # for the job's smallest allowed row of each type, goodput is 1
         on = rows.gpu_type == kind
         smallest = np.where(allowed & on, rows.gpus, np.iinfo(np.int64).max).min(axis=1)
         goodput[unknown[:, None] & on] = (rows.gpus == smallest[:, None])[unknown[:, None] & on]

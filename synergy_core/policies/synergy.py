@@ -45,10 +45,10 @@ def synergy(
 
     Utility of row c for job j: w_j · (r_jc · g_jc / g_j)^utility_power, with goodput g, the goodput g_j that counts as
     1 (`_size`), and the fraction r of time left after restarts, charged over horizon_s (`GoodputState.kept`).
-    w_j = (i + rank_offset)^rank_power · lateness^aging_power. The job with the most time left has i = 1. If jobs are
-    served shortest first, a second of a job's work delays i jobs: itself and those with more time left (the marginal
-    cost under heSRPT, Berg et al., 2020, where speed is proportional to GPUs). lateness: `_stretch` ÷ (late_after · its
-    mean over jobs), at least 1; without it, the longest jobs would pay for the gains of all others.
+    w_j = (i + rank_offset)^rank_power · lateness^aging_power. i: rank by time left, 1 for the job with the most. If
+    jobs are served shortest first, a second of a job's work delays i jobs: itself and those with more time left (the
+    marginal cost under heSRPT, Berg et al., 2020, where speed is proportional to GPUs). lateness: `_stretch` ÷
+    (late_after · its mean over jobs), at least 1, so that the longest jobs do not pay for the gains of all others.
     growth, first_gpus, batch_limit: limits of a job's rows (`GoodputState.allowed`, `GoodputState.goodput`). method: of
     the allocator. shares: whether to share out CPUs and memory if nodes list them; else jobs have proportional shares.
     """
@@ -60,7 +60,7 @@ def synergy(
     time_s = _remaining_s(state, rows, goodput, unknown)
     kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=restart_charge, lost_charge=lost_charge)
     size_s, reference = _size(state, rows, goodput, time_s)
-    # Guessed work grows as it is done. Round it to powers of two, so that identical jobs do not take turns every round.
+    # The assumed work grows with the work done; rounding it up to powers of two keeps identical jobs from taking turns.
     undeclared = np.isnan(state.remaining_work)
     size_s = np.where(undeclared, np.exp2(np.ceil(np.log2(np.maximum(size_s, 1.0)))), size_s)
     weight = (_rank(size_s) + rank_offset) ** rank_power

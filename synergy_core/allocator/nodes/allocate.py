@@ -14,7 +14,7 @@ from synergy_core.allocator.problem import ROUNDING, relative_gap
 from synergy_core.errors import InputError
 from synergy_core.units import Floats, Ints
 
-# A beam search over jobs finds their best levels or rows, on many nodes at once: each step covers all nodes.
+# A beam search over the jobs of a node finds their best shares or rows; each step adds one job of every node.
 
 
 WIDTH = 40
@@ -30,7 +30,7 @@ def best_of(value: Floats, use: Floats, room: Floats, price: Floats, width: int 
     """
     batch, count, levels = value.shape
     least = np.min(use, axis=3, where=value > -np.inf, initial=np.inf)
-    # The smallest use of the jobs after each job.
+    # The least that all jobs after each job use together.
     after = np.cumsum(least[:, :, ::-1], axis=2)[:, :, ::-1]
     after = np.concatenate((after[:, :, 1:], np.zeros((len(use), batch, 1))), axis=2)
     reduced = value - (use * price[:, :, None, None]).sum(axis=0)
@@ -77,7 +77,7 @@ def levels_of(family: Ints) -> Ints:
 
 
 def set_levels(layout: Layout, levels: Ints, price: Floats) -> None:
-    """Gives jobs on shared nodes the levels of their node's best combination; removes jobs that do not fit.
+    """Gives the jobs on each shared node the best shares that fit together; removes jobs that do not fit.
 
     price: (2, N) utility of a CPU and of a byte in each group.
     Raises InputError if jobs that must not move do not fit on their node with their smallest shares.
@@ -150,18 +150,18 @@ def _found(layout: Layout, levels: Ints, price: Floats, waiting: list[int], widt
 PAIRS_OF_NODE, MAX_PAIRS = 6, 3_200
 """Maximum number of pairs per node, and in total."""
 NODES_FRACTION, MIN_PAIRS = 0.15, 12
-"""Fraction of a group's nodes that a turn repacks, and its minimum number of pairs, which take no longer than one."""
+"""Fraction of a group's nodes that a turn repacks, and its minimum of pairs: so many take hardly longer than one."""
 ROWS = 5
 """Number of rows tried for each job: those of highest reduced utility."""
 ADDED_JOBS = 4
 """Number of jobs without GPUs that are added to each pair."""
 LOSS_DECAY = 0.8
-"""Factor on a node's loss for each time it was repacked without success since it last changed."""
+"""Factor on a node's loss for each unsuccessful repacking since its jobs last changed."""
 
 
 @dataclass(slots=True)
 class _Pairs:
-    """B pairs of nodes with M jobs each, and L options per job. The last value and use are those of no GPUs.
+    """B pairs of nodes with M jobs each, and L options per job. The last value and use, 0, stand for no GPUs.
 
     first, second: (B,) nodes. job: (B, M), −1 for none. option: (B, M, L) columns, −1 for none. value: (B, M, L + 1).
     use: (3, B, M, L + 1).
@@ -200,7 +200,7 @@ class _Repacker:
             self.best.append(ordered.max(axis=1, initial=-np.inf))
 
     def turn(self, group: int) -> None:
-        """Repacks the nodes of a group with the largest loss, each with another node."""
+        """Repacks those nodes of a group that have the largest loss, each with another node."""
         pairs = self._pairs(group)
         if pairs is None or not self.option[group].shape[1]:
             return
@@ -253,7 +253,7 @@ class _Repacker:
         use = np.zeros((3, *value.shape))
         use[0, :, :, :-1] = np.where(there, columns.rest[option], 0)
         use[1:, :, :, :-1] = np.where(there, columns.demand[:, job[:, :, None], option], 0.0)
-        # Place large jobs first and small ones in the remaining room.
+        # Large jobs first, because small ones fit more easily in what is left.
         size = (use.max(axis=3) / layout.size[:, first][:, :, None]).max(axis=0)
         order = np.argsort(-size, axis=1, kind="stable")
         rows = np.arange(len(lists))[:, None]
@@ -315,7 +315,7 @@ class _Repacker:
 
 
 POOL_GAP = 1e-3
-"""Maximum gap of the solution for pools. Placing it loses more than that."""
+"""Maximum target for the gap of the solution for pools. Placing the jobs loses more utility than that."""
 GAP = 2e-3
 """Default target for the gap of the placed allocation."""
 
@@ -379,7 +379,7 @@ def _net(layout: Layout) -> float:
 
 
 def _staying(layout: Layout, wanted: Ints, reduced: Floats) -> Ints:
-    """(J,) columns: jobs with GPUs keep them at the level of highest reduced utility; the others have `wanted`."""
+    """(J,) columns in which jobs with GPUs keep these, with the share of highest reduced utility; else `wanted`."""
     columns, stays = layout.columns, wanted.copy()
     for job in layout.home_whole:
         mine = (columns.group == layout.home_group(job)) & (columns.gpus == layout.home_gpus[job])
@@ -403,7 +403,7 @@ def _placed(problem: NodeProblem, pool: Pooled, wanted: Ints, price: Floats) -> 
 
 
 def _set_levels_of_pinned(layout: Layout, levels: Ints) -> None:
-    """Chooses the best level for pinned jobs that `set_levels` does not cover: on whole nodes only, or scattered."""
+    """Chooses the best share that fits for pinned jobs that share no node or are scattered; see `set_levels`."""
     columns = layout.columns
     for job in np.nonzero(layout.fixed & (layout.spot < 0) & (layout.column >= 0))[0].tolist():
         own = int(layout.column[job])

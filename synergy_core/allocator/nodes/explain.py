@@ -31,10 +31,10 @@ def explain_placed(
     types: Sequence[str] = (),
     tenants: Sequence[str] = (),
 ) -> Explanation:
-    """Explains the allocation of `job` in a placed round. The labels name the job, the T types and the V tenants.
+    """Explains the allocation of `job`. label, types, tenants: names of the job, the T GPU types and the V tenants.
 
-    Configurations are rows in groups of nodes, at the prices by which the allocator compared them. Those of a pinned
-    job are only its levels of share. Raises InputError for a job that the problem does not have.
+    A configuration is a row in a group of nodes, at the prices by which the allocator compared it. A pinned job's
+    configurations differ only in their share. Raises InputError for a job that the problem does not have.
     """
     if not 0 <= job < len(problem.utility):
         raise InputError(f"job is {job}, expected 0 to {len(problem.utility) - 1}.")
@@ -49,7 +49,7 @@ def explain_placed(
     else:
         position = int(np.searchsorted(pool.jobs, job))
         demand, possible = charges.demand[:, position], pool.problem.possible(position)
-    # GPUs have two prices: one, with the quota, for the GPUs of a row, and one for those it uses or makes unusable.
+    # GPUs have two prices: one (plus the quota's) for the row's GPUs, one for these and those that it makes unusable.
     groups, group = len(nodes.nodes), columns.group
     per_gpu, per_usable_gpu = solution.prices[:groups][group], solution.prices[-3 * groups : -2 * groups][group]
     if problem.tenant is not None:

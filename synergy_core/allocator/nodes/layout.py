@@ -10,7 +10,7 @@ from synergy_core.allocator.nodes.problem import NodeProblem, Pieces, Pinned, Po
 from synergy_core.units import Bools, Floats, Ints
 
 MAX_MOVE_COST = 1e6
-"""Cost, in utility, of a move that only lack of room can justify. It is finite, so that fewer such moves are better."""
+"""Cost, in utility, of moving a job that should move only if it cannot stay. It is finite, to keep such moves few."""
 TOLERANCE = 1e-9
 """Rounding tolerance, as a fraction of a node's CPUs and memory."""
 
@@ -18,11 +18,11 @@ TOLERANCE = 1e-9
 class Layout:
     """Where every job is placed, and what is free on every node.
 
-    column: (J,) the job's column, −1 for none. spot: (J,) the node that the job may share, −1 for none. whole: the
-    nodes that a job has to itself, by job. jobs_on: the jobs on each node that may be shared. scattered: (node, GPUs)
-    of pinned jobs whose nodes no column describes. free: (3, nodes) GPUs, CPUs, memory; CPUs and memory may be negative
-    until `set_levels`. size: (3, nodes) totals. home, home_whole, home_gpus: spot, whole nodes and GPUs of the job when
-    the round began; spot and whole nodes only if a column describes them. fixed: (J,) jobs that must not move. cost:
+    column: (J,) the job's column, −1 for none. spot: (J,) the node of the job that other jobs may share, −1 for none.
+    whole: by job, the nodes that it fills. jobs_on: by node, the jobs whose spot it is. scattered: by pinned job whose
+    nodes no column describes, its (node, GPUs). free: (3, nodes) GPUs, CPUs, memory; CPUs and memory may be negative
+    until `set_levels`. size: (3, nodes) totals. home, home_whole, home_gpus: the job's spot, filled nodes and GPUs when
+    the round began; spot and filled nodes only if a column describes them. fixed: (J,) jobs that must not move. cost:
     (J,) of a move. tenant: (J,). quota_left: (V,) unused GPUs of every quota; without quotas, of an unlimited one.
     """
 
@@ -77,7 +77,7 @@ class Layout:
         return int(self.group[self.home[job] if self.home[job] >= 0 else self.home_whole[job][0]])
 
     def affords(self, job: int, column: int) -> bool:
-        """Whether the tenant's quota has room for the column of a job without GPUs."""
+        """Whether the unused quota of the tenant suffices for a job without GPUs in this column."""
         return bool(self.columns.gpus[column] <= self.quota_left[self.tenant[job]])
 
     def keeps(self, job: int, column: int) -> bool:
@@ -110,7 +110,7 @@ class Layout:
         self.column[job] = self.spot[job] = -1
 
     def change(self, job: int, column: int) -> None:
-        """Changes a job's level of share on its nodes."""
+        """Changes a job's column to one that differs only in its share."""
         if self.spot[job] >= 0:
             self.free[:, self.spot[job]] += self.demand(job)
         self.column[job] = column
@@ -171,7 +171,7 @@ def _fill_job(layout: Layout, job: int, room: np.ndarray) -> None:
         fits = in_group & (free >= demand[:, None] - TOLERANCE * layout.size[:, room]).all(axis=0)
         fits &= ~np.isin(room, whole)
         if fits.any():
-            # Choosing the fullest node with room keeps other nodes whole.
+            # Choosing the fullest node that fits keeps other nodes empty.
             layout.place(job, column, whole, int(room[np.where(fits, free[0], np.inf).argmin()]))
             return
 
@@ -180,8 +180,8 @@ def _fill_job(layout: Layout, job: int, room: np.ndarray) -> None:
 
 
 def hand_out(layout: Layout) -> Floats:
-    """(2, J) CPUs and memory per GPU: the row's share plus an equal part of what its nodes have left, up to the maximum
-    from which the job gains. 0 for jobs without GPUs.
+    """(2, J) CPUs and memory per GPU: the row's share plus an equal part of what its nodes have left, up to the
+    problem's `most_cpus` and `most_memory_bytes`. 0 for jobs without GPUs.
     """
     problem, columns = layout.problem, layout.columns
     share = np.zeros((2, len(layout.column)))
@@ -201,7 +201,7 @@ def _hand_out(layout: Layout, share: Floats, most: Floats, resource: int) -> Non
     left = np.maximum(layout.free[resource], 0.0)
     rest = np.where(layout.column >= 0, layout.columns.rest[layout.column], 0)
     for job, whole in layout.whole.items():
-        # Every GPU of a job has the same share, limited by its whole nodes and by its part of the shared one.
+        # All GPUs of a job have the same share, limited by the nodes that it fills and by its part of the shared one.
         more = min(float(layout.size[resource, whole[0]] / layout.size[0, whole[0]]), most[job]) - share[job]
         spot = int(layout.spot[job])
         if spot >= 0:
@@ -228,8 +228,8 @@ def _hand_out(layout: Layout, share: Floats, most: Floats, resource: int) -> Non
 # The first step assigns GPUs. Jobs that can keep their nodes stay; the others follow by falling size.
 #
 # If sizes divide each other, jobs placed by falling size fit whenever their sum does. A job's excess is what it uses
-# beyond the mean share of its GPUs. Of the nodes with room, a job takes the one whose jobs' excess it offsets best.
-# Shares may not fit yet.
+# beyond the mean share for its number of GPUs. Of the nodes with enough free GPUs, a job takes the one whose excess it
+# offsets best. A node's CPUs or memory may not suffice yet.
 
 
 def settle(layout: Layout, wanted: Ints) -> None:
@@ -259,7 +259,7 @@ def settle(layout: Layout, wanted: Ints) -> None:
 
 
 def _excess(layout: Layout, wanted: Ints) -> Floats:
-    """(2, J) CPUs and memory that a job uses on its shared node beyond the mean of its GPUs, as fractions of a node."""
+    """(2, J) CPUs and memory of a job on its shared node beyond the mean for its GPUs there, as fractions of a node."""
     columns, nodes = layout.columns, layout.problem.nodes
     jobs = np.nonzero(wanted >= 0)[0]
     column, group = wanted[jobs], columns.group[wanted[jobs]]
@@ -311,7 +311,7 @@ def _settle_job(layout: Layout, excess: Floats, node_excess: Floats, job: int, c
 def _clear(
     layout: Layout, job: int, column: int, gpus: int, count: int, excluded: list[int] | None = None
 ) -> Ints | None:
-    """The `count` nodes on which smaller jobs can make room for `gpus` GPUs at least cost; None if it does not pay."""
+    """The `count` nodes where removing smaller jobs frees `gpus` GPUs at least cost; None if the job gains less."""
     group = layout.columns.group[column]
     begin, end = layout.first[group], layout.first[group + 1]
     jobs = np.nonzero((layout.spot >= begin) & (layout.spot < end) & ~layout.fixed)[0]
@@ -325,7 +325,7 @@ def _clear(
     if candidates.sum() < count:
         return None
     cheapest = np.argsort(np.where(candidates, cost, np.inf), kind="stable")[:count]
-    # Jobs that may only move for lack of room may move to make room for a larger job.
+    # Jobs that may move only if they cannot stay give way to a larger job here, at no cost in utility.
     price = float(np.where(cost[cheapest] < MAX_MOVE_COST, cost[cheapest], 0.0).sum())
     if price >= layout.columns.utility[job, column]:
         return None
@@ -334,7 +334,7 @@ def _clear(
 
 
 def _evict(layout: Layout, excess: Floats, node_excess: Floats, nodes: Ints, gpus: int, below: int) -> list[int]:
-    """Removes jobs of fewer than `below` GPUs, the cheapest, then the largest, until each node has `gpus` free."""
+    """Removes jobs of fewer than `below` GPUs until each node has `gpus` free: cheapest moves first, then largest."""
     evicted = []
     for node in nodes.tolist():
         here = [job for job in layout.jobs_on[node] if not layout.fixed[job]]
@@ -384,7 +384,7 @@ def exchange(layout: Layout, group: int, price: Floats) -> None:
 
 
 class _SharedJobs:
-    """The S jobs on shared nodes of a group, then one idle place per node: node (S,), take (3, S), home, cost (S,)."""
+    """The jobs on a group's shared nodes, then one idle place per node. node, home, cost: (S,). take: (3, S) demand."""
 
     def __init__(self, layout: Layout, begin: int, end: int, price: Floats) -> None:
         self.layout, self.begin, self.count = layout, begin, end - begin
@@ -395,7 +395,7 @@ class _SharedJobs:
         self.take: Floats = np.concatenate((take, np.zeros((3, self.count))), axis=1)
         self.node: Ints = np.concatenate((layout.spot[self.jobs] - begin, places))
         self.home: Ints = np.concatenate((layout.home[self.jobs] - begin, np.full(self.count, -1)))
-        # Approximate for jobs that also have whole nodes: they have moved unless they keep these, too.
+        # Approximate for jobs that also fill other nodes: they have moved unless they keep these, too.
         self.cost: Floats = np.concatenate((layout.cost[self.jobs], np.zeros(self.count)))
         self.free: Floats = layout.free[:, begin:end].copy()
         self.jobs_on: list[list[int]] = [[] for _ in places]

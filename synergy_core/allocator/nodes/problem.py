@@ -38,7 +38,7 @@ class NodeGroups:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A placement: job (P,) has gpus (P,) ≥ 1 on node (P,). Ordered by job; pairs of job and node are unique."""
+    """A placement as P entries: job[i] has gpus[i] ≥ 1 on node[i]. Ordered by job; pairs (job, node) are unique."""
 
     job: Ints
     node: Ints
@@ -52,15 +52,15 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
-    """One round's choice for J jobs among C rows, whose shares per GPU differ by job, on given nodes.
+    """One round's choice of rows and nodes for J jobs. A row's share per GPU depends on the job.
 
     utility: (J, C) as in `Problem`. gpus, gpu_type: (C,). cpus, memory_bytes: (J, C) share per GPU in that row; a job
-    with n GPUs on a node uses n times the share there. Rows with equal GPUs and types are levels of share. A row whose
-    share exceeds every node of its type is never chosen. held: where jobs are now. pinned: (J,) jobs that keep their
-    GPUs; only their share is chosen, and they need a row of finite utility with these GPUs. move_cost: (J,) ≥ 0 loss of
-    utility if a job keeps its type and number of GPUs but moves to other nodes; inf (None for all jobs) if the job may
-    only move for lack of room. tenant, quota: as in `Problem`. most_cpus, most_memory_bytes: (J, T) share per GPU of
-    each type beyond which a job gains nothing; unused CPUs and memory are handed out up to it, or not at all if None.
+    with n GPUs on a node uses n times the share there. Rows that differ only in their share are called levels. A row
+    whose share exceeds every node of its type is never chosen. held: the present placement. pinned: (J,) jobs that keep
+    their GPUs; only their share is chosen, and they need a row of finite utility with these GPUs. move_cost: (J,) ≥ 0
+    loss of utility if a job keeps its type and number of GPUs but moves to other nodes; inf if it may move only when it
+    cannot stay; None: inf for all. tenant, quota: as in `Problem`. most_cpus, most_memory_bytes: (J, T) share above
+    which a job gains nothing; unused CPUs and memory are given out up to this share, or not at all if None.
     Raises InputError as `Problem` does, and for pinned jobs if held is None.
     """
 
@@ -93,7 +93,7 @@ class NodeSolution:
 
     choice: (J,) rows, −1 for none. placed: the jobs' GPUs by node. cpus, memory_bytes: (J,) share per GPU, at least the
     row's; 0 without GPUs. moved: (J,) jobs with other nodes but the same type and number of GPUs. objective: total
-    utility minus move costs. bound: no allocation that can be placed has more. gap: (bound − objective) / |bound|.
+    utility minus move costs. bound: at least that of any allocation that can be placed. gap: as in `Solution`.
     gpu_price, cpu_price, memory_price: (N,) utility per GPU, CPU and byte in each group of nodes. quota_price: (V,) per
     GPU. prices: of all limits, for the next round's warm start.
     """
@@ -118,11 +118,11 @@ class NodeSolution:
 # Let U(h) be the most CPUs that jobs on h GPUs of a node can use: the largest sum over jobs whose GPUs add up to h. A
 # job with g GPUs and c CPUs leaves G − g GPUs, which can use U(G − g) CPUs. The other C − U(G − g) CPUs are used by the
 # job or lost, so it may be charged max(c, min(U(g), C − U(G − g))). The same holds for GPUs: with A(x) the most GPUs
-# that jobs with x CPUs and bytes can use, a job may be charged max(g, min(A(own), G − A(rest))).
-# The charges of jobs that fit on a node never exceed the node, because splitting never increases U and A: if one job is
-# charged for what the rest leaves, the other charges, at most U or A of the jobs' own, fit in that rest. So every
-# allocation that can be placed is within the pool, and the pooled bound holds for it. Such charges are known as dual
-# feasible functions of vector packing.
+# that jobs with the CPUs and bytes x can use, a job may be charged max(g, min(A(its x), G − A(the x that it leaves))).
+# The charges of jobs that fit on a node add up to at most the node, because U and A are superadditive: if one job is
+# charged for all that the others cannot use, their charges, at most U or A of what each has, add up to at most what
+# they can use. So every allocation that can be placed is within the pool, and the pool's bound holds for it. Such
+# charges are known as dual feasible functions of vector packing.
 
 
 SLACK = 1e-6
@@ -130,9 +130,9 @@ SLACK = 1e-6
 
 
 def by_size(size: Ints, demand: Floats, allowed: Bools, gpus: int) -> tuple[Floats, Floats]:
-    """Two arrays (G + 1,): the largest and smallest demand of a job of each size; 0 and inf for sizes without jobs.
+    """The largest and the smallest demand of a job by its GPUs, (G + 1,) each; 0 and inf where there is no job.
 
-    size: (C,). demand, allowed: (J, C).
+    size: (C,) GPUs of each column. demand, allowed: (J, C).
     """
     most, least = np.zeros(gpus + 1), np.full(gpus + 1, np.inf)
     for each in np.unique(size).tolist():
@@ -157,7 +157,7 @@ def used_together(of_size: Floats, choose: Callable[..., float]) -> Floats:
 def charged(
     size: Ints, demand: Floats, sizes: list[tuple[Floats, Floats]], node: tuple[int, float, float]
 ) -> tuple[Floats, Floats]:
-    """The charges for a row's part on a shared node: GPUs, (J, C), and CPUs and memory, (2, J, C).
+    """The charges for the GPUs of a row that are on a shared node: GPUs, (J, C), and CPUs and memory, (2, J, C).
 
     size: (C,) GPUs on that node, 1 to G. demand: (2, J, C) CPUs and memory used there. sizes: for CPUs and for memory,
     the result of `by_size` over all jobs that may share a node. node: GPUs, CPUs and memory of each node.
@@ -169,7 +169,7 @@ def charged(
         most_used = used_together(most_of, max)
         lost = np.minimum(most_used[size], room * (1.0 - SLACK) - most_used[gpus - size])
         taken[k] = np.maximum(demand[k], lost)
-        # The smallest demand of at least that many GPUs, because no jobs may add up to exactly that number.
+        # The smallest demand of jobs with at least that many GPUs, because perhaps none add up to exactly that many.
         least_used = np.minimum.accumulate(used_together(least_of, min)[::-1])[::-1]
         own = np.minimum(own, np.searchsorted(least_used, demand[k], side="right") - 1)
         rest = np.minimum(rest, np.searchsorted(least_used, room * (1.0 + SLACK) - demand[k], side="right") - 1)
@@ -184,11 +184,11 @@ RESOURCES = ("usable GPUs", "CPUs", "memory")
 
 @dataclass(slots=True)
 class NodeColumns:
-    """K columns, each a row in a group of nodes that can hold it.
+    """K columns. Each combines a row with a group of nodes on which its GPUs fit.
 
-    row, group, gpus: (K,). whole: (K,) nodes that the job has to itself. rest: (K,) its GPUs on a node it may share.
+    row, group, gpus: (K,). whole: (K,) number of nodes that the job fills. rest: (K,) its GPUs on a node it may share.
     utility: (J, K), also for pinned jobs; −inf if not allowed. demand: (2, J, K) CPUs and memory on the shared node.
-    share: (2, J, K) per GPU. family: (K,) equal for all levels of share of one group and number of GPUs.
+    share: (2, J, K) per GPU. family: (K,) equal for columns that differ only in their share.
     """
 
     row: Ints
@@ -202,13 +202,13 @@ class NodeColumns:
     family: Ints
 
     def levels(self, job: int, column: int) -> Bools:
-        """(K,) the levels of share that a job in that column may choose with the same GPUs."""
+        """(K,) mask of the job's allowed columns that differ from this one at most in their share."""
         return np.asarray((self.family == self.family[column]) & (self.utility[job] > -np.inf))
 
 
 @dataclass(slots=True)
 class Pinned:
-    """Jobs that keep their GPUs. job: (P,). column: (P,) their smallest share. pieces: their placement."""
+    """Jobs that keep their GPUs. job: (P,). column: (P,) the one with the smallest share. pieces: their placement."""
 
     job: Ints
     column: Ints
@@ -231,7 +231,7 @@ class Pooled:
         return reduced_utility(self.problem.utility, self.problem.demands, prices)
 
     def bound(self, prices: Floats, reduced: Floats) -> float:
-        """The dual bound at `prices` for all jobs; pinned jobs have their best level. reduced: (F, K)."""
+        """The dual bound at `prices` for all jobs; pinned jobs have their best share. reduced: (F, K)."""
         columns, types = self.columns, self.problem.types
         host = prices[-2 * types :].reshape(2, types)
         bound = float(prices @ self.problem.limits) + float(reduced.max(axis=1, initial=0.0).sum())
@@ -261,7 +261,7 @@ def pooled(problem: NodeProblem) -> Pooled:
             continue
         allowed, taken = utility[:, shared] > 0, columns.demand[:, jobs][:, :, shared]
         sizes = [by_size(columns.rest[shared], each, allowed, gpus) for each in taken]
-        # Pinned jobs count among the sizes that may share a node.
+        # Pinned jobs may share a node with the others, so their demands count, too.
         here = nodes.group_of[pinned.pieces.node] == group
         for job, size_here in zip(pinned.pieces.job[here].tolist(), pinned.pieces.gpus[here].tolist(), strict=True):
             levels = columns.levels(job, int(pinned.column[pinned.job == job][0]))

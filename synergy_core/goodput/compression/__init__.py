@@ -15,7 +15,7 @@ from synergy_core.goodput.compression._compressor import Compressor
 
 class Scheme(Protocol):
     """A module of this folder. OFFERED: the compressors that are tried if the user names none. An optional function
-    `named(name)` makes compressors with other numbers; it returns None for names of other schemes.
+    `named(name)` makes compressors of other ranks or fractions; it returns None for names of other schemes.
     """
 
     OFFERED: tuple[Compressor, ...]
@@ -28,7 +28,7 @@ def compressors() -> tuple[Compressor, ...]:
 
 
 def compressor_named(name: str) -> Compressor:
-    """The compressor of that name. Raises InputError for an unknown name, with the nearest known one."""
+    """The compressor called `name`. Raises InputError for an unknown name, with the nearest known one."""
     for scheme in _schemes():
         for each in scheme.OFFERED:
             if each.name == name:

@@ -14,15 +14,15 @@ from synergy_core.errors import InputError
 from synergy_core.units import Bools, Floats, Ints
 
 NUMBER_BYTES = 4
-"""Bytes of a number in an uncompressed exchange, which is in fp32."""
+"""Bytes of a number in an uncompressed exchange: fp32."""
 
 
 @dataclass(frozen=True, eq=False)
 class LayerSizes:
     """The parameters of a model, grouped by size; arrays (L,) of whole numbers.
 
-    rows, columns: of a parameter as a matrix, its first dimension × all others; a vector has one column. count: how
-    many parameters have this size. Values by row of a `LayerSizes` are sums over these parameters.
+    rows, columns: of a parameter as a matrix, its first dimension × all others; a vector has one column. count: number
+    of parameters of this size. Per-layer values elsewhere, (L,), are sums over these parameters.
     """
 
     rows: Ints
@@ -42,18 +42,18 @@ class LayerSizes:
         return cls(rows, columns, np.ones(len(flat), dtype=np.int64))
 
     def apart(self) -> LayerSizes:
-        """The same layers with one row per parameter."""
+        """The same parameters with one entry each, so that every count is 1."""
         once = np.ones(int(self.count.sum()), dtype=np.int64)
         return LayerSizes(np.repeat(self.rows, self.count), np.repeat(self.columns, self.count), once)
 
     @property
     def numbers(self) -> Ints:
-        """Count of numbers in one parameter of each row."""
+        """(L,) count of numbers in one parameter of the size."""
         return self.rows * self.columns
 
     @property
     def least_side(self) -> Ints:
-        """The largest rank that one parameter can have."""
+        """The largest rank of a parameter as a matrix, (L,)."""
         return np.minimum(self.rows, self.columns)
 
 
@@ -168,7 +168,7 @@ class Compressor(ABC):
 
     unbiased: whether the exchanged gradient equals the true one on average; if not, the compressor adds what it did not
     send to the next gradient (error feedback). rounds_sum: whether the sum is compressed again. collectives: number of
-    collectives, one after another, that replace the all-reduce, including the one for uncompressed layers.
+    consecutive collectives that replace the all-reduce, including that of the uncompressed layers.
 
     `replicas` is a number or an array; results have its shape followed by (L,).
     """
@@ -184,11 +184,11 @@ class Compressor(ABC):
 
     @property
     def scheme(self) -> str:
-        """The name of its scheme, which is that of the module that defines it."""
+        """The name of the compressor's scheme: the name of its module."""
         return type(self).__module__.rpartition(".")[2]
 
     def nearby(self) -> tuple[Compressor, ...]:
-        """The compressors of its scheme that are half to twice its size, among which layers may choose."""
+        """Compressors of the scheme that send about half to twice as many bytes, for a choice by layer."""
         return (self,)
 
     def compresses(self, layers: LayerSizes) -> Bools:
@@ -216,7 +216,7 @@ class Compressor(ABC):
         """Bytes of state that the compressor keeps on each GPU between steps, (L,)."""
         return _times(np.where(self.compresses(layers), self._state_bytes(layers), 0.0), layers)
 
-    # The methods below describe one compressed parameter of each row: (L,), or a number for all. n: replicas, (…, 1).
+    # The methods below return values of one compressed parameter of each row: (L,), or a number. n: replicas, (…, 1).
 
     def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
         """For `sent_bytes`: by default, an all-reduce of the coded bytes."""
@@ -240,5 +240,5 @@ class Compressor(ABC):
 
 
 def _times(each: Floats, layers: LayerSizes) -> Floats:
-    """Multiplies values for one parameter of each row, (…, L), by the number of these parameters."""
+    """Multiplies values of one parameter of each size, (…, L), by the number of parameters of that size."""
     return each * layers.count.astype(np.float64)

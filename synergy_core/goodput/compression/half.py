@@ -22,9 +22,9 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Half(Compressor):
-    """Casts DDP's flat buckets, and so all layers, vectors included. precision: bf16 or fp16.
+    """Casts DDP's flat buckets, so all layers are compressed, vectors included. precision: bf16 or fp16.
 
-    It counts as unbiased: rounding to the nearest errs equally in both directions. fp16 overflow is not modelled.
+    It counts as unbiased: rounding to nearest errs equally in both directions. fp16 overflow is not modelled.
     """
 
     precision: str

@@ -64,7 +64,7 @@ class PowerSgd(Compressor):
     def _codec_work(self, layers: LayerSizes, n: Floats) -> tuple[ArrayLike, ArrayLike, ArrayLike]:
         rank = self.ranks(layers)
         touched = MATRIX_BYTES * layers.numbers + NUMBER_BYTES * layers.rows * rank * (2.0 * rank + 4.0)
-        # Three products with the whole matrix, and Gram–Schmidt.
+        # Three products with all of the matrix (M Q, Mᵀ P, P Qᵀ), and Gram–Schmidt.
         flops = 6.0 * layers.numbers * rank + 2.0 * layers.rows * rank**2
         return touched, flops, LAUNCHES + RANK_LAUNCHES * rank
 

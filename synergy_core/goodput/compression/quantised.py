@@ -2,9 +2,9 @@
 
 A layer is cut into buckets of 512 numbers; the last may be shorter. Each bucket sends its least and largest number in
 fp32. Each number is sent as a multiple of (largest − least)/(2^bits − 1), rounded up or down at random so that it is
-right on average; 4 and 2 bits are packed into bytes. Every rank receives one part of all gradients (all-to-all, in
-whole buckets), averages it, rounds the mean again and sends it to all ranks (all-gather). So bytes do not grow with
-replicas, as they do in PyTorch's own quantisation hooks.
+unbiased; numbers of 4 and 2 bits are packed into bytes. Each rank receives some buckets of all ranks' gradients
+(all-to-all), averages them, rounds the mean again and sends it to all ranks (all-gather). So, unlike in PyTorch's own
+quantisation hooks, bytes do not grow with replicas.
 """
 
 from __future__ import annotations

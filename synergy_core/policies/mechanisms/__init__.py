@@ -1,6 +1,6 @@
 """Mechanisms: how many CPUs and how much memory each job gets, for jobs that a policy has put in order.
 
-Each has its own file; a file in this folder registers it. `fifo+tune` is the order fifo with the mechanism tune.
+A file in this folder registers a mechanism. `fifo+tune` is the order fifo with the mechanism tune.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _found: dict[str, Mechanism] = {}
 class Mechanism(Parametrised):
     """Shares out GPUs, CPUs and memory among jobs in a given order.
 
-    pooled: whether the answer respects only the total of all nodes of a GPU type, and not each node. Such an answer is
-    an upper bound that no cluster of nodes can carry out.
+    pooled: whether shares fit only into the sum over all nodes of a GPU type, not on each node. Such an answer cannot
+    be carried out; its speed is an upper bound.
     """
 
     share_out: Callable[..., Answer]
@@ -58,7 +58,7 @@ def mechanism_names() -> dict[str, str]:
 
 
 def get_mechanism(name: str) -> Mechanism:
-    """The mechanism of that name. Raises InputError with the nearest match."""
+    """The mechanism called `name`. Raises InputError with the nearest match for an unknown name."""
     _discover()
     if name not in _found:
         raise unknown("mechanism", name, _found, hint="A file in synergy_core/policies/mechanisms/ adds one.")

@@ -1,4 +1,4 @@
-"""A mechanism's input and answer (jobs in the order in which they are served, nodes, shares), and shared steps."""
+"""The input and the answer of mechanisms, and the steps that several mechanisms have in common."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SharingRound:
 
 
 class _Nodes(NamedTuple):
-    """By node: its GPU type and proportional share. By GPU type: the numbers of its nodes, and the largest's GPUs."""
+    """kind, even: each node's GPU type and proportional share. numbers, largest: each type's nodes and most GPUs."""
 
     kind: tuple[int, ...]
     even: tuple[Share, ...]
@@ -135,14 +135,14 @@ class Hosts:
         self.charge(grant.on, grant.share)
 
     def charge(self, on: OnNodes, share: Share) -> None:
-        """Takes the share for GPUs that are already taken."""
+        """Takes CPUs and memory for GPUs that are already taken. share: per GPU."""
         cpus, memory_bytes = share
         for node, gpus in on:
             self.cpus[node] -= gpus * cpus
             self.memory[node] -= gpus * memory_bytes
 
     def change(self, on: OnNodes, old: Share, new: Share) -> None:
-        """Changes the share of GPUs that are already taken."""
+        """Changes the share of taken GPUs: `old` → `new`, each per GPU."""
         self.charge(on, Share(new.cpus - old.cpus, new.memory_bytes - old.memory_bytes))
 
     def proportional(self, on: OnNodes) -> Share:
@@ -168,7 +168,7 @@ class Hosts:
         gpus, numbers, largest = job.gpus, self._alike.numbers[kind], self._alike.largest[kind]
         if gpus <= largest:
             best, least = -1, largest + 1
-            cpus, memory_bytes = share or (0.0, 0.0)  # `room`, written out below, as this runs for every node and job
+            cpus, memory_bytes = share or (0.0, 0.0)  # the check of `room` is inlined below: it runs for all nodes
             for node in numbers:
                 has = self.gpus[node] - self.reserved[node] if free else self.gpus[node]
                 if gpus <= has < least and (
@@ -186,7 +186,7 @@ class Hosts:
         return self._spread(gpus, numbers, share, free) if self._scattered else None
 
     def _whole_nodes(self, gpus: int, numbers: Sequence[int], share: Share | None, free: bool) -> OnNodes | None:
-        """Whole idle nodes, the largest first, and the fullest other node that fits the remainder."""
+        """Empty nodes, the largest first, and for the remainder the fullest other node on which it fits."""
         has = {node: self.gpus[node] - (self.reserved[node] if free else 0) for node in numbers}
         taken: list[tuple[int, int]] = []
         for node in sorted(numbers, key=lambda each: -self.nodes[each].gpus_per_node):
@@ -202,7 +202,7 @@ class Hosts:
         return (*taken, (min(rest)[1], gpus)) if rest else None
 
     def _spread(self, gpus: int, numbers: Sequence[int], share: Share | None, free: bool) -> OnNodes | None:
-        """Nodes with the fewest free GPUs, one after another, until enough."""
+        """Takes GPUs from the nodes with the fewest free ones first, until the job has enough; None if it never has."""
         taken: list[tuple[int, int]] = []
         left = [(self.gpus[node] - (self.reserved[node] if free else 0), node) for node in numbers]
         for has, node in sorted(left):
@@ -279,7 +279,7 @@ class Places:
     ) -> tuple[int, OnNodes] | None:
         """(GPU type, nodes) for the job with the share `share_on(GPU type)`; None if it fits nowhere.
 
-        With `sticky`, a running job stays if its GPUs have room for the share. A pinned job fits only where it runs.
+        With `sticky`, a running job stays if its nodes have the share free. A pinned job gets its own GPUs or None.
         share_on returns None if only GPUs count. fullest: see `Hosts.find`; None: the same as `sticky`.
         """
         if job.held and (self._sticky or job.pinned) and self._hosts.room(job.held, share_on(job.kinds[0])):

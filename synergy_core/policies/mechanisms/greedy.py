@@ -1,4 +1,4 @@
-"""Each job gets its full share or nothing, so GPUs may stay idle because CPUs or memory are used up."""
+"""Each job gets a share that gives full speed, or nothing, so GPUs may stay idle for lack of CPUs or memory."""
 
 from __future__ import annotations
 

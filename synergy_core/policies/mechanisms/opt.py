@@ -6,9 +6,9 @@ It solves the first of the two published programmes, over the jobs that run:
                                      Σ_s W_j(s)·Y_js ≥ W_j(proportional),  Y binary
 
 W_j: speed relative to that with the proportional share. s: the grid of shares below, and the job's `wanted` and `due`.
-The published programme runs the jobs that fit by their GPUs. Other mechanisms may run other jobs, and give shares off
-the grid. So the programme is solved for the jobs of each mechanism, and the best of these solutions and the mechanisms'
-own answers wins. The second programme, fractions of jobs on nodes, is not solved: it has a solution if the first has.
+The published programme runs the jobs whose GPUs fit. Other mechanisms may run other jobs, and give shares off the grid.
+So the programme is solved for each mechanism's jobs; the best of these solutions and of the mechanisms' own answers is
+taken. The second programme, fractions of jobs on nodes, is not solved: it has a solution whenever the first has one.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _by_programme(groups: tuple[Group, ...], cpus: float, memory_bytes: float) -
     group = np.repeat(np.arange(len(groups)), [len(options) for _, _, options in groups])
     count, gpus = (np.array([each[at] for each in groups], dtype=np.float64) for at in (0, 1))
     speed, need_cpus, need_memory = np.array([option for _, _, options in groups for option in options]).T
-    # Divided by what the cluster has, so that both rows have similar magnitudes.
+    # Divides needs by what the cluster has, so that both rows have similar magnitudes.
     needs = gpus[group] * need_cpus / cpus, gpus[group] * need_memory / memory_bytes
     found, _, _ = integer_programme(
         speed,

@@ -22,8 +22,8 @@ def tune(round: SharingRound, *, sticky: bool = True, hand_out: bool = True) -> 
     """Each job gets all CPUs and memory it can use if they are free, else a share no slower than its proportional one.
 
     sticky: whether running jobs stay on their nodes, and unneeded CPUs and memory there go to other jobs, in order;
-    else, as published, every round places all jobs anew. hand_out: whether the rest then goes to jobs that gain from
-    only a part of what they could use.
+    else, as published, every round places all jobs anew. hand_out: whether what is left then goes, in order, to jobs
+    that have less than they can use.
     """
     hosts = Hosts(round)
     answer = _on_their_nodes(round, hosts) if sticky else _anew(round, hosts)

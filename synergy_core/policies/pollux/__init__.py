@@ -22,7 +22,7 @@ from synergy_core.units import Floats, Ints
 
 
 MAX_CELLS = 200_000
-"""Maximum of jobs × nodes × GPUs. Beyond it, the bound costs more than the search that it saves."""
+"""Maximum of jobs × nodes × GPUs; above it, computing the bound takes longer than the search that it may save."""
 ROUNDING = 1e-12
 
 Option = tuple[int, int, float]
@@ -32,7 +32,7 @@ Option = tuple[int, int, float]
 def settled(bounds: MatrixBounds, cost: Floats) -> bool:
     """Whether no allocation has a smaller total cost than the present one; False if that is not certain.
 
-    cost: (jobs, stays or moves, one node or more, GPUs), to be minimised.
+    cost: (jobs, 2, 2, GPUs): stays or moves; on one node or on more.
     """
     nodes, gpus = int((bounds.capacity > 0).sum()), int(bounds.capacity.sum())
     if len(cost) * nodes * gpus > MAX_CELLS:
@@ -58,7 +58,7 @@ def settled(bounds: MatrixBounds, cost: Floats) -> bool:
 
 
 def _options(cost: Floats, most_gpus: int, held: int, on_nodes: int, bounds: MatrixBounds) -> Iterator[Option]:
-    """One job's options, without options that cost no less than a smaller one. cost: (2, 2, GPUs)."""
+    """One job's options, without those that cost at least as much as a smaller option. cost: (2, 2, GPUs)."""
     size, total = int(bounds.capacity.max()), int(bounds.capacity.sum())
     yield on_nodes if on_nodes > 1 else 0, held, float(cost[0, int(on_nodes > 1), held])
     least = float(cost[1, 0, 0])
@@ -117,7 +117,7 @@ def pollux(
     restart_s: assumed restart cost of every job (the artifact: 30); 0: the cost that each job's user declares.
     batch_limit: whether the search assumes batches up to the job's maximum, or up to the requested batch. skip_settled:
     whether to skip the search if a bound shows that nothing is better than the present allocation. Jobs that must stay
-    keep their GPUs, and the search leaves both out.
+    keep their GPUs; the search covers only the other jobs and GPUs.
     """
     shown = _shown(state.cluster)
     memory: LastSearch | None = state.memory
@@ -164,7 +164,7 @@ def pollux(
 
 
 def _shown(cluster: Cluster) -> Shown:
-    """The nodes as the search sees them: with several GPU types, in parts of the smallest node's size (Sia's port)."""
+    """The nodes for the search; with several GPU types, cut to the smallest node's size, as in Sia's port of Pollux."""
     gpu_types = cluster.gpu_types
     least = min(each.gpus_per_node for each in cluster.node_types) if len(gpu_types) > 1 else cluster.gpus
     parts = []
@@ -224,7 +224,7 @@ def _speedups(state: GoodputState, shown: Shown, batch_limit: BatchLimit) -> Flo
     result[unknown] = np.arange(largest + 1)
     base[unknown] = fair
     result *= np.arange(largest + 1) >= state.min_gpus[:, None, None]
-    # If the fair share exceeds what the largest batch can feed, the artifact would divide by zero.
+    # If the fair share has more GPUs than the largest batch can use, the artifact would divide by zero.
     base = np.where(base > 0, base, result.max(axis=(1, 2)))
     return result / np.maximum(base, np.finfo(float).tiny)[:, None, None]
 
@@ -240,7 +240,7 @@ def _one_type(state: GoodputState, order: Ints, answer: Ints, shown: Shown) -> I
     requested = state.gpu_type[order]
     kept = np.where(requested >= 0, requested, np.where(most, rate, -1.0).argmax(axis=1))
     result = np.where(shown.kind == kept[:, None], answer, 0)
-    # The search ignores requested types. If it chose only others, the job gets free GPUs of its requested type.
+    # The search ignores requested types. If it chose only other types, the job gets free GPUs of its requested type.
     for job in np.flatnonzero((requested >= 0) & ~result.any(axis=1)).tolist():
         free = np.where(shown.kind == requested[job], shown.gpus - result.sum(axis=0), 0)
         gpus = max(1, int(answer[job].sum()))

@@ -34,7 +34,7 @@ TENTH = round(0.1 * STEPS)
 """0.1 × 65,536: the fractions of rows that return to the present allocation, of rows with zeroed entries, and of zeroed
 entries in such rows."""
 SHUFFLES = 512
-"""Number of random orders of the nodes, drawn once per search. Each row that must shrink uses one of them."""
+"""Number of random orders of the nodes, drawn once per search. Each row that `_shrink` cuts uses one of the orders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +210,8 @@ def _shrink(matrices: Matrices, bounds: MatrixBounds, random: np.random.Generato
 
 
 SPARE = 1.05
-"""Factor on the number of children that is expected to give enough distinct ones. At most `MAX_BRED` times as many
-children are bred as needed; pymoo instead breeds again until there are enough."""
+"""Factor on the number of children that is expected to contain enough distinct ones, for a margin. At most `MAX_BRED`
+times as many children are bred as needed; pymoo instead breeds again until there are enough."""
 MAX_BRED = 2.0
 
 
@@ -300,7 +300,7 @@ def ranks(first: Floats, second: Floats) -> tuple[Ints, Floats]:
     distinct[1:] |= b[1:] != b[:-1]
     chosen = np.flatnonzero(distinct)
     # In order of the first objective, each point joins the first rank whose last point does not dominate it. A rank's
-    # last point has the rank's smallest second objective, and these grow from rank to rank.
+    # last point has the rank's smallest second objective, and these minima grow from rank to rank.
     lasts: list[float] = []
     ranked = []
     for value in b.take(chosen).tolist():
