@@ -1,4 +1,4 @@
-"""Enumerates the plans that a model can run with on given GPU counts. The degrees multiply to the count.
+"""Enumerates the plans that a model can run with on given GPU counts. A plan's degrees multiply to the count.
 
 Rules: tensor divides the heads, and divides the key-value heads or is a multiple of them. There are at most as many
 stages as layers; stages may be uneven. data divides the global batch, and the micro-batch divides each replica's part.
@@ -28,7 +28,7 @@ FIXABLE = (
     *("zero", "recompute", "sequence"),
 )
 FROM_ZERO = ("zero", "recompute", "sequence")
-"""Settings that may be 0; the others are degrees."""
+"""Settings that may be 0; the others are at least 1."""
 
 
 def candidates(
@@ -102,9 +102,9 @@ def candidates(
 def with_options(
     plans: Plans, fixed: Mapping[str, int] | None, zeros: Sequence[int], kinds: Sequence[Recompute]
 ) -> tuple[Plans, Ints]:
-    """Each plan in variants with every possible ZeRO stage and kind of recomputation, and the plan's index by variant.
+    """Each plan with every possible ZeRO stage and recomputation mode, and the index of each variant's plan.
 
-    zeros: as in `candidates`. kinds: kinds of recomputation.
+    zeros: as in `candidates`. kinds: recomputation modes to try.
     """
     held = fixed or {}
     tried = np.array([held["zero"]] if "zero" in held else ZEROS)

@@ -110,7 +110,7 @@ def memory(work: Work, plans: Plans, software: Software, *, stage: str = "worst"
 
 
 def _roles(work: Work, plans: Plans) -> list[NDArray[np.int64]]:
-    """Ranks of the stages that may need most memory: first, second, last, and those where another kind of block begins.
+    """Ranks of the stages that may need most memory: first, second, last, and those where another type of layer begins.
 
     Among stages with the same layers, the earliest has most micro-batches in flight.
     """

@@ -1,4 +1,4 @@
-"""How a worker process starts: its arguments, inherited descriptors, signs of life, and the GPUs that it may see."""
+"""How a worker process starts: its arguments, inherited descriptors, heartbeats, and the GPUs that it may see."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Start:
     """Arguments of one rank of a run.
 
     cores: CPU cores that it may use. cpus: its share of them, as a core may be shared with other ranks. gpu: index of
-    its CUDA device, or None. gpus: the devices of all slots of a command. launched_s: time.time() when the agent was
-    told to launch the run.
+    its CUDA device, or None. gpus: if the job is a command, the devices of all its slots. launched_s: time.time() when
+    the agent was told to launch the run.
     """
 
     launch: Launch

@@ -37,7 +37,7 @@ class TableRow:
         return self.cells.get(column, "")
 
     def measured(self, column: str, expected: str, accepts: Callable[[float], bool]) -> float:
-        """Reads a required number that `accepts` allows. expected: the condition in words, for the error."""
+        """Reads a required number for which `accepts` is true. expected: the condition in words, for the error."""
         try:
             value = float(self.text(column))
         except ValueError:

@@ -59,7 +59,7 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
 
 @cache
 def machine_of(shape: tuple[int, ...]) -> Machine:
-    """A cluster whose nodes have as many GPUs as the placement uses per node on average.
+    """Nodes with as many GPUs as the placement uses per node on average.
 
     A ring is as fast as its slowest node: the one with the fewest GPUs in use, because GPUs reach only their own cards.
     """
@@ -111,7 +111,7 @@ def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
 
 
 def _replicas(architecture: Any, machine: Machine, gpus: int, batch: int, plan: str) -> tuple[Setting, bool]:
-    """The data-parallel plan with the fewest micro-batches that fits, or else of single sequences; whether it fits."""
+    """The data-parallel plan with the fewest micro-batches that fits, else with micro-batch 1; and whether it fits."""
     software, per_gpu = replace(software_named("deepspeed-tf32"), offload=plan == "zero-offload"), batch // gpus
     recompute = Recompute.FULL if plan == "gc" else Recompute.NONE
     sizes = [size for size in range(per_gpu, 0, -1) if per_gpu % size == 0]

@@ -56,7 +56,7 @@ class Architecture:
         return result
 
     def limits(self) -> Limits:
-        """Into how many parts the model can be split: its bottlenecks, and the channels of its narrowest layer."""
+        """Limits by the number of bottlenecks and the channels of the narrowest layer."""
         return Limits(layers=sum(int(self.bottlenecks(stage)) for stage in range(4)), heads=int(self.channels))
 
     def check(self) -> None:
