@@ -86,7 +86,7 @@ def _accuracy(rows: pd.DataFrame, predicted: str, measured: str) -> Accuracy:
 
 
 def band(gpus: int, ends: Sequence[int]) -> str:
-    """The band that a number of GPUs is in, such as `9-32`. ends: the upper ends of all bands, rising."""
+    """The band that contains a number of GPUs, such as `9-32`. ends: the upper ends of all bands, rising."""
     first = 1
     for last in ends:
         if gpus <= last:

@@ -297,8 +297,8 @@ MIN_TICK_WIDTH, MIN_LABEL_WIDTH = 50.0, 22
 
 
 def compression_map(title: str, found: Sweep) -> str:
-    """Draws an SVG document with a cell for each rate tried and each noise scale. A cell's colour shows the kind of
-    compressor; a darker shade is a larger gain.
+    """Draws an SVG document with a cell for each rate tried and each noise scale. A cell's colour shows the
+    compressor's scheme; a darker shade is a larger gain.
     """
 
     def kind(best: Best) -> str:

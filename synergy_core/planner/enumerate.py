@@ -46,9 +46,9 @@ def candidates(
 ) -> Plans:
     """Every plan for all counts, before ZeRO and recomputation are chosen; (plans,), always in the same order.
 
-    fixed: values that degrees must have. zeros: ZeRO stages that the software supports; plans that allow none of them
-    are left out. short_chunks, whole_experts, plain_tensor: as in `Software`. Raises InputError for a degree that the
-    model cannot have.
+    fixed: values that degrees must have. zeros: ZeRO stages that the software supports; plans that allow none of these
+    stages are left out. short_chunks, whole_experts, plain_tensor: as in `Software`. Raises InputError for a degree
+    that the model cannot have.
     """
     held = _checked(limits, fixed or {}, global_batch)
 
@@ -131,7 +131,7 @@ def undominated(zero: Ints, recompute: Ints, of: Ints) -> Bools:
     """Whether to keep a variant: False if another variant of the same plan recomputes less and shards no more.
 
     of: index of each variant's plan. Less sharding alone does not make a variant better: with few micro-batches,
-    gathering weights layer by layer overlaps with the forward pass, while gathering them after the step does not.
+    gathering weights layer by layer overlaps with the forward pass, while gathering all after the step does not.
     """
     least = np.full((of.max(initial=-1) + 1, 4), len(Recompute), dtype=np.int64)
     # ZeRO stages 0 and 1 hold the same weights and gradients and send the same number of bytes.

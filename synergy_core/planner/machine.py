@@ -248,7 +248,7 @@ PHYSICAL = (
     *("gemm_efficiency", "gemm_depth", "wave_loss", "memory_efficiency", "kernel_s"),
     *("attention_efficiency", "attention_fill", "attention_backward"),
 )
-"""Constants that describe how a GPU runs kernels. The others describe how software launches and overlaps them."""
+"""Constants that describe how a GPU runs kernels. The others describe how software launches and overlaps kernels."""
 CORE = tuple(name for name in PHYSICAL if name.startswith("attention_"))
 """Constants in PHYSICAL that can only be fitted to runs with fused attention."""
 
@@ -320,7 +320,7 @@ def shipped_fits() -> Fits:
 
 
 def transferred(constants: Constants, source: GpuSheet, target: GpuSheet) -> Constants:
-    """Constants of an unmeasured GPU type, derived from those of a measured one.
+    """Constants of an unmeasured GPU type, derived from a measured GPU type's.
 
     Tensor cores that do more per clock and multiprocessor are harder to feed and reach the power limit sooner. So
     efficiencies fall by (ratio of FLOPs per clock)^−x if the ratio exceeds 1, with x fitted to two measured generations
@@ -442,7 +442,7 @@ cycles through all n GPUs, used in both directions. Five GPUs have no such cycle
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Constants of one kind of link under NCCL. Those in _s are times; others are fractions of the data sheet's rate.
+    """Constants of one type of link under NCCL. Those in _s are times; others are fractions of the data sheet's rate.
 
     efficiency: fraction for very large messages. NCCL has two protocols. The first takes fixed_s, hop_s for each step
     of the ring, and 2 √(ramp_s · wire time) to fill the pipeline of chunks. The second takes low_fixed_s and low_hop_s,
@@ -538,5 +538,5 @@ def rings(link: str, group: int) -> tuple[float, ...]:
 
 @cache
 def link_named(kind: str) -> Link:
-    """Fitted constants of a kind of link: nvswitch, nvlink, pcie, infiniband or ethernet; InputError for others."""
+    """Fitted constants of a type of link: nvswitch, nvlink, pcie, infiniband or ethernet; InputError for others."""
     return Link(**read_yaml(CATALOG / "links" / f"{kind}.yaml")["constants"])

@@ -1,8 +1,8 @@
 """Finds the fastest plans of a model for every GPU count.
 
-`enumerate` lists plans whose degrees divide what they split. A plan is dropped if its variant with the least memory
-does not fit. Among variants that fit, those that recompute needlessly are dropped; the rest are timed. Tensor
-parallelism beyond a node, and beyond 8, is only tried for counts on which nothing else fits.
+`enumerate` lists plans whose degrees divide the dimensions that they split. A plan is dropped if its leanest variant
+does not fit. Variants that fit are dropped if they recompute needlessly; the rest are timed. Tensor parallelism beyond
+a node, and beyond 8, is only tried for counts on which nothing else fits.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Computation:
     seconds: Mapping[str, Floats]
 
     def step_time(self, terms: ReplicaTerms | None = None) -> StepTime:
-        """The step time with the exchange between replicas. terms: None for uncompressed gradients."""
+        """The step time including the exchange between replicas. terms: None for uncompressed gradients."""
         forward_s, backward_s = self.hidden_s
         data_s = replica_exchange_s(self.work, self.runs, forward_s, backward_s, terms)
         parts = {**self.seconds, "data_s": data_s}

@@ -239,7 +239,7 @@ class Controller:
     # Beginning
 
     def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]]) -> None:
-        """Waits for the agents of a dead controller to save and exit; kills those that do not."""
+        """Waits for the agents of a dead controller to save and exit; kills agents that do not."""
         here = [(pid, since) for _, host, pid, since in agents if host == socket.gethostname()]
         for pid in wait_or_kill(here, patience_s=self.settings.leave_s):
             print(f"an agent of an earlier controller, process {pid}, had to be killed", file=sys.stderr)

@@ -27,7 +27,7 @@ from synergy_exec.messages import Failure, Report
 
 
 class Aside:
-    """Excluded nodes: those that lost their agent again and again, or whose device is broken.
+    """Excluded nodes: nodes that lost their agent again and again, or whose device is broken.
 
     whole: the whole cluster, with nodes numbered as agents are. cluster: without the excluded `nodes`; decisions use
     this.
@@ -174,7 +174,7 @@ class Decider:
 
     @property
     def unsettled(self) -> bool:
-        """Whether the next decision has to say which jobs keep the slots that they hold."""
+        """Whether the next decision must settle which jobs keep their slots."""
         return bool(self._carried)
 
     def _at_work(self) -> Scheduler[ExecutedJob]:

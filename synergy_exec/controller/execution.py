@@ -320,7 +320,7 @@ class Execution:
             self.journal.reported(job.job_id, job.seen.values())
 
     def _settle(self, now_s: float) -> None:
-        """Handles the events of runs, and those that follow from them, and commits."""
+        """Handles the events of runs, and the events that follow, and commits."""
         while self.runs.happened:
             happened, self.runs.happened = self.runs.happened, []
             for each in happened:

@@ -142,7 +142,7 @@ class ExecutedJob(Job):
     """A job of the executor.
 
     state: running and stopping mean that workers exist or may exist. reason: why it failed. stopped_for: why it was
-    last stopped before its end. queued: whether the scheduler has been told that it waits.
+    last stopped before its end. queued: whether the scheduler knows that the job waits.
 
     file: the submitted job file. uuid: identifies its folder and checkpoints. row: of the workload, None if it was
     submitted over the API. exchange: possible compression of its gradients; None without. run: number of its present or

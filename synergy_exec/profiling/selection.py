@@ -83,7 +83,7 @@ class Selection:
         """The next plan to measure; None if no remaining plan is worth it.
 
         The smallest and largest batch of all degrees come first, because batches between are predicted from them. Among
-        these, fallback plans come first; then plans on fewer slots, from which those on more are predicted; then plans
+        these, fallback plans come first; then plans on fewer slots, from which plans on more are predicted; then plans
         with the degrees of the last plan, whose model is built; then the plan predicted fastest.
         """
         left = [plan for plan in self.plans if self.worth(plan)]

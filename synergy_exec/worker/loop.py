@@ -1,4 +1,4 @@
-"""Steps, reports and checkpoints of one rank, until the job is done or told to stop."""
+"""Steps, reports and checkpoints of one rank, until the job is done or has to stop."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ EVALUATIONS = "evaluations.csv"
 class Observers:
     """Calls the job's `on_step`, `on_checkpoint` and evaluation on one rank.
 
-    If `Launch.observed` is false it calls none of them, as when steps are only measured.
+    If `Launch.observed` is false, as when steps are only measured, it calls none of these.
     """
 
     def __init__(self, job: TrainingJob, trainer: Trainer, start: Start, heartbeat: Heartbeat) -> None:
@@ -414,7 +414,7 @@ class Loop:
         resources.load(self._trainer.supply, granted.cpus)
         self._cpus, self._clock = granted.cpus, StepClock()
         self._meter = Meter()
-        # With fewer cores the next step may take far longer than those before it.
+        # With fewer cores the next step may take far longer than earlier steps.
         self._recent.clear()
         self._beat()
 

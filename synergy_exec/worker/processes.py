@@ -69,7 +69,7 @@ def pin(worker: int, cores: Collection[int]) -> None:
 
 
 def cpu_s(processes: Iterable[int]) -> float:
-    """CPU seconds of those of these processes that still live, each to a hundredth."""
+    """CPU seconds of these processes, to a hundredth each; 0 for processes that have exited."""
     ticks = sum(int(fields[_USER]) + int(fields[_SYSTEM]) for fields in map(_stat, processes))
     return ticks / os.sysconf("SC_CLK_TCK")
 

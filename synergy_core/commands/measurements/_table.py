@@ -128,7 +128,7 @@ class Measurements:
         return len(self.rows)
 
     def only(self, model: str | None, gpu_type: str | None) -> Self:
-        """Keeps only the rows of a model and a GPU type; None keeps those of all."""
+        """Keeps only the rows of a model and a GPU type; None keeps all."""
         kept = [row for row in self.rows if model in (None, row.model) and gpu_type in (None, row.gpu_type)]
         return replace(self, rows=tuple(kept))
 

@@ -29,7 +29,7 @@ from synergy_core.units import Floats, Ints
 DESCRIPTION = "step times of best plans (model_family, model_size, global_batch, gpu, n_gpus, iter_time_s)"
 
 NODE_GPUS = {"v100": 16, "a40": 2}
-"""GPUs per node in Arena's measurements (its README). A plan on fewer GPUs uses a part of one node."""
+"""GPUs per node in Arena's measurements (its README). A plan on fewer GPUs uses some GPUs of one node."""
 _CATALOG_FAMILY = {"wide_resnet": "wresnet"}
 
 

@@ -4,8 +4,8 @@ Columns: model, plan (3d, ga, gc, zero-dp, zero-offload), pp, tp, dp (of 3d), gp
 gpus, nodes, iter_time_s. The artifact (AlibabaPAI/reconfigurable-dl-scheduler) fixes what the file does not state:
 
 - Everything is in fp32 with products in TF32; attention and softmax are not fused (its training logs).
-- 3d is Megatron-LM. A replica's whole batch is one micro-batch (its performance model: local batch ÷ dp), so pipeline
-  stages wait for each other.
+- 3d is Megatron-LM. A replica's batch is a single micro-batch (its performance model: local batch ÷ dp), so pipeline
+stages wait for each other.
 - ga, gc, zero-dp and zero-offload are DeepSpeed's, with the fewest micro-batches that fit into memory. gc recomputes
   every layer. Offloading has its own constants (`step_time`), so its rows have no weight in a fit. llama7 does not fit
   even with offloading: its weights must have been on the host too, which is not modelled, so it is not predicted.

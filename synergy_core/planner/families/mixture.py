@@ -41,9 +41,9 @@ class Architecture(transformer.Architecture):
     experts: per layer. topk: experts per token. expert_ffn: width of an expert. shared_experts: experts of that width
     that process every token. dense_layers: layers without experts at the start. moe_every: every n-th of the other
     layers has experts, beginning with the first. capacity: most rows per expert ÷ its even share; rows beyond it are
-    dropped, missing rows padded; 0: unlimited. gshard_group: tokens per matrix product that dispatches them; 0: tokens
-    are sent as rows. expert_groups: number of equal groups of experts; groups_per_token: most groups to which one token
-    is sent (node-limited routing: DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    dropped, missing rows padded; 0: unlimited. gshard_group: tokens that one matrix product dispatches; 0: tokens are
+    sent as rows. expert_groups: number of equal groups of experts; groups_per_token: most groups to which one token is
+    sent (node-limited routing: DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     window: keys that a query sees in the fraction `windowed` of the layers.
     query_rank, key_value_rank: ranks of latent attention; 0 without it. With it, head_width is the width of heads
     without rotary positions, rotary_width that of rotary positions, and value_width that of values.
@@ -172,7 +172,7 @@ def attention_of(a: Architecture, plans: Plans, software: Software) -> Part:
 def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     """Block fields of norm, projections to latents and from them to heads, attention, output projection and residual.
 
-    Projections to latents have no heads: tensor parallelism repeats them, except under sequence parallelism.
+    Projections to latents have no heads: tensor-parallel ranks repeat these, except under sequence parallelism.
     """
     t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, heads = np.asarray(a.hidden, float), np.asarray(a.heads) / t
