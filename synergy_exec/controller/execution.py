@@ -156,7 +156,7 @@ class Execution:
     ) -> ExecutedJob:
         """Creates a job of this execution, without telling the scheduler."""
         types = self.decider.cluster.gpu_types
-        estimate_s = file.work  # a job that declares work and no time: an iteration a second, so that orders agree
+        estimate_s = file.work  # jobs declare work, not time: an iteration a second keeps their order
         job = ExecutedJob(
             number,
             name,

@@ -59,7 +59,7 @@ class JobRow(NamedTuple):
 
 
 class RunRow(NamedTuple):
-    """A run. launched: 1 once its workers were launched. outcome: "" until it has ended."""
+    """A run. launched: 1 once its agents were told to launch it. outcome: "" until it has ended."""
 
     run: int
     job: int

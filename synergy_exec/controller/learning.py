@@ -1,7 +1,7 @@
 """Builds profiles of models without a profile from the reports of their jobs while they train.
 
 The first run of such a model is data-parallel and finds out which plans are possible. From the run's first report on,
-the profile has all of these plans: plans that were trained with their measured speed, the others with an optimistic
+the profile has all of these plans: the trained ones with their measured speed, the others with an optimistic
 prediction. Jobs choose among them as among measured plans (`ProfiledTask`). So a job tries a plan if its possible gain
 is worth a restart, and the plan has its measured speed from then on.
 """
