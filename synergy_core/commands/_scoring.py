@@ -86,7 +86,7 @@ def _accuracy(rows: pd.DataFrame, predicted: str, measured: str) -> Accuracy:
 
 
 def band(gpus: int, ends: Sequence[int]) -> str:
-    """The band that a number of GPUs is in, such as `9-32`. ends: the upper ends of all bands, rising."""
+    """The band that contains a number of GPUs, such as `9-32`. ends: the upper ends of all bands, rising."""
     first = 1
     for last in ends:
         if gpus <= last:
@@ -110,12 +110,12 @@ MISFIT_PENALTY = 1e3
 
 
 def predicted(file: TrainingTimes, choose: Choose = constants_for) -> pd.DataFrame:
-    """A file's rows with predictions. A row with unstated fields is predicted in every setting; one of them is kept.
+    """A file's rows with predictions. A row with unstated fields is predicted in every setting; one setting is kept.
 
     The kept setting is the closest to the measurement, by the sum of |log(predicted ÷ measured)| of time and memory,
-    among those that fit into memory if any do: the run did fit. All predictions of a row come from its kept setting.
-    The result has the columns of `TrainingStep` and of `MEASURED` (ideal_s: FLOPs ÷ peak), NaN where a row cannot be
-    predicted, and `fits`: whether the setting fits into memory.
+    among those that fit into memory if any do, because the run did fit. All predictions of a row come from its kept
+    setting. The result has the columns of `TrainingStep` and of `MEASURED` (ideal_s: FLOPs ÷ peak), NaN where a row
+    cannot be predicted, and `fits`: whether the setting fits into memory.
     """
     if not len(file):
         raise InputError(f"{file.path}: no row is left to score.")
@@ -141,7 +141,7 @@ def predicted(file: TrainingTimes, choose: Choose = constants_for) -> pd.DataFra
 
 
 def _predict_settings(case: Case, measured: pd.DataFrame, choose: Choose, of_layers: bool) -> pd.DataFrame:
-    """Predicts step time and memory in each setting. measured: the settings' rows. of_layers: times of one layer."""
+    """Predicts step time and memory in each setting. measured: the settings' rows. of_layers: predict one layer."""
     stages, which = np.unique(measured["stage"].to_numpy(dtype=str), return_inverse=True)
     stage_needs = columns_of([memory(case.work, case.plans, case.software, stage=stage) for stage in stages.tolist()])
     needs = rows_at(stage_needs, (which, np.arange(len(case))))
@@ -155,7 +155,7 @@ def _predict_settings(case: Case, measured: pd.DataFrame, choose: Choose, of_lay
         return replace(case, work=work, plans=plans).step_s(constants)
 
     if of_layers:
-        # Times one more micro-batch through one more layer: fixed costs, embedding, logits and optimizer cancel out.
+        # Time of one more micro-batch in one more layer: fixed costs, embedding, logits and optimizer cancel out.
         time_s = (step_s(2, 2) - step_s(2, 1)) - (step_s(1, 2) - step_s(1, 1))
     else:
         time_s = case.step_s(constants)
@@ -309,7 +309,7 @@ _COLLECTIVES: dict[str, Callable[..., Any]] = {
 
 
 def _collectives(file: Collectives) -> list[ScoredGroup]:
-    """Scores single collectives by GPU type, operation and ranks. The model leaves out a framework's own overhead."""
+    """Scores single collectives by GPU type, operation and ranks. Predictions exclude the overhead of a framework."""
     if not file.rows:
         return []
     rows = pd.DataFrame(file.rows)
@@ -519,9 +519,9 @@ REFIT_PARTS = 5
 
 
 class Refit(NamedTuple):
-    """Refitted constants, the number of rows they were fitted to, and their mean absolute error on those rows.
+    """Refitted constants, the number of rows that they were fitted to, and the mean absolute error on these rows.
 
-    held_out: (rows,), log(measured ÷ predicted), where each row is predicted by a fit that did not see it.
+    held_out: (rows,), log(measured ÷ predicted), where each row is predicted by a fit to other rows.
     """
 
     constants: Constants
@@ -580,7 +580,7 @@ def _residuals(cases: Sequence[Case], constants: Constants, masks: Sequence[NDAr
 
 
 def constants_from(files: Sequence[TrainingTimes], names: str) -> tuple[Choose, str]:
-    """Returns the constants to predict with, refitted to `files` or else as shipped, and a phrase that names them."""
+    """Returns the constants to predict with, refitted to `files` if there are any, and their source in a phrase."""
     if not files:
         return constants_for, "the shipped constants"
     found = refitted(files, names)

@@ -81,7 +81,7 @@ def amount(key: str, text: str, expected: str, *, takes_suffix: bool = False) ->
     return value
 
 
-# Loads the model that a command is for: from the catalog, a YAML file, or a local Hugging Face `config.json`.
+# Loads the model that `model=` names: from the catalog, a YAML file, or a local Hugging Face `config.json`.
 #
 # `catalog/huggingface/<model_type>.yaml` says how to read a config.json. `family`: the planner's family. `fields`: our
 # field names and the keys of config.json (the first key found is read). `absent`: values that replace missing or null
@@ -95,7 +95,7 @@ DEFAULT_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class RequestedModel:
-    """The model that a command is for. notes: assumptions made when the model was read, one sentence each, to print."""
+    """The model that `model=` names. notes: assumptions made when the model was read, one sentence each, to print."""
 
     name: str
     family: Family

@@ -71,7 +71,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _refitted(files: list[TrainingTimes], names: str) -> dict[str, dict[str, Any]]:
-    """Refits and prints the planner's constants. Returns by software what catalog/constants/<software>.yaml holds."""
+    """Refits and prints the planner's constants. Returns the content of catalog/constants/ by software."""
     from synergy_core.commands._scoring import refitted
 
     forms: dict[str, dict[str, Any]] = {}
@@ -94,7 +94,7 @@ def _refitted(files: list[TrainingTimes], names: str) -> dict[str, dict[str, Any
 
 
 def _print(name: str, profile: ObservedSteps, entry: dict[str, Any], best: Calibrated, fits: Fits) -> None:
-    """Prints both forms' constants and errors, and step times predicted for 1, the most and twice the most GPUs."""
+    """Prints both forms' constants and errors, and predicted step times on 1, the most, and twice the most GPUs."""
     nodes, gpus = entry["nodes"], entry["gpus"]
     print(f"{name}: {len(profile)} rows, up to {nodes} nodes and {gpus} GPUs")
     pollux = dict(zip(PARAMETERS, entry["pollux"]["theta"], strict=True))
@@ -131,8 +131,8 @@ def measured_gpu_type(
 ) -> tuple[dict[str, Any], Calibrated, Fits]:
     """Fits one application on one GPU type. Returns the catalog's entry and the fits that it was made from.
 
-    form: the form to calibrate; None for `calibrate`'s choice. robust_pollux: whether Pollux's constants are fitted
-    robustly too; policies fit them online without robustness.
+    form: the form to calibrate; None for `calibrate`'s choice. robust_pollux: whether Pollux's constants are also
+    fitted robustly; policies fit these constants online and not robustly.
     """
     columns = (profile.nodes, profile.gpus, profile.local_batch, profile.step_time_s, profile.crowd)
     nodes, gpus, batch, step_s, crowd = (np.asarray(each, dtype=np.float64) for each in columns)

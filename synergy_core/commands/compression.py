@@ -8,10 +8,10 @@ network_gbps: bandwidth of all of a node's network cards together, by data sheet
 batch: sequences (or images) per step for which the learning rate was tuned; by default as for `plan`. Batches are
 doubled from there up to max_batch (by default 16 times as large). noise_tokens: the gradient's noise scale in tokens;
 10^6 by default, as for a language model at a loss of 3; an image counts as 128 tokens. Every compressor is tried with
-one strength for all layers. compressor: its scheme is also tried with a separate strength for each layer.
+one strength for all layers. compressor: the one whose scheme is also tried with a separate strength for each layer.
 
 goodput: sequences per second × statistical efficiency relative to `batch`. A compressor is chosen if it improves
-goodput by at least 5 % (gain) over the best plan and batch without one, as in tasks (docs/compression.md).
+goodput by at least 5 % (gain) over the best plan and batch without a compressor, as for jobs (docs/compression.md).
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ NO_PLAN = -1.0
 @dataclass(frozen=True, slots=True)
 class Best:
     """The best choice at one network rate. goodput: samples per second × statistical efficiency relative to the initial
-    batch. gain: improvement over the best choice without a compressor, a fraction; 0 if no compressor is best.
+    batch. gain: goodput ÷ that of the best choice without a compressor − 1; 0 if no compressor is used.
     """
 
     plan: Plan
@@ -265,7 +265,7 @@ def sweep(
     noise_scale: float,
     layerwise: Compressor,
 ) -> Sweep | None:
-    """Tries every compressor at every batch, at the given rates and `PER_DECADE` in between; None if no plan fits.
+    """Tries every compressor and batch at the given rates and `PER_DECADE` between them; None if no plan fits.
 
     layerwise: a compressor of the scheme that is also tried with a separate strength for each layer.
     """
@@ -297,8 +297,8 @@ MIN_TICK_WIDTH, MIN_LABEL_WIDTH = 50.0, 22
 
 
 def compression_map(title: str, found: Sweep) -> str:
-    """Draws an SVG document with a cell for each rate tried and each noise scale. A cell's colour shows the kind of
-    compressor; a darker shade is a larger gain.
+    """Draws an SVG document with a cell for each rate tried and each noise scale. A cell's colour shows the
+    compressor's scheme; a darker shade is a larger gain.
     """
 
     def kind(best: Best) -> str:

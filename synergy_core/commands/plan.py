@@ -4,16 +4,16 @@
     python -m synergy_core plan model=mine.yaml gpu=a100,h100 gpus=8..1024 batch=1536 --picture plans.svg
     python -m synergy_core plan model=llama-3-8b gpu=h100 gpus=64 tokens=15T price=2.50 --emit megatron args.txt
 
-model: a catalog name, a YAML file of the same form, or a Hugging Face config.json (nothing is downloaded). gpu: GPU or
-node types of the catalog, or your own data sheet, a YAML file in the form of synergy_core/catalog/gpus/ (then give
-gpus_per_node and network too, and link if it is nvlink). gpus: counts, or ranges `8..1024`. batch: sequences or images
-per step; the default is GPT-3's rule of thumb, 2^19 tokens × (parameters ÷ 10^8)^¼, rounded up to a power of two, or
-1,024 images. seq_len: tokens per sequence, by default the model's. tokens: length of a whole training, such as 15T, to
-print its days, tokens/s and GPU-hours. price: price of a GPU-hour, one for all or one per gpu, to print its cost.
-software: a training stack of the catalog. constants: a file written by `calibrate --out`, used instead of the shipped
-constants. top: plans shown per count of GPUs. gpus_per_node, network (bytes/s per GPU), link (nvswitch, nvlink, pcie):
-describe a node that differs from the usual one. The columns 90% show the interval that held 9 in 10 held-out
-measurements; settings that were never measured are named as extrapolated.
+model: a catalog name, a YAML file in the catalog's format, or a Hugging Face config.json (nothing is downloaded). gpu:
+GPU or node types of the catalog, or your own data sheet, a YAML file in the format of synergy_core/catalog/gpus/ (then
+give gpus_per_node and network too, and link if it is nvlink). gpus: counts, or ranges `8..1024`. batch: sequences or
+images per step; the default is GPT-3's rule of thumb, 2^19 tokens × (parameters ÷ 10^8)^¼, rounded up to a power of
+two, or 1,024 images. seq_len: tokens per sequence, by default the model's. tokens: length of a whole training, such as
+15T, to print its days, tokens/s and GPU-hours. price: price of a GPU-hour, one for all or one per gpu, to print its
+cost. software: a training stack of the catalog. constants: a file written by `calibrate --out`, used instead of the
+shipped constants. top: plans shown per count of GPUs. gpus_per_node, network (bytes/s per GPU), link (nvswitch, nvlink,
+pcie): describe a node that differs from the usual one. The columns 90% show the interval that contained 9 in 10
+held-out measurements; unmeasured settings are named as extrapolated.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
 1 selective, 2 full, 3 operators, 4 modules), sequence (0, 1); plan=FILE takes all of them and the batch from a file
 written by --emit or from a launch script. Context parallelism with fewer than 4,096 tokens of a sequence per GPU was
@@ -67,7 +67,7 @@ from synergy_core.units import DAY_S, HOUR_S, Floats
 
 SUMMARY = "find the best parallel plans of a model on given GPUs, and why others are slower"
 MIN_SLOWDOWN_FRACTION = 5e-4
-"""Plans that differ by less count as equally fast: the difference would be printed as 0.0%."""
+"""Plans whose step times differ by less count as equally fast: the difference would be printed as 0.0%."""
 MIN_COUNTS_FOR_SUMMARY = 4
 """With this many numbers of GPUs or more, only the best plan for each number is shown."""
 MAX_GPUS = 65_536
@@ -235,7 +235,7 @@ class PlanAnswer:
     def trainings(self, table: PlanTable, tokens: float) -> list[dict[str, Any]]:
         """Days, GPU-hours and cost of a whole training of `tokens` under the plan of each row of `table`.
 
-        cost: None without a price. band: the lowest and highest factor on these figures; None if unknown."""
+        cost: None without a price. band: the factors from these figures to the ends of their interval, or None."""
         result = []
         for gpus, step_s in zip(table.gpus.tolist(), table.step_time_s.tolist(), strict=True):
             seconds = tokens / self.step_tokens * step_s
@@ -330,7 +330,7 @@ def _print_plans(answer: PlanAnswer) -> None:
         print(line)
     if len(shown) < len(counts):
         print(f"  {len(counts) - len(shown)} counts are left out: fewer GPUs are as fast.")
-    # For each reason why counts of GPUs have no plan: the count that lacks the least memory, and how many others fail.
+    # By factor that prevents plans: the count of GPUs that lacks the least memory, and how many others fail.
     for factor in dict.fromkeys(each.factor for each in table.infeasible):
         failed = [each for each in table.infeasible if each.factor == factor]
         nearest = min(failed, key=lambda each: each.missing_bytes)
@@ -353,7 +353,7 @@ def _offloaded(table: PlanTable, find: Callable[..., PlanTable]) -> Iterator[str
 
 
 def _smallest_fitting(table: PlanTable, find: Callable[..., PlanTable]) -> str:
-    """A sentence with the smallest number of GPUs that the model fits on, among whole nodes times powers of two."""
+    """A sentence with the smallest number of GPUs that the model fits on, if the number of nodes is a power of two."""
     tried, node = max(each.gpus for each in table.infeasible), table.machine.gpus_per_node
     counts = [node << doublings for doublings in range(MAX_GPUS.bit_length())]
     if larger := [each for each in counts if tried < each <= MAX_GPUS]:
@@ -406,8 +406,8 @@ def short(value: float) -> str:
 
 
 def _emit(requested: Sequence[Sequence[str]], model: RequestedModel, answer: PlanAnswer) -> None:
-    """Writes the best plan in every requested form. requested: (form, file) pairs. If a form cannot express the plan,
-    raises InputError before any file is written."""
+    """Writes the best plan in every requested format. requested: (format, file) pairs. If a format cannot express the
+    plan, raises InputError before any file is written."""
     plan, per_node = answer.table.plans.plan(0), answer.table.machine.gpus_per_node
     launch = PlannedLaunch(plan, model.name, model.architecture, answer.software, per_node)
     texts = [emitted(form, launch) for form, _ in requested]

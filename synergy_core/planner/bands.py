@@ -1,8 +1,8 @@
-"""Bands of predicted step times and memory: the intervals that held 9 of 10 held-out measurements.
+"""Bands of predicted step times and memory: intervals that contained 9 of 10 held-out measurements.
 
 Errors are log(measured ÷ predicted) of rows that the constants were not fitted to. bench/fit_planner.py computes them
-and writes only quantiles and counts: those of each software, GPU type and model family to
-catalog/constants/<software>.yaml, those of memory and of unmeasured settings to catalog/constants/transfer.yaml.
+and writes only their quantiles and counts: for each software, GPU type and model family to
+catalog/constants/<software>.yaml, for memory and unmeasured settings to catalog/constants/transfer.yaml.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Band:
 def log_interval(errors: Floats, groups: Sequence[Any], *, mirrored: bool = False) -> tuple[float, float]:
     """The interval that holds `COVERAGE` of the errors of a new group, with half of the rest on each side.
 
-    errors: (rows,). groups: (rows,), the group of each row, such as its model. Rows of a group share its error, so only
-    groups are exchangeable. If one row of each of K groups is drawn, the ⌈(K + 1) 0.95⌉-th error from either side is
-    the end of a split conformal interval (Dunn, Wasserman and Ramdas, JASA 2023, single subsampling); below 19 groups
-    it is the extreme error. The result is the median of that end over all draws, their majority vote (Gasparin and
-    Ramdas, arXiv 2401.09379: proven to cover 80 % if each draw's interval covers 90 %, and nearly 90 % in practice), so
-    that no single row of a large group decides. mirrored: use the ⌈(K + 1) 0.9⌉-th |error| on both sides, for which 9
-    groups are enough.
+    errors: (rows,). groups: (rows,), the group of each row, such as its model. Errors within a group are correlated, so
+    only groups are exchangeable. If one row of each of K groups is drawn, the ⌈(K + 1) 0.95⌉-th error from either side
+    is the end of a split conformal interval (Dunn, Wasserman and Ramdas, JASA 2023, single subsampling); below 19
+    groups it is the extreme error. The result is the median of that end over all draws, their majority vote (Gasparin
+    and Ramdas, arXiv 2401.09379: proven to cover 80 % if each draw's interval covers 90 %, and nearly 90 % in
+    practice), so that no single row of a large group decides. mirrored: use the ⌈(K + 1) 0.9⌉-th |error| on both sides,
+    for which 9 groups are enough.
     """
     if mirrored:
         end = _upper_end(np.abs(errors), groups, COVERAGE)
@@ -145,7 +145,7 @@ def memory_band(software: Software, architecture: Architecture) -> Band:
 
 
 MEMORY_UPPER = 1.0 / (1.0 - MARGIN)
-"""A search proposes only plans that fit with this factor of their predicted memory, because it keeps `MARGIN` free. The
+"""A search proposes only plans whose predicted memory times this factor fits, because it keeps `MARGIN` free. The
 factor is above the upper end of the band of transformers, so their plans fit up to that end. It is below the upper end
 for mixtures of experts, because a larger factor would refuse plans that were measured to run."""
 

@@ -5,11 +5,11 @@ an all-reduce (Patarasuk and Yuan, 2009). A message uses the faster of NCCL's tw
 fixed + hops · hop + wire + 2 √(ramp · wire), with chunks of the best size; the other, for small messages, takes
 low_fixed + hops · low_hop + wire ÷ low_share. A switch that sums receives (n + 1)/n of the bytes from each GPU, part by
 part in n hops. Across nodes, one ring passes through all GPUs: (n − 1)/n of the bytes leave each node over the network
-of all its GPUs, while others move inside the node. The total is the slower of the two stages plus the other's start.
+of all its GPUs, others move inside. The total is the slower of these two stages plus the other's start-up.
 
-Sizes are in bytes. ranks: GPUs of a group. per_node: GPUs of the group on one node. sharing: groups active on one node
-÷ (GPUs of the node ÷ per_node); 1 if each GPU of the node is in one group and each group has its share of the network.
-All arguments may be arrays that broadcast. A group of one GPU takes no time.
+Sizes are in bytes. ranks: GPUs of a group. per_node: GPUs of the group on one node. sharing: mean number of groups that
+use one group's share of the node's network; 1 if each group has its own share. All arguments may be arrays that
+broadcast. A group of one GPU takes no time.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _both(
     group: tuple[Floats, Floats, Floats],
     links: Links,
 ) -> Floats:
-    """Seconds of the slower stage, plus the start (an empty message) of the other, plus software overhead.
+    """Seconds of the slower stage, plus the other stage's time for an empty message, plus software overhead.
 
     group: ranks, ranks on a node, nodes.
     """

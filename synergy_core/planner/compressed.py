@@ -1,7 +1,7 @@
 """Finds the fastest plan of a model for every compressor of the gradients that its replicas exchange.
 
-Each pipeline stage has its own layers, each with its own compressor. The stage that sends most determines how long the
-exchange takes; the errors of all stages add up.
+Each pipeline stage has its own layers, and each layer its own compressor. The exchange takes as long as that of the
+stage that sends most; the errors of all stages add up.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _UNCOMPRESSED = compressor_named(NO_COMPRESSOR)
 class Stage:
     """The gradient matrices of one GPU, for a group of identical pipeline stages.
 
-    expert: (matrices,), whether only ranks with the same experts exchange it. stages: number of identical stages.
+    expert: (matrices,), whether only ranks with the same experts exchange a matrix. stages: number of identical stages.
     """
 
     layers: LayerSizes
@@ -66,7 +66,7 @@ class Stage:
 
 
 def stages_of(work: Work, pipeline: int, at: int) -> tuple[Stage, ...]:
-    """The stages of plan `at` of `work`, with identical ones grouped. Layers are spread evenly; the first get more."""
+    """The stages of plan `at` of `work`, with identical ones grouped. Layers are spread evenly; first ones get more."""
     blocks = {id(each): each for each in (work.before, *(run.block for run in work.layers), work.after)}
     layers = [id(run.block) for run in work.layers for _ in range(round(_at(run.count, at)))]
     parts = [each.tolist() for each in np.array_split(np.array(layers), pipeline)]
@@ -105,7 +105,7 @@ def _at(amount: Amount, at: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ShardOffer:
-    """One compressor, or one choice per layer, for every stage of a plan. offers: one per stage, in order."""
+    """A compressor for all layers, or one per layer, for every stage of a plan. offers: one per stage, in order."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -153,12 +153,12 @@ class ShardOffer:
 
 
 Offering = Callable[[tuple[Stage, ...], Gradients], tuple[ShardOffer, ...]]
-"""Returns the offers for the stages of a plan, `none` first."""
+"""Returns the offers for a plan's stages, `none` first."""
 
 
 @cache
 def every_offer(layerwise: Compressor) -> Offering:
-    """Offers every compressor for all layers, and layer-wise choices among compressors of the scheme of `layerwise`."""
+    """Offers every compressor for all layers, and choices by layer among compressors of `layerwise`'s scheme."""
     known = compressors()
     of_scheme = [each for each in known if type(each) is type(layerwise)]
     budgets = {layerwise_name(of_scheme, error): error for error in POINTS}
@@ -227,8 +227,8 @@ _Split = tuple[int, int, int]
 class CompressedPlans:
     """The fastest plan for each compressor, `none` first, for one number of GPUs and global batch; arrays (offers,).
 
-    replicas: number of gradients that are compressed separately in a step: the ranks that exchange, times the
-    micro-batches under ZeRO-3. errors: errors that compression adds to these gradients.
+    replicas: number of gradients that are compressed separately in a step: the ranks that exchange gradients, times the
+    micro-batches under ZeRO-3. errors: those that compression adds to these gradients.
     """
 
     plans: tuple[Plan, ...]

@@ -1,4 +1,4 @@
-"""Enumerates the plans that a model can run with on given GPU counts. The degrees multiply to the count.
+"""Enumerates the plans that a model can run with on given GPU counts. A plan's degrees multiply to the count.
 
 Rules: tensor divides the heads, and divides the key-value heads or is a multiple of them. There are at most as many
 stages as layers; stages may be uneven. data divides the global batch, and the micro-batch divides each replica's part.
@@ -28,7 +28,7 @@ FIXABLE = (
     *("zero", "recompute", "sequence"),
 )
 FROM_ZERO = ("zero", "recompute", "sequence")
-"""Settings that may be 0; the others are degrees."""
+"""Settings that may be 0; the others are at least 1."""
 
 
 def candidates(
@@ -46,9 +46,9 @@ def candidates(
 ) -> Plans:
     """Every plan for all counts, before ZeRO and recomputation are chosen; (plans,), always in the same order.
 
-    fixed: values that degrees must have. zeros: ZeRO stages that the software supports; plans that allow none of them
-    are left out. short_chunks, whole_experts, plain_tensor: as in `Software`. Raises InputError for a degree that the
-    model cannot have.
+    fixed: values that degrees must have. zeros: ZeRO stages that the software supports; plans that allow none of these
+    stages are left out. short_chunks, whole_experts, plain_tensor: as in `Software`. Raises InputError for a degree
+    that the model cannot have.
     """
     held = _checked(limits, fixed or {}, global_batch)
 
@@ -102,9 +102,9 @@ def candidates(
 def with_options(
     plans: Plans, fixed: Mapping[str, int] | None, zeros: Sequence[int], kinds: Sequence[Recompute]
 ) -> tuple[Plans, Ints]:
-    """Each plan in variants with every possible ZeRO stage and kind of recomputation, and the plan's index by variant.
+    """Each plan with every possible ZeRO stage and recomputation mode, and the index of each variant's plan.
 
-    zeros: as in `candidates`. kinds: kinds of recomputation.
+    zeros: as in `candidates`. kinds: recomputation modes to try.
     """
     held = fixed or {}
     tried = np.array([held["zero"]] if "zero" in held else ZEROS)
@@ -131,7 +131,7 @@ def undominated(zero: Ints, recompute: Ints, of: Ints) -> Bools:
     """Whether to keep a variant: False if another variant of the same plan recomputes less and shards no more.
 
     of: index of each variant's plan. Less sharding alone does not make a variant better: with few micro-batches,
-    gathering weights layer by layer overlaps with the forward pass, while gathering them after the step does not.
+    gathering weights layer by layer overlaps with the forward pass, while gathering all after the step does not.
     """
     least = np.full((of.max(initial=-1) + 1, 4), len(Recompute), dtype=np.int64)
     # ZeRO stages 0 and 1 hold the same weights and gradients and send the same number of bytes.

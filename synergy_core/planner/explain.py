@@ -110,7 +110,7 @@ def picture(title: str, tables: Sequence[PlanTable]) -> str:
 
 
 def svg(height: int, body: Sequence[str]) -> str:
-    """A whole SVG document of width `WIDTH`."""
+    """An SVG document of width `WIDTH`."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'font-family="sans-serif" font-size="12">\n<rect width="{WIDTH}" height="{height}" fill="white"/>\n'

@@ -1,4 +1,4 @@
-"""Machines that plans run on, training software, and the constants fitted to pairs of both."""
+"""Machines, training software, and the constants fitted to each pair of GPU type and software."""
 
 from __future__ import annotations
 
@@ -89,23 +89,23 @@ class Software:
     precision: of matrix products: bf16, fp16, fp8, tf32 or fp32. flash: whether attention scores never reach memory.
     fused: whether softmax, bias and dropout run within the kernels next to them. dropout: whether masks are kept.
     weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy and two moments are 12. prefetch:
-    gathered units alive at once under ZeRO-3.
+    number of blocks whose gathered weights are in memory at once under ZeRO-3.
     logit_bytes: largest number of bytes alive at once per logit: 6 if the softmax is in place (Megatron: 16-bit logits,
     fp32 softmax), 8 if it is a second fp32 array (nanotron), 14 for PyTorch's own cross entropy (16-bit logits, fp32
     log-softmax and the gradients of both). eager: whether plain autograd decides what is kept: inputs gathered along
     the sequence, queries and keys before and after rotation, the activated half of a gated MLP. Otherwise hand-written
-    backward passes keep only what they need. weighs_logits: whether stages are cut by compute, including the logits,
-    instead of by layers. gathers_from_master: whether ZeRO-3 keeps no weights beside the optimizer's fp32 copy
-    (PyTorch's FSDP). workspace_bytes: allocator memory of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's choice
-    since Hopper; 8 MiB before), and twice as much for Transformer Engine.
+    backward passes keep only what they need. weighs_logits: whether stages get equal compute, including the logits,
+    instead of equal numbers of layers. gathers_from_master: whether ZeRO-3 keeps no weights beside the optimizer's fp32
+    copy (PyTorch's FSDP). workspace_bytes: allocator memory of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's
+    choice since Hopper; 8 MiB before), and twice as much for Transformer Engine.
     bucket_elements: gradients in each of DeepSpeed's two buckets under ZeRO 1 and 2, one of which is filled while the
     other is reduced; 0 without such buckets.
-    splits: the `SPLITS` that it supports. zeros: the ZeRO stages in which it runs several replicas; 0 is plain
-    replicas. recomputes: names of the kinds of recomputation that it supports. offload: whether the host keeps
-    optimizer states, and the gradients that ZeRO 2 and 3 shard, and its CPUs update the weights (ZeRO-Offload, ATC
-    2021). short_chunks: number of interleaved chunks that may have one layer fewer than the others, such as those with
-    the embedding and the logits. plain_tensor: whether it supports tensor parallelism without sequence parallelism.
-    async_tensor: whether the backward pass reduces input gradients while it computes weight gradients.
+    splits: supported `SPLITS`. zeros: supported ZeRO stages of several replicas; 0 is plain data parallelism.
+    recomputes: names of the supported recomputation modes. offload: whether the host keeps optimizer states, and the
+    gradients that ZeRO 2 and 3 shard, and its CPUs update the weights (ZeRO-Offload, ATC 2021). short_chunks: number of
+    interleaved chunks that may have one layer fewer than the others, such as those with the embedding and the logits.
+    plain_tensor: whether tensor parallelism without sequence parallelism is supported. async_tensor: whether the
+    backward pass reduces input gradients while it computes weight gradients.
     whole_experts: whether tensor-parallel ranks hold different whole experts instead of parts of the same experts.
     sends_once: whether a token is sent to each other node once, however many of its experts are there (DeepEP).
     like: software whose constants are used on GPU types without measurements, best first; empty: any software.
@@ -158,7 +158,7 @@ class Software:
 
     @property
     def kinds(self) -> tuple[Recompute, ...]:
-        """The kinds of recomputation that it supports, from the fastest to the slowest."""
+        """The supported recomputation modes, fastest first."""
         return tuple(each for each in RISING if each.label in self.recomputes)
 
     @property
@@ -204,7 +204,7 @@ def running_on(software: Software, gpu: GpuSheet) -> Software:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Constants fitted per GPU type and software (`catalog/constants/`, by bench/fit_planner.py); only _s has a unit.
+    """Constants fitted per GPU type and software (`catalog/constants/`, by bench/fit_planner.py). Those in _s: seconds.
 
     gemm_efficiency: fraction of the peak that very large products reach. gemm_depth: elements of the summed dimension
     that each tile loses to filling and draining. wave_loss: fraction of an unfilled last wave of tiles that is lost.
@@ -214,8 +214,8 @@ class Constants:
     ÷ forward, of memory-bound operators. kernel_s: gap between kernels on the GPU; host_s: time to launch a kernel;
     host_jitter: growth of host_s with each doubling of the tensor-parallel group, which waits for its slowest member;
     launch_norm: exponent of the norm that combines GPU and host time.
-    tensor_efficiency, network_efficiency: rate of tensor- and data-parallel collectives in training ÷ rate alone.
-    card_collisions: fraction of its rate that a data-parallel group loses to each other group on its node.
+    tensor_efficiency, network_efficiency: rate of tensor- and data-parallel collectives in training ÷ rate when nothing
+    else runs. card_collisions: fraction of its rate that a data-parallel group loses to each other group on its node.
     data_overlap: fraction of the backward pass that data-parallel collectives may overlap with; data_exposed: fraction
     of their time that never overlaps. optimizer_bytes_factor: traffic ÷ size of the states. step_s: fixed cost of a
     step.
@@ -248,7 +248,7 @@ PHYSICAL = (
     *("gemm_efficiency", "gemm_depth", "wave_loss", "memory_efficiency", "kernel_s"),
     *("attention_efficiency", "attention_fill", "attention_backward"),
 )
-"""Constants that describe how a GPU runs kernels. The others describe how software launches and overlaps them."""
+"""Constants that describe how a GPU runs kernels. The others describe how software launches and overlaps kernels."""
 CORE = tuple(name for name in PHYSICAL if name.startswith("attention_"))
 """Constants in PHYSICAL that can only be fitted to runs with fused attention."""
 
@@ -260,10 +260,11 @@ Fits = Mapping[str, Mapping[str, Constants]]
 def constants_for(machine: Machine, software: Software, fits: Fits | None = None) -> Constants:
     """Constants fitted to the software on the GPU type, or derived from other fits if that pair was not measured.
 
-    If the GPU type was measured under similar software, its physical constants come from that fit, and the others from
-    this software on another GPU type, with no efficiency above that fit's. Otherwise all constants come from the most
-    similar GPU type, scaled by `transferred`. Over PCIe, tensor_efficiency is at most 1: values above it come from
-    overlap with computation, which was only measured on NVLink. fits: fits to derive from; None for the catalog's.
+    If the GPU type was measured under similar software, physical constants come from that fit, and the others from this
+    software's fit on another GPU type, with efficiencies no higher than in the first fit. Otherwise all constants come
+    from the most similar GPU type, scaled by `transferred`. Over PCIe, tensor_efficiency is at most 1: values above it
+    come from overlap with computation, which was only measured on NVLink. fits: fits to derive from; None for the
+    catalog's.
     """
     found = _constants_of_pair(machine, software, shipped_fits() if fits is None else fits)
     if machine.link == "pcie":
@@ -272,7 +273,7 @@ def constants_for(machine: Machine, software: Software, fits: Fits | None = None
 
 
 def _constants_of_pair(machine: Machine, software: Software, fits: Fits) -> Constants:
-    """As `constants_for`, without the rule for PCIe."""
+    """As `constants_for`, without the limit of tensor_efficiency over PCIe."""
     gpu_type = constants_like(machine.gpu)
     name, source = nearest_fit(machine.gpu, software, fits)
     own = fits[name][source]
@@ -287,9 +288,8 @@ def _constants_of_pair(machine: Machine, software: Software, fits: Fits) -> Cons
         launch = {name: value for name, value in asdict(own).items() if name not in PHYSICAL}
         seen = {name: min(value, getattr(here, name)) for name, value in launch.items() if name.endswith("_efficiency")}
         kernels = {**asdict(here), **{name: core[name] for name in CORE if name in core}}
-        if (
-            source in known_here
-        ):  # Both were measured there: if this software's kernels were less efficient, they are here.
+        if source in known_here:
+            # Both were measured on `source`: if this software's kernels are less efficient there, they are here too.
             mine, other = asdict(own), asdict(known_here[source])
             efficiencies = [name for name in PHYSICAL if name.endswith("_efficiency")]
             kernels |= {name: kernels[name] * min(mine[name] / other[name], 1.0) for name in efficiencies}
@@ -320,7 +320,7 @@ def shipped_fits() -> Fits:
 
 
 def transferred(constants: Constants, source: GpuSheet, target: GpuSheet) -> Constants:
-    """Constants of an unmeasured GPU type, derived from those of a measured one.
+    """Constants of an unmeasured GPU type, derived from a measured GPU type's.
 
     Tensor cores that do more per clock and multiprocessor are harder to feed and reach the power limit sooner. So
     efficiencies fall by (ratio of FLOPs per clock)^−x if the ratio exceeds 1, with x fitted to two measured generations
@@ -352,9 +352,9 @@ def content_of(software: str) -> Mapping[str, Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class OwnConstants:
-    """A user's constants, as `python -m synergy_core calibrate --out` writes them. None: not in the file.
+    """A user's constants, as `python -m synergy_core calibrate --out` writes them. None: not stated in the file.
 
-    bands: low, high: ends of log(measured ÷ predicted) of held-out rows; rows: their number (`planner/bands.py`).
+    bands: by GPU type, the interval low to high of log(measured ÷ predicted) of held-out rows, and the number of rows.
     """
 
     path: Path
@@ -368,7 +368,7 @@ class OwnConstants:
 
 
 def own_constants(path: Path) -> OwnConstants:
-    """Reads a file in the form of `catalog/constants/`. Raises InputError for anything else."""
+    """Reads a file in the format of `catalog/constants/`. Raises InputError for anything else."""
     content = read_yaml(path)
     found = content.get("gpu_types")
     if not isinstance(found, dict) or not found:
@@ -442,12 +442,12 @@ cycles through all n GPUs, used in both directions. Five GPUs have no such cycle
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Constants of one kind of link under NCCL. Those in _s are times; others are fractions of the data sheet's rate.
+    """Constants of one type of link under NCCL. Those in _s are times; others are fractions of the data sheet's rate.
 
     efficiency: fraction for very large messages. NCCL has two protocols. The first takes fixed_s, hop_s for each step
     of the ring, and 2 √(ramp_s · wire time) to fill the pipeline of chunks. The second takes low_fixed_s and low_hop_s,
-    but reaches only low_share of that rate. exchange: share of that rate for all-to-alls.
-    switch_efficiency: fraction if the switch sums; 0 if it cannot sum.
+    but reaches only low_share of the first one's rate. exchange: share of the rate that all-to-alls reach.
+    switch_efficiency: replaces efficiency when the switch sums; 0 if it cannot sum.
     """
 
     efficiency: float
@@ -473,8 +473,8 @@ RDMA = Link(
 )
 """Network cards that access GPU memory directly. These constants are assumed, not fitted.
 
-Latencies and low_share are NCCL's own (NVIDIA/nccl, src/graph/tuning.cc: network, ring, LL and Simple); a chunk takes
-one step to fill. Headers and flow control of 4 KiB packets leave 92 % of the rate.
+Latencies and low_share are NCCL's own (NVIDIA/nccl, src/graph/tuning.cc: network, ring, LL and Simple); ramp_s is
+assumed to equal hop_s. Headers and flow control of 4 KiB packets leave 92 % of the rate.
 """
 
 
@@ -484,7 +484,7 @@ class Links:
 
     inside: links of groups of up to link_group GPUs in a node; host: of larger groups in a node; network: between
     nodes. rings: index n is the share of inside_bytes_per_s that a ring of n GPUs can use, the last also for larger
-    rings; empty: all of it. dispatch_s, dispatch_rank_s: software overhead per collective, and per rank on a node.
+    rings; empty: 1. dispatch_s, dispatch_rank_s: software overhead per collective, and per rank on a node.
     """
 
     inside: Link
@@ -538,5 +538,5 @@ def rings(link: str, group: int) -> tuple[float, ...]:
 
 @cache
 def link_named(kind: str) -> Link:
-    """Fitted constants of a kind of link: nvswitch, nvlink, pcie, infiniband or ethernet; InputError for others."""
+    """Fitted constants of a type of link: nvswitch, nvlink, pcie, infiniband or ethernet; InputError for others."""
     return Link(**read_yaml(CATALOG / "links" / f"{kind}.yaml")["constants"])

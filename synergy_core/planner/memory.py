@@ -37,11 +37,11 @@ MARGIN = 0.04
 class Memory:
     """Bytes on each GPU of the pipeline stage that needs most; arrays (plans,).
 
-    optimizer: fp32 master copy and moments. activations: those that all micro-batches in flight keep for the backward
-    pass, and the peak of one block's backward pass. logits: of the last stage, with loss and gradient; 0 if another
-    stage needs most. buffers: gathered layers and gradients under ZeRO-3, DeepSpeed's buckets, the libraries'
-    workspace, and the part of the optimizer's temporary array that exceeds what a micro-batch frees. workspace: part of
-    buffers that stays between steps. groups: number of process groups of several GPUs that include the GPU.
+    optimizer: fp32 master copy and moments. activations: what all micro-batches in flight keep for the backward pass,
+    plus the peak of one block's backward pass. logits: of the last stage, with loss and gradient; 0 if another stage
+    needs most. buffers: gathered layers and gradients under ZeRO-3, DeepSpeed's buckets, the libraries' workspace, and
+    the part of the optimizer's temporary array that exceeds what a micro-batch frees. workspace: part of buffers that
+    stays between steps. groups: number of process groups of several GPUs that include the GPU.
     """
 
     weights: Floats
@@ -80,7 +80,7 @@ class Memory:
 
     @property
     def device_total(self) -> Floats:
-        """Bytes that nvidia-smi shows: those that the allocator reserves, and those outside it."""
+        """Bytes that nvidia-smi shows: what the allocator reserves, and what lies outside the allocator."""
         return self.reserved + self.outside
 
     def fits(self, machine: Machine) -> NDArray[np.bool_]:
@@ -110,7 +110,7 @@ def memory(work: Work, plans: Plans, software: Software, *, stage: str = "worst"
 
 
 def _roles(work: Work, plans: Plans) -> list[NDArray[np.int64]]:
-    """Ranks of the stages that may need most memory: first, second, last, and those where another kind of block begins.
+    """Ranks of the stages that may need most memory: first, second, last, and those where another type of layer begins.
 
     Among stages with the same layers, the earliest has most micro-batches in flight.
     """

@@ -1,4 +1,4 @@
-"""Parallel plans: `Plan` is one, `Plans` are many as columns."""
+"""Parallel plans: `Plan` is a single plan, `Plans` holds many plans as columns."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NO_COMPRESSOR = "none"
 
 
 class Recompute(IntEnum):
-    """Activations that the backward pass recomputes. Plans, columns and `recompute=` hold the number.
+    """Which activations the backward pass recomputes. Plans and the setting `recompute=` use the number.
 
     SELECTIVE: the attention core. FULL: every layer, from its input. OPERATORS: all but fused attention and every
     second matrix product (torchtitan's selective activation checkpointing by operator). MODULES: the cheap modules of a
-    layer (Megatron Core's --recompute-modules): dense MLPs and shared experts; the norm before experts and their
-    activations; the norms of latent attention and its projections from latents to heads.
+    layer (Megatron Core's --recompute-modules): dense MLPs and shared experts; the norm before the experts and the
+    experts' activation functions; the norms of latent attention and its projections from latents to heads.
     """
 
     NONE = 0
@@ -42,15 +42,15 @@ class Recompute(IntEnum):
 
     @property
     def passes(self) -> float:
-        """A layer's work in a step, in forward passes: 1 forward, 2 backward, and 1 if all of it is recomputed."""
+        """A layer's work in a step ÷ its forward pass: 1 forward, 2 backward, and 1 more under full recomputation."""
         return 4.0 if self is Recompute.FULL else 3.0
 
 
 RISING = (Recompute.NONE, Recompute.SELECTIVE, Recompute.OPERATORS, Recompute.MODULES, Recompute.FULL)
-"""Kinds of recomputation, from the fastest, which needs most memory, to the slowest, which needs least."""
+"""Recomputation modes in order of rising step time and falling memory."""
 
 SPLITS = ("tensor", "pipeline", "context", "expert", "interleave")
-"""Degrees that training software may not support; then the degree is 1."""
+"""Degrees that some training software does not support; there they are fixed at 1."""
 ZEROS = (0, 1, 2, 3)
 """The stages of ZeRO."""
 
@@ -63,10 +63,10 @@ class Plan:
 
     tensor, pipeline, context, data: degrees; their product is the number of GPUs. expert: number of data × context
     ranks over which a layer's experts are spread. interleave: stages per GPU. micro_batch: sequences (or images).
-    accumulation: micro-batches per step on each replica. zero: ZeRO's stage; 3 is FSDP. recompute: number of a
+    accumulation: micro-batches per step on each replica. zero: ZeRO's stage; 3 is FSDP. recompute: value of a
     `Recompute`. sequence: whether sequence parallelism is used. compressor: name of the gradient compressor. offload:
-    whether CPUs hold the optimizer's states and update the weights (ZeRO-Offload, Ren et al., ATC 2021). `Plans` do not
-    have the last two.
+    whether CPUs hold the optimizer's states and update the weights (ZeRO-Offload, Ren et al., ATC 2021). `Plans` has
+    neither compressor nor offload.
     """
 
     tensor: int = 1
@@ -122,7 +122,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """Plans as columns, arrays (plans,), in the order and with the meanings of `Plan`."""
+    """Plans as columns: an array (plans,) for each field of `Plan` except compressor and offload, in the same order."""
 
     tensor: Ints
     pipeline: Ints
@@ -155,9 +155,9 @@ class Plans:
     def expert_tensor(self, *, whole: bool = False) -> Ints:
         """(plans,): number of tensor-parallel ranks that split one expert.
 
-        If `expert` exceeds data × context, tensor-parallel ranks hold different experts and send their parts of the
-        sequence to them (Megatron Core's parallel folding, --expert-tensor-parallel-size). whole: never split experts
-        in plans with expert and sequence parallelism.
+        If `expert` exceeds data × context, tensor-parallel ranks hold different experts, and each rank dispatches its
+        own part of the sequence (Megatron Core's parallel folding, --expert-tensor-parallel-size). whole: whether
+        experts stay unsplit in plans with both expert and sequence parallelism.
         """
         spread = np.maximum(self.tensor * self.data * self.context // self.expert, 1)
         least = np.where(whole & self.sequence & (self.expert > 1), 1, self.tensor)

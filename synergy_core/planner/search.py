@@ -1,8 +1,8 @@
 """Finds the fastest plans of a model for every GPU count.
 
-`enumerate` lists plans whose degrees divide what they split. A plan is dropped if its variant with the least memory
-does not fit. Among variants that fit, those that recompute needlessly are dropped; the rest are timed. Tensor
-parallelism beyond a node, and beyond 8, is only tried for counts on which nothing else fits.
+`enumerate` lists plans whose degrees divide the dimensions that they split. A plan is dropped if its leanest variant
+does not fit. Variants that fit are dropped if they recompute needlessly; the rest are timed. Tensor parallelism beyond
+a node, and beyond 8, is only tried for counts on which nothing else fits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from synergy_core.units import Bools, Floats, Ints, rows_at
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """A GPU count without a plan. factor: `batch`, `memory` or (fixed) `degrees`. missing_bytes: per GPU, at least."""
+    """A GPU count without a plan. factor: `batch`, `memory` or `degrees`. missing_bytes: leanest plan's, per GPU."""
 
     gpus: int
     factor: str
@@ -187,7 +187,7 @@ def fitting(
 ) -> tuple[Plans, Floats]:
     """Each plan with every ZeRO stage and recomputation that fits and is `undominated`, and bytes on the fullest GPU.
 
-    sharding_apart: also keep the best variants at ZeRO stage 0.
+    sharding_apart: also keep variants that are undominated among those at ZeRO stage 0.
     """
     software = model.software
     # Fused attention keeps no scores, so recomputing it alone saves nothing.

@@ -67,7 +67,7 @@ class Computation:
     seconds: Mapping[str, Floats]
 
     def step_time(self, terms: ReplicaTerms | None = None) -> StepTime:
-        """The step time with the exchange between replicas. terms: None for uncompressed gradients."""
+        """The step time including the exchange between replicas. terms: None for uncompressed gradients."""
         forward_s, backward_s = self.hidden_s
         data_s = replica_exchange_s(self.work, self.runs, forward_s, backward_s, terms)
         parts = {**self.seconds, "data_s": data_s}
@@ -89,7 +89,7 @@ def computation(work: Work, plans: Plans, machine: Machine, software: Software, 
     m, pp, v = (each.astype(float) for each in (plans.accumulation, plans.pipeline, plans.interleave))
     slowest, others = _slowest_stage(work, runs)
     forward, backward, again, tensor, context, expert = slowest
-    # Without sequence parallelism each tensor-parallel rank sends its part of the whole activation.
+    # Without sequence parallelism each tensor-parallel rank holds the whole activation and sends 1/tensor of it.
     sent = work.layers[0].block.boundary_bytes / np.where(plans.sequence, 1.0, plans.tensor)
     hop = send_s(sent, runs.pipeline_within, runs.links)
     # The optimizer is memory-bound: it reads gradients, reads and writes master copy and moments, and writes weights.
@@ -120,7 +120,7 @@ def computation(work: Work, plans: Plans, machine: Machine, software: Software, 
 
 
 def _slowest_stage(work: Work, runs: PlannedRuns) -> tuple[Floats, Floats]:
-    """Times (6, plans) of a micro-batch on the slowest stage, as in `_block_s`, and seconds (plans,) of all others.
+    """Times (6, plans) of a micro-batch on the slowest stage, as in `_block_s`, and (plans,) the sum over the others.
 
     Layers are spread evenly over stages. The first stage also has the embedding, the last the logits; neither is
     recomputed.
@@ -183,7 +183,7 @@ def _all_to_all_s(block: Block, runs: PlannedRuns) -> Floats:
     """Seconds (plans,) of sending tokens to their experts once.
 
     If a token is sent to each node only once (`sends_once`), its copies reach n (1 − (1 − 1/n)^copies) of the n nodes
-    on which its experts may be, on average, and each node then passes them on within itself.
+    on which its experts may be, on average, and are then forwarded within each node.
     """
     expert, links, within = runs.plans.expert, runs.links, runs.expert_within
     sent = np.asarray(block.expert_bytes, float)

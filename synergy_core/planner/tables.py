@@ -21,22 +21,22 @@ Nodes = tuple[str, int]
 """A GPU type, and GPUs per node."""
 
 SOFTWARE = "megatron"
-"""Software of planned jobs. It trains in fp16, because the oldest GPU types of mixed clusters have no bf16."""
+"""Training software of planned jobs. It trains in fp16, because the oldest GPU types of mixed clusters have no bf16."""
 IMAGE_TOKENS = 128
 """Tokens that one image counts as. A noise scale of 10⁶ tokens is then one of 8,000 images, that of ImageNet
 (McCandlish et al., arXiv 1812.06162, section 3)."""
 MAX_SHARDS = 512
 RUNNERS_UP = 15
-"""Number of plans, after the predicted best, among which a planner that knows true step times also chooses."""
+"""A planner that knows true step times chooses among the predicted best plan and this many plans after it."""
 PlanError = Callable[[str, str, Plan], float]
 """Returns true ÷ planned step time for (architecture, GPU type, plan). Hashable, because tables are cached by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTable:
-    """One row per kind of nodes and number of GPUs, nodes outermost.
+    """One row for each number of GPUs on each of the requested `Nodes`, ordered by `Nodes` first.
 
-    nodes: an index into the requested kinds. step_time_s: inf if no plan fits; the row's plan is then meaningless.
+    nodes: an index into the requested `Nodes`. step_time_s: inf if no plan fits; the row's plan is then meaningless.
     """
 
     nodes: Ints
@@ -87,9 +87,9 @@ def planned_tables(
     data_parallel_only: bool = False,
     errors: PlanError | None = None,
 ) -> PlannedTable:
-    """The best plan of an architecture, and its step time, on each kind of nodes and number of GPUs.
+    """The best plan of an architecture, and its step time, on each of the nodes and number of GPUs.
 
-    errors: makes the planner know true step times: it multiplies predictions by the errors and chooses among the
+    errors: if given, the planner knows true step times: it multiplies predictions by the errors and chooses among the
     predicted best plan and its `RUNNERS_UP`. data_parallel_only: take tensor, pipeline and context from the fastest
     plan on the fewest GPUs that hold the model, and only vary replicas, ZeRO and recomputation. Raises InputError for a
     GPU type that is not in the catalog.

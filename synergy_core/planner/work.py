@@ -1,7 +1,7 @@
 """The operators that one GPU runs for one micro-batch, and their seconds on the GPU.
 
-All figures are arrays (plans,), or numbers that hold for all plans. A family (`planner.families`) builds a `Work`. Step
-time and memory are computed from it alone, whatever the family.
+All figures are arrays (plans,), or numbers that hold for all plans. A model family (`planner.families`) builds a
+`Work`; step time and memory are computed from the `Work` alone.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Amount = NDArray[Any] | float
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """`count` products (m × k) · (k × n) of the forward pass; each takes two more in the backward pass.
+    """`count` products (m × k) · (k × n) of the forward pass; the backward pass has two products for each.
 
-    stored: number of right operands that are parameters of the block; None: all. expert: whether they belong to its
-    `expert_parameters`. again: whether Recompute.MODULES repeats the products.
+    stored: number of right operands that are parameters of the block; None: all. expert: whether these parameters are
+    in `Block.expert_parameters`. again: whether Recompute.MODULES recomputes the products.
     """
 
     m: Amount
@@ -44,9 +44,9 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """`count` heads, each with queries × keys scores. causal: whether half of the scores are not needed.
+    """`count` heads, each with queries × keys scores. causal: whether half of the scores are masked.
 
-    width: of queries and keys; value_width: of values.
+    width: elements of one query or key; value_width: elements of one value.
     """
 
     count: Amount
@@ -59,21 +59,21 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer, or the embedding before or the logits after the layers; per forward pass on one GPU.
+    """A layer, the embedding, or the logits. All amounts are for one forward pass on one GPU.
 
-    replicated_bytes: memory traffic of operators that tensor parallelism repeats, already divided under sequence
-    parallelism; split_bytes: of operators that it splits. kernels: launches besides the GEMMs.
+    replicated_bytes: memory traffic of operators that every tensor-parallel rank repeats, already divided under
+    sequence parallelism; split_bytes: of operators that the ranks split. kernels: launches besides GEMMs and attention.
     tensor_bytes: of one all-reduce over the tensor-parallel group; tensor_count: number of these all-reduces in the
     forward pass, and again in the backward pass. context_bytes: keys and values sent around the context-parallel ring.
     expert_bytes: sent by each GPU in one all-to-all; expert_count: number of all-to-alls; expert_copies: copies of each
-    token in one of them; expert_reach: largest fraction of the experts' nodes to which a token's copies go.
-    parameters: before ZeRO shards them, without expert_parameters, which data × context ÷ expert replicas hold.
-    tables: (rows, columns) of parameters that are read by index; parameters in neither tables nor GEMMs are vectors.
-    boundary_bytes: this GPU's part of the output, which the next block reads.
+    token in one all-to-all; expert_reach: largest fraction of the experts' nodes to which one token is sent.
+    parameters: before ZeRO shards them, without expert_parameters, of which there are data × context ÷ expert copies.
+    tables: (rows, columns) of embedding tables; parameters in neither tables nor GEMMs are vectors. boundary_bytes:
+    this GPU's part of the output, which the next block reads.
     saved_bytes: kept for the backward pass without recomputation. selective_bytes: kept with selective recomputation
     (None: saved_bytes). operator_bytes, module_bytes: with recomputation by operator and by module (None: as with
     selective). input_bytes: with full recomputation (None: saved_bytes). again_bytes, again_count: memory traffic and
-    all-reduces that recomputation by module repeats. live_bytes: most bytes alive at once in the block, in either pass.
+    all-reduces that recomputation by module repeats. live_bytes: peak memory of the block in either pass.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Block:
         return total
 
     def kept_bytes(self, recompute: Recompute) -> Amount:
-        """Bytes kept for the backward pass under a kind of recomputation."""
+        """Bytes kept for the backward pass under that recomputation mode."""
         selective = self.saved_bytes if self.selective_bytes is None else self.selective_bytes
         return {
             Recompute.NONE: self.saved_bytes,
@@ -133,7 +133,7 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A whole model on one micro-batch, as one GPU of each stage sees it.
+    """A model's operators for one micro-batch on one GPU of each pipeline stage.
 
     before: on the first stage (embedding). layers: runs of blocks, in order; stages can be cut between any two blocks.
     after: on the last stage (final norm, logits, loss).
@@ -149,16 +149,16 @@ class Work:
 
 
 MIN_TOKENS_PER_CONTEXT_RANK = 4096
-"""A search does not cut sequences into shorter pieces. Software allows them, but none was ever measured, so predictions
-could not be checked. A fixed context= is not limited."""
+"""A search gives no context-parallel rank fewer tokens. Software allows fewer, but no such run was ever measured, so
+predictions could not be checked. A fixed context= is not limited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Into how many parts a model can be split.
+    """Limits on a model's degrees of parallelism.
 
-    Pipeline stages are cut between layers. A tensor-parallel degree divides heads (or channels), and divides groups
-    (key-value heads) or is a multiple of them. seq_len: tokens per sample; 0: no sequence. experts: per layer; 1: none.
+    Pipeline stages are cut between layers. The tensor-parallel degree divides heads (or channels), and it divides
+    groups (key-value heads) or is a multiple of them. seq_len: tokens per sample; 0: none. experts: per layer; 1: none.
     """
 
     layers: int
@@ -173,7 +173,7 @@ class Limits:
         return [each for each in every if self.groups % each == 0 or each % self.groups == 0]
 
     def contexts(self) -> list[int]:
-        """Context-parallel degrees: powers of two whose pieces are long enough and have an even number of tokens."""
+        """Context-parallel degrees: powers of two that leave each rank enough tokens, an even number."""
         result = [1]
         while self.seq_len % (4 * result[-1]) == 0 and self.seq_len // (2 * result[-1]) >= MIN_TOKENS_PER_CONTEXT_RANK:
             result.append(2 * result[-1])
@@ -181,7 +181,7 @@ class Limits:
 
 
 class Architecture(Protocol):
-    """A model's sizes: a frozen dataclass. Its numbers may also be arrays (plans,), with one model per plan."""
+    """A model's sizes: a frozen dataclass. Numeric fields may be arrays (plans,), with one model per plan."""
 
     def __hash__(self) -> int:
         """Results are cached by architecture."""
@@ -190,14 +190,14 @@ class Architecture(Protocol):
         """Parameters of the whole model, each counted once."""
 
     def limits(self) -> Limits:
-        """Into how many parts one model can be split; not defined for arrays."""
+        """Limits on the degrees of parallelism; not defined if fields are arrays."""
 
     def check(self) -> None:
         """Raises InputError for sizes that contradict each other, such as hidden=4096 with 41 heads."""
 
 
 class Family(Protocol):
-    """A file of `families/`. Architecture: its class of sizes, read from `catalog/architectures/*.yaml`."""
+    """A module in `families/`. Architecture: its dataclass, read from `catalog/architectures/*.yaml`."""
 
     Architecture: Any
 
@@ -221,12 +221,12 @@ def divisors(number: int) -> list[int]:
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
 """Rows, columns, and the inner loop's rate relative to that of the largest tile, which reuses operands most."""
 SPLITS = (1, 4)
-"""Number of parts into which the summed dimension may be cut if there are too few tiles. Instead of 4 it is the number
-that fills the multiprocessors, if that is larger (NVIDIA, CUTLASS, Efficient GEMM in CUDA: parallelized reductions).
-Weight gradients of convolutions are cut most: they are small and sum over all pixels."""
+"""Numbers of parts into which the summed dimension may be split if there are too few tiles. 4 is replaced by the number
+that fills the multiprocessors if that number is larger (NVIDIA, CUTLASS, Efficient GEMM in CUDA: parallelized
+reductions). Weight gradients of convolutions are split most: they are small and sum over all pixels."""
 LANES = 8.0
 """Rate of tensor cores ÷ rate of fp32 lanes (V100 architecture whitepaper, 2017). Products on lanes never wait for
-operands, and filling a tile costs them less in proportion."""
+operands, and their `gemm_depth` is smaller by this factor."""
 ALIGNMENT = 8
 MISALIGNED = 0.5
 """Operands whose rows are not a multiple of ALIGNMENT elements reach only this fraction of the rate, because 16-byte
@@ -263,7 +263,7 @@ def gemm_s(
     core: bool = False,
     transposed: bool = False,
 ) -> Floats:
-    """Seconds of `count` products (m × k) · (k × n), without their launch.
+    """Seconds of `count` products (m × k) · (k × n), without kernel launches.
 
     core: whether they belong to the attention core, which stays in 16 bits under FP8. transposed: whether the left
     operand is stored as (k × m), as for weight gradients, which sum over tokens. Only dimensions along which elements
@@ -339,7 +339,7 @@ def attention_s(a: Attention, machine: Machine, software: Software, c: Constants
     memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
     product = gemm_s(a.queries, a.keys, a.width, a.count, machine, software, c, core=True)
     product = product + gemm_s(a.queries, a.value_width, a.keys, a.count, machine, software, c, core=True)
-    # Softmax reads and writes, and so do scale and mask if they are separate kernels. Dropout also writes a mask.
+    # Softmax reads and writes scores, and so do scale and mask as separate kernels. Dropout also writes a mask.
     e = software.element_bytes
     moved = (2.0 if software.fused else 6.0) * e + (2.0 * e + 1.0 if software.dropout else 0.0)
     softmax = c.score_passes * moved * scores / memory

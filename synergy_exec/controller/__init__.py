@@ -1,1 +1,1 @@
-"""The loop that decides and has decisions carried out: journal, runs, the API."""
+"""The controller: decides, has decisions carried out by agents, keeps the journal, and serves the API."""

@@ -34,7 +34,7 @@ prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def metrics(agents: Agents, execution: Execution | None, now_s: float) -> bytes:
-    """The metrics as text, without those of jobs until all agents are there."""
+    """The metrics as text; those of jobs only once all agents are connected."""
     registry = prometheus.CollectorRegistry()
     prometheus.ProcessCollector(registry=registry)
 
@@ -80,7 +80,7 @@ _OF_A_JOB = {
 
 
 def _of_each_job(registry: prometheus.CollectorRegistry, execution: Execution, now_s: float) -> None:
-    """Series by job. Only jobs that hold slots are listed, so that their number is bounded."""
+    """Adds the metrics of each job that holds slots. Other jobs have none, so that the number of series is bounded."""
     families = {
         name: prometheus.Gauge(f"synergy_job_{name}", meaning, ["job", "name"], registry=registry)
         for name, meaning in _OF_A_JOB.items()
@@ -106,7 +106,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Served(Protocol):
-    """The interface of a controller to requests. execution: None until all agents are there."""
+    """What requests need of a controller. execution: None until all agents are connected."""
 
     agents: Agents
     execution: Execution | None
@@ -186,8 +186,8 @@ class Api:
         return web.json_response({"time_s": last[0].now_s, "text": found.text(), **found.as_dict()})
 
     async def state(self, request: web.Request) -> web.Response:
-        """Everything that a live table shows. With `most`, of at most that many jobs: first those that hold slots, then
-        waiting jobs, then ended jobs, the last to end first.
+        """Everything that a live table shows. With `most`, lists at most that many jobs: first those that hold slots,
+        then waiting jobs, then ended jobs, newest first.
         """
         execution = self._execution()
         decider, jobs = execution.decider, list(execution.jobs.values())

@@ -45,7 +45,7 @@ from synergy_runs.files import atomic_file
 
 
 def resume(execution: Execution, now_s: float) -> None:
-    """Restores the state of the journal: runs that had not ended are lost, and jobs that had not ended wait."""
+    """Restores the state from the journal: runs that had not ended count as lost, and jobs that had not ended wait."""
     journal, decider = execution.journal, execution.decider
     reports = journal.reports()
     if (known := journal.meta().get(EXCHANGES)) is not None:
@@ -70,7 +70,7 @@ def resume(execution: Execution, now_s: float) -> None:
         execution.jobs[run.job].run = run.run
     journal.commit()
     for number, folder in job_folder.folders(execution.folder).items():
-        # A new job or run never gets the number of one that has a folder or a log.
+        # The number of a job that has a folder, or of a run that has a log, is never given to a new one.
         execution.next_job = max(execution.next_job, number + 1)
         execution.next_run = max(execution.next_run, job_folder.newest_run(folder) + 1)
         if number not in execution.jobs:
@@ -116,7 +116,7 @@ def _restore_service(execution: Execution) -> None:
             job.stopped_for = Stopped(fact.reason) if fact.reason else None
 
 
-# The cluster that all facts of a run refer to, if its controllers found different clusters.
+# The cluster to which all facts of a run refer, even if its successive controllers found different clusters.
 
 
 CLUSTER = "cluster"
@@ -124,7 +124,7 @@ CLUSTER = "cluster"
 
 
 def enter(journal: Journal, found: Cluster) -> None:
-    """Notes that a controller begins on this cluster. Raises InputError if a node's GPU type differs from before."""
+    """Records that a controller begins on this cluster. Raises InputError if a node's GPU type differs from before."""
     before = whole_cluster(journal)
     if before is not None and any(fact.kind == Kind.START for fact in journal.facts()):
         found = _united(before, found)
@@ -151,7 +151,7 @@ def _united(one: Cluster, other: Cluster) -> Cluster:
 
 
 LATE_S = 0.25
-"""A round is skipped if it is later than this."""
+"""A round that would begin later than this is skipped."""
 
 
 class Arrival(NamedTuple):
@@ -165,9 +165,9 @@ class Arrival(NamedTuple):
 class Controller:
     """Runs one policy on one backend; call `run` once.
 
-    execution: None until all agents are there. closing: whether it is ending. No other controller may work in its
-    folder meanwhile (`folders.lock`). The clock stands still while no controller runs: a resumed run continues at the
-    time of its last fact.
+    execution: None until all agents are connected. closing: whether the controller is ending. No other controller may
+    work in the folder meanwhile (`folders.lock`). The clock stands still while no controller runs: a resumed run
+    continues at the time of its last fact.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Controller:
     # Beginning
 
     def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]]) -> None:
-        """Waits for the agents of a dead controller to save and exit; kills those that do not."""
+        """Waits for the agents of a dead controller to save and exit; kills agents that do not."""
         here = [(pid, since) for _, host, pid, since in agents if host == socket.gethostname()]
         for pid in wait_or_kill(here, patience_s=self.settings.leave_s):
             print(f"an agent of an earlier controller, process {pid}, had to be killed", file=sys.stderr)
@@ -363,7 +363,7 @@ class Controller:
         self._flush()
 
     def _flush(self) -> None:
-        """Queues the messages whose reasons the journal now holds; ends the run if nothing is left to do."""
+        """Queues messages, now that the journal holds their reasons; ends the run if nothing is left to do."""
         assert self.execution is not None
         self.agents.say(self.execution.outbox)
         if self.execution.freed:
@@ -381,7 +381,7 @@ class Controller:
             self._over.set_exception(error)
 
     def _interrupt(self) -> None:
-        """Ends the run. If every job has ended, it waits for the last processes, unless it is asked twice."""
+        """Ends the run. If every job has ended, first waits for the last processes, but not at a second interrupt."""
         again, self.interrupted = self.interrupted, True
         execution = self.execution
         if execution is None or execution.decider.active or execution.idle or again:

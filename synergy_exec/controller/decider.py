@@ -1,4 +1,4 @@
-"""Applies the scheduler to executed jobs: told of events with their times, asked for decisions. No clock, no IO."""
+"""Applies the scheduler to executed jobs. Callers pass events with times and ask for decisions. No clock, no IO."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from synergy_exec.messages import Failure, Report
 
 
 class Aside:
-    """Excluded nodes: those that lost their agent again and again, or whose device is broken.
+    """Excluded nodes: nodes that lost their agent again and again, or whose device is broken.
 
     whole: the whole cluster, with nodes numbered as agents are. cluster: without the excluded `nodes`; decisions use
     this.
@@ -41,7 +41,7 @@ class Aside:
     def without(self, nodes: Collection[int], asked: Iterable[int]) -> list[str]:
         """Excludes exactly these nodes. Returns the changes, one sentence each.
 
-        asked: slots that each active job requests. A node is not excluded if the rest could not run each of them.
+        asked: slots that each active job requests. A node is not excluded if the other nodes could not run every job.
         """
         before, needed = self.nodes, max([*asked, len(self.whole.virtual_clusters)])
         left_out = before.intersection(nodes)
@@ -174,7 +174,7 @@ class Decider:
 
     @property
     def unsettled(self) -> bool:
-        """Whether the next decision has to say which jobs keep the slots that they hold."""
+        """Whether the next decision must settle which jobs keep their slots."""
         return bool(self._carried)
 
     def _at_work(self) -> Scheduler[ExecutedJob]:
@@ -183,8 +183,8 @@ class Decider:
     def without(self, nodes: Collection[int], now_s: float) -> list[str]:
         """Excludes exactly these nodes. Returns the changes, one sentence each.
 
-        After a change a decision must follow at once: all jobs are then at a new scheduler that knows nothing of them,
-        and those that hold slots continue only if it gives them the same slots.
+        After a change a decision must follow at once: all jobs have then just arrived at a new scheduler, and jobs that
+        hold slots continue only if it gives them the same slots.
         """
         said = self.aside.without(nodes, [job.gpus for job in self.active.values()])
         if said:
@@ -221,7 +221,7 @@ class Decider:
         self.scheduler.requeue(job)
 
     def evicted(self, job: ExecutedJob, now_s: float) -> None:
-        """A job lost the slots that it held or was promised, without a decision, and waits."""
+        """Makes a job wait after it lost its held or promised slots otherwise than by a decision."""
         self.plans.pop(job.job_id, None)
         self._settle_unlaunched(job, now_s)
         job.queued = True
@@ -230,13 +230,13 @@ class Decider:
     # Attained service counts from the launch of a run, which may have waited for its slots, until its processes exit.
 
     def launched(self, job: ExecutedJob, now_s: float) -> None:
-        """The workers of a job's newest run were told to start; its slots count as held from now on."""
+        """Handles that a job's newest run was launched: its slots count as held from now on."""
         self._settle_unlaunched(job, now_s)
         if not job.restarts:
             job.first_start_s = now_s
 
     def left(self, job: ExecutedJob, slots: int, now_s: float) -> None:
-        """No process of a run is left. If a decision stopped it, it held its slots until now."""
+        """Handles the exit of a run's last process. If a decision stopped the run, its slots were held until now."""
         self._carried.pop(job.job_id, None)
         since_s = self._leaving_since_s.pop(job.job_id, None)
         if since_s is not None:
@@ -249,7 +249,7 @@ class Decider:
             job.settled_s = now_s
 
     def report(self, job: ExecutedJob, said: Report) -> Observation | None:
-        """Adds a running job's report to its beliefs; the step time only if it is new."""
+        """Updates a running job's task by its report. Returns the step time if it is new."""
         self._learn(job, said)
         task = job.task
         if task is None:
@@ -294,7 +294,7 @@ class Decider:
                     self._believe_anew(each)
 
     def _believe_anew(self, job: ExecutedJob) -> None:
-        """The model's profile is new or has grown: the job is planned by it from its next decision on."""
+        """Plans the job by its model's profile, which is new or has grown, from the next decision on."""
         model = self.profile.of(job.file.name, job.file.application)
         if model is None or job.spec is None:
             return
@@ -352,7 +352,7 @@ class Decider:
         return InputShare(share, storage_bytes_per_s, node_gpus, said.data_bytes, node.proportional.memory_bytes)
 
     def back(self, job: ExecutedJob, now_s: float) -> None:
-        """A job that had ended waits again; none of its processes is left."""
+        """Makes an ended job wait again; none of its processes is left."""
         self.active[job.job_id] = job
         job.queued = True
         if job.job_id in self._withdrawn:  # its queue has not returned it yet
@@ -411,7 +411,7 @@ class Decider:
         return answer
 
     def _go_on(self, job: ExecutedJob, carried: Carried) -> None:
-        """The job was given the slots that it holds, so its run continues."""
+        """Continues a job's run, because the decision gave the job the slots that it already holds."""
         job.restarts -= 1
         self.plans[job.job_id] = carried.plan
         if carried.unlaunched:
@@ -465,7 +465,7 @@ class Decider:
         return self.choose(job, self._shape(placed), held)
 
     def choose(self, job: ExecutedJob, shape: Shape, held: Plan | None = None) -> Plan:
-        """Chooses the plan on that shape. held: the plan it trains with there now, returned if nothing is to change.
+        """Chooses the plan on that shape. held: the plan of its present run there, returned if nothing is to change.
 
         For a profiled job this is the scheduler's choice (`Job.plan`); under policies that choose no plan it is the
         fastest measured plan at the requested batch. Any other job is data-parallel. Batches are cut into micro-batches

@@ -1,6 +1,6 @@
 """Carries decisions out: the decider, the runs and the journal together, on an explicit clock.
 
-After each call `outbox` has the messages to send. They are sent only then, when the journal holds the reasons.
+After each call `outbox` holds the messages to send: by then the journal holds the decisions that they carry out.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def check_asks(name: str, job: JobFile, cluster: Cluster, policy: Policy) -> Non
         )
 
 
-# Restoring what was known of jobs in a new scheduler.
+# Restores what was known of jobs in a new scheduler.
 
 
 def recall(jobs: Mapping[int, ExecutedJob], observations: Iterable[tuple[int, Observation]]) -> None:
@@ -156,7 +156,7 @@ class Execution:
     ) -> ExecutedJob:
         """Creates a job of this execution, without telling the scheduler."""
         types = self.decider.cluster.gpu_types
-        estimate_s = file.work  # a job that declares work and no time: an iteration a second, so that orders agree
+        estimate_s = file.work  # jobs declare work, not time: an iteration a second keeps their order
         job = ExecutedJob(
             number,
             name,
@@ -187,7 +187,7 @@ class Execution:
         reopen(self.journal, self.folder_of(job), job.job_id, job.name, job.state, from_start=from_start)
         job.state, job.reason, job.losses, job.hung_step = "waiting", "", 0, -1
         if from_start:
-            # What was learned of the model stays true.
+            # What was learned of the model still holds.
             job.seen = Seen(spared_micro_batch=job.seen.spared_micro_batch, unused=job.seen.unused)
         self.decider.back(job, now_s)
         job.stands_at(*job.seen.saved)
@@ -203,7 +203,7 @@ class Execution:
         return not self.decider.active and not self.runs.runs
 
     def decide(self, now_s: float) -> Orders:
-        """Makes one decision, writes it to the journal, and carries out what follows from it at once."""
+        """Makes one decision, writes it to the journal, and carries it out."""
         answer = self.decider.decide(now_s)
         self.freed = False
         self.decisions += 1
@@ -264,7 +264,7 @@ class Execution:
         ]
 
     def tell(self, changes: list[str]) -> None:
-        """Notes changes of the excluded nodes, one sentence each, and informs the new scheduler of jobs."""
+        """Notes changes of the excluded nodes, and restores what is known of jobs in the new scheduler."""
         if changes:
             self.notes += changes
             recall(self.decider.active, self.journal.observations())
@@ -320,12 +320,12 @@ class Execution:
             self.journal.reported(job.job_id, job.seen.values())
 
     def _settle(self, now_s: float) -> None:
-        """Records what happened to runs until nothing more follows from it, and commits."""
+        """Handles the events of runs, and the events that follow, and commits."""
         while self.runs.happened:
             happened, self.runs.happened = self.runs.happened, []
             for each in happened:
                 self._follow(each, now_s)
-        # Reports alone need no flush of their own: the next decision brings one.
+        # Reports alone are not committed here: the next decision commits them.
         if self.outbox:
             self.journal.commit()
 
@@ -374,7 +374,7 @@ class Execution:
                 each.may_exchange(found)
 
     def _left(self, job: ExecutedJob, what: Happened, now_s: float) -> None:
-        """Handles that no process of a run is left: ends the job, retries it, or lets it wait."""
+        """Handles the exit of a run's last process: ends the job, retries it, or lets it wait."""
         run, outcome = what.run, what.outcome
         failure = self._failures.pop(run.number, None)
         reason = what.reason if failure is None else failure.reason

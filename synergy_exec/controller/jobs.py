@@ -40,7 +40,7 @@ class ModelExchange:
     exchange: GradientExchange
 
     def as_told(self, compressor: str) -> str:
-        """An offer's name in the form of `Plan.compressor` for workers: by layer if layers differ."""
+        """Converts an offer's name to the `Plan.compressor` that workers read: by layer if layers differ."""
         offer = self.exchange.offer(compressor)
         chosen = [offer.parts[at].name for at in np.broadcast_to(offer.choice, len(self.names)).tolist()]
         if compressor == NO_COMPRESSOR or not chosen:
@@ -54,7 +54,7 @@ class ModelExchanges:
     """The gradient exchanges of all models by application (`JobSpec.application`).
 
     mode, compressor: how a job's compressor is chosen (`exchange_of`). gpu_types: of the cluster. The first run on each
-    GPU type measures the speed of encoding. Nothing is compressed until this is known for all types without a data
+    GPU type measures the speed of encoding. Nothing is compressed until the speed is known for all types without a data
     sheet, and the model's layers are known.
     """
 
@@ -115,9 +115,9 @@ STATES: tuple[State, ...] = get_args(State)
 class Seen:
     """The last reports of a job.
 
-    best_step: the highest step of any run. saved: steps, samples and work of the newest checkpoint. note: its last
-    note. spared_micro_batch: the largest micro-batch allowed since memory ran out; 0 if it never did. unused: whether
-    some parameters have no part in some steps.
+    best_step: the highest step of any run. saved: steps, samples and work of the newest checkpoint. note: the last
+    message about the job. spared_micro_batch: the largest micro-batch allowed since memory ran out; 0 if it never did.
+    unused: whether some parameters have no part in some steps.
     """
 
     step: int = 0
@@ -142,7 +142,7 @@ class ExecutedJob(Job):
     """A job of the executor.
 
     state: running and stopping mean that workers exist or may exist. reason: why it failed. stopped_for: why it was
-    last stopped before its end. queued: whether the scheduler has been told that it waits.
+    last stopped before its end. queued: whether the scheduler knows that the job waits.
 
     file: the submitted job file. uuid: identifies its folder and checkpoints. row: of the workload, None if it was
     submitted over the API. exchange: possible compression of its gradients; None without. run: number of its present or
@@ -192,7 +192,7 @@ class ExecutedJob(Job):
         self.moved_s = submit_time_s
 
     def may_exchange(self, exchange: ModelExchange) -> None:
-        """Possible compression of its gradients; None while it is unknown."""
+        """Sets the possible compression of the job's gradients."""
         assert self.spec is not None
         self.exchange = exchange
         self.spec = replace(self.spec, exchange=exchange.exchange)
@@ -200,7 +200,7 @@ class ExecutedJob(Job):
             self.task.may_exchange(exchange.exchange)
 
     def as_told(self, plan: Plan) -> Plan:
-        """The plan in the form that workers get."""
+        """The plan with the compressor as workers read it."""
         if self.exchange is None:
             return plan
         return replace(plan, compressor=self.exchange.as_told(plan.compressor))
@@ -241,7 +241,7 @@ def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float, profile: 
     restart_s = restart_s if model is None or model.costs is None else model.costs.restart_s
     given = None if model is None else model.input
     batch = file.batch or file.initial_batch
-    # The speed of a job with measured input when input is not the bottleneck, on its requested GPUs.
+    # A job with measured input: its speed on the requested GPUs when input is not the bottleneck.
     rate = 1.0 if given is None else file.slots * given.batch / (given.gpu_s * batch)
     spec = JobSpec(
         application=file.application,

@@ -59,7 +59,7 @@ class JobRow(NamedTuple):
 
 
 class RunRow(NamedTuple):
-    """A run. launched: 1 once its workers were told to start. outcome: "" until it has ended."""
+    """A run. launched: 1 once its agents were told to launch it. outcome: "" until it has ended."""
 
     run: int
     job: int
@@ -72,7 +72,7 @@ class RunRow(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """A row of the event log with its parts. reason: for a stop a `Stopped`, else 0."""
+    """A row of the event log. reason: a `Stopped` for a stop, else 0."""
 
     time_s: float
     kind: int
@@ -111,7 +111,7 @@ _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 TERM, FENCED_OUT = "term", 3
 """Key in `meta` of the number of the controller that may write, and the exit code of a controller that was replaced."""
 _TRY_S, _PATIENCE_S = 0.5, 60.0
-"""Seconds between tries, and of all tries; agents without news of the controller exit later than that."""
+"""Seconds between tries to write, and of all tries; agents that hear nothing from the controller exit only later."""
 
 
 _JSON = {"file", "placement", "plan", "parts", "progress", "value"}
@@ -125,7 +125,7 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens or creates it. Raises InputError for a damaged or foreign file, or if the disk refuses."""
+        """Opens or creates the file. Raises InputError for a damaged or foreign file, or if the disk refuses."""
         self.path = path
         self._connection = _opened(path)
         self._term = 0
@@ -173,7 +173,7 @@ class Journal:
         run("COMMIT")
 
     def take_over(self) -> None:
-        """Takes the next number, after which only this controller may write; controllers with lower numbers stop.
+        """Takes the next term, after which only this controller may write; controllers with earlier terms stop.
 
         `folders.lock` already excludes a second controller, but not on every shared file system.
         """
@@ -208,7 +208,7 @@ class Journal:
         self._write("UPDATE jobs SET state=?, reason=?, losses=?, best_step=? WHERE job=?", *values)
 
     def job_waits_again(self, job: int, *, from_start: bool) -> None:
-        """Records that an ended job waits again; its end then counts as a stop. from_start: as if it never trained."""
+        """Records that an ended job waits again; its end then counts as a stop. from_start: forget its progress."""
         self._write("UPDATE jobs SET state='waiting', reason='', losses=0 WHERE job=?", job)
         self._write("UPDATE facts SET kind=? WHERE job=? AND kind=?", int(Kind.STOP), job, int(Kind.FINISH))
         if from_start:
@@ -321,7 +321,7 @@ def _read(column: str, value: Any) -> Any:
     return tuple(map(tuple, read)) if column == "placement" else read
 
 
-# The file: made, opened, checked, copied, and restored from its copy.
+# Creates, opens, checks, backs up and restores the file.
 
 
 _APPLICATION = 0x53594E45

@@ -1,9 +1,9 @@
 """Builds profiles of models without a profile from the reports of their jobs while they train.
 
-The first run of such a model is data-parallel and finds out which plans are possible. From its first report on the
-profile has all of these: plans that were trained at their measured speed, and others at an optimistic prediction from
-them. Jobs choose among them as among measured plans (`ProfiledTask`). So a plan is tried if its possible gain is worth
-a restart, and has its measured speed from then on.
+The first run of such a model is data-parallel and finds out which plans are possible. From the run's first report on,
+the profile has all of these plans: the trained ones with their measured speed, the others with an optimistic
+prediction. Jobs choose among them as among measured plans (`ProfiledTask`). So a job tries a plan if its possible gain
+is worth a restart, and the plan has its measured speed from then on.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Learning:
     def may_try(self, trained_s: float, trials: int, restart_s: float) -> bool:
         """Whether a job may restart once more for a plan that no job has tried.
 
-        Restarts there and back may cost at most a fraction of the time that it has trained. trials: such restarts so
-        far.
+        Restarts to such plans and back may cost at most a fraction of the time that the job has trained. trials: such
+        restarts so far.
         """
         return 2.0 * (trials + 1) * restart_s <= self._fraction * trained_s
 
@@ -99,8 +99,8 @@ class Learning:
         return new
 
     def refused(self, file: JobFile, shape: Shape, plan: Plan, reason: str, failure: Failure | None) -> str:
-        """A run failed under that plan. If no job ever trained with it, it is not tried again and the job continues:
-        returns a sentence that says so; else "".
+        """Handles a run's failure under that plan. If no job ever trained with the plan, drops the plan, so that the
+        job can continue, and returns a message; else "".
         """
         model = None if self._path is None else self._of(file)
         if model is None or not grows(model):
@@ -118,7 +118,7 @@ class Learning:
         return self.profile.of(file.name, file.application)
 
     def _begun(self, file: JobFile) -> ProfiledModel | None:
-        """A profile of predictions only; None while the possible plans are unknown."""
+        """A new profile with predictions only; None while the possible plans are unknown."""
         candidates = self._found.get(file.application)
         if candidates is None:
             return None

@@ -1,1 +1,1 @@
-"""Measures step times, input and restart costs of models on a testbed, by the workers that would train them."""
+"""Measures models' step times, input and restart costs on a testbed, with the workers that also train jobs."""

@@ -1,4 +1,4 @@
-"""The machine that a profile describes: in words, as nodes of one type, and the profile's file."""
+"""The machine of a profile, in words and by node type; reads and writes the profile's file."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def machine(backend: str, options: Mapping[str, Any], *, bfloat16: bool) -> str:
 
 
 def profile_in(results_dir: Path) -> Path:
-    """The file of profile=auto in this folder."""
+    """The path of the profile that profile=auto keeps in this folder."""
     return results_dir / "profile.json"
 
 
 def known_profile(path: Path, where: str) -> Profile:
-    """The profile of this machine from the file, or from one that `keep_profile` renamed; empty if there is none."""
+    """The profile of machine `where` in the file, or in one that `keep_profile` renamed; empty if there is none."""
     there = [read_profile(each) for each in (path, _renamed(path, where)) if each.is_file()]
     return next((each for each in there if each.machine == where), Profile({}, where))
 
 
 def keep_profile(models: Mapping[str, ProfiledModel], where: str, path: Path) -> None:
-    """Writes the profile with the present date. A profile of another machine, or of other slots, is renamed before."""
+    """Writes the profile with the current date. First renames a profile of another machine or of other slots."""
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     if path.is_file() and (there := read_profile(path)).machine != where:
         path.replace(_renamed(path, there.machine))
@@ -53,11 +53,11 @@ def _renamed(path: Path, where: str) -> Path:
 
 
 NOISE_FROM_WORK, NOISE_STRETCH = 10.0, 1.5
-"""A job's gradient noise is noted from this work on, and again each time its work has grown by this factor."""
+"""A profile records a job's gradient noise first at this work, then each time the work has grown by this factor."""
 
 
 def noted(model: ProfiledModel, work: float, ratio: float) -> ProfiledModel:
-    """The model with its gradient noise at that work, if the work is much more than at the last note."""
+    """Adds the gradient noise at that work to the model, if the work is much more than at the last entry."""
     if work < max(NOISE_FROM_WORK, NOISE_STRETCH * model.noise[-1].work):
         return model
     return dataclasses.replace(model, noise=(*model.noise, NoiseFrom(work, ratio)))
@@ -65,7 +65,7 @@ def noted(model: ProfiledModel, work: float, ratio: float) -> ProfiledModel:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The nodes of one type. per_node: slots of each."""
+    """All nodes of one type. per_node: slots of each node."""
 
     gpu_type: str
     first_node: int

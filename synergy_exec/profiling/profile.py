@@ -1,4 +1,4 @@
-"""Makes profiles: measures models on the agents of a backend, one after another, and writes them into a file."""
+"""Makes profiles: measures models one after another on the agents of a backend, and writes the results to a file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Effort:
 
     seconds: of training for each plan and batch, at least one step. every_batch: whether batches between the smallest
     and the largest are measured; otherwise they are predicted. noise_s: seconds of training, once per model, to measure
-    its gradient noise, at least the steps before which it is unknown.
+    its gradient noise; longer if the noise is still unknown then.
     """
 
     seconds: float = 3.0
@@ -60,7 +60,7 @@ class Effort:
 
 
 QUICK = Effort(seconds=0.1, every_batch=False, noise_s=0.0)
-"""The effort of `profile=auto`, whose user waits for it."""
+"""The effort of `profile=auto`, for which a user waits."""
 ENDING_FRACTION = 0.1
 """Fraction of the time reserved for agents to exit."""
 WITHOUT = "profile=null does without"
@@ -68,7 +68,7 @@ REPORT_S = 0.05
 """Seconds between two reports of a run that is measured."""
 MIN_INPUT_STEPS = 20
 MAX_NOISE_STEPS = 3 * FEWEST_NOISE_STEPS
-"""Steps within which gradient noise should be known."""
+"""Maximum number of steps in which to measure gradient noise."""
 CACHE_FACTOR = 2.0
 """Bytes of cache per byte of data, so that all items fit with their headers."""
 AFTER_PLANS_FRACTION = 0.2
@@ -79,8 +79,8 @@ AFTER_PLANS_FRACTION = 0.2
 class Made:
     """The result of profiling.
 
-    models: measured now. remarks: plans that failed, and models that could not be profiled. broken: why the rest was
-    not tried.
+    models: those measured now. remarks: plans that failed, and models that could not be profiled. broken: why the other
+    models were not tried.
     """
 
     models: list[ProfiledModel]
@@ -99,8 +99,8 @@ def add_to_profile(
 ) -> Made:
     """Measures models and adds them to the file; a model that is measured again replaces its old entry.
 
-    where: see `machine`; a file of another machine is replaced. It takes at most `profile_s`, including the start and
-    exit of agents; models share the remaining time equally. Models that cannot be profiled are left out. Raises
+    where: see `machine`; an existing file of another machine is renamed. Takes at most `profile_s`, including the start
+    and exit of agents; models share the remaining time equally. Models that cannot be profiled are left out. Raises
     InputError if agents do not connect or are lost again and again; what was measured until then is written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,8 +122,8 @@ def current_profile(
     say: Say,
     settings: Settings,
 ) -> tuple[Profile, list[str]]:
-    """Returns the profile in a file, and messages. It is made first if it is of another machine, and completed if it
-    lacks one of these models.
+    """Returns the profile in a file, and messages. If the file is of another machine or lacks some of these models,
+    measures them first.
     """
     there = known_profile(path, where)
     missing = [each for each in files if not _covers(there, each)]
@@ -182,8 +182,8 @@ async def _made(
 class Measuring:
     """Measures one model by runs that train it, from their reports.
 
-    until_s: end of its time on the loop's clock. A plan that takes half of the remaining time is given up as hanging or
-    too slow. job: the first of the job numbers of this model, as many as the testbed has slots.
+    until_s: end of its time on the loop's clock. A plan that is not measured after half of the model's time is given
+    up. job: the first of the model's job numbers, of which there is one for each slot of the testbed.
     """
 
     def __init__(self, testbed: Testbed, file: JobFile, effort: Effort, until_s: float, say: Say, job: int) -> None:
@@ -269,7 +269,7 @@ class Measuring:
         self._tell(f"{self._file.name}: {words} ({self._until_s - self._clock():.0f} s left)")
 
     async def _candidates(self) -> Candidates:
-        """The plans that there are, by a run on one slot. Raises InputError if it cannot build the model."""
+        """All possible plans, found by a run on one slot. Raises InputError if the run cannot build the model."""
         sizes = sorted({size for each in self._selections for size in each.part.sizes})
         first = Plan(micro_batch=self._file.initial_batch)
         place = self._selections[0].part.places(1)[0]
@@ -289,7 +289,7 @@ class Measuring:
                 raise InputError(f"{self._file.name}: {reason}")
 
     async def _measure_plans(self, selection: Selection) -> None:
-        """Measures the plans of one part of the testbed, one after another."""
+        """Measures the selected plans on nodes of one type, one after another."""
         selection.found(self._found)
         while (plan := selection.next()) is not None:
             self._say(f"{plan.degrees} on {plan.gpus} × {selection.part.gpu_type}, batch {plan.global_batch}")
@@ -324,10 +324,10 @@ class Measuring:
         self._rows.append(ProfiledRow(part.gpu_type, part.nodes_of(plan.gpus), plan, step_s, spread, needs))
 
     async def _reports(self, part: Part, plan: Plan) -> list[Report]:
-        """Trains as many copies of the job as fit side by side under the plan, so that it is measured beside busy
-        neighbours. Returns a report of each. Raises InputError if one fails.
+        """Trains as many copies of the job under the plan as fit side by side, so that each is measured beside busy
+        neighbours. Returns a report of each copy. Raises InputError if a copy fails.
 
-        Runs stay for the next plan if it differs by batch alone.
+        The runs continue under the next plan if only the batch differs.
         """
         if self._held is None or self._held[0] != part or degrees_of(self._held[1]) != degrees_of(plan):
             await self._end_runs()
@@ -355,7 +355,7 @@ class Measuring:
         self._runs, self._held = [], None
 
     async def _report(self, run: TestbedRun, plan: Plan, seconds: float, enough: Callable[[Report], bool]) -> Report:
-        """The first report of that many seconds of steps under the plan that is `enough`."""
+        """The first report that is `enough`, after at least that many seconds of steps under the plan."""
         since_s = inf
         while True:
             said = await run.report()
@@ -368,8 +368,8 @@ class Measuring:
                 return said
 
     async def _measure_input(self, plan: Plan) -> None:
-        """Measures the input of a job that loads its samples, on one slot of the first node and nothing else there,
-        with the numbers of CPUs that optimistic profiling needs (`searched_steps`).
+        """Measures the input of a job that loads its samples, alone on one slot of the first node, at the numbers of
+        CPUs that optimistic profiling tries (`searched_steps`).
         """
         cores, loop = self._testbed.cores(0), asyncio.get_running_loop()
         memory_bytes = CACHE_FACTOR * self._found.samples * self._found.item_bytes
@@ -404,7 +404,7 @@ class Measuring:
             await self._end_runs()
 
     def _input(self) -> ProfiledInput | None:
-        """CPU-seconds by the kernel's accounting, which neighbours on the machine affect less than step times."""
+        """The measured input. CPU-seconds are the kernel's: other programs affect these less than step times."""
         steps = self._input_steps
         if not steps:
             return None
@@ -420,9 +420,8 @@ class Measuring:
         )
 
     async def _measure_costs(self, row: ProfiledRow) -> None:
-        """Measures how long a job takes to start, to stop with a checkpoint, and to start from it, under that plan.
-
-        As many jobs as fill the slots do this at once. Raises TestbedError.
+        """Measures how long a job takes to start, to stop with a checkpoint, and to start from the checkpoint, under
+        the row's plan. As many jobs as fill the slots do this at once. Raises TestbedError.
         """
         placed = list(enumerate(self._selections[0].part.places(row.plan.gpus), self._job))
         starts, exits = list[list[float]](), list[float]()
@@ -443,12 +442,12 @@ class Measuring:
 
 
 def _shows_noise(said: Report) -> bool:
-    """Whether the gradient's noise is known, or too small to be seen."""
+    """Whether the gradient noise is known, or still unknown after `MAX_NOISE_STEPS`."""
     return said.grad_sqr > 0 or said.step >= MAX_NOISE_STEPS
 
 
 async def _all(waiting: Iterable[Awaitable[Result]]) -> list[Result]:
-    """Waits for all and returns their results. Raises InputError if any does."""
+    """Waits for all and returns their results, or raises the first exception."""
     results = await asyncio.gather(*waiting, return_exceptions=True)
     for each in results:
         if isinstance(each, BaseException):

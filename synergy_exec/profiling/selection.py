@@ -1,4 +1,4 @@
-"""Chooses which plans of a model are measured, and in which order: not all, but without missing the fastest."""
+"""Chooses which plans of a model to measure, and in which order: as few as possible, but among them the fastest."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from synergy_exec.plans import Candidates
 from synergy_exec.profiling.machine import Part
 
 HOPELESS = 1.5
-"""A plan is not measured if its predicted step time is this many times that of the fastest at its batch."""
+"""A plan is not measured if its predicted step time is more than this many times the fastest measured at its batch."""
 
 
 class Selection:
-    """The plans of a model on the slots of one type, and what was measured of them.
+    """The plans of a model on slots of one type, and their measurements.
 
-    The first plans of each number of slots are the fallback of jobs, and are measured at their smallest and largest
-    batch. every_batch: whether batches between these are measured, too. memory_bytes: limit of a slot as far as it is
-    known.
+    Jobs fall back to the first plan for each number of slots, so it is always measured at its smallest and largest
+    batch. every_batch: whether to measure batches between these, too. memory_bytes: memory of a slot; inf if unknown.
     """
 
     def __init__(self, part: Part, *, every_batch: bool, memory_bytes: float = inf) -> None:
@@ -36,7 +35,7 @@ class Selection:
         self._last: Degrees | None = None
 
     def found(self, candidates: Candidates) -> None:
-        """Takes the candidates that are for this part's numbers of slots."""
+        """Keeps the candidates for the numbers of slots in `part.sizes`."""
         plans = {size: plans for size, plans in candidates.plans.items() if size in self.part.sizes}
         self.candidates = candidates._replace(plans=plans)
         self._fallbacks = {degrees_of(plans[0]) for plans in plans.values() if plans}
@@ -53,8 +52,8 @@ class Selection:
                 cut_once.add(degrees)
 
     def measured(self, plan: Plan, step_s: float, memory_bytes: float, limit_bytes: float) -> None:
-        """Adds a measured step time and memory. limit_bytes: of the device. A plan above the limit is not chosen, but
-        others are predicted from it.
+        """Adds a measured step time and memory. limit_bytes: memory of the device. A plan that needs more is not used,
+        but other plans are predicted from it.
         """
         self._seen[plan] = step_s
         self._tried.add(degrees_of(plan))
@@ -69,7 +68,7 @@ class Selection:
         )
 
     def failed(self, plan: Plan, *, out_of_memory: bool) -> None:
-        """Strikes out a plan that does not train: larger micro-batches if memory ran out, else its degrees."""
+        """Rules out plans after one failed: larger micro-batches if memory ran out, else all plans of its degrees."""
         if out_of_memory:
             self._too_large.append(plan)
         else:
@@ -83,9 +82,9 @@ class Selection:
     def next(self) -> Plan | None:
         """The next plan to measure; None if no remaining plan is worth it.
 
-        The smallest and largest batch of each kind of plan come first, because batches between are predicted from them.
-        Among these, fallback plans come first, then fewer slots, from which more slots are predicted; on equally many
-        slots first the degrees of the last plan, whose model is built, then the fastest prediction.
+        The smallest and largest batch of all degrees come first, because batches between are predicted from them. Among
+        these, fallback plans come first; then plans on fewer slots, from which plans on more are predicted; then plans
+        with the degrees of the last plan, whose model is built; then the plan predicted fastest.
         """
         left = [plan for plan in self.plans if self.worth(plan)]
         if not left:
@@ -107,8 +106,8 @@ class Selection:
         )
 
     def worth(self, plan: Plan) -> bool:
-        """Whether the plan should still be measured: it may fit in memory, and it may be the fastest at its batch or is
-        the first of its degrees.
+        """Whether to measure the plan: it may fit in memory, and either may be the fastest at its batch or has degrees
+        that were not measured yet.
         """
         degrees = degrees_of(plan)
         if plan in self._seen or degrees in self._failed or self._does_not_fit(plan):
@@ -120,7 +119,7 @@ class Selection:
 
     def predicted(self) -> list[tuple[Plan, float]]:
         """For each number of slots and batch without a measurement: the plan with the fastest prediction, and its step
-        time. A kind of plan that was never measured is used only if no other fits, because its prediction is too fast.
+        time. A plan whose `kind_of` was never measured is used only if no other fits: its prediction is too fast.
         """
         if self._times is None:
             return []
@@ -146,7 +145,7 @@ class Selection:
         return 0.0 if best_s == inf else self._step_s(plan) / best_s
 
     def _does_not_fit(self, plan: Plan) -> bool:
-        """Whether its weights and gradients alone exceed memory, or a plan that needs no more memory did not fit."""
+        """Whether the weights and gradients alone exceed memory, or a plan that needs no more memory did not fit."""
         replicas = plan.data if plan.zero else 1
         if self.candidates.held_bytes > self.memory_bytes * plan.tensor * plan.pipeline * replicas:
             return True
@@ -154,7 +153,7 @@ class Selection:
 
 
 def kind_of(plan: Plan) -> tuple[bool, ...]:
-    """Which kinds of parallelism a plan uses besides replicas."""
+    """Whether a plan uses ZeRO, tensor parallelism, pipeline stages, and interleaved stages."""
     return plan.zero > 0, plan.tensor > 1, plan.pipeline > 1, plan.interleave > 1
 
 

@@ -31,7 +31,7 @@ class TestbedError(InputError):
 
 
 class TestbedRun:
-    """One run. launched_s: time of its request on the monotonic clock. stepped: time of its first step. left: how it
+    """One run. launched_s: monotonic time at which it was requested. stepped: time of its first step. left: how it
     ended. reports: of rank 0. out_of_memory: whether it failed for lack of memory.
     """
 
@@ -66,7 +66,7 @@ class TestbedRun:
 class Testbed:
     """The agents of a backend; lost agents are restarted.
 
-    cluster: of these agents. losses: number of lost agents; measurements during a loss do not count.
+    cluster: of these agents. losses: number of lost agents; a measurement that fails during a loss is repeated.
     """
 
     def __init__(self, backend: Backend, folder: Path, settings: Settings) -> None:
@@ -83,7 +83,7 @@ class Testbed:
     def start(
         self, file: JobFile, job: int, placed: Placed, plan: Plan, share: Share | None = None, **more: Any
     ) -> TestbedRun:
-        """Launches a run as soon as its slots are free. By default it trains without end.
+        """Launches a run as soon as its slots are free. By default the run trains without end.
 
         job: a number chosen by the caller; runs with the same number run one after another and share a folder. more:
         other fields of `Launch`. Raises TestbedError.
@@ -145,7 +145,7 @@ class Testbed:
         self._flush()
 
     def cores(self, node: int) -> int:
-        """CPU cores of a node of the cluster, from its agent."""
+        """CPU cores of a node, as its agent reported them."""
         return self.agents.there()[node].cpus
 
     def check(self) -> None:

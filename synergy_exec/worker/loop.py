@@ -1,4 +1,4 @@
-"""Steps, reports and checkpoints of one rank, until the job is done or told to stop."""
+"""Steps, reports and checkpoints of one rank, until the job is done or has to stop."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Wishes:
 
     stop, save: true for all ranks if true for one. orders: `HeardOrders.count`, the maximum over the ranks. step_s,
     waited_s: seconds of the last step, and how long it waited for data, the maximum over the ranks. sync_s: seconds of
-    it in which gradients were exchanged and nothing was computed. This is the minimum over the ranks, because all
-    others also wait for the slowest.
+    the last step in which gradients were exchanged and nothing was computed; the minimum over the ranks, because on all
+    other ranks it includes waiting for the slowest.
     """
 
     stop: bool = False
@@ -124,8 +124,8 @@ class UnsavedError(Exception):
 class Saves:
     """Writes the checkpoints of one rank while training goes on. All ranks call every method together.
 
-    said: called with each complete checkpoint. warned: called with the reason when the disk refuses one; another is
-    tried soon.
+    said: called with each complete checkpoint. warned: called with the reason when the disk refuses a checkpoint; the
+    next try follows soon.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Saves:
         self._due_s = time.monotonic() + self._launch.checkpoint_interval_s
 
     def look(self) -> None:
-        """Reports the checkpoint that is being written if it is complete by now; if it failed, tries again soon."""
+        """Reports the checkpoint in flight if it is complete by now; if it has failed, makes the next one due soon."""
         if self._in_flight is not None and self._in_flight[1].done():
             self._settle()
 
@@ -218,7 +218,7 @@ EVALUATIONS = "evaluations.csv"
 class Observers:
     """Calls the job's `on_step`, `on_checkpoint` and evaluation on one rank.
 
-    If `Launch.observed` is false it calls none of them, as when steps are only measured.
+    If `Launch.observed` is false, as when steps are only measured, it calls none of these.
     """
 
     def __init__(self, job: TrainingJob, trainer: Trainer, start: Start, heartbeat: Heartbeat) -> None:
@@ -255,7 +255,7 @@ class Observers:
                 file.write(head + "".join(lines))
 
     def _beat(self) -> None:
-        """Allows the job's own code as long as a start; the loop's next beat allows as long as a step again."""
+        """Allows the job's own code as much time as a start; the loop's next beat sets the limit of a step again."""
         self._heartbeat.beat(self._launch.start_s)
 
 
@@ -409,12 +409,12 @@ class Loop:
         return self._own
 
     def _take(self, granted: Granted) -> None:
-        """Moves to other cores and forgets the times of steps on the old ones."""
+        """Moves to the granted cores and discards the times of steps on the old cores."""
         resources.move(granted.cores, granted.cpus)
         resources.load(self._trainer.supply, granted.cpus)
         self._cpus, self._clock = granted.cpus, StepClock()
         self._meter = Meter()
-        # With fewer cores the next step may take far longer than those before it.
+        # With fewer cores the next step may take far longer than earlier steps.
         self._recent.clear()
         self._beat()
 
@@ -458,7 +458,7 @@ class Loop:
         return result, rate
 
     def _evaluate(self) -> None:
-        """Evaluates if that is due. The time counts as part of no step."""
+        """Evaluates if an evaluation is due. Its time does not count as part of a step."""
         step = self._progress.step
         if self._observers.due(step, last=self._progress.work >= self._launch.work):
             self.doing = f"evaluating after step {step}"
@@ -477,7 +477,7 @@ class Loop:
             self._log(exchange.in_words)
 
     def _judge(self, result: StepResult) -> None:
-        """Warns once if a gradient or the loss is not finite; raises InputError if that is to end the job."""
+        """Warns once if a gradient or the loss is not finite; raises InputError for the loss under not_finite=stop."""
         if math.isfinite(result.grad_norm) and math.isfinite(result.loss):
             return
         step = self._progress.step + 1
@@ -561,8 +561,8 @@ def worth_of_step(
 ) -> float:
     """How many iterations at the initial batch a step is worth; 1 while the gradient statistics are unknown.
 
-    known: the gradient's squared norm and variance. errors: compression errors of the gradients, which make a step
-    worth less by the formula that the scheduler uses, too.
+    known: the gradient's squared norm and variance. errors: compression errors of the gradients, which reduce a step's
+    worth by the scheduler's formula.
     """
     if known is None:
         return 1.0

@@ -59,7 +59,7 @@ def addresses() -> list[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address
     found: list[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has none
+            with contextlib.suppress(OSError):  # it has no IPv4 address
                 answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()))
                 found.append((name, ipaddress.IPv4Address(answer[20:24])))
     with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
-"""Loaded here, because after a fork a lock that another thread held would block for ever."""
+"""Loaded at import: after a fork, a lock that another thread held would block for ever."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -26,7 +26,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def die_with(parent: int, number: signal.Signals) -> None:
     """Makes the kernel send this process a signal when its parent, process `parent`, dies. Linux only."""
     _prctl(_PR_SET_PDEATHSIG, number)
-    # It may have died before the call.
+    # The parent may have died before the call.
     if os.getppid() != parent:
         sys.exit(f"process {parent}, which started this one, is gone")
 
@@ -58,10 +58,10 @@ _MOST_PASSES = 5
 
 
 def pin(worker: int, cores: Collection[int]) -> None:
-    """Binds every thread of a process and of all below it to these cores; what they start inherits this."""
+    """Binds all threads of a process and of its descendants to these cores; new threads and processes inherit this."""
     wanted = set(cores)
     for _ in range(_MOST_PASSES):
-        # Repeat until a pass finds no thread that was started meanwhile by one not yet moved.
+        # Repeat until no thread is left that was started meanwhile by a thread not yet moved.
         every = [worker, *descendants(worker)]
         moved = [thread for pid in every for thread in _threads(pid) if _move(thread, wanted)]
         if not moved:
@@ -69,7 +69,7 @@ def pin(worker: int, cores: Collection[int]) -> None:
 
 
 def cpu_s(processes: Iterable[int]) -> float:
-    """CPU seconds of these processes, those that still live, to a hundredth each."""
+    """CPU seconds of these processes, to a hundredth each; 0 for processes that have exited."""
     ticks = sum(int(fields[_USER]) + int(fields[_SYSTEM]) for fields in map(_stat, processes))
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -113,7 +113,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill(pids: Iterable[int]) -> None:
-    """Kills these descendants of this process and all below them.
+    """Kills these descendants of this process and all their descendants.
 
     It kills whole process groups, because no member can fork while a signal to its group is being delivered. Processes
     that are started meanwhile in groups of their own survive until the next call.
@@ -123,7 +123,7 @@ def kill(pids: Iterable[int]) -> None:
     while level:
         below: list[int] = []
         for pid in level:
-            # It may have exited, or a setuid program made it another user's.
+            # The process may have exited, or become another user's by a setuid program.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 group = os.getpgid(pid)
                 if group == own:
@@ -163,7 +163,7 @@ def end_all(patience_s: float = float("inf"), *, grace_s: float = 0.0) -> bool:
 
 
 def began(pid: int) -> int:
-    """Start time of the process in clock ticks; 0 if there is none or it is a zombie."""
+    """Start time of the process in clock ticks; 0 if the process is gone or a zombie."""
     fields = _stat(pid)
     return 0 if fields[_STATE] == "Z" else int(fields[_BEGAN])
 

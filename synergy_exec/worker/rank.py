@@ -43,7 +43,7 @@ from synergy_exec.worker.loop import Loop, UnsavedError
 from synergy_exec.worker.network import talk_over
 from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Heartbeat, Start, see_only
 
-# Imports every scheme with this module, which is before ranks are forked.
+# Imports all compression schemes now, before ranks are forked.
 schemes()
 
 # Classification of a worker's errors: the job's own, or a consequence of another rank's.
@@ -81,8 +81,8 @@ def broken_device(error: BaseException) -> bool:
 def from_peers(error: BaseException) -> bool:
     """Whether the error may only mean that another rank is gone or silent.
 
-    An error raised in the job's own code, or in a library that it calls, is the job's whatever its text: a connection
-    to somewhere else may be reset, too.
+    An error raised in the job's own code, or in a library that it calls, counts as the job's whatever its text: the
+    job's own connections may be reset, too.
     """
     if not _raised_here(error):
         return False
@@ -135,7 +135,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
                 broken_device=broken_device(error),
             )
         )
-        # If this is a consequence, the rank that failed first reports the cause.
+        # If the error is a consequence, the rank that failed first reports the cause.
         return PEER_LOST if echo else FAILED
 
 

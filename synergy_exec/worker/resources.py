@@ -17,13 +17,13 @@ from synergy_exec.worker import processes
 
 
 def move(cores: Collection[int], cpus: float) -> None:
-    """Binds this process and all below it to these cores. It computes with `cpus` threads, at least one."""
+    """Binds this process and its descendants to these cores. The process computes with `cpus` threads, at least one."""
     processes.pin(os.getpid(), cores)
     torch.set_num_threads(max(1, int(cpus)))
 
 
 def load(supply: Supply, cpus: float) -> None:
-    """Sets the number of loaders so that they keep `cpus` CPUs busy.
+    """Sets the number of loaders to as many as keep `cpus` CPUs busy.
 
     The model then computes in one thread, because several threads would wait for each other whenever a loader uses the
     core of one of them.
@@ -43,8 +43,8 @@ _THRESHOLD, _LARGE_BYTES = -3, 1 << 20
 def give_back() -> None:
     """Makes malloc return large blocks to the kernel when they are freed.
 
-    By default malloc keeps them, in pieces that fit nothing else, so that sharded parameters, gathered and freed layer
-    by layer, use more memory than whole ones. New pages cost time, so only jobs that are short of memory do this.
+    By default malloc keeps them in fragments that fit nothing else, so that sharded parameters, gathered and freed
+    layer by layer, use more memory than unsharded ones. New pages cost time, so only jobs short of memory do this.
     """
     with contextlib.suppress(OSError, AttributeError):  # a libc without it
         ctypes.CDLL(None).mallopt(_THRESHOLD, _LARGE_BYTES)

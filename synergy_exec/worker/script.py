@@ -28,7 +28,7 @@ PROGRESS = "progress.json"
 """File in the job's folder with the seconds that the command has run, over all runs."""
 _LOOK_S, _TAIL_BYTES = 0.2, 4096
 _BEAT_S = 600.0
-"""A command never counts as hanging, because nobody knows what it does."""
+"""A command never counts as hanging, because it need not report progress."""
 
 
 def run(start: Start, descriptors: Descriptors) -> int:

@@ -1,4 +1,4 @@
-"""How a worker process starts: its arguments, inherited descriptors, signs of life, and the GPUs that it may see."""
+"""How a worker process starts: its arguments, inherited descriptors, heartbeats, and the GPUs that it may see."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from synergy_exec.worker.processes import adopt_orphans, die_with
 class Start:
     """Arguments of one rank of a run.
 
-    cores: CPU cores that it may use. cpus: its share of them, as a core may be shared with other ranks. gpu: index of
-    its CUDA device, or None. gpus: the devices of all slots of a command. launched_s: time.time() when the agent was
-    told to launch the run.
+    cores: CPU cores that it may use. cpus: its share of these cores, which other ranks may use, too. gpu: index of its
+    CUDA device, or None. gpus: if the job is a command, the devices of all its slots. launched_s: time.time() when the
+    agent was told to launch the run.
     """
 
     launch: Launch
@@ -67,7 +67,7 @@ def _received(*sent: Any) -> Descriptors:
     numbers: list[Any] = [None if each is None else each.detach() for each in sent]
     for number in numbers:
         if number is not None:
-            os.set_inheritable(number, False)  # programs that a worker starts do not get them
+            os.set_inheritable(number, False)  # programs that a worker starts do not inherit it
     return Descriptors(*numbers)
 
 

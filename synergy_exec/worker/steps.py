@@ -41,8 +41,8 @@ class StepClock:
     def add(
         self, micro_batch: int, accumulation: int, step_s: float, sync_s: float = 0.0, waited_s: float = 0.0
     ) -> None:
-        """Adds a step of this batch: its time on the slowest rank, and the parts of synchronisation and waiting for
-        data.
+        """Adds a step of this batch: its time on the slowest rank, the time of synchronisation, and the time of waiting
+        for data.
         """
         batch = (micro_batch, accumulation)
         if batch != self._batch:
@@ -89,7 +89,7 @@ _STEPS_COLUMNS = "step,batch,rate,loss,seconds,run"
 
 
 class StepsFile:
-    """Appends lines to steps.csv. A step that is trained twice has two lines; readers take that of the later run."""
+    """Appends lines to steps.csv. A step that is trained twice has two lines; readers use the later run's."""
 
     def __init__(self, path: Path, run: int) -> None:
         cut_to_lines(path)
@@ -118,7 +118,7 @@ class StepsFile:
 
 
 LEEWAY_S = 0.25
-"""CPU seconds that a rank may catch up after other ranks took more than their share of the core."""
+"""CPU seconds that a rank may catch up after other ranks used more than their share of the core."""
 
 
 class Pace:
@@ -146,7 +146,7 @@ class Pace:
         self._since = self._used_s(), self._clock()
 
     def rest(self) -> None:
-        """Sleeps until the CPU time since `begin` is no more than its part of the time since then."""
+        """Sleeps until the CPU time since `begin` is at most the rank's share of the time since then."""
         if self._since is None:
             return
         used_s, now_s = self._used_s(), self._clock()

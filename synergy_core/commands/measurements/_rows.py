@@ -112,7 +112,7 @@ def kind_of(architecture: Any) -> tuple[Any, ...]:
 
 
 def stacked(architectures: Iterable[Any]) -> Any:
-    """Combines architectures of one kind into one architecture whose numeric fields are arrays (plans,)."""
+    """Combines architectures with equal `kind_of` into one architecture whose numeric fields are arrays (plans,)."""
     every = list(architectures)
     names = [field.name for field in fields(every[0]) if field.type not in _SCALARS]
     return replace(every[0], **{name: np.array([getattr(each, name) for each in every]) for name in names})
@@ -152,8 +152,8 @@ def gpu_type(text: str) -> str:
 
 @cache
 def machine_choices(text: str, memory_gb: float | None, gpus_per_node: int, interconnect: str) -> tuple[Machine, ...]:
-    """The machines that a row may have run on: the catalog's machine, changed to what the row states. There are two if
-    the GPU type is sold with two memory sizes and none is stated. Raises UnpredictableError for an unknown GPU.
+    """The machines that a row may have run on: the catalog's machine with the row's changes. There are two if the GPU
+    type is sold with two memory sizes and the row states neither. Raises UnpredictableError for an unknown GPU.
     """
     name = gpu_type(text)
     if memory_gb is None and (found := _MEMORY.search(text.lower())):
@@ -235,7 +235,7 @@ def software_name(words: str, gpu: str, plan: Plan) -> str:
     """The name in catalog/software/ of the training software that a text describes.
 
     If the text names several, the more specific one is preferred: torchtitan with FSDP is torchtitan, not FSDP.
-    If it names none, the plan and the GPU decide: Megatron is Megatron Core on Hopper GPUs or later."""
+    If it names none: FSDP (DeepSpeed in fp16) for ZeRO-3 alone, else Megatron Core since Hopper, Megatron before."""
     every = map(software_named, software_names())
     found = [software for software in every if software.words and re.search(software.words, words.lower())]
     for software in found:

@@ -37,7 +37,7 @@ class TableRow:
         return self.cells.get(column, "")
 
     def measured(self, column: str, expected: str, accepts: Callable[[float], bool]) -> float:
-        """Reads a required number that `accepts` allows. expected: the condition in words, for the error."""
+        """Reads a required number for which `accepts` is true. expected: the condition in words, for the error."""
         try:
             value = float(self.text(column))
         except ValueError:
@@ -128,7 +128,7 @@ class Measurements:
         return len(self.rows)
 
     def only(self, model: str | None, gpu_type: str | None) -> Self:
-        """Keeps only the rows of a model and a GPU type; None keeps those of all."""
+        """Keeps only the rows of a model and a GPU type; None keeps all."""
         kept = [row for row in self.rows if model in (None, row.model) and gpu_type in (None, row.gpu_type)]
         return replace(self, rows=tuple(kept))
 

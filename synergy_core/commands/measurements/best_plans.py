@@ -1,4 +1,4 @@
-"""Measured step times under the best plan that another system found; the plan is not stated and is searched here.
+"""Measured step times under the best plan that another system found. Files do not state this plan; it is searched here.
 
 Columns: model_family, model_size, global_batch, gpu, n_nodes, gpus_per_node (GPUs used on each node), n_gpus,
 iter_time_s. The architecture is the catalog's arena-<family>-<size>.
@@ -29,7 +29,7 @@ from synergy_core.units import Floats, Ints
 DESCRIPTION = "step times of best plans (model_family, model_size, global_batch, gpu, n_gpus, iter_time_s)"
 
 NODE_GPUS = {"v100": 16, "a40": 2}
-"""GPUs per node in Arena's measurements (its README). A plan on fewer GPUs uses a part of one node."""
+"""GPUs per node in Arena's measurements (its README). A plan on fewer GPUs uses some GPUs of one node."""
 _CATALOG_FAMILY = {"wide_resnet": "wresnet"}
 
 
@@ -94,7 +94,7 @@ POOL_FRACTION = 0.9
 GIB_PER_GB = 1.024**3
 """Bytes of a GiB ÷ bytes of a GB: a data sheet's GB of memory are in fact GiB."""
 REDUCE, SCATTER = 0, 2
-"""ZeRO stages equivalent to Alpa's two choices: all-reduced gradients, or gradients and optimizer state scattered over
+"""ZeRO stages equivalent to Alpa's two choices: all-reduced gradients, or gradients and optimizer states sharded over
 the replicas."""
 
 
@@ -125,7 +125,7 @@ class Candidates:
 
 
 def candidates(rows: Sequence[BestPlan]) -> tuple[list[Candidates], dict[int, str]]:
-    """Lists the candidate plans of all rows, in groups, and by row the reasons why it has none or none that fits."""
+    """Groups the candidate plans of all rows. Also returns, by row, why the row has no candidate or none that fits."""
     reasons: dict[int, str] = {}
     groups: dict[tuple[Any, ...], list[tuple[int, BestPlan, list[Plan]]]] = {}
     for index, row in enumerate(rows):
@@ -147,7 +147,7 @@ def candidates(rows: Sequence[BestPlan]) -> tuple[list[Candidates], dict[int, st
 
 
 def _fitting(members: list[tuple[int, BestPlan, list[Plan]]], reasons: dict[int, str]) -> Candidates:
-    """Keeps the plans that fit into memory. If none of a row fits, keeps the one that needs least, and notes that."""
+    """Keeps the plans that fit into memory. If no plan of a row fits, keeps the leanest and adds a reason."""
     first = members[0][1]
     family, machine = family_of(first.architecture), machine_of(first)
     # Models of sequences run in fp16, convolutional models in fp32.
@@ -172,7 +172,7 @@ def _fitting(members: list[tuple[int, BestPlan, list[Plan]]], reasons: dict[int,
 
 @cache
 def _node(gpu_type: str, gpus: int) -> Machine:
-    """A node with this many GPUs: a node type of that size, or else a part of the usual node type with most memory."""
+    """A node with this many GPUs: a node type of that size, else some GPUs of the usual node type with most memory."""
     sheets = gpu_sheets()
     chip = re.sub(r"-[0-9]+gb$", "", gpu_type)
     nodes = [node for node in node_sheets().values() if re.sub(r"-[0-9]+gb$", "", node.gpu) == chip]

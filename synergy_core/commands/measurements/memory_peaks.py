@@ -60,7 +60,7 @@ def _step(row: TableRow, model: str) -> TrainingStep:
     )
     found = step(renamed, untied=row.flag("untied_embed") or False)
     held_gib, sheet = row.number("mem_allocated_gib"), gpu_sheet(found.gpu_type)
-    # The workspace of cuBLAS takes 32 MiB since Hopper and 8 before (PyTorch); that of Transformer Engine 64 more.
+    # cuBLAS's workspace takes 32 MiB since Hopper and 8 before (PyTorch); Transformer Engine's takes 64 more.
     workspace = (32 if sheet is not None and sheet.since_hopper else 8) * MIB + (64 * MIB if has_engine else 0)
     # Megatron splits experts like other layers by default.
     options: dict[str, Any] = {

@@ -4,8 +4,8 @@ Columns: model, plan (3d, ga, gc, zero-dp, zero-offload), pp, tp, dp (of 3d), gp
 gpus, nodes, iter_time_s. The artifact (AlibabaPAI/reconfigurable-dl-scheduler) fixes what the file does not state:
 
 - Everything is in fp32 with products in TF32; attention and softmax are not fused (its training logs).
-- 3d is Megatron-LM. A replica's whole batch is one micro-batch (its performance model: local batch ÷ dp), so pipeline
-  stages wait for each other.
+- 3d is Megatron-LM. A replica's batch is a single micro-batch (its performance model: local batch ÷ dp), so pipeline
+stages wait for each other.
 - ga, gc, zero-dp and zero-offload are DeepSpeed's, with the fewest micro-batches that fit into memory. gc recomputes
   every layer. Offloading has its own constants (`step_time`), so its rows have no weight in a fit. llama7 does not fit
   even with offloading: its weights must have been on the host too, which is not modelled, so it is not predicted.
@@ -59,7 +59,7 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
 
 @cache
 def machine_of(shape: tuple[int, ...]) -> Machine:
-    """A cluster whose nodes have as many GPUs as the placement uses per node on average.
+    """Nodes with as many GPUs as the placement uses per node on average.
 
     A ring is as fast as its slowest node: the one with the fewest GPUs in use, because GPUs reach only their own cards.
     """
@@ -111,7 +111,7 @@ def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
 
 
 def _replicas(architecture: Any, machine: Machine, gpus: int, batch: int, plan: str) -> tuple[Setting, bool]:
-    """The data-parallel plan with the fewest micro-batches that fits, or else of single sequences; whether it fits."""
+    """The data-parallel plan with the fewest micro-batches that fits, else with micro-batch 1; and whether it fits."""
     software, per_gpu = replace(software_named("deepspeed-tf32"), offload=plan == "zero-offload"), batch // gpus
     recompute = Recompute.FULL if plan == "gc" else Recompute.NONE
     sizes = [size for size in range(per_gpu, 0, -1) if per_gpu % size == 0]

@@ -68,7 +68,7 @@ def recognises(columns: tuple[str, ...]) -> bool:
 
 
 def read(table: Table, *, model: str | None = None, gpu_type: str | None = None) -> StepTimes:
-    """Parses the rows of `table`. model, gpu_type: override the names in a path of the form <model>/…-<gpu>.csv."""
+    """Parses the rows of `table`. model, gpu_type: override the names in a path such as <model>/…-<gpu>.csv."""
     found = _FILE.fullmatch(table.path.name)
     gpu_type = gpu_type or (found["gpu"] if found else None)
     if gpu_type is None:

@@ -56,7 +56,7 @@ class TrainingStep:
     """One measured training step. gpu_type: the catalog's name.
 
     settings: every possible setting, the most usual first; empty if the row cannot be predicted, for the reason in
-    `failure`. unstated: columns because of which there are several settings. memory_kind: the counter that measured
+    `failure`. unstated: columns whose missing values give several settings. memory_kind: the counter that measured
     peak_mem_bytes. held_bytes: allocated between steps. stage: the pipeline stage whose memory was measured, `first`,
     `last` or `worst`. Memory and times that were not measured are NaN.
     """
@@ -82,7 +82,7 @@ class TrainingStep:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Settings of one family, machine and software in columns (settings,).
+    """Settings with the same model family, machine and software, in columns (settings,).
 
     rows: each setting's row in the file. iter_time_s: measured; NaN if it was not. weight: relative weight of each row
     within the case, from its trust. owner: cases with the same owner share its constants in a fit. share: weight of the
@@ -258,7 +258,7 @@ def _degrees(row: TableRow) -> Plan:
 
 
 def _zero_stages(row: TableRow) -> tuple[int, ...]:
-    """The possible ZeRO stages of a row: several if it does not state one for certain."""
+    """The possible ZeRO stages of a row: several if the row states none, or marks its stage as a guess."""
     cell = row.text("zero").lower()
     if not cell:
         return (0, 1)
@@ -282,7 +282,7 @@ def _recompute(row: TableRow, software: Software) -> tuple[Recompute, ...]:
 
 
 def _batches(row: TableRow, data: int) -> tuple[tuple[int, int], ...]:
-    """The possible pairs of micro-batch and accumulation steps of a row: several if it states neither."""
+    """The possible pairs of micro-batch and accumulation steps of a row: several if the row states neither."""
     batch, micro, accumulation = (row.whole(name) for name in ("global_batch", "micro_batch", "grad_accum"))
     if micro and accumulation:
         if batch and micro * accumulation * data != batch:
@@ -309,7 +309,7 @@ def _batches(row: TableRow, data: int) -> tuple[tuple[int, int], ...]:
 def _settings(
     row: TableRow, degrees: Plan, zeros: tuple[int, ...], untied: bool | None
 ) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
-    """Every possible setting of a row, and the columns because of which there are several."""
+    """Every possible setting of a row, and the columns whose missing values give several settings."""
     if not row.text("tp") and not row.text("pp") and degrees.gpus > 1 and zeros != (3,):
         raise UnpredictableError("tp and pp not stated")
     architecture = _rows.architecture_of(row, untied)

@@ -1,4 +1,4 @@
-"""Forms of a plan that training software reads: one module, an `Emitter`, per form. Adding a module registers it."""
+"""Formats of plans that training software reads. Each module is the `Emitter` of one; adding a module registers it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PlannedLaunch:
 
 
 class Emitter(Protocol):
-    """A file of this folder. SUMMARY: one line. SOFTWARE: the training stacks of the catalog that read the form."""
+    """A module of this folder. SUMMARY: the format in one line. SOFTWARE: the training software that reads it."""
 
     SUMMARY: str
     SOFTWARE: tuple[str, ...]
@@ -38,22 +38,22 @@ class Emitter(Protocol):
         """Writes the plan as text. Raises InputError with the reason if the software cannot run the plan."""
 
     def recognises(self, text: str) -> bool:
-        """Whether a text has this form."""
+        """Whether a text is in this format."""
 
     def read(self, text: str, gpus: int) -> Plan:
-        """Reads the plan of a text, from any author, for this number of GPUs. Raises InputError if it has another."""
+        """Reads the plan in a text, emitted or not. Raises InputError if the plan is not for this number of GPUs."""
 
     def beside(self, launch: PlannedLaunch) -> str:
         """One sentence that says what the user has to add to the emitted text."""
 
 
 def emitter_names() -> list[str]:
-    """The names of all forms."""
+    """The names of all formats."""
     return module_names(__name__)
 
 
 def emitter_named(name: str) -> Emitter:
-    """A form's module. Raises InputError with the nearest match for an unknown one."""
+    """A format's module. Raises InputError with the nearest match for an unknown name."""
     if name not in emitter_names():
         hint = "A module synergy_core/planner/emitters/<name>.py adds one."
         raise unknown("form of a plan", name, emitter_names(), hint=hint)
@@ -61,7 +61,7 @@ def emitter_named(name: str) -> Emitter:
 
 
 def emitter_for(name: str, software: str) -> Emitter:
-    """A form's module. Raises InputError for an unknown form, and if the software does not read it."""
+    """A format's module. Raises InputError for an unknown format, and if the software does not read the format."""
     form = emitter_named(name)
     if software not in form.SOFTWARE:
         raise InputError(
@@ -72,7 +72,7 @@ def emitter_for(name: str, software: str) -> Emitter:
 
 
 def emitted(name: str, launch: PlannedLaunch) -> str:
-    """Writes the plan in a form. Raises InputError if its software does not read the form or cannot run the plan."""
+    """Writes the plan in a format. Raises InputError if its software cannot read the format or run the plan."""
     from synergy_core.planner.plan import NO_COMPRESSOR
 
     form, plan, software = emitter_for(name, launch.software.name), launch.plan, launch.software.name
@@ -102,7 +102,7 @@ def stages(layers: int, plan: Plan) -> list[int]:
 
 
 def replicas(gpus: int, model_parallel: int, words: str) -> int:
-    """Number of replicas on `gpus` GPUs. words: names the degrees of one replica. Raises InputError for a fraction."""
+    """Number of replicas on `gpus` GPUs. words: the degrees of one replica. Raises InputError for a fraction."""
     if gpus % model_parallel:
         raise InputError(f"{words} = {model_parallel} GPUs for one replica, which does not divide gpus={gpus}.")
     return gpus // model_parallel

@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM, one a line: `pretrain_gpt.py $(cat FILE) …`.
+"""Arguments of Megatron-LM, one per line: `pretrain_gpt.py $(cat FILE) …`.
 
 Names and rules: NVIDIA/Megatron-LM, megatron/training/arguments.py (Megatron Core 0.15) and the configurations of
 Megatron Core 0.16.1. ZeRO 1 is its distributed optimizer, 2 and 3 are its FSDP. Uneven stages are written layer by
@@ -27,10 +27,10 @@ _DEGREES = {
     "expert": "expert-model-parallel-size",
 }
 _KINDS = {None: Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
-"""Value of --recompute-granularity, without --recompute-modules → kind of recomputation."""
+"""Value of --recompute-granularity, without --recompute-modules → recomputation mode."""
 CORE = "core_attn"
 _MODULES = ("mlp", "layernorm", "moe_act", "shared_experts", "mla_up_proj")
-"""Values of --recompute-modules for Recompute.MODULES; a model uses those that it has."""
+"""Values of --recompute-modules for Recompute.MODULES; only modules that the model has are written."""
 _SHARDED = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 """Names of the ZeRO stages in Megatron FSDP, by stage."""
 YOURS = "data, tokenizer, optimizer, learning rate, norms, activation and rotary settings are yours to add"
@@ -88,7 +88,7 @@ def beside(launch: PlannedLaunch) -> str:
 
 
 def one_connection(plan: Plan) -> bool:
-    """Whether, before Blackwell, kernels must start in the order in which they are queued for exchanges to overlap."""
+    """Whether, before Blackwell, communication only overlaps if kernels start in the order in which they are queued."""
     return (plan.tensor > 1 or plan.context > 1) and plan.zero < 2
 
 
@@ -178,7 +178,7 @@ def _check(plan: Plan, a: transformer.Architecture) -> None:
 
 
 def _modules(a: transformer.Architecture) -> list[str]:
-    """Those of `_MODULES` that the model has. The norms of dense layers are part of their products."""
+    """Those of `_MODULES` that the model has. In dense layers the norm is fused into a product, so it is no module."""
     mixed = a if isinstance(a, mixture.Architecture) and a.experts > 1 else None
     latent = isinstance(a, mixture.Architecture) and bool(a.key_value_rank)
     has = {
@@ -241,7 +241,7 @@ def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
 
 
 def _interleave(given: argparse.Namespace) -> int:
-    """Stages per GPU, from any of the three arguments that set them. Raises InputError for a fraction."""
+    """Stages per GPU, from any of the three arguments that set the number. Raises InputError for a fraction."""
     pipeline = given.pipeline
     if given.pipeline_model_parallel_layout is not None:
         layout = given.pipeline_model_parallel_layout

@@ -3,7 +3,7 @@
 
 Names and rules: torchtitan 0.2.2, torchtitan/config/job_config.py, the last release that reads TOML. ZeRO 3 is its FSDP
 that gathers weights again for each pass, ZeRO 2 its FSDP that keeps them, ZeRO 0 its DDP, which supports no other
-parallelism; there is no ZeRO 1. Stages list their modules by the names in its models `llama3`, `qwen3` and similar.
+parallelism; there is no ZeRO 1. Stages are lists of module names of its models `llama3`, `qwen3` and similar.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def read(text: str, gpus: int) -> Plan:
 
 
 def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Plan:
-    """Reads the plan of such tables for this number of GPUs. Raises InputError if they have another."""
+    """Reads the plan in parsed tables. Raises InputError if the plan is not for this number of GPUs."""
     for name in ("training", "parallelism", "activation_checkpoint"):
         if not isinstance(content.get(name, {}), Mapping):
             raise InputError(f"{name} = {content[name]}: expected a table, [{name}].")
@@ -175,7 +175,7 @@ def _check(plan: Plan) -> None:
 
 
 def _zero(given: Mapping[str, Any], shards: int, pipeline: int) -> int:
-    """ZeRO's stage. By default torchtitan gathers sharded weights again unless there are pipeline stages."""
+    """ZeRO's stage. By default torchtitan gathers weights again for the backward pass, except with pipeline stages."""
     if shards == 1:
         return 0
     policy = given.get("fsdp_reshard_after_forward", "default")

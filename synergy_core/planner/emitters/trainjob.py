@@ -86,7 +86,7 @@ def read(text: str, gpus: int) -> Plan:
 
 
 def _arguments(launch: PlannedLaunch) -> list[str]:
-    """The plan as command-line arguments of its software. torchtitan takes a list of lists as words with commas."""
+    """The plan as command-line arguments of its software. torchtitan takes each inner list as a word with commas."""
     if launch.software.name in megatron.SOFTWARE:
         return megatron.emit(launch).split()
     result = []

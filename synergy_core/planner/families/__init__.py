@@ -22,7 +22,7 @@ _CARD = ("family", "title", "published_parameters", "source")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A model of the catalog. published_parameters: number that its authors state."""
+    """A model of the catalog. published_parameters: the number that its authors state."""
 
     name: str
     title: str
@@ -59,7 +59,7 @@ def card_named(name: str) -> Card:
 
 
 def card_from_yaml(path: Path) -> Card:
-    """Reads a file in the form of `catalog/architectures/`. Raises InputError for missing or unknown keys."""
+    """Reads a file in the format of `catalog/architectures/`. Raises InputError for missing or unknown keys."""
     content = read_yaml(path)
     missing = [key for key in _CARD if content.get(key) is None]
     if missing:

@@ -40,10 +40,10 @@ class Architecture(transformer.Architecture):
 
     experts: per layer. topk: experts per token. expert_ffn: width of an expert. shared_experts: experts of that width
     that process every token. dense_layers: layers without experts at the start. moe_every: every n-th of the other
-    layers has experts, beginning with the first. capacity: rows per expert ÷ its even share; more rows are dropped,
-    fewer are padded; 0: unlimited. gshard_group: tokens dispatched together by matrix products; 0: rows are moved.
-    expert_groups: number of equal groups of experts; groups_per_token: most groups with experts of one token
-    (node-limited routing: DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    layers has experts, beginning with the first. capacity: most rows per expert ÷ its even share; rows beyond it are
+    dropped, missing rows padded; 0: unlimited. gshard_group: tokens that one matrix product dispatches; 0: tokens are
+    sent as rows. expert_groups: number of equal groups of experts; groups_per_token: most groups to which one token is
+    sent (node-limited routing: DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     window: keys that a query sees in the fraction `windowed` of the layers.
     query_rank, key_value_rank: ranks of latent attention; 0 without it. With it, head_width is the width of heads
     without rotary positions, rotary_width that of rotary positions, and value_width that of values.
@@ -73,7 +73,7 @@ class Architecture(transformer.Architecture):
         return down + up
 
     def _latent_parameters(self) -> tuple[Amount, Amount]:
-        """Parameters of latent attention: of projections to latents with their norms, and of projections with heads."""
+        """Parameters of latent attention: projections to latents with their norms, and all projections with heads."""
         hidden, heads = np.asarray(self.hidden, float), np.asarray(self.heads, float)
         ranks = self.query_rank + self.key_value_rank
         up = heads * (
@@ -106,7 +106,7 @@ class Architecture(transformer.Architecture):
         return dense + self.expert_layers * (experts + router - self.mlp_parameters())
 
     def limits(self) -> Limits:
-        """Into how many parts the model can be split: a transformer's limits, and its experts."""
+        """The limits of a transformer, and the number of experts."""
         return replace(transformer.Architecture.limits(self), experts=int(self.experts))
 
     def check(self) -> None:
@@ -145,7 +145,7 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
 
 
 def _in_order(a: Architecture, dense: Block, sparse: Block) -> tuple[Layers, ...]:
-    """Runs of layers of one kind, in order. If kinds alternate, each run is a single layer."""
+    """Runs of identical layers, in order. If dense and expert layers alternate, each run is a single layer."""
     if a.moe_every == 1:
         first = np.asarray(a.dense_layers, float)
         rest = Layers(sparse, np.asarray(a.layers, float) - first)
@@ -159,7 +159,7 @@ def _in_order(a: Architecture, dense: Block, sparse: Block) -> tuple[Layers, ...
 
 
 def attention_of(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Fields of plain or latent attention. If some layers have a window, they are those of the average layer."""
+    """Block fields of plain or latent attention, averaged over all layers if some have a window."""
     part = latent_attention_part(a, plans, software) if a.key_value_rank else attention_part(a, plans, software)
     if not a.windowed:
         return part
@@ -170,9 +170,9 @@ def attention_of(a: Architecture, plans: Plans, software: Software) -> Part:
 
 
 def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Fields of norm, projections to latents and from latents to heads, attention, output projection and residual.
+    """Block fields of norm, projections to latents and from them to heads, attention, output projection and residual.
 
-    Projections to latents have no heads: tensor parallelism repeats them, except under sequence parallelism.
+    Projections to latents have no heads: tensor-parallel ranks repeat these, except under sequence parallelism.
     """
     t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, heads = np.asarray(a.hidden, float), np.asarray(a.heads) / t
@@ -212,12 +212,12 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
 
 
 def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Fields of norm, router, dispatch, experts, combination, residual, and shared experts.
+    """Block fields of norm, router, dispatch, experts, combination, residual, and shared experts.
 
-    Each GPU sends its rows (tokens × topk, limited by the capacity) to the ranks of their experts, and receives as many
-    rows: tokens × topk × expert ÷ experts for each of its experts ÷ expert local ones. All ranks wait for the busiest.
-    Without sequence parallelism every tensor-parallel rank moves all rows. Tensor parallelism reduces rows before they
-    are combined, in GShard after it. If it does not split experts, each rank sends its part of the sequence.
+    Each GPU sends its rows (tokens × topk, limited by the capacity) to the ranks of the chosen experts. It receives
+    equally many: tokens × topk × `expert` ÷ `experts` for each of its `experts` ÷ `expert` experts. All ranks wait for
+    the busiest. Without sequence parallelism every tensor-parallel rank moves all rows. Tensor-parallel ranks reduce
+    rows before combination, in GShard after it; if they hold whole experts, each sends its part of the sequence.
     """
     t = plans.expert_tensor(whole=software.whole_experts)
     split, tokens = sequence_shards(plans), tokens_per_gpu(a, plans)
@@ -270,7 +270,7 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
 
 
 def _gshard_part(a: Architecture, plans: Plans, copies: Amount) -> Part:
-    """Fields of dispatch and combination of a group by products with masks (group, experts × capacity).
+    """Block fields of dispatch and combination of a group by products with masks (group, experts × capacity).
 
     Each mask element is a 2-byte weight and a 1-byte flag, written once and kept.
     """
@@ -291,7 +291,7 @@ def _gshard_part(a: Architecture, plans: Plans, copies: Amount) -> Part:
 
 
 def _shared_part(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Fields of shared experts as one MLP of their total width. Norm and residual are counted in `experts_part`."""
+    """Block fields of shared experts as one MLP of their total width. `experts_part` counts norm and residual."""
     tokens, hidden = tokens_per_gpu(a, plans), np.asarray(a.hidden, float)
     width = np.asarray(a.shared_experts) * np.asarray(a.expert_ffn) / plans.tensor
     up, e = np.where(a.gated, 2.0, 1.0) * width, software.element_bytes

@@ -36,8 +36,8 @@ class Architecture:
     """Sizes of a residual network.
 
     depth: 50, 101 or 152. channels: of the first stage; each further stage has twice as many channels and a quarter of
-    the pixels. width_factor: widens the 3 × 3 convolutions; widen_first: whether it also widens the 1 × 1 convolutions
-    before them. image_size: pixels per side.
+    the pixels. width_factor: widens the 3 × 3 convolutions; widen_first: whether it also widens the preceding 1 × 1
+    convolutions. image_size: pixels per side.
     """
 
     depth: Number
@@ -56,7 +56,7 @@ class Architecture:
         return result
 
     def limits(self) -> Limits:
-        """Into how many parts the model can be split: its bottlenecks, and the channels of its narrowest layer."""
+        """Limits by the number of bottlenecks and the channels of the narrowest layer."""
         return Limits(layers=sum(int(self.bottlenecks(stage)) for stage in range(4)), heads=int(self.channels))
 
     def check(self) -> None:

@@ -25,7 +25,7 @@ Number = NDArray[Any] | int
 class Architecture:
     """A decoder, or an encoder with causal=False.
 
-    head_width: of queries, keys and values; 0: hidden ÷ heads. kv_heads: 0: as many as heads. ffn: width of the MLP.
+    head_width: of queries, keys and values; 0: hidden ÷ heads. kv_heads: 0: equal to heads. ffn: width of the MLP.
     gated: whether MLPs have three matrices, not two. tied: whether logits use the embedding's matrix. seq_len: tokens.
     """
 
@@ -71,7 +71,7 @@ class Architecture:
         return result
 
     def limits(self) -> Limits:
-        """Into how many parts the model can be split: its layers, heads and sequence."""
+        """Limits by the numbers of layers, heads, key-value heads and tokens."""
         return Limits(int(self.layers), int(self.heads), int(self.groups), int(self.seq_len))
 
     def check(self) -> None:
@@ -108,9 +108,9 @@ Part = dict[str, Any]
 
 
 def combined(*parts: Part) -> Part:
-    """Fields of a block that runs all parts one after another.
+    """Block fields of all parts, run one after another.
 
-    The saved bytes of all parts are alive while one part runs, so live bytes are their sum plus the largest temporary.
+    All saved bytes are in memory while a part runs: live bytes are their sum plus the largest temporary of any part.
     """
     result: Part = {}
     for part in parts:
@@ -137,7 +137,7 @@ def tokens_per_gpu(a: Architecture, plans: Plans) -> Amount:
 
 
 def sequence_shards(plans: Plans) -> NDArray[np.float64]:
-    """Ranks that share the operators that tensor parallelism repeats: its degree under sequence parallelism, else 1."""
+    """Number of ranks that split the norms and residuals: the tensor degree under sequence parallelism, else 1."""
     return np.where(plans.sequence, plans.tensor, 1).astype(float)
 
 
@@ -159,7 +159,7 @@ def cast_bytes(software: Software) -> float:
 
 
 def residual_traffic(software: Software) -> float:
-    """Bytes per token and hidden unit moved by a block's norm, and by bias, dropout and residual at its end.
+    """Memory traffic, bytes per token and hidden unit, of a block's norm and of bias, dropout and residual at its end.
 
     The norm reads one array and writes one. Bias, dropout and residual in one kernel read two arrays and write one and
     a mask. As separate kernels (not `fused`), bias and dropout each read and write one more array.
@@ -175,7 +175,7 @@ def attention_core(a: Architecture, plans: Plans, width: Amount, value_width: Am
 
 
 def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Fields of norm, projections to queries, keys and values, attention, output projection, dropout and residual."""
+    """Block fields of norm, query, key and value projections, attention, output projection, dropout and residual."""
     t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, heads, width = np.asarray(a.hidden, float), np.asarray(a.heads) / t, a.width
     groups = np.maximum(np.asarray(a.groups) / t, 1.0)
@@ -211,7 +211,7 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
 
 
 def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Fields of norm, up (and gate) projection, activation, down projection, dropout and residual."""
+    """Block fields of norm, up (and gate) projection, activation, down projection, dropout and residual."""
     t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, ffn = np.asarray(a.hidden, float), np.asarray(a.ffn) / t
     up = np.where(a.gated, 2.0, 1.0) * ffn
