@@ -305,7 +305,7 @@ def swept_values(arguments: Sequence[str]) -> dict[str, list[str]]:
 
 
 def of_each_swept_value(program: Program, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields settings of a sweep in which every value of every swept key occurs, the other keys at their first values.
+    """Yields the settings of a sweep for every value of each swept key, with the other swept keys at their first value.
 
     arguments: in Hydra's grammar. Raises InputError if Hydra cannot compose them."""
     swept = swept_values(arguments)

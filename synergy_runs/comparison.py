@@ -41,7 +41,7 @@ class ComparedPolicy:
 
     @property
     def label(self) -> str:
-        """The policy's name, starred if it knows true run times."""
+        """The policy's name, with a star if the policy is an oracle."""
         return self.runs[0].label
 
     @property

@@ -232,7 +232,7 @@ class DecisionLog:
 class Run:
     """The inputs and the facts of one policy's run.
 
-    oracle: whether the policy knows true run times (starred in tables); truth_read: the true values that it read.
+    oracle: whether the policy reads true values, such as run times (starred in tables); truth_read: these, in words.
     information: the policy's level of information about training jobs, "" if it learns nothing about them.
     learns_input: whether the policy learned the speed of input preparation from reports instead of profiles. terms:
     fields of `requested.Terms`; {} for the schedule in the log. seed: the workload's seed.
@@ -360,7 +360,7 @@ class ShareIntervals:
 
 
 def share_intervals(shares: Shares, held: Holdings) -> ShareIntervals:
-    """The interval of each row of `shares`, from its time to the job's next row, stop or finish; with its holding."""
+    """The interval of each row of `shares`, from its time to the job's next row, stop or finish, and its holding."""
     import pandas as pd
 
     rows = pd.DataFrame({"job": shares.job_id, "time_s": shares.time_s})

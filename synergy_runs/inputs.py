@@ -547,7 +547,7 @@ def _generated(trace: TraceSettings, seed: int) -> Workload:
 
 
 def without_misfits(workload: Workload, cluster: Cluster) -> Workload:
-    """Removes jobs that can never run on the cluster, and counts them as bad rows."""
+    """Removes jobs that can never run on the cluster, and counts them as bad rows. Raises InputError if no job fits."""
     wrong = misfits(workload, cluster)
     if not wrong.any():
         return workload

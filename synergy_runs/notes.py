@@ -28,7 +28,7 @@ _MEANINGS = {
 """Meaning of the words in the table's column `knows` (`Terms.knows`)."""
 _ADVANTAGES = {"first_gpus": "first GPUs", "batch_limit": "batch"}  # other terms are named by their keys
 MAX_LINES = 8
-"""Maximum number of lines about compressors; a single line that refers to summary.json replaces more lines."""
+"""Maximum number of lines about compressors; if there are more, one line that refers to summary.json replaces them."""
 MAX_NEAR = 4
 """Maximum number of policies whose waits are compared with the log's; if there is just one more, it is named, too."""
 MIN_JOBS_FOR_MEAN = 10

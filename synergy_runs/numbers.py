@@ -21,7 +21,7 @@ queue agree on a wrong ratio. Source of both limits: bench/coverage.py; docs/met
 class Ratio:
     """A ratio, its 95 % confidence interval, and the number of independent workloads.
 
-    why_not: "" if there is an interval. Otherwise low and high are NaN, and it is `few` (workloads) or `rare` (queues).
+    why_not: "" if there is an interval; otherwise `few` (workloads) or `rare` (queues), and low and high are NaN.
     """
 
     value: float

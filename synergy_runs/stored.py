@@ -164,7 +164,7 @@ class StoredRun:
 
     @property
     def label(self) -> str:
-        """The policy's name, with a star if it is an oracle."""
+        """The policy's name, with a star if the policy is an oracle."""
         return "as logged" if self.policy == AS_LOGGED else self.policy + "*" * bool(self.summary["oracle"])
 
     @property

@@ -112,7 +112,7 @@ def in_unit(key: str, rows: Sequence[ComparedPolicy], row: ComparedPolicy, *, na
 def verdict(comparison: Comparison) -> str:
     """Names the policy with the lowest mean JCT (oracles excluded), and by how much it is lower than others.
 
-    For a sweep over one number: one line per policy with the effect of the number. For other sweeps: one per setting.
+    For a sweep over one number: a line per policy with the effect of the number. For other sweeps: a line per setting.
     """
     settings = comparison.settings
     if len(settings) == 1:

@@ -288,7 +288,7 @@ def ran_on(workload: Workload) -> tuple[Ints, tuple[str, ...]]:
 
 
 def at_least(workload: Workload, gpus: int) -> Workload:
-    """The workload with only the jobs that request at least `gpus` GPUs."""
+    """Keeps only the jobs that request at least `gpus` GPUs. Raises InputError if the window has no such job."""
     kept = workload.gpus >= gpus
     if not (kept & ~workload.carried).any():
         raise InputError(f"trace.min_gpus={gpus}: no job of {workload.source} requests that many; give a lower number.")
