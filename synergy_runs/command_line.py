@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 class Program:
     """The command line of one program.
 
-    name: after `python -m`. config: its file in conf/, without .yaml. settings: the class with all its keys. groups:
-    the configuration groups (folders of conf/) that it reads. example: a trace for first attempts. sweeps: whether `-m`
-    is supported. without_trace: an argument with which no trace is required."""
+    name: the module after `python -m`. config: the name of the file in conf/, without .yaml. settings: the class that
+    declares all keys. groups: the configuration groups (folders of conf/) that the program reads. example: a trace that
+    messages suggest. sweeps: whether `-m` is supported. without_trace: an argument that makes a trace unnecessary."""
 
     name: str
     config: str
@@ -50,7 +50,7 @@ class Program:
 _NEEDS_NO_QUOTES = re.compile(
     r"(?!(true|false|null|[+-]?(nan|inf(inity)?|[\d._]+(e[+-]?\d+)?))$)[a-z0-9_./+-]+", re.IGNORECASE | re.ASCII
 )
-"""Matches text that Hydra reads as text, and not as a number, a truth value or null."""
+"""Matches text that Hydra reads as a string even without quotes, not as a number, a truth value or null."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")
 _SWEPT = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag)\(.*\)", re.DOTALL)
 _QUOTED = re.compile(r"'.*'|\".*\"", re.DOTALL)
@@ -62,9 +62,9 @@ NULL = "null"
 def as_hydra(name: str, kind: Any, text: str, *, sweep: bool) -> str:
     """Translates the value typed after `name=` to Hydra's grammar.
 
-    Text is taken literally, so a path needs no quotes except the shell's. Other values may be written as in YAML. kind:
-    the key's type. sweep: whether commas separate the values of a sweep. Raises InputError for a value of another type,
-    and for several values outside a sweep.
+    The value of a text key is taken literally, so a path needs no quotes except the shell's. Other values may be
+    written as in YAML. kind: the key's type. sweep: whether commas separate the values of a sweep. Raises InputError if
+    the value does not have the key's type, and for several values outside a sweep.
     """
     if text == NULL or _QUOTED.fullmatch(text):
         return text
@@ -131,7 +131,7 @@ def _hydra_text(value: Any) -> str:
 _OVERRIDE = re.compile(r"^(?P<prefix>\+\+?)?(?P<key>[\w./@-]+)=(?P<value>.*)$", re.DOTALL)
 _SWEEP = ("-m", "--multirun")
 _SHOW = ("--cfg=job", "--cfg", "-c")
-"""Options, named as Hydra's: they start a sweep, or show the settings of a run without starting it."""
+"""Options, named as in Hydra: `_SWEEP` starts a sweep, `_SHOW` prints the settings of a run and starts none."""
 
 
 def options(group: str) -> list[str]:
@@ -147,9 +147,9 @@ def is_sweep(arguments: Sequence[str]) -> bool:
 
 
 def text_asked_for(program: Program, arguments: Sequence[str], usage: Callable[[], str]) -> str | None:
-    """The text to print instead of a run: help, version, completion script, or settings in YAML. None: a run is wanted.
+    """The text to print instead of a run: help, version, completion script, or settings in YAML. None for a run.
 
-    usage: makes the text of --help. Raises InputError for invalid settings, and for a shell without completion."""
+    usage: returns the text of --help. Raises InputError for invalid settings, and for a shell without completion."""
     if "--help" in arguments or "-h" in arguments:
         return usage()
     if "--version" in arguments:
@@ -197,7 +197,7 @@ def prepared(arguments: Sequence[str], program: Program) -> list[str]:
 
 
 def _no_option(argument: str, program: Program) -> InputError:
-    """The error for an unknown option, or for a key with dashes."""
+    """The error for an unknown option, or for a key that was typed with dashes."""
     as_key, equals, value = argument.lstrip("-").partition("=")
     if as_key in (each.name for each in keys(program.settings)) or as_key in program.groups:
         return InputError(f"{argument}: keys have no dashes; type {as_key}={value if equals else 'VALUE'}.")
@@ -242,7 +242,7 @@ def _override(match: re.Match[str], program: Program, multirun: bool) -> str:
     if name == "policy":
         return f"{name}={_policies(value, multirun=multirun)}"
     value = as_hydra(name, kind, value, sweep=multirun)
-    # Hydra adds elements to an empty mapping, or to a list that may be missing, only with ++.
+    # Without ++, Hydra refuses to add elements to an empty mapping, or to a list that may be missing.
     replaces = name in known and ".0." not in name and not value.startswith("{")
     return f"{'' if replaces else '++'}{name}={value}"
 
@@ -294,7 +294,7 @@ def composed(program: Program, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def swept_values(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """The values of each swept key. arguments: in Hydra's grammar. Raises InputError."""
+    """The values of each swept key. arguments: in Hydra's grammar. Raises InputError if Hydra cannot parse them."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     with _short_errors():
@@ -305,9 +305,9 @@ def swept_values(arguments: Sequence[str]) -> dict[str, list[str]]:
 
 
 def of_each_swept_value(program: Program, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Settings of a sweep: for each value of each swept key, with the first values of the other swept keys.
+    """Yields the settings of a sweep for every value of each swept key, with the other swept keys at their first value.
 
-    arguments: in Hydra's grammar. Raises InputError."""
+    arguments: in Hydra's grammar. Raises InputError if Hydra cannot compose them."""
     swept = swept_values(arguments)
     fixed = [each for each in arguments if each.partition("=")[0] not in swept]
     first = {key: values[0] for key, values in swept.items()}
@@ -317,7 +317,7 @@ def of_each_swept_value(program: Program, arguments: Sequence[str]) -> Iterator[
 
 
 def composed_of(program: Program, arguments: Sequence[str]) -> dict[str, Any]:
-    """The settings that Hydra composes from arguments in its grammar. Raises InputError."""
+    """The settings that Hydra composes. arguments: in Hydra's grammar. Raises InputError if Hydra refuses them."""
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
@@ -382,7 +382,7 @@ complete -o nospace -o default -F _{name}_words python python3
 
 
 def completion(program: Program, option: str) -> str:
-    """A script for bash or zsh that completes a program's keys, and those values that are words.
+    """A script for bash or zsh that completes the names of keys, and the values that `_words` lists.
 
     option: such as `--completion=bash`. Raises InputError for a shell that is not in `SHELLS`.
     """

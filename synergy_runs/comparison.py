@@ -18,7 +18,7 @@ from synergy_runs.stored import StoredRun
 from synergy_runs.traces.rows import epoch_s
 
 Setting = tuple[tuple[str, str], ...]
-# If several keys vary together, the first of these is shown, otherwise the first in the configuration.
+# Of keys that vary together, the first one in this tuple is shown, else the first in the configuration.
 _PREFERRED_KEYS = ("trace", "cluster.nodes", "cluster.load", "trace.window", "trace.sample", "round_s", "restart_s")
 # Settings that differ only in these keys are further workloads under the same conditions.
 _WORKLOADS = {"trace", "trace.window", "trace.path"}
@@ -41,7 +41,7 @@ class ComparedPolicy:
 
     @property
     def label(self) -> str:
-        """The policy's name, starred if it knows true run times."""
+        """The policy's name, with a star if the policy is an oracle."""
         return self.runs[0].label
 
     @property
@@ -123,7 +123,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[StoredRun]) -> Comparison:
-    """Groups runs by the settings that vary and by policy, in their order. If there is a row with the schedule in the
+    """Groups runs by varying setting and policy, in the order of the runs. If there is a row with the schedule in the
     log, it comes first, so that policies are compared with it.
     """
     groups: dict[Setting, dict[str, dict[int, StoredRun]]] = {}
@@ -153,7 +153,7 @@ def _varying(runs: Sequence[StoredRun]) -> list[Setting]:
 
 
 def _workloads(policy: dict[int, StoredRun], first: dict[int, StoredRun]) -> list[Means]:
-    """The independent workloads of two policies, each given as runs by seed.
+    """The mean JCTs of two policies on each independent workload. policy, first: their runs, by seed.
 
     Seeds that replay one log are one workload: its jobs, or samples of them, arrive in the same weeks. Seeds under
     which the policies have different numbers of jobs are left out."""
@@ -169,7 +169,7 @@ def _workloads(policy: dict[int, StoredRun], first: dict[int, StoredRun]) -> lis
 
 
 def over_workloads(comparison: Comparison) -> dict[str, Ratio]:
-    """The ratio over all settings for each label, if settings differ only in the window or the log; otherwise {}."""
+    """The ratio over all settings, by policy label, if settings differ only in the window or the log; otherwise {}."""
     settings = [comparison.of(setting) for setting in comparison.settings]
     keys = {key for rows in settings for key, _ in rows[0].setting}
     firsts = [rows[0].runs[0] for rows in settings]

@@ -164,7 +164,7 @@ class ShareLog:
 
 @dataclass(frozen=True, slots=True)
 class Compressions:
-    """One row for each change of the compressor that a job trains with, sorted by job and then by time.
+    """One row for each change of a job's compressor, sorted by job and then by time.
 
     compressor_code: index into `compressors`.
     """
@@ -176,7 +176,7 @@ class Compressions:
 
 
 class CompressionLog:
-    """Collects the compressors that finished jobs trained with."""
+    """Collects, for each finished job, the compressors under which it trained."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, float, str]] = []
@@ -216,7 +216,7 @@ class DecisionLog:
         self._rows += _pack_decision(time_s, decision_s, started, stopped, running, queued, gpus_used)
 
     def optimum(self, objective: float, bound: float) -> None:
-        """Appends the allocator's objective and bound of the last decision; a run has them for all or no decisions."""
+        """Appends the allocator's objective and bound of the last decision. A run has both for all or no decisions."""
         self._optima.extend((objective, bound))
 
     def decisions(self) -> Decisions:
@@ -232,14 +232,14 @@ class DecisionLog:
 class Run:
     """The inputs and the facts of one policy's run.
 
-    oracle: whether the policy knows true run times (starred in tables); truth_read: the true values that it read.
-    information: its level of information about training jobs, "" if it learns nothing about them. learns_input: whether
-    it learned the speed of input preparation from reports instead of profiles. terms: fields of `asked.Terms`; {} if
-    the run is not one of a policy. seed: the workload's seed.
+    oracle: whether the policy reads true values, such as run times (starred in tables); truth_read: these, in words.
+    information: the policy's level of information about training jobs, "" if it learns nothing about them.
+    learns_input: whether the policy learned the speed of input preparation from reports instead of profiles. terms:
+    fields of `requested.Terms`; {} for the schedule in the log. seed: the workload's seed.
     predicted_duration_s: one per job, NaN if the policy predicted none. simulation_cpu_s: CPU time of the simulation
     alone. peak_memory_bytes: maximum resident memory of the process. shares: None if the policy does not share out CPUs
     and memory. compressions: None if no job may compress gradients. pooled: whether shares are limited by the sum over
-    all nodes of a GPU type instead of by each node. lost_gpu_s: training repeated because a stop came before a save.
+    all nodes of a GPU type instead of by each node. lost_gpu_s: GPU-seconds of training lost by stops.
     """
 
     policy: str
@@ -270,8 +270,8 @@ class Run:
 def truth_read_by(policy: Policy, workload: Workload, *, declared_error: float = 0.0) -> str:
     """The true values that a policy reads on this workload; "" if none, which means that it is no oracle.
 
-    Declared values are true values only if they are exact: estimates that were drawn without an error, and declared
-    work without an error of jobs that were assigned a model, because that work is derived from the run time.
+    Declared values are true values only if they are exact: estimates that were drawn without an error and, for jobs
+    that were assigned models, work declared without an error, because such work is derived from run times.
     declared_error: standard deviation of the logarithm of declared ÷ true work.
     """
     if isinstance(policy, SharingPolicy) and policy.mechanism.pooled and not policy.order.oracle:
@@ -360,7 +360,7 @@ class ShareIntervals:
 
 
 def share_intervals(shares: Shares, held: Holdings) -> ShareIntervals:
-    """Pairs each row of the shares with the start that it follows; it ends at the job's next row, stop or finish."""
+    """The interval of each row of `shares`, from its time to the job's next row, stop or finish, and its holding."""
     import pandas as pd
 
     rows = pd.DataFrame({"job": shares.job_id, "time_s": shares.time_s})
@@ -458,8 +458,8 @@ def binned_extremes(time_s: Floats, value: NDArray[Any], edges_s: Floats) -> tup
 def as_logged(workload: Workload, cluster: Cluster, seed: int) -> Run | None:
     """The schedule in the log as a run on unknown nodes (−1); None if the log does not say when each job started.
 
-    Run times are always the logged ones, even if those of policies are converted to other GPU types.
-    cluster: the simulated cluster, which utilisation refers to; the logged one may have been different.
+    Run times are always the logged ones, even if policies run with run times converted to other GPU types.
+    cluster: the simulated cluster, on which utilisation is based; the log's own cluster may have been different.
     """
     if not len(workload) or not np.isfinite(workload.log_wait_s).all():
         return None

@@ -57,16 +57,16 @@ MAX_ROWS_NAMED = 10
 DEFAULT_GPU_TYPE = "v100"
 """GPU type assumed if neither the settings nor the log name one."""
 STREAMS = ("generator", "sample", "estimates", "disturbance", "models", "history")
-"""Independent random streams, one per source of randomness: draws from one, or by a policy, never change another."""
+"""Independent random streams, one per source of randomness. Neither another stream nor a policy changes its draws."""
 
 
 def cut(workload: Workload) -> Workload:
     """Reduces jobs that were running at the window's start ("carried" jobs) to their remaining work.
 
-    Carried jobs occupy GPUs, but no metric counts them: a window that starts on an empty cluster is too easy in its
-    first days. A job submitted before the window is assumed to run from its logged start (else its submission) for its
-    duration; its duration and estimate are reduced to the remaining part. Jobs that had ended are dropped. This must
-    be the last step of making a workload, since denser arrivals (`workload.scaled`) carry more jobs into the window.
+    Carried jobs occupy GPUs, because a window that starts on an empty cluster is too easy in its first days; metrics of
+    jobs exclude them. A job submitted before the window is assumed to run from its logged start (else its submission)
+    for its duration; its duration and estimate are reduced to the remaining part. Jobs that had ended are dropped. Call
+    `workload.scaled` before this function, because denser arrivals carry more jobs into the window.
     """
     before = workload.carried
     if not before.any():
@@ -107,7 +107,7 @@ def without_carried(workload: Workload) -> Workload:
 
 
 def add_history(rows: TraceRows, generator: str, *, seed: np.random.SeedSequence, first_day: str | None = None) -> None:
-    """Adds generated jobs that were submitted in the `HISTORY_S` before those of `rows`, from the same statistics.
+    """Adds jobs, generated from the same statistics, that were submitted in the `HISTORY_S` before those of `rows`.
 
     first_day: the date on which the log of `rows` starts; None: the first day of the statistics.
     """
@@ -125,9 +125,9 @@ def add_history(rows: TraceRows, generator: str, *, seed: np.random.SeedSequence
 
 
 def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload | None) -> Cluster:
-    """The cluster, with quotas if tenants have them.
+    """The cluster that the settings describe, with the tenants' quotas if there are any.
 
-    workload: source of the nodes and quotas if the settings take them from the log. Raises InputError, which says what
+    workload: source of nodes and quotas that the settings take from the log. Raises InputError, which says what
     to type, if neither the settings nor the log define the nodes.
     """
     for path in wanted.gpu_sheets:
@@ -166,13 +166,13 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
 
 
 def _shortened(names: Sequence[str], most: int) -> str:
-    """The first `most` names, and how many more there are."""
+    """Joins the first `most` names, and the number of further names, as text."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def _nodes(wanted: ClusterSettings, trace: TraceSettings, workload: Workload | None) -> list[NodeTypeSettings]:
-    """The nodes in the cluster's settings, else those in the trace's settings, else those that the log shows."""
+    """The nodes by the cluster's settings, else by the trace's settings, else as estimated from the log."""
     seen = NOTHING_SEEN if workload is None else workload.seen
     if wanted.partitions is not None:
         assert workload is not None
@@ -224,7 +224,7 @@ def about_cluster(wanted: ClusterSettings, trace: TraceSettings, workload: Workl
 
 
 def _no_cluster(workload: Workload) -> str:
-    """An error message for a log that does not show its cluster: suggests a size with queues and one without."""
+    """The error for a log without start times; it suggests a cluster with queues and one without."""
     own_s = workload.submit_time_s[-1] - workload.submit_time_s[0]
     most = most_at_once(workload.submit_time_s, workload.submit_time_s + workload.duration_s, workload.gpus)
     largest = int(workload.gpus.max())
@@ -244,7 +244,7 @@ def _no_cluster(workload: Workload) -> str:
 
 
 def _nodes_of_partitions(wanted: ClusterSettings, workload: Workload) -> list[SeenNodes]:
-    """The nodes of each partition in the log. Raises InputError if the log does not show which nodes these are."""
+    """The nodes of each partition in the log. Raises InputError if the log does not show these nodes."""
     seen, key = workload.seen, "cluster.partitions=trace"
     setting = node_types_setting(
         (f"{each.gpu_type or DEFAULT_GPU_TYPE}@{each.partition}", each.nodes, each.gpus_per_node)
@@ -269,7 +269,7 @@ def _nodes_of_partitions(wanted: ClusterSettings, workload: Workload) -> list[Se
 
 
 def by_partition(wanted: ClusterSettings, workload: Workload, cluster: Cluster) -> Workload:
-    """Binds each job to its partition's nodes if the settings request it; otherwise adds a note about the partitions.
+    """Binds each job to its partition's nodes if cluster.partitions=trace; otherwise adds a note about the partitions.
 
     Each partition has GPU types of its own, so every policy keeps jobs in their partition by respecting GPU types. In a
     partition with several GPU types, a job is bound to the type that it requested, else to the type that it ran on.
@@ -348,7 +348,7 @@ def _scaled_quotas(workload: Workload, gpus: int) -> dict[str, int]:
         )
     exact = {name: size * gpus / total for name, size in quotas.items()}
     result = {name: max(1, int(share)) for name, share in exact.items()}
-    while sum(result.values()) > gpus:  # GPUs for tenants rounded up to 1 come from those furthest above their share
+    while sum(result.values()) > gpus:  # tenants rounded up to 1 GPU take it from those furthest above their share
         most = max(result, key=lambda name: (result[name] > 1, result[name] - exact[name], result[name], name))
         result[most] -= 1
     for name in sorted(exact, key=lambda each: (int(exact[each]) - exact[each], each)):
@@ -365,9 +365,9 @@ def misfits(workload: Workload, cluster: Cluster) -> NDArray[np.bool_]:
 
 
 def check_fit(workload: Workload, cluster: Cluster, *, refuse_bad_rows: bool = False) -> None:
-    """Raises InputError if some jobs can never run. The message names the first ten, and what to type.
+    """Raises InputError if some jobs can never run. The message names the first ten of them, and what to type.
 
-    refuse_bad_rows: whether the log's invalid rows are errors, too, and are named in the same list.
+    refuse_bad_rows: whether invalid rows of the log are errors, too; the message then lists both.
     """
     wrong = np.flatnonzero(misfits(workload, cluster))
     bad = workload.bad_rows if refuse_bad_rows else 0
@@ -457,7 +457,7 @@ def random_stream(seed: int, source: str) -> np.random.SeedSequence:
 
 
 def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Workload:
-    """Reads or generates a seed's jobs, cuts them to the window, samples them, and scales their arrival rate."""
+    """Reads or generates the jobs for a seed, cuts them to the window, samples them, and scales their arrival rate."""
     if trace.format is not None and trace.format not in formats():
         raise unknown("trace.format", trace.format, formats())
     parameters = _law_parameters(trace)
@@ -547,7 +547,7 @@ def _generated(trace: TraceSettings, seed: int) -> Workload:
 
 
 def without_misfits(workload: Workload, cluster: Cluster) -> Workload:
-    """Removes jobs that can never run on the cluster, and counts them as bad rows."""
+    """Removes jobs that can never run on the cluster, and counts them as bad rows. Raises InputError if no job fits."""
     wrong = misfits(workload, cluster)
     if not wrong.any():
         return workload
@@ -567,9 +567,9 @@ def check_compression(compression: str, policies: Iterable[Policy]) -> None:
 
 
 def read_profile(path: Path) -> Profile:
-    """Reads a profile, or a published table (`plan_tables`); a relative path also counts from $SYNERGY_DATA.
+    """Reads a profile, or a published table (`plan_tables`). A relative path may also start from $SYNERGY_DATA.
 
-    Raises InputError if the file is missing or is neither.
+    Raises InputError if the file is missing, or is neither a profile nor a known table.
     """
     path = path if path.exists() else find([str(path)]) or path
     if path.suffix == ".csv":
@@ -583,6 +583,6 @@ def read_profile(path: Path) -> Profile:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Writes a profile's file completely or not at all."""
+    """Writes the profile to a file, completely or not at all."""
     with atomic_file(path) as partial:
         partial.write_text(profile.to_json(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Checks that every event log must pass, under any policy. They are vectorised, so every simulation can be checked."""
+"""Checks that every event log must pass, under any policy. They are vectorised, so every simulation can run them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class InvariantError(RuntimeError):
 def check(run: Run, *, whole: bool = True) -> None:
     """Raises InvariantError for the first error found in a run's log.
 
-    Every job is submitted at its time and finishes once; it starts only while waiting and stops only while running.
-    GPUs in use never exceed the cluster or a quota without borrowing. The GPUs of a start are those of its masks, on
-    existing nodes, and held by no other job. GPU-seconds by job and over time agree to the last tick. If CPUs and
-    memory are allocated, every start has a share, only jobs with GPUs have one, and the jobs on a node never have more
-    than the node (or, if the policy pools nodes, more than all nodes of the GPU type).
+    Every job is submitted at its submission time and finishes once; it starts only while waiting and stops only while
+    running. GPUs in use never exceed the cluster's or, without borrowing, a tenant's quota. The masks of a start have
+    as many GPUs as the start, all on existing nodes, and no other job holds them. GPU-seconds summed by job and over
+    time agree to the last tick. If CPUs and memory are allocated, every start has a share, only jobs with GPUs have
+    one, and shares on a node never exceed the node (or, if the policy pools nodes, all nodes of the GPU type).
     whole: whether every job must have finished; False for a truncated run.
     """
     _check_order(run, whole)
@@ -118,7 +118,7 @@ def _check_gpus(run: Run) -> None:
     if np.any(masked != held.gpus):
         bad = int(np.argmax(masked != held.gpus))
         raise InvariantError(f"job {held.job_id[bad]} starts with {held.gpus[bad]} GPUs on masks of {masked[bad]}.")
-    # On each GPU, a start must come later in the log than the stop or finish of the previous job.
+    # On each GPU, a start must come later in the log than the stop or finish of the job before it.
     order = np.argsort(node, kind="stable")
     node, mask, row, end_row = node[order], mask[order], rows[order], held.end_row[holding[order]]
     for gpu in range(int(mask.max(initial=0)).bit_length()):

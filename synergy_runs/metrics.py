@@ -42,13 +42,13 @@ OVERLOAD_FRACTION = 0.03
 """Minimum growth of the waiting work, as a fraction of the cluster's capacity, that counts as overload. Chosen with
 `bench/overload.py`; docs/metrics.md says how often it is wrong."""
 MIN_WAITING_JOBS = 10
-"""Minimum number of jobs that make up this fraction: a single wide job that starves is no overload."""
+"""Minimum number of waiting jobs that can reach `OVERLOAD_FRACTION`: a single wide job that starves is no overload."""
 OF_WHOLE_JOBS = (
     *("predicted_duration_s", "jct_s", "waiting_s", "queueing_delay_s", "slowdown"),
     *("mean_contention", "finish_time_fairness"),
 )
-"""Columns that are NaN for jobs carried into the window, which are only the rest of a job. Means of them are over
-measured jobs."""
+"""Columns that are NaN for jobs carried into the window, since only the rest of such a job is in the window. Means of
+these columns are over measured jobs."""
 
 
 def mean(values: NDArray[Any]) -> float:
@@ -133,7 +133,7 @@ def waiting_gpu_s(run: Run, at_s: Floats, *, most_gpu_s: float = np.inf) -> Floa
 def split_starts_fraction(events: Events, cluster: Cluster) -> float:
     """Fraction of the starts and resumes of multi-GPU jobs that use more nodes than necessary.
 
-    As many nodes are necessary as the job would need if all nodes of that GPU type were empty, filled from the largest.
+    The necessary number is what the job needs if all nodes of the GPU type are empty and the largest are filled first.
     NaN if there are no such starts, or if the nodes are unknown.
     """
     rows = np.flatnonzero(events.kind == Kind.START)
@@ -192,7 +192,7 @@ def fragmented_gpu_s(run: Run) -> float:
 
 @dataclass(frozen=True, slots=True)
 class JobColumns:
-    """One row per job of the workload. NaN: it has not happened (in a truncated run), or it is not defined."""
+    """One row per job of the workload. NaN: the event never happened (truncated run), or the value is not defined."""
 
     job_id: Ints
     carried: NDArray[np.bool_]
@@ -272,8 +272,8 @@ def _known_of(keep: NDArray[np.bool_], jobs: JobColumns) -> JobColumns:
 def mean_contention(submit_s: Floats, finish_s: Floats, end_s: float) -> Floats:
     """Mean number of active jobs (submitted, not finished) over each job's life; NaN for an unfinished or empty life.
 
-    Computed from differences of ∫A(t)dt, so it costs one sort. end_s: time of the log's end; later submissions are
-    ignored.
+    Computed from differences of ∫A(t)dt, so it costs one sort. end_s: time of the log's last event; later
+    submissions are ignored.
     """
     arrived = submit_s[submit_s <= end_s]
     left = finish_s[~np.isnan(finish_s)]

@@ -28,9 +28,9 @@ _MEANINGS = {
 """Meaning of the words in the table's column `knows` (`Terms.knows`)."""
 _ADVANTAGES = {"first_gpus": "first GPUs", "batch_limit": "batch"}  # other terms are named by their keys
 MAX_LINES = 8
-"""If more rows than this would each have a note, these notes are left out."""
+"""Maximum number of lines about compressors; if there are more, one line that refers to summary.json replaces them."""
 MAX_NEAR = 4
-"""Maximum number of policies whose waits are compared with the log's, plus one if only one more is left."""
+"""Maximum number of policies whose waits are compared with the log's; if there is just one more, it is named, too."""
 MIN_JOBS_FOR_MEAN = 10
 """Smaller size classes and tenants are not reported: their mean says little."""
 
@@ -130,8 +130,8 @@ def _unequal_terms(comparison: Comparison) -> list[str]:
 
 
 def _losers(rows: Sequence[ComparedPolicy]) -> list[str]:
-    """For each policy, the size class or tenant whose mean JCT grows most compared with the log, else with the first
-    policy, in one line. For a single policy, the class of jobs that waits longest.
+    """One line that names, for each policy, the size class or tenant whose mean JCT grows most compared with the log
+    (else with the first policy). For a single policy, it names the size class or tenant that waits longest.
     """
     first, *others = sorted(rows, key=lambda row: not row.logged)
     if not others:
@@ -202,7 +202,7 @@ def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
 
 
 def _compressed(rows: Sequence[ComparedPolicy]) -> list[str]:
-    """The fraction of the GPU time by gradient compressor, one line per row with jobs that may compress."""
+    """The fraction of GPU time under each gradient compressor; one line per row whose jobs may compress gradients."""
     lines = []
     for row in rows:
         known = [shares for run in row.runs if (shares := run.summary.get("gpu_time_fraction_by_compressor"))]

@@ -21,7 +21,7 @@ queue agree on a wrong ratio. Source of both limits: bench/coverage.py; docs/met
 class Ratio:
     """A ratio, its 95 % confidence interval, and the number of independent workloads.
 
-    why_not: "" if there is an interval. Otherwise low and high are NaN, because workloads are `few` or queues `rare`.
+    why_not: "" if there is an interval; otherwise `few` (workloads) or `rare` (queues), and low and high are NaN.
     """
 
     value: float
@@ -91,7 +91,7 @@ def percent(fraction: float) -> str:
 
 
 def ratio_text(ratio: Ratio) -> str:
-    """Formats a ratio with its interval, `0.58 (0.51–0.66)`; without it if there is none or if it is exactly 1."""
+    """Formats a ratio with its interval, `0.58 (0.51–0.66)`; leaves out a missing interval, and one from 1 to 1."""
     if not math.isfinite(ratio.value):
         return "–"
     if ratio.low == ratio.high == 1.0 or not math.isfinite(ratio.low):

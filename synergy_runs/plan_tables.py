@@ -1,7 +1,7 @@
-"""Published tables of measured step times by parallel plan, as profiles (`synergy_core.jobs.testbed_profiles`).
+"""Reads published tables of step times measured by parallel plan, as profiles (`synergy_core.jobs.testbed_profiles`).
 
-A table is a CSV file; its header tells whose it is. Global batches do not change while a model trains, so that every
-step counts as one iteration. Costs of restarts are unknown: those of the simulated testbed count.
+A table is a CSV file; its columns show which publication it comes from. Global batches do not change while a model
+trains, so every step counts as one iteration. The tables do not give costs of restarts; the simulator's settings do.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ RUBICK_PLANS = {
 }
 ARENA_GPU_GB = {"a100": 40.0, "v100": 32.0, "a40": 48.0, "a10": 24.0, "h100": 80.0, "l20": 48.0}
 ARENA_MARGIN, ARENA_USABLE = 1.2, 0.8
-"""Memory of Arena's GPUs; data parallelism fits where 1.2 × what it needs is at most 0.8 of that, by its simulator."""
+"""Memory of Arena's GPUs. In Arena's simulator, data parallelism fits if 1.2 × its memory is at most 0.8 of a GPU's."""
 Rows = Iterator[tuple[str, ProfiledRow]]
 
 
 def _rubick(table: Any, path: Path) -> Rows:
-    """Rubick's table: nodes of 8 A800, digits for the GPUs used on each."""
+    """Reads Rubick's table of nodes of 8 A800. A digit of `gpus_per_node_used` is the number of GPUs used on a node."""
     from synergy_core.commands.measurements.rubick import MODELS
 
     for row in table.itertuples():
         *_, batch = MODELS[row.model]
         plan = RUBICK_PLANS[row.plan] if row.plan != "3d" else Plan(tensor=int(row.tp), pipeline=int(row.pp))
         data = int(row.gpus) // (plan.tensor * plan.pipeline)
-        if batch % data == 0:  # else some replicas had more samples than others, which a plan cannot say
+        if batch % data == 0:  # otherwise replicas had unequal batches, which a plan cannot express
             node_gpus = tuple(sorted(map(int, row.gpus_per_node_used)))
             made = replace(plan, data=data, micro_batch=batch // data)
             yield f"rubick-{row.model}", ProfiledRow("a800", int(row.nodes), made, row.iter_time_s, node_gpus=node_gpus)
 
 
 def _arena(table: Any, path: Path) -> Rows:
-    """Arena's measured best plans (EuroSys 2026), which it does not name.
+    """Reads Arena's step times (EuroSys 2026), each under the best plan measured; the table does not name these plans.
 
-    Where dp_mem.csv, beside the table, says that data parallelism fits, a row is read as data parallelism; else as
-    pipeline stages. So policies that know only data parallelism know as little as in Arena's simulator. A batch without
-    a measurement takes the times of the model's nearest batch, in proportion.
+    If data parallelism fits, by the memory in dp_mem.csv in the same folder, a row is read as data parallelism,
+    otherwise as pipeline stages. So policies that use only data parallelism know as little as in Arena's simulator. For
+    a batch without measurements, step times of the model's nearest measured batch are scaled in proportion.
     """
     import pandas as pd
 
@@ -72,11 +72,11 @@ READERS: dict[frozenset[str], tuple[str, Callable[[Any, Path], Rows]]] = {
     frozenset({"plan", "gpus_per_node_used", "iter_time_s"}): ("Rubick (MLSys 2025)", _rubick),
     frozenset({"source", "size", "batch_size", "best_of_config", "iter_time_s"}): ("Arena (EuroSys 2026)", _arena),
 }
-"""Formats of tables by the columns that only they have: name of the source, and reader."""
+"""The columns that identify each known table → (the publication, the function that reads the table)."""
 
 
 def plan_table(path: Path) -> Profile:
-    """The profile in a table. Raises InputError for a file that is none of the known tables."""
+    """Reads a published table as a profile. Raises InputError if the file is not a known table."""
     import pandas as pd
 
     table: Any

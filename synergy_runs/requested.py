@@ -1,8 +1,8 @@
 """Policies as users request them, such as `sia(information=all,growth=4)` or `sia(like=synergy)`, and their terms.
 
-The brackets apply to this one run of the policy: they set its parameters, `information`, or `like=OTHER`, which gives
-it the information and permissions of OTHER as far as it can use them. A policy's terms are its information about jobs
-and how far it may change their requests. Only policies on equal terms compare fairly; `missing` names rows to add.
+The brackets apply to this one run of the policy: they set its parameters, `information`, or `like=OTHER`. The last
+gives the policy the information and permissions of OTHER that it can use. The terms of a policy are its information on
+jobs and how far it may change their requests. Only policies on equal terms compare fairly; `missing` names rows to add.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Terms:
     `true`. information: its level of information about training jobs, "" if it learns nothing about them. may_change:
     what it may change about a job: `GPUs`, `batch`, `CPUs`; `pause` if it only pauses jobs. speeds: `true speeds` if it
     knows in advance how fast jobs run as requested, else "". plans: whether it reads the planner's full tables. growth:
-    limit of GPUs ÷ the most GPUs that the job, or any job of its model if reports are shared, was observed on;
+    maximum of a job's GPUs ÷ the most GPUs on which it (or, if reports are shared, any job of its model) was observed;
     first_gpus: a number of GPUs that is always allowed; batch_limit: `max` or `requested`. These three are 0, 0 and ""
     if the policy does not choose GPUs or batches, or has no such limit.
     """
@@ -96,7 +96,7 @@ def terms_of(policy: Policy) -> Terms:
 
 
 def ahead(other: Terms, own: Terms, *, plans: bool) -> list[str]:
-    """Names of the terms in which `other` is better off than `own`, and which `own` could be given, too.
+    """Names of the terms that are better in `other` than in `own`, and that `own` could be given, too.
 
     plans: whether any job has parallel plans; without them, reading the planner's tables is no advantage.
     """
@@ -130,7 +130,7 @@ def informed_like(policy: Policy, other: Policy) -> Policy:
 def missing(terms: Mapping[str, Terms], *, plans: bool) -> dict[str, tuple[str, list[str]]]:
     """Rows that a fair comparison lacks: text to type → (policy whose terms the row takes over, names of these terms).
 
-    terms: by the text that requests each policy. Each policy needs a row on terms at least as good as every other's.
+    terms: by the text that requests the policy. Each policy needs a row on terms at least as good as every other's.
     Policies that read true run times are left out on both sides.
     """
     result: dict[str, tuple[str, list[str]]] = {}
@@ -170,7 +170,7 @@ _FORM = "NAME or NAME(key=value,…), such as sia(information=all,growth=4)"
 def read_request(text: str) -> tuple[str, dict[str, Any]]:
     """The name of a requested policy, and the keys and plain values in its brackets.
 
-    Raises InputError for another form and for an unknown policy."""
+    Raises InputError for malformed text and for an unknown policy."""
     import yaml  # type: ignore[import-untyped]
 
     found = _REQUEST.fullmatch(text.strip())
@@ -219,7 +219,7 @@ def policies_of(
     information: Information | None,
     knowledge: InputKnowledge = "known",
 ) -> dict[str, Policy]:
-    """Policies by the text that requests each, in order, with parameters applied and named by their labels. Raises
+    """Makes the requested policies with their parameters and labels, in order, by the text that requests each. Raises
     InputError for unknown or duplicate policies and wrong parameters.
     """
     if not texts:

@@ -1,7 +1,7 @@
 """Writes, lists, compares and exports results on disk: a folder per command, in it a folder per policy and seed.
 
-`python -m synergy_sim.results DIR` prints the results below DIR (docs/results.md). A folder is written under another
-name and renamed when it is complete.
+`python -m synergy_sim.results DIR` prints the results below DIR (docs/results.md). A folder is written under a
+temporary name and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def new_run(parent: Path, program: str, words: Sequence[str], *, name: str | Non
 
 @contextlib.contextmanager
 def resumed_run(folder: Path) -> Iterator[Path]:
-    """Resumes the run in the folder in this process. At the end of the block, the run is marked as complete."""
+    """Records that this process resumes the run in the folder. At the end of the block, marks the run as complete."""
     mine = new_record("", [])
     here = replace(_record(folder), host=mine.host, pid=mine.pid, version=mine.version, commit=mine.commit)
     write_record(here, folder)
@@ -264,8 +264,8 @@ def _record(folder: Path) -> RunRecord:
 
 
 def _mark_ended(folder: Path, *, latest: bool) -> None:
-    """Records that the run in the folder is complete. latest: whether `latest` beside it points to it from now on, as a
-    link or, without symbolic links, as a file with its name; a folder called `latest` is not replaced.
+    """Records that the run in the folder is complete. latest: whether to make `latest` in the parent folder a link to
+    the run or, without symbolic links, a file with the folder's name. A folder called `latest` is not replaced.
     """
     if not _has_results(folder):
         return
@@ -293,7 +293,7 @@ def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def show(folders: Sequence[Path], into: Path, *, figures: bool) -> None:
-    """Writes the figures and the report if `figures` is set, then prints the table. into: the run's folder."""
+    """If `figures` is set, writes the figures and the report; then prints the table. into: the command's folder."""
     runs = [read_run(each) for each in folders]
     try:
         report = write_comparison(runs, into, command=command_of(into)) if figures else None
@@ -311,7 +311,7 @@ def command_of(folder: Path) -> str:
 
 
 def new_folder(parent: Path, name: str, *, only: bool = False) -> Path:
-    """Makes the first of the folders `name`, `name-2`, … that does not exist. only: allows no name but `name`."""
+    """Makes the first of the folders `name`, `name-2`, … that does not exist. only: whether to allow only `name`."""
     number, tries = 1, _TRIES
     while True:
         folder = parent / (name if number == 1 else f"{name}-{number}")
@@ -320,7 +320,7 @@ def new_folder(parent: Path, name: str, *, only: bool = False) -> Path:
             folder.mkdir()
             return folder
         except OSError as error:
-            # Another command may just have removed the parent, because it made the parent and wrote no results.
+            # Another command, which made the parent and wrote no results, may just have removed it.
             tries -= isinstance(error, FileNotFoundError)
             if only or not tries or not (folder.exists() or isinstance(error, FileNotFoundError)):
                 raise InputError(
@@ -336,7 +336,7 @@ def print_listing(folders: Sequence[RunFolder], below: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    latest: set[Path] = set()  # folders that a `latest` beside them points to
+    latest: set[Path] = set()  # folders to which `latest` in their parent folder points
     for link in {each.path.parent / LATEST for each in folders}:
         with contextlib.suppress(InputError):
             latest.add(follow_latest(link).resolve())
@@ -367,8 +367,8 @@ def print_listing(folders: Sequence[RunFolder], below: Path) -> None:
 
 
 def write_csv(comparison: Comparison, path: Path) -> Path:
-    """Writes the table as CSV and returns the path. Figures are means over a row's seeds, unrounded, in the units of
-    their names. Raises InputError if the file cannot be written.
+    """Writes the table as CSV and returns the path. Figures are means over a row's seeds, unrounded, in the
+    units at the end of the columns' names. Raises InputError if the file cannot be written.
     """
     import pandas as pd
 
@@ -418,7 +418,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def latex(comparison: Comparison) -> str:
-    """Formats the same as a LaTeX `table` with the package booktabs; the commands are comments."""
+    """Formats what `markdown` does as a LaTeX `table` with the package booktabs; the commands are comments."""
     table, headings = _whole_table(comparison)
     cells = zip(*(_texts(column, "\\textbf{{{}}}", escaped) for column in table.columns), strict=True)
     rows: list[str] = []

@@ -1,4 +1,4 @@
-"""Configuration keys: each is a dataclass field with its meaning, default and bounds. Hydra's result is checked here.
+"""Declares configuration keys as dataclass fields with meaning, default and bounds, and checks what Hydra composes.
 
 Hydra accepts any key that is added with `+`; here an unknown key is an error that names the nearest known key. This
 file has the keys that both programs share, and each program's `settings.py` has its own. The simulator's defaults are
@@ -24,7 +24,7 @@ Settable = TypeVar("Settable")
 
 
 class Bounds(NamedTuple):
-    """A condition on a key's value beyond its type. words: for messages. hold: tests a value other than null."""
+    """A condition on a key's value beyond its type. words: for messages. hold: tests values other than null."""
 
     words: str
     hold: Callable[[Any], bool]
@@ -188,9 +188,9 @@ class Key(NamedTuple):
 
 
 def keys(of: type, prefix: str = "") -> Iterator[Key]:
-    """All keys of a settings class; each section precedes its own keys. prefix: the section's name, with a dot.
+    """All keys of a settings class, each section before the keys in it. prefix: what precedes their names, with a dot.
 
-    A list of sections, such as cluster.node_types, has the keys of its first entry, such as cluster.node_types.0.nodes.
+    A list of sections, such as cluster.node_types, is represented by its first entry: cluster.node_types.0.nodes.
     """
     hints = typing.get_type_hints(of)
     for each in _fields(of):
@@ -204,13 +204,13 @@ def keys(of: type, prefix: str = "") -> Iterator[Key]:
 
 
 def alternatives(kind: Any) -> list[Any]:
-    """The types that a value of this type may have, null left out: several for a union, else one."""
+    """The members of a union type, without None; for any other type, the type itself."""
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     return [each for each in typing.get_args(kind) if each is not type(None)] if is_union else [kind]
 
 
 def inside(kind: Any, part: str) -> Any:
-    """The type of the key `part` of a section, the name `part` of a mapping, or the index `part` of a list, or None."""
+    """The type of what `part` names: a key of a section, a name in a mapping or an index in a list; None if nothing."""
     for each in alternatives(kind):
         origin, choices = typing.get_origin(each), typing.get_args(each)
         if each is Any:
@@ -223,7 +223,7 @@ def inside(kind: Any, part: str) -> Any:
 
 
 def defaults(of: type) -> dict[str, Any]:
-    """Default values, as plain values, of all keys that have one."""
+    """The defaults of all keys that have one, as plain values."""
     found: dict[str, Any] = {}
     for each in _fields(of):
         value = each.default if each.default_factory is MISSING else each.default_factory()
@@ -234,7 +234,7 @@ def defaults(of: type) -> dict[str, Any]:
 
 
 def _fields(of: type) -> list[dataclasses.Field[Any]]:
-    """The fields of a settings class, its own before inherited ones."""
+    """The fields that a settings class declares itself, then the inherited ones."""
     return sorted(dataclasses.fields(of), key=lambda each: each.name not in of.__annotations__)
 
 
@@ -256,7 +256,7 @@ def build(kind: type[Settable], values: Mapping[str, Any], prefix: str = "") -> 
 
 
 def cast(value: Any, kind: Any, where: str) -> Any:
-    """Converts a value to a setting's type if that is lossless. where: the dotted key. Raises InputError otherwise."""
+    """Converts a value to a setting's type. where: the dotted key. Raises InputError if that would lose information."""
     if value is None and type(None) in typing.get_args(kind):
         return None
     kinds = alternatives(kind)

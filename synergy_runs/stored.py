@@ -30,7 +30,7 @@ FILE = "run.yaml"
 """File in a run's folder that says how the run was made, and whether it is complete."""
 _HEAD = "# How these results were made. If `ended` is null, they are incomplete: still running, or ended early.\n"
 LATEST = "latest"
-"""Name beside the run folders: a link to the run that ended last, or a file with its name."""
+"""Name of a link beside the run folders to the run that ended last, or of a file that contains that run's name."""
 _WORK = ".work"
 """Suffix of the executor's work folders, which contain no results."""
 NOT_OF_THE_RUN = (
@@ -65,7 +65,7 @@ class RunRecord:
 
     @property
     def runs_here(self) -> bool:
-        """Whether a process of this machine is running it."""
+        """Whether a process of this machine is executing the run."""
         if self.ended or self.host != socket.gethostname():
             return False
         try:
@@ -164,7 +164,7 @@ class StoredRun:
 
     @property
     def label(self) -> str:
-        """The policy's name, with a star if it is an oracle."""
+        """The policy's name, with a star if the policy is an oracle."""
         return "as logged" if self.policy == AS_LOGGED else self.policy + "*" * bool(self.summary["oracle"])
 
     @property
@@ -207,14 +207,14 @@ class StoredRun:
         return Shares(**_read(path, Shares.__slots__)) if path.exists() else None
 
     def config_yaml(self) -> str:
-        """Reads config.yaml, the configuration that it ran with; "" if there is none."""
+        """Reads config.yaml, the configuration of the run; "" if there is none."""
         path = self.folder / "config.yaml"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def settings(self) -> dict[str, str]:
         """The configuration as flat `key.key: value`, without keys that only identify, store or display the run.
 
-        `cluster.nodes` is the real number of nodes, even if the configuration leaves it to the trace.
+        `cluster.nodes` is the real number of nodes, even if the configuration takes that number from the trace.
         """
         flat = {key: value for key, value in _flat(self._config) if not {key, key.split(".")[0]} & _NOT_CONDITIONS}
         if "cluster.nodes" in flat:
@@ -331,15 +331,15 @@ def _is_run(path: Path) -> bool:
 
 
 def find_runs(folder: Path) -> list[StoredRun]:
-    """The runs of all complete commands below `folder`; if there is only one command, it may be incomplete.
+    """The runs of all complete commands below `folder`, or of the only command even if it is incomplete.
 
-    Sorted as `in_order` does, then the newest first, then by name. Raises InputError if there are none.
+    Sorted by `in_order`, then the newest first, then by name. Raises InputError if there are none.
     """
     return shown_runs(run_folders(folder))
 
 
 def shown_runs(folders: Sequence[RunFolder]) -> list[StoredRun]:
-    """The runs of the complete folders; a single folder may be incomplete."""
+    """The runs of all complete folders, or of the only folder even if it is incomplete; sorted by `in_order`."""
     return in_order(run for each in folders if each.whole or len(folders) == 1 for run in each.runs)
 
 
@@ -357,7 +357,7 @@ def read_run(folder: Path) -> StoredRun:
 
 
 def in_order(runs: Iterable[StoredRun], policies: Sequence[str] = ()) -> list[StoredRun]:
-    """Sorts runs by `policies`, else by their commands' lists of policies, longest first; others keep their order."""
+    """Sorts runs by `policies`, else as the commands list policies, longest list first; other runs keep their order."""
     runs = list(runs)
     lists = [policies] if policies else sorted((run.requested_policies() for run in runs), key=len, reverse=True)
     # A command with a single policy does not define an order, so its run never comes before compared ones.

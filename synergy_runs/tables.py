@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figure:
-    """One column: a key of the summary, its heading, the kind of number, and whether the lowest or highest is best."""
+    """One column: a key of the summary, its heading, its format, and the function that picks the best value."""
 
     key: str
     heading: str
@@ -63,7 +63,7 @@ MAX_SWEPT_VALUES = 6
 MAX_SETTINGS = 4
 """Maximum number of settings with a sentence of their own."""
 MAX_RIVALS = 3
-"""Maximum number of other policies that change jobs, which a winner that changes jobs is compared with."""
+"""A winner that changes what jobs requested is compared with at most this many other policies that do so."""
 MAX_TAIL_RATIO = 0.5
 """The policy with the shortest p99 wait is named if that wait is at most this fraction of the winner's."""
 MIN_CHANGE = 0.005
@@ -79,7 +79,7 @@ _NBSP = "\N{NO-BREAK SPACE}"
 
 
 def unit_of(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[float, str]:
-    """(scale, unit) for a whole column, so that its numbers are easy to compare."""
+    """(scale, unit) of all numbers in a column, so that they are easy to compare."""
     if figure.kind != "time":
         return {"percent": (0.01, "%"), "gpu_time": (HOUR_S, "GPU-h"), "number": (1.0, "")}[figure.kind]
     values = [abs(row.mean(figure.key)) for row in rows]
@@ -89,11 +89,11 @@ def unit_of(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[float, str]
 
 
 def cells(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[str, list[str], list[bool]]:
-    """(unit, texts, whether each is the best among policies that are no oracles)."""
+    """(unit, one text per row, whether that text is the best among policies that are no oracles)."""
     scale, unit = unit_of(figure, rows)
     texts = [three_digits(row.mean(figure.key) / scale) for row in rows]
     fair = [value for row in rows if row.eligible and math.isfinite(value := row.mean(figure.key))]
-    # All values that print like the best one are marked, but none if all print alike.
+    # Every text equal to the best one is marked; if all texts are equal, none is marked.
     best = three_digits(figure.best(fair) / scale) if figure.best and fair and len(set(texts)) > 1 else None
     return unit, texts, [text == best and row.eligible for text, row in zip(texts, rows, strict=True)]
 
@@ -104,7 +104,7 @@ def figures_of(rows: Sequence[ComparedPolicy]) -> list[Figure]:
 
 
 def in_unit(key: str, rows: Sequence[ComparedPolicy], row: ComparedPolicy, *, named: bool = True) -> str:
-    """Formats a row's figure in the unit of its column in the table of `rows`: `1.66 h`, or `1.66` if not named."""
+    """Formats a row's figure in the unit of its column in the table of `rows`: `1.66 h`, or `1.66` if not `named`."""
     scale, unit = unit_of(next(each for each in FIGURES if each.key == key), rows)
     return f"{three_digits(row.mean(key) / scale)}{f' {unit}' if named and unit else ''}"
 
@@ -112,7 +112,7 @@ def in_unit(key: str, rows: Sequence[ComparedPolicy], row: ComparedPolicy, *, na
 def verdict(comparison: Comparison) -> str:
     """Names the policy with the lowest mean JCT (oracles excluded), and by how much it is lower than others.
 
-    For a sweep over one number: the effect of the number under each policy. For other settings: one line each.
+    For a sweep over one number: a line per policy with the effect of the number. For other sweeps: a line per setting.
     """
     settings = comparison.settings
     if len(settings) == 1:
@@ -166,7 +166,7 @@ def _named(rows: Sequence[ComparedPolicy], selected: Sequence[ComparedPolicy]) -
 
 
 def _one_is_lowest(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
-    """Compares the winner with the reference; if it changes jobs, also with the best that does not and more that do."""
+    """Compares the winner with the reference and, if the winner changes jobs, with policies that do not and that do."""
     first, fair = rows[0], sorted((row for row in rows if row.eligible), key=lambda row: row.mean_jct_s)
     rivals = [first]
     if best.resizes:
@@ -304,7 +304,7 @@ def assumptions(comparison: Comparison) -> list[str]:
 
 def grouped(rows: Sequence[ComparedPolicy]) -> list[tuple[str, list[ComparedPolicy]]]:
     """Groups the rows of one setting as (title, rows): the schedule in the log, policies that keep what jobs request,
-    and policies that may change it. Titles are "" unless there are policies of both kinds.
+    and policies that may change their requests. Titles are "" unless there are policies of both groups.
     """
     parts = {
         "": [row for row in rows if row.logged],
@@ -324,7 +324,7 @@ def terms_cells(row: ComparedPolicy) -> tuple[str, str]:
 
 
 def comparison_table(comparison: Comparison, width: int) -> tuple[Table, list[Figure]]:
-    """Returns a table with a row per policy (and setting) and the columns that fit in `width`, and the columns left."""
+    """Returns a table of the columns that fit in `width`, a row per policy (and setting), and the columns left out."""
     from rich.console import Console
 
     figures = figures_of(comparison.rows)

@@ -1,4 +1,4 @@
-"""The jobs of one run in columns, in order of submission: a window of a trace, sampled or compressed if requested."""
+"""The jobs of one run in columns, in order of submission: a window of a trace, sampled or made denser if requested."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MIN_ESTIMATE_FRACTION = 0.5
 class Conversion:
     """Conversion of run times from GPU type `of` to GPU type `on`.
 
-    factor: what run times were multiplied by; low, high: range of the true factor. how: basis of the factor. jobs:
-    number of jobs that ran on `of` and run, or may run, on `on`.
+    factor: multiplier of the run times; low, high: range of the true factor. how: basis of the factor. jobs: number of
+    jobs that ran on `of` in the log and run, or may run, on `on` here.
     """
 
     of: str
@@ -48,12 +48,12 @@ class Workload:
     submit_time_s: from the window's start; duration_s: the job's run time in the trace, on its `gpus`;
     estimate_s: run time that the user declared (if the trace has none, a seeded over-estimate, see `with_estimates`).
     cpus, memory_bytes: CPU cores and host memory that the whole job requests in the trace, NaN if unknown.
-    global_batch: requested samples, 0 if the log has none. work_scale: work of a training job in multiples of its
-    model's; NaN for a job with only a run time (`synergy_sim.assignment` makes training jobs). iterations: number at
-    the requested batch after which the job is done, NaN if unknown.
+    global_batch: requested samples, 0 if the log has none. work_scale: a training job's work ÷ the work of its model;
+    NaN for a job with only a run time (`synergy_sim.assignment` makes training jobs). iterations: number of iterations
+    at the requested batch after which the job is done, NaN if unknown.
     estimate_drawn: whether `with_estimates` drew the estimate. carried: whether the job was submitted before the window
-    and reaches into it (`synergy_runs.inputs`); then its times are what was left at the window's start, and
-    ran_before_s is how long it had run by then. measured: whether results include the job (`with_measured`).
+    and was still active at the window's start (`synergy_runs.inputs`); then its duration and estimate are the remaining
+    part, and ran_before_s is the part before. measured: whether results include the job (`with_measured`).
     log_wait_s: time from submission to start in the log, NaN if unknown.
     Times lie on the grid of `synergy_core.units`. `*_code` columns index the tuples of the same name.
     models_assigned: whether `synergy_sim.assignment` gave jobs models and derived their work from run times;
@@ -61,9 +61,9 @@ class Workload:
     gpu_types: types that jobs request and are bound to; given_gpu_types: types that jobs ran on in the log; '' for
     none.
     timed_on: GPU type of the run times of jobs that request no type; '' if those run times hold on any type.
-    converted_by: factor applied to each logged run time to convert it to another GPU type; conversions: their basis.
-    seen: the cluster, estimated from the log's jobs. windows: disjoint windows of the whole log in the form of
-    trace.window, each with jobs and as many as an interval needs; empty if the log is too short.
+    converted_by: factor that converted each logged run time to another GPU type; conversions: basis of these factors.
+    seen: the cluster, estimated from the log's jobs. windows: as many disjoint windows of the log, written as for
+    trace.window and each with jobs, as a confidence interval needs; empty if the log is too short.
     line: the job's line in its file, 0 if generated. bad_rows: number of impossible rows left out; bad_examples: the
     first of them.
     """
@@ -274,7 +274,7 @@ def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Wor
 
 
 def bound_to(workload: Workload, gpu_type_code: Ints, gpu_types: tuple[str, ...]) -> Workload:
-    """The workload with other requested GPU types; the type each job ran on, else requested, stays recorded."""
+    """Replaces the requested GPU types. The type that a job ran on (else its former request) stays recorded."""
     ran, names = ran_on(workload)
     return replace(
         workload, gpu_type_code=gpu_type_code, gpu_types=gpu_types, given_gpu_type_code=ran, given_gpu_types=names
@@ -288,7 +288,7 @@ def ran_on(workload: Workload) -> tuple[Ints, tuple[str, ...]]:
 
 
 def at_least(workload: Workload, gpus: int) -> Workload:
-    """The workload with only the jobs that request at least `gpus` GPUs."""
+    """Keeps only the jobs that request at least `gpus` GPUs. Raises InputError if the window has no such job."""
     kept = workload.gpus >= gpus
     if not (kept & ~workload.carried).any():
         raise InputError(f"trace.min_gpus={gpus}: no job of {workload.source} requests that many; give a lower number.")
@@ -315,7 +315,7 @@ def scaled(workload: Workload, load: float) -> Workload:
 def uniform(workload: Workload, random: np.random.Generator, columns: int | None = None) -> Floats:
     """Draws uniform numbers in [0, 1) for each job: shape (jobs,) or (jobs, columns).
 
-    Jobs of the window draw first, so that their numbers do not depend on jobs carried in from before it.
+    The first draws are for jobs of the window, so that these numbers do not depend on the jobs carried into it.
     """
     shape = () if columns is None else (columns,)
     drawn = np.empty((len(workload), *shape))
@@ -350,7 +350,7 @@ def with_estimates(
     return replace(workload, estimate_s=estimate_s, estimate_drawn=unknown, notes=tuple(notes))
 
 
-# Models by the kind of their input data, and the assignment of models to jobs for a mix of these classes.
+# Classes of models by their input data, and the assignment of models to jobs for a mix of these classes.
 #
 # As in the published simulator of Synergy (Mohan et al., OSDI 2022), nothing is random: each job gets the class whose
 # share of the jobs so far is furthest below its share of the mix, and the models of a class take turns.
@@ -367,7 +367,7 @@ CLASSES = (
 def in_turn(mix: Sequence[float], jobs: int) -> list[str]:
     """The models of `jobs` jobs, in order. mix: a weight for each of `CLASSES`; a class of weight 0 has no jobs.
 
-    Raises InputError for a mix with other weights.
+    Raises InputError unless there is one weight ≥ 0 for each class and one is above 0.
     """
     names = ", ".join(name for name, _ in CLASSES)
     if len(mix) != len(CLASSES) or not all(0 <= each < math.inf for each in mix) or not sum(mix) > 0:

@@ -198,7 +198,7 @@ def _chances(known: Statistics, feature: Floats, jobs: Floats, gpu_time: Floats)
 
 __all__ = ["Statistics", "generate", "generate_whole", "names", "statistics"]
 
-# Random streams, numbered in this order. New ones go to the end, so that the others draw the same numbers.
+# Random streams, numbered in this order. Append new streams, so that the others keep drawing the same numbers.
 STREAMS = ("levels", "counts", "cells", "batches", "times", "users", "durations", "end_states")
 
 MAX_JOBS = 10_000_000
@@ -278,8 +278,8 @@ def generate_whole(
     All dated windows with the same seed are cut from this log. So two windows have the same jobs on the days they
     share, and windows without a common day have no common job.
 
-    window: (start, end) in seconds since 1970, with an infinite end if the window is open; it is only checked. Raises
-    InputError if part of it lies outside the real log, or if the statistics do not give the dates of the real log.
+    window, which is only checked: (start, end) in seconds since 1970, with an infinite end if it is open. Raises
+    InputError if part of the window lies outside the real log, or if the statistics do not give that log's dates.
     """
     known = statistics(name)
     if known.arrivals.log_dates is None:

@@ -32,7 +32,7 @@ def hourly_jobs(arrivals: Arrivals, window_s: float, random: np.random.Generator
 
     Expected jobs are shape × level, at most `most_per_hour`. The shape is the known pattern of hours of the day and
     weekdays. The level is lognormal, with a spread such that the counts, Poisson given the level, have the known
-    dispersion. A Gaussian series with a part that changes within hours and one that changes within days ranks the
+    dispersion. A Gaussian series, the sum of one that changes within hours and one that changes within days, ranks the
     hours: the i-th of n hours draws its level uniformly from the i-th of n equal parts of the distribution. From four
     weeks on, hours are scaled so that each hour of the day and each weekday has its known share, and the spread is
     fitted to the window. So a few months have the known mean, shape and dispersion; shorter windows need not.
@@ -80,7 +80,7 @@ def first_hour(arrivals: Arrivals) -> int:
 
 
 def _spread_for(arrivals: Arrivals, rate: Callable[[float], Floats]) -> float:
-    """The σ at which relative rates rate(σ), of mean 1, give the known index of dispersion D; 0 if rate(0) gives more.
+    """The σ at which relative rates rate(σ), of mean 1, give the known index of dispersion D; 0 if rate(0) exceeds it.
 
     Found by bisection: a count that is Poisson with mean μ·r has variance μ + μ²·Var[r], so D = 1 + μ·Var[r].
     """
@@ -100,7 +100,7 @@ def _capped(rate: Floats, mean: float, most: float) -> Floats:
 
 
 def submit_times(counts: Longs, opens_batch: NDArray[np.bool_], ratio: float, random: np.random.Generator) -> Longs:
-    """Submission times in whole seconds from the window's start, increasing, with `counts[h]` jobs in hour h.
+    """Submission times in whole seconds from the window's start, in order, with `counts[h]` jobs in hour h.
 
     Gaps are exponential, `ratio` times as long within a batch as before one, and scaled to fill the hour, so that
     hourly counts are kept and the jobs of a batch come together. counts: shape (hours,); opens_batch: shape (jobs,).

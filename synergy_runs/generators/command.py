@@ -20,7 +20,7 @@ from synergy_runs.generators.statistics import Statistics, statistics
 from synergy_runs.traces import read_trace
 from synergy_runs.traces.rows import END_STATES, TraceRows, iso
 
-# Further figures of a generated log, which it need not match, beside their known values and sources.
+# Further figures of a generated log, which need not match the known values; with these values and their sources.
 #
 # We have no source for the attempts per job, the concentration of users or the failures by size in Philly or Helios.
 # These figures are printed as generated, without a known value, so that they are not mistaken for known ones.

@@ -25,7 +25,7 @@ MAX_DURATIONS_FIT_ERROR = 1e-3
 
 
 Law = Callable[[int, Floats], Floats]
-"""(index of a size, rank in (0, 1)) → seconds below which a fraction `rank` of its jobs lies; same shape as `rank`."""
+"""(index of a size, rank in (0, 1)) → that quantile of the durations of the size's jobs, seconds; shape of `rank`."""
 
 
 def quantiles_by_size(tables: Sequence[Mapping[str, float]]) -> Law:
@@ -43,7 +43,7 @@ def lognormal_by_size(
 ) -> Law:
     """Fits a law with the given median, mean and GPU-seconds per job over all sizes.
 
-    ln seconds are normal, with a mean that grows linearly with ln GPUs, and truncated at `longest_s`. gpus, fraction:
+    ln seconds has a normal distribution, truncated at `longest_s`, with a mean linear in ln GPUs. gpus, fraction:
     sizes and their fractions of the jobs, shape (sizes,). Raises InputError if no such law exists.
     """
     from scipy.optimize import least_squares
@@ -92,8 +92,8 @@ class Arrivals:
     first_day: first day of a generated log without dates, a Monday. log_dates: the first day of the real log and the
     day after its last; None if unknown.
     most_per_hour: jobs in the busiest hour.
-    slow_fraction: share of the variance of hourly levels that changes over `slow_days` rather than hours.
-    hour_to_hour_correlation: correlation of the other, fast part between neighbouring hours.
+    slow_fraction: share of the variance of hourly levels in the slow part, whose correlation decays over `slow_days`.
+    hour_to_hour_correlation: correlation of the fast part, which has the other variance, between neighbouring hours.
     gap_within_batch: mean gap between jobs of one batch ÷ mean gap before a new batch.
     """
 
@@ -168,7 +168,7 @@ def blocks() -> dict[str, dict[str, Any]]:
 
 
 def statistics(name: str) -> Statistics:
-    """The statistics of one generator. Raises InputError for an unknown name or a file that lacks something."""
+    """The statistics of one generator. Raises InputError for an unknown name or a file that lacks an entry."""
     known = blocks()
     if name not in known:
         raise unknown("generator", name, known, hint="A new one is a JSON file in traces/, see traces/README.md.")
@@ -286,7 +286,7 @@ def _apportioned(weight: Floats, seats: int) -> NDArray[np.int64]:
 
 
 def _fitted(possible: NDArray[np.bool_], rows: Floats, columns: Floats, path: Path) -> Floats:
-    """Table with margins `rows` and `columns`, 0 where not `possible`, near independence; by iterative scaling."""
+    """Table nearest independence with these sums of `rows` and `columns`, 0 if not `possible`; by iterative scaling."""
     table = possible * np.outer(rows, columns)
     for _ in range(MAX_FIT_ROUNDS):
         table *= columns / table.sum(axis=0)

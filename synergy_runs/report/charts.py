@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Chart = dict[str, Any]
-"""`at`: the values of x. `panels`: plots below one another, each with `lines`: one per policy, None if it has none."""
+"""`at`: the values of x. `panels`: plots below one another, each with `lines`: one per policy, None without data."""
 Breakdown = dict[str, Any]
 """`heading`; `classes` and the number of `jobs` in each; `values`: by measure and policy, one per class."""
 SIZE_NAMES = tuple(each.replace("-", "–") for each in SIZE_CLASSES)
 POINTS = 400
-"""Number of points of a cumulative curve; its steps are then narrower than the line."""
+"""Number of points of a cumulative curve: enough to make its steps narrower than the line."""
 BINS = 600
 """Number of points of a chart over time."""
 GROUPINGS = {
@@ -54,7 +54,7 @@ MEASURES = {
     "hours": ("{unit}-hours held", "number"),
 }
 MAX_CLASSES = 400
-"""Maximum groups of one grouping; there may be thousands of users."""
+"""Maximum number of classes in one breakdown; there may be thousands of users."""
 
 
 def rounded(values: Floats) -> list[float | None]:
@@ -109,7 +109,7 @@ def fairness(rows: Sequence[ComparedPolicy]) -> Chart:
 
 
 def over_time(rows: Sequence[ComparedPolicy], events: Sequence[Events]) -> list[Chart]:
-    """Charts of GPUs used and jobs waiting and, if a policy shares them out, CPUs and memory; of each first seed.
+    """Charts of GPUs used and jobs waiting, and of CPUs and memory if a policy allocates them; for each first seed.
 
     The axis ends soon after the last submission, because a few long jobs would leave most of it empty.
     """
@@ -219,10 +219,10 @@ def sweep(rows: Sequence[ComparedPolicy], policies: Sequence[str]) -> Chart | No
 
 
 def breakdowns(rows: Sequence[ComparedPolicy]) -> list[Breakdown]:
-    """For each grouping with several classes: its classes, their jobs, and a value per measure, policy and class.
+    """For each grouping with several classes: the classes, their jobs, and a value per measure, policy and class.
 
-    Over the jobs of all seeds together, without jobs carried into the window. Classes are sorted by the GPU-hours of
-    work that their jobs request.
+    Values are over the jobs of all seeds together, without jobs carried into the window. Classes are sorted by the
+    GPU-hours of work that their jobs request.
     """
     import pandas as pd
 

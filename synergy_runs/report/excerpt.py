@@ -63,7 +63,7 @@ def overlapping(held: Held, start_s: float, end_s: float) -> Held:
 
 
 def busy_stretch(events: Events, *, most_starts: int) -> tuple[float, float]:
-    """(start, end) of the busiest stretch of time with about `most_starts` starts or fewer, seconds.
+    """(start, end), seconds, of the busiest stretch with at most `most_starts` starts, or of length `_LENGTHS_S[0]`.
 
     Its middle is where the queue is longest or, if no job ever waits, where most GPUs are used.
     """

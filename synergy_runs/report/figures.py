@@ -81,7 +81,7 @@ def tone_of(policy: str) -> int:
 
 
 def looks(policies: Iterable[str]) -> dict[str, Look]:
-    """A look per policy, in their order. Policies of the same tone get different markers, some of them hollow."""
+    """A look per policy, in the same order. Policies of the same tone get different markers, some of them hollow."""
     free = [(number, hollow) for hollow in (False, True) for number in range(len(TONES))]
     marks: dict[str, tuple[int, bool]] = {}
     every = dict.fromkeys(policies)
@@ -112,11 +112,11 @@ _TICKS_BETWEEN_S = {
     300.0: "5 min", 1800.0: "30 min", 2 * HOUR_S: "2 h", 3 * HOUR_S: "3 h", 12 * HOUR_S: "12 h", 2 * DAY_S: "2 d",
     4 * DAY_S: "4 d", 14 * DAY_S: "14 d",
 }  # fmt: skip
-"""Further ticks for an axis on which fewer than three of the others lie."""
+"""Further ticks for an axis that has fewer than three of the other ticks."""
 _TICK_STEPS = [1, 2, 2.5, 5, 10]
 MINUTE_S = 60.0
 _FAR_APART = 20
-"""Minimum ratio of values at which an axis is logarithmic: on a linear axis the smaller line would be invisible."""
+"""Minimum ratio of values at which an axis is logarithmic: on a linear axis, the smaller values would be invisible."""
 _TICKED_SETTINGS = 10
 """Maximum number of swept values for which every value has a tick."""
 _MARKS = 9

@@ -64,11 +64,11 @@ def packed(data: bytes | str) -> str:
 
 
 def packed_columns(columns: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> str:
-    """Packs columns of whole numbers ≥ −1, equally long, and the facts `about` them for `page/unpack.js`.
+    """Packs equally long columns of whole numbers ≥ −1, and facts `about` the columns, for `page/unpack.js`.
 
-    The format is one line of JSON, then the columns. Each uses as many bytes per number as its largest number needs,
-    first the lowest bytes of all numbers, then the next: this deflates to about half. Numbers are stored plus one, so
-    that −1, a missing number, is 0."""
+    The format is a line of JSON, then the columns. A column has as many bytes per number as its largest number needs:
+    first the lowest bytes of all its numbers, then their next bytes, because this order deflates to about half. Every
+    number is stored plus one, so that −1, a missing number, is 0."""
     heads, parts = [], []
     for name, values in columns.items():
         up = (np.asarray(values) + 1).astype("<u8")
@@ -94,7 +94,7 @@ def steps_of(values_s: Floats, unit_s: float) -> NDArray[np.int64]:
 
 
 def unit_for(span_s: float) -> float:
-    """The unit of a run's times in the page: at most a millionth of the run, within 1 ms and 1 s."""
+    """The unit of a run's times in the page: a millionth of the run or less, but between 1 ms and 1 s."""
     return next((unit_s for unit_s in (1.0, 0.1, 0.01) if unit_s * 1e6 <= span_s), 1e-3)
 
 
@@ -325,7 +325,7 @@ def _provenance(comparison: Comparison, command: str) -> str:
 def packed_holdings(held: Held, most: int) -> str:
     """Packs at most `most` intervals in which a job held GPUs of a node, in order of their starts.
 
-    If there are more, the shortest are left out; the section says how many, their length and their share of the time.
+    If there are more, the shortest are left out, and the section has their number, length and share of GPU time.
     """
     length_s = held.end_s - held.start_s
     slot_s = length_s * gpus_in(held.gpu_mask)
@@ -358,7 +358,7 @@ def job_list(rows: Sequence[ComparedPolicy], *, most_cells: int = MAX_CELLS) -> 
     """Packs the list of jobs as sections of the page by id: the jobs' names, and columns over the jobs.
 
     If there are too many jobs, only those that waited longest under any policy are listed, and the section says so.
-    Data are of each policy's first seed; a policy with different jobs has no columns.
+    The columns show each policy's first seed; a policy whose run has a different number of jobs has no columns.
     """
     runs = [row.runs[0] for row in rows]
     names = runs[0].jobs("job_name")["job_name"]

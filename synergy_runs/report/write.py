@@ -31,7 +31,7 @@ _PRINTED = {
     "waiting": "waiting_by_size",
     "fairness": "fairness_cdf",
 }
-"""Name of each chart's PNG file."""
+"""Id of a chart → name of its PNG file."""
 # Number of starts on the whole cluster for which the rectangles of the Gantt strip stay legible.
 _STRIP_STARTS = 1_500
 _LINES_AT_FIRST = 10
@@ -69,7 +69,7 @@ def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = ""
     text = page(comparison, command, looks=found, report=report, sections=_sections(report, rows, held))
     with atomic_file(into / "report.html") as unfinished:
         unfinished.write_text(text, encoding="utf-8")
-    lines_of = {row.policy: row for row in reversed(comparison.rows)}  # of a sweep, a line per policy
+    lines_of = {row.policy: row for row in reversed(comparison.rows)}  # in a sweep's chart, a line per policy
     for chart in drawn:
         policies = [lines_of[name] for name in found] if chart is swept else rows
         _save(print_chart(chart, policies, found), into / f"{_PRINTED[chart['id']]}.png")

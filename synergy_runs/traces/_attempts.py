@@ -10,8 +10,8 @@ Two limits: submission times come from the log, so a policy that starts the firs
 second; and gaps computed from start times include the logged queueing delay (7 s in the Philly release's own example).
 
 With `trace.attempts=merged`, a job is submitted with its first attempt, runs for the sum of its attempts, and has the
-GPUs and end state of its last attempt. Use it to compare with work that has one run time per job, such as the CSV of
-the Pollux and Sia artifacts. (The release's own notebook counts from the first start to the last end, gaps included.)
+GPUs and end state of its last attempt. Use it to compare with publications that have one run time per job, such as the
+CSV of the Pollux and Sia artifacts. (The Philly release's notebook counts from first start to last end, with gaps.)
 """
 
 from __future__ import annotations

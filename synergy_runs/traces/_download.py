@@ -28,9 +28,9 @@ from synergy_runs.files import statistics_folder
 class Source:
     """One published trace.
 
-    url: address of the archive, "" where we know only the page. sha256, size_bytes: of the archive, "" and 0 if
-    unknown; such an archive is not downloaded, because we could not verify it.
-    wanted: names of the files to extract from the archive; its other files are not unpacked.
+    url: address of the archive, "" if we know only its web page. sha256, size_bytes: checksum and size of the archive,
+    "" and 0 if unknown; such an archive is not downloaded, because we could not verify it.
+    wanted: names of the files to extract from the archive; other files are not unpacked.
     """
 
     name: str
@@ -90,7 +90,7 @@ SOURCES = {each.name: each for each in _PUBLISHED}
 def download(source: Source, folder: Path, *, wait_s: float = 2.0) -> list[Path]:
     """Downloads the wanted files of `source` into `folder`, unless they are there; returns their paths in order.
 
-    The archive stays beside them. wait_s: wait after a connection without new bytes; doubled after each further one.
+    The archive stays in the folder. wait_s: wait after a connection without new bytes, doubled after every such one.
     Raises InputError if the source has no checksum, the server cannot be reached, or the checksum is wrong.
     """
     wanted = [folder / name for name in source.wanted]
@@ -173,7 +173,7 @@ def _fetch(source: Source, archive: Path, progress: Progress, wait_s: float) -> 
 
 
 def _one_connection(source: Source, part: Path, by_hand: str, progress: Progress) -> str:
-    """Appends the bytes of one connection to `part`; returns why it ended. Raises InputError if a retry cannot help."""
+    """Appends bytes to `part` until the connection ends; returns why. Raises InputError if a retry cannot help."""
     done = _size(part)
     headers = {"User-Agent": "synergy-cluster", "Accept-Encoding": "identity"}
     if done:

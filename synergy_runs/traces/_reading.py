@@ -139,7 +139,7 @@ def _is_separator_line(line: str) -> bool:
 
 
 CHUNK_ROWS = 50_000
-"""Rows held as text at a time, so that reading a log of millions of rows needs little memory."""
+"""Rows that are in memory as text at a time, so that reading a log of millions of rows needs little memory."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class LogTable:
     def convert(
         self, column: str, convert: Callable[[str, str], Any], where: Mask | bool = True, otherwise: Any = UNKNOWN
     ) -> NDArray[Any]:
-        """Converts a column by `convert(text, column)`, once per distinct text; rejects rows whose text it refuses.
+        """Converts a column by `convert(text, column)`, once per distinct text; rejects rows with unusable text.
 
         where: mask of the rows to convert; all other rows get the value `otherwise`.
         """

@@ -1,6 +1,6 @@
 """Reader of Arena's simulation traces (EuroSys 2026): large models with their requested GPUs, GPU type and batch.
 
-Columns: job_id, submission_time (s, from any origin), num_iteration (five times the steps that its own simulator
+Columns: job_id, submission_time (s, from any origin), num_iteration (five times the steps that Arena's simulator
 trains), model_name (`moe__2.4B`), deadline (s on the same clock, ignored), batch_size (global), num_gpu, and gpu_type,
 or in unprocessed files duration (s). Only arrivals come from production; the authors drew the rest. A job's run time
 follows from its model.

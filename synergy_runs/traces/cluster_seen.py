@@ -16,8 +16,8 @@ USUAL_GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True)
 class SeenNodes:
-    """Nodes of one GPU type, "" if unknown. most_gpus: most GPUs in use at once. named: whether `nodes` counts names in
-    the log; else it is the fewest nodes that hold `most_gpus`. partition: "" if all partitions are counted together.
+    """Nodes of one GPU type, "" if unknown. most_gpus: most GPUs in use at once. named: whether `nodes` is the number
+    of node names in the log; otherwise, `nodes` is the fewest that have `most_gpus`. partition: "" for all partitions.
     """
 
     gpu_type: str
@@ -55,8 +55,8 @@ def types_ran_on(
 def seen(rows: TraceRows) -> SeenCluster:
     """Estimates the cluster of a log from its jobs. A job counts for the type it ran on, else the type it requested.
 
-    GPUs per node are the most that one job had on a node, or more if the named nodes could not hold all GPUs in use
-    otherwise, rounded up to a power of two.
+    GPUs per node: the most that one job had on a node or, if larger, the most GPUs in use at once ÷ the number of node
+    names; rounded up to a power of two.
     """
     start_s, gpus, queues = rows.start_s, rows.gpus, rows.partitions.values()
     ran, end_s = np.isfinite(start_s), start_s + rows.duration_s
@@ -115,7 +115,7 @@ def lines(rows: TraceRows) -> Iterator[str]:
 
 
 def typed_nodes(nodes: Sequence[SeenNodes]) -> list[SeenNodes]:
-    """Entries with a known GPU type, else the first entry: jobs without a type run anywhere and need no own nodes."""
+    """Entries with a known GPU type, else the first entry. Jobs without a type run on any node and need no others."""
     return [each for each in nodes if each.gpu_type] or list(nodes[:1])
 
 

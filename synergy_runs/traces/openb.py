@@ -6,8 +6,8 @@ are left out. Succeeded means completed; a pod deleted while Running counts as k
 
 `cpu_milli` is in thousandths of a core, `memory_mib` in MiB; 0 memory means no request, as in Kubernetes. `gpu_milli`
 below 1000 requests part of a GPU. We allocate whole GPUs, so such pods get one each; the notes give their number and
-mean request. `gpu_spec` lists the GPU types a pod may run on. A single type binds the pod, by its name in the catalog
-(V100M32 is v100-32gb) or else its own (G2 is g2). Pods with several types run anywhere and are counted.
+mean request. `gpu_spec` lists the GPU types a pod may run on. A pod with a single type is bound to it, under its name
+in the catalog (V100M32: v100-32gb) or else in the log (G2: g2). Pods with several types run anywhere and are counted.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ MEMORY = Limits("bytes", 0, 0, above=True, per_gpu=2**45)
 def _column(
     missing: Any = None, kind: type = np.float64, *, names: str = "", limits: Limits | None = None, label: str = ""
 ) -> Any:
-    """Declares a column of `TraceRows`. missing: default value; None: every reader must give one. names: the field with
+    """Declares a column of `TraceRows`. missing: default value; None if readers must give values. names: the field with
     the texts that the column's codes stand for. label: the column's name in errors if the file has no name for it.
     """
     described = {"missing": missing, "names": names, "limits": limits, "label": label}
@@ -262,7 +262,7 @@ class TraceRows:
     attempts, retry_gap_s, joined_attempts: see `_attempts`; a gap is from an attempt's end to the next submission.
     from_zero: whether times count from the start of an undated window, not from 1970.
     quotas: GPUs of each virtual cluster, if the log or a file beside it gives them.
-    left_out: reason → number of jobs that, as the format documents, never ran or used no GPU; they are not bad.
+    left_out: reason → number of jobs that never ran or used no GPU, as the format documents; their rows are not bad.
     """
 
     path: Path

@@ -1,8 +1,8 @@
 """Reader of the job lists of Rubick (MLSys 2025): models with their requested GPUs and a number of steps.
 
 Columns: name, submission_time (s), application, num_gpus, steps (at the model's only batch), is_sla (1: a guaranteed
-job). Ignored: duration, which follows from the steps; num_cpus, since its nodes have CPUs enough for all; and
-exec_plan, the plan that the user requested, since every policy runs jobs under the best plan measured on their GPUs.
+job). Ignored: duration, which follows from the steps; num_cpus, since Rubick's nodes have enough CPUs; exec_plan,
+the plan that the user requested, since every policy runs jobs under the best plan measured on their GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from synergy_runs.traces.rows import TraceRows, number, one_of, seconds, whole
 NAME = "rubick"
 SUMMARY = "job lists of Rubick: name, submission_time, application, num_gpus, steps, is_sla"
 GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
-"""Virtual cluster of jobs whose speed is guaranteed (that of their request), and of all others."""
+"""Virtual clusters: jobs that are guaranteed the speed of their request, and all other jobs."""
 COLUMNS = {
     "job_name": Text("name"),
     "submit_s": Number("submission_time", seconds),

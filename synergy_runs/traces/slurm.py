@@ -15,8 +15,8 @@ allocate whole GPUs.
 
 CPUs: `cpu` of ReqTRES, else of AllocTRES, else ReqCPUS, NCPUS, AllocCPUS. Memory: `mem` of ReqTRES, else of AllocTRES,
 both for the whole job, else ReqMem: per node (`4Gn`), per CPU (`4Gc`), or since Slurm 21.08 for the whole job (`4G`).
-Suffixes are powers of 1,024; no suffix means M; 0 means all memory of a node and counts as unknown. Requests come
-before allocations: a job that requested one CPU and received a whole node (--exclusive) needs one CPU.
+Suffixes are powers of 1,024; no suffix means M; 0 means all memory of a node and counts as unknown. Requests take
+precedence over allocations: a job that requested one CPU and received a whole node (--exclusive) needs one CPU.
 
 Components of a heterogeneous job (105+0, 105+1) start together and become one job. Their GPUs, CPUs and memory are
 added up and held until the last component with GPUs has ended; components without GPUs are ignored. Jobs whose
@@ -405,7 +405,7 @@ def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
     import pandas as pd
 
     records = records.assign(from_s=records.start_s.fillna(records.submit_s))
-    records = records.sort_values(["job", "submit_s", "start_s", "line"], kind="stable")  # without start: last
+    records = records.sort_values(["job", "submit_s", "start_s", "line"], kind="stable")  # rows without a start last
     of_component = records.groupby(["job", "component"], sort=False)
     records = records.assign(attempt=of_component.cumcount(), place=of_component.ngroup())
     records = records.sort_values(["job", "attempt", "place"], kind="stable")

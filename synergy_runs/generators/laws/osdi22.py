@@ -58,7 +58,7 @@ def _arrivals_s(parameters: LawParameters, random: Random) -> list[float]:
 
 
 def _run_times_s(parameters: LawParameters, random: Random) -> list[float]:
-    """Run times of 60·10^U(a, b) seconds, with (a, b) of a randomly drawn piece of `run_times`."""
+    """Run times of 60·10^U(a, b) seconds, with (a, b) of a randomly drawn entry of `run_times`."""
     below = list(accumulate(share for share, _, _ in parameters.run_times))
     return [60.0 * 10.0 ** _exponent(parameters.run_times, below, random) for _ in range(parameters.jobs)]
 

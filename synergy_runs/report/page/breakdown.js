@@ -1,4 +1,4 @@
-// How jobs fared by size, tenant, user, …: one table, turned by what is chosen.
+// A table of one measure by size, tenant, user, …; the user chooses the measure and the classes.
 function breakdown() {
   const place = section("breakdown");
   place.closest("section").hidden = !report.breakdowns.length;

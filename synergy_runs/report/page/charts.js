@@ -1,13 +1,13 @@
-// Charts, drawn by Bokeh: lines over one axis that all policies share, or marks by class.
+// Charts, drawn by Bokeh: lines over one axis that all policies share, or markers by class.
 const TICKS_S = [0.001, 0.01, 0.1, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200,
   86400, 172800, 345600, 604800, 1209600, 2592000, 5184000, 10368000, 31536000];
 const TICKS_LOG_S = [0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 21600, 86400, 604800, 2592000, 31536000];
 const NUMBERS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 1e4, 1e5];
 const MINUTE_S = 60;
-// Linear to a minute, logarithmic above, as the figures in print are.
+// A scale that is linear below a minute and logarithmic above, as in the PNG figures.
 const bent = (seconds) => (seconds <= MINUTE_S ? seconds / MINUTE_S / 2 : 0.5 + Math.log10(seconds / MINUTE_S));
 
-// `1 h`, not `60 min`: ticks are round.
+// Formats a tick, a round number of seconds: `1 h`, not `60 min`.
 function roundDuration(seconds) {
   if (seconds === 0) return "0";
   const [scale, unit] = UNITS.find(([each]) => seconds >= each) || [0.001, "ms"];
@@ -25,7 +25,7 @@ window.synergyTicks = (kind, start, end, log) => {
 };
 window.synergyText = { duration: roundDuration, number: (value) => String(Number(value.toPrecision(6))), percent: String, count };
 
-// Marks that are strokes, or hollow, need thicker ones.
+// Markers that are hollow or consist of strokes need thicker lines.
 const strokeOf = (number) => (["x", "asterisk"].includes(report.policies[number].mark) ? 2.2 : report.policies[number].hollow ? 1.6 : 1);
 
 const ticker = (kind, log) => new Bokeh.CustomJSTicker({
@@ -48,7 +48,7 @@ function figureOf(x, panel, height, more) {
   const options = { height, sizing_mode: "stretch_width", min_border_right: 12, toolbar_location: null, tools: [], title: null,
     x_axis_type: x.kind === "date" ? "datetime" : x.log ? "log" : "linear", ...more };
   const figure = Bokeh.Plotting.figure(options);
-  // Drags zoom with a mouse; a finger scrolls the page, and the buttons zoom.
+  // Dragging a mouse zooms. Dragging a finger scrolls the page, so touch screens zoom with buttons.
   if (!coarse) {
     const drag = new Bokeh.BoxZoomTool();
     const wheel = new Bokeh.WheelZoomTool({ dimensions: "width", modifiers: { ctrl: true } });
@@ -70,7 +70,7 @@ function tipOf(title, lines) {
     + `<b>${escaped(title)}</b>${lines.map(([number, text]) => `<br><span style="color:${colourOf(number)}">■</span> ${escaped(report.policies[number].label)}: <b>${escaped(text)}</b>`).join("")}</div>`;
 }
 
-// Lines and marks of policies, in the colours of the present light.
+// Colours lines and markers of policies for the current theme, light or dark.
 function recolour(glyphs) {
   for (const { number, of } of glyphs) for (const { glyph } of of) {
     const hollow = report.policies[number].hollow && "marker" in glyph;
@@ -79,7 +79,7 @@ function recolour(glyphs) {
   }
 }
 
-// Lines of one panel. Returns what must be done when other policies are shown, or the light changes.
+// Draws the lines of a panel. Returns {show, colour}: call them when the shown policies or the theme change.
 function drawLines(chart, panel, figure) {
   const date = chart.x.kind === "date";
   const x = chart.at.map((at) => (date ? (report.origin_s + at) * 1000 : at));
@@ -90,12 +90,12 @@ function drawLines(chart, panel, figure) {
   for (const [line, number] of present) {
     data[`y${number}`] = nan(line.y);
     if (line.low) Object.assign(data, { [`low${number}`]: nan(line.low), [`high${number}`]: nan(line.high) });
-    // Marks lie apart from those of other policies, or at every point of a short line.
+    // Short lines have markers at every point; on others, an offset keeps the policies' markers apart.
     const off = (number * Math.ceil(stops / 3) + number) % stops;
     data[`mark${number}`] = nan(line.y).map((value, at) => (panel.marks || (at + stops - off) % stops === 0 ? value : NaN));
   }
   const source = new Bokeh.ColumnDataSource({ data });
-  // A line that is not seen, which the mouse points at: all values at one x are told at once.
+  // An invisible line that reacts to the mouse, so that one tooltip shows all values at an x.
   const pointed = new Bokeh.ColumnDataSource({ data: { x, tip: x.map(() => ""), height: x.map(() => 0) } });
   const glyphs = present.map(([line, number]) => {
     const { mark, dashed } = report.policies[number];
@@ -123,7 +123,7 @@ function drawLines(chart, panel, figure) {
   return { show, colour: () => recolour(glyphs) };
 }
 
-// Marks by class: means, with a line up to the 99th percentile.
+// Draws a marker at the mean of each class, with a line up to the 99th percentile.
 function drawClasses(chart, panel, figure) {
   const { classes } = chart.x;
   const rows = panel.lines.map((line, number) => ({ line, number, source: new Bokeh.ColumnDataSource({ data: { x: [], y: [], high: [], tip: [] } }) }));
@@ -132,7 +132,7 @@ function drawClasses(chart, panel, figure) {
     const bar = figure.segment({ field: "x" }, { field: "y" }, { field: "x" }, { field: "high" }, { source, line_width: 2 });
     const cap = figure.scatter({ field: "x" }, { field: "high" }, { source, marker: "dash", size: 10, line_width: 2 });
     const mean = figure.scatter({ field: "x" }, { field: "y" }, { source, marker: mark, size: 11, line_width: strokeOf(number) });
-    mean.hover_glyph = null; // or the mark would change its colour
+    mean.hover_glyph = null; // otherwise the marker would change its colour
     return { number, of: [bar, cap, mean], mean };
   });
   figure.add_tools(new Bokeh.HoverTool({ renderers: glyphs.map(({ mean }) => mean), mode: "mouse", tooltips: "@tip{safe}" }));
@@ -167,7 +167,7 @@ function rules(chart, panel, figure) {
   return () => spans.forEach((span) => { span.line_color = styleOf("--text"); });
 }
 
-// All of x, with some room where there are few points.
+// The range of the whole x axis, with margins if there are few points.
 function rangeOf({ at, x }) {
   if (x.classes) return new Bokeh.Range1d({ start: -0.5, end: x.classes.length - 0.5 });
   const [start, end] = [at[0], at.at(-1)].map((each) => (x.kind === "date" ? (report.origin_s + each) * 1000 : each));
@@ -196,7 +196,7 @@ async function drawChart(chart) {
   listeners.shown.push(() => parts.forEach((part) => part.show()));
   const column = new Bokeh.Column({ children: parts.map(({ figure }) => figure), sizing_mode: "stretch_width", spacing: 4 });
   const { child_views } = await Bokeh.Plotting.show(column, place);
-  // Paper does not wait until a browser gets to drawing.
+  // Repaint at once, because printing does not wait for the browser's next frame.
   listeners.paper.push(() => child_views.forEach((view) => {
     view.renderer_views.forEach((each) => each.set_visuals?.());
     view.repaint();
@@ -204,7 +204,7 @@ async function drawChart(chart) {
   if (chart.at) zoomButtons(chart, range, parts);
 }
 
-// Buttons do for the keyboard and for a finger what a drag does for a mouse.
+// Buttons to zoom and move a chart without a mouse.
 function zoomButtons(chart, range, parts) {
   const whole = [range.start, range.end];
   const [to, from] = chart.x.log ? [Math.log, Math.exp] : [(value) => value, (value) => value];
@@ -225,7 +225,7 @@ function zoomButtons(chart, range, parts) {
     button("◀", "earlier or less", shift(-0.25)), button("▶", "later or more", shift(0.25)), button("whole", "all of it", reset));
 }
 
-// The values behind a chart as a table, for who cannot see or hover.
+// The values of a chart as a table, for readers who cannot see the chart or use a mouse.
 function valuesOf(chart) {
   const details = section(`values-${chart.id}`);
   const fill = () => {

@@ -1,4 +1,4 @@
-// Which slots ran what: a page of nodes and a stretch of time are drawn, whatever the length of the run.
+// The Gantt chart of jobs on slots. It draws only the chosen nodes and stretch of time, so long runs stay fast.
 const MAX_ROWS = 96, OVERVIEW_ROWS = 1600, SHORTEST_VIEW_S = 10;
 
 async function gantt() {
@@ -146,7 +146,7 @@ async function gantt() {
     const step = TICKS_S.find((each) => (view[1] - view[0]) / each <= Math.max(2, wide / 110)) || TICKS_S.at(-1);
     context.textAlign = "center";
     context.fillStyle = text;
-    // Ticks on full hours and days of the trace's clock, not of the window.
+    // Ticks are at full hours and days of the trace's clock, not of the time since the window's start.
     const offset = report.origin_s % step;
     for (let at = Math.ceil((view[0] + offset) / step) * step - offset; at <= view[1]; at += step) {
       const x = left + ((at - view[0]) / (view[1] - view[0])) * wide, stamp = clock(at);
@@ -217,7 +217,7 @@ async function gantt() {
 
 const sizeOf = (gpus) => report.size_limits.filter((limit) => gpus > limit).length;
 
-// All nodes at once if they are not too many, then pages of nodes of one type.
+// The pages of the chart: all nodes if there are few enough, then groups of nodes of one type.
 function pagesOf(nodes, firstRow) {
   const pages = [];
   const name = (from, to) => (to - from === 1 ? `node ${from}` : `nodes ${from}–${to - 1}`);

@@ -1,4 +1,4 @@
-// The list of jobs: searched, sorted, by policy.
+// The list of jobs under one policy, which can be searched and sorted.
 let jobsRead = null;
 
 function readJobs() {

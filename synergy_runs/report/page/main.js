@@ -1,4 +1,4 @@
-// What happens when the page opens: first what is looked at first, the rest while nobody waits.
+// Builds the page when it opens: first what a reader sees first, the rest when the browser is idle.
 function loadBokeh(text) {
   const script = document.createElement("script");
   script.textContent = text;

@@ -1,4 +1,4 @@
-// Which policies are shown, and the light or the dark: what all charts and tables hear of.
+// The shown policies and the theme, light or dark; charts and tables register listeners for changes.
 const every = [...report.policies.keys()];
 const atFirst = every.filter((number) => report.policies[number].at_first);
 const shown = new Set(atFirst);
@@ -16,7 +16,7 @@ const MARKS = {
   asterisk: "M7.3 3h1.4v3.7l3.2-1.8.7 1.2L9.4 8l3.2 1.9-.7 1.2-3.2-1.8V13H7.3V9.3l-3.2 1.8-.7-1.2L6.6 8 3.4 6.1l.7-1.2 3.2 1.8z",
 };
 
-// A short line with its mark: what stands before a policy's name everywhere.
+// A short line with a marker, shown before a policy's name.
 function swatch(number) {
   const { mark, hollow, dashed } = report.policies[number];
   const space = "http://www.w3.org/2000/svg";

@@ -1,16 +1,16 @@
-// Tables that sort by any column: those written in the page, and those made here of rows and columns.
+// Makes the tables in the page sortable by any column, and builds further sortable tables.
 const numberIn = (text) => parseFloat(text.replace(/[,\s]/g, "").replace("−", "-"));
 
 function ordered(rows, value, descending) {
   const sign = descending ? -1 : 1;
   const none = (each) => each === null || each === undefined || Number.isNaN(each);
   return rows.map((row) => [value(row), row]).sort(([one], [other]) => {
-    if (none(one) || none(other)) return none(one) - none(other); // what is not known stands last
+    if (none(one) || none(other)) return none(one) - none(other); // unknown values come last
     return sign * (typeof one === "string" ? one.localeCompare(other, "en", { numeric: true }) : one - other);
   }).map(([, row]) => row);
 }
 
-// Turns each head into a button; `sort(column, descending)` is called when it is pressed.
+// Turns each head into a button that calls `sort(column, descending)`.
 function sortingHeads(heads, sort, start = {}) {
   heads.forEach((head, column) => {
     if (!head.textContent.trim()) return;
@@ -30,7 +30,7 @@ function sortingHeads(heads, sort, start = {}) {
 function sortable(table) {
   const body = table.tBodies[0];
   sortingHeads([...table.tHead.rows[0].cells], (column, descending) => {
-    body.querySelectorAll("tr.title").forEach((row) => row.remove()); // sorted rows are in no groups
+    body.querySelectorAll("tr.title").forEach((row) => row.remove()); // sorting mixes the groups, so their titles go
     const texts = [...body.rows].map((row) => row.cells[column].textContent.trim());
     const numeric = texts.some((text) => !Number.isNaN(numberIn(text))) && texts.every((text) => text === "–" || !Number.isNaN(numberIn(text)));
     const value = (row) => {
@@ -41,7 +41,7 @@ function sortable(table) {
   });
 }
 
-// A table of `rows` by `columns` ({head, small, value, text, kind}), some at a time.
+// A table of `rows` by `columns` ({head, small, value, text, kind}), in pages of `most` rows.
 function tableOf(place, { columns, rows, most = 50, sort = null, label = "" }) {
   let state = sort, all = rows, page = 0;
   const table = element("table", { "aria-label": label });

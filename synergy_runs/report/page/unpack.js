@@ -1,5 +1,5 @@
-// Sections of the page, as html.py writes them: base64 of deflated bytes.
-// All files of this folder stand in one async function, in the order that html.py gives.
+// Unpacks sections of the page, which html.py writes as base64 of deflated bytes.
+// html.py joins all files of this folder, in the order of its `_SCRIPTS`, into one async function.
 const section = (id) => document.getElementById(id);
 
 if (typeof DecompressionStream === "undefined") {
@@ -20,7 +20,7 @@ async function unpackedText(id) {
   return textOf(await unpackedBytes(id));
 }
 
-// {about, columns}: columns are arrays of numbers, -1 where there is none.
+// Unpacks {about, columns}; columns are arrays of numbers, with -1 for missing numbers.
 async function unpackedColumns(id) {
   const bytes = await unpackedBytes(id);
   let at = bytes.indexOf(10) + 1;
@@ -35,7 +35,7 @@ async function unpackedColumns(id) {
   return { about, columns };
 }
 
-// Running sums, for columns of steps.
+// Running sums, for columns that contain differences.
 function summed(steps) {
   const sums = new Float64Array(steps.length);
   let sum = 0;

@@ -1,4 +1,4 @@
-// Numbers and times in words, and elements.
+// Formats numbers and times, and makes HTML elements.
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
 function threeDigits(value) {
@@ -19,7 +19,7 @@ function count(value) {
   return value === null ? "–" : value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
 }
 
-// A time after the window's start as the trace's clock showed it.
+// Formats seconds since the window's start as date and time of the trace's clock.
 function clock(seconds) {
   return new Date((report.origin_s + seconds) * 1000).toISOString().slice(0, 19).replace("T", " ");
 }
