@@ -1,4 +1,4 @@
-"""python -m synergy_core COMMAND …: runs one of the core's commands. No other part of the core reads a user's files."""
+"""python -m synergy_core COMMAND …: runs one of the core's commands."""
 
 from __future__ import annotations
 

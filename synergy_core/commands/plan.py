@@ -360,8 +360,8 @@ def _smallest_fitting(table: PlanTable, find: Callable[..., PlanTable]) -> str:
         found = find(table.machine, larger)
         if len(found):
             plan = found.plans.plan(0).describe()
-            return f"The smallest power of two of nodes that it fits on has {int(found.gpus[0])} GPUs: {plan}."
-    return f"No power of two of nodes, up to {MAX_GPUS} GPUs, has a plan; change the settings named above."
+            return f"The model fits on {int(found.gpus[0])} GPUs, the fewest among powers of two of nodes: {plan}."
+    return f"The model fits on no power of two of nodes up to {MAX_GPUS} GPUs; change the settings named above."
 
 
 def _print_training(answer: PlanAnswer, tokens: float) -> None:

@@ -129,7 +129,7 @@ def search(
         kinds = ", ".join(f"{each.value} ({each.label})" for each in software.kinds)
         raise InputError(f"recompute={held['recompute']}: {software.name} supports {kinds}; type one of these.")
     model = Model(family, architecture, software)
-    return _remembered(model, machine, constants, wanted, int(global_batch), keep, tuple(sorted((fixed or {}).items())))
+    return _remembered(model, machine, constants, wanted, int(global_batch), keep, tuple(sorted(held.items())))
 
 
 @lru_cache(maxsize=512)

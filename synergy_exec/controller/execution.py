@@ -213,7 +213,6 @@ class Execution:
             run = Run(self.next_run, job.job_id, placed, plan, job.share)
             self.next_run += 1
             job.run = run.number
-            job.state = "starting"
             started.append(run)
             self.journal.decided_run(run.number, run.job, now_s, placed, dataclasses.asdict(plan))
             self.journal.timing(run.number, now_s, "plan", self._trained_with(plan))

@@ -296,13 +296,13 @@ class Measuring:
             losses, reason = self._testbed.losses, ""
             try:
                 async with asyncio.timeout(self._longest_s):
-                    said = await self._reports(selection.part, plan)
+                    reports = await self._reports(selection.part, plan)
             except TimeoutError:
                 reason = f"it was not measured after {self._longest_s:.3g} s"
             except InputError as error:
                 reason = str(error)
             if not reason:
-                self._measured(selection, plan, said)
+                self._measured(selection, plan, reports)
                 continue
             out_of_memory = any(run.out_of_memory for run in self._runs)
             await self._end_runs()
@@ -311,10 +311,10 @@ class Measuring:
                 selection.failed(plan, out_of_memory=out_of_memory)
                 self._remarks.append(f"left out, {plan.describe()}: {reason}")
 
-    def _measured(self, selection: Selection, plan: Plan, said: Sequence[Report]) -> None:
-        times = [each.step_s for each in said]
-        step_s, needs = mean(times), float(max(each.memory_bytes for each in said))
-        limits = [float(each.memory_limit_bytes) for each in said if each.memory_limit_bytes]
+    def _measured(self, selection: Selection, plan: Plan, reports: Sequence[Report]) -> None:
+        times = [each.step_s for each in reports]
+        step_s, needs = mean(times), float(max(each.memory_bytes for each in reports))
+        limits = [float(each.memory_limit_bytes) for each in reports if each.memory_limit_bytes]
         selection.measured(plan, step_s, needs, min(limits, default=inf))
         if needs > self._memory_bytes:
             limit = f"{needs / GB:.3g} GB of a slot's {self._memory_bytes / GB:g}"
@@ -341,10 +341,10 @@ class Measuring:
         several = min(2, max(each.gpus for each in self._selections[0].plans))
         sees_noise = not self._noise_known and plan.gpus >= several
         seconds = max(self._effort.seconds, self._effort.noise_s) if sees_noise else self._effort.seconds
-        enough = _shows_noise if sees_noise else lambda said: True
-        said = await _all(self._report(run, plan, seconds, enough) for run in self._runs)
+        enough = _shows_noise if sees_noise else lambda report: True
+        reports = await _all(self._report(run, plan, seconds, enough) for run in self._runs)
         self._noise_known |= sees_noise
-        return said
+        return reports
 
     def _start(self, job: int, placed: Placed, plan: Plan, share: Share | None = None, **more: Any) -> TestbedRun:
         self._runs.append(self._testbed.start(self._file, job, placed, plan, share, report_s=REPORT_S, **more))
@@ -358,14 +358,14 @@ class Measuring:
         """The first report that is `enough`, after at least that many seconds of steps under the plan."""
         since_s = inf
         while True:
-            said = await run.report()
-            if (said.micro_batch, said.accumulation) != (plan.micro_batch, plan.accumulation) or not said.steps:
+            report = await run.report()
+            if (report.micro_batch, report.accumulation) != (plan.micro_batch, plan.accumulation) or not report.steps:
                 continue
-            if said.grad_sqr > 0:
-                self._noise.append((said.work, said.grad_var / said.grad_sqr))
-            since_s = min(since_s, self._clock() - said.steps * said.step_s)
-            if self._clock() - since_s >= seconds and enough(said):
-                return said
+            if report.grad_sqr > 0:
+                self._noise.append((report.work, report.grad_var / report.grad_sqr))
+            since_s = min(since_s, self._clock() - report.steps * report.step_s)
+            if self._clock() - since_s >= seconds and enough(report):
+                return report
 
     async def _measure_input(self, plan: Plan) -> None:
         """Measures the input of a job that loads its samples, alone on one slot of the first node, at the numbers of
@@ -378,13 +378,13 @@ class Measuring:
         async def seconds_of(cpus: int) -> float:
             self._say(f"input with {cpus} CPUs")
             self._testbed.reshare(run, Share(float(cpus), memory_bytes))
-            first = await self._report(run, plan, 0.0, lambda said: said.cpus == cpus)
+            first = await self._report(run, plan, 0.0, lambda report: report.cpus == cpus)
             began_s, least = self._clock(), first.step + MIN_INPUT_STEPS
             last = await self._report(
                 run,
                 plan,
                 self._effort.seconds,
-                lambda said: said.cpus == cpus and said.cpu_s > 0 and said.step >= least,
+                lambda report: report.cpus == cpus and report.cpu_s > 0 and report.step >= least,
             )
             # Not the median of the report: loaders deliver batches in bursts.
             step_s = (self._clock() - began_s) / (last.step - first.step)
@@ -441,9 +441,9 @@ class Measuring:
             await self._end_runs()
 
 
-def _shows_noise(said: Report) -> bool:
+def _shows_noise(report: Report) -> bool:
     """Whether the gradient noise is known, or still unknown after `MAX_NOISE_STEPS`."""
-    return said.grad_sqr > 0 or said.step >= MAX_NOISE_STEPS
+    return report.grad_sqr > 0 or report.step >= MAX_NOISE_STEPS
 
 
 async def _all(waiting: Iterable[Awaitable[Result]]) -> list[Result]:

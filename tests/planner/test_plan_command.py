@@ -66,7 +66,7 @@ def test_a_model_that_fits_no_plan(capsys):
     status, printed, _ = asked(capsys, "plan model=gpt-175b gpu=a100-80gb gpus=8 batch=1536")
     assert status == 1
     assert "memory: the leanest plan (tp8" in printed
-    assert "The smallest power of two of nodes that it fits on has " in printed
+    assert "GPUs, the fewest among powers of two of nodes: " in printed
 
 
 def test_fixed_settings_stand_in_the_leanest_plan_and_offloading_is_named(capsys):
