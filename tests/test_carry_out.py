@@ -8,9 +8,9 @@ from jobs import cluster, workload
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.jobs.record import Job, gpus_in
-from synergy_core.jobs.state import Allocations
+from synergy_core.jobs.state import Allocations, ClusterState
 from synergy_core.policies import get_policy
-from synergy_core.scheduling.allocation import Placer
+from synergy_core.scheduling.allocation import Placer, Snapshots
 from synergy_runs.facts import Kind
 from synergy_sim.simulate import simulate
 
@@ -43,10 +43,13 @@ def test_only_who_must_is_stopped_and_only_moves_of_the_same_shape_are_free(made
     machines, (first, second) = made
     placer = Placer(machines, free_moves=True, packs=packs)
     jobs = [Job(at, 0.0, max(1, gpus)) for at, gpus in enumerate(first.gpus.tolist())]
-    for job, placed in placer.changes(first, jobs, 0.0).starts:
+    snapshots = Snapshots(ClusterState, machines, None, round_s=60.0)
+    for job in jobs:
+        snapshots.entered(job)
+    for job, placed in placer.changes(first, jobs, snapshots.of(jobs, 0.0, None)).starts:
         job.started(0.0, placed)
     held = {job.job_id: job.placement for job in jobs}
-    stops, starts, moved = placer.changes(second, jobs, 1.0)
+    stops, starts, moved = placer.changes(second, jobs, snapshots.of(jobs, 1.0, None))
     after = {job.job_id: placed for job, placed in starts}
     used = set()
     for at, placed in {**held, **{job.job_id: () for job, _ in stops}, **after}.items():

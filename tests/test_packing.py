@@ -41,6 +41,15 @@ def check(cluster: Cluster, gpus: list[int], kinds: list[int], packed: Packing, 
         assert packed.placed[job] != current[job]
 
 
+def free_masks(cluster: Cluster, placements: list[Placed]) -> list[int]:
+    """For each node, the mask of the GPUs outside all placements, which must not overlap."""
+    free = [(1 << each.gpus_per_node) - 1 for each in cluster.node_type_of]
+    for node, mask in [pair for placed in placements for pair in placed]:
+        assert free[node] & mask == mask, "two jobs hold one GPU"
+        free[node] ^= mask
+    return free
+
+
 def fill(rng: np.random.Generator, left: list[int], sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Jobs that use nearly all GPUs left of each type."""
     gpus, kinds = [], []
@@ -97,19 +106,19 @@ def test_rounds_of_comings_and_goings(
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), sizes=st.sampled_from([DIVISIBLE, ANY_SIZE]))
-def test_pinned_jobs_never_move_and_everyone_is_placed(seed: int, sizes: tuple[int, ...]) -> None:
+def test_jobs_are_placed_beside_others_that_keep_their_gpus(seed: int, sizes: tuple[int, ...]) -> None:
     rng = np.random.default_rng(seed)
     cluster = cluster_of(("a", 5, 8), ("b", 4, 4))
     gpus, kinds = fill(rng, [40, 16], sizes)
     current = packing(cluster, np.array(gpus), np.array(kinds), [()] * len(gpus)).placed
-    pinned = rng.random(len(gpus)) < 0.3
-    for job in range(len(gpus)):
-        if not pinned[job] and rng.random() < 0.5:
-            gpus[job] = int(rng.integers(0, gpus[job] + 1))
-    packed = packing(cluster, np.array(gpus), np.array(kinds), current, pinned)
+    free = free_masks(cluster, current)
+    listed = np.flatnonzero(rng.random(len(gpus)) >= 0.3).tolist()
+    others = [placed for job, placed in enumerate(current) if job not in listed]
+    gpus, kinds, current = ([column[job] for job in listed] for column in (gpus, kinds, current))
+    gpus = [int(rng.integers(0, count + 1)) if rng.random() < 0.5 else count for count in gpus]
+    packed = packing(cluster, np.array(gpus, dtype=int), np.array(kinds, dtype=int), current, free)
     check(cluster, gpus, kinds, packed, current)
-    for job in np.nonzero(pinned)[0]:
-        assert packed.placed[job] == current[job]
+    free_masks(cluster, [*packed.placed, *others])
 
 
 def test_unchanged_jobs_stay_where_they_are_when_there_is_room() -> None:
@@ -130,13 +139,12 @@ def test_small_job_makes_room_for_a_whole_node_and_the_move_is_reported() -> Non
     assert packed.spread == []
 
 
-def test_pinned_job_is_worked_round() -> None:
+def test_no_job_gets_gpus_of_a_job_that_stays() -> None:
     cluster = cluster_of(("v100", 2, 4))
-    current: list[Placed] = [((0, 0b0001),), ((1, 0b0011),), ()]
-    packed = packing(cluster, np.array([1, 2, 4]), np.zeros(3, dtype=int), current, np.array([True, False, False]))
-    assert packed.placed[0] == current[0]
-    assert packed.migrated == [1]
-    assert packed.placed[2] == ((1, 0b1111),)
+    current: list[Placed] = [((1, 0b0011),), ()]
+    packed = packing(cluster, np.array([2, 4]), np.zeros(2, dtype=int), current, [0b1110, 0b1100])
+    assert packed.migrated == [0]
+    assert packed.placed == [((0, 0b0110),), ((1, 0b1111),)]
 
 
 def test_spreading_is_the_last_resort_and_is_reported() -> None:
@@ -201,22 +209,21 @@ def test_nodes_of_64_gpus_and_jobs_of_no_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "kinds", "current", "pinned", "message"),
+    ("gpus", "kinds", "current", "free", "message"),
     [
-        ([5], [0], [()], None, "the jobs on a need 5 GPUs, but the cluster has 4"),
+        ([5], [0], [()], None, "the jobs on a need 5 GPUs, but there are 4 for them"),
         ([5], [-1], [()], None, r"jobs of any type need 5 GPUs, each on one type; the types have \[4\] left"),
         ([1], [1], [()], None, r"gpu_type\[0\] is 1, expected −1 to 0"),
         ([-1], [0], [()], None, r"gpus\[0\] is -1"),
         ([1, 1], [0], [()], None, "have 2, 1, 1 entries"),
         ([1], [0], [((7, 1),)], None, "node 7, which does not exist"),
         ([1, 1], [0, 0], [((0, 1),), ((0, 1),)], None, "job 1 is listed on GPUs 0b1 of node 0"),
-        ([2], [0], [((0, 1),)], [True], "job 0 is pinned to 1 GPUs of a, but is to have 2 of a"),
+        ([2], [0], [((0, 1),)], [0], "the jobs on a need 2 GPUs, but there are 1 for them"),
     ],
 )
 def test_bad_packing_is_refused_with_what_was_expected(
-    gpus: list[int], kinds: list[int], current: list[Placed], pinned: list[bool] | None, message: str
+    gpus: list[int], kinds: list[int], current: list[Placed], free: list[int] | None, message: str
 ) -> None:
     cluster = cluster_of(("a", 1, 4))
-    mask = None if pinned is None else np.array(pinned)
     with pytest.raises(InputError, match=message):
-        packing(cluster, np.array(gpus), np.array(kinds), current, mask)
+        packing(cluster, np.array(gpus), np.array(kinds), current, free)

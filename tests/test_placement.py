@@ -123,9 +123,8 @@ def test_even_placement_has_the_smallest_crowd_on_the_fewest_nodes(free, gpus):
     crowd = min(max(way) for way in ways if len(way) - way.count(0) == fewest)
     found = placement.place(gpus)
     assert (len(found), max(mask.bit_count() for _, mask in found)) == (fewest, crowd)
-    sizes = np.array([*(each[0][1].bit_count() for each in taken), gpus])
-    pinned = np.array([True] * len(taken) + [False])
-    packed = packing(machines, sizes, np.zeros(len(sizes), dtype=np.int64), [*taken, ()], pinned)
+    masks = [(1 << left) - 1 << (4 - left) for left in free]
+    packed = packing(machines, np.array([gpus]), np.array([0]), [()], masks)
     if packed.spread:
         last = packed.placed[-1]
         assert (len(last), max(mask.bit_count() for _, mask in last)) == (fewest, crowd)

@@ -210,6 +210,10 @@ class Placement:
         """Free GPUs of all types."""
         return sum(pool.gpus for pool in self.pools.values())
 
+    def free_masks(self) -> list[int]:
+        """For each node of the cluster, the mask of its free GPUs."""
+        return [self.pools[gpu_type].free_mask[node] for node, gpu_type in enumerate(self._type_of_node)]
+
     def _pools_for(self, gpu_type: str) -> Iterable[TypePool]:
         return [self.pools[gpu_type]] if gpu_type else self.pools.values()
 

@@ -2,7 +2,7 @@
 
 If every job needs a power of two of GPUs up to a node, or whole nodes, all jobs fit whenever their total does: placed
 largest first, they leave each node with a multiple of the next job's size free (if nodes have a power of two of GPUs
-and no job is pinned). A job that does not fit displaces smaller jobs, which are placed after it. Jobs of other sizes
+and no other job stays). A job that does not fit displaces smaller jobs, which are placed after it. Jobs of other sizes
 are also placed by best-fit decreasing, and spread over more nodes than necessary only if that fails.
 """
 
@@ -19,22 +19,22 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed, gpus_in
 from synergy_core.placement.one_job import dealt_alike, lowest
-from synergy_core.units import Bools, Ints
+from synergy_core.units import Ints
 
 
 class Floor:
-    """The nodes and their jobs before the round; all attempts share it and never change it."""
+    """The nodes and the jobs to place before the round; all attempts share it and never change it."""
 
-    def __init__(self, cluster: Cluster, current: Sequence[Placed]) -> None:
+    def __init__(self, cluster: Cluster, current: Sequence[Placed], free: Sequence[int] | None) -> None:
         self.types, self.kinds = cluster.gpu_types, cluster.kind_of_node
         self.kind = np.array(self.kinds)
         self.capacities = [each.gpus_per_node for each in cluster.node_type_of]
-        self.total = [cluster.gpus_of(name) for name in self.types]
         self.largest = [cluster.largest_nodes[name] for name in self.types]
         self.even = cluster.placement == "even"
         self.current = current
         self.full = [(1 << gpus) - 1 for gpus in self.capacities]
         self.idle = self.full.copy()
+        self.total = [0] * len(self.types)  # GPUs of each type that these jobs may have
         self.held = [0] * len(current)
         self.at = [-1] * len(current)  # each job's GPU type
         # Only jobs larger than its level may displace a job: its number of GPUs or, if it is askew (on several nodes
@@ -44,6 +44,10 @@ class Floor:
         for job, placed in enumerate(current):
             if placed:
                 self._enter(job, placed)
+        if free is not None:
+            self.idle = [idle & mask for idle, mask in zip(self.idle, free, strict=True)]
+        for kind, mask in zip(self.kinds, self.idle, strict=True):
+            self.total[kind] += mask.bit_count()
 
     def _enter(self, job: int, placed: Placed) -> None:
         """Raises InputError for GPUs outside the cluster, GPUs that two jobs hold, and jobs on several GPU types."""
@@ -54,6 +58,7 @@ class Floor:
             self.idle[node] ^= mask
         self.held[job] = self.level[job] = gpus_in(placed)
         self.at[job] = self.kinds[placed[0][0]]
+        self.total[self.at[job]] += self.held[job]
         if len(placed) > 1:
             if any(self.kinds[node] != self.at[job] for node, _ in placed):
                 raise InputError(f"job {job} is listed on several GPU types, expected one.")
@@ -69,9 +74,8 @@ class Ground:
     recently changed node is taken; `one_job.TypePool` takes the node with the lowest number instead.
     """
 
-    def __init__(self, floor: Floor, pinned: list[bool]) -> None:
+    def __init__(self, floor: Floor) -> None:
         self.floor = floor
-        self.pinned = pinned
         self.placed: list[Placed] = list(floor.current)
         self.left: set[int] = set()
         self.mask = floor.idle.copy()
@@ -213,7 +217,7 @@ class Ground:
         """Lists the jobs of each node that may be displaced; called before the first displacement."""
         self.by_node = {}
         for job, placed in enumerate(self.floor.current):
-            if job not in self.left and not self.pinned[job]:
+            if job not in self.left:
                 for node, _ in placed:
                     self.by_node.setdefault(node, []).append(job)
         self.total = np.array(self.free)
@@ -222,7 +226,7 @@ class Ground:
         """(nodes,) GPUs held on each node by jobs that a job of `size` GPUs may still displace."""
         counts = np.zeros(len(self.free), dtype=np.int64)
         for job, placed in enumerate(self.floor.current):
-            if placed and job not in self.left and not self.pinned[job] and self.floor.level[job] < size:
+            if placed and job not in self.left and self.floor.level[job] < size:
                 for node, mask in placed:
                     counts[node] += mask.bit_count()
         return counts
@@ -246,51 +250,42 @@ def packing(
     gpus: Ints,
     gpu_type: Ints,
     current: Sequence[Placed],
-    pinned: NDArray[np.bool_] | None = None,
+    free: Sequence[int] | None = None,
 ) -> Packing:
     """Places every job; deterministic.
 
     gpus: (J,), 0 for none. gpu_type: (J,) indices into `cluster.gpu_types`, −1 for any (the job's present type, else
-    the first with room). current: each job's present GPUs, () for none. pinned: (J,) jobs that must not move. Raises
-    InputError if a type's jobs exceed its GPUs, if a pinned job changes its count or type, and if present placements
-    overlap or name GPUs that do not exist.
+    the first with room). current: each job's present GPUs, () for none. free: for each node, the mask of GPUs that no
+    job holds; GPUs that are neither free nor in `current` belong to other jobs, which stay; None if there are none.
+    Raises InputError if a type's jobs exceed its GPUs, if placements overlap and if they name GPUs that do not exist.
     """
     count = len(gpus)
-    if not len(gpu_type) == len(current) == count or (pinned is not None and len(pinned) != count):
-        lengths = f"{count}, {len(gpu_type)}, {len(current)}" + ("" if pinned is None else f", {len(pinned)}")
-        raise InputError(f"gpus, gpu_type, current (and pinned) have {lengths} entries, expected the same of each.")
-    floor = Floor(cluster, current)
-    fixed = np.zeros(count, dtype=bool) if pinned is None else pinned
-    kind = _types(floor, gpus, gpu_type, fixed)
-    first = _attempt(floor, gpus, gpu_type, kind, fixed, askew_stay=True)
+    if not len(gpu_type) == len(current) == count:
+        lengths = f"{count}, {len(gpu_type)}, {len(current)}"
+        raise InputError(f"gpus, gpu_type and current have {lengths} entries, expected the same of each.")
+    floor = Floor(cluster, current, free)
+    kind = _types(floor, gpus, gpu_type)
+    first = _attempt(floor, gpus, gpu_type, kind, askew_stay=True)
     sizes = [sorted((int(gpus[job]), floor.largest[kind[job]])) for job in first.spread]
     if floor.askew and any(larger % smaller == 0 for smaller, larger in sizes):
-        again = _attempt(floor, gpus, gpu_type, kind, fixed, askew_stay=False)
+        again = _attempt(floor, gpus, gpu_type, kind, askew_stay=False)
         return min(first, again, key=lambda each: len(each.spread))
     return first
 
 
-def _types(floor: Floor, gpus: Ints, wanted: Ints, pinned: Bools) -> list[int]:
+def _types(floor: Floor, gpus: Ints, wanted: Ints) -> list[int]:
     """The GPU type of every job; without a request, its present type if there is room, else the first with room."""
-    at = np.array(floor.at, dtype=np.int64)
     for job in np.flatnonzero((wanted < -1) | (wanted >= len(floor.types))).tolist():
         raise InputError(f"gpu_type[{job}] is {wanted[job]}, expected −1 to {len(floor.types) - 1}.")
     for job in np.flatnonzero(gpus < 0).tolist():
         raise InputError(f"gpus[{job}] is {gpus[job]}, expected at least 0.")
-    stays = pinned & (at >= 0)
-    for job in np.flatnonzero(stays & ((gpus != floor.held) | ((wanted >= 0) & (wanted != at)))).tolist():
-        raise InputError(
-            f"job {job} is pinned to {floor.held[job]} GPUs of {floor.types[at[job]]}, but is to have {gpus[job]} of "
-            f"{floor.types[wanted[job]] if wanted[job] >= 0 else 'any type'}; leave it as it is, or unpin it."
-        )
-    given = np.where(stays, at, wanted)
-    left = [total - int(gpus[given == each].sum()) for each, total in enumerate(floor.total)]
+    left = [total - int(gpus[wanted == each].sum()) for each, total in enumerate(floor.total)]
     for each, spare in enumerate(left):
         if spare < 0:
-            total = floor.total[each]
-            raise InputError(f"the jobs on {floor.types[each]} need {total - spare} GPUs, but the cluster has {total}.")
-    open_jobs = np.flatnonzero((given < 0) & (gpus > 0)).tolist()
-    kind: list[int] = given.tolist()
+            name, total = floor.types[each], floor.total[each]
+            raise InputError(f"the jobs on {name} need {total - spare} GPUs, but there are {total} for them.")
+    open_jobs = np.flatnonzero((wanted < 0) & (gpus > 0)).tolist()
+    kind: list[int] = wanted.tolist()
     found = _any_type(floor, gpus, open_jobs, left, keepers_first=True)
     if found is None:
         found = _any_type(floor, gpus, open_jobs, left, keepers_first=False)
@@ -325,14 +320,14 @@ def _any_type(
     return chosen
 
 
-def _attempt(floor: Floor, gpus: Ints, wanted: Ints, kind: list[int], pinned: Bools, *, askew_stay: bool) -> Packing:
-    """One attempt at a packing; without askew_stay, jobs in `floor.askew` are placed again unless pinned."""
-    ground = Ground(floor, pinned.tolist())
+def _attempt(floor: Floor, gpus: Ints, wanted: Ints, kind: list[int], *, askew_stay: bool) -> Packing:
+    """One attempt at a packing; without askew_stay, jobs in `floor.askew` are placed again."""
+    ground = Ground(floor)
     sizes: list[int] = gpus.tolist()
     held, at = np.array(floor.held), np.array(floor.at)
     leaves = (held > 0) & ((gpus != held) | (at != kind))
     if not askew_stay:
-        leaves[[job for job in floor.askew if not pinned[job]]] = True
+        leaves[list(floor.askew)] = True
     for job in np.flatnonzero(leaves).tolist():
         ground.leave(job)
     waiting = [(-sizes[job], job) for job in np.flatnonzero((gpus > 0) & (leaves | (held == 0))).tolist()]

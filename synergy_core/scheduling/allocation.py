@@ -65,13 +65,13 @@ class Placer:
         """Frees the GPUs of a running job."""
         self._placement.release(job.placement)
 
-    def changes(self, answer: Allocations, jobs: Sequence[Job], now_s: float) -> Changes:
-        """Claims and releases GPUs according to the answer, and returns the changes."""
+    def changes(self, answer: Allocations, jobs: Sequence[Job], state: ClusterState) -> Changes:
+        """Claims and releases GPUs according to the answer to this state of the jobs, and returns the changes."""
         if answer.node_gpus is not None:
             chosen = ([(node, int(row[node])) for node in np.flatnonzero(row).tolist()] for row in answer.node_gpus)
             return self._onto(chosen, jobs)
         if self._cluster.placement != "most_free":
-            return self._packed(answer, jobs, now_s)
+            return self._packed(answer, jobs, state)
         return self._most_free(answer, jobs)
 
     def _most_free(self, answer: Allocations, jobs: Sequence[Job]) -> Changes:
@@ -94,30 +94,27 @@ class Placer:
                 starts.append((job, placed))
         return Changes(stops, starts, set())
 
-    def _packed(self, answer: Allocations, jobs: Sequence[Job], now_s: float) -> Changes:
+    def _packed(self, answer: Allocations, jobs: Sequence[Job], state: ClusterState) -> Changes:
         """Places all jobs at once; a job that keeps its number and type of GPUs moves only if others need the room.
 
         A job that keeps its number of GPUs on every node keeps exactly its GPUs. A job for which only scattered GPUs
         are left waits while its patience lasts.
         """
-        held_gpus = np.array([job.held_gpus for job in jobs])
-        concerned = np.flatnonzero((held_gpus > 0) | (answer.gpus > 0))
-        jobs = [jobs[at] for at in concerned.tolist()]
-        gpus, gpu_type, held_gpus = answer.gpus[concerned], answer.gpu_type[concerned], held_gpus[concerned]
-        for at in np.flatnonzero(gpu_type < 0).tolist():
+        held_gpus, gpu_type = state.held_gpus, answer.gpu_type.copy()
+        concerned = (held_gpus > 0) | (answer.gpus > 0)
+        for at in np.flatnonzero(concerned & (gpu_type < 0)).tolist():
             gpu_type[at] = self._kinds.get(jobs[at].gpu_type, -1)
-        kind_of = self._cluster.kind_of_node
-        held_type = [kind_of[job.placement[0][0]] if job.running else -1 for job in jobs]
-        keeps = (held_gpus == gpus) & ((gpu_type < 0) | (gpu_type == held_type))
-        if keeps.all():  # in most rounds nothing changes
+        keeps = (held_gpus == answer.gpus) & ((gpu_type < 0) | (gpu_type == state.held_type))
+        movable = concerned & ~state.must_stay
+        if not (movable & ~keeps).any():  # in most rounds nothing changes
             return Changes([], [], set())
-        stays = np.array([job.stays(now_s) for job in jobs])
-        if not self._moves_for_room:
-            stays |= keeps
+        chosen = np.flatnonzero(movable if self._moves_for_room else movable & ~keeps)
+        jobs = [jobs[at] for at in chosen.tolist()]
         current = [job.placement for job in jobs]
-        packed = packing(self._cluster, gpus, gpu_type, current, stays)
+        free = self._placement.free_masks()
+        packed = packing(self._cluster, answer.gpus[chosen], gpu_type[chosen], current, free)
         for at in packed.spread:
-            if self._patience.ends_s(jobs[at]) > now_s:
+            if self._patience.ends_s(jobs[at]) > state.now_s:
                 packed.placed[at] = ()
         changed = [at for at, placed in enumerate(packed.placed) if placed != current[at]]
         placed = [packed.placed[at] for at in changed]
@@ -282,7 +279,7 @@ class Snapshots:
     def _recorded(self, jobs: Sequence[Job], now_s: float) -> dict[str, Sequence[Any]]:
         kind_of, columns = self._cluster.kind_of_node, _columns(OF_RECORD, jobs)
         columns["held_type"] = [kind_of[job.placement[0][0]] if job.running else -1 for job in jobs]
-        columns["must_stay"] = must_stay = [job.running and job.stays(now_s) for job in jobs]
+        columns["must_stay"] = must_stay = [job.stays(now_s) for job in jobs]
         if issubclass(self._view, GoodputState):
             columns |= {
                 "held_nodes": [len(job.placement) for job in jobs],
@@ -402,7 +399,7 @@ class AllocationScheduler:
         self._check(answer, jobs, state)
         self.last = state, answer
         self._memory = answer.memory
-        decision = self._enter(self._placer.changes(answer, jobs, now_s), now_s, jobs, answer)
+        decision = self._enter(self._placer.changes(answer, jobs, state), now_s, jobs, answer)
         return decision if answer.share is None else self._shared(decision, jobs, answer.share)
 
     @staticmethod
