@@ -1,4 +1,4 @@
-"""The step that optimising policies share: from utilities to the optimal row of each job."""
+"""The steps that policies share which choose a row for each job: optimal rows by utility, and rows job by job."""
 
 from __future__ import annotations
 
@@ -148,3 +148,36 @@ def _quotas(state: GoodputState) -> tuple[Ints | None, Ints | None]:
         return None, None
     quota = [cluster.virtual_clusters.get(name, 0) for name in state.virtual_clusters]
     return state.virtual_cluster, np.array(quota, dtype=np.int64)
+
+
+class RowRoom:
+    """Each job's row while a policy chooses rows job by job, and the GPUs left of each type and of each tenant's quota.
+
+    row: (jobs,), −1 for no row; at first the rows on which jobs run. left: (GPU types,). quota: (tenants,), inf without
+    a limit. tenant: (jobs,), an index into `quota`.
+    """
+
+    def __init__(self, state: GoodputState, rows: Configurations, row: Ints) -> None:
+        self._gpus, self._kind = rows.gpus, rows.gpu_type
+        self.row = row
+        self.left = state.capacity
+        self.quota = np.array(state.quotas_left())
+        self.tenant = state.virtual_cluster
+        running = np.flatnonzero(row >= 0)
+        np.subtract.at(self.left, self._kind[row[running]], self._gpus[row[running]])
+        np.subtract.at(self.quota, self.tenant[running], self._gpus[row[running]])
+
+    def put(self, job: int, row: int) -> None:
+        """Moves the job to that row; −1: it runs on no row."""
+        for old, sign in ((int(self.row[job]), 1), (row, -1)):
+            if old >= 0:
+                self.left[self._kind[old]] += sign * self._gpus[old]
+                self.quota[self.tenant[job]] += sign * self._gpus[old]
+        self.row[job] = row
+
+    def answer(self, memory: Any = None) -> Allocations:
+        """The allocations of all rows as they are now."""
+        chosen = self.row >= 0
+        return Allocations(
+            np.where(chosen, self._gpus[self.row], 0), np.where(chosen, self._kind[self.row], -1), memory=memory
+        )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from synergy_core.jobs.beliefs import BatchLimit
 from synergy_core.jobs.spec import Configurations
 from synergy_core.policies import allocation_policy
+from synergy_core.policies._choice import RowRoom
 from synergy_core.state import Allocations, GoodputState
 from synergy_core.units import Floats, Ints
 
@@ -79,7 +80,7 @@ def crius(
     row = state.held_best(rows)
     # A job that cannot train on its present GPUs, as it ran out of memory there, gives them up and waits for others.
     row[(row >= 0) & table.may_change & (goodput[np.arange(len(row)), row] <= 0)] = -1
-    room = _Room(state, table, row)
+    room = RowRoom(state, rows, row)
     opportunistic = set(memory.opportunistic)
     blocked = False
     for job in np.lexsort((state.job_id, state.submit_time_s)).tolist():
@@ -91,25 +92,20 @@ def crius(
         gain = np.where(free, table.gain[job], 0.0)
         choice = int(gain.argmax()) if gain.any() else -1  # the fastest row that fits the free GPUs
         if choice < 0 and job_id in memory.arrived:
-            choice = _suspending(room, job, gpus, opportunistic)
+            choice = _suspending(state, room, table, job, gpus, opportunistic)
         elif choice < 0:
-            choice = _downgrading(room, job, gpus, depth)
+            choice = _downgrading(room, table, job, gpus, depth)
         if choice < 0:
             blocked = True
             continue
         room.put(job, choice)
         if blocked:
             opportunistic.add(job_id)
-    while (change := room.best_upgrade(most_gpus)) is not None and change.growth > least_growth:
+    while (change := _best_upgrade(room, table, most_gpus)) is not None and change.growth > least_growth:
         room.put(change.job, change.row)
     active = set(state.job_id.tolist())
     still_opportunistic = frozenset(state.job_id[row >= 0].tolist()) & opportunistic if blocked else frozenset()
-    chosen = row >= 0
-    return Allocations(
-        np.where(chosen, rows.gpus[row], 0),
-        np.where(chosen, rows.gpu_type[row], -1),
-        memory=JobsSeen(frozenset(active), still_opportunistic),
-    )
+    return room.answer(JobsSeen(frozenset(active), still_opportunistic))
 
 
 def _table(state: GoodputState, rows: Configurations, most_gpus: int, goodput: Floats) -> tuple[CriusTable, Ints]:
@@ -138,56 +134,32 @@ def _table(state: GoodputState, rows: Configurations, most_gpus: int, goodput: F
     return CriusTable(gain, rows.gpu_type, rows.gpus, halves, doubles, others, ~state.pinned), wanted
 
 
-class _Room:
-    """Each job's row, and the GPUs left of each type and of each tenant's quota. `row` is changed in place."""
-
-    def __init__(self, state: GoodputState, table: CriusTable, row: Ints) -> None:
-        self.table = table
-        self.row = row
-        self.left = state.capacity
-        self.submit_s = state.submit_time_s
-        self.job_id = state.job_id
-        self.tenant = state.virtual_cluster
-        self.quota = np.array(state.quotas_left())
-        running = np.flatnonzero(row >= 0)
-        np.subtract.at(self.left, table.kind[row[running]], table.gpus[row[running]])
-        np.subtract.at(self.quota, self.tenant[running], table.gpus[row[running]])
-
-    def put(self, job: int, row: int) -> None:
-        """Moves the job to that row; −1: it runs on no row."""
-        for old, sign in ((int(self.row[job]), 1), (row, -1)):
-            if old >= 0:
-                self.left[self.table.kind[old]] += sign * self.table.gpus[old]
-                self.quota[self.tenant[job]] += sign * self.table.gpus[old]
-        self.row[job] = row
-
-    def best_upgrade(self, most_gpus: int) -> Change | None:
-        """The change of a running job to another type or twice its GPUs that fits and gains most; None if none fits."""
-        table = self.table
-        jobs = np.flatnonzero((self.row >= 0) & table.may_change)
-        if not len(jobs):
-            return None
-        row = self.row[jobs]
-        targets = np.column_stack((table.same[row], table.double[row]))
-        growth = table.of(jobs[:, None], targets) - table.gain[jobs, row][:, None]
-        more = table.gpus[targets] - np.where(
-            table.kind[targets] == table.kind[row][:, None], table.gpus[row][:, None], 0
-        )
-        extra = table.gpus[targets] - table.gpus[row][:, None]
-        growth[(more > self.left[table.kind[targets]]) | (extra > self.quota[self.tenant[jobs]][:, None])] = -np.inf
-        growth[:, -1][table.gpus[targets[:, -1]] > most_gpus] = -np.inf
-        best = int(growth.argmax())
-        at, column = divmod(best, targets.shape[1])
-        if not np.isfinite(growth[at, column]):
-            return None
-        return Change(int(jobs[at]), int(targets[at, column]), float(growth[at, column]))
+def _best_upgrade(room: RowRoom, table: CriusTable, most_gpus: int) -> Change | None:
+    """The change of a running job to another type or twice its GPUs that fits and gains most; None if none fits."""
+    jobs = np.flatnonzero((room.row >= 0) & table.may_change)
+    if not len(jobs):
+        return None
+    row = room.row[jobs]
+    targets = np.column_stack((table.same[row], table.double[row]))
+    growth = table.of(jobs[:, None], targets) - table.gain[jobs, row][:, None]
+    more = table.gpus[targets] - np.where(table.kind[targets] == table.kind[row][:, None], table.gpus[row][:, None], 0)
+    extra = table.gpus[targets] - table.gpus[row][:, None]
+    growth[(more > room.left[table.kind[targets]]) | (extra > room.quota[room.tenant[jobs]][:, None])] = -np.inf
+    growth[:, -1][table.gpus[targets[:, -1]] > most_gpus] = -np.inf
+    best = int(growth.argmax())
+    at, column = divmod(best, targets.shape[1])
+    if not np.isfinite(growth[at, column]):
+        return None
+    return Change(int(jobs[at]), int(targets[at, column]), float(growth[at, column]))
 
 
-def _suspending(room: _Room, job: int, gpus: int, opportunistic: set[int]) -> int:
+def _suspending(
+    state: GoodputState, room: RowRoom, table: CriusTable, job: int, gpus: int, opportunistic: set[int]
+) -> int:
     """Stops later jobs that started while `job` waited; returns the row on which it then fits, −1 if there is none."""
-    table = room.table
-    overtook = np.array([int(each) in opportunistic for each in room.job_id], dtype=bool)
-    later = np.flatnonzero(overtook & (room.row >= 0) & table.may_change & (room.submit_s > room.submit_s[job]))
+    is_later = state.submit_time_s > state.submit_time_s[job]
+    overtook = np.array([int(each) in opportunistic for each in state.job_id], dtype=bool)
+    later = np.flatnonzero(overtook & (room.row >= 0) & table.may_change & is_later)
     for target in np.argsort(-table.gain[job], kind="stable").tolist():
         if table.gain[job, target] <= 0:
             break
@@ -206,13 +178,12 @@ def _suspending(room: _Room, job: int, gpus: int, opportunistic: set[int]) -> in
     return -1
 
 
-def _downgrading(room: _Room, job: int, gpus: int, depth: int) -> int:
+def _downgrading(room: RowRoom, table: CriusTable, job: int, gpus: int, depth: int) -> int:
     """Halves or moves up to `depth` other jobs, and returns the row that an arrival gets; −1 if no change pays.
 
     Breadth-first search over sequences of changes: each step appends, for one GPU type, the halving that loses least
     or the move to another type that gains most. Only the final sequence has to fit the free GPUs.
     """
-    table = room.table
     if gpus > room.quota[room.tenant[job]]:
         return -1
     start = room.row.copy()

@@ -16,6 +16,7 @@ import numpy as np
 
 from synergy_core.jobs.spec import Configurations
 from synergy_core.policies import allocation_policy
+from synergy_core.policies._choice import RowRoom
 from synergy_core.state import Allocations, GoodputState
 from synergy_core.units import Bools, Floats, Ints
 
@@ -62,7 +63,7 @@ def rubick(
     """
     rows = state.rows(max(64, int(state.gpus.max())))
     curves = _curves(state, rows.gpus, rows.gpu_type, _speeds(state, rows), least_gain, slower)
-    now = _Round(state, curves, state.held_best(rows), (state.restarts < most_changes) & ~state.pinned)
+    now = _Round(state, rows, curves, (state.restarts < most_changes) & ~state.pinned)
     first = np.where(curves.least >= 0, curves.least, 0)
     slope = curves.speed[np.arange(len(state)), first] / rows.gpus[first]
     old, guaranteed = state.now_s - state.submit_time_s > old_s, _guaranteed(state)
@@ -71,8 +72,7 @@ def rubick(
             now.give(job, int(curves.least[job]), float(slope[job]))
     while any(now.give(job, to, gain) for gain, job, to in now.growth()):
         pass
-    row = now.row
-    return Allocations(np.where(row >= 0, rows.gpus[row], 0), np.where(row >= 0, rows.gpu_type[row], -1))
+    return now.answer()
 
 
 def _speeds(state: GoodputState, rows: Configurations) -> Floats:
@@ -103,22 +103,16 @@ def _curves(state: GoodputState, gpus: Ints, kind: Ints, speed: Floats, least_ga
     return Curves(speed, gpus, kind, least)
 
 
-class _Round:
-    """Each job's row, −1 if it has none, and the GPUs left of each type and of each tenant's quota.
+class _Round(RowRoom):
+    """Each job's row and the GPUs left, while GPUs move from job to job.
 
     may_change: (jobs,), whether a job may give or take GPUs; no job does both in one round.
     """
 
-    def __init__(self, state: GoodputState, curves: Curves, row: Ints, may_change: Bools) -> None:
+    def __init__(self, state: GoodputState, rows: Configurations, curves: Curves, may_change: Bools) -> None:
+        super().__init__(state, rows, state.held_best(rows))
         self._curves = curves
-        self.row = row
-        self._left = state.capacity
-        self._quota = np.array(state.quotas_left())
-        self._tenant = state.virtual_cluster
         self._may_give, self._may_take = may_change.copy(), may_change
-        running = np.flatnonzero(row >= 0)
-        np.subtract.at(self._left, curves.kind[row[running]], curves.gpus[row[running]])
-        np.subtract.at(self._quota, self._tenant[running], curves.gpus[row[running]])
 
     def growth(self) -> list[tuple[float, int, int]]:
         """(slope, job, row with the next larger number of GPUs) of running jobs that may take GPUs; steepest first."""
@@ -130,9 +124,9 @@ class _Round:
         """Moves the job to row `to` if free GPUs and those of flatter curves suffice; returns whether it moved."""
         curves, kind, before = self._curves, int(self._curves.kind[to]), int(self.row[job])
         more = int(curves.gpus[to]) - (int(curves.gpus[before]) if before >= 0 else 0)
-        if more > self._quota[self._tenant[job]]:
+        if more > self.quota[self.tenant[job]]:
             return False
-        free, taken = int(self._left[kind]), {job: to}
+        free, taken = int(self.left[kind]), {job: to}
         while free < more:
             loss, giver, less = min(self._losses(kind, taken), default=(np.inf, -1, -1))
             if loss >= slope:
@@ -140,10 +134,7 @@ class _Round:
             free += int(curves.gpus[taken.get(giver, int(self.row[giver]))] - curves.gpus[less])
             taken[giver] = less
         for each, row in taken.items():
-            gpus = int(curves.gpus[row]) - (int(curves.gpus[self.row[each]]) if self.row[each] >= 0 else 0)
-            self._left[kind] -= gpus
-            self._quota[self._tenant[each]] -= gpus
-            self.row[each] = row
+            self.put(each, row)
             self._may_take[each] = each == job and (before < 0 or self._may_take[job])
         self._may_give[job] = False
         return True
