@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shlex
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synergy_core.errors import InputError
@@ -152,55 +149,23 @@ def _scontrol(*arguments: str) -> str:
     return asked.stdout
 
 
-class SlurmNodes:
+class SlurmNodes(_agents.Processes):
     """One job step per node, so that a lost step does not affect others and can be started again."""
 
     def __init__(self, places: list[AgentPlace]) -> None:
-        self.places = places
-        self._steps: dict[int, subprocess.Popen[bytes]] = {}
-        self._logs: dict[int, Path] = {}
-
-    @property
-    def nodes(self) -> int:
-        """Number of agents."""
-        return len(self.places)
+        # Agents exit by themselves when the controller is gone; at SIGTERM Slurm would kill a step while it saves.
+        super().__init__(places, wait_s=_agents.LEAVING_S, save_s=_KILLING_S)
 
     async def start(self, node: int, meeting: Meeting) -> None:
         """Starts the agent of a node. Its log, with srun's messages, is `agent-<node>.txt` in the folder."""
         _agents.require_reachable(meeting.url, [place.host for place in self.places], _here())
-        if (old := self._steps.get(node)) is not None and old.poll() is None:
-            # The connection to the old agent is lost, perhaps with the node; there must not be two agents.
-            await asyncio.to_thread(_end, old)
-        token = meeting.token_file.read_text(encoding="utf-8").strip()
-        environment = _agents.environment(token)
-        self._logs[node] = _agents.log_of(node, meeting)
+        environment = _agents.environment(meeting.token_file.read_text(encoding="utf-8"))
+        environment = {name: value for name, value in environment.items() if not _JOBS_OWN.fullmatch(name)}
+        command = [*_srun(self.places[node]), *_agents.command(node, self.places[node], meeting.url)]
         try:
-            with self._logs[node].open("ab") as output:
-                self._steps[node] = subprocess.Popen(
-                    [*_srun(self.places[node]), *_agents.command(node, self.places[node], meeting.url)],
-                    env={name: value for name, value in environment.items() if not _JOBS_OWN.fullmatch(name)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            await self.run(node, meeting, command, environment)
         except FileNotFoundError:
             raise InputError("backend slurm: there is no srun on the PATH; is Slurm installed here?") from None
-
-    def lost(self) -> dict[int, str]:
-        """Nodes whose step has ended, with the ends of their logs."""
-        return {
-            node: f"{self.places[node].host}: {_agents.farewell(step.returncode, self._logs[node])}"
-            for node, step in self._steps.items()
-            if step.poll() is not None
-        }
-
-    async def stop(self) -> None:
-        """Waits until every agent has exited, which it does after saving when the controller tells it to or is gone;
-        then makes Slurm kill the remaining steps.
-        """
-        await asyncio.gather(*(asyncio.to_thread(_end, step) for step in self._steps.values()))
-        self._steps.clear()
 
 
 def _srun(place: AgentPlace) -> Iterator[str]:
@@ -214,13 +179,3 @@ def _srun(place: AgentPlace) -> Iterator[str]:
 
 def _here() -> set[str]:
     return {name for name in (os.environ.get("SLURMD_NODENAME"), socket.gethostname()) if name}
-
-
-def _end(step: subprocess.Popen[bytes]) -> None:
-    # Wait before any signal: at SIGTERM Slurm kills the step, even while it saves.
-    for patience_s, then in ((_agents.LEAVING_S, signal.SIGTERM), (_KILLING_S, signal.SIGKILL)):
-        try:
-            step.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            step.send_signal(then)
-    step.wait()
