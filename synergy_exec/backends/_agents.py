@@ -50,7 +50,7 @@ def environment(token: str) -> dict[str, str]:
     """This process's environment with the token, and with the folder of this synergy_exec on Python's path."""
     package = str(Path(synergy_exec.__file__).parents[1])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), TOKEN: token.strip()}
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), TOKEN: token}
 
 
 def log_of(node: int, meeting: Meeting) -> Path:

@@ -68,7 +68,7 @@ class Local(_agents.Processes):
 
     async def start(self, node: int, meeting: Meeting) -> None:
         """Starts the agent of a node. Its log is `agent-<node>.txt` in the folder."""
-        environment, place = _agents.environment(meeting.token_file.read_text(encoding="utf-8")), self.places[node]
+        environment, place = _agents.environment(meeting.token), self.places[node]
         if place.gpu_type != "cpu":
             environment |= see_only(range(node * place.slots, (node + 1) * place.slots), os.environ)
         cores = f"--cores={','.join(map(str, self._cores[node]))}"

@@ -170,11 +170,10 @@ class RayNodes:
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, node),
         )
-        token = meeting.token_file.read_text(encoding="utf-8")
         actor: Any = kind.remote(node, self.places[node], str(_agents.log_of(node, meeting)))
         self._actors[node] = actor
         self._ready[node] = actor.ready.remote()
-        self._ends[node] = actor.run.remote(meeting.url, token)
+        self._ends[node] = actor.run.remote(meeting.url, meeting.token)
 
     def lost(self) -> dict[int, str]:
         """Nodes whose agent has exited or whose Ray actor is gone; it never waits."""

@@ -1,4 +1,4 @@
-"""The Slurm backend: a job step per node of an allocation runs the node's agent; and a script that requests one."""
+"""The Slurm backend: a job step per node of an allocation runs the node's agent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import shlex
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from synergy_core.errors import InputError
@@ -23,20 +23,6 @@ _JOBS_OWN = re.compile(r"S(LURM|RUN)_(N?TASKS.*|NPROCS|GPUS.*|GRES|CPUS_PER_.*|M
 """Environment variables of the whole allocation, which srun would use as options of a step on one node."""
 _GPUS_OF_NODES = re.compile(r"^\s*Nodes=(\S+)\s.*?\bGRES=(\S*)", re.MULTILINE)
 _GPUS = re.compile(r"gpu(?::([^:(,]+))?:(\d+)(?:\(|,|$)")
-_BODY = """
-{command} backend.name=slurm "host=$(hostname -f)" &
-controller=$!
-# Slurm tells this shell before the time is up; the controller saves, and the same script goes on from there.
-trap 'kill -TERM "$controller"' TERM
-wait "$controller"
-status=$?
-# A trapped signal ends `wait` before the controller has ended.
-while kill -0 "$controller" 2>/dev/null; do
-    wait "$controller"
-    status=$?
-done
-exit "$status"
-"""
 
 
 def backend(slots: int | None = None, gpu_type: str | None = None) -> SlurmNodes:
@@ -70,33 +56,6 @@ def backend(slots: int | None = None, gpu_type: str | None = None) -> SlurmNodes
         counts = _cpus(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(hosts))
         found = [AgentPlace(host, cpus, "cpu") for host, cpus in zip(hosts, counts, strict=True)]
     return SlurmNodes([_with_slots(place, slots) for place in found])
-
-
-def script(
-    command: Sequence[str],
-    *,
-    nodes: int,
-    cpus_per_node: int,
-    gpus_per_node: int = 0,
-    time: str = "",
-    options: Mapping[str, str] | None = None,
-) -> str:
-    """A script for sbatch that requests an allocation and starts the controller on its first node.
-
-    command: of the controller, to which backend and address are added. time: such as 12:00:00. options: further options
-    of sbatch by long names without dashes; "" for one without a value. Raises InputError.
-    """
-    asked = {"nodes": str(nodes), "ntasks-per-node": "1", "cpus-per-task": str(cpus_per_node), "signal": "B:TERM@120"}
-    if gpus_per_node:
-        asked["gpus-per-node"] = str(gpus_per_node)
-    if time:
-        asked["time"] = time
-    asked |= options or {}
-    for name, value in asked.items():
-        if not re.fullmatch(r"[a-z][a-z-]*", name) or re.search(r"\s", value):
-            raise InputError(f"no option of sbatch: --{name}={value}; write its long name, and a value without spaces.")
-    lines = [f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in asked.items()]
-    return "\n".join(["#!/bin/bash", *lines, _BODY.format(command=shlex.join(command))])
 
 
 def gpus_of(details: str) -> dict[str, tuple[str, int]]:
@@ -159,7 +118,7 @@ class SlurmNodes(_agents.Processes):
     async def start(self, node: int, meeting: Meeting) -> None:
         """Starts the agent of a node. Its log, with srun's messages, is `agent-<node>.txt` in the folder."""
         _agents.require_reachable(meeting.url, [place.host for place in self.places], _here())
-        environment = _agents.environment(meeting.token_file.read_text(encoding="utf-8"))
+        environment = _agents.environment(meeting.token)
         environment = {name: value for name, value in environment.items() if not _JOBS_OWN.fullmatch(name)}
         command = [*_srun(self.places[node]), *_agents.command(node, self.places[node], meeting.url)]
         try:

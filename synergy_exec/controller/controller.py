@@ -252,7 +252,10 @@ class Controller:
 
     async def _begin(self, meeting: Meeting) -> None:
         """Creates the execution once all agents are there and the cluster is known."""
-        storage_bytes_per_s = self._storage_bytes_per_s() if isinstance(self.policy, SharingPolicy) else None
+        storage_bytes_per_s = None
+        if isinstance(self.policy, SharingPolicy):
+            given = self.settings.storage_mb_per_s
+            storage_bytes_per_s = math.inf if given is None else given * MB
         cluster = await self.agents.gather(meeting, self._over, storage_bytes_per_s=storage_bytes_per_s)
         if cluster is None:
             return
@@ -268,10 +271,6 @@ class Controller:
         for node in self.agents.there():
             self.agent_came(node)
         self._flush()
-
-    def _storage_bytes_per_s(self) -> float:
-        given = self.settings.storage_mb_per_s
-        return math.inf if given is None else given * MB
 
     # Messages of agents (`nodes.agents.Listener`)
 

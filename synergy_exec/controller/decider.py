@@ -317,14 +317,6 @@ class Decider:
                 trained_s = job.attained_service_gpu_s / max(1, job.held_gpus)
                 job.task.explores = learning.may_try(trained_s, job.trials, job.task.spec.restart_s)
 
-    def refused(self, job: ExecutedJob, placed: Placed, plan: Plan, reason: str, failure: Failure | None = None) -> str:
-        """If a run failed under a plan that was being tried, drops the plan and returns a message; else ""."""
-        if self._learning is None:
-            return ""
-        # Runs are placed by the node numbers of agents.
-        shape = Shape(self.aside.whole.type_of(placed), len(placed), gpus_in(placed))
-        return self._learning.refused(job.file, shape, plan, reason, failure)
-
     def _shape(self, placed: Placed) -> Shape:
         return Shape(self.cluster.type_of(placed), len(placed), gpus_in(placed))
 

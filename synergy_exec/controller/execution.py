@@ -155,20 +155,18 @@ class Execution:
         self, number: int, name: str, file: JobFile, submit_s: float, row: int | None, uuid: str = ""
     ) -> ExecutedJob:
         """Creates a job of this execution, without telling the scheduler."""
-        types = self.decider.cluster.gpu_types
-        estimate_s = file.work  # jobs declare work, not time: an iteration a second keeps their order
         job = ExecutedJob(
             number,
             name,
             file,
             submit_s,
-            gpu_types=types,
+            gpu_types=self.decider.cluster.gpu_types,
             restart_s=self.settings.restart_s,
             profile=self.profile,
             exchange=self.exchanges.of(file.application),
             row=row,
             uuid=uuid,
-            estimate_s=estimate_s,
+            estimate_s=file.work,  # jobs declare work, not time: an iteration a second keeps their order
         )
         self.jobs[number] = job
         return job
@@ -387,7 +385,7 @@ class Execution:
             if outcome == "done":
                 self._end(job, "done", "", now_s)
             elif outcome == "failed":
-                done = self.decider.refused(job, run.placed, run.plan, reason, failure)
+                done = self._refused(job, run, reason, failure)
                 if done or (failure is not None and (done := remedy(job.seen, run.plan, failure))):
                     self._note(job, done)
                 else:
@@ -411,6 +409,11 @@ class Execution:
         self._journal_job(job)
         self.journal.commit()
 
+    def _refused(self, job: ExecutedJob, run: Run, reason: str, failure: Failure | None = None) -> str:
+        """If a run failed under a plan that was being tried, drops the plan and returns a message; else ""."""
+        shape = Shape(self.decider.aside.whole.type_of(run.placed), len(run.placed), gpus_in(run.placed))
+        return self.learning.refused(job.file, shape, run.plan, reason, failure)
+
     def _stack(self, run: Run) -> str:
         """The stack that rank 0 of a hung run wrote into its log; "" if there is none."""
         log = self.jobs_folder / str(run.job) / f"log-{run.number}.txt"
@@ -432,7 +435,7 @@ class Execution:
         run = what.run
         if run.excused:
             return ""
-        if not run.agent_lost and (said := self.decider.refused(job, run.placed, run.plan, what.reason)):
+        if not run.agent_lost and (said := self._refused(job, run, what.reason)):
             self._note(job, said)
             return ""
         job.losses += 1

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
 from synergy_exec import job_folder
-from synergy_exec.job_file import JobFile
+from synergy_exec.job_file import JobFile, job_of
 from synergy_runs.facts import DecisionLog, EventLog, Kind
 from synergy_runs.files import atomic_file
 
@@ -55,7 +55,7 @@ class JobRow(NamedTuple):
 
     @property
     def job_file(self) -> JobFile:
-        return JobFile.of_values(self.file)
+        return job_of(self.file, f"job {self.job} of the journal")
 
 
 class RunRow(NamedTuple):
