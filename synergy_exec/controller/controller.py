@@ -249,6 +249,7 @@ class Controller:
         with atomic_file(self.folder / "controller.json") as partial:
             partial.touch(mode=0o600)
             partial.write_text(json.dumps({**me, "began": began(os.getpid())}) + "\n", encoding="utf-8")
+        print(f"jobs: {meeting.url} in a browser, or python -m synergy_exec list --dir {self.folder}", file=sys.stderr)
 
     async def _begin(self, meeting: Meeting) -> None:
         """Creates the execution once all agents are there and the cluster is known."""

@@ -326,7 +326,7 @@ def _read(column: str, value: Any) -> Any:
 
 _APPLICATION = 0x53594E45
 """SQLite's application_id of our journals: "SYNE"."""
-_VERSION = 5
+_VERSION = 6
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE jobs (

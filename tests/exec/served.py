@@ -167,7 +167,7 @@ def settings_values(trace: Path | None, results: Path, policies: list[str], **mo
     if trace is not None:
         of_all = OmegaConf.to_container(OmegaConf.load(conf / "trace" / "default.yaml"))
         values["trace"] = {**of_all, "name": "small", "path": str(trace)}
-    shown = {"results_dir": str(results), "figures": False, "live": False}
+    shown = {"results_dir": str(results), "figures": False}
     fast = {"round_s": 0.2, "leave_s": 10.0, "nodes_s": 30.0, "profile": None}
     return {**values, "policy": policies, **shown, **fast, **more}
 

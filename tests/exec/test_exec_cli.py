@@ -92,7 +92,7 @@ def test_the_systemd_unit_types_what_the_program_takes_and_stops_it_the_way_that
     assert name == "synergy_exec"
     given = {key: yaml.safe_load(text) for key, text in (each.split("=", 1) for each in arguments)}
     settings = build(Settings, {**defaults(Settings), **given})
-    assert (settings.serve, settings.live) == (True, False)
+    assert settings.serve
     assert settings.port, "a free port would be another one after each start"
     assert (found["KillSignal"], found["KillMode"], found["Restart"]) == ("SIGINT", "mixed", "on-failure")
     assert int(found["TimeoutStopSec"]) > 2 * Settings().leave_s
@@ -346,7 +346,7 @@ def test_a_failed_job_is_retried_its_run_resumed_and_its_weights_exported(tmp_pa
 
     (tmp_path / "job.yaml").write_text(JOB.format(here=HERE, note=note))
     serve = ("serve=true", "policy=[fifo]", f"results_dir={results}", "backend.options.slots=1", "figures=false")
-    serve += ("live=false", "round_s=0.2", "checkpoint_interval_s=0.05", "keep_checkpoints=3", "hang_s=200")
+    serve += ("round_s=0.2", "checkpoint_interval_s=0.05", "keep_checkpoints=3", "hang_s=200")
     with serving(said, *serve, code=SOME_FAILED):
         until(lambda: asked(results, "GET", "/state"))
         answer("submit", tmp_path / "job.yaml", "--dir", results)

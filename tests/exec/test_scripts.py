@@ -70,7 +70,7 @@ def test_a_torchrun_script_that_knows_nothing_is_scheduled_moved_and_finished(tm
         wait_until(true, 240, said.read_text)
 
     serve = ("serve=true", "policy=[priority]", f"results_dir={results}", "backend.options.slots=2", "round_s=0.2")
-    with serving(said, *serve, "live=false", "figures=false", code=1):
+    with serving(said, *serve, "figures=false", code=1):
         until(lambda: asked(results, "GET", "/state"))
         answer("submit", tmp_path / "plain.yaml", "--dir", results)
         until(lambda: (tmp_path / "state.pt").exists())
