@@ -31,7 +31,7 @@ from synergy_exec.controller.api import PUBLIC, routes
 from synergy_exec.controller.execution import EXCHANGES, FINISH, START, STOP, Execution, check_asks, recall, with_quotas
 from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import BACKUP_S, Journal, back_up
-from synergy_exec.job_file import MOST_BYTES, JobFile
+from synergy_exec.job_file import MOST_BYTES, JobFile, job_of
 from synergy_exec.messages import Hello, Message
 from synergy_exec.nodes.agents import Agents
 from synergy_exec.nodes.listening import listening
@@ -51,14 +51,12 @@ def resume(execution: Execution, now_s: float) -> None:
     if (known := journal.meta().get(EXCHANGES)) is not None:
         execution.exchanges.restore(known)
     for row in journal.jobs():
-        job = execution.made(row.job, row.name, row.job_file, row.submit_s, row.row, row.uuid)
-        job.state, job.reason, job.losses = row.state, row.reason, row.losses  # type: ignore[assignment]
+        job = execution.made(row, job_of(row.file, f"job {row.job} of the journal"))
         if row.job in reports:
             seen = reports[row.job]
             job.seen = Seen(**{name: seen[name] for name in Seen.__slots__ if name in seen})
             job.seen.statistics = seen["statistics"] and tuple(seen["statistics"])
         job.seen.best_step = max(job.seen.best_step, row.best_step)
-        execution.next_job = max(execution.next_job, row.job + 1)
     for run in journal.runs():
         execution.next_run = max(execution.next_run, run.run + 1)
         if not run.outcome:

@@ -24,7 +24,7 @@ from synergy_core.scheduling.reasons import Stopped
 from synergy_exec import job_folder
 from synergy_exec.controller.decider import Decider, Orders, remedy
 from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges, Seen
-from synergy_exec.controller.journal import JobRow, Journal, Observation, reopen
+from synergy_exec.controller.journal import JobRow, Journal, Observation, State, reopen
 from synergy_exec.controller.learning import Learning
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import freeze, kept_code
@@ -142,33 +142,32 @@ class Execution:
         check_asks(name, file, self.decider.cluster, self.decider.policy)
         number = self.next_job if row is None else row
         freeze(file.job_class, self.jobs_folder / str(number))
-        job = self.made(number, name, file, now_s, row, uuid4().hex)
-        self.next_job = max(self.next_job, number + 1)
-        self.journal.submitted(JobRow(number, name, file.values(), now_s, row, job.state, "", 0, 0, job.uuid))
+        told = JobRow(number, name, file.values(), now_s, row, "waiting", "", 0, 0, uuid4().hex)
+        job = self.made(told, file)
+        self.journal.submitted(told)
         self.journal.fact(now_s, SUBMIT, number, job.gpus)
         self.journal.commit()
         job_folder.give(self.folder_of(job), job.filed)
         self.decider.arrive(job)
         return job
 
-    def made(
-        self, number: int, name: str, file: JobFile, submit_s: float, row: int | None, uuid: str = ""
-    ) -> ExecutedJob:
-        """Creates a job of this execution, without telling the scheduler."""
-        job = ExecutedJob(
-            number,
-            name,
+    def made(self, row: JobRow, file: JobFile) -> ExecutedJob:
+        """Creates the job of a row of the journal, without telling the scheduler."""
+        job = self.jobs[row.job] = ExecutedJob(
+            row.job,
+            row.name,
             file,
-            submit_s,
+            row.submit_s,
             gpu_types=self.decider.cluster.gpu_types,
             restart_s=self.settings.restart_s,
             profile=self.profile,
             exchange=self.exchanges.of(file.application),
-            row=row,
-            uuid=uuid,
+            row=row.row,
+            uuid=row.uuid,
             estimate_s=file.work,  # jobs declare work, not time: an iteration a second keeps their order
         )
-        self.jobs[number] = job
+        job.state, job.reason, job.losses = row.state, row.reason, row.losses
+        self.next_job = max(self.next_job, row.job + 1)
         return job
 
     def cancel(self, job: ExecutedJob, now_s: float) -> None:
@@ -180,7 +179,7 @@ class Execution:
 
     def retry(self, job: ExecutedJob, now_s: float, *, from_start: bool) -> None:
         """Makes a failed or cancelled job wait again; see `journal.reopen`. Raises InputError."""
-        if job.ended and self.runs.of_job(job.job_id) is not None:
+        if job.ended and self.runs.of_job(job.job_id):
             raise InputError(f"job {job.name}: its last processes are leaving still; type it again in some seconds.")
         reopen(self.journal, self.folder_of(job), job.job_id, job.name, job.state, from_start=from_start)
         job.state, job.reason, job.losses, job.hung_step = "waiting", "", 0, -1
@@ -235,13 +234,11 @@ class Execution:
             bound=answer.bound,
         )
         self.journal.commit()
-        new = {run.number for run in started}
         for job in answer.stops:
-            for number in [run.number for run in self.runs.runs.values() if run.job == job.job_id]:
-                if number not in new:
-                    job.state = "stopping"
-                    self.journal.timing(number, now_s, "stop", {})
-                    self.runs.stop(number)
+            for number in self.runs.of_job(job.job_id):
+                job.state = "stopping"
+                self.journal.timing(number, now_s, "stop", {})
+                self.runs.stop(number)
         for run in started:
             self.jobs[run.job].state = "starting"
             self.runs.start(run)
@@ -442,17 +439,17 @@ class Execution:
         return f"lost {job.losses} times without a step of progress" if job.losses > self.settings.retries else ""
 
     def _waits_unless_it_goes_on(self, job: ExecutedJob) -> None:
-        if not job.ended and not job.running and self.runs.of_job(job.job_id) is None:
+        if not job.ended and not job.running and not self.runs.of_job(job.job_id):
             job.state = "waiting"
             if not job.queued:
                 self.decider.requeue(job)
 
-    def _end(self, job: ExecutedJob, state: Any, reason: str, now_s: float) -> None:
+    def _end(self, job: ExecutedJob, state: State, reason: str, now_s: float) -> None:
         job.state, job.reason, job.moved_s = state, reason, now_s
         self._journal_job(job)
         self.journal.commit()
         self.decider.finish(job, now_s)
-        for number in [run.number for run in self.runs.runs.values() if run.job == job.job_id]:
+        for number in self.runs.of_job(job.job_id):
             self.runs.kill(number)
 
     def _journal_job(self, job: ExecutedJob) -> None:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 from synergy_core.scheduling.reasons import Stopped
-from synergy_exec.controller.journal import ENDED
+from synergy_exec.controller.journal import ENDED, State
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import Filed
 
@@ -103,10 +103,6 @@ class ModelExchanges:
             assert exchange is not None
             self._made[application] = ModelExchange(tuple(name for name, _, _ in layers), exchange)
         return self._made[application]
-
-
-State = Literal["waiting", "starting", "running", "stopping", "done", "failed", "cancelled"]
-STATES: tuple[State, ...] = get_args(State)
 
 
 @dataclass(slots=True)

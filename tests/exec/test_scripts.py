@@ -132,10 +132,10 @@ def test_a_job_that_hangs_twice_at_one_step_fails_with_its_stack(tmp_path):
     stage.advance(0.0)
     for turn in range(2):
         assert job.state != "failed"
-        run = stage.execution.runs.of_job(job.job_id)
+        (run,) = stage.execution.runs.of_job(job.job_id)
         folder = stage.execution.folder_of(job)
-        (folder / f"log-{run.number}.txt").write_text("rank 0 stands at:\n  File mine.py, line 3\n")
-        ended = stage.agents[0].end(run.number, "lost", "rank 0: no step for 60 s")
+        (folder / f"log-{run}.txt").write_text("rank 0 stands at:\n  File mine.py, line 3\n")
+        ended = stage.agents[0].end(run, "lost", "rank 0: no step for 60 s")
         stage.execution.heard(0, dataclasses.replace(ended, hung=True), stage.now_s)
         stage.advance(float(turn))
     assert job.state == "failed"
