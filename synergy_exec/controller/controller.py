@@ -314,7 +314,7 @@ class Controller:
         assert self.execution is not None
         round_s, decided_s = self.settings.round_s, -math.inf
         while True:
-            while not self.execution.active:
+            while not self.execution.decider.active:
                 self._leave_out_nodes()
                 self._flush()
                 self._something.clear()
@@ -323,7 +323,7 @@ class Controller:
             due_s = max(decided_s + round_s, math.ceil((self.now_s() - LATE_S) / round_s) * round_s)
             if not await self._frees_slots(due_s):
                 decided_s = due_s
-            if self.execution.active:
+            if self.execution.decider.active:
                 self._leave_out_nodes()
                 self.execution.end_overdue(self.now_s())
                 self.execution.decide(self.now_s())
@@ -363,7 +363,7 @@ class Controller:
     def _flush(self) -> None:
         """Queues messages, now that the journal holds their reasons; ends the run if nothing is left to do."""
         assert self.execution is not None
-        self.agents.say(self.execution.outbox)
+        self.agents.say(self.execution.runs.outbox)
         if self.execution.freed:
             self._freed.set()
         for note in self.execution.notes:

@@ -1,6 +1,6 @@
 """Carries decisions out: the decider, the runs and the journal together, on an explicit clock.
 
-After each call `outbox` holds the messages to send: by then the journal holds the decisions that they carry out.
+After each call `runs.outbox` holds the messages to send: by then the journal holds the decisions that they carry out.
 """
 
 from __future__ import annotations
@@ -192,10 +192,6 @@ class Execution:
             job.task.statistics = job.seen.statistics
 
     @property
-    def active(self) -> bool:
-        return bool(self.decider.active)
-
-    @property
     def idle(self) -> bool:
         return not self.decider.active and not self.runs.runs
 
@@ -320,13 +316,8 @@ class Execution:
             for each in happened:
                 self._follow(each, now_s)
         # Reports alone are not committed here: the next decision commits them.
-        if self.outbox:
+        if self.runs.outbox:
             self.journal.commit()
-
-    @property
-    def outbox(self) -> list[tuple[int, Message]]:
-        """Messages by node, in the order in which to send them; the caller removes them."""
-        return self.runs.outbox
 
     def _follow(self, what: Happened, now_s: float) -> None:
         run = what.run
