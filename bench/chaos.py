@@ -56,7 +56,7 @@ FREE_BYTES = 500_000
 """What a full disk has left: a journal's next page fits, a checkpoint does not."""
 _INSIDE = "CHAOS_DISK"
 _SETTINGS = (
-    *("serve=true", "policy=[las]", "live=false", "figures=false", "round_s=1"),
+    *("serve=true", "policy=[las]", "figures=false", "round_s=1"),
     *("checkpoint_interval_s=2", "leave_s=15", "hang_s=12", "start_s=60"),
 )
 _PATIENT = ("retries=100000", "agents_per_hour=100000")

@@ -211,7 +211,6 @@ def run_for_real(trace: str, policy: str, into: Path, profile: Path, *more: str)
         f"profile={profile}",
         f"results_dir={into}",
         "figures=false",
-        "live=false",
         *more,
     )
 

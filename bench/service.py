@@ -159,7 +159,7 @@ class Pretended:
 
     async def start(self, node: int, meeting: Meeting) -> None:
         if self._process is None:
-            command = [sys.executable, __file__, "--agents", meeting.url, str(meeting.token_file)]
+            command = [sys.executable, __file__, "--agents", meeting.url, str(meeting.folder / "token")]
             self._process = subprocess.Popen(command)
 
     def lost(self) -> dict[int, str]:

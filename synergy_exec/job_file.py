@@ -106,14 +106,6 @@ class JobFile:
             del result[name]
         return result if self.command else {"class": result.pop("job_class"), **result}
 
-    @classmethod
-    def of_values(cls, values: Mapping[str, Any]) -> JobFile:
-        """The job with these `values`, unchecked."""
-        given = dict(values)
-        if "command" in given:
-            return cls(initial_batch=given["slots"], max_batch=given["slots"], **given)
-        return cls(job_class=given.pop("class"), **given)
-
 
 _REQUIRED = ("class", "initial_batch", "work")
 _OF_CLASSES = ("job_class", "arguments", "initial_batch", "max_batch", "batch", "weights", "memory_gb")

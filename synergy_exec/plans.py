@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from synergy_core.planner.plan import Plan
 from synergy_exec.job_file import JobFile
@@ -81,16 +81,6 @@ class Candidates(NamedTuple):
     samples: int = 0
     item_bytes: int = 0
 
-    def values(self) -> dict[str, Any]:
-        """All fields for JSON; `of_values` reads them."""
-        plans = {size: [dataclasses.asdict(plan) for plan in found] for size, found in self.plans.items()}
-        return {**self._asdict(), "plans": plans}
-
-    @classmethod
-    def of_values(cls, values: dict[str, Any]) -> Candidates:
-        plans = {int(size): [Plan(**each) for each in found] for size, found in values["plans"].items()}
-        return cls(**{**values, "plans": plans})
-
 
 PLANS = "plans.json"
 """File in the folder of a job: the candidates that its first run found."""
@@ -98,14 +88,17 @@ PLANS = "plans.json"
 
 def write_candidates(folder: Path, found: Candidates) -> None:
     """Writes the candidates for the controller, which reads them when the run has started."""
+    by_size = {size: [dataclasses.asdict(plan) for plan in plans] for size, plans in found.plans.items()}
     with atomic_file(folder / PLANS) as partial:
-        partial.write_text(json.dumps(found.values()), encoding="utf-8")
+        partial.write_text(json.dumps({**found._asdict(), "plans": by_size}), encoding="utf-8")
 
 
 def read_candidates(folder: Path) -> Candidates | None:
     """Reads the candidates that a job's run found; None if there are none or the file has another form."""
     try:
-        found = Candidates.of_values(json.loads((folder / PLANS).read_text(encoding="utf-8")))
+        values = json.loads((folder / PLANS).read_text(encoding="utf-8"))
+        by_size = {int(size): [Plan(**each) for each in plans] for size, plans in values["plans"].items()}
+        found = Candidates(**{**values, "plans": by_size})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     usual = dataclasses.astuple(Plan())

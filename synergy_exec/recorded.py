@@ -24,16 +24,9 @@ def open_journal(work: Path) -> Journal:
     path = work / "journal.sqlite"
     if not path.is_file():
         raise InputError(
-            f"{work}: no journal.sqlite in it; expected the work folder of a run, such as "
-            f"results/demo/latest/synergy-0.work.{_newest(work)}"
+            f"{work}: no journal.sqlite in it; expected the work folder of a run, such as results/demo/synergy-0.work."
         )
     return Journal(path)
-
-
-def _newest(work: Path) -> str:
-    """A hint with the newest folder that has a run of that name, because `latest` may be the simulator's."""
-    runs = sorted(each for each in work.parent.parent.glob(f"*/{work.name}") if (each / "journal.sqlite").is_file())
-    return f" The newest of that name: {runs[-1]}." if runs else ""
 
 
 def recorded(path: Path, columns: dict[str, type]) -> pd.DataFrame:

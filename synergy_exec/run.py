@@ -9,29 +9,24 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
-from synergy_core.units import format_duration
 from synergy_exec import job_folder
 from synergy_exec.backends import Backend, checked_options, get_backend
-from synergy_exec.controller.api import shown as as_shown
 from synergy_exec.controller.controller import Arrival, Controller, whole_cluster
 from synergy_exec.controller.execution import with_quotas
 from synergy_exec.controller.journal import Journal
 from synergy_exec.folders import RESULTS, WORK, Place, claimed
-from synergy_exec.plain import HEADINGS, aligned, cells_of, plain, plain_lines
+from synergy_exec.plain import plain, plain_lines
 from synergy_exec.profiling.machine import known_profile, machine, profile_in
 from synergy_exec.recorded import EVALUATIONS, STEPS, open_journal, write_recorded
 from synergy_exec.settings import AUTO, Settings
@@ -45,55 +40,6 @@ from synergy_runs.requested import policies_of, terms_of
 from synergy_runs.results import is_unended, new_run, resumed_run, show, write_run
 from synergy_runs.settings import build
 from synergy_runs.workload import Workload
-
-# The live table on the terminal while jobs train.
-
-
-EVERY_S = 1.0
-MOST_ROWS = 30
-_STYLES = {"waiting": "dim", "done": "green", "failed": "red", "cancelled": "dim"}
-_ORDER = ("running", "starting", "stopping", "waiting", "failed", "cancelled", "done")
-
-
-@contextlib.asynccontextmanager
-async def live_table(controller: Controller) -> AsyncIterator[None]:
-    """Shows all jobs on the terminal once a second until the block ends."""
-    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
-
-        async def refresh() -> None:
-            while True:
-                live.update(table(controller), refresh=True)
-                await asyncio.sleep(EVERY_S)
-
-        task = asyncio.ensure_future(refresh())
-        try:
-            yield
-        finally:
-            task.cancel()
-
-
-def table(controller: Controller) -> Text:
-    """The jobs, running ones first, with the columns of the `list` command.
-
-    It returns lines of plain text, because it runs once a second in the controller's process and must be cheap.
-    """
-    execution = controller.execution
-    if execution is None:
-        return Text("waiting for agents")
-    used = sum(job.held_gpus for job in execution.decider.active.values())
-    jobs = sorted(execution.jobs.values(), key=lambda job: (_ORDER.index(job.state), job.job_id))
-    done = sum(job.state == "done" for job in jobs)
-    slots = f"{used}/{execution.decider.cluster.gpus} slots"
-    title = (execution.decider.policy.name, format_duration(controller.now_s()), f"{done}/{len(jobs)} done", slots)
-    result = Text(no_wrap=True, overflow="ellipsis")
-    result.append("   ".join(title) + "\n", "bold")
-    lines = aligned([HEADINGS, *(cells_of(as_shown(execution, job)) for job in jobs[:MOST_ROWS])])
-    for line, style in zip(lines, ("underline", *(_STYLES.get(job.state, "") for job in jobs)), strict=False):
-        result.append(line, style).append("\n")
-    if len(jobs) > MOST_ROWS:
-        result.append(f"and {len(jobs) - MOST_ROWS} more: python -m synergy_exec list\n", "dim")
-    return result
-
 
 SOME_FAILED = 1
 """Exit code if everything was carried out but some jobs failed."""
@@ -270,17 +216,8 @@ def _execute_one(
 ) -> Run:
     """Runs one policy until all its jobs have ended. Raises KeyboardInterrupt if the user interrupts it."""
     began_s = time.process_time()
-
-    async def through() -> Controller:
-        controller = Controller(policy, arrivals, backend, settings, work, profile)
-        if settings.live and sys.stderr.isatty():
-            async with live_table(controller):
-                await controller.run()
-        else:
-            await controller.run()
-        return controller
-
-    controller = asyncio.run(through())
+    controller = Controller(policy, arrivals, backend, settings, work, profile)
+    asyncio.run(controller.run())
     execution = controller.execution
     if execution is None or (controller.interrupted and not (settings.serve and execution.idle)):
         raise KeyboardInterrupt

@@ -178,7 +178,6 @@ class Settings(RunSettings):
     leave_s: float = key("seconds that agents get to save and leave", 60.0, ABOVE_ZERO)
     results_dir: Path = key("where results go", Path("results"))
     figures: bool = key("whether to draw figures and write report.html and traces for Perfetto", True)
-    live: bool = key("whether to show a table of all jobs (never if the output is not a terminal)", True)
 
 
 # Keys that may change when a run resumes: they say where and how it runs, not what it trains.
@@ -188,7 +187,7 @@ CHANGEABLE = (
     *("backend", "host", "port", "ports", "interface", "nodes_s", "leave_s"),
     *("round_s", "retries", "agents_per_hour", "hang_s", "start_s", "not_finite"),
     *("checkpoint_interval_s", "keep_checkpoints", "log_mb", "memory_gb_per_slot", "steady_slots"),
-    *("figures", "live"),
+    "figures",
 )
 
 

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import typing
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.messages import Message
 
-_HINTS: dict[type[Any], dict[str, Any]] = {}
 KINDS: dict[str, type[Message]] = {each.KIND: each for each in Message.__subclasses__()}
 
 
@@ -35,45 +33,22 @@ def decode(text: str | bytes) -> Message:
         kind = KINDS[values.pop("kind")]
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise InputError(f"not a message: {text[:100]!r} ({type(error).__name__})") from None
-    message: Message = _build(kind, values)
-    return message
-
-
-def _build(kind: type[Any], values: Any) -> Any:
-    hints = _hints(kind)
-    if not isinstance(values, dict) or (odd := values.keys() - hints.keys()):
-        raise InputError(f"{kind.__name__}: unexpected {sorted(odd) if isinstance(values, dict) else values!r}")
     try:
-        return kind(**{name: _part(hints[name], each) for name, each in values.items()})
+        if "plan" in values:
+            values["plan"] = Plan(**values["plan"])
+        if values.get("share") is not None:
+            values["share"] = Share(*map(float, values["share"]))
+        return kind(**values)
     except (TypeError, ValueError) as error:
         raise InputError(f"{kind.__name__}: {error}") from None
-
-
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    """The types of a message's fields by name, cached because finding them takes longer than decoding."""
-    found = _HINTS.get(kind)
-    if found is None:
-        hints = typing.get_type_hints(kind)
-        found = _HINTS[kind] = {each.name: hints[each.name] for each in dataclasses.fields(kind)}
-    return found
-
-
-def _part(hint: Any, value: Any) -> Any:
-    if hint is Plan:
-        return _build(hint, value)
-    if value is not None and hint in (Share, Share | None):
-        return Share(*map(float, value))
-    return value
 
 
 # What the other end of a websocket says, until it is gone.
 #
 # A connection that is closed, as the kernel closes those of a process that has died, is known at once. Silence, as of
-# a
-# node without power or network, is taken for an end only after a long while: a busy machine is silent too. It is
-# counted
-# in pings that this end's own loop has sent, not in seconds: a loop that stood still for a minute has asked once, and
-# reads what came meanwhile before it asks again.
+# a node without power or network, is taken for an end only after a long while: a busy machine is silent too. It is
+# counted in pings that this end's own loop has sent, not in seconds: a loop that stood still for a minute has asked
+# once, and reads what came meanwhile before it asks again.
 
 
 _MOST_REASON_BYTES = 123
@@ -131,9 +106,6 @@ class Ear:
 # Files that grow line by line. A crash or a full disk may have cut off the last line.
 
 
-_PIECE = 4096
-
-
 def whole_lines(path: Path) -> list[str]:
     """The complete lines of a file; none if there is no file."""
     if not path.is_file():
@@ -143,15 +115,5 @@ def whole_lines(path: Path) -> list[str]:
 
 def cut_to_lines(path: Path) -> None:
     """Cuts off an incomplete last line, so that the next line does not continue it."""
-    if not path.is_file():
-        return
-    with path.open("rb+") as file:
-        kept = file.seek(0, os.SEEK_END)
-        while kept:
-            begins = max(0, kept - _PIECE)
-            file.seek(begins)
-            end = file.read(kept - begins).rfind(b"\n")
-            kept = begins + end + 1
-            if end >= 0:
-                break
-        file.truncate(kept)
+    if path.is_file():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)

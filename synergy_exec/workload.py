@@ -59,20 +59,20 @@ def arrivals_of(settings: Settings) -> tuple[Workload | None, list[Arrival]]:
             f"{workload.source}: {workload.bad_rows} impossible rows:\n  {shown}\n"
             "Fix these rows, or leave them out with trace.bad_rows=skip."
         )
-    files = {name: _template(name) for name in workload.models}
+    files = {name: template(name, "A trace for the executor names the model of each job.") for name in workload.models}
     return workload, [
         Arrival(float(workload.submit_time_s[row]), workload.job_name[row], _file(workload, row, files))
         for row in range(len(workload))
     ]
 
 
-def _template(model: str) -> dict[str, object]:
+def template(model: str, hint: str) -> dict[str, object]:
+    """The job file, without the work, of a model that ships with Synergy. Raises InputError with the hint."""
     import yaml  # type: ignore[import-untyped]
 
     known = models()
     if model not in known:
-        hint = "A trace for the executor names the model of each job; each is a file in conf/jobs."
-        raise unknown("model", model, known, hint=hint)
+        raise unknown("model", model, known, hint=f"{hint} Each is a file in conf/jobs.")
     values: dict[str, object] = yaml.safe_load(known[model].read_text(encoding="utf-8"))
     return values
 

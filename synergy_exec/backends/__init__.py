@@ -22,12 +22,12 @@ from synergy_runs.settings import cast
 class Meeting:
     """How agents find the controller.
 
-    url: `http://host:port`, with the websocket at `/agents`. token_file: the bearer token, in a file that only its
-    owner can read. folder: of the run, on a file system that all nodes share.
+    url: `http://host:port`, with the websocket at `/agents`. token: the bearer token. folder: of the run, on a file
+    system that all nodes share.
     """
 
     url: str
-    token_file: Path
+    token: str
     folder: Path
 
 

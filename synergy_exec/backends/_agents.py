@@ -1,12 +1,15 @@
-"""Shared by backends: an agent's command and environment, its log, and whether it can reach the controller."""
+"""Shared by backends: agents as processes, their command, environment and log, and the way to the controller."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
+import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -55,6 +58,30 @@ def log_of(node: int, meeting: Meeting) -> Path:
     return meeting.folder.resolve() / f"agent-{node}.txt"
 
 
+def started(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Starts an agent whose output goes to that log."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C in the terminal is for the controller, which then tells the agents.
+            start_new_session=True,
+        )
+
+
+def end(agent: subprocess.Popen[bytes], *, wait_s: float = 0.0, save_s: float = LEAVING_S) -> None:
+    """Waits for an agent's exit: SIGTERM after wait_s, SIGKILL after another save_s."""
+    for patience_s, then in ((wait_s, signal.SIGTERM), (save_s, signal.SIGKILL)):
+        try:
+            agent.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            agent.send_signal(then)
+    agent.wait()
+
+
 def farewell(code: int, log: Path) -> str:
     """Why an agent exited, from its exit code and the end of its log."""
     try:
@@ -62,6 +89,44 @@ def farewell(code: int, log: Path) -> str:
     except OSError as error:
         lines = [f"(it cannot be read: {error.strerror})"]
     return f"agent left with exit code {code}; {log} ends in:\n" + "\n".join(lines)
+
+
+class Processes:
+    """Agents that are children of this process, or whose srun is; one for each node.
+
+    places: of the nodes. wait_s, save_s: see `end`.
+    """
+
+    def __init__(self, places: Sequence[AgentPlace], *, wait_s: float = 0.0, save_s: float = LEAVING_S) -> None:
+        self.places, self.nodes = places, len(places)
+        self._wait_s, self._save_s = wait_s, save_s
+        self._agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._logs: dict[int, Path] = {}
+
+    async def run(self, node: int, meeting: Meeting, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Starts the agent of a node. If the connection to an old one is lost, ends that first: two agents would use
+        the same slots.
+        """
+        if (old := self._agents.get(node)) is not None:
+            await asyncio.to_thread(self._end, old)
+        self._logs[node] = log_of(node, meeting)
+        self._agents[node] = started(command, environment, self._logs[node])
+
+    def lost(self) -> dict[int, str]:
+        """Nodes whose agent has exited, with the ends of their logs."""
+        return {
+            node: f"{self.places[node].host}: {farewell(agent.returncode, self._logs[node])}"
+            for node, agent in self._agents.items()
+            if agent.poll() is not None
+        }
+
+    async def stop(self) -> None:
+        """Waits until every agent has saved and exited; ends those that do not."""
+        await asyncio.gather(*(asyncio.to_thread(self._end, agent) for agent in self._agents.values()))
+        self._agents.clear()
+
+    def _end(self, agent: subprocess.Popen[bytes]) -> None:
+        end(agent, wait_s=self._wait_s, save_s=self._save_s)
 
 
 def require_reachable(url: str, hosts: Collection[str], here: Collection[str]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +13,7 @@ from pathlib import Path
 from synergy_core.errors import InputError
 from synergy_exec.agent.cores import divide, own_cores
 from synergy_exec.backends import Meeting, _agents
+from synergy_exec.backends._agents import AgentPlace
 from synergy_exec.worker.start import see_only
 
 _ASK_FOR_GPUS = (
@@ -55,63 +54,23 @@ def gpu_names() -> list[str]:
     return names
 
 
-class Local:
+class Local(_agents.Processes):
     """Agents as children of this process; each saves its runs and exits when this process ends, however it ends."""
 
     def __init__(self, nodes: int, slots: int | None, gpus: list[str], cores: list[int]) -> None:
         if gpus and len(gpus) < nodes * (slots or 1):
             raise InputError(f"backend local: {len(gpus)} GPUs cannot be {nodes} nodes of {slots or 1}; take fewer.")
-        self.nodes = nodes
-        self._gpus, self._cores = gpus, [each.cores for each in divide(cores, nodes, gpus=False)]
-        self._slots = slots or (len(gpus) // nodes if gpus else len(self._cores[0]))
-        self._agents: dict[int, subprocess.Popen[bytes]] = {}
-        self._logs: dict[int, Path] = {}
+        self._cores = [each.cores for each in divide(cores, nodes, gpus=False)]
+        each_has = slots or (len(gpus) // nodes if gpus else len(self._cores[0]))
+        types = [each.lower().removeprefix("nvidia ").replace(" ", "-") for each in gpus[::each_has]]
+        types = types[:nodes] or ["cpu"] * nodes
+        super().__init__([AgentPlace(socket.gethostname(), each_has, gpu_type) for gpu_type in types])
 
     async def start(self, node: int, meeting: Meeting) -> None:
         """Starts the agent of a node. Its log is `agent-<node>.txt` in the folder."""
-        if (old := self._agents.get(node)) is not None and old.poll() is None:
-            # The connection to the old one is lost. Kill it: there must not be two agents for the same slots.
-            await asyncio.to_thread(_end, old)
-        log = self._logs[node] = _agents.log_of(node, meeting)
-        environment = _agents.environment(meeting.token_file.read_text(encoding="utf-8").strip())
-        gpu_type = "cpu"
-        if self._gpus:
-            first = node * self._slots
-            gpu_type = self._gpus[first].lower().removeprefix("nvidia ").replace(" ", "-")
-            environment |= see_only(range(first, first + self._slots), os.environ)
-        place = _agents.AgentPlace(socket.gethostname(), self._slots, gpu_type)
+        environment, place = _agents.environment(meeting.token), self.places[node]
+        if place.gpu_type != "cpu":
+            environment |= see_only(range(node * place.slots, (node + 1) * place.slots), os.environ)
         cores = f"--cores={','.join(map(str, self._cores[node]))}"
         command = [*_agents.command(node, place, meeting.url), f"--parent={os.getpid()}", cores]
-        with log.open("ab") as output:
-            self._agents[node] = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C in the terminal is for the controller, which then tells the agents.
-                start_new_session=True,
-            )
-
-    def lost(self) -> dict[int, str]:
-        """Agents that have exited, with the ends of their logs."""
-        return {
-            node: _agents.farewell(agent.returncode, self._logs[node])
-            for node, agent in self._agents.items()
-            if agent.poll() is not None
-        }
-
-    async def stop(self) -> None:
-        """SIGTERM, with time to save, then SIGKILL."""
-        await asyncio.gather(*(asyncio.to_thread(_end, agent) for agent in self._agents.values()))
-        self._agents.clear()
-
-
-def _end(agent: subprocess.Popen[bytes]) -> None:
-    if agent.poll() is None:
-        agent.send_signal(signal.SIGTERM)
-    try:
-        agent.wait(_agents.LEAVING_S)
-    except subprocess.TimeoutExpired:
-        agent.kill()
-        agent.wait()
+        await self.run(node, meeting, command, environment)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -171,11 +170,10 @@ class RayNodes:
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, node),
         )
-        token = meeting.token_file.read_text(encoding="utf-8").strip()
         actor: Any = kind.remote(node, self.places[node], str(_agents.log_of(node, meeting)))
         self._actors[node] = actor
         self._ready[node] = actor.ready.remote()
-        self._ends[node] = actor.run.remote(meeting.url, token)
+        self._ends[node] = actor.run.remote(meeting.url, meeting.token)
 
     def lost(self) -> dict[int, str]:
         """Nodes whose agent has exited or whose Ray actor is gone; it never waits."""
@@ -230,26 +228,12 @@ class Supervisor:
 
     async def run(self, url: str, token: str) -> str:
         """Starts the agent and waits for its end; returns why it ended."""
-        command = _agents.command(self._node, self._place, url)
-        with self._log.open("ab") as output:
-            self._agent = subprocess.Popen(
-                # PDEATHSIG refers to the thread that starts a process; the event loop's lives as long as the actor.
-                [*command, f"--parent={os.getpid()}"],
-                env=_agents.environment(token),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        # PDEATHSIG refers to the thread that starts a process; the event loop's lives as long as the actor.
+        command = [*_agents.command(self._node, self._place, url), f"--parent={os.getpid()}"]
+        self._agent = _agents.started(command, _agents.environment(token), self._log)
         return _agents.farewell(await asyncio.to_thread(self._agent.wait), self._log)
 
     async def leave(self) -> None:
-        """Sends SIGTERM, after time to save SIGKILL; returns when the agent is gone."""
-        if self._agent is None:
-            return
-        self._agent.send_signal(signal.SIGTERM)
-        try:
-            await asyncio.to_thread(self._agent.wait, LEAVING_S)
-        except subprocess.TimeoutExpired:
-            self._agent.kill()
-            await asyncio.to_thread(self._agent.wait)
+        """Makes the agent save and exit; returns when it is gone."""
+        if self._agent is not None:
+            await asyncio.to_thread(_agents.end, self._agent)

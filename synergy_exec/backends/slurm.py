@@ -1,16 +1,13 @@
-"""The Slurm backend: a job step per node of an allocation runs the node's agent; and a script that requests one."""
+"""The Slurm backend: a job step per node of an allocation runs the node's agent."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shlex
-import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from synergy_core.errors import InputError
@@ -26,20 +23,6 @@ _JOBS_OWN = re.compile(r"S(LURM|RUN)_(N?TASKS.*|NPROCS|GPUS.*|GRES|CPUS_PER_.*|M
 """Environment variables of the whole allocation, which srun would use as options of a step on one node."""
 _GPUS_OF_NODES = re.compile(r"^\s*Nodes=(\S+)\s.*?\bGRES=(\S*)", re.MULTILINE)
 _GPUS = re.compile(r"gpu(?::([^:(,]+))?:(\d+)(?:\(|,|$)")
-_BODY = """
-{command} backend.name=slurm "host=$(hostname -f)" &
-controller=$!
-# Slurm tells this shell before the time is up; the controller saves, and the same script goes on from there.
-trap 'kill -TERM "$controller"' TERM
-wait "$controller"
-status=$?
-# A trapped signal ends `wait` before the controller has ended.
-while kill -0 "$controller" 2>/dev/null; do
-    wait "$controller"
-    status=$?
-done
-exit "$status"
-"""
 
 
 def backend(slots: int | None = None, gpu_type: str | None = None) -> SlurmNodes:
@@ -73,33 +56,6 @@ def backend(slots: int | None = None, gpu_type: str | None = None) -> SlurmNodes
         counts = _cpus(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(hosts))
         found = [AgentPlace(host, cpus, "cpu") for host, cpus in zip(hosts, counts, strict=True)]
     return SlurmNodes([_with_slots(place, slots) for place in found])
-
-
-def script(
-    command: Sequence[str],
-    *,
-    nodes: int,
-    cpus_per_node: int,
-    gpus_per_node: int = 0,
-    time: str = "",
-    options: Mapping[str, str] | None = None,
-) -> str:
-    """A script for sbatch that requests an allocation and starts the controller on its first node.
-
-    command: of the controller, to which backend and address are added. time: such as 12:00:00. options: further options
-    of sbatch by long names without dashes; "" for one without a value. Raises InputError.
-    """
-    asked = {"nodes": str(nodes), "ntasks-per-node": "1", "cpus-per-task": str(cpus_per_node), "signal": "B:TERM@120"}
-    if gpus_per_node:
-        asked["gpus-per-node"] = str(gpus_per_node)
-    if time:
-        asked["time"] = time
-    asked |= options or {}
-    for name, value in asked.items():
-        if not re.fullmatch(r"[a-z][a-z-]*", name) or re.search(r"\s", value):
-            raise InputError(f"no option of sbatch: --{name}={value}; write its long name, and a value without spaces.")
-    lines = [f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in asked.items()]
-    return "\n".join(["#!/bin/bash", *lines, _BODY.format(command=shlex.join(command))])
 
 
 def gpus_of(details: str) -> dict[str, tuple[str, int]]:
@@ -152,55 +108,23 @@ def _scontrol(*arguments: str) -> str:
     return asked.stdout
 
 
-class SlurmNodes:
+class SlurmNodes(_agents.Processes):
     """One job step per node, so that a lost step does not affect others and can be started again."""
 
     def __init__(self, places: list[AgentPlace]) -> None:
-        self.places = places
-        self._steps: dict[int, subprocess.Popen[bytes]] = {}
-        self._logs: dict[int, Path] = {}
-
-    @property
-    def nodes(self) -> int:
-        """Number of agents."""
-        return len(self.places)
+        # Agents exit by themselves when the controller is gone; at SIGTERM Slurm would kill a step while it saves.
+        super().__init__(places, wait_s=_agents.LEAVING_S, save_s=_KILLING_S)
 
     async def start(self, node: int, meeting: Meeting) -> None:
         """Starts the agent of a node. Its log, with srun's messages, is `agent-<node>.txt` in the folder."""
         _agents.require_reachable(meeting.url, [place.host for place in self.places], _here())
-        if (old := self._steps.get(node)) is not None and old.poll() is None:
-            # The connection to the old agent is lost, perhaps with the node; there must not be two agents.
-            await asyncio.to_thread(_end, old)
-        token = meeting.token_file.read_text(encoding="utf-8").strip()
-        environment = _agents.environment(token)
-        self._logs[node] = _agents.log_of(node, meeting)
+        environment = _agents.environment(meeting.token)
+        environment = {name: value for name, value in environment.items() if not _JOBS_OWN.fullmatch(name)}
+        command = [*_srun(self.places[node]), *_agents.command(node, self.places[node], meeting.url)]
         try:
-            with self._logs[node].open("ab") as output:
-                self._steps[node] = subprocess.Popen(
-                    [*_srun(self.places[node]), *_agents.command(node, self.places[node], meeting.url)],
-                    env={name: value for name, value in environment.items() if not _JOBS_OWN.fullmatch(name)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            await self.run(node, meeting, command, environment)
         except FileNotFoundError:
             raise InputError("backend slurm: there is no srun on the PATH; is Slurm installed here?") from None
-
-    def lost(self) -> dict[int, str]:
-        """Nodes whose step has ended, with the ends of their logs."""
-        return {
-            node: f"{self.places[node].host}: {_agents.farewell(step.returncode, self._logs[node])}"
-            for node, step in self._steps.items()
-            if step.poll() is not None
-        }
-
-    async def stop(self) -> None:
-        """Waits until every agent has exited, which it does after saving when the controller tells it to or is gone;
-        then makes Slurm kill the remaining steps.
-        """
-        await asyncio.gather(*(asyncio.to_thread(_end, step) for step in self._steps.values()))
-        self._steps.clear()
 
 
 def _srun(place: AgentPlace) -> Iterator[str]:
@@ -214,13 +138,3 @@ def _srun(place: AgentPlace) -> Iterator[str]:
 
 def _here() -> set[str]:
     return {name for name in (os.environ.get("SLURMD_NODENAME"), socket.gethostname()) if name}
-
-
-def _end(step: subprocess.Popen[bytes]) -> None:
-    # Wait before any signal: at SIGTERM Slurm kills the step, even while it saves.
-    for patience_s, then in ((_agents.LEAVING_S, signal.SIGTERM), (_KILLING_S, signal.SIGKILL)):
-        try:
-            step.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            step.send_signal(then)
-    step.wait()

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from synergy_core.commands import Parser
@@ -13,7 +14,7 @@ from synergy_exec.client import Client, client_for, running
 from synergy_exec.controller.journal import retry_in
 from synergy_exec.folders import find_job, lock
 from synergy_exec.job_file import read_job_file
-from synergy_exec.plain import HEADINGS, aligned, cells_of, plain, plain_lines
+from synergy_exec.plain import plain, plain_lines
 from synergy_exec.settings import Settings
 
 
@@ -35,9 +36,11 @@ def list_jobs(given: argparse.Namespace, client: Client) -> None:
         print(json.dumps(jobs, indent=1))
         return
     more = {heading: key for heading, key in _WHOSE.items() if any(job.get(key) for job in jobs)}
-    rows: list[tuple[str, ...]] = [(*HEADINGS, *more)]
-    rows += [(*cells_of(job), *(plain(str(job.get(key) or "-")) for key in more.values())) for job in jobs]
-    print("\n".join(aligned(rows)))
+    cells = [_cells(job) | {heading: plain(str(job.get(key) or "-")) for heading, key in more.items()} for job in jobs]
+    rows = [list(cells[0]), *(list(each.values()) for each in cells)] if jobs else [["no jobs"]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for job in jobs:
         if job["state"] == "failed":
             print(f"job {job['job']} ({plain(job['name'])}) failed: {plain_lines(job['reason'])}")
@@ -45,6 +48,26 @@ def list_jobs(given: argparse.Namespace, client: Client) -> None:
             print(f"job {job['job']} ({plain(job['name'])}): {plain_lines(job['note'])}")
     for sentence in client.ask("GET", "/state?most=0")["aside"]:
         print(plain(sentence))
+
+
+def _cells(job: dict[str, Any]) -> dict[str, str]:
+    """A row of the table of jobs, by heading. job: from the controller's API."""
+    goodput, loss = job["goodput"], job["loss"]
+    done = 1.0 if job["state"] == "done" else min(1.0, job["work"] / job["work_total"])  # a command may end sooner
+    return {
+        "job": str(job["job"]),
+        "name": plain(job["name"]),
+        "state": job["state"],
+        "slots": f"{job['slots']} of {job['slots_asked']}",
+        "plan": job["plan"] or "-",
+        "compressor": job["compressor"] or "-",
+        "batch": str(job["batch"] or "-"),
+        "step": str(job["step"]),
+        "done": f"{done:.0%}",
+        "goodput": "-" if goodput is None else f"{goodput:.1f}/s",
+        "loss": "-" if loss is None else f"{loss:.4g}",
+        "restarts": str(job["restarts"]),
+    }
 
 
 def cancel(given: argparse.Namespace, client: Client) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -19,7 +18,6 @@ from synergy_exec.training.integrity import DamagedError, Progress
 from synergy_runs.files import atomic_file, flush
 
 SAFETENSORS = ".safetensors"
-FORMATS = (SAFETENSORS, ".pt")
 
 
 def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], Progress]:
@@ -47,15 +45,6 @@ def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], P
     raise InputError(f"{folder} has no undamaged checkpoint{of_step}; there are: {there}{damaged}.")
 
 
-def write(tensors: dict[str, Tensor], path: Path, told: dict[str, str], *, safe: bool) -> None:
-    """Writes a state_dict; it is on disk when this returns. safe: as safetensors with metadata; else by torch."""
-    if safe:
-        save_file(tensors, path, metadata={"format": "pt", **told})
-    else:
-        torch.save(tensors, path)
-    flush(path)
-
-
 TRAINS = True
 
 
@@ -67,16 +56,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--step", type=int, default=None, help="step of the checkpoint; by default the newest undamaged one"
     )
-    parser.add_argument(
-        "--out", type=Path, default=None, metavar="FILE", help=f"JOB{SAFETENSORS}; or a file that ends in .pt"
-    )
-    parser.add_argument("--force", action="store_true", help="also in place of a file that is there")
+    parser.add_argument("--out", type=Path, default=None, metavar="FILE", help=f"by default JOB{SAFETENSORS}")
     given = parser.parse_args(arguments)
     out = given.out if given.out is not None else Path(f"{Path(given.job).name}{SAFETENSORS}")
-    if out.suffix not in FORMATS:
-        raise InputError(f"--out {out}: expected a file that ends in {' or '.join(FORMATS)}.")
-    if out.exists() and not given.force:
-        raise InputError(f"--out {out}: it is there already; add --force to have it replaced.")
+    if out.suffix != SAFETENSORS:
+        raise InputError(f"--out {out}: expected a file that ends in {SAFETENSORS}.")
+    if out.exists():
+        raise InputError(f"--out {out}: it is there already; remove it, or name another file.")
     folder = Path(given.job)
     if not (folder / job_folder.DESCRIPTION).is_file():
         folder = find_job(given.dir, given.job).folder
@@ -84,6 +70,7 @@ def main(arguments: Sequence[str]) -> None:
     filed = job_folder.described(folder)
     told = {"job": filed.name, "uuid": filed.uuid, "step": str(progress.step), "class": filed.file.job_class}
     with atomic_file(out) as partial:
-        write(tensors, partial, told, safe=out.suffix == SAFETENSORS)
+        save_file(tensors, partial, metadata={"format": "pt", **told})
+        flush(partial)
     numbers = sum(each.numel() for each in tensors.values())
     print(f"{out}: {len(tensors)} tensors, {numbers:,} numbers, of job {filed.name} at step {progress.step}")

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synergy_core.commands import Parser
-from synergy_core.errors import InputError
 from synergy_exec.agent.logs import logs
 from synergy_exec.controller.journal import ENDED
 from synergy_exec.folders import FoundJob, find_job
@@ -23,17 +22,13 @@ def main(arguments: Sequence[str]) -> None:
     """Prints the logs. Raises InputError."""
     parser = Parser(prog="python -m synergy_exec logs", description=__doc__)
     parser.add_argument("job", help="its name, or its number")
-    parser.add_argument("--run", type=int, default=None, metavar="N", help="of that run alone, as in log-N.txt")
     parser.add_argument("--follow", action="store_true", help="go on as it grows, until the job has ended")
     parser.add_argument(
         "--dir", type=Path, default=Settings().results_dir, help="results, or a run's folder, such as synergy-0.work"
     )
     given = parser.parse_args(arguments)
     job = find_job(given.dir, given.job)
-    if given.run is not None and given.run not in logs(job.folder):
-        runs = ", ".join(map(str, logs(job.folder))) or "none"
-        raise InputError(f"--run {given.run}: job {job.name} has no log of that run; it has those of: {runs}.")
-    printer = _Printer(job, given.run)
+    printer = _Printer(job)
     printer.print_new()
     if given.follow:
         journal = open_journal(job.work)
@@ -47,17 +42,16 @@ def main(arguments: Sequence[str]) -> None:
 
 
 class _Printer:
-    """Prints new output of one run, or of all runs with a heading each if `run` is None."""
+    """Prints new output of all runs of a job, with a heading each."""
 
-    def __init__(self, job: FoundJob, run: int | None) -> None:
-        self._job, self._only = job, run
+    def __init__(self, job: FoundJob) -> None:
+        self._job = job
         self._printed: dict[int, int] = {}
         self._last: int | None = None
 
     def print_new(self) -> None:
         for run, paths in logs(self._job.folder).items():
-            if self._only in (None, run):
-                self._print(run, paths)
+            self._print(run, paths)
 
     def _print(self, run: int, paths: list[Path]) -> None:
         # First the part of the log from before it was truncated.
@@ -69,7 +63,7 @@ class _Printer:
             file.seek(printed if printed <= size else 0)
             text = old + file.read()
             self._printed[run] = file.tell()
-        if text and self._only is None and run != self._last:
+        if text and run != self._last:
             print(f"--- run {run}")
             self._last = run
         sys.stdout.flush()

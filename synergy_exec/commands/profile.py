@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synergy_core.commands import Parser
-from synergy_core.errors import InputError, unknown
+from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import ProfiledInput, ProfiledModel
 from synergy_core.units import MB
 from synergy_exec.backends import get_backend
@@ -16,6 +16,7 @@ from synergy_exec.job_file import JobFile, job_of, read_job_file
 from synergy_exec.profiling.machine import machine
 from synergy_exec.profiling.profile import Effort, add_to_profile, progress
 from synergy_exec.settings import EXECUTOR, Settings
+from synergy_exec.workload import models, template
 from synergy_runs.command_line import composed
 from synergy_runs.settings import build
 
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
         raise InputError(f"--seconds {given.seconds:g}: expected a number above 0, such as 3.")
     keys = [f"profile_s={LEISURE_S}", *(each for each in given.models if "=" in each)]  # the last value of a key counts
     settings = build(Settings, composed(EXECUTOR, [*keys, EXECUTOR.without_trace]))
-    files = [_file(each) for each in given.models if "=" not in each] or [_file(each) for each in _shipped()]
+    files = [_file(each) for each in given.models if "=" not in each] or [_file(each) for each in models()]
     where = machine(settings.backend.name, settings.backend.options, bfloat16=settings.bfloat16)
     backend = get_backend(settings.backend.name, settings.backend.options)
     with progress() as say:
@@ -60,24 +61,11 @@ def main(arguments: Sequence[str]) -> None:
     print(f"wrote {given.out}")
 
 
-def _shipped() -> list[str]:
-    from synergy_exec.workload import models
-
-    return list(models())
-
-
 def _file(text: str) -> JobFile:
     """The job file of a model that ships with Synergy, or of a path; its work does not matter here."""
-    import yaml  # type: ignore[import-untyped]
-
-    from synergy_exec.workload import models
-
     if text.endswith((".yaml", ".yml")):
         return read_job_file(Path(text))
-    known = models()
-    if text not in known:
-        raise unknown("model", text, known, hint="Or a job file, such as job.yaml.")
-    return job_of({**yaml.safe_load(known[text].read_text(encoding="utf-8")), "work": 1.0}, str(known[text]))
+    return job_of({**template(text, "Give one, or a job file such as job.yaml."), "work": 1.0}, text)
 
 
 def _scale(model: ProfiledModel, at: int) -> str:

@@ -18,7 +18,8 @@ from aiohttp import web
 
 from synergy_core.errors import InputError
 from synergy_exec.controller.execution import Execution, shares
-from synergy_exec.controller.jobs import STATES, ExecutedJob
+from synergy_exec.controller.jobs import ExecutedJob
+from synergy_exec.controller.journal import STATES
 from synergy_exec.job_file import job_of
 from synergy_exec.nodes.agents import Agents
 from synergy_exec.nodes.listening import RefusedError

@@ -31,7 +31,7 @@ from synergy_exec.controller.api import PUBLIC, routes
 from synergy_exec.controller.execution import EXCHANGES, FINISH, START, STOP, Execution, check_asks, recall, with_quotas
 from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import BACKUP_S, Journal, back_up
-from synergy_exec.job_file import MOST_BYTES, JobFile
+from synergy_exec.job_file import MOST_BYTES, JobFile, job_of
 from synergy_exec.messages import Hello, Message
 from synergy_exec.nodes.agents import Agents
 from synergy_exec.nodes.listening import listening
@@ -51,14 +51,12 @@ def resume(execution: Execution, now_s: float) -> None:
     if (known := journal.meta().get(EXCHANGES)) is not None:
         execution.exchanges.restore(known)
     for row in journal.jobs():
-        job = execution.made(row.job, row.name, row.job_file, row.submit_s, row.row, row.uuid)
-        job.state, job.reason, job.losses = row.state, row.reason, row.losses  # type: ignore[assignment]
+        job = execution.made(row, job_of(row.file, f"job {row.job} of the journal"))
         if row.job in reports:
             seen = reports[row.job]
             job.seen = Seen(**{name: seen[name] for name in Seen.__slots__ if name in seen})
             job.seen.statistics = seen["statistics"] and tuple(seen["statistics"])
         job.seen.best_step = max(job.seen.best_step, row.best_step)
-        execution.next_job = max(execution.next_job, row.job + 1)
     for run in journal.runs():
         execution.next_run = max(execution.next_run, run.run + 1)
         if not run.outcome:
@@ -249,10 +247,14 @@ class Controller:
         with atomic_file(self.folder / "controller.json") as partial:
             partial.touch(mode=0o600)
             partial.write_text(json.dumps({**me, "began": began(os.getpid())}) + "\n", encoding="utf-8")
+        print(f"jobs: {meeting.url} in a browser, or python -m synergy_exec list --dir {self.folder}", file=sys.stderr)
 
     async def _begin(self, meeting: Meeting) -> None:
         """Creates the execution once all agents are there and the cluster is known."""
-        storage_bytes_per_s = self._storage_bytes_per_s() if isinstance(self.policy, SharingPolicy) else None
+        storage_bytes_per_s = None
+        if isinstance(self.policy, SharingPolicy):
+            given = self.settings.storage_mb_per_s
+            storage_bytes_per_s = math.inf if given is None else given * MB
         cluster = await self.agents.gather(meeting, self._over, storage_bytes_per_s=storage_bytes_per_s)
         if cluster is None:
             return
@@ -268,10 +270,6 @@ class Controller:
         for node in self.agents.there():
             self.agent_came(node)
         self._flush()
-
-    def _storage_bytes_per_s(self) -> float:
-        given = self.settings.storage_mb_per_s
-        return math.inf if given is None else given * MB
 
     # Messages of agents (`nodes.agents.Listener`)
 
@@ -316,7 +314,7 @@ class Controller:
         assert self.execution is not None
         round_s, decided_s = self.settings.round_s, -math.inf
         while True:
-            while not self.execution.active:
+            while not self.execution.decider.active:
                 self._leave_out_nodes()
                 self._flush()
                 self._something.clear()
@@ -325,7 +323,7 @@ class Controller:
             due_s = max(decided_s + round_s, math.ceil((self.now_s() - LATE_S) / round_s) * round_s)
             if not await self._frees_slots(due_s):
                 decided_s = due_s
-            if self.execution.active:
+            if self.execution.decider.active:
                 self._leave_out_nodes()
                 self.execution.end_overdue(self.now_s())
                 self.execution.decide(self.now_s())
@@ -365,7 +363,7 @@ class Controller:
     def _flush(self) -> None:
         """Queues messages, now that the journal holds their reasons; ends the run if nothing is left to do."""
         assert self.execution is not None
-        self.agents.say(self.execution.outbox)
+        self.agents.say(self.execution.runs.outbox)
         if self.execution.freed:
             self._freed.set()
         for note in self.execution.notes:

@@ -164,7 +164,6 @@ class Decider:
         self._withdrawn: set[int] = set()
         self._unlaunched: set[int] = set()
         self._leaving_since_s: dict[int, float] = {}
-        self._placed: dict[int, Placed] = {}
         self._carried: dict[int, Carried] = {}
 
     @property
@@ -186,14 +185,12 @@ class Decider:
         After a change a decision must follow at once: all jobs have then just arrived at a new scheduler, and jobs that
         hold slots continue only if it gives them the same slots.
         """
+        held = {number: self.aside.placed(job.placement) for number, job in self.active.items() if job.running}
         said = self.aside.without(nodes, [job.gpus for job in self.active.values()])
         if said:
-            for number, job in self.active.items():
-                if job.running:
-                    self._carried[number] = Carried(
-                        self._placed[number], self.plans[number], number in self._unlaunched
-                    )
-                    self.evicted(job, now_s)
+            for number, placed in held.items():
+                self._carried[number] = Carried(placed, self.plans[number], number in self._unlaunched)
+                self.evicted(self.active[number], now_s)
             self._withdrawn.clear()
             self.scheduler = self._at_work()
             for job in self.active.values():
@@ -207,7 +204,7 @@ class Decider:
 
     def finish(self, job: ExecutedJob, now_s: float) -> None:
         del self.active[job.job_id]
-        for known in (self.plans, self._placed, self._carried):
+        for known in (self.plans, self._carried):
             known.pop(job.job_id, None)
         self._leaving_since_s.pop(job.job_id, None)
         self._settle_unlaunched(job, now_s)
@@ -317,14 +314,6 @@ class Decider:
                 trained_s = job.attained_service_gpu_s / max(1, job.held_gpus)
                 job.task.explores = learning.may_try(trained_s, job.trials, job.task.spec.restart_s)
 
-    def refused(self, job: ExecutedJob, placed: Placed, plan: Plan, reason: str, failure: Failure | None = None) -> str:
-        """If a run failed under a plan that was being tried, drops the plan and returns a message; else ""."""
-        if self._learning is None:
-            return ""
-        # Runs are placed by the node numbers of agents.
-        shape = Shape(self.aside.whole.type_of(placed), len(placed), gpus_in(placed))
-        return self._learning.refused(job.file, shape, plan, reason, failure)
-
     def _shape(self, placed: Placed) -> Shape:
         return Shape(self.cluster.type_of(placed), len(placed), gpus_in(placed))
 
@@ -382,7 +371,7 @@ class Decider:
         for job, placed in decision.starts:
             assert isinstance(job, ExecutedJob)
             job.queued = False
-            self._placed[job.job_id] = on = self.aside.placed(placed)
+            on = self.aside.placed(placed)
             if (carried := self._carried.pop(job.job_id, None)) is not None:
                 if carried.placed == on and goes_on(self._plan(job, placed, carried.plan), carried.plan):
                     self._go_on(job, carried)
@@ -420,7 +409,7 @@ class Decider:
     def _leave(self, job: ExecutedJob, carried: Carried, now_s: float, answer: Orders) -> None:
         if not carried.unlaunched:
             self._leaving_since_s[job.job_id] = now_s
-        given = self._placed[job.job_id] if job.running else ()
+        given = self.aside.placed(job.placement)
         job.stopped_for = why_stopped(carried.placed, given) if given else Stopped.EVICTED
         answer.stops.append(job)
 

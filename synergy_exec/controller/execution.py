@@ -1,6 +1,6 @@
 """Carries decisions out: the decider, the runs and the journal together, on an explicit clock.
 
-After each call `outbox` holds the messages to send: by then the journal holds the decisions that they carry out.
+After each call `runs.outbox` holds the messages to send: by then the journal holds the decisions that they carry out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from synergy_core.scheduling.reasons import Stopped
 from synergy_exec import job_folder
 from synergy_exec.controller.decider import Decider, Orders, remedy
 from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges, Seen
-from synergy_exec.controller.journal import JobRow, Journal, Observation, reopen
+from synergy_exec.controller.journal import JobRow, Journal, Observation, State, reopen
 from synergy_exec.controller.learning import Learning
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import freeze, kept_code
@@ -142,35 +142,32 @@ class Execution:
         check_asks(name, file, self.decider.cluster, self.decider.policy)
         number = self.next_job if row is None else row
         freeze(file.job_class, self.jobs_folder / str(number))
-        job = self.made(number, name, file, now_s, row, uuid4().hex)
-        self.next_job = max(self.next_job, number + 1)
-        self.journal.submitted(JobRow(number, name, file.values(), now_s, row, job.state, "", 0, 0, job.uuid))
+        told = JobRow(number, name, file.values(), now_s, row, "waiting", "", 0, 0, uuid4().hex)
+        job = self.made(told, file)
+        self.journal.submitted(told)
         self.journal.fact(now_s, SUBMIT, number, job.gpus)
         self.journal.commit()
         job_folder.give(self.folder_of(job), job.filed)
         self.decider.arrive(job)
         return job
 
-    def made(
-        self, number: int, name: str, file: JobFile, submit_s: float, row: int | None, uuid: str = ""
-    ) -> ExecutedJob:
-        """Creates a job of this execution, without telling the scheduler."""
-        types = self.decider.cluster.gpu_types
-        estimate_s = file.work  # jobs declare work, not time: an iteration a second keeps their order
-        job = ExecutedJob(
-            number,
-            name,
+    def made(self, row: JobRow, file: JobFile) -> ExecutedJob:
+        """Creates the job of a row of the journal, without telling the scheduler."""
+        job = self.jobs[row.job] = ExecutedJob(
+            row.job,
+            row.name,
             file,
-            submit_s,
-            gpu_types=types,
+            row.submit_s,
+            gpu_types=self.decider.cluster.gpu_types,
             restart_s=self.settings.restart_s,
             profile=self.profile,
             exchange=self.exchanges.of(file.application),
-            row=row,
-            uuid=uuid,
-            estimate_s=estimate_s,
+            row=row.row,
+            uuid=row.uuid,
+            estimate_s=file.work,  # jobs declare work, not time: an iteration a second keeps their order
         )
-        self.jobs[number] = job
+        job.state, job.reason, job.losses = row.state, row.reason, row.losses
+        self.next_job = max(self.next_job, row.job + 1)
         return job
 
     def cancel(self, job: ExecutedJob, now_s: float) -> None:
@@ -182,7 +179,7 @@ class Execution:
 
     def retry(self, job: ExecutedJob, now_s: float, *, from_start: bool) -> None:
         """Makes a failed or cancelled job wait again; see `journal.reopen`. Raises InputError."""
-        if job.ended and self.runs.of_job(job.job_id) is not None:
+        if job.ended and self.runs.of_job(job.job_id):
             raise InputError(f"job {job.name}: its last processes are leaving still; type it again in some seconds.")
         reopen(self.journal, self.folder_of(job), job.job_id, job.name, job.state, from_start=from_start)
         job.state, job.reason, job.losses, job.hung_step = "waiting", "", 0, -1
@@ -193,10 +190,6 @@ class Execution:
         job.stands_at(*job.seen.saved)
         if job.task is not None:
             job.task.statistics = job.seen.statistics
-
-    @property
-    def active(self) -> bool:
-        return bool(self.decider.active)
 
     @property
     def idle(self) -> bool:
@@ -237,13 +230,11 @@ class Execution:
             bound=answer.bound,
         )
         self.journal.commit()
-        new = {run.number for run in started}
         for job in answer.stops:
-            for number in [run.number for run in self.runs.runs.values() if run.job == job.job_id]:
-                if number not in new:
-                    job.state = "stopping"
-                    self.journal.timing(number, now_s, "stop", {})
-                    self.runs.stop(number)
+            for number in self.runs.of_job(job.job_id):
+                job.state = "stopping"
+                self.journal.timing(number, now_s, "stop", {})
+                self.runs.stop(number)
         for run in started:
             self.jobs[run.job].state = "starting"
             self.runs.start(run)
@@ -325,13 +316,8 @@ class Execution:
             for each in happened:
                 self._follow(each, now_s)
         # Reports alone are not committed here: the next decision commits them.
-        if self.outbox:
+        if self.runs.outbox:
             self.journal.commit()
-
-    @property
-    def outbox(self) -> list[tuple[int, Message]]:
-        """Messages by node, in the order in which to send them; the caller removes them."""
-        return self.runs.outbox
 
     def _follow(self, what: Happened, now_s: float) -> None:
         run = what.run
@@ -387,7 +373,7 @@ class Execution:
             if outcome == "done":
                 self._end(job, "done", "", now_s)
             elif outcome == "failed":
-                done = self.decider.refused(job, run.placed, run.plan, reason, failure)
+                done = self._refused(job, run, reason, failure)
                 if done or (failure is not None and (done := remedy(job.seen, run.plan, failure))):
                     self._note(job, done)
                 else:
@@ -411,6 +397,11 @@ class Execution:
         self._journal_job(job)
         self.journal.commit()
 
+    def _refused(self, job: ExecutedJob, run: Run, reason: str, failure: Failure | None = None) -> str:
+        """If a run failed under a plan that was being tried, drops the plan and returns a message; else ""."""
+        shape = Shape(self.decider.aside.whole.type_of(run.placed), len(run.placed), gpus_in(run.placed))
+        return self.learning.refused(job.file, shape, run.plan, reason, failure)
+
     def _stack(self, run: Run) -> str:
         """The stack that rank 0 of a hung run wrote into its log; "" if there is none."""
         log = self.jobs_folder / str(run.job) / f"log-{run.number}.txt"
@@ -432,24 +423,24 @@ class Execution:
         run = what.run
         if run.excused:
             return ""
-        if not run.agent_lost and (said := self.decider.refused(job, run.placed, run.plan, what.reason)):
+        if not run.agent_lost and (said := self._refused(job, run, what.reason)):
             self._note(job, said)
             return ""
         job.losses += 1
         return f"lost {job.losses} times without a step of progress" if job.losses > self.settings.retries else ""
 
     def _waits_unless_it_goes_on(self, job: ExecutedJob) -> None:
-        if not job.ended and not job.running and self.runs.of_job(job.job_id) is None:
+        if not job.ended and not job.running and not self.runs.of_job(job.job_id):
             job.state = "waiting"
             if not job.queued:
                 self.decider.requeue(job)
 
-    def _end(self, job: ExecutedJob, state: Any, reason: str, now_s: float) -> None:
+    def _end(self, job: ExecutedJob, state: State, reason: str, now_s: float) -> None:
         job.state, job.reason, job.moved_s = state, reason, now_s
         self._journal_job(job)
         self.journal.commit()
         self.decider.finish(job, now_s)
-        for number in [run.number for run in self.runs.runs.values() if run.job == job.job_id]:
+        for number in self.runs.of_job(job.job_id):
             self.runs.kill(number)
 
     def _journal_job(self, job: ExecutedJob) -> None:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 from synergy_core.scheduling.reasons import Stopped
-from synergy_exec.controller.journal import ENDED
+from synergy_exec.controller.journal import ENDED, State
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import Filed
 
@@ -28,8 +28,6 @@ from synergy_exec.job_folder import Filed
 
 Layers = Sequence[tuple[str, int, int]]
 """Name, rows and columns of each parameter, as in `messages.Started`."""
-_ODD = str.maketrans({",": "?", "=": "?", "[": "[[]", "*": "[*]", "?": "[?]"})
-"""Characters with a meaning in `Plan.compressor`, and patterns that match them."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class ModelExchange:
         if compressor == NO_COMPRESSOR or not chosen:
             return compressor
         rest = Counter(chosen).most_common(1)[0][0]
-        others = (f"{layer.translate(_ODD)}={each}" for layer, each in zip(self.names, chosen, strict=True))
+        others = (f"{layer}={each}" for layer, each in zip(self.names, chosen, strict=True))
         return ",".join([rest, *(other for other, each in zip(others, chosen, strict=True) if each != rest)])
 
 
@@ -105,10 +103,6 @@ class ModelExchanges:
             assert exchange is not None
             self._made[application] = ModelExchange(tuple(name for name, _, _ in layers), exchange)
         return self._made[application]
-
-
-State = Literal["waiting", "starting", "running", "stopping", "done", "failed", "cancelled"]
-STATES: tuple[State, ...] = get_args(State)
 
 
 @dataclass(slots=True)

@@ -17,12 +17,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
 from synergy_exec import job_folder
-from synergy_exec.job_file import JobFile
 from synergy_runs.facts import DecisionLog, EventLog, Kind
 from synergy_runs.files import atomic_file
 
@@ -31,6 +30,8 @@ BACKUP = "journal.backup.sqlite"
 BACKUP_S = 60.0
 """Seconds between two backups of the journal while it changes."""
 
+State = Literal["waiting", "starting", "running", "stopping", "done", "failed", "cancelled"]
+STATES: tuple[State, ...] = get_args(State)
 ENDED = ("done", "failed", "cancelled")
 """States that end a job; `retry` reopens failed and cancelled ones."""
 
@@ -47,15 +48,11 @@ class JobRow(NamedTuple):
     file: dict[str, Any]
     submit_s: float
     row: int | None
-    state: str
+    state: State
     reason: str
     losses: int
     best_step: int
     uuid: str
-
-    @property
-    def job_file(self) -> JobFile:
-        return JobFile.of_values(self.file)
 
 
 class RunRow(NamedTuple):
@@ -326,7 +323,7 @@ def _read(column: str, value: Any) -> Any:
 
 _APPLICATION = 0x53594E45
 """SQLite's application_id of our journals: "SYNE"."""
-_VERSION = 5
+_VERSION = 6
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE jobs (

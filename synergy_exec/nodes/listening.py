@@ -42,8 +42,8 @@ async def listening(
     routes: of other requests. public: paths that need no token. most_bytes: largest request. Raises InputError for a
     port that is in use.
     """
-    token, token_file = secrets.token_urlsafe(), folder / "token"
-    with atomic_file(token_file) as partial:
+    token = secrets.token_urlsafe()
+    with atomic_file(folder / "token") as partial:
         partial.touch(mode=0o600)
         partial.write_text(token + "\n", encoding="utf-8")
     app = web.Application(middlewares=[_checked(token, public, most_bytes)], client_max_size=most_bytes)
@@ -55,7 +55,7 @@ async def listening(
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
             raise InputError(f"port={port}: {error.strerror}. port=0 takes a free one.") from error
-        yield Meeting(url=f"http://{host}:{runner.addresses[0][1]}", token_file=token_file, folder=folder)
+        yield Meeting(url=f"http://{host}:{runner.addresses[0][1]}", token=token, folder=folder)
     finally:
         await runner.cleanup()
 

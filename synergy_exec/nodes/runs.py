@@ -97,7 +97,6 @@ class Runs:
         self.connected: set[int] = set()
         self.outbox: list[tuple[int, Message]] = []
         self.happened: list[Happened] = []
-        self._held: dict[Slot, int] = {}
 
     # Requests of the controller
 
@@ -157,8 +156,8 @@ class Runs:
                 if node not in run.said:
                     self._send(node, message)
 
-    def of_job(self, job: int) -> Run | None:
-        return max((run for run in self.runs.values() if run.job == job), key=lambda run: run.number, default=None)
+    def of_job(self, job: int) -> list[int]:
+        return [run.number for run in self.runs.values() if run.job == job]
 
     # Messages of agents
 
@@ -172,7 +171,7 @@ class Runs:
         there = [run for run in self.runs.values() if node in run.nodes and run.stage != "waiting"]
         for run in there:
             if run.stage == "reserving":
-                self._back_to_waiting(run)
+                run.stage = "waiting"  # for the node's agent
             elif node not in run.said:
                 run.agent_lost, run.excused = True, len(there) > 1
                 self._part_ended(run, node, "lost", f"the agent of node {node} was lost")
@@ -189,37 +188,25 @@ class Runs:
         elif isinstance(message, Started) and run.stage == "launched":
             run.stage = "started"
             self.happened.append(Happened("stepped", run, started=message))
-        elif isinstance(message, Ended) and node not in run.said:
-            if run.stage == "reserving":
-                self._back_to_waiting(run)
-            elif run.stage in ("launched", "started"):
-                run.hung |= message.hung
-                self._part_ended(run, node, message.outcome, message.reason)
+        elif isinstance(message, Ended) and run.stage in ("launched", "started") and node not in run.said:
+            run.hung |= message.hung
+            self._part_ended(run, node, message.outcome, message.reason)
             self._launch_waiting()
 
     # Launching
 
     def _launch_waiting(self) -> None:
         """Reserves slots for every run that can be launched, in the order of decisions."""
-        wanted: set[Slot] = set()
+        taken = {slot for run in self.runs.values() if run.stage != "waiting" for slot in run.slots}
         for run in sorted(self.runs.values(), key=lambda run: run.number):
             if run.stage != "waiting":
                 continue
-            free = not any(slot in self._held or slot in wanted for slot in run.slots)
             first = not any(other.job == run.job and other.number < run.number for other in self.runs.values())
-            if free and first and self.connected.issuperset(run.nodes):
-                for slot in run.slots:
-                    self._held[slot] = run.number
+            if taken.isdisjoint(run.slots) and first and self.connected.issuperset(run.nodes):
                 run.stage = "reserving"
                 several = len(run.nodes) > 1
                 self._send(run.nodes[0], Reserve(run=run.number, ports=self._ports, several_nodes=several))
-            wanted |= run.slots
-
-    def _back_to_waiting(self, run: Run) -> None:
-        """Cancels a run's reservation; it waits for the node's agent."""
-        for slot in run.slots:
-            self._held.pop(slot, None)
-        run.stage = "waiting"
+            taken |= run.slots
 
     def _launch(self, run: Run) -> None:
         launch = self._launch_of(run)
@@ -258,8 +245,6 @@ class Runs:
     def _release(self, run: Run) -> None:
         run.stage = "ended"
         del self.runs[run.number]
-        for slot in [slot for slot, number in self._held.items() if number == run.number]:
-            del self._held[slot]
 
     def _send(self, node: int, message: Message) -> None:
         if node in self.connected:

@@ -7,6 +7,7 @@ import sys
 
 import models
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 WIDTH, BATCH = 15, 8
@@ -29,13 +30,7 @@ def main(file: str, step: int) -> None:
     torch.manual_seed(12345)
     model, (inputs, targets) = net(), batch(step, BATCH)
     before = loss(model(inputs), targets).item()
-    if file.endswith(".safetensors"):
-        from safetensors.torch import load_file
-
-        state = load_file(file)
-    else:
-        state = torch.load(file, weights_only=True)
-    model.load_state_dict(state, strict=True)
+    model.load_state_dict(load_file(file), strict=True)
     found = {"loss": loss(model(inputs), targets).item(), "before": before}
     print(json.dumps({**found, "synergy": [name for name in sys.modules if name.startswith("synergy")]}))
 

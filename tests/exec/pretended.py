@@ -169,8 +169,8 @@ class Stage:
 
     def deliver(self) -> None:
         """Messages to and fro until nobody has anything to say. Each goes through its text form."""
-        while self.execution.outbox:
-            node, message = self.execution.outbox.pop(0)
+        while self.execution.runs.outbox:
+            node, message = self.execution.runs.outbox.pop(0)
             agent = self.agents.get(node)
             if agent is None or agent.deaf:
                 continue

@@ -171,11 +171,9 @@ class Controller:
         self._ready = threading.Event()
 
     def __enter__(self) -> Controller:
-        token = self.folder / "token"
-        token.write_text(TOKEN + "\n")
         self._thread.start()
         assert self._ready.wait(10)
-        self.meeting = Meeting(url=f"http://127.0.0.1:{self._port}", token_file=token, folder=self.folder)
+        self.meeting = Meeting(url=f"http://127.0.0.1:{self._port}", token=TOKEN, folder=self.folder)
         return self
 
     def __exit__(self, *_: object) -> None:

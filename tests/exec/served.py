@@ -1,7 +1,6 @@
 """Whole controllers over pretended agents behind a real websocket: served to a client, or executing a trace.
 
-`python served.py agent URL TOKEN NODE SLOTS FOLDER` is such an agent as a process,
-`python served.py run TRACE.csv RESULTS POLICY…` the executor with them.
+`python served.py TRACE.csv RESULTS POLICY…` is the executor with them.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import os
 import socket
 import sys
@@ -40,17 +38,16 @@ FAST = Settings(round_s=0.1, nodes_s=20.0, leave_s=5.0)
 # Agents
 
 
-async def serve(url: str, token: str, node: int, slots: int, saved: Path | None, checkpoints: dict[int, float]) -> None:
+async def serve(meeting: Meeting, node: int, slots: int, checkpoints: dict[int, float]) -> None:
     """One agent, until the controller is gone or has told it to leave."""
-    if saved is not None and saved.is_file():
-        checkpoints |= {int(job): work for job, work in json.loads(saved.read_text()).items()}
     agent = FakeAgent(node, slots, checkpoints)
-    headers = {"Authorization": f"Bearer {token}"}
-    async with aiohttp.ClientSession(headers=headers) as session, session.ws_connect(f"{url}/agents") as channel:
+    headers = {"Authorization": f"Bearer {meeting.token}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.ws_connect(f"{meeting.url}/agents") as channel,
+    ):
 
         async def say(messages: list[Message]) -> None:
-            if saved is not None:
-                saved.write_text(json.dumps(checkpoints))
             for message in messages:
                 await channel.send_str(encode(message))
 
@@ -71,8 +68,6 @@ async def serve(url: str, token: str, node: int, slots: int, saved: Path | None,
             await say(agent.hear(message, time.monotonic()))
         for number in list(agent.runs):
             agent.end(number, "paused")
-        if saved is not None:
-            saved.write_text(json.dumps(checkpoints))
 
 
 class TaskBackend:
@@ -83,8 +78,7 @@ class TaskBackend:
         self.agents: dict[int, asyncio.Task[None]] = {}
 
     async def start(self, node: int, meeting: Meeting) -> None:
-        token = meeting.token_file.read_text().strip()
-        work = serve(meeting.url, token, node, self.slots[node], None, self.checkpoints)
+        work = serve(meeting, node, self.slots[node], self.checkpoints)
         self.agents[node] = asyncio.ensure_future(work)
 
     def lost(self) -> dict[int, str]:
@@ -93,29 +87,6 @@ class TaskBackend:
     async def stop(self) -> None:
         for task in self.agents.values():
             task.cancel()
-
-
-class ProcessBackend:
-    def __init__(self, *slots: int) -> None:
-        self.slots = slots
-        self.nodes = len(slots)
-        self._processes: list[asyncio.subprocess.Process] = []
-
-    async def start(self, node: int, meeting: Meeting) -> None:
-        token = meeting.token_file.read_text().strip()
-        saved = meeting.folder / f"saved-{node}.json"
-        arguments = ("agent", meeting.url, token, str(node), str(self.slots[node]), str(saved))
-        process = await asyncio.create_subprocess_exec(sys.executable, __file__, *arguments)
-        self._processes.append(process)
-
-    def lost(self) -> dict[int, str]:
-        return {}
-
-    async def stop(self) -> None:
-        for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
 
 
 # Controllers
@@ -196,7 +167,7 @@ def settings_values(trace: Path | None, results: Path, policies: list[str], **mo
     if trace is not None:
         of_all = OmegaConf.to_container(OmegaConf.load(conf / "trace" / "default.yaml"))
         values["trace"] = {**of_all, "name": "small", "path": str(trace)}
-    shown = {"results_dir": str(results), "figures": False, "live": False}
+    shown = {"results_dir": str(results), "figures": False}
     fast = {"round_s": 0.2, "leave_s": 10.0, "nodes_s": 30.0, "profile": None}
     return {**values, "policy": policies, **shown, **fast, **more}
 
@@ -220,8 +191,4 @@ def executed(trace: Path, results: Path, policies: list[str], make_backend: Any 
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "agent":
-        url, token, node, slots, saved = sys.argv[2:]
-        asyncio.run(serve(url, token, int(node), int(slots), Path(saved), {}))
-    else:
-        executed(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:], lambda: ProcessBackend(1, 1))
+    executed(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

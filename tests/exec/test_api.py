@@ -37,7 +37,7 @@ def test_submitted_listed_explained_cancelled_and_again(tmp_path):
         await refused("has not ended", client, "POST", "/jobs/mine/retry", {})
         assert (await ask(client, "DELETE", "/jobs/0"))["state"] == "cancelled"
         await refused("cancelled", client, "DELETE", "/jobs/mine")
-        await until(lambda: controller.execution.runs.of_job(0) is None)
+        await until(lambda: not controller.execution.runs.of_job(0))
         assert (await ask(client, "POST", "/jobs/0/retry", {"from_start": True}))["state"] == "waiting"
         await until(lambda: controller.execution.jobs[0].state == "running")
         await ask(client, "DELETE", "/jobs/0")

@@ -7,8 +7,8 @@ import contextlib
 import getpass
 import json
 import os
+import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,10 +23,11 @@ from exec.real import AGENT_S, JOBS, TOKEN, Controller, asked, descendants, wait
 
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
-from synergy_exec.backends import backend_names, get_backend, slurm
+from synergy_exec.backends import Meeting, backend_names, get_backend, slurm
 from synergy_exec.backends._agents import AgentPlace, require_reachable
 from synergy_exec.backends.ray import bundles_of
-from synergy_exec.messages import Ended, Report, Shutdown
+from synergy_exec.commands import sbatch
+from synergy_exec.messages import Ended, Report
 from synergy_exec.worker.network import addresses
 
 SCONTROL = """#!/bin/sh
@@ -37,18 +38,12 @@ case "$1 $2 $3" in
     *) echo "what is $*" >&2; exit 1 ;;
 esac
 """
-# As srun does: its own options first, a signal passed on, the task's exit code its own.
+# One that notes what it was given, and cannot start a step.
 SRUN = """#!/bin/sh
-printf '%s\\n' "$@" > "{folder}/srun-$$"
-env > "{folder}/environment-$$"
-while [ "${{1#--}}" != "$1" ]; do shift; done
-"$@" &
-task=$!
-trap 'kill -TERM $task' TERM
-wait $task
-code=$?
-while kill -0 $task 2>/dev/null; do wait $task; code=$?; done
-exit $code
+printf '%s\\n' "$@" > "{folder}/srun-words"
+env > "{folder}/srun-environment"
+echo 'srun: error: Unable to create step' >&2
+exit 1
 """
 CPU_JOB = "JobId=7 JobName=x\n   JOB_GRES=(null)\n     Nodes=n[1-2] CPU_IDs=0-1 Mem=100 GRES=\n"
 GPU_JOB = """JobId=7 JobName=x
@@ -140,84 +135,58 @@ def test_an_odd_environment_is_an_error_that_says_what_to_do(monkeypatch, name, 
 
 @pytest.mark.usefixtures("allocation")
 def test_a_controller_on_loopback_is_refused(tmp_path):
-    with Controller(tmp_path) as controller:
-        starting = get_backend("slurm", {}).start(0, controller.meeting)
-        refuses(r"which n1 cannot reach\. Start it with host=ADDRESS", asyncio.run, starting)
+    starting = get_backend("slurm", {}).start(0, Meeting(url="http://127.0.0.1:1", token=TOKEN, folder=tmp_path))
+    refuses(r"which n1 cannot reach\. Start it with host=ADDRESS", asyncio.run, starting)
 
 
-def test_agents_in_steps_dial_in_are_noticed_when_lost_start_again_and_leave(allocation, tmp_path, monkeypatch):
+def test_a_step_has_its_nodes_options_the_token_in_its_environment_and_says_why_it_cannot_start(
+    allocation, tmp_path, monkeypatch
+):
     # Both nodes are this machine.
     monkeypatch.setattr(slurm, "_here", lambda: {"n1", "n2"})
     for name in ("SLURM_NTASKS", "SLURM_GPUS", "SRUN_CPUS_PER_TASK", "SLURM_MEM_PER_CPU"):
         monkeypatch.setenv(name, "4")
-    backend = get_backend("slurm", {"slots": 1})
-    with Controller(tmp_path) as controller:
-        try:
-            for node in range(2):
-                asyncio.run(backend.start(node, controller.meeting))
-            controller.until(lambda: len(controller.hellos) == 2, AGENT_S)
-            assert [controller.hellos[node].slots for node in range(2)] == [1, 1]
-            assert backend.lost() == {}
-            os.kill(controller.hellos[1].pid, signal.SIGKILL)
-            ((node, why),) = wait_until(backend.lost, 10.0).items()
-            assert (node, "n2: agent left with exit code 137" in why) == (1, True)
-            controller.until(lambda: 1 not in controller.hellos, 10.0)
-            asyncio.run(backend.start(1, controller.meeting))
-            controller.until(lambda: 1 in controller.hellos, AGENT_S)
-            agents = [hello.pid for hello in controller.hellos.values()]
-            for node in range(2):
-                controller.say(Shutdown(), node)
-        finally:
-            asyncio.run(backend.stop())
-        assert not any(Path(f"/proc/{pid}").exists() for pid in agents)
-    commands = sorted(path.read_text().splitlines() for path in allocation.glob("srun-*"))
-    assert len(commands) == 3
-    step = "--nodes=1 --ntasks=1 --nodelist=n1 --export=ALL --overlap --kill-on-bad-exit=0 --mem=0 --cpu-bind=none"
-    agent = f"-m synergy_exec.agent --url={controller.meeting.url} --node=0 --slots=1 --gpu-type=cpu"
-    assert commands[0] == [*step.split(), sys.executable, *agent.split()]
-    for environment in (path.read_text() for path in allocation.glob("environment-*")):
-        assert f"SYNERGY_TOKEN={TOKEN}\n" in environment
-        assert "SLURM_JOB_ID=7\n" in environment
-        assert not any(f"{name}=" in environment for name in ("TASKS", "SLURM_GPUS", "CPUS_PER_TASK", "MEM_PER_CPU"))
-
-
-def test_a_step_that_cannot_start_says_why(allocation, tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "_here", lambda: {"n1", "n2"})
-    (allocation / "srun").write_text("#!/bin/sh\necho 'srun: error: Unable to create step' >&2\nexit 1\n")
-    backend = get_backend("slurm", {})
-    with Controller(tmp_path) as controller:
-        asyncio.run(backend.start(0, controller.meeting))
-        wait_until(backend.lost, 10.0)
+    backend, meeting = get_backend("slurm", {"slots": 1}), Meeting(url="http://n1:1", token=TOKEN, folder=tmp_path)
+    asyncio.run(backend.start(0, meeting))
+    wait_until(backend.lost, 10.0)
+    assert backend.lost()[0].startswith("n1: agent left with exit code 1")
     assert backend.lost()[0].endswith("agent-0.txt ends in:\nsrun: error: Unable to create step")
     asyncio.run(backend.stop())
+    step = "--nodes=1 --ntasks=1 --nodelist=n1 --export=ALL --overlap --kill-on-bad-exit=0 --mem=0 --cpu-bind=none"
+    agent = f"-m synergy_exec.agent --url={meeting.url} --node=0 --slots=1 --gpu-type=cpu"
+    assert (allocation / "srun-words").read_text().splitlines() == [*step.split(), sys.executable, *agent.split()]
+    environment = (allocation / "srun-environment").read_text()
+    assert f"SYNERGY_TOKEN={TOKEN}\n" in environment
+    assert "SLURM_JOB_ID=7\n" in environment
+    assert not any(f"{name}=" in environment for name in ("TASKS", "SLURM_GPUS", "CPUS_PER_TASK", "MEM_PER_CPU"))
 
 
-def test_the_script_for_sbatch():
-    text = slurm.script(
-        ["python", "-m", "synergy_exec", "+trace=demo", "results_dir=my results"],
-        nodes=2,
-        cpus_per_node=16,
-        gpus_per_node=4,
-        time="12:00:00",
-        options={"partition": "gpu", "exclusive": ""},
-    )
-    head, _, body = text.partition("\n\n")
-    asked = "nodes=2 ntasks-per-node=1 cpus-per-task=16 signal=B:TERM@120 gpus-per-node=4 time=12:00:00 partition=gpu"
-    assert head.splitlines() == ["#!/bin/bash", *(f"#SBATCH --{each}" for each in [*asked.split(), "exclusive"])]
+def script_of(capsys, *words):
+    sbatch.main([*words])
+    return capsys.readouterr().out
+
+
+def test_the_script_for_sbatch(capsys):
+    options = ["--nodes=2", "--cpus-per-task=16", "--partition=gpu", "--exclusive"]
+    head, _, body = script_of(capsys, *options, "--", "+trace=demo", "results_dir=my results").partition("\n\n")
+    asked = ["--ntasks-per-node=1", "--signal=B:TERM@120", *options]
+    assert head.splitlines() == ["#!/bin/bash", *(f"#SBATCH {each}" for each in asked)]
     assert body.splitlines()[0] == (
-        "python -m synergy_exec +trace=demo 'results_dir=my results' backend.name=slurm \"host=$(hostname -f)\" &"
+        f"{sys.executable} -m synergy_exec +trace=demo 'results_dir=my results' "
+        'backend.name=slurm "host=$(hostname -f)" &'
     )
 
 
-@pytest.mark.parametrize("options", [{"wrap": "rm -r x"}, {"x\n": ""}, {"partition": "a\necho"}])
-def test_options_that_would_be_more_than_one_are_refused(options):
-    refuses("no option of sbatch", slurm.script, ["python"], nodes=1, cpus_per_node=1, options=options)
+@pytest.mark.parametrize("option", ["--wrap=rm -r x", "--x\n", "--partition=a\necho", "-N2"])
+def test_options_that_would_be_more_than_one_are_refused(option):
+    refuses("no option of sbatch", sbatch.main, [option, "--", "serve=true"])
 
 
-def test_the_script_passes_sigterm_on_and_leaves_with_the_controllers_exit_code(tmp_path):
+def test_the_script_passes_sigterm_on_and_leaves_with_the_controllers_exit_code(tmp_path, capsys):
     saving = "import signal, sys, time\nsignal.signal(15, lambda *_: (time.sleep(0.3), print('saved'), sys.exit(3)))\n"
     saving += "print(*sys.argv[1:], flush=True)\ntime.sleep(60)"
-    text = slurm.script([sys.executable, "-c", saving], nodes=1, cpus_per_node=1)
+    program = shlex.join([sys.executable, "-c", saving])
+    text = script_of(capsys, "--", "serve=true").replace(f"{sys.executable} -m synergy_exec serve=true", program)
     # `hostname` need not be installed here.
     hostname = tmp_path / "hostname"
     hostname.write_text(f"#!/bin/sh\necho {socket.gethostname()}\n")
@@ -237,10 +206,10 @@ def test_every_backend_refuses_options_that_it_does_not_have(name):
     refuses(f"unknown option of backend {name} 'none_such'", get_backend, name, {"none_such": 1})
 
 
-def test_names_and_options_of_backends_are_suggested():
-    for name, options, says in (("locale", {}, "'local'"), ("local", {"slot": 2}, "'slots'")):
-        refuses(f"Did you mean {says}", get_backend, name, options)
-    refuses("numbers from 1", get_backend, "local", {"nodes": 0})
+@pytest.mark.parametrize("options", [{"nodes": 0}, {"slots": -1}])
+@pytest.mark.parametrize("name", ["local", "ray"])
+def test_backends_want_a_node_and_a_slot(name, options):
+    refuses("write numbers from 1", get_backend, name, options)
 
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
@@ -345,7 +314,7 @@ class Service:
 
     def __init__(self, folder, environment, *keys):
         self.folder = folder
-        command = [sys.executable, "-m", "synergy_exec", "sbatch", "--nodes=2", "--cpus-per-node=1", "--", *keys]
+        command = [sys.executable, "-m", "synergy_exec", "sbatch", "--nodes=2", "--cpus-per-task=1", "--", *keys]
         command += ["profile=null", "figures=false", f"results_dir={folder}/results"]
         (folder / "script").write_text(subprocess.check_output(command, text=True))
         # The script asks for this machine's name, which may mean 127.0.0.1 here.
@@ -464,8 +433,6 @@ def test_slots_are_gpus_or_else_cpus_of_nodes_that_live(nodes, asked, bundles):
 def test_what_cannot_be_had_is_an_error_that_says_what_there_is():
     with pytest.raises(InputError, match=r"1 nodes have 3 CPUs or more, 2 are asked for; .* have 2, 4\."):
         bundles_of(there({"CPU": 2}, {"CPU": 4}), 2, 3)
-    for options in ({"nodes": 0}, {"slots": -1}):
-        refuses("write numbers from 1", get_backend, "ray", options)
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::1]", "0.0.0.0"])

@@ -358,7 +358,7 @@ def test_controller_that_vanishes_loses_nothing_acknowledged(tmp_path, point, po
     if point in ("decided", "reserved"):
         stage.execution.decide(0.0)
         if point == "reserved":
-            node, message = stage.execution.outbox.pop(0)
+            node, message = stage.execution.runs.outbox.pop(0)
             for answer in stage.agents[node].hear(message, 0.0):
                 stage.execution.heard(node, answer, 0.0)  # in the journal: launched; the message never leaves
     elif point != "submitted":

@@ -70,27 +70,27 @@ def test_exported_weights_have_the_loss_that_training_went_on_with(trained, tmp_
     assert abs(found["before"] - found["loss"]) > 1e-3
 
 
-def test_an_earlier_step_as_torch_saves_it(trained, tmp_path):
+def test_an_earlier_step(trained, tmp_path):
     work, losses = trained
-    out = tmp_path / "net.pt"
+    out = tmp_path / "net.safetensors"
     export.main(["fsdp2", "--dir", str(work), "--out", str(out), "--step", str(STEPS)])
     assert loaded(out, STEPS)["loss"] == pytest.approx(losses["fsdp2"][0], abs=1e-6)
     with pytest.raises(InputError, match=r"has no undamaged checkpoint of step 2; there are: step-0{7}4, step-0{7}3"):
-        export.main(["fsdp2", "--dir", str(work), "--out", str(tmp_path / "none.pt"), "--step", "2"])
+        export.main(["fsdp2", "--dir", str(work), "--out", str(tmp_path / "none.safetensors"), "--step", "2"])
 
 
-def test_a_file_that_is_there_is_replaced_only_by_force(trained, tmp_path):
+def test_a_file_that_is_there_is_not_replaced(trained, tmp_path):
     work, _ = trained
     out = tmp_path / "net.safetensors"
     out.write_text("mine")
-    refuses("it is there already; add --force", export.main, ["ddp2", "--dir", str(work), "--out", str(out)])
+    refuses("it is there already", export.main, ["ddp2", "--dir", str(work), "--out", str(out)])
     assert out.read_text() == "mine"
-    export.main([str(work / "jobs" / "1"), "--out", str(out), "--force"])  # by its folder
+    out.unlink()
+    export.main([str(work / "jobs" / "1"), "--out", str(out)])  # by its folder
     assert out.stat().st_size > 3_000
     assert [each.name for each in tmp_path.iterdir()] == ["net.safetensors"]
-    with pytest.raises(InputError, match=r"ends in \.safetensors or \.pt"):
-        export.main(["ddp2", "--dir", str(work), "--out", str(tmp_path / "net.bin")])
-    refuses("unknown job 'dpd2'", export.main, ["dpd2", "--dir", str(work), "--out", str(tmp_path / "net.pt")])
+    refuses(r"ends in \.safetensors", export.main, ["ddp2", "--dir", str(work), "--out", str(tmp_path / "net.bin")])
+    refuses("unknown job 'dpd2'", export.main, ["dpd2", "--dir", str(work), "--out", str(tmp_path / "new.safetensors")])
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_named_where_none_is_whole(trained, tmp_path, capsys):
@@ -98,9 +98,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_named_where_none_is_whole(train
     shutil.copytree(trained[0], work)
     checkpoints = work / "jobs" / "0" / "checkpoints"
     flipped(checkpoints / f"step-{STEPS + 1:08d}" / "rank-0.safetensors")
-    export.main(["single", "--dir", str(work), "--out", str(tmp_path / "net.pt")])
+    export.main(["single", "--dir", str(work), "--out", str(tmp_path / "net.safetensors")])
     assert f"at step {STEPS}" in capsys.readouterr().out
     flipped(checkpoints / f"step-{STEPS:08d}" / "rank-0.safetensors")
     with pytest.raises(InputError, match=r"no undamaged checkpoint; .*damaged: .*have changed since"):
-        export.main(["single", "--dir", str(work), "--out", str(tmp_path / "other.pt")])
-    assert not (tmp_path / "other.pt").exists()
+        export.main(["single", "--dir", str(work), "--out", str(tmp_path / "other.safetensors")])
+    assert not (tmp_path / "other.safetensors").exists()

@@ -41,7 +41,7 @@ class Served:
         threading.Thread(target=self._look, daemon=True).start()
 
     def start(self):
-        given = ("serve=true", "policy=[las]", f"results_dir={self.results}", "live=false", "figures=false")
+        given = ("serve=true", "policy=[las]", f"results_dir={self.results}", "figures=false")
         command = [sys.executable, "-m", "synergy_exec", *given, *QUICK, *self.given, "backend.options.slots=2"]
         said = self.results / "said.txt"
         self._process = subprocess.Popen(command, stderr=said.open("ab"))
@@ -201,7 +201,7 @@ def test_full_disk_fails_the_job_that_does_not_fit_alone(tmp_path):
     small, kept = tmp_path / "small", tmp_path / "kept"
     small.mkdir()
     given = ["+trace=file", f"trace.path={tmp_path / 'three.csv'}", f"results_dir={small}", "policy=[las]", *QUICK]
-    given += ["profile=null", "live=false", "figures=false", "backend.options.slots=2"]
+    given += ["profile=null", "figures=false", "backend.options.slots=2"]
     command = " ".join([sys.executable, "-m", "synergy_exec", *(f"'{each}'" for each in given)])
     script = f"mount -t tmpfs -o size=24m none {small} && {command}; code=$?; cp -r {small} {kept}; exit $code"
     done = subprocess.run([*namespace, "sh", "-c", script], capture_output=True, text=True, timeout=180)

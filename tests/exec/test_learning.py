@@ -4,16 +4,12 @@ from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
-import numpy as np
 import pytest
 from exec import pretended
 from exec.pretended import FakeAgent, file_of, refuses, staged
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.compression._compressor import LayerSizes
 from synergy_core.jobs.exchange import exchange_of
 from synergy_core.jobs.spec import Shape
@@ -258,24 +254,6 @@ def test_workers_give_each_layer_what_the_offer_gives_it(mode, compressor):
         sent = sum(layer.sent_bytes(choices.of(layer, 2), 2) for layer in layers)
         assert sent == pytest.approx(float(offer.sent_bytes(2)), rel=0.02)
     assert model.as_told("none") == "none"
-
-
-@settings(deadline=None)
-@given(names=st.lists(st.text("ab,=[]*?!.-", min_size=1, max_size=6), min_size=2, max_size=4, unique=True))
-def test_names_that_mean_something_in_patterns_are_still_names(names):
-    sizes = LayerSizes.of_shapes([(256, 256)] * len(names))
-    exchange = exchange_of(sizes, "lgreco", "q4")
-    (offer,) = exchange.offers
-    chosen = ("q2", "q8")
-    choice = np.array([0] + [1] * (len(names) - 1))
-    mixed = replace(offer, parts=tuple(map(compressor_named, chosen)), choice=choice)
-    model = ModelExchange(tuple(names), replace(exchange, offers=(mixed,), _terms={}))
-    choices = CompressorByLayer.named(model.as_told(offer.name))
-    plain = not any(each in ",=" for name in names for each in name)
-    for at, name in enumerate(names):
-        found = choices.of(GradientLayer(name, 256, 256), 2).name
-        assert found in chosen
-        assert not plain or found == chosen[min(at, 1)]
 
 
 # What a job goes through

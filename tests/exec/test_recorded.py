@@ -283,7 +283,6 @@ def three_jobs(tmp_path):
     [
         (["a"], "--- run 0\nzero\n--- run 3\nold\nthree\n"),
         (["0"], "--- run 0\nzero\n--- run 3\nold\nthree\n"),
-        (["a", "--run", "3"], "old\nthree\n"),
         (["b"], "--- run 2\ntwo\n"),
         (["c"], ""),
     ],
@@ -294,16 +293,8 @@ def test_logs_of_a_job_are_printed_in_order(three_jobs, typed, printed, capfdbin
         assert capfdbinary.readouterr().out.decode() == printed
 
 
-@pytest.mark.parametrize(
-    ("typed", "says"),
-    [
-        (["d"], "unknown job 'd'"),
-        (["a", "--run", "2"], "--run 2: job a has no log of that run; it has those of: 0, 3"),
-        (["c", "--run", "2"], "it has those of: none"),
-    ],
-)
-def test_what_has_no_log_is_said(three_jobs, typed, says):
-    refuses(says, logs_command.main, [*typed, "--dir", str(three_jobs)])
+def test_a_job_that_is_not_there_is_said(three_jobs):
+    refuses("unknown job 'd'", logs_command.main, ["d", "--dir", str(three_jobs)])
 
 
 def test_a_name_that_two_jobs_have_is_not_guessed_but_the_last_run_is(three_jobs, capfdbinary):
