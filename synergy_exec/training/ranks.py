@@ -20,25 +20,25 @@ import torch.distributed as dist
 # rank is noticed at once by its closed connection.
 _TIMEOUT = timedelta(minutes=30)
 
-_groups: WeakKeyDictionary[Any, dict[str, dist.ProcessGroup]] = WeakKeyDictionary()
+_aside: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
 
 
 class Ranks:
     """All ranks of the default process group, or this process alone without one.
 
-    They communicate in a gloo group of their own, so that this works during training and on any device. All ranks
-    construct it and call its methods together, in the same order. purpose: names the group; threads that communicate at
-    the same time need different groups.
+    All ranks construct it and call its methods together, in the same order. They communicate in the default group, or
+    with aside=True in a gloo group of their own, for a thread that communicates while training does.
     """
 
-    def __init__(self, purpose: str = "") -> None:
+    def __init__(self, *, aside: bool = False) -> None:
         self.group: dist.ProcessGroup | None = None
         self.rank, self.world = 0, 1
         if dist.is_available() and dist.is_initialized():
-            groups = _groups.setdefault(dist.group.WORLD, {})
-            if purpose not in groups:
-                groups[purpose] = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-            self.group = groups[purpose]
+            self.group = dist.group.WORLD
+            if aside:
+                if self.group not in _aside:
+                    _aside[self.group] = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+                self.group = _aside[self.group]
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
     def together(self, function: Callable[[], Any]) -> list[Any]:
