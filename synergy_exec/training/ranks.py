@@ -20,6 +20,8 @@ import torch.distributed as dist
 # rank is noticed at once by its closed connection.
 _TIMEOUT = timedelta(minutes=30)
 
+_LENGTH_BYTES, _SHORT_BYTES = 8, 1024
+
 _aside: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
 
 
@@ -64,16 +66,18 @@ class Ranks:
         return [each for each, _ in outcomes]
 
     def _gathered(self, text: str) -> list[str]:
-        """Every rank's text."""
-        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-        dist.all_gather(lengths, torch.tensor([len(own)]), group=self.group)
-        longest = max(int(each) for each in lengths)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(own)] = own
-        every = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
-        dist.all_gather(every, padded, group=self.group)
-        return [bytes(each[: int(length)].numpy()).decode() for each, length in zip(every, lengths, strict=True)]
+        """Every rank's text. Its length goes with it, so that short texts take one exchange."""
+        text_bytes, size = text.encode(), _SHORT_BYTES
+        own = len(text_bytes).to_bytes(_LENGTH_BYTES) + text_bytes
+        while True:
+            padded = torch.frombuffer(bytearray(own[:size].ljust(size, b"\0")), dtype=torch.uint8)
+            found = [torch.empty(size, dtype=torch.uint8) for _ in range(self.world)]
+            dist.all_gather(found, padded, group=self.group)
+            every = [each.numpy().tobytes() for each in found]
+            ends = [_LENGTH_BYTES + int.from_bytes(each[:_LENGTH_BYTES]) for each in every]
+            if max(ends) <= size:
+                return [each[_LENGTH_BYTES:end].decode() for each, end in zip(every, ends, strict=True)]
+            size = max(ends)
 
     def first(self, function: Callable[[], Any]) -> Any:
         """Runs the function on rank 0 only; all ranks return its result or raise its error."""
