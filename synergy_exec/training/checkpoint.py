@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
@@ -86,7 +86,8 @@ class Checkpoints:
 
     def _begun(self, state: State, progress: Progress, *, goes_on: bool) -> Future[None]:
         """Starts writing. goes_on: whether training may change the tensors meanwhile."""
-        ranks, progress = _ranks(), replace(progress)
+        # While training goes on, it communicates in the default group.
+        ranks, progress = Ranks(aside=goes_on), replace(progress)
         blocks, are_copied = _on_host(_tensors(state, trained=progress.step > 0), copied=goes_on)
         trained = _trained(state, progress)
         before, future = self._latest, Future[None]()
@@ -115,7 +116,7 @@ class Checkpoints:
         none although `saved_step` had been saved. After any other error the state may be half loaded, and the process
         must end.
         """
-        ranks, damaged = _ranks(), []
+        ranks, damaged = Ranks(), []
         for name in ranks.first(lambda: [path.name for path in checkpoint_folder.newest_first(self._folder)]):
             path = self._folder / name
             try:
@@ -185,11 +186,6 @@ class Checkpoints:
         integrity.write(path, manifest)
         checkpoint_folder.publish(self._folder, path, step)
         checkpoint_folder.prune(self._folder, path.parent, step, self._keep)
-
-
-def _ranks() -> Ranks:
-    """A process group of its own, because a checkpoint is written while training communicates in another group."""
-    return Ranks("checkpoints")
 
 
 # The tensors to save, by name: the live ones, not copies. Before the first step optimizers have no state.
@@ -327,8 +323,11 @@ def _written(path: Path, blocks: Mapping[str, Block], tensors: Mapping[str, Stor
         save_file(own, path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    flush(path)
-    return integrity.digest(path)
+    with ThreadPoolExecutor(1) as aside:  # the disk works while the checksum is computed
+        flushed = aside.submit(flush, path)
+        digest = integrity.digest(path)
+        flushed.result()
+    return digest
 
 
 def _verified(ranks: Ranks, path: Path) -> Manifest:

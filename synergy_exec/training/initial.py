@@ -52,7 +52,6 @@ class Initial:
         self._job, self._plan, self._mesh, self._device = job, plan, mesh, device
         self._seed, self._weights, self._begun = seed, weights, begun
         self._outline: nn.Module | None = None
-        self._edges: Ends | None = None
         self._drawn: dict[str, Tensor] = {}
 
     def parts(self) -> list[nn.Module]:
@@ -65,15 +64,16 @@ class Initial:
             return self._whole()
         ranks = Ranks()
         verdicts = ranks.together(lambda: self._verdict(ranks.rank))
-        reasons = [reason for reason, _ in verdicts if reason]
-        if not reasons and len({form for _, form in verdicts}) > 1:
+        reasons = [reason for reason, _, _ in verdicts if reason]
+        if not reasons and len({form for _, form, _ in verdicts}) > 1:
             reasons = ["its structure differs between ranks"]
         if reasons:
             if ranks.rank == 0:
                 _log.warning("every rank builds the whole model and then keeps its part, because %s", reasons[0])
             return self._whole()
         assert self._outline is not None
-        return self._filled(self._outline, ranks)
+        edges = verdicts[0][2]
+        return self._filled(self._outline, edges and Ends(*edges), ranks)
 
     def _whole(self) -> list[nn.Module]:
         model = self._built(self._job)
@@ -98,37 +98,37 @@ class Initial:
         inputs, _ = self._job.batch(0, 1)
         return ends(model, self._job.blocks, trees.moved(inputs, torch.device(device)))
 
-    def _verdict(self, rank: int) -> tuple[str, str]:
-        """Builds the model on the meta device. Returns why that is impossible ("" if it worked), and a digest of its
-        structure. After this, rank 0 has drawn the weights that it will send.
+    def _verdict(self, rank: int) -> tuple[str, str, Ends | None]:
+        """Builds the model on the meta device. Returns why that is impossible ("" if it worked), a digest of its
+        structure, and on rank 0 its `ends`. After this, rank 0 has drawn the weights that it will send.
         """
         outline, reason, form = on_meta_device(self._job)
         if outline is None or reason:
-            return reason, ""
-        try:
-            self._outline, self._edges = outline, self._ends(outline, "meta")
-        except (RuntimeError, NotImplementedError, TypeError):
-            return "its forward pass reads numbers", ""
+            return reason, "", None
+        self._outline = outline
+        if rank:
+            return "", form, None
         wanted = self._wanted(outline)
-        if rank or not wanted:
-            return "", form
+        if not wanted:
+            try:
+                return "", form, self._ends(outline, "meta")
+            except (RuntimeError, NotImplementedError, TypeError):
+                return "its forward pass reads numbers", "", None
         try:
             # Build from a copy of the job: if the job keeps a reference to its model, that must be the trained one.
             with keeping_random_state():
                 model = self._built(copy.copy(self._job))
         except Exception as error:  # every rank then raises its own
-            return f"building it failed: {error}", ""
+            return f"building it failed: {error}", "", None
         if digest(model) != form:
-            return "its structure differs when it is built on the meta device", ""
-        # Only a model with numbers shows whether the stages together compute what the model does.
-        if self._ends(model) != self._edges:
-            return "its stages depend on its numbers", ""
+            return "its structure differs when it is built on the meta device", "", None
+        edges = self._ends(model)
         self._drawn = {name: each for name, each in named_tensors(model) if name in wanted}
         for module in model.modules():
             # If something else still refers to the model, its tensors are freed all the same once they are sent.
             module._parameters.clear()
             module._buffers.clear()
-        return "", form
+        return "", form, edges
 
     def _wanted(self, model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shape and type of the tensors that rank 0 sends, each once: all on the meta device that no checkpoint has."""
@@ -137,13 +137,13 @@ class Initial:
         missing = ((name, each) for name, each in reversed(tensors.values()) if each.is_meta and name not in saved)
         return {name: (each.shape, each.dtype) for name, each in missing}
 
-    def _filled(self, model: nn.Module, ranks: Ranks) -> list[nn.Module]:
+    def _filled(self, model: nn.Module, edges: Ends | None, ranks: Ranks) -> list[nn.Module]:
         plan = self._plan
         assert self._mesh is not None
         wanted = self._wanted(model)
         first: dict[int, str] = {}
         names = {name: first.setdefault(id(each), name) for name, each in named_tensors(model)}
-        parts = self._cut(model, self._edges)
+        parts = self._cut(model, edges)
         places: dict[str, list[Tensor]] = {}
         for part in parts:
             for module in part.modules():

@@ -6,8 +6,7 @@ import copy
 import types
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -21,12 +20,11 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.training.meta_model import sharing
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
+class Ends(NamedTuple):
     """Names of the parameters used before the blocks and after them."""
 
-    before: frozenset[str]
-    after: frozenset[str]
+    before: list[str]
+    after: list[str]
 
 
 def ends(model: nn.Module, blocks: str, sample: Tensor) -> Ends:
@@ -51,8 +49,8 @@ def ends(model: nn.Module, blocks: str, sample: Tensor) -> Ends:
             f"{type(model).__name__}.forward(x) differs from head({blocks}(embed(x))), so a pipeline would train "
             "another model; make them the same, or leave the job's `blocks` empty."
         )
-    before, after = (frozenset(names[each] for each in _used(each)) for each in (embedded, output))
-    if both := sorted(before & after):
+    before, after = (sorted({names[each] for each in _used(each)}) for each in (embedded, output))
+    if both := [name for name in before if name in after]:
         raise InputError(
             f"{type(model).__name__}: embed and head both use {', '.join(both)}, which a pipeline cannot share "
             "between its ends; give each its own, or leave the job's `blocks` empty."

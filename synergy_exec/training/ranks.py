@@ -20,25 +20,27 @@ import torch.distributed as dist
 # rank is noticed at once by its closed connection.
 _TIMEOUT = timedelta(minutes=30)
 
-_groups: WeakKeyDictionary[Any, dict[str, dist.ProcessGroup]] = WeakKeyDictionary()
+_LENGTH_BYTES, _SHORT_BYTES = 8, 1024
+
+_aside: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
 
 
 class Ranks:
     """All ranks of the default process group, or this process alone without one.
 
-    They communicate in a gloo group of their own, so that this works during training and on any device. All ranks
-    construct it and call its methods together, in the same order. purpose: names the group; threads that communicate at
-    the same time need different groups.
+    All ranks construct it and call its methods together, in the same order. They communicate in the default group, or
+    with aside=True in a gloo group of their own, for a thread that communicates while training does.
     """
 
-    def __init__(self, purpose: str = "") -> None:
+    def __init__(self, *, aside: bool = False) -> None:
         self.group: dist.ProcessGroup | None = None
         self.rank, self.world = 0, 1
         if dist.is_available() and dist.is_initialized():
-            groups = _groups.setdefault(dist.group.WORLD, {})
-            if purpose not in groups:
-                groups[purpose] = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-            self.group = groups[purpose]
+            self.group = dist.group.WORLD
+            if aside:
+                if self.group not in _aside:
+                    _aside[self.group] = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+                self.group = _aside[self.group]
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
     def together(self, function: Callable[[], Any]) -> list[Any]:
@@ -64,16 +66,18 @@ class Ranks:
         return [each for each, _ in outcomes]
 
     def _gathered(self, text: str) -> list[str]:
-        """Every rank's text."""
-        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-        dist.all_gather(lengths, torch.tensor([len(own)]), group=self.group)
-        longest = max(int(each) for each in lengths)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(own)] = own
-        every = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
-        dist.all_gather(every, padded, group=self.group)
-        return [bytes(each[: int(length)].numpy()).decode() for each, length in zip(every, lengths, strict=True)]
+        """Every rank's text. Its length goes with it, so that short texts take one exchange."""
+        text_bytes, size = text.encode(), _SHORT_BYTES
+        own = len(text_bytes).to_bytes(_LENGTH_BYTES) + text_bytes
+        while True:
+            padded = torch.frombuffer(bytearray(own[:size].ljust(size, b"\0")), dtype=torch.uint8)
+            found = [torch.empty(size, dtype=torch.uint8) for _ in range(self.world)]
+            dist.all_gather(found, padded, group=self.group)
+            every = [each.numpy().tobytes() for each in found]
+            ends = [_LENGTH_BYTES + int.from_bytes(each[:_LENGTH_BYTES]) for each in every]
+            if max(ends) <= size:
+                return [each[_LENGTH_BYTES:end].decode() for each, end in zip(every, ends, strict=True)]
+            size = max(ends)
 
     def first(self, function: Callable[[], Any]) -> Any:
         """Runs the function on rank 0 only; all ranks return its result or raise its error."""

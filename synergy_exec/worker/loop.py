@@ -330,7 +330,7 @@ class Loop:
         self._meter = Meter()
         self._exchanges = Exchanges()
         self._cpus = 0.0 if start.launch.share is None else start.cpus
-        self._pace = Pace.of(start)
+        self._pace = Pace.of(start, agent)
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def stop(self) -> None:

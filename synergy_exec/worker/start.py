@@ -6,6 +6,7 @@ import importlib
 import mmap
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -179,6 +180,10 @@ class AgentConnection:
 
     def say(self, message: Message) -> None:
         self._socket.sendall(encode(message).encode() + b"\n")
+
+    def wait(self, seconds: float) -> None:
+        """Returns after this time, or as soon as there is a message to hear: a stop is obeyed at once."""
+        select.select([self._socket], [], [], seconds)
 
     def heard(self) -> list[Stop | Retune | Granted]:
         while True:

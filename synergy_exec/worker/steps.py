@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from synergy_exec.wire import cut_to_lines
 from synergy_exec.worker import processes
-from synergy_exec.worker.start import Start
+from synergy_exec.worker.start import AgentConnection, Start
 
 WARM_UP_STEPS = 2
 """Steps ignored after a start or a change of batch: the first allocates memory, in the second DDP rebuilds buckets."""
@@ -122,7 +122,10 @@ LEEWAY_S = 0.25
 
 
 class Pace:
-    """Makes a rank sleep after each step. part: its share of a core, 0 to 1. used_s: CPU time of the process."""
+    """Makes a rank sleep after each step. part: its share of a core, 0 to 1. used_s: CPU time of the process.
+
+    sleep: may return early; the rank then sleeps for the rest of the time after its next step.
+    """
 
     def __init__(
         self,
@@ -136,10 +139,10 @@ class Pace:
         self._ahead_s = 0.0
 
     @staticmethod
-    def of(start: Start) -> Pace | None:
+    def of(start: Start, agent: AgentConnection) -> Pace | None:
         """The pace of a rank whose slot is a part of a core; None if it has a GPU, whole cores, or a granted share."""
         steady = start.launch.steady_slots and start.launch.share is None and start.gpu is None
-        return Pace(start.cpus) if steady and start.cpus < 1 else None
+        return Pace(start.cpus, sleep=agent.wait) if steady and start.cpus < 1 else None
 
     def begin(self) -> None:
         """Begins a step. Time outside steps does not count: building, saving and evaluating run at full speed."""

@@ -151,6 +151,8 @@ def exchanged(case):
     ranks = Ranks()
     if case == "values":
         return ranks.together(lambda: (ranks.rank, TOLD))
+    if case == "long":
+        return ranks.together(lambda: "é" * 3000 * ranks.rank)
 
     def fail():
         if ranks.rank == 1:
@@ -164,8 +166,9 @@ def exchanged(case):
 
 
 def test_ranks_tell_each_other_values_and_errors():
-    found = groups.run({TWO: [(exchanged, case) for case in ("values", "known", "odd")]})
+    found = groups.run({TWO: [(exchanged, case) for case in ("values", "long", "known", "odd")]})
     assert found[exchanged, "values"] == [[rank, TOLD] for rank in range(TWO)]
+    assert found[exchanged, "long"] == ["", "é" * 3000]
     assert found[exchanged, "known"] == [0, "OSError", "[Errno 28] No space left"]
     assert found[exchanged, "odd"] == [0, "RuntimeError", "OddError: why"]
 

@@ -36,6 +36,7 @@ def test_connection_reads_whole_lines_and_never_waits():
         retune = Retune(run=1, micro_batch=4, accumulation=2)
         lines = f"{encode(retune)}\n{encode(Stop(run=1))}\n".encode()
         ours.sendall(lines[:-5])
+        connection.wait(600.0)  # no longer than until something has come
         assert connection.heard() == [retune]
         ours.sendall(lines[-5:])
         assert connection.heard() == [Stop(run=1)]
