@@ -28,6 +28,8 @@ from synergy_exec.job_folder import Filed
 
 Layers = Sequence[tuple[str, int, int]]
 """Name, rows and columns of each parameter, as in `messages.Started`."""
+_AS_PATTERN = str.maketrans({",": "?", "=": "?", "[": "[[]", "*": "[*]", "?": "[?]"})
+"""Characters with a meaning in `Plan.compressor`, and patterns that match them."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class ModelExchange:
         if compressor == NO_COMPRESSOR or not chosen:
             return compressor
         rest = Counter(chosen).most_common(1)[0][0]
-        others = (f"{layer}={each}" for layer, each in zip(self.names, chosen, strict=True))
+        others = (f"{layer.translate(_AS_PATTERN)}={each}" for layer, each in zip(self.names, chosen, strict=True))
         return ",".join([rest, *(other for other, each in zip(others, chosen, strict=True) if each != rest)])
 
 

@@ -4,12 +4,14 @@ from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
+import numpy as np
 import pytest
 from exec import pretended
 from exec.pretended import FakeAgent, file_of, refuses, staged
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
+from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.compression._compressor import LayerSizes
 from synergy_core.jobs.exchange import exchange_of
 from synergy_core.jobs.spec import Shape
@@ -254,6 +256,16 @@ def test_workers_give_each_layer_what_the_offer_gives_it(mode, compressor):
         sent = sum(layer.sent_bytes(choices.of(layer, 2), 2) for layer in layers)
         assert sent == pytest.approx(float(offer.sent_bytes(2)), rel=0.02)
     assert model.as_told("none") == "none"
+
+
+@pytest.mark.parametrize("name", ["cpu,mem.weight", "a=b.weight", "layer[0].weight"])
+def test_a_parameter_whose_name_means_something_in_patterns_gets_its_own_compressor(name):
+    exchange = exchange_of(LayerSizes.of_shapes([(256, 256)] * 3), "lgreco", "q4")
+    parts = tuple(map(compressor_named, ("q2", "q8")))
+    mixed = replace(exchange.offers[0], parts=parts, choice=np.array([0, 1, 1]))
+    model = ModelExchange((name, "up.weight", "down.weight"), replace(exchange, offers=(mixed,), _terms={}))
+    choices = CompressorByLayer.named(model.as_told(mixed.name))
+    assert [choices.of(GradientLayer(each, 256, 256), 2).name for each in model.names] == ["q2", "q8", "q8"]
 
 
 # What a job goes through
