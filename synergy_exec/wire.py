@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
+import mmap
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -115,5 +115,7 @@ def whole_lines(path: Path) -> list[str]:
 
 def cut_to_lines(path: Path) -> None:
     """Cuts off an incomplete last line, so that the next line does not continue it."""
-    if path.is_file():
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+    if path.is_file() and path.stat().st_size:
+        # Mapped, because the file of a long job may be larger than the memory that a worker may have.
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            file.truncate(text.rfind(b"\n") + 1)

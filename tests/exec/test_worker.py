@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -104,6 +105,17 @@ def test_the_run_after_a_full_disk_begins_a_line_of_its_own(tmp_path):
     second.close()
     found = recorded(path, STEPS)
     assert list(zip(found["step"], found["run"], strict=True)) == [(821, 306), (822, 306), (848, 303)]
+
+
+def test_a_file_of_steps_larger_than_the_memory_of_a_worker_is_cut_to_lines(tmp_path):
+    path = tmp_path / "steps.csv"
+    with path.open("wb") as file:
+        file.seek(2**30)
+        file.write(b"\nhalf a line")
+    limited = "import pathlib, resource, sys; from synergy_exec.wire import cut_to_lines as cut\n"
+    limited += "resource.setrlimit(resource.RLIMIT_DATA, (2**29, 2**29)); cut(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", limited, path], check=True)
+    assert path.stat().st_size == 2**30 + 1
 
 
 def clocked(*steps):
