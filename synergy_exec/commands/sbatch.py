@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("keys", nargs="+", metavar="KEY=VALUE", help="what Synergy is to run, such as +trace=demo")
     words = list(arguments)
     options = words[: words.index("--")] if "--" in words else words
-    given = parser.parse_args(["--help"] if "--help" in options else words[len(options) + 1 :])
+    given = parser.parse_args(["--help"] if {"-h", "--help"} & {*options} else words[len(options) + 1 :])
     for option in options:
         if not _OPTION.fullmatch(option):
             raise InputError(f"no option of sbatch: {option}; write its long name, = and a value without spaces.")

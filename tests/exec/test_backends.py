@@ -182,6 +182,13 @@ def test_options_that_would_be_more_than_one_are_refused(option):
     refuses("no option of sbatch", sbatch.main, [option, "--", "serve=true"])
 
 
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_about_the_script_is_printed_beside_other_options(option, capsys):
+    with pytest.raises(SystemExit) as end:
+        sbatch.main(["--nodes=2", option])
+    assert (end.value.code, "options of Slurm's sbatch" in capsys.readouterr().out) == (0, True)
+
+
 def test_the_script_passes_sigterm_on_and_leaves_with_the_controllers_exit_code(tmp_path, capsys):
     saving = "import signal, sys, time\nsignal.signal(15, lambda *_: (time.sleep(0.3), print('saved'), sys.exit(3)))\n"
     saving += "print(*sys.argv[1:], flush=True)\ntime.sleep(60)"
