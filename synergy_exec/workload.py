@@ -72,7 +72,7 @@ def template(model: str, hint: str) -> dict[str, object]:
 
     known = models()
     if model not in known:
-        raise unknown("model", model, known, hint=f"{hint} Each is a file in conf/jobs.")
+        raise unknown("model", model, known, hint=f"{hint} The known models are the files in conf/jobs.")
     values: dict[str, object] = yaml.safe_load(known[model].read_text(encoding="utf-8"))
     return values
 

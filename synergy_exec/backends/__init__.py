@@ -9,7 +9,7 @@ import importlib
 import inspect
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,12 +22,12 @@ from synergy_runs.settings import cast
 class Meeting:
     """How agents find the controller.
 
-    url: `http://host:port`, with the websocket at `/agents`. token: the bearer token. folder: of the run, on a file
-    system that all nodes share.
+    url: `http://host:port`, with the websocket at `/agents`. token: the bearer token, which no message or log
+    shows. folder: of the run, on a file system that all nodes share.
     """
 
     url: str
-    token: str
+    token: str = field(repr=False)
     folder: Path
 
 

@@ -92,7 +92,7 @@ def farewell(code: int, log: Path) -> str:
 
 
 class Processes:
-    """Agents that are children of this process, or whose srun is; one for each node.
+    """One child process for each node: the node's agent, or the srun that runs it.
 
     places: of the nodes. wait_s, save_s: see `end`.
     """
@@ -104,9 +104,7 @@ class Processes:
         self._logs: dict[int, Path] = {}
 
     async def run(self, node: int, meeting: Meeting, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Starts the agent of a node. If the connection to an old one is lost, ends that first: two agents would use
-        the same slots.
-        """
+        """Starts the agent of a node. Ends an old one first, whose connection is lost: two would use the same slots."""
         if (old := self._agents.get(node)) is not None:
             await asyncio.to_thread(self._end, old)
         self._logs[node] = log_of(node, meeting)

@@ -187,7 +187,7 @@ class Api:
         return web.json_response({"time_s": last[0].now_s, "text": found.text(), **found.as_dict()})
 
     async def state(self, request: web.Request) -> web.Response:
-        """Everything that a live table shows. With `most`, lists at most that many jobs: first those that hold slots,
+        """Everything that the page shows. With `most`, lists at most that many jobs: first those that hold slots,
         then waiting jobs, then ended jobs, newest first.
         """
         execution = self._execution()

@@ -28,8 +28,9 @@ _aside: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
 class Ranks:
     """All ranks of the default process group, or this process alone without one.
 
-    All ranks construct it and call its methods together, in the same order. They communicate in the default group, or
-    with aside=True in a gloo group of their own, for a thread that communicates while training does.
+    All ranks construct it and call its methods together, in the same order. They communicate in the default group,
+    which needs a backend for tensors in the host's memory. With aside=True they communicate in a gloo group of their
+    own, for a thread that communicates while training does.
     """
 
     def __init__(self, *, aside: bool = False) -> None:

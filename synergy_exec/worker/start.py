@@ -182,7 +182,7 @@ class AgentConnection:
         self._socket.sendall(encode(message).encode() + b"\n")
 
     def wait(self, seconds: float) -> None:
-        """Returns after this time, or as soon as there is a message to hear: a stop is obeyed at once."""
+        """Returns after this time, or as soon as there is a message to hear. A signal does not end it."""
         select.select([self._socket], [], [], seconds)
 
     def heard(self) -> list[Stop | Retune | Granted]:
