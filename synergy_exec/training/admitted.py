@@ -18,7 +18,7 @@ from synergy_exec.training.compression.schemes import schemes
 from synergy_exec.training.job import Batch, LoadedJob, TrainingJob, Tree
 from synergy_exec.training.meta_model import keeping_random_state, on_meta_device
 from synergy_exec.training.parallel import obstacle
-from synergy_exec.training.pipeline import ends
+from synergy_exec.training.pipeline import used_by_head
 
 
 def plan_refusal(plan: Plan) -> str | None:
@@ -170,7 +170,7 @@ class Admission:
     def _mixed_ends(self) -> str | None:
         model, sample = self._outline
         try:
-            ends(model, self._job.blocks, sample)
+            used_by_head(model, self._job.blocks, sample)
         except InputError as error:
             return str(error)
         return None

@@ -25,7 +25,7 @@ from synergy_exec.training.checkpoint import block
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.meta_model import digest, keeping_random_state, named_tensors, on_meta_device
 from synergy_exec.training.parallel import share_out, split
-from synergy_exec.training.pipeline import Ends, cut, ends, owned_stages
+from synergy_exec.training.pipeline import cut, owned_stages, used_by_head
 from synergy_exec.training.ranks import Ranks
 
 _log = logging.getLogger(__name__)
@@ -72,12 +72,11 @@ class Initial:
                 _log.warning("every rank builds the whole model and then keeps its part, because %s", reasons[0])
             return self._whole()
         assert self._outline is not None
-        edges = verdicts[0][2]
-        return self._filled(self._outline, edges and Ends(*edges), ranks)
+        return self._filled(self._outline, verdicts[0][2], ranks)
 
     def _whole(self) -> list[nn.Module]:
         model = self._built(self._job)
-        parts = self._cut(model, self._ends(model))
+        parts = self._cut(model, self._of_head(model))
         for part in parts:
             part.to(self._device)
             self._split(part)
@@ -91,16 +90,16 @@ class Initial:
             read_into(model, self._weights)
         return model
 
-    def _ends(self, model: nn.Module, device: str = "cpu") -> Ends | None:
-        """What lies before the first and after the last block of a pipeline; None without a pipeline."""
+    def _of_head(self, model: nn.Module, device: str = "cpu") -> list[str] | None:
+        """The parameters that go with a pipeline's last stage; None without a pipeline."""
         if self._plan.pipeline == 1:
             return None
         inputs, _ = self._job.batch(0, 1)
-        return ends(model, self._job.blocks, trees.moved(inputs, torch.device(device)))
+        return used_by_head(model, self._job.blocks, trees.moved(inputs, torch.device(device)))
 
-    def _verdict(self, rank: int) -> tuple[str, str, Ends | None]:
+    def _verdict(self, rank: int) -> tuple[str, str, list[str] | None]:
         """Builds the model on the meta device. Returns why that is impossible ("" if it worked), a digest of its
-        structure, and on rank 0 its `ends`. After this, rank 0 has drawn the weights that it will send.
+        structure, and on rank 0 `_of_head`. After this, rank 0 has drawn the weights that it will send.
         """
         outline, reason, form = on_meta_device(self._job)
         if outline is None or reason:
@@ -111,7 +110,7 @@ class Initial:
         wanted = self._wanted(outline)
         if not wanted:
             try:
-                return "", form, self._ends(outline, "meta")
+                return "", form, self._of_head(outline, "meta")
             except (RuntimeError, NotImplementedError, TypeError):
                 return "its forward pass reads numbers", "", None
         try:
@@ -122,13 +121,13 @@ class Initial:
             return f"building it failed: {error}", "", None
         if digest(model) != form:
             return "its structure differs when it is built on the meta device", "", None
-        edges = self._ends(model)
+        of_head = self._of_head(model)
         self._drawn = {name: each for name, each in named_tensors(model) if name in wanted}
         for module in model.modules():
             # If something else still refers to the model, its tensors are freed all the same once they are sent.
             module._parameters.clear()
             module._buffers.clear()
-        return "", form, edges
+        return "", form, of_head
 
     def _wanted(self, model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shape and type of the tensors that rank 0 sends, each once: all on the meta device that no checkpoint has."""
@@ -137,13 +136,13 @@ class Initial:
         missing = ((name, each) for name, each in reversed(tensors.values()) if each.is_meta and name not in saved)
         return {name: (each.shape, each.dtype) for name, each in missing}
 
-    def _filled(self, model: nn.Module, edges: Ends | None, ranks: Ranks) -> list[nn.Module]:
+    def _filled(self, model: nn.Module, of_head: list[str] | None, ranks: Ranks) -> list[nn.Module]:
         plan = self._plan
         assert self._mesh is not None
         wanted = self._wanted(model)
         first: dict[int, str] = {}
         names = {name: first.setdefault(id(each), name) for name, each in named_tensors(model)}
-        parts = self._cut(model, edges)
+        parts = self._cut(model, of_head)
         places: dict[str, list[Tensor]] = {}
         for part in parts:
             for module in part.modules():
@@ -166,12 +165,12 @@ class Initial:
                 values.copy_(whole[own])
         return parts
 
-    def _cut(self, model: nn.Module, edges: Ends | None) -> list[nn.Module]:
+    def _cut(self, model: nn.Module, of_head: list[str] | None) -> list[nn.Module]:
         plan = self._plan
-        if self._mesh is None or edges is None:
+        if self._mesh is None or of_head is None:
             return [model]
         owned, count = owned_stages(self._mesh["pipeline"].get_local_rank(), plan), plan.pipeline * plan.interleave
-        return [cut(model, self._job.blocks, edges, stage, count) for stage in owned]
+        return [cut(model, self._job.blocks, of_head, stage, count) for stage in owned]
 
     def _split(self, part: nn.Module) -> None:
         if self._mesh is not None and self._plan.tensor > 1:

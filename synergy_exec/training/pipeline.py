@@ -6,7 +6,7 @@ import copy
 import types
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -20,15 +20,8 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.training.meta_model import sharing
 
 
-class Ends(NamedTuple):
-    """Names of the parameters used before the blocks and after them."""
-
-    before: list[str]
-    after: list[str]
-
-
-def ends(model: nn.Module, blocks: str, sample: Tensor) -> Ends:
-    """Finds the parameters that the model's `embed` and `head` use, by running both.
+def used_by_head(model: nn.Module, blocks: str, sample: Tensor) -> list[str]:
+    """Finds the parameters that the model's `head` uses, and not its `embed`, by running both. Returns their names.
 
     sample: inputs, any number of samples. Raises InputError if both use a parameter (the stages would train two copies
     of it), or if the model computes anything other than head(blocks(embed(x))), which only a model with numbers shows.
@@ -49,20 +42,20 @@ def ends(model: nn.Module, blocks: str, sample: Tensor) -> Ends:
             f"{type(model).__name__}.forward(x) differs from head({blocks}(embed(x))), so a pipeline would train "
             "another model; make them the same, or leave the job's `blocks` empty."
         )
-    before, after = (sorted({names[each] for each in _used(each)}) for each in (embedded, output))
-    if both := [name for name in before if name in after]:
+    before, after = ({names[each] for each in _used(each)} for each in (embedded, output))
+    if both := before & after:
         raise InputError(
-            f"{type(model).__name__}: embed and head both use {', '.join(both)}, which a pipeline cannot share "
+            f"{type(model).__name__}: embed and head both use {', '.join(sorted(both))}, which a pipeline cannot share "
             "between its ends; give each its own, or leave the job's `blocks` empty."
         )
-    return Ends(before, after)
+    return sorted(after)
 
 
-def cut(model: nn.Module, blocks: str, edges: Ends, stage: int, stages: int) -> nn.Module:
+def cut(model: nn.Module, blocks: str, of_head: Sequence[str], stage: int, stages: int) -> nn.Module:
     """A copy of the model that has only the parameters of one of `stages` stages, and whose forward is that stage.
 
-    The blocks are in a ModuleDict under their places in the whole model, so names do not change. A parameter that
-    nothing uses stays with the first stage.
+    of_head: names of the parameters that go with the last stage (`used_by_head`). The blocks are in a ModuleDict under
+    their places in the whole model, so names do not change. A parameter that nothing uses stays with the first stage.
     """
     part: Any = copy.deepcopy(model)
     layers = list(_blocks(part, blocks))
@@ -70,7 +63,7 @@ def cut(model: nn.Module, blocks: str, edges: Ends, stage: int, stages: int) -> 
         str(place): layers[place] for place in range(len(layers) * stage // stages, len(layers) * (stage + 1) // stages)
     }
     for name, _ in list(part.named_parameters()):
-        first = name not in edges.after
+        first = name not in of_head
         if not name.startswith(f"{blocks}.") and stage != (0 if first else stages - 1):
             place, _, last = name.rpartition(".")
             owner = part.get_submodule(place)
