@@ -161,6 +161,17 @@ def test_a_step_has_its_nodes_options_the_token_in_its_environment_and_says_why_
     assert not any(f"{name}=" in environment for name in ("TASKS", "SLURM_GPUS", "CPUS_PER_TASK", "MEM_PER_CPU"))
 
 
+def test_a_step_that_still_saves_is_waited_for_before_any_signal(allocation, tmp_path, monkeypatch):
+    # At SIGTERM Slurm kills the whole step.
+    monkeypatch.setattr(slurm, "_here", lambda: {"n1", "n2"})
+    (allocation / "srun").write_text("#!/bin/sh\ntrap 'echo killed; exit 1' TERM\necho saving\nsleep 1\necho saved\n")
+    backend, log = get_backend("slurm", {"slots": 1}), tmp_path / "agent-0.txt"
+    asyncio.run(backend.start(0, Meeting(url="http://n1:1", token=TOKEN, folder=tmp_path)))
+    wait_until(lambda: log.read_text() == "saving\n", 10.0)
+    asyncio.run(backend.stop())
+    assert log.read_text() == "saving\nsaved\n"
+
+
 def script_of(capsys, *words):
     sbatch.main([*words])
     return capsys.readouterr().out
