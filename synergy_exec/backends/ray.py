@@ -123,16 +123,11 @@ class RayNodes:
     """Nodes of a placement group; node n is its bundle n. places: of the nodes when they were reserved."""
 
     def __init__(self, group: Any, places: list[AgentPlace], *, disconnect: bool) -> None:
-        self.places = places
+        self.places, self.nodes = places, len(places)
         self._group, self._disconnect = group, disconnect
         self._actors: dict[int, Any] = {}
         self._ready: dict[int, Any] = {}
         self._ends: dict[int, Any] = {}
-
-    @property
-    def nodes(self) -> int:
-        """Number of agents."""
-        return len(self.places)
 
     async def start(self, node: int, meeting: Meeting) -> None:
         """Starts the agent of a node. If it was lost, waits until its actor lives, on the same Ray node or another."""
