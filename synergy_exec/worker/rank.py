@@ -49,7 +49,9 @@ schemes()
 # Classification of a worker's errors: the job's own, or a consequence of another rank's.
 
 
-_OUT_OF_MEMORY = re.compile(r"can't allocate memory|cannot allocate memory|not enough memory|out of memory", re.I)
+_OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|can't start new thread", re.I
+)
 _BROKEN_DEVICE = re.compile(r"uncorrectable (ECC|NVLink) error|hardware stack error", re.I)
 """cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, cudaErrorHardwareStackError (CUDA Runtime API)."""
 _PEER = re.compile(

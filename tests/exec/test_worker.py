@@ -69,6 +69,8 @@ def test_messages_are_read_as_written_older_ones_too_and_odd_ones_refused():
         (MemoryError(), True, False),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True, False),
         (OSError(12, "Cannot allocate memory"), True, False),
+        # Of a thread whose stack is beyond memory_gb_per_slot, such as the one that flushes a checkpoint.
+        (RuntimeError("can't start new thread"), True, False),
         (RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"), False, True),
         (RuntimeError("[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 8000ms for recv"), False, True),
         (distributed.DistNetworkError("The client socket has timed out"), False, True),
