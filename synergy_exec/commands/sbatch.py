@@ -48,6 +48,6 @@ def main(arguments: Sequence[str]) -> None:
     for option in options:
         if not _OPTION.fullmatch(option):
             raise InputError(f"no option of sbatch: {option}; write its long name, = and a value without spaces.")
-    asked = ["--ntasks-per-node=1", "--signal=B:TERM@120", *options]
+    asked = [*options, "--ntasks-per-node=1", "--signal=B:TERM@120"]  # of two equal options Slurm obeys the last
     command = shlex.join([sys.executable, "-m", "synergy_exec", *given.keys])
     print("\n".join(["#!/bin/bash", *(f"#SBATCH {each}" for each in asked), _BODY.format(command=command)]), end="")

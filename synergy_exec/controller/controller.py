@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 import signal
 import socket
 import sqlite3
@@ -247,7 +248,8 @@ class Controller:
         with atomic_file(self.folder / "controller.json") as partial:
             partial.touch(mode=0o600)
             partial.write_text(json.dumps({**me, "began": began(os.getpid())}) + "\n", encoding="utf-8")
-        print(f"jobs: {meeting.url} in a browser, or python -m synergy_exec list --dir {self.folder}", file=sys.stderr)
+        listed = shlex.join(["python", "-m", "synergy_exec", "list", "--dir", str(self.folder)])
+        print(f"jobs: {meeting.url} in a browser, or {listed}", file=sys.stderr)
 
     async def _begin(self, meeting: Meeting) -> None:
         """Creates the execution once all agents are there and the cluster is known."""

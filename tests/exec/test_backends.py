@@ -180,7 +180,7 @@ def script_of(capsys, *words):
 def test_the_script_for_sbatch(capsys):
     options = ["--nodes=2", "--cpus-per-task=16", "--partition=gpu", "--exclusive"]
     head, _, body = script_of(capsys, *options, "--", "+trace=demo", "results_dir=my results").partition("\n\n")
-    asked = ["--ntasks-per-node=1", "--signal=B:TERM@120", *options]
+    asked = [*options, "--ntasks-per-node=1", "--signal=B:TERM@120"]
     assert head.splitlines() == ["#!/bin/bash", *(f"#SBATCH {each}" for each in asked)]
     assert body.splitlines()[0] == (
         f"{sys.executable} -m synergy_exec +trace=demo 'results_dir=my results' "
