@@ -9,6 +9,7 @@ import resource
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ from synergy_exec import job_folder
 from synergy_exec.backends import Backend, checked_options, get_backend
 from synergy_exec.controller.controller import Arrival, Controller, whole_cluster
 from synergy_exec.controller.execution import with_quotas
-from synergy_exec.controller.journal import Journal
+from synergy_exec.controller.journal import STATES, Journal
 from synergy_exec.folders import RESULTS, WORK, Place, claimed
 from synergy_exec.plain import plain, plain_lines
 from synergy_exec.profiling.machine import known_profile, machine, profile_in
+from synergy_exec.profiling.profile import Say, current_profile, progress
 from synergy_exec.recorded import EVALUATIONS, STEPS, open_journal, write_recorded
 from synergy_exec.settings import AUTO, Settings
 from synergy_exec.worker.network import check_interface
@@ -43,6 +45,7 @@ from synergy_runs.workload import Workload
 
 SOME_FAILED = 1
 """Exit code if everything was carried out but some jobs failed."""
+PROGRESS_EVERY_S = 0.5
 SERVED = "served"
 """Name of the results folder without a trace."""
 
@@ -196,8 +199,6 @@ def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable
     path = profile_in(settings.results_dir)
     if not files:
         return known_profile(path, where)
-    from synergy_exec.profiling.profile import current_profile, progress
-
     with progress() as say:
         profile, remarks = current_profile(path, files, make_backend, where, say, settings)
     for remark in remarks:
@@ -217,7 +218,7 @@ def _execute_one(
     """Runs one policy until all its jobs have ended. Raises KeyboardInterrupt if the user interrupts it."""
     began_s = time.process_time()
     controller = Controller(policy, arrivals, backend, settings, work, profile)
-    asyncio.run(controller.run())
+    asyncio.run(_with_progress(controller))
     execution = controller.execution
     if execution is None or (controller.interrupted and not (settings.serve and execution.idle)):
         raise KeyboardInterrupt
@@ -227,6 +228,25 @@ def _execute_one(
     assert whole is not None
     cluster = with_quotas(whole, settings.cluster)
     return executed(journal, trace, policy, cluster, work.parent.name, settings.seed, cpu_s)
+
+
+async def _with_progress(controller: Controller) -> None:
+    """Runs the controller; on a terminal, one changing line counts the jobs by state."""
+    if not sys.stderr.isatty():
+        return await controller.run()
+
+    async def count(say: Say) -> None:
+        while True:
+            states = Counter(job.state for job in controller.execution.jobs.values()) if controller.execution else {}
+            say("jobs: " + (", ".join(f"{states[each]} {each}" for each in STATES if each in states) or "none yet"))
+            await asyncio.sleep(PROGRESS_EVERY_S)
+
+    with progress() as say:
+        counting = asyncio.ensure_future(count(say))
+        try:
+            await controller.run()
+        finally:
+            counting.cancel()
 
 
 def executed(

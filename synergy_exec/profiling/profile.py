@@ -464,5 +464,5 @@ def progress() -> Iterator[Say]:
     from rich.console import Console
     from rich.markup import escape
 
-    with Console(stderr=True).status("measuring") as status:
+    with Console(stderr=True).status("starting") as status:
         yield lambda words: status.update(escape(words))
