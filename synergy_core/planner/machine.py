@@ -88,8 +88,9 @@ class Software:
 
     precision: of matrix products: bf16, fp16, fp8, tf32 or fp32. flash: whether attention scores never reach memory.
     fused: whether softmax, bias and dropout run within the kernels next to them. dropout: whether masks are kept.
-    weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy and two moments are 12. prefetch:
-    number of blocks whose gathered weights are in memory at once under ZeRO-3.
+    weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy and two moments are 12.
+    gradients: precisions in which gradients can be summed and sent, the default first. prefetch: number of blocks whose
+    gathered weights are in memory at once under ZeRO-3.
     logit_bytes: largest number of bytes alive at once per logit: 6 if the softmax is in place (Megatron: 16-bit logits,
     fp32 softmax), 8 if it is a second fp32 array (nanotron), 14 for PyTorch's own cross entropy (16-bit logits, fp32
     log-softmax and the gradients of both). eager: whether plain autograd decides what is kept: inputs gathered along
@@ -121,6 +122,7 @@ class Software:
     weight_bytes: float = 2.0
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 12.0
+    gradients: tuple[str, ...] = ()
     prefetch: int = 2
     logit_bytes: float = 6.0
     eager: bool = False
@@ -181,6 +183,18 @@ def software_named(name: str) -> Software:
         if each not in software_names():
             raise unknown(f"training software in `like` of {name}:", each, software_names())
     return found
+
+
+GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0}
+"""Bytes per gradient by precision."""
+
+
+def with_gradients(software: Software, precision: str) -> Software:
+    """The stack with gradients in that precision. Raises InputError if the stack does not support it."""
+    if precision not in software.gradients:
+        known = " and ".join(software.gradients) or "no other precision than its own"
+        raise InputError(f"gradients={precision}: {software.name} supports {known}; fix or leave it out.")
+    return replace(software, gradient_bytes=GRADIENT_BYTES[precision])
 
 
 MIN_FLASH_CAPABILITY = 8.0
