@@ -6,20 +6,14 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import fit_memory
 import numpy as np
-from fit_memory import UNSTATED
 from numpy.typing import NDArray
 
-from synergy_core.commands._scoring import predicted
-from synergy_core.commands.measurements import read
-from synergy_core.commands.measurements._table import read_table
 from synergy_core.commands.measurements.training_times import Case
 from synergy_core.planner.bands import ANY, MIN_MODELS, family_name, log_interval, summary
 from synergy_core.planner.machine import constants_like
@@ -35,7 +29,6 @@ MIN_PLANS = 4
 """Fewest rows of a model that tell its own error from that of its plans."""
 MIN_TESTS = 19
 """Fewest tests of memory whose errors promise 5 % beyond either end of a band."""
-MEMORY_FILES = ("megatron_ci_memory", "nanotron_llama1b_h100", "torchtitan_h100_h200")
 
 
 class HeldOut(NamedTuple):
@@ -183,26 +176,16 @@ def memory_pool(rows: Sequence[HeldOut], software: str, family: str) -> list[Hel
 
 
 def memory_rows() -> list[HeldOut]:
-    """Peak memory, measured and predicted: Megatron's tests of its current generation (`dev`) whose options the memory
-    model knows, and every row of the other files. fit_memory.py says which constants were chosen on them. Each test
+    """Peak memory, measured and predicted, of the rows whose options the memory model knows. Each of Megatron's tests
     counts as a model."""
     result = []
-    for name in MEMORY_FILES:
-        path = Path(os.environ["SYNERGY_DATA"]) / "parallel" / f"{name}.csv"
-        file: Any = read(path)
-        cells = {row.line: row.cells for row in read_table(path).rows}
-        rows = predicted(file)
-        for at, line, measured, peak in zip(
-            rows.index, rows["line"], rows["peak_mem_bytes"], rows["peak_bytes"], strict=True
-        ):
-            cell = cells[line]
-            other = "test" in cell and ("golden_values_dev" not in cell["source"] or re.search(UNSTATED, cell["test"]))
-            if np.isfinite(measured) and np.isfinite(peak) and not other:
-                one = file.rows[at].settings[0]
-                names = "", name, one.software.fitted_as, constants_like(one.machine.gpu), family_name(one.architecture)
-                model = cell.get("test") or file.rows[at].model
-                size, error = float(one.architecture.parameters()), float(np.log(measured / peak))
-                result.append(HeldOut(MODEL, *names, one.software.precision, model, size, file.rows[at].gpus, error))
+    for name in fit_memory.MEASURED:
+        rows = fit_memory.rows_of(name)
+        for row in rows[rows["group"] == fit_memory.PLAIN].itertuples():
+            one, error = row.setting, float(np.log(row.peak_mem_bytes / row.peak_bytes))
+            names = "", name, one.software.fitted_as, constants_like(one.machine.gpu), row.family
+            size = float(one.architecture.parameters())
+            result.append(HeldOut(MODEL, *names, one.software.precision, row.test, size, row.gpus, error))
     return result
 
 

@@ -98,7 +98,8 @@ class Software:
     backward passes keep only what they need. weighs_logits: whether stages get equal compute, including the logits,
     instead of equal numbers of layers. gathers_from_master: whether ZeRO-3 keeps no weights beside the optimizer's fp32
     copy (PyTorch's FSDP). workspace_bytes: allocator memory of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's
-    choice since Hopper; 8 MiB before), and twice as much for Transformer Engine.
+    choice since Hopper; 8 MiB before), and twice as much for Transformer Engine. grouped_bytes: another such workspace
+    for the products of several experts, which run in four streams.
     bucket_elements: gradients in each of DeepSpeed's two buckets under ZeRO 1 and 2, one of which is filled while the
     other is reduced; 0 without such buckets.
     splits: supported `SPLITS`. zeros: supported ZeRO stages of several replicas; 0 is plain data parallelism.
@@ -129,6 +130,7 @@ class Software:
     weighs_logits: bool = False
     gathers_from_master: bool = False
     workspace_bytes: float = 96.0 * 2**20
+    grouped_bytes: float = 0.0
     bucket_elements: float = 0.0
     async_tensor: bool = False
     whole_experts: bool = False
