@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import fit_memory
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from synergy_core.commands.measurements.training_times import Case
-from synergy_core.planner.bands import ANY, MIN_MODELS, family_name, log_interval, summary
+from synergy_core.planner.bands import ANY, COVERAGE, MIN_MODELS, family_name, log_interval, summary
 from synergy_core.planner.machine import constants_like
 
 MODEL, FILE, NODE, SOFTWARE, GPU_TYPE = "family out", "file out", "one node only", "software out", "GPU type out"
@@ -118,8 +119,24 @@ def pools(rows: Sequence[HeldOut], software: str, gpu: str, family: str) -> list
 
 
 def nearest(rows: Sequence[HeldOut], software: str, gpu: str, family: str) -> dict[str, Any]:
-    """The band of step times of the nearest rows: the widest of the pools."""
-    return max((told(*each, mirrored=True) for each in pools(rows, software, gpu, family)), key=lambda one: one["high"])
+    """The band of step times of the nearest rows: the widest of the pools.
+
+    A pool of fewer than `MIN_MODELS` models is filled up with the mean square error of the next wider pool, and its
+    band is that of Student's t with as many degrees of freedom (empirical Bayes: Smyth, Statistical Applications in
+    Genetics and Molecular Biology 3(1), 2004, section 4).
+    """
+    *nearer, widest = pools(rows, software, gpu, family)
+    bands = [told(*widest, mirrored=True)]
+    square = (bands[0]["high"] / stats.norm.ppf((1.0 + COVERAGE) / 2.0)) ** 2
+    for found, of in reversed(nearer):
+        models: dict[Any, list[float]] = {}
+        for row in found:
+            models.setdefault(of_model(row), []).append(row.error**2)
+        own = sum(float(np.mean(each)) for each in models.values())
+        square = (own + (MIN_MODELS - len(models)) * square) / MIN_MODELS
+        end = round(float(stats.t.ppf((1.0 + COVERAGE) / 2.0, MIN_MODELS)) * math.sqrt(square), 4)
+        bands.append({"low": -end, "high": end, "rows": len(found), "of": of})
+    return max(bands, key=lambda band: float(band["high"]))
 
 
 def told(rows: Sequence[HeldOut], of: str, key: Key = of_model, *, mirrored: bool = False) -> dict[str, Any]:
@@ -224,14 +241,14 @@ def coverage(rows: Sequence[HeldOut], memory: Sequence[HeldOut]) -> list[dict[st
             if kind not in keys:
                 found = memory_pool(rest, software, family)
                 return log_interval(np.array([other.error for other in found]), [str(of_model(o)) for o in found])
-            parts = [(those, of_model) for those, _ in pools(rest, software, gpu, family)]
             unknown = {kind, SMALLER if is_small else "", "" if family in {o.family for o in rest} else SOFTWARE}
-            parts += [
+            parts = [
                 ([other for other in every if other.how == how and key(other) != group], alike)
                 for how, alike, _ in GROUPS.values()
                 if how in unknown
             ]
-            end = max(told(those, "", alike, mirrored=True)["high"] for those, alike in parts if those)
+            highs = [told(those, "", alike, mirrored=True)["high"] for those, alike in parts if those]
+            end = max([nearest(rest, software, gpu, family)["high"], *highs])
             return -end, end
 
         own = [

@@ -87,10 +87,11 @@ class Software:
     """A training stack, with its settings.
 
     precision: of matrix products: bf16, fp16, fp8, tf32 or fp32. flash: whether attention scores never reach memory.
-    fused: whether softmax, bias and dropout run within the kernels next to them. dropout: whether masks are kept.
-    weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy and two moments are 12.
-    gradients: precisions in which gradients can be summed and sent, the default first. prefetch: number of blocks whose
-    gathered weights are in memory at once under ZeRO-3.
+    fused: whether softmax, bias and dropout run within the kernels next to them. softmax_heads: sequences × heads on a
+    GPU of which the fused softmax needs a multiple; in other plans scale, mask and softmax are separate kernels.
+    dropout: whether masks are kept. weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy
+    and two moments are 12. gradients: precisions in which gradients can be summed and sent, the default first.
+    prefetch: number of blocks whose gathered weights are in memory at once under ZeRO-3.
     logit_bytes: largest number of bytes alive at once per logit: 6 if the softmax is in place (Megatron: 16-bit logits,
     fp32 softmax), 8 if it is a second fp32 array (nanotron), 14 for PyTorch's own cross entropy (16-bit logits, fp32
     log-softmax and the gradients of both). eager: whether plain autograd decides what is kept: inputs gathered along
@@ -119,6 +120,7 @@ class Software:
     precision: str = "bf16"
     flash: bool = True
     fused: bool = True
+    softmax_heads: int = 1
     dropout: bool = False
     weight_bytes: float = 2.0
     gradient_bytes: float = 4.0
