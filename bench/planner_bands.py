@@ -122,8 +122,8 @@ def nearest(rows: Sequence[HeldOut], software: str, gpu: str, family: str) -> di
     """The band of step times of the nearest rows: the widest of the pools.
 
     A pool of fewer than `MIN_MODELS` models is filled up with the mean square error of the next wider pool, and its
-    band is that of Student's t with as many degrees of freedom (empirical Bayes: Smyth, Statistical Applications in
-    Genetics and Molecular Biology 3(1), 2004, section 4).
+    band is that of Student's t with as many degrees of freedom (the moderated t-statistic of Smyth, Statistical
+    Applications in Genetics and Molecular Biology 3(1), 2004).
     """
     *nearer, widest = pools(rows, software, gpu, family)
     bands = [told(*widest, mirrored=True)]
