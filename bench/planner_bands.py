@@ -6,22 +6,17 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import fit_memory
 import numpy as np
-from fit_memory import UNSTATED
 from numpy.typing import NDArray
+from scipy import stats
 
-from synergy_core.commands._scoring import predicted
-from synergy_core.commands.measurements import read
-from synergy_core.commands.measurements._table import read_table
 from synergy_core.commands.measurements.training_times import Case
-from synergy_core.planner.bands import ANY, MIN_MODELS, family_name, log_interval, summary
+from synergy_core.planner.bands import ANY, COVERAGE, MIN_MODELS, family_name, log_interval, summary
 from synergy_core.planner.machine import constants_like
 
 MODEL, FILE, NODE, SOFTWARE, GPU_TYPE = "family out", "file out", "one node only", "software out", "GPU type out"
@@ -35,7 +30,6 @@ MIN_PLANS = 4
 """Fewest rows of a model that tell its own error from that of its plans."""
 MIN_TESTS = 19
 """Fewest tests of memory whose errors promise 5 % beyond either end of a band."""
-MEMORY_FILES = ("megatron_ci_memory", "nanotron_llama1b_h100", "torchtitan_h100_h200")
 
 
 class HeldOut(NamedTuple):
@@ -125,8 +119,24 @@ def pools(rows: Sequence[HeldOut], software: str, gpu: str, family: str) -> list
 
 
 def nearest(rows: Sequence[HeldOut], software: str, gpu: str, family: str) -> dict[str, Any]:
-    """The band of step times of the nearest rows: the widest of the pools."""
-    return max((told(*each, mirrored=True) for each in pools(rows, software, gpu, family)), key=lambda one: one["high"])
+    """The band of step times of the nearest rows: the widest of the pools.
+
+    A pool of fewer than `MIN_MODELS` models is filled up with the mean square error of the next wider pool, and its
+    band is that of Student's t with as many degrees of freedom (the moderated t-statistic of Smyth, Statistical
+    Applications in Genetics and Molecular Biology 3(1), 2004).
+    """
+    *nearer, widest = pools(rows, software, gpu, family)
+    bands = [told(*widest, mirrored=True)]
+    square = (bands[0]["high"] / stats.norm.ppf((1.0 + COVERAGE) / 2.0)) ** 2
+    for found, of in reversed(nearer):
+        models: dict[Any, list[float]] = {}
+        for row in found:
+            models.setdefault(of_model(row), []).append(row.error**2)
+        own = sum(float(np.mean(each)) for each in models.values())
+        square = (own + (MIN_MODELS - len(models)) * square) / MIN_MODELS
+        end = round(float(stats.t.ppf((1.0 + COVERAGE) / 2.0, MIN_MODELS)) * math.sqrt(square), 4)
+        bands.append({"low": -end, "high": end, "rows": len(found), "of": of})
+    return max(bands, key=lambda band: float(band["high"]))
 
 
 def told(rows: Sequence[HeldOut], of: str, key: Key = of_model, *, mirrored: bool = False) -> dict[str, Any]:
@@ -183,26 +193,16 @@ def memory_pool(rows: Sequence[HeldOut], software: str, family: str) -> list[Hel
 
 
 def memory_rows() -> list[HeldOut]:
-    """Peak memory, measured and predicted: Megatron's tests of its current generation (`dev`) whose options the memory
-    model knows, and every row of the other files. fit_memory.py says which constants were chosen on them. Each test
+    """Peak memory, measured and predicted, of the rows whose options the memory model knows. Each of Megatron's tests
     counts as a model."""
     result = []
-    for name in MEMORY_FILES:
-        path = Path(os.environ["SYNERGY_DATA"]) / "parallel" / f"{name}.csv"
-        file: Any = read(path)
-        cells = {row.line: row.cells for row in read_table(path).rows}
-        rows = predicted(file)
-        for at, line, measured, peak in zip(
-            rows.index, rows["line"], rows["peak_mem_bytes"], rows["peak_bytes"], strict=True
-        ):
-            cell = cells[line]
-            other = "test" in cell and ("golden_values_dev" not in cell["source"] or re.search(UNSTATED, cell["test"]))
-            if np.isfinite(measured) and np.isfinite(peak) and not other:
-                one = file.rows[at].settings[0]
-                names = "", name, one.software.fitted_as, constants_like(one.machine.gpu), family_name(one.architecture)
-                model = cell.get("test") or file.rows[at].model
-                size, error = float(one.architecture.parameters()), float(np.log(measured / peak))
-                result.append(HeldOut(MODEL, *names, one.software.precision, model, size, file.rows[at].gpus, error))
+    for name in fit_memory.MEASURED:
+        rows = fit_memory.rows_of(name)
+        for row in rows[rows["group"] == fit_memory.PLAIN].itertuples():
+            one, error = row.setting, float(np.log(row.peak_mem_bytes / row.peak_bytes))
+            names = "", name, one.software.fitted_as, constants_like(one.machine.gpu), row.family
+            size = float(one.architecture.parameters())
+            result.append(HeldOut(MODEL, *names, one.software.precision, row.test, size, row.gpus, error))
     return result
 
 
@@ -241,14 +241,14 @@ def coverage(rows: Sequence[HeldOut], memory: Sequence[HeldOut]) -> list[dict[st
             if kind not in keys:
                 found = memory_pool(rest, software, family)
                 return log_interval(np.array([other.error for other in found]), [str(of_model(o)) for o in found])
-            parts = [(those, of_model) for those, _ in pools(rest, software, gpu, family)]
             unknown = {kind, SMALLER if is_small else "", "" if family in {o.family for o in rest} else SOFTWARE}
-            parts += [
+            parts = [
                 ([other for other in every if other.how == how and key(other) != group], alike)
                 for how, alike, _ in GROUPS.values()
                 if how in unknown
             ]
-            end = max(told(those, "", alike, mirrored=True)["high"] for those, alike in parts if those)
+            highs = [told(those, "", alike, mirrored=True)["high"] for those, alike in parts if those]
+            end = max([nearest(rest, software, gpu, family)["high"], *highs])
             return -end, end
 
         own = [

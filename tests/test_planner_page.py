@@ -73,7 +73,7 @@ def test_what_ran_and_has_no_plan_counts_as_refused(reasons, told):
 def test_the_page_has_no_nan_where_little_is_known():
     links = [score(0.1, how="in sample", gpu="A100", link="nvswitch", group="all", band=">= 1 MiB")]
     memory = [
-        score(0.02, file="megatron_ci", group=f"{planner_page.MEMORY_GENERATION}: peak"),
+        score(0.02, file="megatron_ci_memory", group="transformer: peak"),
         {"file": "vtrain_multi_a100", "group": "must fit 40 GB", "n": 41, "false_refusals": 20},
     ]
     page = planner_page.page(FIT, SHIPPED, memory, links, "question  cold s\n", "2026-11-21", Path("fit.json"))

@@ -12,7 +12,8 @@ two, or 1,024 images. seq_len: tokens per sequence, by default the model's. toke
 15T, to print its days, tokens/s and GPU-hours. price: price of a GPU-hour, one for all or one per gpu, to print its
 cost. software: a training stack of the catalog. constants: a file written by `calibrate --out`, used instead of the
 shipped constants. top: plans shown per count of GPUs. gpus_per_node, network (bytes/s per GPU), link (nvswitch, nvlink,
-pcie): describe a node that differs from the usual one. The columns 90% show the interval that contained 9 in 10
+pcie): describe a node that differs from the usual one. gradients: precision in which gradients are summed and sent,
+bf16 or fp32, if the software supports more than one. The columns 90% show the interval that contained 9 in 10
 held-out measurements; unmeasured settings are named as extrapolated.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
 1 selective, 2 full, 3 operators, 4 modules), sequence (0, 1); plan=FILE takes all of them and the batch from a file
@@ -49,6 +50,7 @@ from synergy_core.planner.emitters import PlannedLaunch, emitted, emitter_for, e
 from synergy_core.planner.enumerate import FIXABLE
 from synergy_core.planner.explain import PARTS, model_flops, picture, seconds, why
 from synergy_core.planner.machine import (
+    GRADIENT_BYTES,
     MIN_FLASH_CAPABILITY,
     Machine,
     OwnConstants,
@@ -59,6 +61,7 @@ from synergy_core.planner.machine import (
     own_constants,
     running_on,
     software_named,
+    with_gradients,
 )
 from synergy_core.planner.memory import usable_bytes, visible_bytes
 from synergy_core.planner.plan import Plan
@@ -102,6 +105,8 @@ def run(chosen: argparse.Namespace) -> int:
     if query.tokens is not None and not seq_len:
         raise InputError(f"tokens=: {query.model} does not read tokens; leave tokens= out.")
     software = software_named(query.software)
+    if query.gradients:
+        software = with_gradients(software, query.gradients)
     for form, _ in chosen.emit:
         emitter_for(form, software.name)
     if query.plan is not None:
@@ -112,13 +117,14 @@ def run(chosen: argparse.Namespace) -> int:
     stacks = {machine.gpu.name: running_on(software, machine.gpu) for machine in machines}
     own = _own_constants(query, machines)
 
-    def find(machine: Machine, counts: Sequence[int], keep: int = 0, *, offload: bool = False) -> PlanTable:
-        stack = replace(stacks[machine.gpu.name], offload=offload)
+    def find(machine: Machine, counts: Sequence[int], keep: int = 0, **changed: Any) -> PlanTable:
+        stack = replace(stacks[machine.gpu.name], **changed)
         constants = (own.of(machine.gpu) if own else None) or constants_for(machine, stack)
         options: dict[str, Any] = {"counts": counts, "global_batch": batch, "keep": keep, "fixed": query.fixed}
         return search(model.family, model.architecture, machine, stack, constants, **options)
 
-    print(f"{query.model}, batch {batch}{'' if query.batch else ' (default; batch=… sets it)'}, {software.name}")
+    stated = f"{software.name}, gradients in {query.gradients}" if query.gradients else software.name
+    print(f"{query.model}, batch {batch}{'' if query.batch else ' (default; batch=… sets it)'}, {stated}")
     for note in model.notes:
         print(f"  {note}")
     flops = model_flops(model.family, model.architecture, software) * batch
@@ -141,7 +147,7 @@ def run(chosen: argparse.Namespace) -> int:
             shipped = f"shipped constants: {own.path} has none for {machine.gpu.name}"
             print(f"  constants of {own.path}" if is_own else f"  {shipped}")
         if not len(table):
-            for sentence in (*_offloaded(table, find), _smallest_fitting(table, find)):
+            for sentence in (*_leaner(table, stack, find), _smallest_fitting(table, find)):
                 print(f"  {sentence}")
         elif query.tokens is not None:
             _print_training(answer, query.tokens)
@@ -161,7 +167,7 @@ def _read_settings(settings: Sequence[str]) -> SimpleNamespace:
     GPU type. Raises InputError for unknown or missing keys and for text that is not a number."""
     price = "the price of a GPU-hour, such as 2.50"
     readers: dict[str, Callable[[str, str], Any]] = {
-        **dict.fromkeys(("model", "software", "link"), as_text),
+        **dict.fromkeys(("model", "software", "link", "gradients"), as_text),
         **dict.fromkeys(("constants", "plan"), lambda _, text: Path(text)),
         **dict.fromkeys(("batch", "top", "gpus_per_node", "seq_len"), whole),
         **dict.fromkeys(FIXABLE, lambda key, text: whole(key, text, minimum=0)),
@@ -338,18 +344,22 @@ def _print_plans(answer: PlanAnswer) -> None:
         print(f"  no plan on {nearest.gpus} GPUs, {factor}: {nearest.message}{others}.")
 
 
-def _offloaded(table: PlanTable, find: Callable[..., PlanTable]) -> Iterator[str]:
-    """Yields a sentence with the plan that fits with offloading, for the number of GPUs that lacks the least memory."""
+def _leaner(table: PlanTable, software: Software, find: Callable[..., PlanTable]) -> Iterator[str]:
+    """Yields a sentence for each setting with which a plan fits, for the number of GPUs that lacks the least memory:
+    gradients in bf16, and offloading."""
     lacking = [each for each in table.infeasible if each.factor == "memory"]
-    if lacking:
+    ways: dict[str, dict[str, Any]] = {
+        "With the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU)": {"offload": True}
+    }
+    if "bf16" in software.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"]:
+        ways = {"With gradients=bf16": {"gradient_bytes": GRADIENT_BYTES["bf16"]}, **ways}
+    for way, changed in ways.items() if lacking else ():
         count = min(lacking, key=lambda each: each.missing_bytes).gpus
-        found = find(table.machine, [count], offload=True)
+        found = find(table.machine, [count], **changed)
         if len(found):
             step_s, needed = seconds(float(found.step_time_s[0])), float(found.memory_bytes[0]) / 2**30
-            yield (
-                f"With the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU), {count} GPUs suffice: "
-                f"{found.plans.plan(0).describe()}, {step_s}, {needed:.1f} GiB."
-            )
+            plan = found.plans.plan(0).describe()
+            yield f"{way}, {count} GPUs suffice: {plan}, {step_s}, {needed:.1f} GiB."
 
 
 def _smallest_fitting(table: PlanTable, find: Callable[..., PlanTable]) -> str:

@@ -87,9 +87,11 @@ class Software:
     """A training stack, with its settings.
 
     precision: of matrix products: bf16, fp16, fp8, tf32 or fp32. flash: whether attention scores never reach memory.
-    fused: whether softmax, bias and dropout run within the kernels next to them. dropout: whether masks are kept.
-    weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy and two moments are 12. prefetch:
-    number of blocks whose gathered weights are in memory at once under ZeRO-3.
+    fused: whether softmax, bias and dropout run within the kernels next to them. softmax_heads: sequences × heads on a
+    GPU of which the fused softmax needs a multiple; in other plans scale, mask and softmax are separate kernels.
+    dropout: whether masks are kept. weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy
+    and two moments are 12. gradients: precisions in which gradients can be summed and sent, the default first.
+    prefetch: number of blocks whose gathered weights are in memory at once under ZeRO-3.
     logit_bytes: largest number of bytes alive at once per logit: 6 if the softmax is in place (Megatron: 16-bit logits,
     fp32 softmax), 8 if it is a second fp32 array (nanotron), 14 for PyTorch's own cross entropy (16-bit logits, fp32
     log-softmax and the gradients of both). eager: whether plain autograd decides what is kept: inputs gathered along
@@ -97,7 +99,8 @@ class Software:
     backward passes keep only what they need. weighs_logits: whether stages get equal compute, including the logits,
     instead of equal numbers of layers. gathers_from_master: whether ZeRO-3 keeps no weights beside the optimizer's fp32
     copy (PyTorch's FSDP). workspace_bytes: allocator memory of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's
-    choice since Hopper; 8 MiB before), and twice as much for Transformer Engine.
+    choice since Hopper; 8 MiB before), and twice as much for Transformer Engine. grouped_bytes: another such workspace
+    for the products of several experts, which run in four streams.
     bucket_elements: gradients in each of DeepSpeed's two buckets under ZeRO 1 and 2, one of which is filled while the
     other is reduced; 0 without such buckets.
     splits: supported `SPLITS`. zeros: supported ZeRO stages of several replicas; 0 is plain data parallelism.
@@ -117,16 +120,19 @@ class Software:
     precision: str = "bf16"
     flash: bool = True
     fused: bool = True
+    softmax_heads: int = 1
     dropout: bool = False
     weight_bytes: float = 2.0
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 12.0
+    gradients: tuple[str, ...] = ()
     prefetch: int = 2
     logit_bytes: float = 6.0
     eager: bool = False
     weighs_logits: bool = False
     gathers_from_master: bool = False
     workspace_bytes: float = 96.0 * 2**20
+    grouped_bytes: float = 0.0
     bucket_elements: float = 0.0
     async_tensor: bool = False
     whole_experts: bool = False
@@ -181,6 +187,18 @@ def software_named(name: str) -> Software:
         if each not in software_names():
             raise unknown(f"training software in `like` of {name}:", each, software_names())
     return found
+
+
+GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0}
+"""Bytes per gradient by precision."""
+
+
+def with_gradients(software: Software, precision: str) -> Software:
+    """The stack with gradients in that precision. Raises InputError if the stack does not support it."""
+    if precision not in software.gradients:
+        known = " and ".join(software.gradients) or "no other precision than its own"
+        raise InputError(f"gradients={precision}: {software.name} supports {known}; fix or leave it out.")
+    return replace(software, gradient_bytes=GRADIENT_BYTES[precision])
 
 
 MIN_FLASH_CAPABILITY = 8.0

@@ -196,6 +196,9 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     # After the activations are freed, torch's foreach Adam makes an fp32 copy of a moment.
     step = sharded(4.0, 1) if software.eager and not software.offload else 0.0
     spare = np.maximum(step - activations - logits - gathered, 0.0)
+    local = [np.where(count > 0, gemm.count, 0.0) for block, count in held for gemm in block.gemms if gemm.expert]
+    grouped = np.max([np.zeros(len(plans)), *local], axis=0) > 1.0  # several experts on a GPU
+    workspace = software.workspace_bytes + software.grouped_bytes * grouped
     groups = sum(np.asarray(each > 1, np.int64) for each in (plans.tensor, plans.pipeline, plans.context, plans.data))
     return Memory(
         weights=weights,
@@ -203,8 +206,8 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
         optimizer=sharded(0.0 if software.offload else software.optimizer_bytes, 1),
         activations=activations,
         logits=_broad(plans, logits)[0],
-        buffers=software.workspace_bytes + gathered + buckets + spare,
-        workspace=np.full(len(plans), software.workspace_bytes),
+        buffers=workspace + gathered + buckets + spare,
+        workspace=workspace,
         groups=groups + (plans.expert > 1),
     )
 

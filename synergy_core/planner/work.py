@@ -307,7 +307,7 @@ def block_time(block: Block, machine: Machine, software: Software, c: Constants)
     for each in block.attention:
         forth, back = attention_s(each, machine, software, c)
         attention, forward, backward = attention + forth, forward + forth, backward + back
-        kernels = kernels + (1.0 if software.flash else 4.0 if software.fused else 6.0)
+        kernels = kernels + (1.0 if software.flash else _softmax(each, software)[0])
     traffic = (np.asarray(block.replicated_bytes, float) + block.split_bytes) / memory
     return BlockTime(
         forward_s=forward + traffic,
@@ -318,6 +318,18 @@ def block_time(block: Block, machine: Machine, software: Software, c: Constants)
         forward_kernels=launches + kernels,
         backward_kernels=2.0 * launches + c.backward_kernels * kernels,
     )
+
+
+def _softmax(a: Attention, software: Software) -> tuple[Floats, Floats]:
+    """Kernels of unfused attention, and the bytes per score that scale, mask and softmax move in the forward pass.
+
+    One fused kernel reads and writes scores. Separate kernels do so three times in fp32, and convert scores of 16 bits
+    to fp32 and back (Megatron-LM v2, megatron/model/fused_softmax.py: is_kernel_available, forward_torch_softmax).
+    """
+    is_fused = software.fused & (np.asarray(a.count) % software.softmax_heads == 0)
+    converts = software.element_bytes < 4.0
+    kernels, moved = (8.0, 36.0) if converts else (6.0, 24.0)
+    return np.where(is_fused, 4.0, kernels), np.where(is_fused, 2.0 * software.element_bytes, moved)
 
 
 def attention_s(a: Attention, machine: Machine, software: Software, c: Constants) -> tuple[Floats, Floats]:
@@ -339,8 +351,7 @@ def attention_s(a: Attention, machine: Machine, software: Software, c: Constants
     memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
     product = gemm_s(a.queries, a.keys, a.width, a.count, machine, software, c, core=True)
     product = product + gemm_s(a.queries, a.value_width, a.keys, a.count, machine, software, c, core=True)
-    # Softmax reads and writes scores, and so do scale and mask as separate kernels. Dropout also writes a mask.
-    e = software.element_bytes
-    moved = (2.0 if software.fused else 6.0) * e + (2.0 * e + 1.0 if software.dropout else 0.0)
+    # Dropout reads and writes scores, and writes a mask.
+    moved = _softmax(a, software)[1] + (2.0 * software.element_bytes + 1.0 if software.dropout else 0.0)
     softmax = c.score_passes * moved * scores / memory
     return product + softmax, 2.0 * product + 1.5 * softmax

@@ -32,7 +32,7 @@ MEGATRON = {
     bool: (
         *("group-query-attention", "swiglu", "untie-embeddings-and-output-weights", "multi-latent-attention"),
         *("bf16", "fp16", "sequence-parallel", "overlap-grad-reduce", "use-distributed-optimizer"),
-        *("overlap-param-gather", "use-megatron-fsdp", "disable-bias-linear"),
+        *("overlap-param-gather", "use-megatron-fsdp", "disable-bias-linear", "grad-reduce-in-bf16"),
         *("moe-grouped-gemm", "moe-enable-deepep"),
     ),
 }

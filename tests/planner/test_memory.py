@@ -93,6 +93,20 @@ def test_experts_are_sharded_over_their_own_replicas_only() -> None:
     np.testing.assert_allclose(memory(work, plans, STACK).optimizer, 12e9 * np.array([1, 4, 16]) / 16)
 
 
+def test_products_of_several_experts_have_workspaces_of_their_own() -> None:
+    """A single expert's products run in one stream, as do those of a stage without experts."""
+    model = mixture.Architecture(
+        layers=4, hidden=1024, heads=8, ffn=4096, vocab=51200, seq_len=1024, experts=8, topk=2, expert_ffn=1024
+    )
+    dense = replace(model, dense_layers=4)
+    plans = plans_of([Plan(data=8, expert=4), Plan(data=8, expert=8)])
+    for each, expected in ((model, [5e8, 0.0]), (dense, [0.0, 0.0])):
+        work = mixture.work(each, plans, STACK)
+        plain, grouped = (memory(work, plans, replace(STACK, grouped_bytes=size)) for size in (0.0, 5e8))
+        np.testing.assert_allclose(grouped.static - plain.static, expected)
+        np.testing.assert_allclose(grouped.total - plain.total, expected)
+
+
 @pytest.mark.parametrize("tensor", [1, 2, 8])
 def test_korthikanti_saved_bytes(tensor: int) -> None:
     """Table 2 of arXiv 2205.05198: s b h (10 + 24/t + 5as/(ht)); sequence parallelism makes it 34/t + 5as/(ht)."""

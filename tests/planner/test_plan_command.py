@@ -118,12 +118,32 @@ def test_no_plan_is_proposed_that_the_software_does_not_have(capsys, tmp_path, s
         ("gpu=h100 software=nanotron context=2", "context=2: nanotron supports tensor, pipeline, expert"),
         ("gpu=h100 software=torchtitan zero=1", "zero=1: torchtitan supports 2, 3"),
         ("gpu=a100 software=megatron-core-fp8", "type software=megatron-core."),
+        ("gpu=h100 gradients=fp16", "gradients=fp16: megatron-core supports fp32 and bf16"),
+        ("gpu=h100 software=torchtitan gradients=bf16", "gradients=bf16: torchtitan supports no other precision"),
     ],
 )
 def test_what_software_or_gpus_do_not_have_is_refused(capsys, settings, fact):
     status, _, error = asked(capsys, f"plan model=llama-3-8b gpus=16 {settings}")
     assert status == 2
     assert fact in error
+
+
+def test_measured_plans_that_do_not_fit_with_gradients_in_fp32_fit_with_gradients_in_bf16(capsys, tmp_path):
+    """DeepSeek-V3 on 1,024 H100 without recomputation; Megatron Core must then be told to reduce in 16 bits."""
+    out = tmp_path / "arguments.txt"
+    measured = (
+        "plan model=deepseek-v3 gpu=h100 gpus=1024 software=megatron-core-fp8 batch=8192 seq_len=4096 tensor=2 "
+        f"pipeline=8 interleave=4 data=64 expert=64 micro_batch=1 zero=1 recompute=0 sequence=1 --emit megatron {out}"
+    )
+    status, printed, _ = asked(capsys, measured)
+    assert status == 1
+    assert "With gradients=bf16, 1024 GPUs suffice: " in printed
+    status, printed, _ = asked(capsys, f"{measured} gradients=bf16")
+    assert status == 0
+    assert "gradients in bf16" in printed
+    assert "--grad-reduce-in-bf16" in out.read_text().splitlines()
+    asked(capsys, measured.replace("recompute=0", "recompute=4"))
+    assert "--grad-reduce-in-bf16" not in out.read_text().splitlines()
 
 
 def test_attention_is_not_fused_on_gpus_without_flash_attention(capsys):

@@ -283,6 +283,18 @@ def test_the_generation_of_a_software_is_read_from_its_row(tmp_path, words, name
     assert row.settings[0].software.name == name
 
 
+def test_published_runs_of_megatron_bridge_have_the_settings_of_their_scripts(tmp_path):
+    """Gradients in 16 bits; all-to-alls without DeepEP if tokens are dropped."""
+    source = "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md"
+    models = ("mine", "mine (tokendrop)")
+    rows = read(write(tmp_path / "x.csv", *({"gpu": "H100", "source": source, "model": each} for each in models))).rows
+    found = [row.settings[0].software for row in rows]
+    assert [(each.name, each.gradient_bytes, each.sends_once) for each in found] == [
+        ("megatron-core", 2.0, True),
+        ("megatron-core", 2.0, False),
+    ]
+
+
 def test_time_and_memory_of_a_row_come_from_one_setting(tmp_path, plain):
     """Of those that fit: without recomputing everything this run needs more memory than there is."""
     row = {"iter_time_s": 1e-3, "micro_batch": 16, "grad_accum": 1, "layers": 512}

@@ -80,6 +80,18 @@ def test_one_tile_more_than_the_multiprocessors_starts_another_wave():
     assert seconds(1280, 0.0) == pytest.approx(seconds(1152, 0.0) * 10 / 9)
 
 
+def test_scale_mask_and_softmax_are_one_kernel_only_for_a_multiple_of_four_heads():
+    """Megatron-LM's fused softmax; apart, they move scores in fp32 and convert them from 16 bits and back."""
+    software = replace(FLASH, flash=False, softmax_heads=4)
+    constants = replace(PLAIN, score_passes=1.0)
+    seconds = {}
+    for heads in (1.0, 4.0):
+        a = Attention(heads, 1024, 1024, 64, 64)
+        of_products = 2.0 * gemm_s(1024, 1024, 64, heads, A100, software, constants, core=True)
+        seconds[heads] = (attention_s(a, A100, software, constants)[0] - of_products) / heads
+    assert seconds[1.0] / seconds[4.0] == pytest.approx(36.0 / 4.0, rel=1e-3)
+
+
 def test_a_long_sum_of_few_elements_fills_every_multiprocessor():
     """As of weight gradients of convolutions: 64 × 64 weights, summed over the pixels of a batch."""
     pixels = 2**22

@@ -275,7 +275,8 @@ def software_of(row: TableRow, plan: Plan) -> Software | None:
     if kind in ("tf32", "fp32") and base.weight_bytes < 4.0:
         return replace(result, weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
     if "megatron-bridge" in row.text("source").lower() and "performance" in row.text("source").lower():
-        return replace(result, gradient_bytes=2.0)  # scripts/performance: grad_reduce_in_fp32 = False
+        # scripts/performance: grad_reduce_in_fp32 = False; "Using token drop, disabling DeepEP".
+        return replace(result, gradient_bytes=2.0, sends_once="tokendrop" not in row.text("model"))
     if "mode default" in notes or "fp32 grad" in dtype:
         return replace(result, gradient_bytes=4.0)  # Composer's FSDP reduces in fp32 unless mixed_precision is PURE
     return result

@@ -61,14 +61,21 @@ def _step(row: TableRow, model: str) -> TrainingStep:
     found = step(renamed, untied=row.flag("untied_embed") or False)
     held_gib, sheet = row.number("mem_allocated_gib"), gpu_sheet(found.gpu_type)
     # cuBLAS's workspace takes 32 MiB since Hopper and 8 before (PyTorch); Transformer Engine's takes 64 more.
-    workspace = (32 if sheet is not None and sheet.since_hopper else 8) * MIB + (64 * MIB if has_engine else 0)
+    is_hopper = sheet is not None and sheet.since_hopper
+    workspace = (32 if is_hopper else 8) * MIB + (64 * MIB if has_engine else 0)
+    # No column states whether experts' products are grouped, in four streams with a workspace each.
+    grouped = (0.0, 4.0 * (32 if is_hopper else 4) * MIB) if row.text("n_experts") else (0.0,)
     # Megatron splits experts like other layers by default.
     options: dict[str, Any] = {
         "dropout": True,
         "workspace_bytes": float(workspace),
         "whole_experts": row.whole("etp") == 1,
     }
-    settings = tuple(replace(each, software=replace(each.software, **options)) for each in found.settings)
+    settings = tuple(
+        replace(each, software=replace(each.software, **options, grouped_bytes=size))
+        for each in found.settings
+        for size in grouped
+    )
     unmodelled = _UNMODELLED_OPTION.search(row.text("notes"))
     return replace(
         found,

@@ -15,6 +15,7 @@ from itertools import groupby
 from synergy_core.errors import InputError
 from synergy_core.planner.emitters import PlannedLaunch, accumulated, refuse, replicas, stages
 from synergy_core.planner.families import mixture, transformer
+from synergy_core.planner.machine import GRADIENT_BYTES
 from synergy_core.planner.plan import Plan, Recompute
 
 SUMMARY = "arguments of Megatron-LM, one a line"
@@ -47,6 +48,7 @@ def emit(launch: PlannedLaunch) -> str:
     _check(plan, a)
     lines = _model(a, dispatcher="flex" if plan.expert > 1 and launch.software.sends_once else "alltoall")
     lines += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp8": ["--bf16", "--fp8-format hybrid"]}.get(precision, [])
+    lines += ["--grad-reduce-in-bf16"] if launch.software.gradient_bytes == GRADIENT_BYTES["bf16"] else []
     lines += [] if launch.software.dropout else ["--attention-dropout 0.0", "--hidden-dropout 0.0"]
     for degree, name in _DEGREES.items():
         if degree == "context":
