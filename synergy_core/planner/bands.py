@@ -146,8 +146,8 @@ def memory_band(software: Software, architecture: Architecture) -> Band:
 
 MEMORY_UPPER = 1.0 / (1.0 - MARGIN)
 """A search proposes only plans whose predicted memory times this factor fits, because it keeps `MARGIN` free. The
-factor is above the upper end of the band of transformers, so their plans fit up to that end. It is two points below the
-upper end for mixtures of experts, whose plans between the two `plan` marks."""
+factor is above the upper end of the band of transformers, so their plans fit up to that end. For mixtures of
+experts it is two points below the upper end, and `plan` marks their plans in between."""
 
 
 def _of(bands: Mapping[str, Any], family: str) -> Mapping[str, Any]:
