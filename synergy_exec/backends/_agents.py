@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -73,13 +74,17 @@ def started(command: Sequence[str], environment: Mapping[str, str], log: Path) -
 
 
 def end(agent: subprocess.Popen[bytes], *, wait_s: float = 0.0, save_s: float = LEAVING_S) -> None:
-    """Waits for an agent's exit: SIGTERM after wait_s, SIGKILL after another save_s."""
+    """Waits for an agent's exit: SIGTERM after wait_s, SIGKILL after another save_s. Then kills the rest of its process
+    group: a parent of workers that was stopped as it started does not notice the agent's end.
+    """
     for patience_s, then in ((wait_s, signal.SIGTERM), (save_s, signal.SIGKILL)):
         try:
             agent.wait(patience_s)
         except subprocess.TimeoutExpired:
             agent.send_signal(then)
     agent.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(agent.pid, signal.SIGKILL)
 
 
 def farewell(code: int, log: Path) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -23,11 +24,12 @@ from exec.real import AGENT_S, JOBS, TOKEN, Controller, asked, descendants, wait
 
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
-from synergy_exec.backends import Meeting, backend_names, get_backend, slurm
+from synergy_exec.backends import Meeting, _agents, backend_names, get_backend, slurm
 from synergy_exec.backends._agents import AgentPlace, require_reachable
 from synergy_exec.backends.ray import bundles_of
 from synergy_exec.commands import sbatch
 from synergy_exec.messages import Ended, Report
+from synergy_exec.worker import processes
 from synergy_exec.worker.network import addresses
 
 SCONTROL = """#!/bin/sh
@@ -170,6 +172,17 @@ def test_a_step_that_still_saves_is_waited_for_before_any_signal(allocation, tmp
     wait_until(lambda: log.read_text() == "saving\n", 10.0)
     asyncio.run(backend.stop())
     assert log.read_text() == "saving\nsaved\n"
+
+
+def test_a_stopped_process_of_a_killed_agent_is_not_left(tmp_path):
+    log = tmp_path / "agent-0.txt"
+    agent = _agents.started(["sh", "-c", "sleep 1000 & echo $!; wait"], os.environ, log)
+    wait_until(lambda: log.read_text().endswith("\n"), 10.0)
+    left = int(log.read_text())
+    os.kill(left, signal.SIGSTOP)
+    agent.kill()
+    _agents.end(agent)
+    wait_until(lambda: processes.began(left) == 0, 10.0)
 
 
 def script_of(capsys, *words):
