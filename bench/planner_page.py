@@ -85,7 +85,7 @@ MEMORY = """## Memory
 
 `python bench/fit_memory.py` scores the memory model; no constant is fitted to a single row. Megatron's tests have the
 memory allocated between steps, the peak, and the memory that a step adds; tests of older generations are left out.
-*Resumed*: second runs of tests, which read a checkpoint; after that, Megatron's FSDP has 1.9 GiB more memory allocated.
+*Resumed*: second runs of tests, which read a checkpoint; after that, Megatron's FSDP has more memory allocated.
 *Other options*: tests named after options that no column states.
 """
 COLLECTIVES = """## Collectives
