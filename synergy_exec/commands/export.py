@@ -1,4 +1,4 @@
-"""`export`: a job's weights as a plain state_dict under the model's own names, which torch loads without Synergy."""
+"""`export`: writes a job's weights as one safetensors file under the model's own names; reading it needs no Synergy."""
 
 from __future__ import annotations
 
