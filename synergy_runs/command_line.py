@@ -135,7 +135,7 @@ _SHOW = ("--cfg=job", "--cfg", "-c")
 
 
 def options(group: str) -> list[str]:
-    """The values that a configuration group accepts: the names of its files in conf/, without the hidden default."""
+    """The values to offer for a configuration group: the names of its files in conf/, without the default trace."""
     folder = conf_folder() / group
     hidden = {"default"} if group == "trace" else set()
     return sorted(path.stem for path in folder.glob("*.yaml") if path.stem not in hidden)

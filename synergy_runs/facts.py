@@ -360,7 +360,7 @@ class ShareIntervals:
 
 
 def share_intervals(shares: Shares, held: Holdings) -> ShareIntervals:
-    """For each row of `shares`, the interval in which it applies: until the job's next row, stop or finish."""
+    """The interval in which each row of `shares` applies (to the job's next row, stop or finish), and its holding."""
     import pandas as pd
 
     rows = pd.DataFrame({"job": shares.job_id, "time_s": shares.time_s})

@@ -48,7 +48,7 @@ class Terms:
     what it may change about a job: `GPUs`, `batch`, `CPUs`; `pause` if it only pauses jobs. speeds: `true speeds` if it
     knows in advance how fast jobs run as requested, else "". plans: whether it reads the planner's full tables.
     Limits: growth: a job gets at most `growth` × the most GPUs on which it (or, if reports are shared, any job of its
-    model) was observed; first_gpus: GPUs that are always allowed; batch_limit: `max` or `requested`. They are 0, 0 and
+    model) was observed; first_gpus: always allowed GPUs; batch_limit: `max` or `requested`. They are 0, 0 and
     "" if the policy does not choose GPUs or batches, or has no such limit.
     """
 
@@ -130,7 +130,7 @@ def informed_like(policy: Policy, other: Policy) -> Policy:
 def missing(terms: Mapping[str, Terms], *, plans: bool) -> dict[str, tuple[str, list[str]]]:
     """Rows that a fair comparison lacks: text to type → (policy whose terms the row takes over, names of these terms).
 
-    terms: keyed by the text that requests the policy. Each policy needs a row on terms as good as any other policy's.
+    terms: keyed by the text that requests the policy. Each policy needs a row on terms at least as good as all others'.
     Policies that read true run times are left out on both sides.
     """
     result: dict[str, tuple[str, list[str]]] = {}

@@ -166,7 +166,7 @@ def _named(rows: Sequence[ComparedPolicy], selected: Sequence[ComparedPolicy]) -
 
 
 def _one_is_lowest(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
-    """Compares the winner with the first row; a winner that resizes jobs also with others that do not, and that do."""
+    """Compares the winner with the first row and, if it resizes jobs, with the best rows that do not and that do."""
     first, fair = rows[0], sorted((row for row in rows if row.eligible), key=lambda row: row.mean_jct_s)
     rivals = [first]
     if best.resizes:

@@ -60,7 +60,7 @@ class Workload:
     assumptions: assumptions that a reader must know, one sentence each.
     gpu_types: types that jobs request and are bound to; given_gpu_types: types that jobs ran on in the log; '' for
     none.
-    timed_on: GPU type of the run times of jobs that request no type; '' if those run times hold on any type.
+    timed_on: GPU type on which run times were logged; '' if it is unknown and run times count as equal on all types.
     converted_by: factor that converted each logged run time to another GPU type; conversions: origin of these factors.
     seen: the cluster, estimated from the log's jobs. windows: disjoint windows of the log with jobs in each, as values
     of trace.window; just enough for a confidence interval, or empty if the log is too short.

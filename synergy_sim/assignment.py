@@ -31,7 +31,7 @@ PROFILED_ON = NodeType("profiled", "v100", 1, 8, cpus=24.0, memory_bytes=500 * G
 
 
 def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
-    """Jobs train the application that their row in the log names, at the row's batch, until all its work is done.
+    """Makes every job train the application that its row in the log names, at the row's batch, to the end.
 
     A job with parallel plans does the logged iterations; if no plan fits the GPUs that it requests, it requests more or
     other GPUs (`enlarged`). duration_s becomes the run time of the job as requested, alone, on packed GPUs of the
@@ -249,7 +249,7 @@ def _larger(gpus: int, requested: str, cluster: Cluster) -> Iterator[tuple[str, 
 PARAMETERS_PER_GPU = 0.9e9
 """Maximum parameters of a model per requested GPU; their weights, gradients and optimizer state need 14 GB or more."""
 SPREAD = 8.0
-"""Parameters of the largest ÷ the smallest model from which jobs with the same number of GPUs draw."""
+"""Maximum ratio between the parameters of two models that jobs with the same number of GPUs may get."""
 LONG_GPU_H = 10.0
 """Jobs with more GPU-hours draw from the larger half of the models for their GPUs, others from the smaller half."""
 BATCH_TOKENS = ((1e9, 2**19), (5e9, 2**20), (float("inf"), 2**21))
@@ -334,7 +334,7 @@ def _drawn(
 
 
 def _types_for(model: PlannedModel, gpus: int, requested: str, cluster: Cluster) -> list[str]:
-    """The GPU types on which a plan with the fewest-GPU model-parallel degrees fits (`data_parallel_only`)."""
+    """The GPU types on which this many GPUs hold replicas of the model, each on the fewest GPUs that hold it."""
     found = []
     for gpu_type in [requested] if requested else cluster.gpu_types:
         nodes = ((gpu_type, cluster.largest_nodes[gpu_type]),)

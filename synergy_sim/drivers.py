@@ -56,14 +56,14 @@ class OnEvents:
             if not self._stop_now(job, placed, now_s):
                 left_already.add(job.job_id)
         for job, placed in decision.starts:
-            if job.job_id in left_already:  # it was to move, but had done its last step
+            if job.job_id in left_already:  # the job was to move, but had done its last step
                 continue
             engine.occupy((job, placed, job.share))
             start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
             engine.run_from(job, start_s)
         engine.note(decision, took_s)
         if left_already and any(job.job_id in left_already for job, _ in decision.starts):
-            self.on_event()  # the GPUs to which it was to move are free
+            self.on_event()  # the GPUs to which the job was to move are free
         elif (change_s := engine.scheduler.next_change_s(now_s)) < NEVER:
             self._await_change(now_s, change_s)
 

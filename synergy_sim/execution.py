@@ -1,4 +1,4 @@
-"""Costs of starting, stopping and ending jobs, and the progress of jobs, as closed formulas without a clock."""
+"""Costs of starting, stopping and ending jobs, and the progress of jobs, in closed form and without a clock."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class SimulatedJob(Job):
     """A job with the truth about it: its run time, its costs and its progress.
 
     hosts: the type of every node. A job that requested CPUs and has no share runs with its node's proportional share.
-    speeds: speed by GPU type, relative to the type on which its run time was logged; None: equally fast on all.
+    speeds: speed by GPU type, relative to the type for which its run time holds; None: equally fast on all types.
     left_work_s: seconds of training left at its last stop. on_gpus: number of GPUs that it physically holds.
     first_step_s: time at which its run begins to train. end_s: time of the end of its last step, NEVER if unknown.
     ends_after_decision: whether `end_s` was rounded down, so that the job ends after a decision at the same time.

@@ -95,7 +95,7 @@ class Facts:
     """The stored facts of a run: columns of its jobs, its events, and the state of jobs at any instant.
 
     submissions: each job's spec and requested share, for policies that share out CPUs and memory.
-    timed_on: the GPU type on which jobs that request no type have their stored run times.
+    timed_on: the GPU type on which run times were logged; "" if unknown, and run times are the same on all types.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Facts:
         return [(float(events.time_s[row]), Kind(events.kind[row]), row) for row in self._rows_of.get(job_id, ())]
 
     def placed(self, row: int) -> Placed:
-        """The GPUs of the start whose first event is at `row`."""
+        """The GPUs that a job got at a start; its first event is at `row`."""
         events, last = self.events, row + 1
         while last < len(events.part) and events.part[last] > 0:
             last += 1

@@ -149,7 +149,7 @@ def _in_words(conversions: Sequence[Conversion]) -> str:
 
 
 def speeds(cluster: Cluster, sizes: Iterable[int], timed_on: str | None) -> dict[int, dict[str, float]]:
-    """Speeds of jobs that request no type: GPUs → GPU type → speed relative to the type to which run times belong.
+    """Speeds of jobs that request no type: GPUs → GPU type → speed, where 1 is that of the first type that fits them.
 
     Returns {} if all types are equally fast. Raises InputError if the speeds of two types cannot be compared.
     """

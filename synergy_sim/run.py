@@ -224,7 +224,7 @@ def simulate_all(
 
 
 def with_same_information(settings: Settings) -> tuple[Settings, str]:
-    """(settings with the policies added that a fair comparison lacks (`requested.missing`), a line that names them)."""
+    """Adds rows for a comparison on equal terms (`requested.missing`); returns (settings, a line on the rows or "")."""
     if not settings.same_information:
         return settings, ""
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)

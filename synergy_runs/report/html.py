@@ -45,7 +45,7 @@ UNKNOWN = -1.0
 MAX_CELLS = 800_000
 """Maximum jobs × policies in the list of jobs: about 2 bytes each in the report."""
 _CLASSES_ON_PAPER = 25
-"""Maximum rows of a table of users or tenants, of which there may be thousands."""
+"""Maximum rows of a table of users or tenants. A log may have thousands of them."""
 _LOW_BITS = np.uint64(0xFFFF_FFFF)
 _NAMED = ("user", "virtual_cluster", "gpu_type", "model", "end_state")
 _SCRIPTS = ("unpack", "words", "policies", "tables", "charts", "breakdown", "jobs", "gantt", "main")

@@ -78,7 +78,7 @@ class Application(ABC):
     def fed_s(self, share: Share, node: NodeType, node_gpus: int, samples: float) -> float:
         """Seconds until input for this many samples per GPU is ready; 0 if training never waits for it.
 
-        share: the job's per GPU, on nodes of type `node`; node_gpus: fewest GPUs that the job has on one node.
+        share: of each GPU, on nodes of type `node`; node_gpus: fewest GPUs that the job has on one of its nodes.
         """
         if self.pipeline is None:
             return 0.0
@@ -138,7 +138,7 @@ class Application(ABC):
         return plain if known is None else known
 
     def seen_statistics(self, plan: Plan, epoch: int) -> tuple[float, float]:
-        """The gradient statistics that a job reports under that plan: the true ones, unless estimated naively."""
+        """The gradient statistics that a job reports under that plan: true ones, or naive estimates if so set."""
         statistics: tuple[float, float] = self.statistics_by_epoch(plan.global_batch)[epoch]
         if self.exchange is None or not self.exchange.naive or (compression := self.compression(plan)) is None:
             return statistics
@@ -146,7 +146,7 @@ class Application(ABC):
         return errors.naive_statistics(*statistics, self.initial_batch, plan.global_batch / replicas, replicas)
 
     def holds_back(self, plan: Plan) -> bool:
-        """Whether error feedback keeps what the plan's compressor does not send, and adds it to the next gradient."""
+        """Whether the plan's compressor has error feedback: it adds what it did not send to the next gradient."""
         compression = self.compression(plan)
         return compression is not None and not compression[0].unbiased
 

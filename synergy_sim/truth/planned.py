@@ -136,7 +136,7 @@ class PlannedApplication(ApplicationWithPlans):
     def _planned(
         self, gpu_type: str, node_gpus: NodeGpus, global_batch: int, compressor: str = NO_COMPRESSOR
     ) -> tuple[float, Plan]:
-        """The best plan for that batch and compressor, and the seconds of its step; inf if no plan fits.
+        """(seconds of a step, plan) of the best plan for that batch and compressor; inf seconds if no plan fits.
 
         A plan without data parallelism has no compressor. A job on more nodes than necessary cannot fully use the links
         within nodes: each node counts as having its fewest GPUs on any node, rounded down to a power of two.
