@@ -50,7 +50,7 @@ class Program:
 _NEEDS_NO_QUOTES = re.compile(
     r"(?!(true|false|null|[+-]?(nan|inf(inity)?|[\d._]+(e[+-]?\d+)?))$)[a-z0-9_./+-]+", re.IGNORECASE | re.ASCII
 )
-"""Matches text that Hydra reads as a string even without quotes, not as a number, a truth value or null."""
+"""Matches text that Hydra reads as a string without quotes, because it is no number, no truth value and not null."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")
 _SWEPT = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag)\(.*\)", re.DOTALL)
 _QUOTED = re.compile(r"'.*'|\".*\"", re.DOTALL)
@@ -97,7 +97,7 @@ def _quoted(text: str) -> str:
 
 
 def _non_text(name: str, kind: Any, text: str, *, sweep: bool) -> str:
-    """Translates a number, a list, a mapping, or the value of a key of any type to Hydra's grammar."""
+    """Translates a number, a list or a mapping to Hydra's grammar, and the value of a key that accepts any type."""
     import yaml  # type: ignore[import-untyped]
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -131,11 +131,11 @@ def _hydra_text(value: Any) -> str:
 _OVERRIDE = re.compile(r"^(?P<prefix>\+\+?)?(?P<key>[\w./@-]+)=(?P<value>.*)$", re.DOTALL)
 _SWEEP = ("-m", "--multirun")
 _SHOW = ("--cfg=job", "--cfg", "-c")
-"""Options, named as in Hydra: `_SWEEP` starts a sweep, `_SHOW` prints the settings of a run and starts none."""
+"""Options with Hydra's names: `_SWEEP` starts a sweep; `_SHOW` prints the settings of a run without starting it."""
 
 
 def options(group: str) -> list[str]:
-    """Names of the files in a configuration group, such as those of traces."""
+    """The values to offer for a configuration group: the names of its files in conf/, without the default trace."""
     folder = conf_folder() / group
     hidden = {"default"} if group == "trace" else set()
     return sorted(path.stem for path in folder.glob("*.yaml") if path.stem not in hidden)
@@ -305,7 +305,7 @@ def swept_values(arguments: Sequence[str]) -> dict[str, list[str]]:
 
 
 def of_each_swept_value(program: Program, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields the settings of a sweep for every value of each swept key, with the other swept keys at their first value.
+    """Yields the settings for every value of each swept key, while all other swept keys have their first value.
 
     arguments: in Hydra's grammar. Raises InputError if Hydra cannot compose them."""
     swept = swept_values(arguments)

@@ -18,18 +18,18 @@ from synergy_runs.stored import StoredRun
 from synergy_runs.traces.rows import epoch_s
 
 Setting = tuple[tuple[str, str], ...]
-# Of keys that vary together, the first one in this tuple is shown, else the first in the configuration.
+# If several keys always change together, only one is shown: the first in this tuple, else in the configuration.
 _PREFERRED_KEYS = ("trace", "cluster.nodes", "cluster.load", "trace.window", "trace.sample", "round_s", "restart_s")
-# Settings that differ only in these keys are further workloads under the same conditions.
+# Settings that differ only in these keys count as different workloads under the same conditions.
 _WORKLOADS = {"trace", "trace.window", "trace.path"}
-# Prefixes of keys that change the jobs. If one of them varies, settings are expected to have different jobs.
+# Keys with these prefixes change the jobs. If one of them varies, settings may have different numbers of jobs.
 _JOB_KEYS = ("trace", "cluster.load")
 _MAX_SETTINGS_NAMED = 3
 
 
 @dataclass(frozen=True)
 class ComparedPolicy:
-    """One policy under one setting. setting: the settings that vary. runs: one per seed, in order of seeds."""
+    """The runs of one policy under one setting, a row of the comparison. runs: one per seed, in order of seeds."""
 
     setting: Setting
     runs: tuple[StoredRun, ...]
@@ -80,7 +80,7 @@ class ComparedPolicy:
 
     @property
     def mean_jct_s(self) -> float:
-        """The figure that ranks policies."""
+        """Mean job completion time over all seeds; policies are ranked by it."""
         return self.mean("mean_jct_s")
 
     @property
@@ -195,13 +195,13 @@ def over_workloads(comparison: Comparison) -> dict[str, Ratio]:
 
 
 def assigned_models(rows: Sequence[ComparedPolicy]) -> list[str]:
-    """The models of all runs that were assigned to jobs because the log names none; the longest list first."""
+    """The models that any run assigned to jobs because the log names none, in the order of the run with most models."""
     lists = [[str(each) for each in run.summary.get("assigned_models", ())] for row in rows for run in row.runs]
     return list(dict.fromkeys(model for each in sorted(lists, key=len, reverse=True) for model in each))
 
 
 def flat_row(row: ComparedPolicy, run: StoredRun) -> dict[str, Any]:
-    """A summary as one flat row: the varying settings, then keys such as `mean_jct_s_by_size.1`, with lists as text."""
+    """The varying settings and the summary as one flat row: nested keys become `mean_jct_s_by_size.1`, lists text."""
     flat: dict[str, Any] = dict(row.setting)
     for key, value in run.summary.items():
         if isinstance(value, dict):
@@ -212,13 +212,13 @@ def flat_row(row: ComparedPolicy, run: StoredRun) -> dict[str, Any]:
 
 
 def ratio_columns(row: ComparedPolicy) -> dict[str, float]:
-    """The ratio of mean JCTs and the ends of its interval, by their column names in files."""
+    """The ratio of mean JCTs and the ends of its interval, keyed by the names of their columns in files."""
     names = ("mean_jct_ratio", "mean_jct_ratio_low", "mean_jct_ratio_high")
     return dict(zip(names, (row.ratio.value, row.ratio.low, row.ratio.high), strict=True))
 
 
 def collect(path: Path, runs: Sequence[StoredRun]) -> Path:
-    """Writes a Parquet file with a row per run: the settings that vary, every figure, and the ratio."""
+    """Writes a Parquet file with a row per run: the varying settings, all figures, and the ratio of mean JCTs."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -15,7 +15,7 @@ from synergy_core.policies._choice import Placed, Solved
 def explained(
     last: tuple[ClusterState, Allocations], cluster: Cluster, policy: str, job: int, label: str
 ) -> Explanation:
-    """Explains which GPUs a job got in `last`, a decision of an `AllocationScheduler`.
+    """Explains which GPUs a job got in `last`: the input and the result of a decision of an `AllocationScheduler`.
 
     Raises InputError if the policy solved no optimisation problem.
     """

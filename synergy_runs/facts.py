@@ -43,7 +43,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Events in the order in which they happened, one row each; a start on k nodes has k rows (part 0 … k−1).
+    """Events in order of time, one row each, except that a start on k nodes has k rows (`part` counts them from 0).
 
     time_s: seconds since the window's start. gpus: number of the job's GPUs. node, gpu_mask: for starts, the node's
     number and the mask of its GPUs (bit i = GPU i); −1 and 0 otherwise. reason: for stops, a
@@ -102,7 +102,7 @@ class Shares:
 
 
 def _rows(columns: type, form: str) -> tuple[Callable[..., bytes], np.dtype[Any]]:
-    """Returns a function that packs one row, and the NumPy type of such rows. form: one `struct` letter per column."""
+    """Returns a function that packs one row, and the NumPy type of packed rows. form: a `struct` code per column."""
     kinds = [(column.name, f"<{kind}") for column, kind in zip(fields(columns), form, strict=False)]
     return struct.Struct(f"<{form}").pack, np.dtype(kinds)
 
@@ -110,7 +110,7 @@ def _rows(columns: type, form: str) -> tuple[Callable[..., bytes], np.dtype[Any]
 _pack_event, _EVENT = _rows(Events, "dBiiHiQB")
 _pack_decision, _DECISION = _rows(Decisions, "ddiiiii")
 _pack_share, _SHARE = _rows(Shares, "didd")
-# A plain integer, because an enum member costs a look-up and a conversion at each use.
+# This is a plain integer, because each use of an enum member would cost a look-up and a conversion.
 _START = int(Kind.START)
 
 
@@ -216,7 +216,7 @@ class DecisionLog:
         self._rows += _pack_decision(time_s, decision_s, started, stopped, running, queued, gpus_used)
 
     def optimum(self, objective: float, bound: float) -> None:
-        """Appends the allocator's objective and bound of the last decision. A run has both for all or no decisions."""
+        """Appends the objective and bound of the last decision. A run has both for all decisions or none."""
         self._optima.extend((objective, bound))
 
     def decisions(self) -> Decisions:
@@ -270,8 +270,8 @@ class Run:
 def truth_read_by(policy: Policy, workload: Workload, *, declared_error: float = 0.0) -> str:
     """The true values that a policy reads on this workload; "" if none, which means that it is no oracle.
 
-    Declared values are true values only if they are exact: estimates that were drawn without an error and, for jobs
-    that were assigned models, work declared without an error, because such work is derived from run times.
+    Declared values count as true values only if they are exact: estimates of run times that were drawn without error,
+    and work that is declared without error, if jobs were assigned models: that work is computed from run times.
     declared_error: standard deviation of the logarithm of declared ÷ true work.
     """
     if isinstance(policy, SharingPolicy) and policy.mechanism.pooled and not policy.order.oracle:
@@ -329,7 +329,7 @@ def holdings(events: Events) -> Holdings:
     """Pairs each start with the stop or finish that ends it."""
     rows = np.flatnonzero((events.kind != Kind.SUBMIT) & (events.part == 0))
     rows = rows[np.argsort(events.job_id[rows], kind="stable")]
-    end_row = np.full(len(events.time_s), len(events.time_s))  # for each row of the log, its job's next event
+    end_row = np.full(len(events.time_s), len(events.time_s))  # for each row, the row of its job's next event
     same_job = events.job_id[rows[1:]] == events.job_id[rows[:-1]]
     end_row[rows[:-1][same_job]] = rows[1:][same_job]
     start_row = np.flatnonzero((events.kind == Kind.START) & (events.part == 0))
@@ -345,7 +345,7 @@ def holdings(events: Events) -> Holdings:
 
 @dataclass(frozen=True, slots=True)
 class ShareIntervals:
-    """Intervals in which a job had one share, one per row of `Shares` in the same order; some may be empty.
+    """Intervals in which a job's share of CPUs and memory was constant, one per row of `Shares`; some may be empty.
 
     holding: index of the interval in `Holdings` that contains it, −1 if the job held no GPUs. cpus, memory_bytes:
     totals of the whole job.
@@ -360,7 +360,7 @@ class ShareIntervals:
 
 
 def share_intervals(shares: Shares, held: Holdings) -> ShareIntervals:
-    """The interval of each row of `shares`, from its time to the job's next row, stop or finish, and its holding."""
+    """The interval in which each row of `shares` applies (to the job's next row, stop or finish), and its holding."""
     import pandas as pd
 
     rows = pd.DataFrame({"job": shares.job_id, "time_s": shares.time_s})
@@ -374,7 +374,7 @@ def share_intervals(shares: Shares, held: Holdings) -> ShareIntervals:
 
 
 def compressed_gpu_s(compressions: Compressions, held: Holdings) -> Floats:
-    """GPU-seconds that jobs held with each compressor, (compressors,). A resumed job keeps its last compressor."""
+    """GPU-seconds that jobs held under each compressor, (compressors,). A resumed job keeps its last compressor."""
     import pandas as pd
 
     rows = pd.DataFrame({"job": compressions.job_id, "from_s": compressions.time_s})
@@ -404,7 +404,7 @@ def compressed_gpu_s_by_model(run: Run) -> dict[tuple[str, str], float]:
 
 
 def shares_in_use(had: ShareIntervals) -> tuple[Floats, Floats, Floats]:
-    """(times, CPUs, bytes of memory): the totals that jobs have from each time on."""
+    """(times, CPUs, bytes of memory): what all jobs together have from each time to the next."""
     time_s = np.concatenate((had.start_s, had.end_s))
     order = np.argsort(time_s, kind="stable")
     change = np.stack([np.concatenate((amount, -amount)) for amount in (had.cpus, had.memory_bytes)])[:, order]
@@ -413,25 +413,25 @@ def shares_in_use(had: ShareIntervals) -> tuple[Floats, Floats, Floats]:
 
 
 def steps(time_s: Floats, change: NDArray[Any]) -> tuple[Floats, NDArray[Any]]:
-    """The distinct values of sorted `time_s`, and the running sum of `change` (…, times) after all changes at each."""
+    """Sums `change` (…, times) at sorted times to a step function: (distinct times, its value from each time on)."""
     last = np.append(time_s[1:] != time_s[:-1], True)[: len(time_s)]
     return time_s[last], np.cumsum(change, axis=-1)[..., last]
 
 
 def gpus_in_use(events: Events) -> tuple[Floats, Counts]:
-    """(times, number of GPUs in use from each time on)."""
+    """(times, number of GPUs in use from each time to the next)."""
     whole = events.part == 0
     return steps(events.time_s[whole], IN_USE[events.kind[whole]] * events.gpus[whole])
 
 
 def waiting_jobs(events: Events) -> tuple[Floats, Counts]:
-    """(times, number of jobs that wait from each time on, after their submission or a stop)."""
+    """(times, number of jobs that wait from each time to the next, after their submission or a stop)."""
     whole = events.part == 0
     return steps(events.time_s[whole], WAITING[events.kind[whole]])
 
 
 def integral(time_s: Floats, value: NDArray[Any], at_s: Floats) -> Floats:
-    """Integral of a step function from its first time to each of `at_s`; the function keeps its last value forever."""
+    """Integral of a step function from its first time to each time in `at_s`; its last value holds forever."""
     if not len(time_s):
         return np.zeros(len(at_s))
     total = np.concatenate(([0.0], np.cumsum(np.diff(time_s) * value[:-1])))
@@ -447,7 +447,7 @@ def binned_mean(time_s: Floats, value: NDArray[Any], edges_s: Floats) -> Floats:
 
 
 def binned_extremes(time_s: Floats, value: NDArray[Any], edges_s: Floats) -> tuple[Floats, Floats]:
-    """(minimum, maximum) of a step function in each bin between neighbouring edges; it is 0 before its first time."""
+    """(minimum, maximum) of a step function, which is 0 before its first time, in each bin between two edges."""
     after = np.concatenate(([0.0], value))
     at = np.searchsorted(time_s, edges_s, side="right")
     least: Floats = np.minimum(np.minimum.reduceat(after, at)[:-1], after[at[1:]])

@@ -50,14 +50,14 @@ from synergy_runs.workload import (
 )
 
 HISTORY_S = 70 * DAY_S
-"""Length of the generated history before the window: whole weeks, so that days of the week match."""
+"""Length of the history that is generated before a window: whole weeks, so that weekdays match."""
 MAX_TENANTS_NAMED = 20
 MAX_PARTITIONS_NAMED = 3
 MAX_ROWS_NAMED = 10
 DEFAULT_GPU_TYPE = "v100"
 """GPU type assumed if neither the settings nor the log name one."""
 STREAMS = ("generator", "sample", "estimates", "disturbance", "models", "history")
-"""Independent random streams, one per source of randomness. Neither another stream nor a policy changes its draws."""
+"""Independent random streams, one per source of randomness. No stream changes with another one or with the policy."""
 
 
 def cut(workload: Workload) -> Workload:
@@ -107,7 +107,7 @@ def without_carried(workload: Workload) -> Workload:
 
 
 def add_history(rows: TraceRows, generator: str, *, seed: np.random.SeedSequence, first_day: str | None = None) -> None:
-    """Adds jobs, generated from the same statistics, that were submitted in the `HISTORY_S` before those of `rows`.
+    """Adds a history to generated `rows`: jobs from the same statistics, submitted in the `HISTORY_S` before them.
 
     first_day: the date on which the log of `rows` starts; None: the first day of the statistics.
     """
@@ -166,13 +166,13 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
 
 
 def _shortened(names: Sequence[str], most: int) -> str:
-    """Joins the first `most` names, and the number of further names, as text."""
+    """Joins names as text: the first `most`, then the number of names left out."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def _nodes(wanted: ClusterSettings, trace: TraceSettings, workload: Workload | None) -> list[NodeTypeSettings]:
-    """The nodes by the cluster's settings, else by the trace's settings, else as estimated from the log."""
+    """The nodes as the cluster's settings say, else the trace's settings, else as estimated from the log."""
     seen = NOTHING_SEEN if workload is None else workload.seen
     if wanted.partitions is not None:
         assert workload is not None
@@ -271,8 +271,8 @@ def _nodes_of_partitions(wanted: ClusterSettings, workload: Workload) -> list[Se
 def by_partition(wanted: ClusterSettings, workload: Workload, cluster: Cluster) -> Workload:
     """Binds each job to its partition's nodes if cluster.partitions=trace; otherwise adds a note about the partitions.
 
-    Each partition has GPU types of its own, so every policy keeps jobs in their partition by respecting GPU types. In a
-    partition with several GPU types, a job is bound to the type that it requested, else to the type that it ran on.
+    GPU types are named with their partition (`a100@NAME`), so every policy that respects GPU types keeps jobs in their
+    partition. A job is bound to the type that it ran on, else requested, else to the first type of its partition.
     """
     partitions = [each for each in workload.partitions if each]
     if wanted.partitions is None:
@@ -348,7 +348,7 @@ def _scaled_quotas(workload: Workload, gpus: int) -> dict[str, int]:
         )
     exact = {name: size * gpus / total for name, size in quotas.items()}
     result = {name: max(1, int(share)) for name, share in exact.items()}
-    while sum(result.values()) > gpus:  # tenants rounded up to 1 GPU take it from those furthest above their share
+    while sum(result.values()) > gpus:  # tenants furthest above their share give GPUs to those raised to 1
         most = max(result, key=lambda name: (result[name] > 1, result[name] - exact[name], result[name], name))
         result[most] -= 1
     for name in sorted(exact, key=lambda each: (int(exact[each]) - exact[each], each)):
@@ -400,7 +400,7 @@ def _misfit(workload: Workload, cluster: Cluster, row: int) -> tuple[int, str]:
 
 
 def _most(cluster: Cluster, gpu_type: str) -> int:
-    """Number of GPUs of a type, or of the type with most GPUs if `gpu_type` is empty; ignores quotas."""
+    """Number of GPUs of a type or, if `gpu_type` is empty, of the type with most GPUs; ignores quotas."""
     return cluster.gpus_of(gpu_type) if gpu_type else max(map(cluster.gpus_of, cluster.gpu_types))
 
 
@@ -512,7 +512,7 @@ def _digest(*columns: NDArray[Any]) -> str:
 
 
 def _missing_log(trace: TraceSettings) -> str:
-    """A message about a missing job log: its file, where it was searched, and where it is published."""
+    """A message about a missing job log: its file name, where we searched for it, and where it is published."""
     if not trace.find:
         return f"+trace={trace.name}: no job log was given. Type trace.path=FILE."
     wanted = trace.find[0]

@@ -25,7 +25,7 @@ POOLED_TOLERANCE = 1e-6
 
 
 class InvariantError(RuntimeError):
-    """The log is impossible: there is a bug in the simulator or the scheduler, never in the user's input."""
+    """The log is impossible because of a bug in the simulator or the scheduler, never because of the user's input."""
 
 
 def check(run: Run, *, whole: bool = True) -> None:
@@ -156,7 +156,7 @@ def _check_shares(run: Run, shares: Shares) -> None:
 
 def _check_room(run: Run, had: ShareIntervals) -> None:
     """Checks that jobs' shares at the end of every instant fit into their node or, if pooled, their GPU type."""
-    # One row per share and node of its job: index of the share, the node, and the fraction of the share on the node.
+    # One row per share and node: index of the share, a node of its job, and the fraction of the share on that node.
     events, held = run.events, run.held
     rows = np.flatnonzero(events.kind == Kind.START)
     parts = np.bincount(np.cumsum(events.part[rows] == 0) - 1, minlength=len(held))

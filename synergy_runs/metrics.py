@@ -40,15 +40,15 @@ MIN_JOBS_FOR_OVERLOAD = 100
 POINTS = 400
 OVERLOAD_FRACTION = 0.03
 """Minimum growth of the waiting work, as a fraction of the cluster's capacity, that counts as overload. Chosen with
-`bench/overload.py`; docs/metrics.md says how often it is wrong."""
+`bench/overload.py`; docs/metrics.md says how often the verdict is wrong."""
 MIN_WAITING_JOBS = 10
-"""Minimum number of waiting jobs that can reach `OVERLOAD_FRACTION`: a single wide job that starves is no overload."""
+"""Fewer waiting jobs never reach `OVERLOAD_FRACTION`, because a single wide job that starves is no overload."""
 OF_WHOLE_JOBS = (
     *("predicted_duration_s", "jct_s", "waiting_s", "queueing_delay_s", "slowdown"),
     *("mean_contention", "finish_time_fairness"),
 )
-"""Columns that are NaN for jobs carried into the window, since only the rest of such a job is in the window. Means of
-these columns are over measured jobs."""
+"""Columns that describe whole jobs. They are NaN for jobs carried into the window, because a part of such a job is
+outside. Means of these columns are over measured jobs."""
 
 
 def mean(values: NDArray[Any]) -> float:
@@ -80,7 +80,7 @@ def size_class(gpus: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def overloaded(run: Run) -> bool:
-    """Whether both figures of `growth` reach `OVERLOAD_FRACTION`.
+    """Whether the queue kept growing: both figures of `growth` reach `OVERLOAD_FRACTION`.
 
     False if fewer than `MIN_JOBS_FOR_OVERLOAD` jobs were submitted in the window.
     """
@@ -91,8 +91,8 @@ def overloaded(run: Run) -> bool:
 def growth(run: Run) -> tuple[float, float]:
     """(growth, level) of the waiting work W(t), in GPU-seconds, while jobs arrive, as fractions of the capacity.
 
-    growth: least-squares slope of W(t) ÷ the cluster's GPUs, which is the work that arrives in excess of the work that
-    is served. level: mean W in the last quarter ÷ (GPUs × length of the window). NaN if all jobs arrive at once.
+    growth: least-squares slope of W(t) ÷ the cluster's GPUs, that is, the rate of arriving work minus that of served
+    work. level: mean W in the last quarter ÷ (GPUs × length of the window). NaN if all jobs arrive at once.
     """
     length_s = run.workload.arrival_window_s
     return growth_until(run, length_s) if length_s > 0 else (np.nan, np.nan)
@@ -263,7 +263,7 @@ def job_table(run: Run) -> JobColumns:
 
 
 def _known_of(keep: NDArray[np.bool_], jobs: JobColumns) -> JobColumns:
-    """The table with NaN in the columns `OF_WHOLE_JOBS` of jobs outside the mask `keep`."""
+    """The table, in which jobs outside the mask `keep` have NaN in the columns `OF_WHOLE_JOBS`."""
     if keep.all():
         return jobs
     return replace(jobs, **{name: np.where(keep, getattr(jobs, name), np.nan) for name in OF_WHOLE_JOBS})
@@ -272,8 +272,8 @@ def _known_of(keep: NDArray[np.bool_], jobs: JobColumns) -> JobColumns:
 def mean_contention(submit_s: Floats, finish_s: Floats, end_s: float) -> Floats:
     """Mean number of active jobs (submitted, not finished) over each job's life; NaN for an unfinished or empty life.
 
-    Computed from differences of ∫A(t)dt, so it costs one sort. end_s: time of the log's last event; later
-    submissions are ignored.
+    Computed from differences of ∫A(t)dt, with A(t) active jobs, so it costs one sort. end_s: time of the log's last
+    event; later submissions are ignored.
     """
     arrived = submit_s[submit_s <= end_s]
     left = finish_s[~np.isnan(finish_s)]
@@ -338,7 +338,7 @@ def summarise(run: Run, jobs: JobColumns | None = None) -> Summary:
 
 def _identity(run: Run) -> Summary:
     workload, cluster = run.workload, run.cluster
-    # Empty if the log names the models, or if jobs have none.
+    # This is empty if the log names the models, or if jobs have none.
     assigned = workload.model_code[~workload.carried & workload.models_assigned]
     return {
         "policy": run.policy,

@@ -30,7 +30,7 @@ _ADVANTAGES = {"first_gpus": "first GPUs", "batch_limit": "batch"}  # other term
 MAX_LINES = 8
 """Maximum number of lines about compressors; if there are more, one line that refers to summary.json replaces them."""
 MAX_NEAR = 4
-"""Maximum number of policies whose waits are compared with the log's; if there is just one more, it is named, too."""
+"""Maximum number of policies whose waits are compared with the log's. A single further policy is compared, too."""
 MIN_JOBS_FOR_MEAN = 10
 """Smaller size classes and tenants are not reported: their mean says little."""
 
@@ -174,7 +174,7 @@ def _means_by_class(row: ComparedPolicy, figure: str) -> dict[str, float]:
 
 
 def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
-    """Compares each policy's waits with the log's, if the log says when jobs started."""
+    """Compares each policy's waits with those in the log, if the log says when jobs started."""
     logged = next((row for row in rows if row.logged), None)
     if logged is None or len(rows) == 1:
         return []

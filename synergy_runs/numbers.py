@@ -13,8 +13,8 @@ from synergy_core.units import Floats
 
 MIN_WORKLOADS = 5
 MIN_WAITING_FRACTION = 0.4
-"""Minimum fraction of the longer mean JCT that is waiting time. Below it, queues are so rare that workloads without any
-queue agree on a wrong ratio. Source of both limits: bench/coverage.py; docs/metrics.md, "Interval"."""
+"""Minimum waiting time ÷ the longer mean JCT. Below it, there is no interval: most workloads lack the long queue that a
+few have, and agree on a wrong ratio. Source of both minima: bench/coverage.py; docs/metrics.md, "Interval"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def ratio_of_means(workloads: Sequence[Means], *, limits: bool = True) -> Ratio:
     if not first_total_s > 0:
         return Ratio(math.nan, math.nan, math.nan, count, "few")
     value = float(total_s / first_total_s)
-    others = np.stack((total_s - policy_s, first_total_s - first_s))  # each with one workload left out
+    others = np.stack((total_s - policy_s, first_total_s - first_s))  # one entry per workload that is left out
     waits = waiting_s.sum() >= MIN_WAITING_FRACTION * np.maximum(policy_s, first_s).sum()
     why_not = "few" if count < MIN_WORKLOADS else "" if waits else "rare"
     if (limits and why_not) or not np.all(others > 0):

@@ -24,19 +24,19 @@ RUBICK_PLANS = {
 }
 ARENA_GPU_GB = {"a100": 40.0, "v100": 32.0, "a40": 48.0, "a10": 24.0, "h100": 80.0, "l20": 48.0}
 ARENA_MARGIN, ARENA_USABLE = 1.2, 0.8
-"""Memory of Arena's GPUs. In Arena's simulator, data parallelism fits if 1.2 × its memory is at most 0.8 of a GPU's."""
+"""In Arena's simulator, data parallelism fits if 1.2 × the memory that it needs is at most 0.8 × that of a GPU."""
 Rows = Iterator[tuple[str, ProfiledRow]]
 
 
 def _rubick(table: Any, path: Path) -> Rows:
-    """Reads Rubick's table of nodes of 8 A800. A digit of `gpus_per_node_used` is the number of GPUs used on a node."""
+    """Reads Rubick's table (nodes of 8 A800). Each digit of `gpus_per_node_used` is the number of GPUs on one node."""
     from synergy_core.commands.measurements.rubick import MODELS
 
     for row in table.itertuples():
         *_, batch = MODELS[row.model]
         plan = RUBICK_PLANS[row.plan] if row.plan != "3d" else Plan(tensor=int(row.tp), pipeline=int(row.pp))
         data = int(row.gpus) // (plan.tensor * plan.pipeline)
-        if batch % data == 0:  # otherwise replicas had unequal batches, which a plan cannot express
+        if batch % data == 0:  # otherwise the replicas' batches differed, which a plan cannot express
             node_gpus = tuple(sorted(map(int, row.gpus_per_node_used)))
             made = replace(plan, data=data, micro_batch=batch // data)
             yield f"rubick-{row.model}", ProfiledRow("a800", int(row.nodes), made, row.iter_time_s, node_gpus=node_gpus)
@@ -45,9 +45,9 @@ def _rubick(table: Any, path: Path) -> Rows:
 def _arena(table: Any, path: Path) -> Rows:
     """Reads Arena's step times (EuroSys 2026), each under the best plan measured; the table does not name these plans.
 
-    If data parallelism fits, by the memory in dp_mem.csv in the same folder, a row is read as data parallelism,
-    otherwise as pipeline stages. So policies that use only data parallelism know as little as in Arena's simulator. For
-    a batch without measurements, step times of the model's nearest measured batch are scaled in proportion.
+    A row counts as data parallelism if that fits into memory (dp_mem.csv in the same folder), otherwise as pipeline
+    stages. So policies that use only data parallelism know as little as in Arena's simulator. For a batch without
+    measurements, step times of the model's nearest measured batch are scaled in proportion.
     """
     import pandas as pd
 

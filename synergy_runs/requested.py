@@ -24,7 +24,7 @@ _REVEALED: dict[Information, frozenset[str]] = {
     "shared": frozenset({"shared"}),
     "all": frozenset({"declared", "shared"}),
 }
-"""Level of information → knowledge beyond a job's own reports."""
+"""Level of information → what a policy knows in addition to each job's own reports."""
 _KNOWLEDGE_LABEL = {
     "": "",
     "own": "own reports",
@@ -46,10 +46,10 @@ class Terms:
     policy: its name without added parameters. run_times: the run times it reads: none (""), `predicted`, `estimates` or
     `true`. information: its level of information about training jobs, "" if it learns nothing about them. may_change:
     what it may change about a job: `GPUs`, `batch`, `CPUs`; `pause` if it only pauses jobs. speeds: `true speeds` if it
-    knows in advance how fast jobs run as requested, else "". plans: whether it reads the planner's full tables. growth:
-    maximum of a job's GPUs ÷ the most GPUs on which it (or, if reports are shared, any job of its model) was observed;
-    first_gpus: a number of GPUs that is always allowed; batch_limit: `max` or `requested`. These three are 0, 0 and ""
-    if the policy does not choose GPUs or batches, or has no such limit.
+    knows in advance how fast jobs run as requested, else "". plans: whether it reads the planner's full tables.
+    Limits: growth: a job gets at most `growth` × the most GPUs on which it (or, if reports are shared, any job of its
+    model) was observed; first_gpus: always allowed GPUs; batch_limit: `max` or `requested`. They are 0, 0 and
+    "" if the policy does not choose GPUs or batches, or has no such limit.
     """
 
     policy: str
@@ -96,7 +96,7 @@ def terms_of(policy: Policy) -> Terms:
 
 
 def ahead(other: Terms, own: Terms, *, plans: bool) -> list[str]:
-    """Names of the terms that are better in `other` than in `own`, and that `own` could be given, too.
+    """Names of the terms that are better in `other` than in `own` and that the policy of `own` could have, too.
 
     plans: whether any job has parallel plans; without them, reading the planner's tables is no advantage.
     """
@@ -130,7 +130,7 @@ def informed_like(policy: Policy, other: Policy) -> Policy:
 def missing(terms: Mapping[str, Terms], *, plans: bool) -> dict[str, tuple[str, list[str]]]:
     """Rows that a fair comparison lacks: text to type → (policy whose terms the row takes over, names of these terms).
 
-    terms: by the text that requests the policy. Each policy needs a row on terms at least as good as every other's.
+    terms: keyed by the text that requests the policy. Each policy needs a row on terms at least as good as all others'.
     Policies that read true run times are left out on both sides.
     """
     result: dict[str, tuple[str, list[str]]] = {}
@@ -189,7 +189,7 @@ def read_request(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as read from YAML, with numbers such as 1e5, which YAML reads as text, converted."""
+    """Converts text that is a number, such as 1e5, which YAML reads as text; returns other values unchanged."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
     try:

@@ -24,7 +24,7 @@ Settable = TypeVar("Settable")
 
 
 class Bounds(NamedTuple):
-    """A condition on a key's value beyond its type. words: for messages. hold: tests values other than null."""
+    """A condition on a key's value beyond its type. words: the condition in messages. hold: tests non-null values."""
 
     words: str
     hold: Callable[[Any], bool]
@@ -188,7 +188,7 @@ class Key(NamedTuple):
 
 
 def keys(of: type, prefix: str = "") -> Iterator[Key]:
-    """All keys of a settings class, each section before the keys in it. prefix: what precedes their names, with a dot.
+    """All keys of a settings class, each section before its keys. prefix: text before each name, such as `cluster.`.
 
     A list of sections, such as cluster.node_types, is represented by its first entry: cluster.node_types.0.nodes.
     """
@@ -210,7 +210,7 @@ def alternatives(kind: Any) -> list[Any]:
 
 
 def inside(kind: Any, part: str) -> Any:
-    """The type of what `part` names: a key of a section, a name in a mapping or an index in a list; None if nothing."""
+    """The type of a part of a setting; None if there is no such part. part: a section's key, a name or a list index."""
     for each in alternatives(kind):
         origin, choices = typing.get_origin(each), typing.get_args(each)
         if each is Any:

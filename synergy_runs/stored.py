@@ -357,11 +357,11 @@ def read_run(folder: Path) -> StoredRun:
 
 
 def in_order(runs: Iterable[StoredRun], policies: Sequence[str] = ()) -> list[StoredRun]:
-    """Sorts runs by `policies`, else as the commands list policies, longest list first; other runs keep their order."""
+    """Sorts runs as `policies`, else as their commands' longest list of policies; runs in no list keep their order."""
     runs = list(runs)
     lists = [policies] if policies else sorted((run.requested_policies() for run in runs), key=len, reverse=True)
     # A command with a single policy does not define an order, so its run never comes before compared ones.
     names = list(dict.fromkeys(label_of(text) for each in lists if policies or len(each) > 1 for text in each))
     place = {name: at for at, name in enumerate(names)}
-    # The schedule in the log comes last, unless ratios refer to it.
+    # The schedule in the log comes last, except where it is the reference of the ratios.
     return sorted(runs, key=lambda run: place.get(run.policy, len(names) + (run.policy == AS_LOGGED)))

@@ -79,7 +79,7 @@ _NBSP = "\N{NO-BREAK SPACE}"
 
 
 def unit_of(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[float, str]:
-    """(scale, unit) of all numbers in a column, so that they are easy to compare."""
+    """(scale, unit): the unit in which all numbers of a column are shown, and the value of one unit."""
     if figure.kind != "time":
         return {"percent": (0.01, "%"), "gpu_time": (HOUR_S, "GPU-h"), "number": (1.0, "")}[figure.kind]
     values = [abs(row.mean(figure.key)) for row in rows]
@@ -89,7 +89,7 @@ def unit_of(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[float, str]
 
 
 def cells(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[str, list[str], list[bool]]:
-    """(unit, one text per row, whether that text is the best among policies that are no oracles)."""
+    """(unit, one text per row, one flag per row: whether its text is the best among policies that are no oracles)."""
     scale, unit = unit_of(figure, rows)
     texts = [three_digits(row.mean(figure.key) / scale) for row in rows]
     fair = [value for row in rows if row.eligible and math.isfinite(value := row.mean(figure.key))]
@@ -166,7 +166,7 @@ def _named(rows: Sequence[ComparedPolicy], selected: Sequence[ComparedPolicy]) -
 
 
 def _one_is_lowest(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
-    """Compares the winner with the reference and, if the winner changes jobs, with policies that do not and that do."""
+    """Compares the winner with the first row and, if it resizes jobs, with the best rows that do not and that do."""
     first, fair = rows[0], sorted((row for row in rows if row.eligible), key=lambda row: row.mean_jct_s)
     rivals = [first]
     if best.resizes:

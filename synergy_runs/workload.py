@@ -21,7 +21,7 @@ Ints = NDArray[np.int32]
 Mask = NDArray[np.bool_]
 
 MIN_ESTIMATE_FRACTION = 0.5
-"""A note counts the declared run times below this fraction of the true run time."""
+"""A note counts the jobs whose declared run time is below this fraction of the true run time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class Workload:
     assumptions: assumptions that a reader must know, one sentence each.
     gpu_types: types that jobs request and are bound to; given_gpu_types: types that jobs ran on in the log; '' for
     none.
-    timed_on: GPU type of the run times of jobs that request no type; '' if those run times hold on any type.
-    converted_by: factor that converted each logged run time to another GPU type; conversions: basis of these factors.
-    seen: the cluster, estimated from the log's jobs. windows: as many disjoint windows of the log, written as for
-    trace.window and each with jobs, as a confidence interval needs; empty if the log is too short.
+    timed_on: GPU type on which run times were logged; '' if it is unknown and run times count as equal on all types.
+    converted_by: factor that converted each logged run time to another GPU type; conversions: origin of these factors.
+    seen: the cluster, estimated from the log's jobs. windows: disjoint windows of the log with jobs in each, as values
+    of trace.window; just enough for a confidence interval, or empty if the log is too short.
     line: the job's line in its file, 0 if generated. bad_rows: number of impossible rows left out; bad_examples: the
     first of them.
     """
@@ -252,8 +252,8 @@ def _length_s(text: str) -> float:
 
 
 def windows_of(submit_s: Floats, start_s: float) -> tuple[str, ...]:
-    """Windows of equal length, a week or fewer whole days, each with a submission; empty if the log is too short. They
-    start on the day of `start_s` if enough windows fit after it, else on the log's first day.
+    """`MIN_WORKLOADS` consecutive windows of equally many days, at most 7, each with a submission; empty if the log is
+    too short. The first starts on the day of `start_s` if all fit after it, else on the log's first day.
     """
     last_s = float(submit_s.max())
     for first_s in (start_s, float(submit_s.min())):
@@ -274,7 +274,7 @@ def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Wor
 
 
 def bound_to(workload: Workload, gpu_type_code: Ints, gpu_types: tuple[str, ...]) -> Workload:
-    """Replaces the requested GPU types. The type that a job ran on (else its former request) stays recorded."""
+    """Replaces the requested GPU types. `given_gpu_types` gets the type that a job ran on, else its former request."""
     ran, names = ran_on(workload)
     return replace(
         workload, gpu_type_code=gpu_type_code, gpu_types=gpu_types, given_gpu_type_code=ran, given_gpu_types=names
@@ -350,7 +350,7 @@ def with_estimates(
     return replace(workload, estimate_s=estimate_s, estimate_drawn=unknown, notes=tuple(notes))
 
 
-# Classes of models by their input data, and the assignment of models to jobs for a mix of these classes.
+# Classes of models by their input data, and the rule that assigns models to jobs for a mix of these classes.
 #
 # As in the published simulator of Synergy (Mohan et al., OSDI 2022), nothing is random: each job gets the class whose
 # share of the jobs so far is furthest below its share of the mix, and the models of a class take turns.
@@ -380,7 +380,7 @@ def in_turn(mix: Sequence[float], jobs: int) -> list[str]:
     so_far = [0] * len(CLASSES)
     chosen = []
     for job in range(jobs):
-        # (wanted share − share so far) × jobs so far × total, exact for whole weights; the first class wins ties
+        # (wanted share − share so far) × jobs so far × total is exact for whole weights; the first class wins ties
         at = max(wanted, key=lambda each: mix[each] * job - so_far[each] * total)
         models = CLASSES[at][1]
         chosen.append(models[so_far[at] % len(models)])

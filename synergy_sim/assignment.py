@@ -24,18 +24,18 @@ SIZES = (
     (100.0, ("yolov3",)),
     (float("inf"), ("imagenet",)),
 )
-"""(maximum GPU-hours of a job, models that such a job may be given) (Pollux, OSDI 2021, section 5.1)."""
+"""Entries (maximum GPU-hours of a job, models that such jobs may be given) (Pollux, OSDI 2021, section 5.1)."""
 
 PROFILED_ON = NodeType("profiled", "v100", 1, 8, cpus=24.0, memory_bytes=500 * GB, storage_bytes_per_s=500 * MB)
 """Server type on which Synergy (OSDI 2022) profiled its models; its cluster has 16 of them."""
 
 
 def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
-    """The workload in which jobs train the application that their rows name, at the rows' batch, to the end.
+    """Makes every job train the application that its row in the log names, at the row's batch, to the end.
 
-    A job with parallel plans does the logged iterations on the GPUs that it requests or, if no plan fits them, on more
-    or other GPUs (`enlarged`). duration_s becomes the run time as requested, alone, on packed GPUs of the requested
-    type, else of the cluster's first type with enough GPUs. Raises InputError for an unknown application or batch.
+    A job with parallel plans does the logged iterations; if no plan fits the GPUs that it requests, it requests more or
+    other GPUs (`enlarged`). duration_s becomes the run time of the job as requested, alone, on packed GPUs of the
+    requested type, else the first type with enough GPUs. Raises InputError for an unknown application or batch.
     """
     used = [workload.models[code] for code in np.unique(workload.model_code)]
     if odd := [name for name in used if name not in truth.names and not truth.plans(name)]:
@@ -68,7 +68,7 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
 
 
 def alike(*columns: NDArray[Any]) -> Iterator[tuple[list[int], NDArray[np.bool_]]]:
-    """Yields each combination of values in these columns, and a mask of the rows that have it."""
+    """Yields each combination of values that occurs in these columns, and a mask of the rows with this combination."""
     rows, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     for index, values in enumerate(rows.tolist()):
         yield values, inverse.reshape(-1) == index
@@ -97,10 +97,10 @@ def with_bound_gpus(workload: Workload, truth: Truth) -> Workload:
 
 
 def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.Generator) -> Workload:
-    """Draws a model for every job by its GPU time. The job's work is what it does as requested in its logged run time.
+    """Draws a model for every job by its GPU time, and work that takes the logged run time on the requested GPUs.
 
     Classes and models are those of Pollux (OSDI 2021, section 5.1). Unlike there, GPUs and run times are kept, so that
-    policies which give every job what it requests reproduce the trace. A job whose log names a known model keeps it.
+    policies which give every job what it requests reproduce the trace. A known model that the log names is kept.
     The requested batch is the initial batch × the requested GPUs, limited to what fits.
     """
     whose = "each job" if workload.models == ("",) else "each job whose model the log does not name"
@@ -127,7 +127,7 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
 
 
 def _with_models(workload: Workload, cluster: Cluster, truth: Truth, assumption: str, **columns: Any) -> Workload:
-    """The workload with these columns of assigned models, the assumption, and a note on the source of step times."""
+    """Replaces columns after models were assigned; adds the assumption and a note on the source of step times."""
     used = [workload.models[each] for each in np.unique(workload.model_code)]
     return replace(
         workload,
@@ -147,12 +147,12 @@ def _batch_of(app: DataParallelApplication, gpu_type: str, node_gpus: NodeGpus) 
 
 
 def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[float]) -> Workload:
-    """Gives each job the model that its row names, else one by class (`CLASSES`). The work fills its logged run time.
+    """Gives jobs the model that their row names, else one by class (`CLASSES`), and work for their logged run time.
 
     As in the simulator of Synergy (Mohan et al., OSDI 2022), a logged run time is assumed to be that of a job with its
     proportional share of `PROFILED_ON`, whatever the nodes here, and the work is rounded down to whole iterations. If
-    nodes declare no CPUs, training never waits for input. The requested batch is as in `mixed`. Models are dealt in
-    turn, to the jobs of the window first and to carried jobs after them.
+    nodes declare no CPUs, training never waits for input. The requested batch is as in `mixed`. Models take turns
+    (`in_turn`), first over the jobs of the window, then over the carried jobs.
     """
     names, code = _named(workload, truth, CLASSES)
     silent = np.array([not each for each in workload.models])[workload.model_code]
@@ -196,14 +196,14 @@ def _named(
 
 
 def packed_as_requested(requested: str, gpus: int, cluster: Cluster) -> tuple[NodeGpus, str]:
-    """A job's GPUs by node, packed, and their type: the requested one, else the first type with enough GPUs."""
+    """(GPUs by node, GPU type) of a packed job: on the requested type, else on the first type with enough GPUs."""
     gpu_types = [requested] if requested else [each for each in cluster.gpu_types if cluster.gpus_of(each) >= gpus]
     gpu_type = (gpu_types or list(cluster.gpu_types))[0]
     return packed(gpus, cluster.largest_nodes[gpu_type]), gpu_type
 
 
 def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
-    """The workload in which jobs that request too few GPUs for any plan request twice as many until a plan fits.
+    """Doubles the GPUs that a job with plans requests until a plan of its model fits.
 
     If no plan fits any number of GPUs of the requested type, the next type is tried. Raises InputError if a job with
     plans has no logged iterations, or fits no type.
@@ -247,25 +247,25 @@ def _larger(gpus: int, requested: str, cluster: Cluster) -> Iterator[tuple[str, 
 
 
 PARAMETERS_PER_GPU = 0.9e9
-"""Maximum parameters of a job's model per requested GPU: 14 GB or more of weights, gradients and optimizer state."""
+"""Maximum parameters of a model per requested GPU; their weights, gradients and optimizer state need 14 GB or more."""
 SPREAD = 8.0
-"""Largest ÷ smallest model, in parameters, that a job with a given number of GPUs may have."""
+"""Maximum ratio between the parameters of two models that jobs with the same number of GPUs may get."""
 LONG_GPU_H = 10.0
-"""Jobs of more GPU time draw from the larger half of the models for their GPUs, others from the smaller half."""
+"""Jobs with more GPU-hours draw from the larger half of the models for their GPUs, others from the smaller half."""
 BATCH_TOKENS = ((1e9, 2**19), (5e9, 2**20), (float("inf"), 2**21))
-"""(maximum parameters, tokens per step) (Brown et al., NeurIPS 2020, table 2.1: 0.5, 1 and 2 million)."""
+"""Entries (maximum parameters, tokens per step) (Brown et al., NeurIPS 2020, table 2.1: 0.5, 1 and 2 million)."""
 
 
 def with_language_models(
     workload: Workload, cluster: Cluster, truth: Truth, random: np.random.Generator, *, from_gpus: int
 ) -> Workload:
-    """Gives jobs of `from_gpus` or more a language model if their GPUs are a power of two; all others as `mixed`.
+    """Gives jobs of `from_gpus` or more GPUs, a power of two, a language model; `mixed` gives all others a model.
 
     Arrivals, GPUs and run times are the log's. The model is drawn by the job's GPUs and GPU time, as in Arena's traces
     (EuroSys 2026), in which only arrivals are production data.
 
-    The job's work fills its logged run time on the GPUs and the GPU type that it requests. A job without a requested
-    type gets one on which the model fits under a fixed plan, drawn in proportion to the cluster's GPUs.
+    A job's work takes its logged run time on the GPUs and the GPU type that it requests. A job without a requested type
+    gets one on which the model fits (`_types_for`), drawn in proportion to the cluster's GPUs.
     """
     result = mixed(workload, cluster, truth, random)
     gpus = workload.gpus.astype(np.int64)
@@ -312,7 +312,7 @@ def with_language_models(
 
 
 def batch_of(model: PlannedModel) -> int:
-    """The global batch of a language model: sequences per step, a power of two."""
+    """The global batch of a language model in sequences per step: `BATCH_TOKENS` ÷ the length, as a power of two."""
     tokens = next(tokens for most, tokens in BATCH_TOKENS if model.parameters <= most)
     return max(1, tokens // (1 << (model.seq_len - 1).bit_length()))
 
@@ -334,7 +334,7 @@ def _drawn(
 
 
 def _types_for(model: PlannedModel, gpus: int, requested: str, cluster: Cluster) -> list[str]:
-    """The GPU types on which the model fits this many GPUs under a fixed plan."""
+    """The GPU types on which this many GPUs hold replicas of the model, each on the fewest GPUs that hold it."""
     found = []
     for gpu_type in [requested] if requested else cluster.gpu_types:
         nodes = ((gpu_type, cluster.largest_nodes[gpu_type]),)

@@ -25,7 +25,7 @@ class OnEvents:
         self._engine = engine
         self._pass_pending = False
         self._wake_s = NEVER
-        self._vacated: list[tuple[float, int, int]] = []  # (until when, node, mask) of jobs that still save
+        self._vacated: list[tuple[float, int, int]] = []  # (time of leaving, node, mask) of saving jobs
 
     def begin(self) -> None:
         """Nothing to do: no decision is made before the first event."""
@@ -56,14 +56,14 @@ class OnEvents:
             if not self._stop_now(job, placed, now_s):
                 left_already.add(job.job_id)
         for job, placed in decision.starts:
-            if job.job_id in left_already:  # it should have moved, but had done its last step
+            if job.job_id in left_already:  # the job was to move, but had done its last step
                 continue
             engine.occupy((job, placed, job.share))
             start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
             engine.run_from(job, start_s)
         engine.note(decision, took_s)
         if left_already and any(job.job_id in left_already for job, _ in decision.starts):
-            self.on_event()  # the GPUs to which it should have moved are free
+            self.on_event()  # the GPUs to which the job was to move are free
         elif (change_s := engine.scheduler.next_change_s(now_s)) < NEVER:
             self._await_change(now_s, change_s)
 
@@ -83,14 +83,14 @@ class OnEvents:
         return True
 
     def _free_s(self, placed: Placed) -> float:
-        """The instant at which all jobs that were stopped on these GPUs have saved and left."""
+        """The time at which all jobs that were stopped on these GPUs have saved their state and left."""
         ends = [until_s for until_s, at, left in self._vacated for node, mask in placed if node == at and mask & left]
         return max(ends, default=0.0)
 
     def _await_change(self, now_s: float, change_s: float) -> None:
-        """Schedules a decision at the scheduler's next change, unless an arrival brings a decision before.
+        """Schedules a decision at the scheduler's next change, unless a job arrives (and causes a decision) before.
 
-        Changes before any other event that need no decision are applied immediately.
+        Changes that come before any other event and need no decision are applied immediately.
         """
         arrives_s, ask = self._engine.arrives_s, self._engine.scheduler.next_change_s
         asked_s, next_s = now_s, min(arrives_s, self._engine.env.peek())
@@ -113,7 +113,7 @@ class OnEvents:
 
 
 MAX_IDLE_ROUNDS = 10_000
-"""Rounds without a running job, while jobs wait, after which the simulation is given up."""
+"""Maximum consecutive rounds in which jobs wait and none runs; then the simulation ends with an error."""
 SLACK = 1e-3
 """Tolerance, as a fraction of `refill_s`, for instants that were rounded to the grid of times."""
 
@@ -133,12 +133,12 @@ class Rounds:
     The model follows the physical runs that Shockwave published (NSDI 2023, artifact: 8 nodes of 4 V100, rounds of
     120 s), to whose job completion times it was fitted (conf/testbed/shockwave_v100.yaml). Round r starts at S_r and
     lasts D. The jobs of round r + 1 are decided at S_r + h·D. A job that keeps its GPUs continues to train; any other
-    stops at S_r + D (its *lease* ends), and its GPUs are free once it has saved and left. The next round starts
-    σ(leases that ended) late. A new job starts as soon as its GPUs are free. With h = 1 and σ = 0 the scheduler decides
-    at the end of each round, and decisions take effect immediately. A decision sees jobs that arrive at its instant.
+    stops at S_r + D (its *lease* ends), and its GPUs are free once it has saved and left. If n leases end, the next
+    round starts σ(n) late. A new job starts as soon as its GPUs are free. With h = 1 and σ = 0, the scheduler decides
+    at the end of each round, and decisions take effect immediately. A decision includes jobs that arrive at its time.
 
-    With `refill_s`, the end of a job brings another decision at the next multiple of `refill_s`. Jobs that choose their
-    batch then run ahead only up to the next instant of a possible decision.
+    If `refill_s` is set, the end of a job causes another decision at the next multiple of `refill_s`. Jobs that choose
+    their batch are then simulated ahead only up to the next time at which a decision is possible.
 
     quotas: GPUs of tenants that may not borrow. _promised_gpus: by tenant, GPUs that its jobs hold or will hold.
     """
@@ -250,7 +250,7 @@ class Rounds:
         return ended
 
     def _relocated(self, decision: Decision[SimulatedJob], boundary_s: float) -> set[int]:
-        """Ids of jobs that continue on other GPUs now at no cost, so they need not be stopped and launched."""
+        """Ids of jobs that move to other GPUs now without any cost, so that they need not be stopped and launched."""
         stops: list[SimulatedJob] = [job for job, _ in decision.stops]
         if self._leaving or boundary_s > self._engine.env.now or self._execution.stretch_of(len(stops)) > 0:
             return set()
@@ -259,7 +259,7 @@ class Rounds:
         return {job.job_id for job in stops if job.running and job.only_relocates(boundary_s)}
 
     def _end_lease(self, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
-        """Stops the job at the boundary; returns False if the job ends before the boundary by itself."""
+        """Stops the job at the boundary; returns False if it finishes by then, so that there is nothing to stop."""
         self._engine.look_ahead(boundary_s, [job])
         gpus = gpus_in(placed)
         own = job.end_s <= boundary_s and not (job.end_s == boundary_s and job.ends_after_decision)
@@ -281,8 +281,8 @@ class Rounds:
     def _launch(self, job: SimulatedJob, placed: Placed, next_start_s: float, shared_s: float) -> None:
         """Starts the job as soon as its GPUs are free; without early launches, not before its round begins.
 
-        A job with a share starts when the shares of the round change. A job that starts so late that it could be
-        stopped before its first step, round after round, keeps its GPUs until its first step.
+        A job with a share starts when the shares of the round change. A job that starts a whole round late keeps its
+        GPUs until its first step; otherwise, it could be stopped before that step in every round.
         """
         start_s = max(self._engine.env.now, job.free_s)
         if self._leaving:
@@ -304,7 +304,7 @@ class Rounds:
             job.keeps_until_s = max(job.keeps_until_s, job.first_step_s)
 
     def _quota_free_s(self, virtual_cluster: str) -> float:
-        """The instant at which enough jobs of the tenant have left for its promised GPUs to be within its quota."""
+        """The time from which the tenant's promised GPUs fit its quota, after enough of its stopped jobs have left."""
         quota = self._quotas.get(virtual_cluster)
         if quota is None:
             return 0.0

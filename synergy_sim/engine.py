@@ -27,7 +27,7 @@ BEFORE_ALL_ELSE = 0
 AFTER_ALL_ELSE = 2  # SimPy's own priorities are 0 (urgent) and 1 (normal)
 AFTER_DECISIONS = 3
 DECISIONS_PER_PROGRESS = 200
-MAX_RUNS_WITHOUT_PROGRESS = 100_000  # consecutive runs; the total number of jobs is added
+MAX_RUNS_WITHOUT_PROGRESS = 100_000  # consecutive runs; the number of jobs is added
 
 Progress = Callable[[float, int], None]
 """Called every `DECISIONS_PER_PROGRESS` decisions with (simulated seconds, finished jobs)."""
@@ -40,7 +40,7 @@ class Driver(Protocol):
         """Called when the clock starts."""
 
     def on_event(self) -> None:
-        """Called when jobs have arrived, or one has ended, at this instant."""
+        """Called when jobs have just arrived or a job has just ended."""
 
     def on_job_end(self, job: SimulatedJob) -> None:
         """Called when a job ends, to report it to the scheduler."""
@@ -67,9 +67,9 @@ class Call(simpy.Event):
 class Engine:
     """Starts, stops and ends jobs on a simulated clock. Call `begin` and then `run`, once each.
 
-    total, active, running, done: numbers of jobs. gpus_used: GPUs of running jobs. watched: running jobs by id, if jobs
-    choose their batch or report their progress. arrives_s: time of the next arrival; inf if there is none.
-    predicted_s: (jobs,) run time predicted for each job as it arrived; None if the policy predicts none.
+    total, active, running, done: numbers of jobs; active ones have arrived and not ended. gpus_used: GPUs of running
+    jobs. watched: running jobs by id, if jobs choose their batch or report progress. arrives_s: next arrival, else inf.
+    predicted_s: (jobs,) run time predicted for each job when it arrived; None if the policy predicts none.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Engine:
         self._progress = progress
         self._max_without_progress = MAX_RUNS_WITHOUT_PROGRESS + total
         self.lost_gpu_s = 0.0  # training lost by jobs that have ended
-        self._without_progress = 0  # number of the latest consecutive runs that were stopped before any progress
+        self._without_progress = 0  # latest consecutive runs that were stopped before any progress
 
     def begin(self, driver: Driver) -> None:
         """Schedules the first arrival and starts the driver."""
@@ -118,7 +118,7 @@ class Engine:
         self.env.run(until=self.all_done)
 
     def _arrive(self, event: Any) -> None:
-        """Submits the event's job and all later ones that are submitted now. The event has None if there is no job."""
+        """Submits the event's job and all others that are due now. The event's value is None if no job is left."""
         now_s, job, arrive, log = self.env.now, event.value, self.scheduler.arrive, self.log.append
         predicted_s = self.predicted_s
         while job is not None and job.submit_time_s <= now_s:
@@ -222,12 +222,12 @@ class Engine:
             self._complete_later(job)
 
     def _complete_later(self, job: SimulatedJob) -> None:
-        """Schedules the job's known end; an end that was rounded down comes after the decisions of its instant."""
+        """Schedules the job's known end; an end that was rounded down comes after decisions at the same time."""
         delay_s = job.end_s + job.costs.exit_s - self.env.now
         job.completion = Call(self.env, delay_s, self._finish, job, AFTER_DECISIONS if job.ends_after_decision else 1)
 
     def reshare(self, job: SimulatedJob, from_s: float) -> None:
-        """Continues the job from `from_s` on, now or later, with its new share."""
+        """Continues the job with its new share of CPUs and memory from `from_s` on, now or later."""
         self.at(from_s, self._note_share, (job, job.share))
         if from_s > self.env.now:
             self.look_ahead(from_s, [job])
@@ -246,9 +246,9 @@ class Engine:
             self.shares.append(self.env.now, job.job_id, share, job.on_gpus)
 
     def end_in_order(self, job: SimulatedJob) -> None:
-        """Moves the job's end before the starts of its instant, because a decision has given its GPUs away.
+        """Moves the job's end before all starts at the same time, because a decision has given its GPUs away.
 
-        If that instant is now, the job ends immediately.
+        If the job's end is due now, the job ends immediately.
         """
         if not job.ends_after_decision:
             return
@@ -260,9 +260,9 @@ class Engine:
             self._complete_later(job)
 
     def look_ahead(self, until_s: float, jobs: Iterable[SimulatedJob] | None = None) -> None:
-        """Advances jobs that choose their batch to `until_s`; no decision is made before.
+        """Advances jobs that choose their batch to `until_s`; there is no decision before `until_s`.
 
-        Outdated models are fitted together, and then their jobs continue.
+        Jobs whose performance model is outdated halt; all these models are fitted together, then their jobs continue.
         """
         if not self._tunes_batch:
             return

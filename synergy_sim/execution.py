@@ -1,4 +1,4 @@
-"""The costs of starting, stopping and ending a job, and its progress, as closed forms without a clock."""
+"""Costs of starting, stopping and ending jobs, and the progress of jobs, in closed form and without a clock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Costs:
 
     @property
     def resize_s(self) -> float:
-        """Pause of a job if only its number of GPUs changes."""
+        """Seconds for which a job pauses if only its number of GPUs changes."""
         return on_grid(self.resize_fraction * self.restart_s)
 
 
@@ -96,14 +96,14 @@ class ExecutionModel:
         return self.costs_by_model.get(model, self.costs)
 
     def costs_of_checkpoint(self, model: str, checkpoint_bytes: float) -> Costs:
-        """The costs of a job with a checkpoint of this many bytes, which each restart saves and loads, whatever the new
-        plan; the first start loads none. Costs set for its model take precedence.
+        """The costs of a job from the bytes of its checkpoint, which each restart saves and loads, under any plan; the
+        first start loads none. Costs that the settings give for the model take precedence.
         """
         restart_s = self.startup_s + 2.0 * checkpoint_bytes / self.storage_bytes_per_s
         return self._costs_unless_given(model, launch_s=self.startup_s, restart_s=restart_s)
 
     def costs_as_measured(self, model: str, measured: ProfiledCosts) -> Costs:
-        """The costs of a job whose model was profiled. Costs set for its model take precedence."""
+        """The costs measured in the profile of the job's model, unless the settings give costs for that model."""
         return self._costs_unless_given(
             model, launch_s=measured.launch_s, restart_s=measured.restart_s, exit_s=measured.exit_s
         )
@@ -112,7 +112,7 @@ class ExecutionModel:
         return self.costs_by_model.get(model) or replace(self.costs, declared_restart_s=None, **costs_s)
 
     def stretch_of(self, ended: int) -> float:
-        """Seconds by which the next round is late when `ended` leases end; σ(n) of `synergy_sim.drivers`."""
+        """Seconds by which the next round is late if `ended` leases end; σ(n) in `drivers.Rounds`."""
         if self.stretch == "log":
             return on_grid(self.stretch_s * log1p(ended))
         if self.stretch == "linear":
@@ -125,11 +125,11 @@ class SimulatedJob(Job):
     """A job with the truth about it: its run time, its costs and its progress.
 
     hosts: the type of every node. A job that requested CPUs and has no share runs with its node's proportional share.
-    speeds: speed by GPU type, relative to the type of its run time; None: equally fast on all.
-    left_work_s: seconds of training left as of its last stop. on_gpus: GPUs that it physically holds, or 0.
-    first_step_s: when its run begins to train. end_s: when its last step is done, NEVER while unknown.
-    ends_after_decision: whether `end_s` was rounded down, so that it ends after a decision at that instant.
-    Under rounds, began_s: when its last run took its GPUs; free_s: when the run before had saved and left.
+    speeds: speed by GPU type, relative to the type for which its run time holds; None: equally fast on all types.
+    left_work_s: seconds of training left at its last stop. on_gpus: number of GPUs that it physically holds.
+    first_step_s: time at which its run begins to train. end_s: time of the end of its last step, NEVER if unknown.
+    ends_after_decision: whether `end_s` was rounded down, so that the job ends after a decision at the same time.
+    In rounds, began_s: time at which its last run got GPUs; free_s: time at which the run before had saved and left.
     done_s: training seconds of this run up to since_s, when its share last changed; rate: its speed since then.
     saved: whether its last stopped run kept any progress. lost_gpu_s: GPU-seconds of training lost by stops.
     completion: the `Call` that ends it. compressors: (instant, compressor of its gradients from then on) per change.
@@ -159,13 +159,13 @@ class SimulatedJob(Job):
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until its last step if it runs from `settled_s` on without interruption."""
+        """Seconds from `settled_s` until the end of the job's last step if it then runs without interruption."""
         if self.running:
             return self.end_s - self.settled_s
         return self.left_work_s + (self.costs.launch_s if self.first_start_s == NEVER else self.costs.restart_s)
 
     def carry_on(self, start_s: float) -> None:
-        """Computes the job's first step and its end if it has its GPUs from `start_s` on."""
+        """Computes the times of the job's first step and of its end if it holds its GPUs from `start_s` on."""
         if self.moved:
             self.first_step_s = max(start_s, self.first_step_s)
         else:
@@ -174,7 +174,7 @@ class SimulatedJob(Job):
         self._go_on(self.first_step_s)
 
     def _go_on(self, from_s: float) -> None:
-        """Computes its end if it trains from `from_s` on with its present share."""
+        """Computes the job's end if it trains with its present share from `from_s` on."""
         self.since_s = from_s
         left_s = self.left_work_s - self.done_s
         self.rate = self._rate_here()
@@ -189,15 +189,15 @@ class SimulatedJob(Job):
         return rate if self.requested is None else rate * by_request(self.requested, self.share or host.proportional)
 
     def look_ahead(self, until_s: float) -> bool:
-        """Whether its course up to `until_s` is known; always true for a job that only has a run time."""
+        """Whether the job is simulated up to `until_s`; always true for a job that only has a run time."""
         return True
 
     def only_relocates(self, now_s: float) -> bool:
-        """Whether its move changes only its GPUs, not its rate or its end."""
+        """Whether the job's move changes only its GPUs, not its speed or its end."""
         return False
 
     def report(self, now_s: float) -> None:
-        """Reports its training to its task, if it trains."""
+        """Reports the job's training to its task; a job that only has a run time reports nothing."""
 
     def reshare(self, from_s: float) -> bool:
         """Continues from `from_s` on with the present share; returns whether the speed has changed."""
@@ -214,7 +214,7 @@ class SimulatedJob(Job):
         return self.costs.restart_s if self.restarts else self.costs.launch_s
 
     def unsaved_s(self, now_s: float) -> float:
-        """Seconds of training since its first step or last checkpoint; 0 if it saves whenever it is stopped."""
+        """Seconds of training since the first step or last checkpoint; 0 if the job saves whenever it is stopped."""
         interval_s = self.costs.checkpoint_interval_s
         return max(0.0, now_s - self.first_step_s) % interval_s if interval_s > 0 else 0.0
 

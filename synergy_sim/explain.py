@@ -47,19 +47,19 @@ from synergy_sim.prepare import execution_of, prepared_runs
 from synergy_sim.settings import Settings
 from synergy_sim.simulate import Simulation
 
-# The jobs at any instant are made from the run's stored events; no log is read again. Every active job goes through its
-# events from its submission on, as in the simulation, so its attained service, its remaining time and its place in its
-# queue are those that its policy saw.
+# The state of jobs at any time is computed from the run's stored events; no log is read again. All events of an active
+# job are applied to it in order, as in the simulation, so that its attained service, its remaining time and its place
+# in the queue are those that the policy saw.
 
 NAMES = ("virtual_cluster", "user", "gpu_type", "model")
 COLUMNS = (*NAMES, "job_name", "gpus", "submit_time_s", "duration_s", "estimate_s", "predicted_duration_s")
 SLACK_S = 0.001
-"""If a job's runs add up to its logged run time within this tolerance, its work is that run time, in seconds."""
+"""If the lengths of a job's runs add up to its logged run time within these seconds, its work is that run time."""
 MAX_JOBS_NAMED = 3
 
 
 class Turn(NamedTuple):
-    """An event of a job: instant, kind (`what`), GPUs, the jobs that caused it (`by`), and why the job was stopped."""
+    """An event of a job: time, kind (`what`), GPUs, the jobs that caused the event (`by`), and the reason of a stop."""
 
     time_s: float
     what: str
@@ -95,7 +95,7 @@ class Facts:
     """The stored facts of a run: columns of its jobs, its events, and the state of jobs at any instant.
 
     submissions: each job's spec and requested share, for policies that share out CPUs and memory.
-    timed_on: the GPU type to which the run times of jobs that request no type belong.
+    timed_on: the GPU type on which run times were logged; "" if unknown, and run times are the same on all types.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Facts:
         return [(float(events.time_s[row]), Kind(events.kind[row]), row) for row in self._rows_of.get(job_id, ())]
 
     def placed(self, row: int) -> Placed:
-        """The GPUs of the start whose first event is at `row`."""
+        """The GPUs that a job got at a start; its first event is at `row`."""
         events, last = self.events, row + 1
         while last < len(events.part) and events.part[last] > 0:
             last += 1
@@ -174,14 +174,14 @@ class Facts:
                 job.share = Share(
                     float(shares.cpus[rows[-1]]) / job.gpus, float(shares.memory_bytes[rows[-1]]) / job.gpus
                 )
-        if self._submissions:  # set last: the request must not change the run time, which is that of the stored events
+        if self._submissions:  # set last, because the request must not change the run time of the stored events
             job.spec, job.requested = self._submissions[job_id]
         if self.policy.preemptive:
-            job.settle(now_s)  # without preemption, reservations need `settled_s` to be the start of its run
+            job.settle(now_s)  # without preemption, reservations need the start of the run in `settled_s`
         return job
 
     def _jump(self, job: SimulatedJob, until_s: float) -> None:
-        """Applies the jumps of the job's key up to `until_s` that no event caused."""
+        """Applies changes of the job's key up to `until_s` that come with time, not with an event."""
         at_s = job.settled_s
         while isinstance(self.policy, OrderingPolicy) and (next_s := next_jump_s(self.policy, job, at_s)) is not None:
             if next_s > until_s:
@@ -192,7 +192,7 @@ class Facts:
     def submitted(self, job_id: int) -> SimulatedJob:
         """The job as it arrived, with its logged run time and the speeds of GPU types.
 
-        If its runs add up to another time, as those of training jobs do, it has that time at the same speed everywhere.
+        If its runs add up to another time, as those of training jobs do, that is its run time, on every GPU type.
         """
         columns = {name: column[job_id] for name, column in self.jobs.items()}
         names: dict[str, Any] = {name: "" if columns[name] == NO_NAME else str(columns[name]) for name in NAMES}
@@ -246,7 +246,7 @@ class Facts:
         return result
 
     def _at_once(self, job_id: int, row: int, placed: Placed) -> dict[tuple[Kind, bool], list[str]]:
-        """Other jobs with an event at the instant of `row`, by (kind of event, whether on some of these GPUs)."""
+        """Other jobs with an event at the time of `row`, by (kind of event, whether it concerns any of these GPUs)."""
         events, held = self.events, dict(placed)
         first, last = (int(events.time_s.searchsorted(events.time_s[row], side)) for side in ("left", "right"))
         found: dict[tuple[Kind, bool], list[str]] = defaultdict(list)
@@ -260,7 +260,7 @@ class Facts:
         return found
 
     def _made_room(self, job_id: int, row: int, placed: Placed) -> str:
-        """Names the jobs that freed the GPUs of a start, else those that ended elsewhere at the same instant."""
+        """Names the jobs that freed the GPUs of a start, else the jobs that ended on other GPUs at the same time."""
         others = self._at_once(job_id, row, placed)
         ended, stopped = others[Kind.FINISH, True], others[Kind.STOP, True]
         named = [f"{_list(ended)} ended"] if ended else []
@@ -278,21 +278,21 @@ def _list(names: list[str]) -> str:
     return ", ".join(names[:MAX_JOBS_NAMED]) + more
 
 
-# CPUs and memory: a job's demand, its share, its speed with that share, and the resource that limits it.
+# CPUs and memory: a job's demand, its share, its speed with that share, and the resource that limits its speed.
 
 UNLIMITED = float("inf")
 FASTER = 1.0 + 1e-6
-"""Smaller speed-ups do not count, because shares are given with a slack."""
+"""Smaller speed-ups do not count, because the shares that jobs get are only accurate within a tolerance."""
 
 
 @dataclass(frozen=True)
 class Demand:
     """A job's demand for CPUs and memory, per GPU.
 
-    wanted: the smallest share with which it is fastest on `gpu_type`, within a node. most_speed: its speed with
-    `wanted` ÷ that with its proportional share. known: whether its speed as a function of its share is known. has: its
-    present share. speed: its speed with `has` ÷ that with its proportional share. bound_by: the resource that limits
-    its speed, a key of `_BOUND`. free: unused CPUs and memory on its nodes together; None if nodes are pooled.
+    wanted: the smallest share that a node can give with which the job is fastest on `gpu_type`. Speeds are relative to
+    the speed with its proportional share: most_speed with `wanted`, speed with `has`, its present share. known: whether
+    its speed as a function of its share is known. bound_by: the resource that limits its speed, a key of `_BOUND`.
+    free: unused CPUs and memory on its nodes together; None if nodes are pooled.
     """
 
     gpu_type: str
@@ -371,14 +371,14 @@ def demand(seen: Snapshot[SimulatedJob], job: SimulatedJob) -> Demand | None:
     return replace(wants, has=has, speed=applicant.speed(kind, has), bound_by=bound_by, free=free)
 
 
-# The answer: the job's state, its place in the order, and the reasons why it waits
+# The answer: the job's state, its place in the policy's order, and the reasons why it waits
 
 MAX_AHEAD = 5
 WIDTH = 80
 
 
 class Ahead(NamedTuple):
-    """A job ahead in the order, and its key in words."""
+    """A job that comes before the explained job in the policy's order. key: its sort key in words."""
 
     job_id: int
     gpus: int
@@ -389,11 +389,11 @@ class Ahead(NamedTuple):
 class Answer:
     """The state of one job at an instant, and the reasons why it waits. state: "waiting", "running" or "ended".
 
-    decided_s: the instant of the order and the reasons: `time_s` or, in rounds, the last decision. place, of: the job's
-    position in its lane, from 1, and the length of the lane; place 0: it has no position. preempts: whether running
-    jobs are part of that order. ahead: the first jobs before it; more_ahead, more_ahead_gpus: number and GPUs of the
-    other jobs before it. free: free GPUs by node. demand: its demand for CPUs and memory, under a policy that shares
-    them out. before, after: its events up to the instant, and the next one. origin_s: see `format_instant`.
+    decided_s: time of the order and reasons: `time_s` or, in rounds, the last decision. lane: tenant whose quota the
+    job competes for, "" for none. place, of: its position, from 1, among the jobs that compete for the same GPUs,
+    and their number; place 0: no position. preempts: whether running jobs are among them. ahead: the first jobs before
+    it; more_ahead, more_ahead_gpus: number and GPUs of the others. free: free GPUs by node. demand: None if the policy
+    shares out no CPUs and memory. before, after: events up to `time_s`, and the next. origin_s: see `format_instant`.
     """
 
     def __init__(self, facts: Facts, job_id: int, at_s: float) -> None:
@@ -551,7 +551,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | Answer, float, float]:
-    """Returns the explanation, its instant, and the seconds from 1970 to simulated time 0.
+    """Returns the explanation, the simulated time that it is about, and the seconds from 1970 to simulated time 0.
 
     Raises InputError if the run, the job or the instant cannot be found.
     """
@@ -576,7 +576,7 @@ def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | An
 
 
 def _asked(names: list[str], submit_time_s: Floats, wanted: str, at: str | None) -> tuple[int, float]:
-    """Returns the number of the wanted job and the wanted instant."""
+    """Returns the number of the job named `wanted`, and the time `at` in seconds, by default that of its submission."""
     if wanted in names:
         job = names.index(wanted)
     elif wanted.isdigit() and int(wanted) < len(names):
@@ -616,7 +616,7 @@ def facts_of(run: StoredRun, settings: Settings, policy: Policy) -> Facts:
     if "quotas" not in run.summary:
         raise InputError(f"{run.folder}: another version wrote it without its tenants' quotas. Run that policy again.")
     wanted = dataclasses.replace(settings.cluster, virtual_clusters=run.summary["quotas"] or None)
-    if wanted.node_types is None:  # the run's nodes, even if nodes read from the log would differ today
+    if wanted.node_types is None:  # take the nodes of the run; the log might give others today
         kept = ("gpu_type", "nodes", "gpus_per_node")
         there = [NodeTypeSettings(**{key: each[key] for key in kept}) for each in run.summary["node_types"]]
         wanted = dataclasses.replace(wanted, node_types=there, add_nodes=0)
@@ -634,7 +634,7 @@ def facts_of(run: StoredRun, settings: Settings, policy: Policy) -> Facts:
 def _submissions(run: StoredRun, settings: Settings) -> list[tuple[JobSpec | None, Share | None]]:
     """Each job's spec and requested share. Raises InputError if the jobs differ from those of the run.
 
-    All policies of the command that made the run decide which rows become training jobs.
+    Which rows become training jobs depends on all policies of the command that made the run.
     """
     together = dataclasses.replace(settings, policy=run.requested_policies())
     made = next(each for each in prepared_runs(together) if each.asked == settings.policy[0])

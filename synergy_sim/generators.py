@@ -26,8 +26,8 @@ CASES = (("fifo", True), ("backfill", True), ("backfill", False))
 
 
 def queueing_delays(known: Statistics, rows: TraceRows) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yields (name of the case, first start − submission of every job in seconds); launches take no time."""
-    # At least as many nodes as the tenants' quotas need.
+    """Yields (name of the case, seconds from submission to first start of every job); launches take no time."""
+    # The cluster has at least as many nodes as the tenants' quotas need.
     nodes = max(known.nodes, sum(known.virtual_cluster_nodes))
     cluster = Cluster((NodeType("gpu", "gpu", nodes, known.gpus_per_node),), virtual_clusters=dict(known.quotas))
     work = without_misfits(from_rows(rows, name=known.name), cluster)  # a real log has tenants without a quota

@@ -28,8 +28,8 @@ NOMINAL = "v100"
 def check_types(
     cluster: Cluster, workload: Workload, truth: Truth, timed_on: str | None, anonymous: Sequence[str] = ()
 ) -> None:
-    """Raises InputError for a GPU type of the cluster that has no data sheet and no measurements, that the log does not
-    name, and that is not anonymous; and for a `timed_on` without a data sheet.
+    """Raises InputError for an unknown GPU type of the cluster: one without data sheet and measurements that is neither
+    named by the log nor in `anonymous`. Also raises it if `timed_on` has no data sheet.
     """
     if timed_on is not None and gpu_sheet(timed_on) is None:
         raise unknown("trace.gpu_type", timed_on, gpu_sheets(), hint="trace.gpu_type=null keeps run times as they are.")
@@ -74,7 +74,7 @@ def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str |
             unchanged[types[ran]] += count
             continue
         factor[mine] = run_time_ratio(types[ran], on).factor
-        # A job that requests no type may run on all types, at their speeds relative to this one.
+        # A job that requests no type may run on all types, with speeds relative to the type `on`.
         anywhere = cluster.gpu_types if not stays and only_run_times[mine].any() else (on,)
         for each in anywhere:
             jobs[types[ran], each.partition("@")[0]] += count
@@ -101,7 +101,7 @@ def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str |
         estimate_s=on_grid(made.estimate_s * factor),
         ran_before_s=on_grid(made.ran_before_s * factor),
         work_scale=made.work_scale * work,
-        # On GPU types other than the log's, logged waits say nothing.
+        # Logged waits mean nothing on GPU types that the log's cluster did not have.
         log_wait_s=np.where((factor == 1.0) | is_log_hardware, made.log_wait_s, np.nan),
         converted_by=factor,
         iterations=whole,
@@ -115,7 +115,7 @@ def _base(
 ) -> str:
     """The GPU type on which run times were logged: `timed_on`, else the type that most jobs ran on.
 
-    Returns "" if it is unknown or cannot be compared with every type of the cluster.
+    Returns "" if that type is unknown, or if its speed cannot be compared with every type of the cluster.
     """
     if timed_on is not None:
         return gpu_type_named(timed_on)
@@ -149,7 +149,7 @@ def _in_words(conversions: Sequence[Conversion]) -> str:
 
 
 def speeds(cluster: Cluster, sizes: Iterable[int], timed_on: str | None) -> dict[int, dict[str, float]]:
-    """By number of GPUs and GPU type, the speed of a job that requests no type, relative to the type of its run time.
+    """Speeds of jobs that request no type: GPUs → GPU type → speed, where 1 is that of the first type that fits them.
 
     Returns {} if all types are equally fast. Raises InputError if the speeds of two types cannot be compared.
     """

@@ -1,4 +1,4 @@
-"""Makes simulated jobs from a workload's rows: with only a run time, trained in replicas, or under parallel plans."""
+"""Makes simulated jobs from a workload: with only a run time, in data-parallel replicas, or with parallel plans."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from synergy_sim.truth.application import (
 )
 
 ROUNDING = 1e-9
-"""Tolerance, as a fraction of an iteration or a round, for whole iterations and ends of rounds."""
+"""Tolerance for whole iterations and for ends of rounds, as a fraction of an iteration or a round."""
 
 
 class SimulatedTraining(SimulatedJob, ABC):
     """A job whose speed depends on its GPUs and its batch.
 
-    Progress is counted in iterations at the initial batch. Its rate, gain ÷ iteration time, is constant within a
-    *pass*, which lasts until the next epoch boundary, change of batch or change of GPUs, as in the simulators of Pollux
-    (OSDI 2021) and Sia (SOSP 2023).
+    Progress is counted in iterations at the initial batch. The rate of progress, gain ÷ iteration time, is constant
+    within a *pass*, which lasts until the next epoch boundary, change of batch or change of GPUs, as in the simulators
+    of Pollux (OSDI 2021) and Sia (SOSP 2023).
 
     work_scale: the job's work ÷ the application's. slowdown: true ÷ modelled iteration time. whole_seconds: epochs end
-    at whole seconds, as in Pollux's and Sia's simulators. whole_rounds_s: length of rounds in which the job does whole
-    iterations and at whose ends it ends, as in the simulator of Synergy (OSDI 2022); 0: no such rounds. tunes_batch:
-    whether the job chooses its batch by its task's beliefs; else it trains at the requested batch, and its end is known
-    when it starts. `epoch` and `progress` are as of `at_s`; `due_s` is the end of the present epoch.
+    at whole seconds, as in Pollux's and Sia's simulators. whole_rounds_s: length of rounds; the job does whole
+    iterations per round and ends with a round, as in the simulator of Synergy (OSDI 2022); 0: no such rounds.
+    tunes_batch: whether the job chooses its batch by the performance model of its task; else it trains at the requested
+    batch and its end is known when it starts. `epoch`, `progress`: state at `at_s`; `due_s`: end of the present epoch.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class SimulatedTraining(SimulatedJob, ABC):
 
     @property
     def remaining_s(self) -> float:
-        """Seconds from `settled_s` to its last step, as it runs now or, if it does not run, as requested.
+        """Seconds from `settled_s` to the end of the job: as it runs now or, if it does not run, as requested.
 
-        The result is rounded to the grid of times. Epochs of equal work can take different times, so each is added up.
+        The result is rounded to the grid of times. It is a sum over epochs, as equal work can take different times.
         """
         if self.running and self.end_s < NEVER:
             return self.end_s - self.settled_s
@@ -108,7 +108,7 @@ class SimulatedTraining(SimulatedJob, ABC):
     # Called by the engine
 
     def carry_on(self, start_s: float) -> None:
-        """Prepares to train on its GPUs from `start_s` on; a job that moved at no cost continues without a delay."""
+        """Prepares to train on new GPUs from `start_s` on; a job that moved without cost continues without delay."""
         if self.moved:
             self.first_step_s = max(start_s, self.first_step_s)
         else:
@@ -129,7 +129,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self._foresee()
 
     def only_relocates(self, now_s: float) -> bool:
-        """Whether its move changes neither its rate nor its end: in whole rounds, at a fixed batch, on like GPUs."""
+        """Whether a move changes neither speed nor end: in whole rounds, at a fixed batch, to GPUs of the same kind."""
         return (
             self.moved
             and self.whole_rounds_s > 0
@@ -147,7 +147,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             return False
         self._train_until(from_s)
         if self.epoch == len(self.application.work_at_epoch_end):
-            return False  # it has done its last step and only waits for the end of its round
+            return False  # all steps are done; the job only waits for the end of its round
         self._share = self.share
         self._must_choose = True
         self.end_s = NEVER
@@ -163,7 +163,7 @@ class SimulatedTraining(SimulatedJob, ABC):
                 self._walk(now_s)
 
     def delay_s(self) -> float:
-        """Seconds from receiving its GPUs to its first step; `resize_s` if it just released others of the same type."""
+        """Seconds from getting GPUs to the first step; `resize_s` if the job just released others of the same type."""
         resized = self._left_s == self.settled_s and self._held.gpu_type == self.cluster.type_of(self.placement)
         return self.costs.resize_s if resized else super().delay_s()
 
@@ -178,7 +178,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self.progress = max(self._began_with, self.progress - self._rate * lost_s)
             self.epoch = bisect_right(self.application.work_at_epoch_end, self.progress / self.work_scale)
             self.lost_gpu_s += lost_s * self._held.gpus
-        # Rounding can leave no work although the last step has not been counted: the job then needs one more start.
+        # Rounding can leave no work although the last step was not counted. Then the job needs one more start.
         self.epoch = min(self.epoch, len(self.application.work_at_epoch_end) - 1)
         self.end_s = self.due_s = NEVER
         if self.task is not None:
@@ -186,10 +186,10 @@ class SimulatedTraining(SimulatedJob, ABC):
         return self.progress > self._began_with
 
     def look_ahead(self, until_s: float) -> bool:
-        """Trains up to `until_s`; no decision is made before. Sets `end_s` if the job is done by then.
+        """Trains up to `until_s`, as there is no decision before. Sets `end_s` if the job is done by then.
 
-        Returns False if the job's model is out of date: refresh it and call again. A pass that lasts beyond `until_s`
-        is not settled.
+        Returns False if the job's performance model is outdated: refresh it and call again. The progress of a pass that
+        lasts beyond `until_s` is not updated.
         """
         if not self.tunes_batch or self.at_s >= until_s or self.end_s < NEVER:
             return True
@@ -204,7 +204,7 @@ class SimulatedTraining(SimulatedJob, ABC):
                     return False
                 self._choose()
             if self._goes_on_after(until_s):
-                if self._news:  # what this pass reported counts from the next decision on
+                if self._news:  # what this pass reported is used from the next decision on
                     self._settle(until_s)
                     self._must_choose = True
                 break
@@ -218,7 +218,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         return True
 
     def report(self, now_s: float) -> None:
-        """Reports to its task how much work is done and, if that is to be learned, how fast its input is prepared."""
+        """Reports the work done to the job's task and, if the policy learns it, the speed of input preparation."""
         if self.running and now_s > self.first_step_s:
             self._report_input()
         if self.running and now_s > self.at_s:
@@ -231,7 +231,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self.task.pool.overhead = self.slowdown
 
     def _report_input(self) -> None:
-        """Reports one step per run, share and plan; a second report would have the same noise."""
+        """Reports a step's input once per run, share and plan, because another report would have the same noise."""
         task, app, held, plan = self.task, self.application, self._held, self._trains
         key = self._run, self._share, plan
         if task is None or task.pool.inputs is None or key == self._reported_input:
@@ -254,7 +254,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         """Seconds of an iteration at the requested batch on this many packed GPUs of one type; inf if no plan fits."""
 
     def remaining_iterations(self) -> float:
-        """Iterations at the requested batch from the end of the present epoch to the job's end; at least 1."""
+        """Iterations at the requested batch that follow the present epoch; at least 1."""
         iterations = self.application.iterations(self.requested_batch)
         return max(1.0, (iterations[-1] - iterations[min(self.epoch, len(iterations) - 1)]) * self.work_scale)
 
@@ -262,20 +262,20 @@ class SimulatedTraining(SimulatedJob, ABC):
 
     @abstractmethod
     def _choose(self) -> None:
-        """Chooses the batch by the job's beliefs and begins a pass, whose reports may change the beliefs."""
+        """Chooses the batch by the performance model and begins a pass, whose reports may change the model."""
 
     def _choose_fixed(self) -> None:
         self._go_on_under(self.application.fixed(self._held.gpu_type, self._node_gpus, self.requested_batch))
 
     def _train_with(self, plan: Plan) -> None:
-        """Begins a pass under a plan that was chosen by the present beliefs."""
+        """Begins a pass under a plan that was chosen by the present performance model."""
         assert self.task is not None
         self._go_on_under(plan)
         self._must_choose, self._version = False, self.task.pool.version
         self._begin_pass()
 
     def _begin_pass(self) -> None:
-        """Computes the rate from `at_s` on and the end of the epoch at that rate."""
+        """Computes the rate of progress from `at_s` on, and the end of the epoch at that rate."""
         app, plan = self.application, self._trains
         if app.exchange is not None and (not self.compressors or self.compressors[-1][1] != plan.compressor):
             self.compressors.append((self.at_s, plan.compressor))
@@ -290,10 +290,10 @@ class SimulatedTraining(SimulatedJob, ABC):
         self.due_s = self.at_s + (self._epoch_end() - self.progress) / self._rate
 
     def _go_on_under(self, plan: Plan) -> None:
-        """Changes to a plan. Progress is lost if error feedback has held gradients back and the plan has none of it.
+        """Changes to a plan. Progress is lost if the old compressor has error feedback and the new plan has none.
 
-        As in the executor, gradients held back are kept from run to run as long as compressors use error feedback. At
-        most the progress since error feedback began is lost.
+        The gradients that error feedback has held back are then dropped; as in the executor, they are kept between runs
+        while compressors use error feedback. At most the progress since error feedback began is lost.
         """
         app, before, self._trains = self.application, self._trains, plan
         if before.compressor == plan.compressor:
@@ -310,7 +310,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self.epoch = bisect_right(app.work_at_epoch_end, kept / self.work_scale)
 
     def _fed_s(self, plan: Plan) -> float:
-        """Seconds until an iteration's input is ready, with the job's share, else the proportional share."""
+        """Seconds in which an iteration's input is prepared with the job's share, else with the proportional share."""
         if self.application.pipeline is None or not self.cluster.counts_shares:
             return 0.0
         samples = plan.global_batch / self._held.gpus
@@ -327,11 +327,11 @@ class SimulatedTraining(SimulatedJob, ABC):
             self.at_s = now_s
 
     def _goes_on_after(self, until_s: float) -> bool:
-        """Whether the epoch ends after `until_s`, as rounded to a whole second if `whole_seconds` is set."""
+        """Whether the epoch's end, with `whole_seconds` also if rounded to a whole second, is after `until_s`."""
         return self.due_s > until_s or (self.whole_seconds and self.at_s + round(self.due_s - self.at_s) > until_s)
 
     def _cross(self) -> None:
-        """Ends the epoch; after the last epoch, sets the job's end."""
+        """Moves on to the end of the epoch; if it is the last one, sets the job's end."""
         true_s = self.due_s
         self.progress = self._epoch_end()
         self.at_s = self.at_s + round(true_s - self.at_s) if self.whole_seconds else true_s
@@ -356,7 +356,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self._cross()
 
     def _stride(self, until_s: float) -> None:
-        """Like `_walk` in a single pass, if an iteration is worth the same in all epochs and no end is rounded."""
+        """Does the same as `_walk` in a single pass; requires equal gains in all epochs and no rounding of ends."""
         ends = self.application.work_at_epoch_end
         self._begin_pass()
         last_s = self.at_s + (ends[-1] * self.work_scale - self.progress) / self._rate
@@ -369,19 +369,19 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._cross()
 
     def _foresee(self) -> None:
-        """Computes the end of a job that trains without interruption."""
+        """Computes the end of the job if nothing interrupts its training; its progress stays as it is."""
         epoch, progress, at_s = self.epoch, self.progress, self.at_s
         self._walk(NEVER)
         self.epoch, self.progress, self.at_s = epoch, progress, at_s
 
 
 class DataParallelJob(SimulatedTraining):
-    """A job trained in replicas, whose speed its task learns from a report at the beginning of every pass."""
+    """A job trained in data-parallel replicas. Each pass begins with a report, from which its task learns its speed."""
 
     application: DataParallelApplication
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
-        """Seconds of an iteration at the requested batch; on one GPU in two micro-batches, to measure the noise."""
+        """Seconds of an iteration at the requested batch; one GPU does at least two micro-batches, to measure noise."""
         app, node_gpus = self.application, packed(gpus, self.cluster.largest_nodes[gpu_type])
         plan = app.as_requested(gpu_type, node_gpus, self.requested_batch)
         if gpus == 1 and plan.accumulation == 1:
@@ -400,7 +400,7 @@ class DataParallelJob(SimulatedTraining):
         if not task.knows(held, plan.micro_batch):
             step_s, sync_s = app.step(held.gpu_type, self._node_gpus, plan.micro_batch, plan.compressor)
             seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.micro_batch)
-            # The reported step is without accumulation.
+            # The reported step is one without gradient accumulation.
             one = plan if plan.accumulation == 1 else replace(plan, accumulation=1)
             news = task.observe(StepReport(held, one, step_s * seen, sync_s * seen)) is not None
         self._news = task.report(app.seen_statistics(plan, self.epoch)) or news
@@ -409,8 +409,8 @@ class DataParallelJob(SimulatedTraining):
 class PlannedJob(SimulatedTraining):
     """A job with parallel plans, which always trains under the best plan for its GPUs and its batch.
 
-    It reports its steps to its task before each decision. If a chosen plan runs out of memory at its first step, the
-    job makes no progress until the next decision. On as many GPUs as its user requested, plans always fit.
+    It reports its step times to its task before each decision. If a chosen plan runs out of memory at its first step,
+    the job makes no progress until the next decision. On the requested number of GPUs, plans always fit.
     """
 
     application: ApplicationWithPlans
@@ -452,8 +452,8 @@ class PlannedJob(SimulatedTraining):
 class ProfiledJob(PlannedJob):
     """A job of a profiled model: the scheduler chooses its batch and plan (`Job.plan`); new degrees need a restart."""
 
-    # `_on`: its GPUs when it started. `_trained_plan`: the plan under which it trains. A decision may already have
-    # given it others; if these need a restart, the job trains under its old plan until it is stopped.
+    # `_on`: the job's GPUs when it started. `_trained_plan`: the plan under which it trains. A decision may have given
+    # it other GPUs or another plan; if these need a restart, it trains under the old plan until it is stopped.
     _on: Placed
     _trained_plan: Plan | None
 
@@ -533,9 +533,9 @@ def jobs_of(
 
 
 def _requests(work: Workload, cluster: Cluster) -> list[Share | None]:
-    """CPUs and memory per GPU that each row requests, None without a request; [] if the cluster does not count them.
+    """CPUs and memory per GPU that each job requests, None for no request; [] if the cluster does not allocate them.
 
-    A row that requests only CPUs gets the proportional memory of its GPUs.
+    A job that requests only CPUs gets the memory that is proportional to its GPUs.
     """
     if not cluster.counts_shares:
         return []

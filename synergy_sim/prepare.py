@@ -45,7 +45,7 @@ from the run time, so a policy that reads exact declared work would know the run
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """One policy on one seed's jobs, ready to simulate. asked: the policy as requested, such as `sia(growth=4)`."""
+    """A policy and the jobs of one seed, ready to simulate. asked: the policy as requested, such as `sia(growth=4)`."""
 
     seed: int
     workload: Workload
@@ -92,7 +92,7 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
             assumption = _costs_in_words(settings, truth, execution, policies.values())
             workload = dataclasses.replace(workload, assumptions=(*workload.assumptions, assumption))
         if any(isinstance(each, SharingPolicy) for each in policies.values()):
-            Needs(cluster)  # refuses nodes without declared CPUs before the first run
+            Needs(cluster)  # raises for nodes without declared CPUs, before the first run
             notes = (*workload.notes, *requests_in_words(workload, cluster))
             workload = dataclasses.replace(workload, notes=notes)
         for asked, policy in policies.items():
@@ -155,7 +155,7 @@ def trained(
             f"trace.models={wanted}: {workload.source} gives the iterations of jobs but no run times. Type "
             "trace.models=as_given."
         )
-    if wanted == "as_given":  # the work that carried jobs had left at the window's start is unknown
+    if wanted == "as_given":  # without carried jobs: how much work they had left is unknown
         return as_given(without_carried(workload), cluster, truth)
     made, random = workload, np.random.default_rng(random_stream(seed, "models"))
     if wanted == "llm":

@@ -72,7 +72,7 @@ def simulate_each(prepared: Sequence[PreparedRun], write: Write, *, cores: int, 
         TimeRemainingColumn(compact=True),
         console=Console(stderr=True),
         transient=True,
-        auto_refresh=False,  # a drawing thread and forking do not go together
+        auto_refresh=False,  # because a process with a drawing thread must not fork
         disable=not (show and sys.stderr.isatty()),
     ) as bars:
         if min(cores, len(prepared)) > 1 and hasattr(os, "fork"):
@@ -151,7 +151,7 @@ def _in_processes(runs: Sequence[PreparedRun], write: Write, bars: Progress, cor
                 raise KeyboardInterrupt
     finally:
         while alive := [process for process, _, _ in running.values() if process.is_alive()]:
-            for process in alive:  # repeated, because Python may drop the exit that the signal raises too
+            for process in alive:  # repeated: Python may drop the exception that the signal raises
                 process.terminate()
             for process in alive:
                 process.join(MAX_CLEANING_S)
@@ -209,7 +209,7 @@ def simulate_all(
         write_run(done, folder / f"{done.policy}-{done.seed}", OmegaConf.to_yaml(own))
 
     folders: list[Path] = []
-    # The log's own schedule is comparable only if all of its jobs are replayed at the log's pace.
+    # The log's own schedule is comparable only if all jobs are replayed at the log's arrival rate.
     shows_log = settings.cluster.load == 1 and settings.trace.sample == 1 and settings.trace.min_gpus <= 1
     for each in prepared:
         folders.append(folder / f"{each.policy.name}-{each.seed}")
@@ -224,7 +224,7 @@ def simulate_all(
 
 
 def with_same_information(settings: Settings) -> tuple[Settings, str]:
-    """The settings with rows added for a comparison on equal terms (`requested.missing`), and a line on them or ""."""
+    """Adds rows for a comparison on equal terms (`requested.missing`); returns (settings, a line on the rows or "")."""
     if not settings.same_information:
         return settings, ""
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)

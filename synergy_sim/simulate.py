@@ -30,7 +30,7 @@ from synergy_sim.truth import Truth
 class Simulation:
     """An engine, a scheduler, and the driver that suits the policy and the execution model; call `run` once.
 
-    make_scheduler: called like `scheduler_for`, which it replaces, to record a scheduler's calls or compare schedulers.
+    make_scheduler: replaces `scheduler_for`, with the same arguments, to record a scheduler's calls or compare two.
     """
 
     def __init__(

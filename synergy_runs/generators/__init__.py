@@ -14,7 +14,7 @@ from synergy_runs.generators.arrivals import hourly_jobs, submit_times
 from synergy_runs.generators.statistics import Statistics, blocks, statistics
 from synergy_runs.traces.rows import TraceRows, epoch_s, iso
 
-# Drawing tenants, sizes, batches, users, durations and end states of jobs, in columns and in order of submission.
+# These functions draw the tenants, sizes, batches, users, durations and end states of jobs in order of submission.
 
 
 Longs = NDArray[np.int64]
@@ -28,7 +28,7 @@ MAX_FIT_ERROR = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Jobs in order of submission. `virtual_cluster` and `size` are codes into the tuples of `Statistics`."""
+    """Jobs in order of submission. `virtual_cluster` and `size` are indices into the tuples of `Statistics`."""
 
     virtual_cluster: Longs
     size: Longs
@@ -41,8 +41,8 @@ def draw_batches(
 ) -> Batches:
     """Draws `jobs` jobs in shuffled batches; the jobs of a batch have the same tenant and size.
 
-    Every cell (tenant, size) gets its share of the jobs, rounded by one systematic draw, so no cell is off by more than
-    a job. A cell's jobs are cut into batches, P(batch ≥ n) = n^−exponent; the batches of all cells are then shuffled.
+    Every combination of tenant and size gets its share of the jobs, rounded by systematic sampling, so that no share is
+    off by more than a job. These jobs are cut into batches: P(batch ≥ n) = n^−exponent. Then all batches are shuffled.
     """
     edges = np.concatenate(([0.0], np.cumsum(known.mix.ravel())))
     edges[-1] = 1.0
@@ -93,10 +93,10 @@ def draw_users(known: Statistics, batches: Batches, random: np.random.Generator)
 def draw_durations(known: Statistics, batches: Batches, user: Longs, users: int, random: np.random.Generator) -> Longs:
     """Draws the jobs' durations in whole seconds, ≥ 1; shape (jobs,).
 
-    A job's score is the known score of its tenant plus normal terms for its user, its batch and the job itself: a
-    Gaussian copula (our modelling choice, so that a job's user says something about its duration). Scores only order
-    the jobs of a size. The i-th of n jobs draws its duration uniformly from the i-th of n equal parts of that size's
-    distribution, so the known quantiles hold for any scores, and in short windows too.
+    Each job has a score: the known score of its tenant plus normal terms for its user, its batch and the job itself.
+    This is a Gaussian copula (our modelling choice, so that jobs of one user have similar durations). Jobs of one size
+    are sorted by score, and the i-th of n jobs draws its duration from the i-th of n equally likely parts of the size's
+    distribution. So the known quantiles hold for any scores, and in short windows too.
     """
     user_part = random.standard_normal(users)
     batch_part = random.standard_normal(int(batches.batch[-1]) + 1 if len(user) else 0)
@@ -128,9 +128,9 @@ def draw_durations(known: Statistics, batches: Batches, user: Longs, users: int,
 def draw_end_states(known: Statistics, gpu_s: Longs, random: np.random.Generator) -> Longs:
     """Draws each job's end state, a code into `rows.END_STATES`, with the known shares of jobs and of GPU-time.
 
-    P(state | job) ∝ exp(α + θ·ln GPU-seconds), with α and θ per state such that both shares hold for these jobs. Jobs
-    in order of GPU-seconds get the numbers of a low-discrepancy sequence as draws, so that the shares hold even among
-    neighbours. Of a few random starts of the sequence, we take the one that fits the heaviest jobs best.
+    P(state | job) ∝ exp(α + θ·ln GPU-seconds), with α and θ fitted for each state so that both shares hold. The draws
+    come from a low-discrepancy sequence over the jobs sorted by GPU-seconds, so the shares also hold among jobs of
+    similar GPU-time. The sequence starts at the random offset, of a few, that fits the heaviest jobs best.
     """
     order = np.argsort(gpu_s, kind="stable")
     at = np.linspace(0, len(gpu_s), min(BINS, len(gpu_s)) + 1).astype(np.int64)
@@ -148,14 +148,14 @@ def draw_end_states(known: Statistics, gpu_s: Longs, random: np.random.Generator
 
 
 def _pick_states(cumulative: Floats, draw: Floats) -> Longs:
-    """The state that each draw's fractional part selects. cumulative: probabilities, shape (states − 1, jobs)."""
+    """The state that the fractional part of each draw selects. cumulative: probabilities, shape (states − 1, jobs)."""
     return np.asarray((draw % 1.0 >= cumulative).sum(axis=0))
 
 
 def _best_offset(known: Statistics, cumulative: Floats, gpu_s: Longs, jobs: int, random: np.random.Generator) -> float:
-    """Start of the sequence of draws: of a few random starts, the one that fits the heaviest jobs' expected states.
+    """Tries a few random offsets of the sequence of draws; returns the best for the states of the heaviest jobs.
 
-    A few thousand of a million jobs can hold most of the GPU-time; with one start, the shares would depend on chance.
+    A few thousand of a million jobs can hold most of the GPU-time; after one try, its shares would depend on chance.
     """
     states = len(known.end_state_job_fraction)
     steps = np.diff(np.vstack((np.zeros(cumulative.shape[1]), cumulative, np.ones(cumulative.shape[1]))), axis=0)
@@ -172,7 +172,7 @@ def _best_offset(known: Statistics, cumulative: Floats, gpu_s: Longs, jobs: int,
 
 
 def _chances(known: Statistics, feature: Floats, jobs: Floats, gpu_time: Floats) -> Floats:
-    """P(state | bin), shape (states, bins), that has the known shares. jobs, gpu_time: each bin's fraction of both."""
+    """Fits P(state | bin), shape (states, bins), to the known shares. jobs, gpu_time: each bin's fraction of all."""
     from scipy.optimize import least_squares
 
     wanted = np.concatenate((known.end_state_job_fraction[1:], known.end_state_gpu_time_fraction[1:]))
@@ -221,9 +221,9 @@ def generate(
 ) -> TraceRows:
     """Draws a job log of `window_s` seconds, or of exactly `jobs` jobs; give one of the two.
 
-    The log starts at midnight of `first_day`, by default the day in the statistics. With `jobs`, the window is as long
-    as that many jobs take at the known rate. The same seed gives the same log on every machine. `rows.quotas` has the
-    tenants' GPUs. Raises InputError for an unknown name.
+    The log starts at midnight of `first_day`, by default the day in the statistics. With `jobs`, its length is the time
+    in which that many jobs arrive at the known rate. The same seed gives the same log on every machine. Its `quotas`
+    are the tenants' GPUs. Raises InputError for an unknown name.
     """
     known = statistics(name)
     lengths = [each for each in (window_s, jobs) if each is not None]

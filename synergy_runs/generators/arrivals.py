@@ -31,10 +31,10 @@ def hourly_jobs(arrivals: Arrivals, window_s: float, random: np.random.Generator
     """Expected jobs in each hour of a window that starts at midnight of the first day; the last hour may be partial.
 
     Expected jobs are shape × level, at most `most_per_hour`. The shape is the known pattern of hours of the day and
-    weekdays. The level is lognormal, with a spread such that the counts, Poisson given the level, have the known
-    dispersion. A Gaussian series, the sum of one that changes within hours and one that changes within days, ranks the
-    hours: the i-th of n hours draws its level uniformly from the i-th of n equal parts of the distribution. From four
-    weeks on, hours are scaled so that each hour of the day and each weekday has its known share, and the spread is
+    weekdays. The level is lognormal; its spread gives Poisson counts with this mean the known dispersion. Levels follow
+    a Gaussian series, the sum of one that changes within hours and one that changes within days: hours are sorted by
+    the series, and the i-th of n hours draws its level from the i-th of n equally likely parts of the distribution. In
+    windows of four weeks or more, each hour of the day and each weekday is scaled to its known share, and the spread is
     fitted to the window. So a few months have the known mean, shape and dispersion; shorter windows need not.
     """
     from scipy.special import ndtri
@@ -80,9 +80,9 @@ def first_hour(arrivals: Arrivals) -> int:
 
 
 def _spread_for(arrivals: Arrivals, rate: Callable[[float], Floats]) -> float:
-    """The σ at which relative rates rate(σ), of mean 1, give the known index of dispersion D; 0 if rate(0) exceeds it.
+    """The spread σ at which the relative rates rate(σ), with mean 1, give the index of dispersion D; 0 if D is too low.
 
-    Found by bisection: a count that is Poisson with mean μ·r has variance μ + μ²·Var[r], so D = 1 + μ·Var[r].
+    Found by bisection: counts that are Poisson with mean μ·r have variance μ + μ²·Var[r], so D = 1 + μ·Var[r].
     """
     low, high = 0.0, MAX_SPREAD
     for _ in range(BISECTIONS):
@@ -102,8 +102,8 @@ def _capped(rate: Floats, mean: float, most: float) -> Floats:
 def submit_times(counts: Longs, opens_batch: NDArray[np.bool_], ratio: float, random: np.random.Generator) -> Longs:
     """Submission times in whole seconds from the window's start, in order, with `counts[h]` jobs in hour h.
 
-    Gaps are exponential, `ratio` times as long within a batch as before one, and scaled to fill the hour, so that
-    hourly counts are kept and the jobs of a batch come together. counts: shape (hours,); opens_batch: shape (jobs,).
+    Gaps between jobs are exponential; their mean within a batch is `ratio` times that before a new batch, so the jobs
+    of a batch arrive together. Gaps are scaled to fill each hour. counts: shape (hours,); opens_batch: shape (jobs,).
     """
     jobs = int(counts.sum())
     hour = np.repeat(np.arange(len(counts)), counts)
@@ -125,7 +125,7 @@ def _autoregressive(keep: float, hours: int, random: np.random.Generator) -> Flo
     return np.array(list(accumulate(news.tolist(), lambda value, fresh: keep * value + fresh)))
 
 
-# Comparison of a generated log with the statistics it was drawn from, one figure at a time.
+# These functions compare a generated log with the statistics that it was drawn from, one figure at a time.
 
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -143,7 +143,7 @@ END_STATE_GPU_TIME_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of a generated log beside its known value; without a source, `known` is NaN and `source` is "-".
+    """A figure of a generated log and its known value. If there is no source, `known` is NaN and `source` is "-".
 
     tolerance: bound of `error`, which is relative to the known value or a difference of fractions in [0, 1]; NaN if the
     generator does not aim at the figure. source: label of the known value's source, see `Statistics.sources`.
@@ -194,7 +194,7 @@ def marginals(known: Statistics, rows: TraceRows, window_s: float) -> Iterator[F
 
 
 def _arrival_figures(known: Statistics, submit_s: NDArray[np.float64], window_s: float) -> Iterator[Figure]:
-    """Rate and dispersion over the window's whole hours; hours of the day and weekdays over its whole weeks."""
+    """Compares rate and dispersion over all whole hours, and the shares of hours and weekdays over all whole weeks."""
     arrivals, source = known.arrivals, known.origin["arrivals"]
     since_s = submit_s - epoch_s(arrivals.first_day)
     hours = int(window_s // HOUR_S)
@@ -216,7 +216,7 @@ def _arrival_figures(known: Statistics, submit_s: NDArray[np.float64], window_s:
 
 
 def _duration_figures(known: Statistics, gpus: NDArray[np.int32], duration_s: NDArray[np.float64]) -> Iterator[Figure]:
-    """Mean and median durations and sizes, and duration quantiles by size class (`all`, `8`, `2-4`, `>8`)."""
+    """Compares mean and median durations, mean sizes, and quantiles of durations by size class (see `has_size`)."""
     figures = {
         "mean_s": ("mean duration, s", duration_s.mean(), MEAN_TOLERANCE),
         "median_s": ("median duration, s", np.median(duration_s), QUANTILE_TOLERANCE),
@@ -236,7 +236,7 @@ def _duration_figures(known: Statistics, gpus: NDArray[np.int32], duration_s: ND
 
 
 def has_size(gpus: NDArray[np.int32], sizes: str) -> NDArray[np.bool_]:
-    """Mask of the numbers of GPUs in a size class such as `all`, `8`, `2-4` or `>8`."""
+    """Mask of the entries of `gpus` that lie in a size class such as `all`, `8`, `2-4` or `>8`."""
     if sizes == "all":
         return gpus >= 1
     if sizes.startswith(">"):

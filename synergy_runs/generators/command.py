@@ -20,7 +20,7 @@ from synergy_runs.generators.statistics import Statistics, statistics
 from synergy_runs.traces import read_trace
 from synergy_runs.traces.rows import END_STATES, TraceRows, iso
 
-# Further figures of a generated log, which need not match the known values; with these values and their sources.
+# Further figures of a generated log. They need not match the known values, which are shown with their sources.
 #
 # We have no source for the attempts per job, the concentration of users or the failures by size in Philly or Helios.
 # These figures are printed as generated, without a known value, so that they are not mistaken for known ones.
@@ -34,7 +34,7 @@ NO_SOURCE = "-"
 
 
 def further(known: Statistics, rows: TraceRows) -> Iterator[Figure]:
-    """Figures of other jobs of the cluster, attempts, users' GPU-time, and failed jobs by size and by GPU-time."""
+    """Compares further means and end states; then attempts, GPU-time of the top users, and failed jobs by size."""
     gpus, duration_s, state = rows.gpus, rows.duration_s, rows.end_state
     gpu_s = gpus * duration_s
     source, other = known.origin.get("elsewhere", NO_SOURCE), known.elsewhere
@@ -62,7 +62,7 @@ def further(known: Statistics, rows: TraceRows) -> Iterator[Figure]:
         mine = has_size(gpus, sizes)
         share = float(failed[mine].mean()) if mine.any() else UNKNOWN
         yield Figure(f"failed of jobs on {sizes} GPU{'s' * (sizes != '1')}", NO_SOURCE, UNKNOWN, share)
-    # The known ratio is the failed jobs' share of GPU-time ÷ their share of jobs.
+    # Failed jobs' known share of GPU-time ÷ their known share of jobs is the known value of this ratio.
     ratio = float(gpu_s[failed].mean() / gpu_s.mean()) if failed.any() else UNKNOWN
     name = "GPU-time of a failed job ÷ any"
     jobs, time = known.end_state_job_fraction[FAILED], known.end_state_gpu_time_fraction[FAILED]

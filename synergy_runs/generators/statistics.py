@@ -16,7 +16,7 @@ from synergy_core.units import Floats
 from synergy_runs.files import statistics_folder
 from synergy_runs.traces.rows import END_STATES
 
-# Durations by size: one quantile function per size, from known quantiles or fitted to means.
+# Durations by size: each size has a quantile function, taken from known quantiles or fitted to known means.
 
 
 MIN_DURATION_S = 1.0
@@ -25,11 +25,11 @@ MAX_DURATIONS_FIT_ERROR = 1e-3
 
 
 Law = Callable[[int, Floats], Floats]
-"""(index of a size, rank in (0, 1)) → that quantile of the durations of the size's jobs, seconds; shape of `rank`."""
+"""Quantile function: (index of a size, probabilities in (0, 1)) → durations in seconds, in the same shape."""
 
 
 def quantiles_by_size(tables: Sequence[Mapping[str, float]]) -> Law:
-    """Law that interpolates the known quantiles of each size linearly in the logarithm of the seconds."""
+    """Law that interpolates linearly between the logarithms of the known quantiles of each size."""
     points = [(np.array([float(p) for p in each]), np.log([float(s) for s in each.values()])) for each in tables]
 
     def quantile_s(size: int, rank: Floats) -> Floats:
@@ -43,7 +43,7 @@ def lognormal_by_size(
 ) -> Law:
     """Fits a law with the given median, mean and GPU-seconds per job over all sizes.
 
-    ln seconds has a normal distribution, truncated at `longest_s`, with a mean linear in ln GPUs. gpus, fraction:
+    Durations are lognormal, truncated at `longest_s`, and the mean of ln seconds is linear in ln GPUs. gpus, fraction:
     sizes and their fractions of the jobs, shape (sizes,). Raises InputError if no such law exists.
     """
     from scipy.optimize import least_squares
@@ -92,8 +92,8 @@ class Arrivals:
     first_day: first day of a generated log without dates, a Monday. log_dates: the first day of the real log and the
     day after its last; None if unknown.
     most_per_hour: jobs in the busiest hour.
-    slow_fraction: share of the variance of hourly levels in the slow part, whose correlation decays over `slow_days`.
-    hour_to_hour_correlation: correlation of the fast part, which has the other variance, between neighbouring hours.
+    Hourly levels have a slow and a fast part. slow_fraction: fraction of their variance in the slow part; slow_days:
+    time in which its correlation decays. hour_to_hour_correlation: of the fast part, between neighbouring hours.
     gap_within_batch: mean gap between jobs of one batch ÷ mean gap before a new batch.
     """
 
@@ -243,7 +243,7 @@ def _entry_up_to(table: dict[str, Any], size: int) -> Any:
 
 
 def _sizes(block: dict[str, Any]) -> tuple[NDArray[np.int64], Floats]:
-    """(GPUs, fraction of jobs) by size: as listed, or powers of two with power-law fractions of the known mean."""
+    """(GPUs, fraction of jobs) of each size: as listed, else powers of two by a power law that has the known mean."""
     if "fractions" in block:
         return np.array([int(size) for size in block["fractions"]]), _normalised(list(block["fractions"].values()))
     sizes = 2 ** np.arange(int(block["largest_gpus"]).bit_length())
@@ -262,7 +262,7 @@ def _sizes(block: dict[str, Any]) -> tuple[NDArray[np.int64], Floats]:
 def _tenants(
     block: dict[str, Any], sizes: NDArray[np.int64], size_fraction: Floats, cluster: dict[str, Any], path: Path
 ) -> tuple[tuple[str, ...], tuple[int, ...], Floats, Floats]:
-    """(names, nodes, duration scores, mix) of tenants: as listed, or by Zipf's law from the number of tenants."""
+    """(names, nodes, duration scores, mix) of the tenants: as listed, else with nodes distributed by Zipf's law."""
     if "each" in block:
         each = block["each"]
         mix = np.array([[t["fraction"] * t["sizes"].get(str(size), 0.0) for size in sizes] for t in each])
@@ -278,7 +278,7 @@ def _tenants(
 
 
 def _apportioned(weight: Floats, seats: int) -> NDArray[np.int64]:
-    """Divides `seats` whole units in proportion to `weight` by largest remainders."""
+    """Divides `seats` indivisible units in proportion to `weight` by the largest-remainder method."""
     exact = weight * seats
     whole = np.floor(exact).astype(np.int64)
     whole[np.argsort(whole - exact, kind="stable")[: seats - int(whole.sum())]] += 1
@@ -286,7 +286,7 @@ def _apportioned(weight: Floats, seats: int) -> NDArray[np.int64]:
 
 
 def _fitted(possible: NDArray[np.bool_], rows: Floats, columns: Floats, path: Path) -> Floats:
-    """Table nearest independence with these sums of `rows` and `columns`, 0 if not `possible`; by iterative scaling."""
+    """Table with these sums of rows and columns, 0 where not `possible`, by iterative scaling from independence."""
     table = possible * np.outer(rows, columns)
     for _ in range(MAX_FIT_ROUNDS):
         table *= columns / table.sum(axis=0)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Chart = dict[str, Any]
-"""`at`: the values of x. `panels`: plots below one another, each with `lines`: one per policy, None without data."""
+"""`at` has the values of x. `panels` are plots below one another; their `lines` are one per policy (None: no data)."""
 Breakdown = dict[str, Any]
-"""`heading`; `classes` and the number of `jobs` in each; `values`: by measure and policy, one per class."""
+"""`classes` of jobs under a `heading`, with the number of `jobs` and, by measure and policy, the `values` of each."""
 SIZE_NAMES = tuple(each.replace("-", "–") for each in SIZE_CLASSES)
 POINTS = 400
 """Number of points of a cumulative curve: enough to make its steps narrower than the line."""
@@ -109,7 +109,7 @@ def fairness(rows: Sequence[ComparedPolicy]) -> Chart:
 
 
 def over_time(rows: Sequence[ComparedPolicy], events: Sequence[Events]) -> list[Chart]:
-    """Charts of GPUs used and jobs waiting, and of CPUs and memory if a policy allocates them; for each first seed.
+    """Charts of GPUs used, jobs waiting and, if a policy allocates them, CPUs and memory, each for the first seed.
 
     The axis ends soon after the last submission, because a few long jobs would leave most of it empty.
     """
@@ -252,7 +252,7 @@ def breakdowns(rows: Sequence[ComparedPolicy]) -> list[Breakdown]:
 
 
 def _frame(row: ComparedPolicy) -> pd.DataFrame:
-    """The columns for breakdowns, over all seeds, without jobs carried into the window."""
+    """The columns of `breakdowns` for the jobs of all seeds, without jobs carried into the window."""
     import pandas as pd
 
     columns = ("virtual_cluster", "user", "gpu_type", "model", "end_state", "gpus", "duration_s", "work_gpu_s")

@@ -96,7 +96,7 @@ def _jobs(run: StoredRun) -> list[str]:
 
 
 def _intervals(held: Held, jobs: list[str], start_s: float, end_s: float) -> Iterator[str]:
-    # Start and end are rounded instead of the length, so that intervals on one GPU never overlap: Perfetto drops those.
+    # Start and end are rounded, not the length. So intervals on a GPU never overlap; Perfetto drops overlapping ones.
     start = np.rint(np.maximum(held.start_s, start_s) * _US_PER_S).astype(np.int64)
     length = np.rint(np.minimum(held.end_s, end_s) * _US_PER_S).astype(np.int64) - start
     columns: list[np.ndarray[Any, Any]] = [held.job_id, held.gpus, held.node, held.gpu_mask, start, length]

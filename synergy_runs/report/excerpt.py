@@ -18,7 +18,7 @@ _STRETCHES = 400
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The GPUs that a job held on one node: a row per start and node, in order of start. reason: reason of the stop."""
+    """GPUs that jobs held on one node: a row per start and node, in order of start. reason: why the job was stopped."""
 
     job_id: NDArray[np.int32]
     gpus: NDArray[np.int32]
@@ -63,9 +63,9 @@ def overlapping(held: Held, start_s: float, end_s: float) -> Held:
 
 
 def busy_stretch(events: Events, *, most_starts: int) -> tuple[float, float]:
-    """(start, end), seconds, of the busiest stretch with at most `most_starts` starts, or of length `_LENGTHS_S[0]`.
+    """(start, end), seconds, of the busiest stretch: the longest of `_LENGTHS_S` with at most `most_starts` starts.
 
-    Its middle is where the queue is longest or, if no job ever waits, where most GPUs are used.
+    It is centred where the queue is longest or, if no job waits, where most GPUs are used; at least `_LENGTHS_S[0]`.
     """
     if not len(events.time_s):
         return 0.0, 1.0

@@ -81,7 +81,7 @@ def tone_of(policy: str) -> int:
 
 
 def looks(policies: Iterable[str]) -> dict[str, Look]:
-    """A look per policy, in the same order. Policies of the same tone get different markers, some of them hollow."""
+    """The looks of these policies, in order. Policies of the same tone get different markers, some of them hollow."""
     free = [(number, hollow) for hollow in (False, True) for number in range(len(TONES))]
     marks: dict[str, tuple[int, bool]] = {}
     every = dict.fromkeys(policies)
@@ -112,7 +112,7 @@ _TICKS_BETWEEN_S = {
     300.0: "5 min", 1800.0: "30 min", 2 * HOUR_S: "2 h", 3 * HOUR_S: "3 h", 12 * HOUR_S: "12 h", 2 * DAY_S: "2 d",
     4 * DAY_S: "4 d", 14 * DAY_S: "14 d",
 }  # fmt: skip
-"""Further ticks for an axis that has fewer than three of the other ticks."""
+"""Additional ticks for an axis on which fewer than three of the usual ticks lie."""
 _TICK_STEPS = [1, 2, 2.5, 5, 10]
 MINUTE_S = 60.0
 _FAR_APART = 20
@@ -219,7 +219,7 @@ def _lines(axes: Axes, lines: _Lines, at: Floats, panel: Any, found: Mapping[str
         axes.set_ylim(0, panel["top"] * 1.04)
     elif panel["kind"] == "duration":
         _duration_scale(axes, np.concatenate(values))
-    else:  # a queue: the longest one must not flatten the others
+    else:  # a chart of queues: the longest one must not flatten the others
         means, longest = [each.mean() for each in values], max(each.max(initial=0) for each in values)
         if max(means) > _FAR_APART * min(means) and longest > 100:
             axes.set_yscale("symlog", linthresh=10.0, linscale=0.5)
@@ -289,7 +289,7 @@ def _duration_scale(axes: Axes, values_s: Floats) -> None:
 
 
 def shown_nodes(gpus_per_node: Sequence[int]) -> int:
-    """The number of first nodes that have at most `MAX_ROWS` GPUs together; at least one."""
+    """Number of nodes in a Gantt strip: the first ones that have at most `MAX_ROWS` GPUs together; at least one."""
     return max(1, int(np.searchsorted(np.cumsum(gpus_per_node), MAX_ROWS, side="right")))
 
 

@@ -45,7 +45,7 @@ UNKNOWN = -1.0
 MAX_CELLS = 800_000
 """Maximum jobs × policies in the list of jobs: about 2 bytes each in the report."""
 _CLASSES_ON_PAPER = 25
-"""Maximum rows of a table of users or tenants, of which there may be thousands."""
+"""Maximum rows of a table of users or tenants. A log may have thousands of them."""
 _LOW_BITS = np.uint64(0xFFFF_FFFF)
 _NAMED = ("user", "virtual_cluster", "gpu_type", "model", "end_state")
 _SCRIPTS = ("unpack", "words", "policies", "tables", "charts", "breakdown", "jobs", "gantt", "main")
@@ -64,7 +64,7 @@ def packed(data: bytes | str) -> str:
 
 
 def packed_columns(columns: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> str:
-    """Packs equally long columns of whole numbers ≥ −1, and facts `about` the columns, for `page/unpack.js`.
+    """Packs columns of whole numbers ≥ −1, all of one length, and facts `about` them, for `page/unpack.js`.
 
     The format is a line of JSON, then the columns. A column has as many bytes per number as its largest number needs:
     first the lowest bytes of all its numbers, then their next bytes, because this order deflates to about half. Every
@@ -80,7 +80,7 @@ def packed_columns(columns: Mapping[str, NDArray[Any]], about: Mapping[str, Any]
 
 
 def fitting(make: Callable[[int], dict[str, str]], most: int, limit: int) -> dict[str, str]:
-    """The sections that `make(most)` returns, with a smaller `most` if they have more than `limit` characters."""
+    """Returns the sections `make(most)`; reduces `most` until they have at most `limit` characters together."""
     sections = make(most)
     while (letters := sum(map(len, sections.values()))) > limit and most > 1:
         most = max(1, int(0.9 * most * limit / letters))
@@ -129,7 +129,7 @@ def page(
     """Makes the whole report.
 
     looks: a look per policy. report: the data of charts and breakdowns; the latter are also tables, for print and for
-    browsers without JavaScript. sections: packed data by id, which the page's script unpacks when it is shown.
+    browsers without JavaScript. sections: packed data by id; the page's script unpacks a section when it is shown.
     """
     rows, first = comparison.rows, comparison.rows[0].runs[0]
     policies = {row.policy for row in rows if not row.logged}
@@ -247,7 +247,7 @@ def _comparison(comparison: Comparison, policies: Sequence[str]) -> str:
     if len(rows) > 1 and any(row.terms for row in rows):
         heads += ['<span class="word">may change</span>', '<span class="word">knows</span>']
         columns += [_tds(column, "word") for column in zip(*map(terms_cells, rows), strict=True)]
-    figures = figures_of(rows)  # followed by CPUs and memory after GPUs, if a policy shares them out
+    figures = figures_of(rows)  # if a policy shares out CPUs and memory, their columns follow that of GPUs
     after = next((at for at, each in enumerate(figures, 1) if each.key == "gpu_utilisation_fraction"), len(figures))
     figures[after:after] = [each for each in SHARED if any(math.isfinite(row.mean(each.key)) for row in rows)]
     for figure in figures:
@@ -278,7 +278,7 @@ def _table(
 ) -> str:
     """A table that scrolls sideways. heads and all columns except the first are HTML already.
 
-    numbers: the policy number of each row, for the swatch that the page's script puts before the name. titles: the
+    numbers: the policy number of each row; the page's script puts this policy's swatch before the name. titles: the
     group title above each row, "" for none.
     """
     body = []
@@ -392,7 +392,7 @@ def job_list(rows: Sequence[ComparedPolicy], *, most_cells: int = MAX_CELLS) -> 
             columns[name] = code
     for number, each in fared.items():
         waiting, jct = (steps_of(each[name][keep], unit_s) for name in ("waiting_s", "jct_s"))
-        # Time that a job held GPUs − its run time, with the sign in the lowest bit: even if longer, odd if shorter.
+        # Time that a job held GPUs − its run time. The lowest bit holds the sign: 0 if longer or equal, 1 if shorter.
         over = jct - waiting - columns["duration"]
         folded = np.where(over >= 0, 2 * over, -2 * over - 1)
         columns |= {

@@ -69,7 +69,7 @@ def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = ""
     text = page(comparison, command, looks=found, report=report, sections=_sections(report, rows, held))
     with atomic_file(into / "report.html") as unfinished:
         unfinished.write_text(text, encoding="utf-8")
-    lines_of = {row.policy: row for row in reversed(comparison.rows)}  # in a sweep's chart, a line per policy
+    lines_of = {row.policy: row for row in reversed(comparison.rows)}  # a sweep's chart has one line per policy
     for chart in drawn:
         policies = [lines_of[name] for name in found] if chart is swept else rows
         _save(print_chart(chart, policies, found), into / f"{_PRINTED[chart['id']]}.png")

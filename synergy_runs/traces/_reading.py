@@ -139,7 +139,7 @@ def _is_separator_line(line: str) -> bool:
 
 
 CHUNK_ROWS = 50_000
-"""Rows that are in memory as text at a time, so that reading a log of millions of rows needs little memory."""
+"""Maximum rows that are held as text at a time, so that reading a log of millions of rows needs little memory."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class LogTable:
         return self._values[name]
 
     def _distinct(self, column: str) -> tuple[NDArray[Any], NDArray[Any]]:
-        """(index of each row's text among the distinct texts of a column, those distinct texts)."""
+        """(codes, texts): the distinct texts of a column, and for each row the index of its text among them."""
         if column not in self._factorized:
             import pandas as pd
 

@@ -1,9 +1,9 @@
 """Reader of Acme's logs (Shanghai AI Laboratory, NSDI '24): `trace_seren.csv` and `trace_kalos.csv`.
 
-Times have a zone (+08:00 in Seren, +00:00 in Kalos) and are converted to UTC. A job's run time is end − start. In
-Seren, the log's `duration` is the run time; in Kalos (the file with fail_time and stop_time), it starts at submission,
-so the queueing time is subtracted. The notes count rows whose result differs from end − start by more than a second.
-Jobs without an end use the result. Jobs without GPUs and jobs that never started are left out. The log has no tenants.
+Times have a zone (+08:00 in Seren, +00:00 in Kalos) and are converted to UTC. A job's run time is end − start or, if it
+has no end, its logged run time: in Seren `duration`; in Kalos (the file with fail_time and stop_time) `duration` minus
+the queueing time. The notes count rows in which the two differ by more than a second. Jobs without GPUs and jobs that
+never started are left out. The log has no tenants.
 
 `cpu_num` is for the whole job, like `gpu_num`. `mem_per_pod_GB`, a column of Kalos only, is for one pod, and a job has
 one pod on each of its `node_num` nodes.

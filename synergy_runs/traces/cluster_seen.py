@@ -16,8 +16,8 @@ USUAL_GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True)
 class SeenNodes:
-    """Nodes of one GPU type, "" if unknown. most_gpus: most GPUs in use at once. named: whether `nodes` is the number
-    of node names in the log; otherwise, `nodes` is the fewest that have `most_gpus`. partition: "" for all partitions.
+    """Estimated nodes of one GPU type ("": unknown). most_gpus: maximum of the GPUs in use at once. named: whether
+    `nodes` counts node names in the log, not the fewest nodes with `most_gpus`. partition: "" for all partitions.
     """
 
     gpu_type: str
@@ -30,8 +30,8 @@ class SeenNodes:
 
 @dataclass(frozen=True, slots=True)
 class SeenCluster:
-    """nodes: one entry per GPU type, most used first. by_partition: one entry per partition and GPU type. Both are
-    empty without start times in the log. in_several_partitions: names of nodes that belong to several partitions.
+    """A log's estimated cluster. nodes: by GPU type, most used first. by_partition: by partition and GPU type. Both are
+    empty if the log has no start times. in_several_partitions: names of nodes that belong to several partitions.
     """
 
     nodes: tuple[SeenNodes, ...] = ()
@@ -45,7 +45,7 @@ NOTHING_SEEN = SeenCluster()
 def types_ran_on(
     given_code: NDArray[np.int32], given: Sequence[str], asked_code: NDArray[np.int32], asked: Sequence[str]
 ) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """(codes, names): GPU type each job ran on in the log, or requested if that is unknown; codes index names."""
+    """(codes, names): the GPU type that each job ran on or, if the log does not say, requested; codes index names."""
     names = tuple(dict.fromkeys((*given, *asked)))
     code_of_asked = np.array([names.index(each) for each in asked], dtype=np.int32)
     is_given = np.array([bool(each) for each in given])[given_code]
@@ -55,8 +55,8 @@ def types_ran_on(
 def seen(rows: TraceRows) -> SeenCluster:
     """Estimates the cluster of a log from its jobs. A job counts for the type it ran on, else the type it requested.
 
-    GPUs per node: the most that one job had on a node or, if larger, the most GPUs in use at once ÷ the number of node
-    names; rounded up to a power of two.
+    GPUs per node are the most that one job had on a node or, if larger, the most GPUs in use at once ÷ the number of
+    node names, rounded up to a power of two.
     """
     start_s, gpus, queues = rows.start_s, rows.gpus, rows.partitions.values()
     ran, end_s = np.isfinite(start_s), start_s + rows.duration_s
@@ -94,7 +94,7 @@ def seen(rows: TraceRows) -> SeenCluster:
 
 
 def most_at_once(start_s: np.ndarray, end_s: np.ndarray, gpus: np.ndarray) -> int:
-    """Most GPUs in use at once. Jobs that end at an instant free their GPUs before others start."""
+    """Maximum number of GPUs in use at once. At any instant, jobs that end free their GPUs before others start."""
     times = np.concatenate((end_s, start_s))
     change = np.concatenate((-gpus, gpus))
     order = np.argsort(times, kind="stable")
@@ -115,7 +115,7 @@ def lines(rows: TraceRows) -> Iterator[str]:
 
 
 def typed_nodes(nodes: Sequence[SeenNodes]) -> list[SeenNodes]:
-    """Entries with a known GPU type, else the first entry. Jobs without a type run on any node and need no others."""
+    """Entries with a known GPU type, else the first entry. Jobs without a type add no nodes: they run on any node."""
     return [each for each in nodes if each.gpu_type] or list(nodes[:1])
 
 

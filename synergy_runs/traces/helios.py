@@ -5,8 +5,8 @@ jobs (gpu_num 0): they are left out and counted, as are jobs that never started 
 ignore too. Times are local. `cpu_num` is for the whole job, like `gpu_num`; the log has no memory column.
 
 `cluster_gpu_number.csv` beside the log gives the GPUs of each virtual cluster for each day. Quotas of different days
-may not fit one cluster, so all quotas are those of one day: the day between the first and the last submission on which
-the cluster was largest (the first such day). Virtual clusters without GPUs on that day get no quota; the notes list
+may not fit one cluster, so all quotas are taken from one day: the first day between the first and the last submission
+on which the cluster was largest. Virtual clusters without GPUs on that day get no quota; the notes list
 those with jobs.
 """
 

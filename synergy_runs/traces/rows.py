@@ -165,7 +165,7 @@ MAX_SHOWN_BAD_ROWS = 10
 MAX_TIME_S = 2.0**33
 """Times are exact up to this limit (`synergy_core.units`): 272 years."""
 MILLISECONDS = (1e11, 1e13)
-"""A time in this range is taken for milliseconds since 1970 (years 1973 to 2286) and refused."""
+"""A time in this range is refused, because it is probably in milliseconds since 1970 (years 1973 to 2286)."""
 MAX_INT = 2**31 - 1
 UNKNOWN = math.nan
 
@@ -205,7 +205,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Range of a column: `low` to the larger of `high` and `per_gpu` × the job's GPUs. above: excludes `low` itself."""
+    """Range of a column: from `low` to max(`high`, `per_gpu` × the job's GPUs). above: whether `low` is excluded."""
 
     what: str
     low: float
@@ -226,7 +226,7 @@ class Limits:
 
 
 DURATION = Limits("a duration", 0, MAX_TIME_S, " s")
-# 512 CPUs per GPU allow a whole node for each GPU: two sockets of 128 cores with two threads each.
+# A job may use a whole node for each GPU: two sockets of 128 cores with two threads each are 512 CPUs.
 CPUS = Limits("CPUs", 0, 10_000, above=True, per_gpu=512)
 # No node has as much as 32 TiB of host memory per GPU.
 MEMORY = Limits("bytes", 0, 0, above=True, per_gpu=2**45)
@@ -390,9 +390,9 @@ class TraceRows:
     def repeats(
         self, line: int, identity: str, column: str, *, name: str = "", expected: str = "an id of its own for every job"
     ) -> bool:
-        """Whether an earlier row had the same identity; if so, the row at `line` is recorded as bad, with both lines.
+        """Whether an earlier row has the same identity; if so, the row at `line` is recorded as bad, naming both lines.
 
-        name: what errors show, by default the identity.
+        name: text for the identity in errors, by default the identity itself.
         """
         first_line = self.line_of_id.get(identity)
         if first_line is None:

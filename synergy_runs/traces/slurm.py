@@ -374,7 +374,7 @@ def _node_count(text: str, column: str) -> float:
         return UNKNOWN
 
 
-# Grouping rows into jobs and attempts. An attempt has one row, or one per component of a heterogeneous job.
+# Rows are grouped into jobs and attempts. An attempt has one row, or one per component of a heterogeneous job.
 
 
 def _whole_jobs(records: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
@@ -397,7 +397,7 @@ def _whole_jobs(records: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
 
 
 def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
-    """Builds the table of attempts for `_attempts.add`: the k-th rows of a job's components are its k-th attempt.
+    """Builds the table of attempts for `_attempts.add`: the k-th rows of a job's components, a gang, are one attempt.
 
     The components' GPUs, CPUs, memory and nodes are added up and held until the last component has ended. Components
     without GPUs are ignored if another component of the attempt has GPUs.
@@ -458,5 +458,5 @@ def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
 
 
 def _run_starts(group: NDArray[np.integer[Any]]) -> NDArray[np.intp]:
-    """Indices at which runs of equal numbers start."""
+    """The index of the first of each sequence of equal numbers."""
     return np.flatnonzero(np.diff(group, prepend=-1))

@@ -35,8 +35,8 @@ from synergy_sim.truth.planned import WORK, PlanErrors, PlannedApplication, Plan
 GBPS = 1e9
 """Bits per second in a Gb/s."""
 NOT_STEP_TIMES = frozenset({"gpt_pmp"})
-"""Folders to skip: their tables hold extrapolated forward times of one pipeline stage instead of measured steps, as
-those of the GPT model in Sia's artifact (SOSP 2023) do."""
+"""Folders to skip, because their tables hold no measured steps: those of the GPT model in Sia's artifact (SOSP 2023)
+are extrapolated forward times of one pipeline stage."""
 HOW_COMPRESSED: Mapping[Compression, str] = {
     "none": "",
     "uniform": "by {compressor}, at the requested batch",
@@ -78,7 +78,7 @@ class Truth:
     compressor: str = "powersgd-4"
 
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Applications, job specs and plan exchanges made so far, by the arguments they were made from."""
+    """Cache of applications, job specs and plan exchanges, by the arguments from which they were made."""
 
     def __post_init__(self) -> None:
         compressor_named(self.compressor)
@@ -133,8 +133,8 @@ class Truth:
         return frozenset(found) - NOT_STEP_TIMES
 
     def source(self, cluster: Cluster, models: Iterable[str]) -> str:
-        """Returns a line on the source of these models' step times on this cluster, on the exchange of gradients if
-        it is not as measured and, if nodes declare CPUs, on the source of the speed of input preparation.
+        """Returns a line that names the source of these models' step times on this cluster, the exchange of gradients
+        if it is not as measured and, if nodes declare CPUs, the source of the speed of input preparation.
         """
         if self.profile:
             names = ", ".join(self.profile)
@@ -206,7 +206,7 @@ class Truth:
     def planned_application(
         self, name: str, batch: int, cluster: Cluster, work_scale: float = 1.0
     ) -> ApplicationWithPlans:
-        """The application with plans of that name, at that requested global batch on this cluster.
+        """The application of that name, which has parallel plans, at that requested global batch on this cluster.
 
         work_scale: the job's work ÷ `WORK`; profiled models need it, because their gradient noise depends on progress.
         """
@@ -224,15 +224,15 @@ class Truth:
 
     @property
     def known_plan_errors(self) -> PlanErrors | None:
-        """The function of true ÷ planned step times if policies know them; else None."""
+        """The function that returns true ÷ planned step times; None if policies do not know true step times."""
         return PlanErrors(self.planned, self.disturbance.seed) if self.planned.known else None
 
     def requested_gpus(self, model: str, gpus: int) -> int:
-        """The GPUs that a job of this model requests if the log says `gpus`, within truth.fixed_gpus and min_gpus."""
+        """The GPUs that a job of this model requests: `gpus` as logged, unless truth.fixed_gpus or min_gpus forbids."""
         return self.fixed_gpus.get(model) or max(gpus, self.min_gpus.get(model, 1))
 
     def spec(self, work: Workload, job_id: int, cluster: Cluster, costs: Costs) -> JobSpec:
-        """The spec of a job that schedulers see; identical jobs share one."""
+        """The job's spec, which is what schedulers see of it; identical jobs share one."""
         model, gpus = work.models[work.model_code[job_id]], int(work.gpus[job_id])
         batch, scale = int(work.global_batch[job_id]), float(work.work_scale[job_id])
         seed, label, error = self.disturbance.seed, model, 1.0
@@ -300,7 +300,7 @@ class Truth:
         )
 
     def requested_run_s(self, model: str, gpu_type: str, node_gpus: NodeGpus, batch: int) -> float:
-        """Run time (s) of the application at that batch on that placement, without noise, with the model's slowdown."""
+        """Run time (s) of a whole job at that batch on that placement, with truth.slowdown but without noise."""
         app = self.application(model)
         plan = app.as_requested(gpu_type, node_gpus, batch)
         epochs = np.diff((0.0, *app.work_at_epoch_end))

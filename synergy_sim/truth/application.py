@@ -19,11 +19,11 @@ from synergy_core.jobs.spec import data_parallel
 from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 
 NodeGpus = tuple[int, ...]
-"""Number of GPUs on each node of a placement, in its order: (4, 4, 2)."""
+"""Number of GPUs on each node of a placement, in the placement's order, such as (4, 4, 2)."""
 
 
 class Step(NamedTuple):
-    """Seconds of one step of one micro-batch, and the part that is gradient synchronisation."""
+    """Seconds of a step with one micro-batch, and the seconds of it that are gradient synchronisation."""
 
     step_s: float
     sync_s: float
@@ -37,7 +37,7 @@ class GradientStatistics(NamedTuple):
 
 
 class Application(ABC):
-    """What a training job trains. Work is counted in iterations at the initial batch.
+    """The model and data set that a job trains. Work is counted in iterations at the initial batch.
 
     initial_batch, max_batch: samples. work_at_epoch_end: cumulative work, one entry per epoch. Gradient statistics are
     constant within an epoch, as in the artifacts of Pollux (OSDI 2021) and Sia (SOSP 2023). pipeline: how fast input is
@@ -68,7 +68,7 @@ class Application(ABC):
         """The plan on that placement at that global batch or the nearest that fits. Raises InputError if none fits."""
 
     def fixed(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
-        """Like `as_requested`, with the compressor of jobs that do not choose one (`exchange.only`), if any."""
+        """Like `as_requested`, but with the compressor of jobs that do not choose theirs (`exchange.only`), if any."""
         return self.as_requested(gpu_type, node_gpus, global_batch)
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Application(ABC):
     def fed_s(self, share: Share, node: NodeType, node_gpus: int, samples: float) -> float:
         """Seconds until input for this many samples per GPU is ready; 0 if training never waits for it.
 
-        share: per GPU, on nodes of that type; node_gpus: the smallest number of the job's GPUs on a node.
+        share: of each GPU, on nodes of type `node`; node_gpus: fewest GPUs that the job has on one of its nodes.
         """
         if self.pipeline is None:
             return 0.0
@@ -108,7 +108,7 @@ class Application(ABC):
         return known
 
     def gains(self, global_batch: int) -> list[float]:
-        """Per epoch, the progress of one iteration at that batch, in iterations at the initial batch."""
+        """For each epoch, how many iterations at the initial batch one iteration at that batch is worth."""
         known = self._gains.get(global_batch)
         if known is None:
             scale, seen = global_batch / self.initial_batch, self.statistics_by_epoch(global_batch)
@@ -138,7 +138,7 @@ class Application(ABC):
         return plain if known is None else known
 
     def seen_statistics(self, plan: Plan, epoch: int) -> tuple[float, float]:
-        """The gradient statistics that a job reports under that plan: the true ones unless estimated naively."""
+        """The gradient statistics that a job reports under that plan: true ones, or naive estimates if so set."""
         statistics: tuple[float, float] = self.statistics_by_epoch(plan.global_batch)[epoch]
         if self.exchange is None or not self.exchange.naive or (compression := self.compression(plan)) is None:
             return statistics
@@ -146,12 +146,12 @@ class Application(ABC):
         return errors.naive_statistics(*statistics, self.initial_batch, plan.global_batch / replicas, replicas)
 
     def holds_back(self, plan: Plan) -> bool:
-        """Whether error feedback keeps what the plan's compressor does not send, and adds it to the next gradient."""
+        """Whether the plan's compressor has error feedback: it adds what it did not send to the next gradient."""
         compression = self.compression(plan)
         return compression is not None and not compression[0].unbiased
 
     def held_back(self, plan: Plan, epoch: int) -> float:
-        """Work of an unscaled job that is lost if the gradient held back by error feedback is dropped."""
+        """Progress lost, for work_scale 1, if the gradients that error feedback has held back are dropped."""
         compression = self.compression(plan)
         if compression is None:
             return 0.0
@@ -167,12 +167,12 @@ class Application(ABC):
 
     @property
     def work(self) -> float:
-        """All work of an unscaled job, in iterations at the initial batch."""
+        """All work of a job with work_scale 1, in iterations at the initial batch."""
         return self.work_at_epoch_end[-1]
 
 
 class DataParallelApplication(Application):
-    """An application that is trained in replicas only, with the whole model on every GPU."""
+    """An application that is trained only in data-parallel replicas, with the whole model on every GPU."""
 
     exchange: GradientExchange | None = None
 
@@ -233,18 +233,18 @@ class ApplicationWithPlans(Application):
         """Seconds of a step under the best plan for that batch; inf if none fits."""
 
     def runs_out(self, gpu_type: str, plan: Plan) -> bool:
-        """Whether the plan truly needs more memory than a GPU has, although it was predicted to fit."""
+        """Whether the plan in truth needs more memory than a GPU has, although the planner predicts that it fits."""
         return False
 
 
 def packed(gpus: int, gpus_per_node: int) -> NodeGpus:
-    """GPUs by node of a packed job: full nodes, and the rest on one more node."""
+    """GPUs on each node of a packed job: full nodes, then one more node with the rest."""
     whole, rest = divmod(gpus, gpus_per_node)
     return (gpus_per_node,) * whole + ((rest,) if rest else ())
 
 
 def between(points: Sequence[int], at: float) -> tuple[int, int, float]:
-    """Indices of `at`'s neighbours in sorted points (both the end beyond it), and its fraction from first to second."""
+    """(i, j, fraction) such that `at` = points[i] + fraction · (points[j] − points[i]), cut to the range of points."""
     if at <= points[0]:
         return 0, 0, 0.0
     if at >= points[-1]:
@@ -255,7 +255,7 @@ def between(points: Sequence[int], at: float) -> tuple[int, int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """Seeded noise of observations, and runs that straggle.
+    """Random noise of observed step times, and random runs that are slow (stragglers).
 
     noise_fraction: standard deviation of an observed step time's logarithm. straggler_fraction: the probability
     that a run (from a start to the next stop) is `straggler_slowdown` times slower. Each draw depends only on the seed
@@ -275,7 +275,7 @@ class Disturbance:
         return float(np.exp(self.noise_fraction * draw))
 
     def straggling(self, job_id: int, run: int) -> float:
-        """The factor (≥ 1) by which that run of the job is slower."""
+        """The factor by which that run of the job is slower: 1 unless the run straggles."""
         if not self.straggler_fraction:
             return 1.0
         draw = np.random.default_rng((self.seed, 2, job_id, run)).random()

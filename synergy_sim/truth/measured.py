@@ -60,7 +60,7 @@ class _Profile:
         self.most_inside = lru_cache(maxsize=None)(self._most_inside)
 
     def _max_local_batch(self, node_gpus: NodeGpus) -> int:
-        """The largest batch measured on that placement, otherwise on at least that many nodes and GPUs."""
+        """The largest batch per GPU measured on that placement, else on any with at least as many nodes and GPUs."""
         curve = self.curves.get(smallest_rotation(node_gpus))
         if curve is not None:
             return int(curve[0][-1])
@@ -69,7 +69,7 @@ class _Profile:
         return int(wider[:, 2].max()) if len(wider) else self.max_batch
 
     def step(self, node_gpus: NodeGpus, local_batch: int) -> Step:
-        """A step on that placement: linear between measured batches, constant below them, `_scaled` above."""
+        """A step on that placement: interpolated between measured batches, constant below them, `_scaled` above."""
         curve = self.curves.get(smallest_rotation(node_gpus))
         if curve is None:
             return self._interpolated(node_gpus, local_batch)
@@ -78,7 +78,7 @@ class _Profile:
         return held if local_batch <= batch[-1] else _scaled(held, local_batch / float(batch[-1]))
 
     def _interpolated(self, node_gpus: NodeGpus, local_batch: int) -> Step:
-        """A step interpolated over (nodes, GPUs, samples per GPU); `_scaled` above the largest batch there."""
+        """A step interpolated over (nodes, GPUs, samples per GPU); above the largest possible batch, `_scaled`."""
         nodes, gpus = min(len(node_gpus), self.most_nodes, MAX_NODES), sum(node_gpus)
         step_s, sync_s = self._surface(nodes, gpus, local_batch).reshape(2).tolist()
         if not math.isnan(step_s):
@@ -101,7 +101,7 @@ class _Profile:
         return int(inside[-1]) if len(inside) else 0
 
     def _nearest(self, nodes: int, gpus: int, local_batch: int) -> Step:
-        """A step outside the measured range: the nearest point's, `_scaled` if that point has fewer samples."""
+        """A step outside the measured range: that of the nearest point, `_scaled` if the point has fewer samples."""
         scale = np.array([1.0, 1.0, 1.0 / max(1.0, self.max_batch / 16)])
         distance = (np.abs(self.points[:, :3] - (nodes, gpus, local_batch)) * scale).sum(axis=1)
         nearest = self.points[int(np.argmin(distance))]
@@ -109,12 +109,12 @@ class _Profile:
 
 
 def _scaled(step: Step, times: float) -> Step:
-    """The step with `times` as many samples: compute time × `times`, synchronisation unchanged."""
+    """The step with `times` as many samples: its compute time is multiplied, its synchronisation time is the same."""
     return Step((step.step_s - step.sync_s) * times + step.sync_s, step.sync_s)
 
 
 def smallest_rotation(node_gpus: NodeGpus) -> NodeGpus:
-    """Key of a placement: the smallest of its rotations. All rotations of a placement count as equally fast."""
+    """The smallest rotation of a placement, used as its key, because all rotations count as equally fast."""
     return min(node_gpus[i:] + node_gpus[:i] for i in range(len(node_gpus)))
 
 
@@ -184,7 +184,7 @@ def _numbers(table: Table, columns: Sequence[str]) -> list[tuple[float, ...]]:
 
 
 OTHER_MODELS = frozenset({"bert"})
-"""Published models to skip: the catalog has another application of the same name (iterations of seconds, not 11 ms)."""
+"""Published models to skip: the catalog has another application of this name (iterations of seconds, not 11 ms)."""
 
 
 def published_pipelines(folder: Path) -> dict[str, PipelineTable]:
@@ -194,8 +194,8 @@ def published_pipelines(folder: Path) -> dict[str, PipelineTable]:
     iteration time at the proportional share, and the share with which it is fastest. `cpu_memory_throughput.csv` has
     its throughput on one GPU relative to the proportional share, by CPUs and memory. At 20.83 GB, all models that gain
     from memory have 0.1, whatever their CPUs: a placeholder for "far too little", not a measurement. It is kept as the
-    end of the table. From there to the first measured memory, speed rises at least in proportion to memory, so giving
-    up memory there never pays.
+    lower end of the table. From there to the first measured memory, speed rises at least in proportion to memory, so
+    giving up memory in this range never pays.
 
     Raises InputError, with file and line, for missing or duplicate rows and for values that are not numbers > 0.
     """
@@ -242,7 +242,7 @@ def published_pipelines(folder: Path) -> dict[str, PipelineTable]:
 
 
 STAGES = 24
-"""Number of intervals of equal work into which the curve of the noise scale is divided; it is constant within each."""
+"""Number of intervals of equal work into which training is divided; the noise scale is constant within each one."""
 
 
 def no_layers(setting: str, application: str) -> InputError:
@@ -256,7 +256,7 @@ def no_layers(setting: str, application: str) -> InputError:
 class ModelledApplication(DataParallelApplication):
     """An application from the catalog's constants, for machines and GPU types without measured tables.
 
-    A GPU type that the catalog lacks uses the curve of the most similar type by data sheets.
+    For a GPU type without measurements, the constants of the most similar type are converted by data sheets.
 
     network_bytes_per_s: speed of all-reduces between nodes; None: as measured.
     """
@@ -299,7 +299,7 @@ class ModelledApplication(DataParallelApplication):
         return Step(step_s, max(step_s - compute_s, 0.0))
 
     def measure_compressed(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int, compressor: str) -> Step:
-        """A step whose T_sync is as measured or scaled to the cluster's network, and then compressed."""
+        """A step with compressed gradients: their T_sync follows from that of `sync_s` and from the compressor."""
         model, gpus = self._model(gpu_type), sum(node_gpus)
         compute_s = float(model.gradient_time(local_batch, gpus))
         sync_s = self.sync_s(gpu_type, node_gpus)
@@ -311,9 +311,9 @@ class ModelledApplication(DataParallelApplication):
         return Step(step_s, max(step_s - compute_s, 0.0))
 
     def sync_s(self, gpu_type: str, node_gpus: NodeGpus) -> float:
-        """T_sync (s) of uncompressed gradients: as measured or, across nodes with a given network, bytes ÷ its speed.
+        """T_sync (s) of uncompressed gradients: measured or, across nodes of a given network, latency + bytes ÷ speed.
 
-        Raises InputError if these bytes are unknown.
+        Raises InputError if the bytes of the gradients are unknown.
         """
         model, gpus, nodes = self._model(gpu_type), sum(node_gpus), len(node_gpus)
         network = self._network_bytes_per_s

@@ -19,7 +19,7 @@ from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 from synergy_sim.truth.application import ApplicationWithPlans, GradientStatistics, NodeGpus, packed
 
 WORK = 1_000.0
-"""Iterations of an unscaled job; a job does this many × its `work_scale`."""
+"""Iterations of a job with work_scale 1; other jobs do `work_scale` × as many."""
 STREAM = 5
 NORMAL_95 = 1.645
 """95 % quantile of a standard normal distribution."""
@@ -30,8 +30,8 @@ class PlannedTruth:
     """How true step times and memory differ from the planner's predictions, and how noisy gradients are.
 
     error, plan_error: standard deviations of two parts of log(true ÷ planned step time). The first is drawn once per
-    architecture and GPU type. The second depends on the plan: a third of its variance is drawn for each of the tensor,
-    pipeline and data-parallel degree, so that plans with a common degree have similar errors.
+    architecture and GPU type. The second depends on the plan: a third of its variance is drawn for each tensor,
+    pipeline and data-parallel degree above 1, so that plans with a common degree have similar errors.
     noise_tokens: the gradient's noise scale, in tokens: about 2·10⁸ ÷ L^4.8 at a loss of L, so 10⁶ at L = 3 (Kaplan
     et al., arXiv 2001.08361, eq. 1.4). batch_growth: maximum batch ÷ requested batch.
     memory_error: whether true peak memory differs from the planner's by a random error per plan, with the spread of
@@ -52,7 +52,7 @@ class PlannedTruth:
         return float(np.exp(self.error * _drawn(seed, architecture, gpu_type)))
 
     def plan_factor(self, seed: int, architecture: str, gpu_type: str, plan: Plan) -> float:
-        """True ÷ planned step time of one plan, without the error `factor` that all plans share.
+        """True ÷ planned step time of one plan ÷ the `factor` that all plans have in common.
 
         It is 1 for a plan on a single GPU, which has no communication.
         """
@@ -105,8 +105,8 @@ def _drawn(seed: int, *names: str) -> float:
 class PlannedApplication(ApplicationWithPlans):
     """An architecture of the catalog with one requested global batch, always trained under the best plan.
 
-    Its gradient noise scale is constant. gpus_per_node: by GPU type. seed: of the planner's errors. exchange: the
-    possible exchanges of its gradients; None: uncompressed, over the network that the planner assumes.
+    The gradient noise scale is constant. gpus_per_node: by GPU type. seed: draws the planner's errors. exchange: the
+    possible exchanges of gradients; None: uncompressed, over the network that the planner assumes.
     """
 
     def __init__(
@@ -136,10 +136,10 @@ class PlannedApplication(ApplicationWithPlans):
     def _planned(
         self, gpu_type: str, node_gpus: NodeGpus, global_batch: int, compressor: str = NO_COMPRESSOR
     ) -> tuple[float, Plan]:
-        """Seconds of a step under the best plan for that batch and compressor, and that plan; inf if none fits.
+        """(seconds of a step, plan) of the best plan for that batch and compressor; inf seconds if no plan fits.
 
-        A plan without data parallelism has no compressor. A job on more nodes than necessary cannot fully use links
-        within a node: its nodes count as having the fewest GPUs that it has on one, down to a power of two.
+        A plan without data parallelism has no compressor. A job on more nodes than necessary cannot fully use the links
+        within nodes: each node counts as having its fewest GPUs on any node, rounded down to a power of two.
         """
         gpus, per_node = sum(node_gpus), self._gpus_per_node[gpu_type]
         if len(node_gpus) > len(packed(gpus, per_node)):
@@ -192,9 +192,9 @@ class PlannedApplication(ApplicationWithPlans):
 
 
 class ProfiledApplication(ApplicationWithPlans):
-    """A profiled model. iterations: the job's work, in iterations at the initial batch.
+    """A model that was profiled on a testbed. iterations: the job's work, in iterations at the initial batch.
 
-    Its "epochs" are the intervals of constant gradient noise.
+    The intervals in which the gradient noise is constant count as its epochs.
     """
 
     def __init__(self, model: ProfiledModel, iterations: float) -> None:
@@ -223,7 +223,7 @@ class ProfiledApplication(ApplicationWithPlans):
         return row.plan
 
     def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
-        """Measured seconds of an iteration under that plan (`ProfiledModel.step_s`)."""
+        """Seconds of an iteration under the plan's batch and degrees, from measurements (`ProfiledModel.step_s`)."""
         key = gpu_type, node_gpus, plan
         if key not in self._steps_s:
             self._steps_s[key] = self.model.step_s(gpu_type, node_gpus, plan.global_batch, degrees_of(plan))

@@ -25,7 +25,7 @@ class LawParameters:
     """Parameters of a law: the settings of `trace` with the same names.
 
     class_mix: a weight for each of `workload.CLASSES`. job_gpus: one GPU per job, or sizes drawn from Philly's jobs.
-    run_times: entries (share, a, b): with probability `share` a run time is 60·10^U(a, b) seconds; shares add up to 1.
+    run_times: entries (share, a, b): with probability `share`, a run time is 60·10^U(a, b) s, U uniform; Σ share = 1.
     """
 
     jobs: int

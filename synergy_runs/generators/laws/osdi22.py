@@ -23,9 +23,9 @@ from synergy_runs.workload import in_turn
 NAME = "osdi22"
 SUMMARY = "Poisson arrivals, log-uniform run times, models by class (Synergy, OSDI 2022)"
 PRIORITIES = 10
-"""The published code draws an unused priority after each gap; we draw it too, to get the same arrivals."""
+"""Number of priorities. The published code draws an unused one after each gap; so do we, to get the same arrivals."""
 PHILLY_GPUS = (1, 2, 4, 8, 16)
-"""Allowed GPUs per job. Philly jobs of other sizes become one-GPU jobs; larger Philly jobs are never drawn."""
+"""Allowed GPUs per job. Sizes in Philly above the largest are never drawn; other sizes count as one GPU."""
 
 
 def draw(parameters: LawParameters, seed: int) -> TraceRows:
@@ -58,7 +58,7 @@ def _arrivals_s(parameters: LawParameters, random: Random) -> list[float]:
 
 
 def _run_times_s(parameters: LawParameters, random: Random) -> list[float]:
-    """Run times of 60·10^U(a, b) seconds, with (a, b) of a randomly drawn entry of `run_times`."""
+    """Run times of 60·10^x seconds, with x uniform between a and b of a randomly drawn entry of `run_times`."""
     below = list(accumulate(share for share, _, _ in parameters.run_times))
     return [60.0 * 10.0 ** _exponent(parameters.run_times, below, random) for _ in range(parameters.jobs)]
 
@@ -70,7 +70,7 @@ def _exponent(pieces: Sequence[Sequence[float]], below: Sequence[float], random:
 
 
 def _gpus(parameters: LawParameters, seed: int) -> list[int]:
-    """GPUs of each job. Philly sizes have their own random stream, so that the other draws stay the same."""
+    """GPUs of each job. Sizes have a random stream of their own, so that they do not change the other draws."""
     if parameters.job_gpus == "one":
         return [1] * parameters.jobs
     philly = statistics("philly")
