@@ -91,7 +91,7 @@ class Manifest:
     job: str = ""
 
     def check(self, folder: Path, *, sizes_only: bool = False, share: slice = slice(None)) -> None:
-        """Raises DamagedError unless the folder's files are as they were written. share: check only these files."""
+        """Raises DamagedError unless the folder's files are as they were written. share: slice of files to check."""
         for name, expected in list(self.files.items())[share]:
             try:
                 size = (folder / name).stat().st_size
