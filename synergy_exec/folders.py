@@ -192,7 +192,7 @@ def works(folder: Path) -> list[Path]:
 
 
 def once(paths: Iterable[Path]) -> list[Path]:
-    """The paths, sorted, without links to folders that are in the list, too."""
+    """The paths, sorted, without links to folders that are also in the list."""
     links_first = sorted(paths, key=lambda each: not each.is_symlink())
     return sorted({each.resolve(): each for each in links_first}.values())
 

@@ -68,7 +68,7 @@ class Launch(Message, RunSettings):
     code: the copy of the source file of `job_class` from its submission; "" for a class of a package. weights: file of
     a state_dict for the first run to begin with; "" for none. observed: whether to call the job's evaluation and
     callbacks. spare_memory: whether ranks return freed memory to the kernel at once, which takes time. agent_silence_s:
-    ranks save and stop if their agent is silent for longer; it is less than the controller waits.
+    ranks save and stop if their agent is silent for longer. The controller waits longer than this for a silent agent.
     """
 
     KIND: ClassVar[str] = "launch"

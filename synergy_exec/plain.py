@@ -1,4 +1,4 @@
-"""Users' text made safe for terminals, because it could contain control characters."""
+"""Makes users' text safe for terminals, because it could contain control characters."""
 
 from __future__ import annotations
 

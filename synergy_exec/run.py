@@ -47,11 +47,11 @@ SOME_FAILED = 1
 """Exit code if everything was carried out but some jobs failed."""
 PROGRESS_EVERY_S = 0.5
 SERVED = "served"
-"""Name of the results folder without a trace."""
+"""Name of the results folder of a run without a trace."""
 
 
 def run(values: dict[str, Any], *, anew: bool = True) -> None:
-    """Runs the settings, writes the results and prints the table. anew: see `folders.claimed`."""
+    """Runs the policies in the settings, writes the results and prints the table. anew: see `folders.claimed`."""
     settings = _with_slots(build(Settings, values))
     _check(settings)
     name = settings.trace.name if settings.trace is not None else SERVED

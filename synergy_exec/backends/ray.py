@@ -223,7 +223,7 @@ class Supervisor:
 
     async def run(self, url: str, token: str) -> str:
         """Starts the agent and waits for its end; returns why it ended."""
-        # PDEATHSIG follows the thread that starts the process. The event loop's thread lives as long as the actor.
+        # The kernel sends PDEATHSIG when the starting thread ends. The event loop's thread lives as long as the actor.
         command = [*_agents.command(self._node, self._place, url), f"--parent={os.getpid()}"]
         self._agent = _agents.started(command, _agents.environment(token), self._log)
         return _agents.farewell(await asyncio.to_thread(self._agent.wait), self._log)

@@ -30,7 +30,7 @@ from synergy_runs.explained import explained
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Prometheus' text format."""
+"""The content type of Prometheus' text format."""
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 

@@ -119,7 +119,7 @@ def _restore_service(execution: Execution) -> None:
 
 
 CLUSTER = "cluster"
-"""Key in the journal's `meta`."""
+"""Key of this cluster in the journal's `meta`."""
 
 
 def enter(journal: Journal, found: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Applies the scheduler to executed jobs. Callers pass events with times and ask for decisions. No clock, no IO."""
+"""Applies the scheduler to executed jobs, without clock or IO: callers pass events with times and request decisions."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class Decider:
         self.scheduler.requeue(job)
 
     def evicted(self, job: ExecutedJob, now_s: float) -> None:
-        """Makes a job wait after it lost its held or promised slots otherwise than by a decision."""
+        """Makes a job wait that lost its held or promised slots for another reason than a decision."""
         self.plans.pop(job.job_id, None)
         self._settle_unlaunched(job, now_s)
         job.queued = True
@@ -351,7 +351,7 @@ class Decider:
             self.scheduler.arrive(job)
 
     def decide(self, now_s: float) -> Orders:
-        """Decides which jobs stop, which start where and with which plan, and which continue with another batch."""
+        """Decides which jobs stop, which start where and with which plan, and which change batch or compressor."""
         began = time.perf_counter()
         for job_id in self._unlaunched:
             self.active[job_id].settled_s = now_s
@@ -444,7 +444,7 @@ class Decider:
             return {number: [gone_without if number in known else NEXT_DECISION] for number in waiting}
         records = {number: copy(job) for number, job in self.active.items()} if waiting else {}
         for record in records.values() if policy.preemptive else ():
-            record.settle(now_s)  # otherwise `settled_s` is the start of the run, which reservations use
+            record.settle(now_s)  # without preemption it is the run's start, which reservations use
         snapshot = Snapshot(policy, self.cluster, list(records.values()), now_s)
         return {number: snapshot.why(records[number]) or [NEXT_DECISION] for number in waiting}
 

@@ -134,7 +134,7 @@ class Journal:
         self._connection.close()
 
     def commit(self) -> None:
-        """Writes what was recorded to disk. Ends the process if another controller has taken over."""
+        """Writes all recorded changes to disk. Ends the process if another controller has taken over."""
         for job, progress in self._reported.items():
             self._insert("reports", {"job": job, "progress": progress}, replace=True)
         self._reported.clear()

@@ -70,7 +70,7 @@ class ResidualNetwork(nn.Module):
 
 
 class Cnn(TrainingJob):
-    """The job. channels: in the first group, a multiple of 4. depths: blocks per group. side: pixels of a side."""
+    """The job. channels: in the first group, a multiple of 4. depths: blocks per group. side: of a picture, pixels."""
 
     blocks = "blocks"
     learning_rate_rule = "adascale"

@@ -56,7 +56,7 @@ class Perceptron(nn.Module):
 
 
 class Mlp(TrainingJob):
-    """The job. width, depth: width and number of residual layers. features: coordinates of a point. classes: number."""
+    """The job. width, depth: width and number of layers. features: coordinates of a point. classes: their number."""
 
     blocks = "layers"
     tensor_plan: ClassVar = {"layers.*.up": "column", "layers.*.down": "row"}

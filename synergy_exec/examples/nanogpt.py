@@ -10,7 +10,7 @@ from synergy_exec.training.job import TrainingJob, cosine
 
 
 class Block(nn.Module):
-    """Causal attention and a perceptron. `look` has its outputs head by head, so that tensor parallelism can split."""
+    """Causal attention and a perceptron. `look` orders its outputs by head, so that tensor parallelism can split it."""
 
     def __init__(self, width, heads, dropout):
         super().__init__()

@@ -25,7 +25,7 @@ _ZLIB_BYTES = 64
 _FIELDS = 4
 """A pattern is a grid of this many uniform fields in each direction."""
 _STRENGTH = 40.0
-"""Amplitude of a pattern's brightness around the middle of 0 to 255. The noise has half of it as deviation."""
+"""Amplitude of a pattern's brightness around the middle of 0 to 255. The standard deviation of the noise is half."""
 
 
 class OnAccelerator(ResidualNetwork):

@@ -39,7 +39,7 @@ class Encoder(nn.Module):
 
 
 class Texts(TrainingJob):
-    """The job. hidden, depth: sizes of the transformer; hidden is a multiple of 4. words: of the longest text."""
+    """The job. hidden, depth: sizes of the transformer; hidden is a multiple of 4. words: maximum per text."""
 
     blocks = "layers"
     learning_rate_rule = "square_root"

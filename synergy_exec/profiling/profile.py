@@ -457,7 +457,7 @@ async def _all(waiting: Iterable[Awaitable[Result]]) -> list[Result]:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Say]:
-    """A function that prints progress: in lines, or in one changing line on a terminal."""
+    """Yields a function that prints progress: as lines, or on a terminal as one changing line."""
     if not sys.stderr.isatty():
         yield lambda words: print(words, file=sys.stderr, flush=True)
         return

@@ -5,8 +5,8 @@
     .run-00000005           the staging folder of run 5: it writes and deletes checkpoints by renames through it
 
 Only rank 0 of a job's newest run changes the folder. A newer run removes the staging folders of older runs before it
-reads anything. From then on every rename of theirs fails, wherever they had stopped. This needs no clock, and no lock
-that a frozen process would keep. A rename is atomic on every file system that nodes share. If there is only one
+reads anything. From then on every rename by an older run fails, wherever that run had stopped. This needs no clock, and
+no lock that a frozen process would keep. A rename is atomic on every file system that nodes share. If there is only one
 process, the folder itself is used for staging.
 """
 

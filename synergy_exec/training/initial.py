@@ -130,7 +130,7 @@ class Initial:
         return "", form, of_head
 
     def _wanted(self, model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """Shape and type of the tensors that rank 0 sends, each once: all on the meta device that no checkpoint has."""
+        """Shape and type of each tensor that rank 0 sends: all on the meta device that the checkpoint does not have."""
         saved = model.state_dict(keep_vars=True) if self._begun else {}
         tensors = {id(each): (name, each) for name, each in reversed(list(named_tensors(model)))}
         missing = ((name, each) for name, each in reversed(tensors.values()) if each.is_meta and name not in saved)

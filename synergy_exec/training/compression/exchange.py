@@ -34,10 +34,10 @@ class Exchanged:
 
     sent_bytes: bytes that this rank sent. codec_s: seconds of encoding and decoding. sync_s: seconds in which gradients
     were exchanged and nothing was computed. layers: on a measured step, by layer, the squared norms of the compressor's
-    input (with error feedback: gradient plus held-back error) and of its error, which is the part that was not sent.
-    They are means over the replicas, in units of the gradient of the mean loss. Empty on other steps.
-    totals: on a measured step, five squared norms to be summed over all ranks: of inputs, of their errors, of sums that
-    are compressed again, of the errors of these, and of the mean gradient before compression; else None.
+    input (with error feedback: gradient plus held-back error) and of its error. They are means over the replicas, in
+    units of the gradient of the mean loss; empty on other steps. totals: on a measured step, five squared norms to be
+    summed over all ranks: of the compressors' inputs, of the errors of these, of sums that are compressed again, of the
+    errors of these, and of the mean gradient before compression; else None.
     """
 
     sent_bytes: float

@@ -21,7 +21,7 @@ LEAST_PART = 0.1
 
 
 class _Case(NamedTuple):
-    """One measurement: the seconds to code all layers, and the core's formulas for bytes, operations and launches."""
+    """One measurement: seconds to code all layers; bytes, operations and launches follow from the core's formulas."""
 
     touched_bytes: float
     flops: float

@@ -1,7 +1,7 @@
-"""Gradients in 8, 4 or 2 bits, rounded at random so that their expectation is kept (QSGD, as CGX cuts it).
+"""Gradients in 8, 4 or 2 bits, rounded at random so that their expectation is kept (QSGD, in rows as in CGX).
 
 `q8`, `q4`, `q2` cut gradients into rows of 512 numbers, each with its smallest number and level distance in fp32. Two
-collectives: each rank receives its part of all rows, sums it in fp32 and rounds the sums, which all ranks then gather.
+collectives: each rank gets its part of all ranks' rows, sums it in fp32 and rounds the sums, which all then gather.
 """
 
 from __future__ import annotations
