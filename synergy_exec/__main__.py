@@ -45,7 +45,7 @@ def _main() -> None:
         return
     _require("torch", "safetensors")
     values = composed(EXECUTOR, arguments)
-    from synergy_exec.run import run  # slow to import, and not needed for a refusal
+    from synergy_exec.run import run  # slow to import, and not needed to refuse a command line
 
     run(values)
 
@@ -84,8 +84,8 @@ Keys
 
 
 def usage() -> str:
-    """The whole text."""
-    from synergy_exec.workload import models  # it needs what `_require` looks for
+    """The whole --help text."""
+    from synergy_exec.workload import models  # imports packages that `_require` checks
 
     return TEXT.format(
         traces="  ".join(options("trace")),

@@ -1,7 +1,7 @@
 """The folders of runs. Trained work is never deleted: a run that has ended keeps its folders.
 
     results/demo/synergy-0.work      journal, checkpoints and logs of a run, running or ended
-    results/demo/synergy-0.2.work    of the same command, started again after the first had ended
+    results/demo/synergy-0.2.work    the same for a second run of the same command, started after the first had ended
     results/demo/2026-11-23_07-02-13/synergy-0    results of a run; synergy-0.work beside it links to its work folder
 
 A lock gives a work folder to one process at a time and ends with the process. On a shared file system without locks the
@@ -192,7 +192,7 @@ def works(folder: Path) -> list[Path]:
 
 
 def once(paths: Iterable[Path]) -> list[Path]:
-    """The paths, sorted, without links to folders that are in the list, too."""
+    """The paths, sorted, without links to folders that are also in the list."""
     links_first = sorted(paths, key=lambda each: not each.is_symlink())
     return sorted({each.resolve(): each for each in links_first}.values())
 

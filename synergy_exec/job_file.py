@@ -21,9 +21,9 @@ from synergy_runs.settings import NOT_NEGATIVE, POSITIVE, Bounds, build, key, ty
 
 _CLASS = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
 MOST_BYTES = 100_000
-"""A larger file is no job file but something else, given by mistake."""
+"""Maximum size of a job file. A larger file must be something else, given by mistake."""
 MOST_NAME, MOST_PATH, MOST_WORDS, MOST_SAID = 200, 1_000, 200, 300
-"""Characters of a name and of a path, words of a command, and characters of what an error says."""
+"""Maximum characters of a name and of a path, words of a command, and characters of an error message."""
 MOST_LEVELS = 20
 MOST_SAMPLES, MOST_WORK = 10**9, 1e15
 """Maximum samples of a batch and maximum work: arithmetic stays exact within these."""

@@ -76,7 +76,7 @@ def newest_run(folder: Path) -> int:
 
 
 def give_up(folder: Path) -> Path | None:
-    """Puts checkpoints, steps and everything counted by them aside, so that the job begins from the start.
+    """Moves checkpoints and all files with values by step aside, so that the job begins from the start.
 
     Returns the folder with them, or None if there are none.
     """

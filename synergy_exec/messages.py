@@ -1,7 +1,7 @@
 """The messages between controller, agents and workers; see docs/executor.md.
 
-Every message is one JSON object with a `kind`. Controller and agents use a websocket, agents and workers lines on a
-socket pair; `wire.py` writes and reads them.
+Every message is one JSON object with a `kind`. Controller and agents exchange messages over a websocket, agents and
+workers as lines over a socket pair. `wire.py` encodes and decodes them.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Launch(Message, RunSettings):
 
     job_class: `package.module:Class` or `/path/file.py:Class`; "" for a job that is a command. A command has one
     process per node; command, directory and grace_s are those of its job file, and this is node `node_rank` of `nodes`.
-    slots: of this node; ranks first_rank … use them in order. store_host, store_port: where ranks on several nodes
-    meet; the agent that reserved the port listens on it. "" and 0 if all ranks are on this node: its agent gives them a
-    store that no other user can open.
+    slots: the run's slots on this node; ranks first_rank … use them in order. store_host, store_port: where ranks on
+    several nodes meet; the agent that reserved the port listens on it. "" and 0 if all ranks are on this node: its
+    agent gives them a store that no other user can open.
     folder: the job's folder, on a file system that all nodes share. job_uuid: written in its checkpoints. saved_step:
     step of its last known checkpoint, without which the run refuses to train; 0 for none. work: iterations at the
     initial batch until the job is done. noise: whether to estimate the gradient's noise scale. report_s: seconds
@@ -68,7 +68,7 @@ class Launch(Message, RunSettings):
     code: the copy of the source file of `job_class` from its submission; "" for a class of a package. weights: file of
     a state_dict for the first run to begin with; "" for none. observed: whether to call the job's evaluation and
     callbacks. spare_memory: whether ranks return freed memory to the kernel at once, which takes time. agent_silence_s:
-    ranks save and stop if their agent is silent for longer; it is less than the controller waits.
+    ranks save and stop if their agent is silent for longer. The controller waits longer than this for a silent agent.
     """
 
     KIND: ClassVar[str] = "launch"
@@ -158,7 +158,7 @@ class Hello(Message):
     """The first message of an agent.
 
     node: its number. slots: number of slots. gpu_type: `cpu` without GPUs. cpus: cores that runs may use. memory_bytes:
-    the same fraction of the machine's memory.
+    the machine's memory times the fraction of the machine's cores that runs may use.
     """
 
     KIND: ClassVar[str] = "hello"
@@ -183,7 +183,7 @@ class Reserved(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted(Message):
-    """The CPUs that a rank was granted; the agent sends it to the rank, too.
+    """The CPUs that a rank was granted. The agent sends this message to the rank, too.
 
     cores: cores that it may run on. cpus: its share of them, which is less than `asked` while the node has no more.
     """
@@ -217,7 +217,7 @@ class Ended(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(Message):
-    """The first step of a run is done, with the parts of the time since launch in seconds.
+    """The first step of a run is done. The fields in seconds are the parts of the time since the launch.
 
     step, samples, work: totals of the job, including saved progress of earlier runs. layers: name, rows and columns of
     each parameter with a gradient, as replicas exchange it. codecs: fields of `CodecSpeed` by scheme. Both are empty
@@ -250,7 +250,7 @@ class Report(Message):
     seconds of rank 0 and its loaders per step; 0 while unknown. cpus: granted to rank 0; 0 without a share. data_bytes:
     of the job's data set; 0 for a job that is no `LoadedJob`. sent_bytes, codec_s: bytes of gradients that rank 0 sends
     per step under `compressor`, and seconds to encode and decode them. layers: by layer of rank 0, squared norm of the
-    gradient and of what was left out, from the last measured step since the last report.
+    gradient and of the part that compression left out, from the last measured step since the last report.
     """
 
     KIND: ClassVar[str] = "report"

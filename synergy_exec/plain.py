@@ -1,4 +1,4 @@
-"""Users' text made safe for terminals, because it could contain control characters."""
+"""Makes users' text safe for terminals, because it could contain control characters."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ MOST_SHOWN = 200
 
 
 def plain(text: str, most: int | None = None) -> str:
-    """The text on one line, what cannot be seen written as Python does (`\\x1b`); cut beyond `most` characters."""
+    """The text on one line: unprintable characters are escaped as in Python (`\\x1b`); at most `most` characters."""
     if most is not None and len(text) > most:
         text = text[: most - 1] + "…"
     return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def plain_lines(text: str) -> str:
-    """`plain` for each line."""
+    """Applies `plain` to each line of the text."""
     return "\n".join(map(plain, text.split("\n")))

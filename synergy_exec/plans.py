@@ -1,6 +1,6 @@
 """The plans under which a job's model can be trained: candidates, and how a run reports them.
 
-A run of the job finds them at its start, because it has the model, if its launch requests them (`Launch.plans_on`).
+A run of the job has the model, so it finds them at its start if its launch requests this (`Launch.plans_on`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def batches_of(file: JobFile) -> list[int]:
 
 
 def plans(slots: int, batches: list[int], refusal: Refusal) -> list[Plan]:
-    """Admitted plans on exactly that many slots: replicas first, plans of the same degrees together by batch."""
+    """All admitted plans on exactly `slots` slots: first those with most replicas; equal degrees sorted by batch."""
     return [
         plan
         for data, tensor, pipeline in _splits(slots)
@@ -68,7 +68,7 @@ def _cut(degrees: Plan, batch: int) -> list[Plan]:
 
 
 class Candidates(NamedTuple):
-    """Candidates to measure of a model.
+    """The candidate plans of a model, and its sizes.
 
     plans: admitted plans by number of slots. parameters: of the model. held_bytes: weights and gradients of a replica.
     samples, item_bytes: number of samples and upper bound of their size in storage, for a job that loads samples; else

@@ -14,7 +14,7 @@ from synergy_exec.wire import whole_lines
 from synergy_runs.files import atomic_file
 
 STEPS = {"step": int, "batch": int, "rate": float, "loss": float, "seconds": float, "run": int}
-"""Columns of steps.csv. step: from 1. batch: samples. rate: factor of the learning rate. run: that trained the step."""
+"""Columns of steps.csv. step: from 1. batch: samples. rate: factor of the learning rate. run: number of its run."""
 EVALUATIONS = {"step": int, "metric": str, "value": float, "run": int}
 """Columns of evaluations.csv: the value of a metric after a step."""
 

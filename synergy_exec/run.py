@@ -47,11 +47,11 @@ SOME_FAILED = 1
 """Exit code if everything was carried out but some jobs failed."""
 PROGRESS_EVERY_S = 0.5
 SERVED = "served"
-"""Name of the results folder without a trace."""
+"""Name of the results folder of a run without a trace."""
 
 
 def run(values: dict[str, Any], *, anew: bool = True) -> None:
-    """Runs the settings, writes the results and prints the table. anew: see `folders.claimed`."""
+    """Runs the policies in the settings, writes the results and prints the table. anew: see `folders.claimed`."""
     settings = _with_slots(build(Settings, values))
     _check(settings)
     name = settings.trace.name if settings.trace is not None else SERVED
@@ -174,7 +174,7 @@ def _run_folder(folder: Path, places: list[Place]) -> Iterator[Path]:
 
 
 def _copied(earlier: Path | None, results: Path) -> None:
-    """Copies the results of a policy that was finished before to the others."""
+    """Copies the results of a policy that was finished earlier into the folder with the other results."""
     if earlier is not None and earlier != results:
         with atomic_folder(results) as partial:
             shutil.copytree(earlier, partial, dirs_exist_ok=True)
@@ -187,8 +187,8 @@ def _note(work: Path, key: str, value: Any) -> None:
 
 
 def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable[[], Backend]) -> Profile:
-    """The profile for scheduling. With profile=auto it is of this machine, and missing models of the trace are measured
-    now.
+    """The profile for scheduling. With profile=auto it is this machine's profile, and the trace's models that it lacks
+    are measured now.
     """
     if settings.profile is None or settings.compression != "none":
         return Profile()
@@ -279,7 +279,7 @@ def executed(
 
 
 def _whole(journal: Journal) -> bool:
-    """Whether the log has every job's end; it has none for a job that ended without holding slots."""
+    """Whether the log has every job's end. A job that ended without holding slots has no end in the log."""
     ends = {fact.job for fact in journal.facts() if fact.kind == Kind.FINISH}
     unended = [job for job in journal.jobs() if job.job not in ends]
     return all(job.state == "done" for job in unended)

@@ -43,12 +43,12 @@ def decode(text: str | bytes) -> Message:
         raise InputError(f"{kind.__name__}: {error}") from None
 
 
-# What the other end of a websocket says, until it is gone.
+# Receives messages over a websocket until the other end is gone.
 #
-# A connection that is closed, as the kernel closes those of a process that has died, is known at once. Silence, as of
-# a node without power or network, is taken for an end only after a long while: a busy machine is silent too. It is
-# counted in pings that this end's own loop has sent, not in seconds: a loop that stood still for a minute has asked
-# once, and reads what came meanwhile before it asks again.
+# When a process dies, the kernel closes its connections, which the other end notices at once. Silence, as of a node
+# without power or network, counts as the end only after a long time, because a busy machine is silent, too. The time is
+# counted in pings that this process has sent, not in seconds: an event loop that stood still for a minute has sent only
+# one ping, and reads the messages that came meanwhile before it sends another.
 
 
 _MOST_REASON_BYTES = 123
@@ -98,7 +98,7 @@ class Ear:
 
     @staticmethod
     async def _answer(sending: Coroutine[Any, Any, None]) -> None:
-        # To an end that takes nothing any more sending never ends; what has broken, the next `receive` says.
+        # Sending never ends if the other end reads nothing more. The next `receive` reports a broken connection.
         with contextlib.suppress(TimeoutError, ConnectionError):
             await asyncio.wait_for(sending, PING_S)
 

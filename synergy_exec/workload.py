@@ -127,7 +127,7 @@ def as_executed(trace: Workload | None, journal: Journal, name: str) -> tuple[Wo
         )
     made = from_rows(rows, name=name)
     if trace is not None:
-        # By id, as in the trace. Jobs that were submitted during a trace count only if the whole trace is measured.
+        # Indexed by job id, as in the trace. Jobs submitted during a trace count only if the whole trace is measured.
         measured = np.concatenate((trace.measured, np.full(len(jobs), trace.measured.all())))[: len(jobs)]
         made = dataclasses.replace(made, source=trace.source, sha256=trace.sha256, notes=trace.notes, measured=measured)
     return made, {job.job: row for row, job in enumerate(jobs)}

@@ -1,1 +1,1 @@
-"""One process per node: starts workers, watches them, passes on what they say."""
+"""The agent is one process per node. It starts workers, watches them, and passes messages on to the controller."""

@@ -27,14 +27,14 @@ def main() -> int:
     parser.add_argument("--cores", help="the CPU cores to divide among the slots, such as 0,1; all that may be used")
     parser.add_argument("--parent", type=int, help="the agent saves its runs and exits when this process ends")
     given = parser.parse_args()
-    # Where the parent of workers dies, what it guarded is ended here.
+    # If the parent of workers dies, this process adopts its orphans and kills them.
     adopt_orphans()
     if given.parent is not None:
         die_with(given.parent, signal.SIGTERM)
     try:
         if given.slots < 1:
             raise InputError(f"--slots: got {given.slots}; write a number from 1.")
-        # Not for the workers, which run the users' code.
+        # Removed from the environment, because workers inherit it and run users' code.
         token = os.environ.pop(TOKEN, "")
         if not token:
             raise InputError(f"set the environment variable {TOKEN} to the token in the controller's work folder.")

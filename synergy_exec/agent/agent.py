@@ -34,7 +34,7 @@ from synergy_exec.messages import (
 from synergy_exec.wire import Ear, decode, encode, farewell
 from synergy_exec.worker import processes
 
-# The port at which the ranks of a run meet: the agent of rank 0 listens on it for their store.
+# The port at which the ranks of a run meet. The agent of rank 0 opens it, and rank 0's store uses the open socket.
 
 
 def listen(host: str, ports: str) -> socket.socket | None:
@@ -58,17 +58,17 @@ _SAVING_S = 15.0
 """Time for runs to save when the agent exits."""
 _KILLING_S = 3.0
 _STARTING_S = 120.0
-"""How long the forkserver may take to start, which is seconds on a machine that is not busy."""
+"""Maximum time for the forkserver to start. On a machine that is not busy it takes seconds."""
 _PORTS_S = 0.5
 """Seconds between two searches for a free port of the range."""
 _CONNECTING_S = 60.0
-"""Timeout of the connection to the controller. Without a controller it is refused at once; a busy one takes longer."""
+"""Timeout for connecting. It fails at once if there is no controller; a busy controller takes longer to answer."""
 
 
 class Agent:
     """The slots of one node and the runs on them.
 
-    gpu_type: `cpu` if slots are CPU cores. cores: all CPU cores that runs with a share may have.
+    gpu_type: `cpu` if slots are CPU cores. cores: CPU cores that are divided among runs launched with a share.
     """
 
     def __init__(self, node: int, slots: Sequence[Slot], gpu_type: str, cores: Sequence[int]) -> None:
@@ -83,10 +83,10 @@ class Agent:
         self._why = ""
 
     async def serve(self, url: str, token: str) -> None:
-        """Runs until it is told to leave, or the controller or the forkserver is gone. No process is left afterwards.
+        """Runs until the agent is told to exit, or the controller or forkserver is gone. Leaves no process behind.
 
         Raises InputError if the controller cannot be reached or refuses the token, and ConnectionError if the
-        forkserver has died, and so every worker.
+        forkserver has died, because every worker has then died with it.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -105,13 +105,13 @@ class Agent:
             raise ConnectionError(self._forkserver.why)
 
     async def _started(self) -> Forkserver:
-        """Starts the forkserver. Raises ConnectionError if the agent has to leave, or it takes too long."""
+        """Starts the forkserver. Raises ConnectionError if the agent must exit first or the start takes too long."""
         starting, leaving = asyncio.create_task(Forkserver.start()), asyncio.create_task(self._leave.wait())
         await asyncio.wait((starting, leaving), timeout=_STARTING_S, return_when=asyncio.FIRST_COMPLETED)
         leaving.cancel()
         if starting.done():
             return await starting
-        # Somebody may have stopped it (SIGSTOP); then it would never start nor end by itself.
+        # Somebody may have stopped the forkserver (SIGSTOP). It would then neither start nor exit by itself.
         await asyncio.to_thread(processes.end_all)
         with suppress(InputError):
             await (await starting).close()
@@ -161,7 +161,7 @@ class Agent:
             try:
                 await connection.send_str(encode(message))
             except (ConnectionError, aiohttp.ClientError):
-                # `_hear` notices this, too, and ends the conversation.
+                # `_hear` notices the lost connection, too, and makes the agent exit.
                 _log(f"the controller did not get {message.KIND}")
             finally:
                 self._outbox.task_done()
@@ -193,7 +193,7 @@ class Agent:
                     self._say(Noted(run=asked.run, text=f"waits until one of ports={asked.ports} is free on {host}"))
                 said = True
                 await asyncio.sleep(_PORTS_S)
-        except OSError as error:  # no run could meet here
+        except OSError as error:  # so no run can have its store on this node
             self._leave_because(f"it cannot listen on {host}: {error.strerror}")
             return
         self._stores[asked.run] = store
@@ -231,7 +231,7 @@ class Agent:
             self._regrant(self._cores.take((message.run, run.launch.first_rank + place), message.share.cpus))
 
     def _regrant(self, owners: set[tuple[int, int]]) -> None:
-        """Ranks that have other cores than before are moved to them."""
+        """Moves ranks, given as (run, rank), to the cores that they have now."""
         for number, rank in sorted(owners):
             if number in self._runs:
                 self._runs[number].grant(rank, self._cores.grant((number, rank)))
@@ -239,7 +239,7 @@ class Agent:
     def _steer(self, message: Stop | Retune | Kill) -> None:
         run = self._runs.get(message.run)
         if run is None:
-            # It has ended, or was never launched here: then nobody will meet at its store.
+            # The run has ended or was never launched here. In both cases no rank will meet at its store.
             if isinstance(message, Retune):
                 return
             if message.run in self._reserving:

@@ -19,7 +19,7 @@ WHOLE = 1000
 
 @dataclass(frozen=True, slots=True)
 class CoreGrant:
-    """cores: cores on which a rank may run. cpus: its share of them. asked: CPUs that were requested."""
+    """CPUs of a rank. cores: where it may run. cpus: its share of these cores, in CPUs. asked: CPUs requested."""
 
     cores: tuple[int, ...]
     cpus: float
@@ -36,7 +36,7 @@ class Cores:
         self._others: dict[Owner, frozenset[int]] = {}
 
     def take(self, owner: Owner, cpus: float) -> set[Owner]:
-        """Gives an owner that many CPUs. Returns the owners whose grants have changed, including this one."""
+        """Gives an owner `cpus` CPUs, if free. Returns the owners whose grants have changed, including this one."""
         self._asked[owner] = max(1, round(cpus * WHOLE))
         before = self._parts.pop(owner, {})
         self._parts[owner] = self._found(self._asked[owner], before)
@@ -53,7 +53,7 @@ class Cores:
         return self._make_up()
 
     def grant(self, owner: Owner) -> CoreGrant:
-        """The grant of an owner. If nothing was left for it, it runs on the least loaded core beside others."""
+        """Returns an owner's grant. An owner without any CPUs shares the least loaded core with other owners."""
         parts = self._parts[owner]
         cores = tuple(sorted(parts)) or (min(self._cores, key=self._load),)
         return CoreGrant(cores, sum(parts.values()) / WHOLE, self._asked[owner] / WHOLE)
@@ -71,7 +71,7 @@ class Cores:
         return grown
 
     def _found(self, wanted: int, liked: Iterable[int]) -> dict[int, int]:
-        """Thousandths of free cores that add up to `wanted`, or to all that is free; `liked` cores are preferred."""
+        """Chooses `wanted` free thousandths of cores, or fewer if fewer are free; prefers `liked` cores."""
         liked = frozenset(liked)
         free = {core: WHOLE - load for core in self._cores if (load := self._load(core)) < WHOLE}
         found: dict[int, int] = {}
@@ -81,7 +81,7 @@ class Cores:
                 wanted -= WHOLE
         left = {core: room for core, room in free.items() if core not in found}
         while wanted and left:
-            # Best fit, so that whole cores stay whole; if none fits, as few cores as possible.
+            # Best fit keeps whole cores free. If no core has enough room, take the one with the most room.
             fits = [core for core, room in left.items() if room >= wanted]
             core = (
                 min(fits, key=lambda core: (left[core], core not in liked, core)) if fits else max(left, key=left.get)  # type: ignore[arg-type]

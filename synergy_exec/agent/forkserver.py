@@ -1,8 +1,8 @@
 """Starts workers as forks of multiprocessing's forkserver, which has imported torch.
 
-A worker leads a process group of its own. It adopts orphans of its processes, and when it exits the forkserver adopts
-them (`processes.adopt_orphans`). The agent kills all of them before it reports that the worker has exited, so nothing
-runs on a free slot.
+Each worker leads its own process group. It adopts orphans among its descendants; when the worker exits, the forkserver
+adopts its remaining processes (`processes.adopt_orphans`). The agent kills these before it reports that the worker has
+exited, so nothing runs on a free slot.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PAUSE_S = 0.002
 class Forkserver:
     """The forkserver of one agent.
 
-    died: set when it is gone, and every worker with it. why: the cause in words; "" while it lives.
+    died: set when the forkserver and every worker are gone. why: the cause in words; "" while the forkserver lives.
     """
 
     def __init__(self, context: ForkServerContext, pid: int) -> None:
@@ -55,7 +55,7 @@ class Forkserver:
 
     @staticmethod
     async def start() -> Forkserver:
-        """Starts it and waits until it has imported torch. Raises InputError if it fails; standard error says why."""
+        """Starts a forkserver; waits until it has imported torch. Raises InputError if that fails; stderr says why."""
         os.environ |= {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([_PRELOAD])
@@ -108,7 +108,7 @@ class Forkserver:
             _signal(pid, signal.SIGUSR1)
 
     async def close(self) -> None:
-        """Kills it and every remaining worker."""
+        """Kills the forkserver and every remaining worker."""
         self._watching.cancel()
         if processes.lives(self._pid, self._began):
             _signal(self._pid, signal.SIGKILL)
@@ -140,7 +140,7 @@ class Forkserver:
             time.sleep(_PAUSE_S)
 
     def _strays(self) -> set[int]:
-        """Orphans that the forkserver has adopted, or this process once the forkserver is gone."""
+        """Returns the orphans that the forkserver has adopted; once it is gone, those that this process has adopted."""
         if processes.lives(self._pid, self._began):
             return set(processes.children(self._pid)) - self._workers.keys()
         left = set(processes.children(os.getpid())) - self._others
@@ -150,7 +150,7 @@ class Forkserver:
         return left
 
     async def _watch(self) -> None:
-        """Waits until the forkserver is gone. Kills it if somebody has stopped it: it could start nothing more."""
+        """Waits until the forkserver is gone. Kills it if it was stopped (SIGSTOP): it could not start workers."""
         stopped = 0
         while processes.lives(self._pid, self._began):
             stopped = stopped + 1 if processes.is_stopped(self._pid) else 0

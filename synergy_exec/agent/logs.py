@@ -1,9 +1,9 @@
 """Logs of jobs' workers, in bounded space on disk.
 
-    jobs/<id>/log-<run>.txt       the end of the run's output; log-<run>.old.txt has what was before it
+    jobs/<id>/log-<run>.txt       the end of the run's output; log-<run>.old.txt has the output before that
 
-At most `log_mb` of each job are kept: a run's log is truncated when it reaches a quarter of that, and the logs of the
-oldest runs are deleted first. Workers of all nodes append to one file; the agent with rank 0 limits it.
+At most `log_mb` megabytes are kept for each job: a run's log is truncated when it reaches a quarter of that, and the
+logs of the oldest runs are deleted first. Workers of all nodes append to one file; the agent with rank 0 limits it.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ def outcome(
 ) -> tuple[Outcome, str]:
     """Returns the outcome, and the reason in a sentence if the run failed or was lost.
 
-    codes: by rank, the exit code or minus the number of a signal, in the order in which ranks exited. meant: by rank,
-    the exit code that it announced, or None. failures: errors that ranks reported. killed: ranks that the agent killed,
-    whose exit codes say nothing. verdict: why it killed them; "" if another rank had failed. A rank's own error counts
-    before errors that another rank caused.
+    codes: by rank, its exit code, or minus the number of the signal that killed it. meant: by rank, the exit code that
+    it announced, or None. failures: errors that ranks reported. killed: ranks that the agent killed; their exit codes
+    say nothing. verdict: why the agent killed them; "" if another rank had failed. A rank's own error counts before
+    errors that another rank caused.
     """
     own = {rank: code for rank, code in codes.items() if rank not in killed and code not in (0, PAUSED)}
     failed = {rank: failure for rank, failure in failures.items() if not failure.from_peers}
@@ -106,15 +106,15 @@ class Worker:
         heartbeat.answer()
 
     def tell(self, message: Message) -> None:
-        """Sends it a message, unless it has exited."""
+        """Sends the worker a message, unless the worker has exited."""
         if self.code is None:
             self._writer.write(encode(message).encode() + b"\n")
 
 
 class NodeRun:
-    """A run on this node, from its launch until no process of it is left, which one `Ended` reports.
+    """A run on this node, from its launch until none of its processes is left. One `Ended` message reports the end.
 
-    grants: by rank, what it has of the node's cores, if the run was launched with a share.
+    grants: the CPUs of each rank on this node; empty if the run was launched without a share.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class NodeRun:
         self._changed = asyncio.Event()
 
     async def carry_out(self, slots: list[Slot], store: socket.socket | None) -> None:
-        """Starts the workers, watches them until all have left, and says so. store: on which rank 0 listens for those
-        of other nodes; None where there are none.
+        """Starts the workers, watches them until all have exited, and reports the end. store: the socket on which
+        rank 0 listens for ranks on other nodes; None if rank 0 is not here or all ranks are here.
         """
         readers = []
         alone = self.launch.world > 1 and not self.launch.store_host
@@ -179,7 +179,7 @@ class NodeRun:
             self._move(rank)
 
     def remember(self, memory_bytes: float) -> None:
-        """Sets the memory for cached data, in bytes per rank here."""
+        """Sets the limit of the run's data cache on this node. memory_bytes: for each rank here."""
         Cache(self._cache).limit(memory_bytes * len(self.launch.slots))
 
     def _granted(self, rank: int) -> Granted:
@@ -202,7 +202,7 @@ class NodeRun:
         self._say(Ended(run=self.launch.run, outcome=result, reason=reason, hung=self._hung))
 
     async def _start(self, rank: int, slot: Slot, store: int | None, own: list[Slot]) -> asyncio.Task[None]:
-        """Starts the worker of a rank. own: its slots; a command has all slots of the run."""
+        """Starts the worker of a rank. own: its slots: one, or for a command all slots of the run on this node."""
         launch, started_s = self.launch, time.time()
         grant = self._grants.get(rank)
         grants = [self._grants[rank + place] for place in range(len(own))] if grant else own
@@ -233,7 +233,7 @@ class NodeRun:
         for message in self._told:
             worker.tell(message)
         if self._grants.get(rank) != grant:
-            # Its cores were changed while it was forked.
+            # The rank's cores were changed while it was being forked.
             self._move(rank)
         if self._doomed:
             self.kill(self._verdict)
@@ -264,7 +264,7 @@ class NodeRun:
             self.kill("")
 
     def kill(self, verdict: str) -> None:
-        """Kills every worker. verdict: why; "" if another rank had failed."""
+        """Kills every worker. verdict: the reason; "" if a rank has failed, because its own error is the reason."""
         alive = {rank: worker.pid for rank, worker in self._workers.items() if worker.code is None}
         if not alive and not self._starting:
             return

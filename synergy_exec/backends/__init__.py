@@ -1,6 +1,6 @@
-"""Backends start agents on nodes. Each file here is one, with a function `backend(**options) -> Backend`.
+"""Backends start agents on nodes. Each file here is a backend, with a function `backend(**options) -> Backend`.
 
-Modules whose names begin with `_` are no backends.
+Modules whose names begin with `_` are not backends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Meeting:
     """How agents find the controller.
 
     url: `http://host:port`, with the websocket at `/agents`. token: the bearer token, which no message or log
-    shows. folder: of the run, on a file system that all nodes share.
+    shows. folder: the run's folder, on a file system that all nodes share.
     """
 
     url: str
@@ -32,13 +32,13 @@ class Meeting:
 
 
 class Backend(Protocol):
-    """Agents on nodes 0, 1, … nodes: their number."""
+    """Starts and ends agents on nodes 0 … nodes − 1. nodes: number of nodes."""
 
     @property
     def nodes(self) -> int: ...
 
     async def start(self, node: int, meeting: Meeting) -> None:
-        """Starts the agent of that node, which connects by itself. It is called again if the agent was lost."""
+        """Starts the agent of that node; the agent then connects to the controller. Called again if it was lost."""
 
     def lost(self) -> dict[int, str]:
         """Nodes whose agent has exited by itself, with the reason as far as it is known."""

@@ -1,4 +1,4 @@
-"""Shared by backends: agents as processes, their command, environment and log, and the way to the controller."""
+"""Code that backends share: starts and ends agents as processes, and checks that nodes can reach the controller."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOG_LINES = 5
 
 @dataclass(frozen=True, slots=True)
 class AgentPlace:
-    """The place of an agent. host: the backend's name of it. slots: number. gpu_type: `cpu` if slots are CPU cores."""
+    """An agent's node. host: the backend's name of it. slots: their number. gpu_type: `cpu` if slots are CPU cores."""
 
     host: str
     slots: int
@@ -74,8 +74,8 @@ def started(command: Sequence[str], environment: Mapping[str, str], log: Path) -
 
 
 def end(agent: subprocess.Popen[bytes], *, wait_s: float = 0.0, save_s: float = LEAVING_S) -> None:
-    """Waits for an agent's exit: SIGTERM after wait_s, SIGKILL after another save_s. Then kills the rest of its process
-    group: a parent of workers that was stopped as it started does not notice the agent's end.
+    """Waits for an agent to exit; sends SIGTERM after wait_s, and SIGKILL after another save_s. Then kills the rest of
+    its process group, because a forkserver that was stopped while it started does not notice that the agent is gone.
     """
     for patience_s, then in ((wait_s, signal.SIGTERM), (save_s, signal.SIGKILL)):
         try:
@@ -99,7 +99,7 @@ def farewell(code: int, log: Path) -> str:
 class Processes:
     """One child process for each node: the node's agent, or the srun that runs it.
 
-    places: of the nodes. wait_s, save_s: see `end`.
+    places: one for each node. wait_s, save_s: see `end`.
     """
 
     def __init__(self, places: Sequence[AgentPlace], *, wait_s: float = 0.0, save_s: float = LEAVING_S) -> None:
@@ -109,7 +109,7 @@ class Processes:
         self._logs: dict[int, Path] = {}
 
     async def run(self, node: int, meeting: Meeting, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Starts the agent of a node. Ends an old one first, whose connection is lost: two would use the same slots."""
+        """Starts the agent of a node. First ends a lost earlier agent, because two would use the same slots."""
         if (old := self._agents.get(node)) is not None:
             await asyncio.to_thread(self._end, old)
         self._logs[node] = log_of(node, meeting)
@@ -135,7 +135,7 @@ class Processes:
 def require_reachable(url: str, hosts: Collection[str], here: Collection[str]) -> None:
     """Raises InputError if agents on other hosts would look for the controller on their own host.
 
-    hosts: of the nodes. here: names and addresses of this host.
+    hosts: names or addresses of the nodes. here: names and addresses of this host.
     """
     others = sorted(set(hosts) - set(here))
     name = urlsplit(url).hostname or ""
@@ -151,7 +151,7 @@ def _is_own(name: str) -> bool:
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(name or None, 0)}
     except OSError:
-        # Unknown here; then the agents say so in their logs.
+        # This host does not know the name. If the agents do not know it either, their logs say so.
         return False
     addresses = [ipaddress.ip_address(each.partition("%")[0]) for each in found]
     return any(each.is_loopback or each.is_unspecified for each in addresses)

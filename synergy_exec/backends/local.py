@@ -30,7 +30,8 @@ _DRIVERS: dict[str, Callable[[], bool]] = {
 def backend(nodes: int = 1, slots: int | None = None) -> Local:
     """This machine as one node or several.
 
-    nodes: number of equal parts. slots: of each node; by default all its GPUs, or its CPU cores if it has none.
+    nodes: number of equal parts. slots: number in each node; by default all its GPUs, or all its CPU cores if it has
+    no GPUs.
     """
     if nodes < 1 or (slots is not None and slots < 1):
         raise InputError(f"backend local: nodes={nodes} slots={slots}; write numbers from 1.")
@@ -38,9 +39,8 @@ def backend(nodes: int = 1, slots: int | None = None) -> Local:
 
 
 def gpu_names() -> list[str]:
-    """Names of the GPUs that torch can use here. It asks torch in another process, so that this one need not import it.
-
-    If there are GPU drivers but torch can use no GPU, it says so.
+    """Names of the GPUs that torch can use here. Another process imports torch, so that this one need not do so.
+    Prints a message if there are GPU drivers but torch can use no GPU.
     """
     driver = next((name for name, there in _DRIVERS.items() if there()), "")
     if not driver:
@@ -67,7 +67,7 @@ class Local(_agents.Processes):
         super().__init__([AgentPlace(socket.gethostname(), each_has, gpu_type) for gpu_type in types])
 
     async def start(self, node: int, meeting: Meeting) -> None:
-        """Starts the agent of a node. Its log is `agent-<node>.txt` in the folder."""
+        """Starts the agent of a node. Its log is `agent-<node>.txt` in the run's folder."""
         environment, place = _agents.environment(meeting.token), self.places[node]
         if place.gpu_type != "cpu":
             environment |= see_only(range(node * place.slots, (node + 1) * place.slots), os.environ)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from synergy_exec.backends import Meeting
 
 _TYPE = "accelerator_type:"
-"""Ray's resource for the type of a node's GPUs. A node has 1 of it, so any number of bundles can request a part."""
+"""Prefix of Ray's resource for a GPU type. A node has 1 unit of it, so any number of bundles can request a part."""
 _A_BIT = 0.001
 _ENDING_S = 5.0
 _NOTICED_S = 60.0
@@ -32,9 +32,9 @@ def backend(
 ) -> RayNodes:
     """Connects to Ray and reserves the nodes until `stop`.
 
-    address: of the cluster; auto for that of this machine. nodes: number of nodes, the largest first; by default all.
-    slots: of each node; by default all its GPUs, or all CPUs if no node has GPUs. patience_s: how long to wait for
-    nodes that others hold. Raises InputError.
+    address: the Ray cluster's address; auto for the cluster of this machine. nodes: number of nodes, the largest first;
+    by default all. slots: number in each node; by default all its GPUs, or all CPUs if no node has GPUs. patience_s:
+    how long to wait for nodes that others hold. Raises InputError.
     """
     if (nodes is not None and nodes < 1) or (slots is not None and slots < 1):
         raise InputError(f"backend ray: nodes={nodes} slots={slots}; write numbers from 1.")
@@ -120,7 +120,7 @@ def _place(bundle: Mapping[str, float], host: str) -> AgentPlace:
 
 
 class RayNodes:
-    """Nodes of a placement group; node n is its bundle n. places: of the nodes when they were reserved."""
+    """Nodes of a placement group; bundle n is on node n. places: hosts and slots when the nodes were reserved."""
 
     def __init__(self, group: Any, places: list[AgentPlace], *, disconnect: bool) -> None:
         self.places, self.nodes = places, len(places)
@@ -130,7 +130,7 @@ class RayNodes:
         self._ends: dict[int, Any] = {}
 
     async def start(self, node: int, meeting: Meeting) -> None:
-        """Starts the agent of a node. If it was lost, waits until its actor lives, on the same Ray node or another."""
+        """Starts a node's agent. If an earlier one was lost, waits until the new actor lives, on any Ray node."""
         import ray
 
         hosts = [place.host for place in self.places]
@@ -156,7 +156,7 @@ class RayNodes:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        if node in self._actors:  # otherwise it would hold the resources that the next one needs
+        if node in self._actors:  # otherwise the old actor would hold the resources that the new one needs
             ray.kill(self._actors[node])
         bundle = self._group.bundle_specs[node]
         kind = ray.remote(Supervisor).options(
@@ -188,7 +188,7 @@ class RayNodes:
             return f"the Ray actor on {self.places[node].host} is gone: {' '.join(str(error).split())}"
 
     async def stop(self) -> None:
-        """Makes agents save and exit, returns the nodes, and disconnects if `backend` connected."""
+        """Makes agents save and exit, gives the nodes back to Ray, and disconnects if `backend` had connected."""
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
@@ -212,7 +212,7 @@ class RayNodes:
 
 
 class Supervisor:
-    """The actor of one node. The agent inherits its CUDA_VISIBLE_DEVICES, which Ray sets."""
+    """The actor of one node. Ray sets the actor's CUDA_VISIBLE_DEVICES, which the agent inherits."""
 
     def __init__(self, node: int, place: AgentPlace, log: str) -> None:
         self._node, self._place, self._log = node, place, Path(log)
@@ -223,7 +223,7 @@ class Supervisor:
 
     async def run(self, url: str, token: str) -> str:
         """Starts the agent and waits for its end; returns why it ended."""
-        # PDEATHSIG refers to the thread that starts a process; the event loop's lives as long as the actor.
+        # The kernel sends PDEATHSIG when the starting thread ends. The event loop's thread lives as long as the actor.
         command = [*_agents.command(self._node, self._place, url), f"--parent={os.getpid()}"]
         self._agent = _agents.started(command, _agents.environment(token), self._log)
         return _agents.farewell(await asyncio.to_thread(self._agent.wait), self._log)

@@ -28,8 +28,8 @@ _GPUS = re.compile(r"gpu(?::([^:(,]+))?:(\d+)(?:\(|,|$)")
 def backend(slots: int | None = None, gpu_type: str | None = None) -> SlurmNodes:
     """The nodes of the allocation that this process runs in.
 
-    slots: of each node, at most those allocated; by default all allocated GPUs, or CPUs if no GPUs are allocated.
-    gpu_type: of the GPUs; by default Slurm's name. Raises InputError.
+    slots: number in each node, at most what is allocated; by default all allocated GPUs, or CPUs if no GPUs are
+    allocated. gpu_type: type of the GPUs; by default Slurm's name for it. Raises InputError.
     """
     if slots is not None and slots < 1:
         raise InputError(f"backend slurm: slots={slots}; write a number from 1.")
@@ -116,7 +116,7 @@ class SlurmNodes(_agents.Processes):
         super().__init__(places, wait_s=_agents.LEAVING_S, save_s=_KILLING_S)
 
     async def start(self, node: int, meeting: Meeting) -> None:
-        """Starts the agent of a node. Its log, with srun's messages, is `agent-<node>.txt` in the folder."""
+        """Starts the agent of a node. Its log, with srun's messages, is `agent-<node>.txt` in the run's folder."""
         _agents.require_reachable(meeting.url, [place.host for place in self.places], _here())
         environment = _agents.environment(meeting.token)
         environment = {name: value for name, value in environment.items() if not _JOBS_OWN.fullmatch(name)}
@@ -128,7 +128,7 @@ class SlurmNodes(_agents.Processes):
 
 
 def _srun(place: AgentPlace) -> Iterator[str]:
-    """The srun command of a step. The token is in the environment, because others can read arguments."""
+    """The srun command of a step. It does not contain the token, because other users can read command lines."""
     yield from ("srun", "--nodes=1", "--ntasks=1", f"--nodelist={place.host}", "--export=ALL")
     # The lost step of the same node may still hold its resources in Slurm.
     yield from ("--overlap", "--kill-on-bad-exit=0", "--mem=0", "--cpu-bind=none")

@@ -51,7 +51,7 @@ def list_jobs(given: argparse.Namespace, client: Client) -> None:
 
 
 def _cells(job: dict[str, Any]) -> dict[str, str]:
-    """A row of the table of jobs, by heading. job: from the controller's API."""
+    """The cells of a job's row in the table, by column heading. job: from the controller's API."""
     goodput, loss = job["goodput"], job["loss"]
     done = 1.0 if job["state"] == "done" else min(1.0, job["work"] / job["work_total"])  # a command may end sooner
     return {

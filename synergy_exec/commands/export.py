@@ -21,7 +21,7 @@ SAFETENSORS = ".safetensors"
 
 
 def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], Progress]:
-    """The model's state_dict and progress in the newest undamaged checkpoint of a folder, or in that of a step.
+    """Reads a model's state_dict and progress from a folder's newest undamaged checkpoint, or from that of `step`.
 
     Parameters and buffers are whole, on the CPU, under their original names, whatever plan wrote them. The folder is
     not changed, and a job may be writing to it. Raises InputError if there is no checkpoint or it is damaged.

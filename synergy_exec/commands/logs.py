@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 class _Printer:
-    """Prints new output of all runs of a job, with a heading each."""
+    """Prints new output of all runs of a job, with a heading for each run."""
 
     def __init__(self, job: FoundJob) -> None:
         self._job = job

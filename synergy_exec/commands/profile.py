@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _file(text: str) -> JobFile:
-    """The job file of a model that ships with Synergy, or of a path; its work does not matter here."""
+    """Reads the job file at a path, or of a model that ships with Synergy. The job's work does not matter here."""
     if text.endswith((".yaml", ".yml")):
         return read_job_file(Path(text))
     return job_of({**template(text, "Give one, or a job file such as job.yaml."), "work": 1.0}, text)

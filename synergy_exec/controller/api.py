@@ -30,12 +30,12 @@ from synergy_runs.explained import explained
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Prometheus' text format."""
+"""The content type of Prometheus' text format."""
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def metrics(agents: Agents, execution: Execution | None, now_s: float) -> bytes:
-    """The metrics as text; those of jobs only once all agents are connected."""
+    """Returns the metrics as text. It includes metrics of jobs only once all agents are connected."""
     registry = prometheus.CollectorRegistry()
     prometheus.ProcessCollector(registry=registry)
 
@@ -107,7 +107,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Served(Protocol):
-    """What requests need of a controller. execution: None until all agents are connected."""
+    """The part of a controller that requests use. execution: None until all agents are connected."""
 
     agents: Agents
     execution: Execution | None
@@ -222,7 +222,7 @@ class Api:
         return web.Response(text=text, content_type="text/html", charset="utf-8", headers=headers)
 
     async def health(self, _: web.Request) -> web.Response:
-        """Whether jobs can be submitted and train; without details, because it needs no token."""
+        """Answers whether jobs can be submitted and trained. It gives no details, because it needs no token."""
         ready = self._controller.execution is not None and not self._controller.closing
         there, all_of_them = len(self._controller.agents.links), self._controller.agents.backend.nodes
         ok = ready and there > 0
@@ -235,7 +235,7 @@ class Api:
         return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
 
     def _listed(self, jobs: Collection[ExecutedJob]) -> list[dict[str, Any]]:
-        """The jobs as `shown`, with reasons for those that wait."""
+        """Returns the fields of `shown` for each job, with the reasons why waiting jobs wait."""
         execution = self._execution()
         reasons = execution.decider.why_waiting(jobs, self._controller.now_s())
         return [
@@ -269,7 +269,7 @@ class Api:
 
 
 def shown(execution: Execution, job: ExecutedJob) -> dict[str, Any]:
-    """A job for users; null for unknown values."""
+    """The fields of a job as users see them; null for unknown values."""
     plan, stopped = execution.decider.plans.get(job.job_id), job.stopped_for
     return {
         "job": job.job_id,

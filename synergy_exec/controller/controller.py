@@ -1,4 +1,4 @@
-"""The controller: arrivals, rounds, agents and requests of users, in real time, in one asyncio thread."""
+"""The controller handles arrivals, rounds, agents and users' requests in real time, in one asyncio thread."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _restore_service(execution: Execution) -> None:
 
 
 CLUSTER = "cluster"
-"""Key in the journal's `meta`."""
+"""Key of this cluster in the journal's `meta`."""
 
 
 def enter(journal: Journal, found: Cluster) -> None:
@@ -131,7 +131,7 @@ def enter(journal: Journal, found: Cluster) -> None:
 
 
 def whole_cluster(journal: Journal) -> Cluster | None:
-    """The cluster of the run's facts, each node as large as it ever was; None before a controller has begun."""
+    """The cluster to which the run's facts refer: each node at its largest size so far. None before any controller."""
     kept = journal.meta().get(CLUSTER)
     return None if kept is None else Cluster(tuple(NodeType(**each) for each in kept))
 
@@ -150,7 +150,7 @@ def _united(one: Cluster, other: Cluster) -> Cluster:
 
 
 LATE_S = 0.25
-"""A round that would begin later than this is skipped."""
+"""A round that would begin more than this many seconds late is skipped."""
 
 
 class Arrival(NamedTuple):
@@ -192,7 +192,7 @@ class Controller:
         self._origin_s, self._began_s, self._last_s = 0.0, time.monotonic(), 0.0
 
     def now_s(self) -> float:
-        """Seconds since the start, on the grid; it never decreases."""
+        """Seconds since the run's start, rounded to the time grid (`on_grid`); they never decrease."""
         self._last_s = max(self._last_s, on_grid(self._origin_s + time.monotonic() - self._began_s))
         return self._last_s
 
@@ -310,8 +310,8 @@ class Controller:
         self.changed()
 
     async def _rounds(self) -> None:
-        """Decides at whole multiples of the round, and as soon as a job's end has freed slots, as the simulator does
-        (`refill_s`). Without active jobs it does not decide.
+        """Decides at whole multiples of `round_s`, and as soon as a job's end has freed slots, as the simulator does
+        (`refill_s`). Makes no decisions while there are no active jobs.
         """
         assert self.execution is not None
         round_s, decided_s = self.settings.round_s, -math.inf
@@ -338,7 +338,7 @@ class Controller:
         self.execution.tell(self.execution.decider.without(nodes, self.now_s()))
 
     async def _frees_slots(self, until_s: float) -> bool:
-        """Waits until that time or until a job's end frees slots. Returns whether one did."""
+        """Waits until that time or until a job's end frees slots. Returns whether slots were freed."""
         assert self.execution is not None
         if not self.execution.freed:
             self._freed.clear()
@@ -347,7 +347,7 @@ class Controller:
         return self.execution.freed
 
     def _copy_journal(self) -> None:
-        with contextlib.suppress(InputError, sqlite3.Error):  # a full disk: the journal itself says so
+        with contextlib.suppress(InputError, sqlite3.Error):  # if the disk is full, `Journal.commit` reports it
             back_up(self.folder)
 
     async def _back_up(self) -> None:
@@ -363,7 +363,7 @@ class Controller:
         self._flush()
 
     def _flush(self) -> None:
-        """Queues messages, now that the journal holds their reasons; ends the run if nothing is left to do."""
+        """Queues messages for agents; the journal holds their reasons by now. Ends the run if nothing is left to do."""
         assert self.execution is not None
         self.agents.say(self.execution.runs.outbox)
         if self.execution.freed:

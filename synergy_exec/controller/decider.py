@@ -1,4 +1,4 @@
-"""Applies the scheduler to executed jobs. Callers pass events with times and ask for decisions. No clock, no IO."""
+"""Applies the scheduler to executed jobs, without clock or IO: callers pass events with times and request decisions."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from synergy_exec.messages import Failure, Report
 class Aside:
     """Excluded nodes: nodes that lost their agent again and again, or whose device is broken.
 
-    whole: the whole cluster, with nodes numbered as agents are. cluster: without the excluded `nodes`; decisions use
-    this.
+    whole: the whole cluster, with the node numbers of agents. cluster: the cluster without the excluded `nodes`, on
+    which the scheduler decides.
     """
 
     def __init__(self, whole: Cluster) -> None:
@@ -94,7 +94,7 @@ def remedy(seen: Seen, plan: Plan, failure: Failure) -> str:
 
 
 def fitting(plan: Plan, most: int) -> Plan:
-    """The plan with the same batch in the largest micro-batches of at most this size. 0: the plan stays unchanged."""
+    """The plan with its batch cut into the largest micro-batches of at most `most` samples; unchanged if most is 0."""
     if not 0 < most < plan.micro_batch:
         return plan
     micro_batch = next(each for each in range(most, 0, -1) if plan.micro_batch % each == 0)
@@ -121,7 +121,7 @@ NEXT_DECISION = Reason(Waiting.NEXT_DECISION, "Nothing keeps it from running at 
 
 @dataclass(slots=True)
 class Orders:
-    """Actions of a decision; stops come first. retunes: runs that continue with another micro-batch or accumulation."""
+    """Actions of a decision; stops come first. retunes: runs that continue with another batch or compressor."""
 
     stops: list[ExecutedJob] = field(default_factory=list)
     starts: list[tuple[ExecutedJob, Placed, Plan]] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Orders:
 
 
 class Carried(NamedTuple):
-    """What a job held when nodes were excluded or included. placed: with the node numbers of agents."""
+    """A job's slots and plan when the excluded nodes changed. placed: in the node numbers of agents."""
 
     placed: Placed
     plan: Plan
@@ -140,11 +140,11 @@ class Carried(NamedTuple):
 
 
 class Decider:
-    """One policy on one cluster. active: jobs that have arrived and not ended. plans: the plans of runs.
+    """One policy on one cluster. active: jobs that have arrived and not ended. plans: plans of their runs, by job.
 
-    aside: excluded nodes. Starts use the node numbers of agents; jobs' `placement` uses those of `cluster`. round_s:
-    seconds between decisions; None for the policy's own. learning: extends the profile by jobs' reports; None if the
-    profile stays as it is.
+    aside: excluded nodes. `Orders.starts` uses the node numbers of agents; a job's `placement` uses those of `cluster`.
+    round_s: seconds between decisions; None for the policy's own. learning: extends the profile by jobs' reports; None
+    if the profile stays as it is.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Decider:
         """Excludes exactly these nodes. Returns the changes, one sentence each.
 
         After a change a decision must follow at once: all jobs have then just arrived at a new scheduler, and jobs that
-        hold slots continue only if it gives them the same slots.
+        hold slots continue only if the new scheduler gives them the same slots.
         """
         held = {number: self.aside.placed(job.placement) for number, job in self.active.items() if job.running}
         said = self.aside.without(nodes, [job.gpus for job in self.active.values()])
@@ -209,7 +209,7 @@ class Decider:
         self._leaving_since_s.pop(job.job_id, None)
         self._settle_unlaunched(job, now_s)
         if job.queued and not self.policy.in_rounds:
-            self._withdrawn.add(job.job_id)  # a queue returns a job only when its turn comes; then the job ends at once
+            self._withdrawn.add(job.job_id)  # a queue returns the job only at its turn; `_decided` ends it then
         else:
             self.scheduler.finish(job, now_s)
 
@@ -218,7 +218,7 @@ class Decider:
         self.scheduler.requeue(job)
 
     def evicted(self, job: ExecutedJob, now_s: float) -> None:
-        """Makes a job wait after it lost its held or promised slots otherwise than by a decision."""
+        """Makes a job wait that lost its held or promised slots for another reason than a decision."""
         self.plans.pop(job.job_id, None)
         self._settle_unlaunched(job, now_s)
         job.queued = True
@@ -227,7 +227,7 @@ class Decider:
     # Attained service counts from the launch of a run, which may have waited for its slots, until its processes exit.
 
     def launched(self, job: ExecutedJob, now_s: float) -> None:
-        """Handles that a job's newest run was launched: its slots count as held from now on."""
+        """Notes that a job's newest run was launched. The run's slots count as held from now on."""
         self._settle_unlaunched(job, now_s)
         if not job.restarts:
             job.first_start_s = now_s
@@ -278,7 +278,7 @@ class Decider:
         return None if seen is None else Observation(*shape, seen.plan.micro_batch, seen.step_s, seen.sync_s)
 
     def _learn(self, job: ExecutedJob, said: Report) -> None:
-        """Adds the report of a plan to its model's profile, if the profile grows."""
+        """Adds a report to the profile of the job's model, if that profile grows by reports."""
         held = self.plans.get(job.job_id)
         if self._learning is None or held is None or not job.placement:
             return
@@ -291,7 +291,7 @@ class Decider:
                     self._believe_anew(each)
 
     def _believe_anew(self, job: ExecutedJob) -> None:
-        """Plans the job by its model's profile, which is new or has grown, from the next decision on."""
+        """Makes the next decision use the profile of the job's model, which is new or has grown."""
         model = self.profile.of(job.file.name, job.file.application)
         if model is None or job.spec is None:
             return
@@ -318,7 +318,7 @@ class Decider:
         return Shape(self.cluster.type_of(placed), len(placed), gpus_in(placed))
 
     def _compressor(self, job: ExecutedJob, said: Report) -> str | None:
-        """The compressor of a report's steps, by the name of its offer; None if the job no longer has it."""
+        """The compressor of a report's steps, by its offer's name; None if the job has another compressor now."""
         held = self.plans.get(job.job_id)
         return None if held is None or job.as_told(held).compressor != said.compressor else held.compressor
 
@@ -331,7 +331,7 @@ class Decider:
         return job.exchange.exchange.seen_statistics(compressor, *statistics, *batches)
 
     def _given(self, job: ExecutedJob, said: Report) -> InputShare | None:
-        """CPUs and memory of a report's steps for input; None for a job without a share or loaded samples."""
+        """CPUs and memory for input during a report's steps; None for a job without a share or loaded samples."""
         if job.share is None or not said.cpus or not said.data_bytes:
             return None
         node = self.cluster.node_type_of[job.placement[0][0]]
@@ -351,7 +351,7 @@ class Decider:
             self.scheduler.arrive(job)
 
     def decide(self, now_s: float) -> Orders:
-        """Decides which jobs stop, which start where and with which plan, and which continue with another batch."""
+        """Decides which jobs stop, which start where and with which plan, and which change batch or compressor."""
         began = time.perf_counter()
         for job_id in self._unlaunched:
             self.active[job_id].settled_s = now_s
@@ -444,7 +444,7 @@ class Decider:
             return {number: [gone_without if number in known else NEXT_DECISION] for number in waiting}
         records = {number: copy(job) for number, job in self.active.items()} if waiting else {}
         for record in records.values() if policy.preemptive else ():
-            record.settle(now_s)  # for others `settled_s` is the start of the run, which reservations use
+            record.settle(now_s)  # without preemption it is the run's start, which reservations use
         snapshot = Snapshot(policy, self.cluster, list(records.values()), now_s)
         return {number: snapshot.why(records[number]) or [NEXT_DECISION] for number in waiting}
 
@@ -454,7 +454,7 @@ class Decider:
         return self.choose(job, self._shape(placed), held)
 
     def choose(self, job: ExecutedJob, shape: Shape, held: Plan | None = None) -> Plan:
-        """Chooses the plan on that shape. held: the plan of its present run there, returned if nothing is to change.
+        """Chooses a job's plan on that shape. held: the plan of its run there, returned if nothing is to change.
 
         For a profiled job this is the scheduler's choice (`Job.plan`); under policies that choose no plan it is the
         fastest measured plan at the requested batch. Any other job is data-parallel. Batches are cut into micro-batches

@@ -1,6 +1,6 @@
-"""Carries decisions out: the decider, the runs and the journal together, on an explicit clock.
+"""Carries decisions out by connecting the decider, the runs and the journal. Callers pass the time.
 
-After each call `runs.outbox` holds the messages to send: by then the journal holds the decisions that they carry out.
+After each call `runs.outbox` holds the messages to send. The journal then already holds the decisions behind them.
 """
 
 from __future__ import annotations
@@ -79,17 +79,17 @@ def check_asks(name: str, job: JobFile, cluster: Cluster, policy: Policy) -> Non
         )
 
 
-# Restores what was known of jobs in a new scheduler.
+# Restores in a new scheduler what was known about jobs.
 
 
 def recall(jobs: Mapping[int, ExecutedJob], observations: Iterable[tuple[int, Observation]]) -> None:
-    """Restores jobs' progress, gradient noise and observed speeds, by job number."""
+    """Restores jobs' progress, gradient noise and observed speeds. jobs, observations: by job number."""
     for job in jobs.values():
         if not job.ended and job.task is not None:
             job.task.done_work, job.task.statistics = job.seen.work, job.seen.statistics
     for number, observation in observations:
         task = jobs[number].task if number in jobs else None
-        if task is not None and not task.scheduled:  # else they are from before the model was profiled
+        if task is not None and not task.scheduled:  # otherwise they are from before the model was profiled
             gpu_type, nodes, gpus, micro_batch, step_s, sync_s = observation
             task.recall(Shape(gpu_type, nodes, gpus), micro_batch, step_s, sync_s)
 
@@ -106,7 +106,7 @@ EXCHANGES = "exchanges"
 class Execution:
     """All jobs of one policy on one cluster. Times are seconds since the start, on the grid, and never decrease.
 
-    folder: of the run. jobs_folder: the folder in it with the jobs' folders. notes: messages for users; the caller
+    folder: the run's folder. jobs_folder: contains the folder of each job. notes: messages for users; the caller
     prints and removes them. profile: measured speeds and restart costs of models. decisions, deciding_s: number of
     decisions and seconds spent on them since this controller began. freed: whether a job's end has freed slots since
     the last decision.
@@ -280,7 +280,7 @@ class Execution:
             self.decide(now_s)
 
     def _learn(self, job: ExecutedJob, run: Run, message: Message, now_s: float) -> None:
-        """Learns from reports about progress and about why a run ends."""
+        """Records what a message of a run says about progress, checkpoints or the cause of a failure."""
         if isinstance(message, Report):
             seen = job.seen
             seen.step, seen.samples, seen.work, seen.loss = message.step, message.samples, message.work, message.loss
@@ -310,7 +310,7 @@ class Execution:
             self.journal.reported(job.job_id, job.seen.values())
 
     def _settle(self, now_s: float) -> None:
-        """Handles the events of runs, and the events that follow, and commits."""
+        """Handles all events of runs, including those that follow from others. Commits before messages are sent."""
         while self.runs.happened:
             happened, self.runs.happened = self.runs.happened, []
             for each in happened:
@@ -347,7 +347,7 @@ class Execution:
             self._left(job, what, now_s)
 
     def _learn_exchange(self, job: ExecutedJob, run: Run, said: Started) -> None:
-        """Learns what a worker reported of layers and encoding; plans may have compressors afterwards."""
+        """Learns layers and encoding speed from a worker's report. Plans may have compressors afterwards."""
         if not (said.layers or said.codecs):
             return
         gpu_type = self.decider.aside.whole.type_of(run.placed)

@@ -34,13 +34,13 @@ _AS_PATTERN = str.maketrans({",": "?", "=": "?", "[": "[[]", "*": "[*]", "?": "[
 
 @dataclass(frozen=True)
 class ModelExchange:
-    """The gradient exchange of one model. names: of the layers of its offers, in order."""
+    """The gradient exchange of one model. names: the names of the layers that its offers compress, in order."""
 
     names: tuple[str, ...]
     exchange: GradientExchange
 
     def as_told(self, compressor: str) -> str:
-        """Converts an offer's name to the `Plan.compressor` that workers read: by layer if layers differ."""
+        """Converts an offer's name to the `Plan.compressor` that workers read, with exceptions for single layers."""
         offer = self.exchange.offer(compressor)
         chosen = [offer.parts[at].name for at in np.broadcast_to(offer.choice, len(self.names)).tolist()]
         if compressor == NO_COMPRESSOR or not chosen:
@@ -89,7 +89,7 @@ class ModelExchanges:
         self._layers, self._codecs = dict(known["layers"]), dict(known["codecs"])
 
     def of(self, application: str) -> ModelExchange | None:
-        """The exchange of a model; None without compression. It has no layers until they are known."""
+        """The exchange of a model; None without compression. It has no layers until layers and speeds are known."""
         if self._nothing is None:
             return None
         layers = self._layers.get(application)
@@ -140,11 +140,11 @@ class ExecutedJob(Job):
     state: running and stopping mean that workers exist or may exist. reason: why it failed. stopped_for: why it was
     last stopped before its end. queued: whether the scheduler knows that the job waits.
 
-    file: the submitted job file. uuid: identifies its folder and checkpoints. row: of the workload, None if it was
-    submitted over the API. exchange: possible compression of its gradients; None without. run: number of its present or
-    last run, −1 before the first. launched_s: when its present run was launched. ran_s: run time before that. moved_s:
-    time of its last submission, launch, reported step or end. losses: runs lost in a row without a step of progress.
-    hung_step: the step at which its last run hung, −1 for none. trials: restarts for a plan that no job had tried.
+    file: the submitted job file. uuid: identifies its folder and checkpoints. row: its row in the workload, None if it
+    came over the API. exchange: possible compression of its gradients, or None. run: number of its present or last run,
+    −1 before the first. launched_s: when its present run was launched. ran_s: run time before that. moved_s: time of
+    its last submission, launch, reported step or end. losses: runs lost in a row without a step of progress. hung_step:
+    the step at which its last run hung, −1 for none. trials: restarts for a plan that no job had tried.
     """
 
     state: State = "waiting"
@@ -202,7 +202,7 @@ class ExecutedJob(Job):
         return replace(plan, compressor=self.exchange.as_told(plan.compressor))
 
     def stands_at(self, step: int, samples: int, work: float) -> None:
-        """Sets its progress to that of a checkpoint: later steps were not saved."""
+        """Sets the job's progress to that of a checkpoint, because later steps were not saved."""
         self.seen.step, self.seen.samples, self.seen.work = step, samples, work
         if self.task is not None:
             self.task.done_work = work

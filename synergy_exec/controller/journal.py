@@ -37,7 +37,7 @@ ENDED = ("done", "failed", "cancelled")
 
 
 class JobRow(NamedTuple):
-    """The last known state of a job. row: of the workload, None if it was submitted over the API.
+    """The last known state of a job. row: its row in the workload, None if it was submitted over the API.
 
     losses: runs lost in a row without a step of progress. best_step: the highest step it ever reported. uuid: also
     written in its folder and its checkpoints.
@@ -108,7 +108,7 @@ _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 TERM, FENCED_OUT = "term", 3
 """Key in `meta` of the number of the controller that may write, and the exit code of a controller that was replaced."""
 _TRY_S, _PATIENCE_S = 0.5, 60.0
-"""Seconds between tries to write, and of all tries; agents that hear nothing from the controller exit only later."""
+"""Seconds between tries to write, and until the last. Agents wait about a minute for a silent controller (`PINGS`)."""
 
 
 _JSON = {"file", "placement", "plan", "parts", "progress", "value"}
@@ -134,7 +134,7 @@ class Journal:
         self._connection.close()
 
     def commit(self) -> None:
-        """Writes what was recorded to disk. Ends the process if another controller has taken over."""
+        """Writes all recorded changes to disk. Ends the process if another controller has taken over."""
         for job, progress in self._reported.items():
             self._insert("reports", {"job": job, "progress": progress}, replace=True)
         self._reported.clear()
@@ -465,7 +465,7 @@ def reopen(journal: Journal, folder: Path, number: int, name: str, state: str, *
 
 
 def retry_in(work: Path, number: int, *, from_start: bool) -> None:
-    """`reopen` in the folder of a run without a controller. Raises InputError."""
+    """Calls `reopen` for a job in the folder of a run that has no controller. Raises InputError."""
     journal = Journal(work / NAME)
     try:
         row = next((each for each in journal.jobs() if each.job == number), None)

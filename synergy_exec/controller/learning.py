@@ -77,7 +77,7 @@ class Learning:
         return model.tried.with_degrees(shape.gpu_type, shape.nodes, plan.global_batch, degrees) is None
 
     def seen(self, file: JobFile, shape: Shape, plan: Plan, said: Report) -> bool:
-        """Learns from a running job's report under that plan. Returns whether the profile has changed."""
+        """Learns from a running job's report under that plan. Returns whether it is the plan's first measurement."""
         model = None if self._path is None else self._of(file) or self._begun(file)
         if model is None or not grows(model):
             return False

@@ -18,7 +18,7 @@ GROUPS = 4
 
 
 class Residual(nn.Module):
-    """Two convolutions around which the input goes past; the first may halve the picture's sides."""
+    """Two convolutions with a skip connection around them. The first may halve the picture's sides."""
 
     def __init__(self, channels: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Residual(nn.Module):
 
 
 class ResidualNetwork(nn.Module):
-    """A convolution, groups of residual blocks (each group but the first halves the sides), mean, linear layer."""
+    """A convolution, groups of residual blocks (all but the first group halve the sides), a mean, a linear layer."""
 
     def __init__(self, channels: int, depths: Iterable[int], classes: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class ResidualNetwork(nn.Module):
         return functional.silu(self.stem_norm(self.stem(x)))
 
     def head(self, hidden: Tensor) -> Tensor:
-        """The part after them."""
+        """The part after the blocks."""
         output: Tensor = self.classes(hidden.mean(dim=(2, 3)))
         return output
 
@@ -70,7 +70,7 @@ class ResidualNetwork(nn.Module):
 
 
 class Cnn(TrainingJob):
-    """The job. channels: of the first group, a multiple of 4. depths: blocks per group. side: of a picture, pixels."""
+    """The job. channels: in the first group, a multiple of 4. depths: blocks per group. side: of a picture, pixels."""
 
     blocks = "blocks"
     learning_rate_rule = "adascale"
@@ -93,7 +93,7 @@ class Cnn(TrainingJob):
         return ResidualNetwork(self.channels, self.depths, self.classes)
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Pictures of patterns under noise of `noise` times their own strength, and each one's class."""
+        """Patterns with added noise, whose standard deviation is `noise` times the patterns', and their classes."""
         generator = torch.Generator().manual_seed(step)
         classes = torch.randint(self.classes, (size,), generator=generator)
         noise = torch.randn(size, 3, self.side, self.side, generator=generator)

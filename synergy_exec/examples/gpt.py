@@ -1,4 +1,4 @@
-"""A small GPT that learns a made-up language: the next token follows from the last but for one random bit."""
+"""A small GPT that learns a made-up language, in which a token and one random bit determine the next token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from synergy_exec.training.job import TrainingJob
 
 
 class Attention(nn.Module):
-    """Causal self-attention. The number of heads is read from the data: under tensor parallelism a rank has some."""
+    """Causal self-attention. It infers the number of heads, since a tensor-parallel rank has only some of them."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each normalised before and added to what comes in."""
+    """Attention and a perceptron. Each normalises its input first and adds its output to the input."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Transformer(nn.Module):
         return hidden
 
     def head(self, hidden: Tensor) -> Tensor:
-        """The part after them."""
+        """The part after the blocks."""
         output: Tensor = self.scores(self.norm(hidden))
         return output
 
@@ -81,7 +81,7 @@ class Transformer(nn.Module):
 
 
 class Gpt(TrainingJob):
-    """The job. hidden, depth, heads: of the transformer; hidden is a multiple of heads. tokens: of a sample."""
+    """The job. hidden, depth, heads: sizes of the model; hidden is a multiple of heads. tokens: number per sample."""
 
     blocks = "layers"
     tensor_plan: ClassVar = {
@@ -112,7 +112,7 @@ class Gpt(TrainingJob):
         return Transformer(self.vocabulary, self.tokens, self.hidden, self.depth, self.heads)
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Sentences in which `5 × token + 7`, or one more, follows a token; the loss cannot go below ln 2."""
+        """Sentences in which a token is followed by 5 × token + 7 or by one more; the loss cannot go below ln 2."""
         generator = torch.Generator().manual_seed(step)
         sentence = [torch.randint(self.vocabulary, (size,), generator=generator)]
         bits = torch.randint(2, (self.tokens, size), generator=generator)

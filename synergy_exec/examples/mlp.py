@@ -1,4 +1,4 @@
-"""A residual multi-layer perceptron that learns the classes another, fixed network gives to random points."""
+"""A residual multi-layer perceptron that learns the classes that another, fixed network gives to random points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from synergy_exec.training.job import TrainingJob
 
 
 class Layer(nn.Module):
-    """x + down(gelu(up(norm(x)))): both products can be split, and their sum is taken once."""
+    """x + down(gelu(up(norm(x)))). Tensor parallelism can split both matrices and then sums over ranks once."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Perceptron(nn.Module):
         return hidden
 
     def head(self, hidden: Tensor) -> Tensor:
-        """The part after them."""
+        """The part after the layers."""
         output: Tensor = self.last(self.norm(hidden))
         return output
 
@@ -56,7 +56,7 @@ class Perceptron(nn.Module):
 
 
 class Mlp(TrainingJob):
-    """The job. width: of the layers. depth: how many. features, classes: of the points."""
+    """The job. width, depth: width and number of layers. features: coordinates of a point. classes: their number."""
 
     blocks = "layers"
     tensor_plan: ClassVar = {"layers.*.up": "column", "layers.*.down": "row"}
@@ -74,7 +74,7 @@ class Mlp(TrainingJob):
         return Perceptron(self.features, self.width, self.depth, self.classes)
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Normally distributed points; a point's class is the fixed direction in which it lies furthest."""
+        """Normally distributed points. A point's class is the fixed direction along which the point lies furthest."""
         points = torch.randn(size, self.features, generator=torch.Generator().manual_seed(step))
         return points, (points @ self._teacher).argmax(dim=1)
 

@@ -1,4 +1,4 @@
-"""A GPT on characters, after nanoGPT (Karpathy 2022): it learns a source file of torch, and not its end."""
+"""A GPT on characters, after nanoGPT (Karpathy 2022). It learns a source file of torch; its end is for evaluation."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from synergy_exec.training.job import TrainingJob, cosine
 
 
 class Block(nn.Module):
-    """Causal attention and a perceptron. Queries, keys and values go by heads, so that tensor parallelism can split."""
+    """Causal attention and a perceptron. `look` orders its outputs by head, so that tensor parallelism can split it."""
 
     def __init__(self, width, heads, dropout):
         super().__init__()
@@ -45,7 +45,7 @@ class CharacterModel(nn.Module):
 
 
 class NanoGpt(TrainingJob):
-    """The job; tokens: characters of a sample."""
+    """The job. tokens: number of characters per sample."""
 
     blocks, learning_rate_rule, max_grad_norm, evaluate_every = "blocks", "square_root", 1.0, 100
     tensor_plan = {"blocks.*.look": "column", "blocks.*.out": "row", "blocks.*.up": "column", "blocks.*.down": "row"}  # noqa: RUF012

@@ -23,9 +23,9 @@ _COLOURS = 3
 _ZLIB_BYTES = 64
 """Upper bound of the bytes that zlib adds to an incompressible picture of these sizes."""
 _FIELDS = 4
-"""Fields of a pattern in each direction."""
+"""A pattern is a grid of this many uniform fields in each direction."""
 _STRENGTH = 40.0
-"""Amplitude of a pattern's brightness around the middle of 0 to 255, and of the noise over it."""
+"""Amplitude of a pattern's brightness around the middle of 0 to 255. The standard deviation of the noise is half."""
 
 
 class OnAccelerator(ResidualNetwork):
@@ -42,7 +42,7 @@ class OnAccelerator(ResidualNetwork):
 
 class Pictures(LoadedJob):
     """The job. cpu_s: minimum CPU-seconds to prepare a picture. accelerator_s: seconds that the model waits per sample,
-    in place of an accelerator. pictures: their number. side: of a picture in pixels, a multiple of 4.
+    in place of an accelerator. pictures: number of pictures. side: pixels of a side, a multiple of 4.
     """
 
     learning_rate_rule = "adascale"
@@ -88,7 +88,7 @@ class Pictures(LoadedJob):
         """The picture, randomly shifted by a pixel and changed in brightness, and the class of its pattern."""
         began_s = time.thread_time()
         picture = self._prepared(item, number, epoch)
-        # Repeat to cost as much as a more expensive decoder.
+        # Repeat the work, to cost as much CPU time as a more expensive decoder.
         while time.thread_time() - began_s < self.cpu_s:
             self._prepared(item, number, epoch)
         return picture, torch.tensor(number % self.classes)
@@ -101,7 +101,7 @@ class Pictures(LoadedJob):
         return torch.from_numpy(moved - moved.mean() + drawn.normal(0.0, 0.1, (_COLOURS, 1, 1)).astype(np.float32))
 
     def _made(self, number: int) -> bytes:
-        """The contents of a picture's file: the pattern of its class under noise."""
+        """The contents of a picture's file: the pattern of its class with added noise."""
         noise = np.random.default_rng(number).normal(size=self._patterns.shape[1:])
         bright = 127.5 + _STRENGTH * (self._patterns[number % self.classes] + 0.5 * noise)
         return zlib.compress(np.clip(bright, 0, 255).astype(np.uint8).tobytes())

@@ -1,6 +1,6 @@
 """A transformer that classifies texts by topic. Texts have different lengths, so batches are dicts with a mask.
 
-It has no tensor_plan, and a pipeline takes no dicts, so it trains on one slot or on replicas.
+The job has no tensor_plan, and a pipeline takes no dicts, so it trains on one slot or with data parallelism.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Encoder(nn.Module):
         self.scores = nn.Linear(hidden, topics)
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """Words (texts, words), mask: which of them are there → (texts, topics)."""
+        """words, mask: (texts, words); the mask is false for padding. Returns scores, (texts, topics)."""
         hidden = self.word(words) + self.place
         for layer in self.layers:
             hidden = layer(hidden, src_key_padding_mask=~mask)
@@ -39,7 +39,7 @@ class Encoder(nn.Module):
 
 
 class Texts(TrainingJob):
-    """The job. hidden, a multiple of 4, and depth: of the transformer. words: of the longest text."""
+    """The job. hidden, depth: sizes of the transformer; hidden is a multiple of 4. words: maximum per text."""
 
     blocks = "layers"
     learning_rate_rule = "square_root"
@@ -61,7 +61,7 @@ class Texts(TrainingJob):
         return Encoder(self.vocabulary, self.words, self.hidden, self.depth, self.topics)
 
     def batch(self, step: int, size: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Three of four words are the topic's own: divided by `topics`, their numbers leave the topic's."""
+        """About three of four words belong to the text's topic: their number modulo `topics` is the topic."""
         generator = torch.Generator().manual_seed(step)
         topics = torch.randint(self.topics, (size,), generator=generator)
         lengths = torch.randint(self.words // 2, self.words + 1, (size, 1), generator=generator)

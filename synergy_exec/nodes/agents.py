@@ -156,7 +156,7 @@ class Agents:
                     raise InputError(f"no agent from node {node} within {self._patience_s:g} s; see its log.")
                 return f"none came within {self._patience_s:g} s; see its log"
             await asyncio.sleep(LOOK_S)
-        reason = await asyncio.shield(link.left)  # who waits may be cancelled, and the connection end later
+        reason = await asyncio.shield(link.left)  # this task may be cancelled before the connection ends
         until_s = time.monotonic() + EXITING_S
         while not (exit := self.backend.lost().get(node, "")) and time.monotonic() < until_s:
             await asyncio.sleep(LOOK_S)
@@ -172,7 +172,7 @@ class Agents:
         await channel.prepare(request)
         ear = Ear(channel)
         try:
-            # It may be long in coming, since an agent imports torch first; who waits for all of them has a limit.
+            # The first message may take long, because an agent starts torch first. `_until_lost` limits the wait.
             text = await ear.text()
             if text is None:
                 return channel
@@ -192,7 +192,7 @@ class Agents:
                 if self._order:
                     self._listener.heard(self._order.index(hello.node), message)
             if not channel.closed and request.transport is not None:
-                request.transport.abort()  # a farewell would wait for an answer
+                request.transport.abort()  # a close message would wait for an answer
         except InputError as error:
             ear.gone = f"it said what no agent says: {error}"
             await channel.close(code=1008, message=farewell(str(error)))
@@ -230,7 +230,7 @@ class Agents:
         return {self._order.index(node): link.hello for node, link in self.links.items()}
 
     def away(self) -> set[int]:
-        """Nodes without an agent although one was started `at_once` times, by the cluster's numbers."""
+        """The cluster's numbers of nodes that have no agent and lost more than `at_once` agents in the last hour."""
         lost = [node for node in self._order if node not in self.links and self._lost_lately(node) > self._at_once]
         return {self._order.index(node) for node in lost}
 

@@ -39,8 +39,8 @@ async def listening(
 ) -> AsyncIterator[Meeting]:
     """Listens until the block ends. It writes a new token to the file `token`, which only its owner can read.
 
-    routes: of other requests. public: paths that need no token. most_bytes: largest request. Raises InputError for a
-    port that is in use.
+    routes: handlers of users' requests. public: paths that need no token. most_bytes: largest request. Raises
+    InputError for a port that is in use.
     """
     token = secrets.token_urlsafe()
     with atomic_file(folder / "token") as partial:
@@ -68,7 +68,7 @@ def _checked(token: str, public: Collection[str], most_bytes: int) -> Middleware
         if request.path not in public and not hmac.compare_digest(given, f"Bearer {token}".encode()):
             return _said(401, "the token is missing or wrong; it is in the file `token` beside controller.json.")
         try:
-            # Before it is read: who says that much may never send it.
+            # Refuse the request before reading it, because a client that announces so much may never send it.
             if (request.content_length or 0) > most_bytes:
                 raise web.HTTPRequestEntityTooLarge(most_bytes, request.content_length or 0)
             return await handler(request)

@@ -1,4 +1,4 @@
-"""The states of runs over several agents: they hold slots, wait for earlier runs to stop, and end with one outcome.
+"""States of runs over several agents: runs hold slots, wait for earlier runs to stop, and end with one outcome.
 
 There are no sockets and no clock here. After every call the caller takes messages from `outbox` and events from
 `happened`.
@@ -42,9 +42,9 @@ class Run:
     """A job on fixed slots.
 
     stopping: whether it was told to stop or is being killed. share: CPUs and memory of each slot, None if they are not
-    shared out. said: each node's report of its end. agent_lost: an agent was lost before it could report. excused: and
-    other runs were on its node, any of which may have been the cause. store: where ranks on several nodes meet. hung:
-    as in `messages.Ended`.
+    shared out. said: each node's report of the run's end. agent_lost: an agent was lost before it could report.
+    excused: an agent was lost and its node had other runs, each a possible cause. store: where ranks on several nodes
+    meet. hung: as in `messages.Ended`.
     """
 
     number: int
@@ -166,12 +166,12 @@ class Runs:
         self._launch_waiting()
 
     def agent_left(self, node: int) -> None:
-        """An agent is gone with everything on its node; these runs are lost."""
+        """Handles the loss of an agent and of everything on its node: runs launched there are lost."""
         self.connected.discard(node)
         there = [run for run in self.runs.values() if node in run.nodes and run.stage != "waiting"]
         for run in there:
             if run.stage == "reserving":
-                run.stage = "waiting"  # for the node's agent
+                run.stage = "waiting"  # until the node has an agent again
             elif node not in run.said:
                 run.agent_lost, run.excused = True, len(there) > 1
                 self._part_ended(run, node, "lost", f"the agent of node {node} was lost")

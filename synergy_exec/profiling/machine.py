@@ -1,4 +1,4 @@
-"""The machine of a profile, in words and by node type; reads and writes the profile's file."""
+"""Describes a profile's machine in words and by node type; reads and writes the profile's file."""
 
 from __future__ import annotations
 

@@ -180,10 +180,10 @@ async def _made(
 
 
 class Measuring:
-    """Measures one model by runs that train it, from their reports.
+    """Measures one model from the reports of runs that train it.
 
     until_s: end of its time on the loop's clock. A plan that is not measured after half of the model's time is given
-    up. job: the first of the model's job numbers, of which there is one for each slot of the testbed.
+    up. job: the first of the model's job numbers; the model has one for each slot of the testbed.
     """
 
     def __init__(self, testbed: Testbed, file: JobFile, effort: Effort, until_s: float, say: Say, job: int) -> None:
@@ -457,7 +457,7 @@ async def _all(waiting: Iterable[Awaitable[Result]]) -> list[Result]:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Say]:
-    """A function that prints progress: in lines, or in one changing line on a terminal."""
+    """Yields a function that prints progress: as lines, or on a terminal as one changing line."""
     if not sys.stderr.isatty():
         yield lambda words: print(words, file=sys.stderr, flush=True)
         return

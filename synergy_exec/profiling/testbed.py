@@ -66,7 +66,7 @@ class TestbedRun:
 class Testbed:
     """The agents of a backend; lost agents are restarted.
 
-    cluster: of these agents. losses: number of lost agents; a measurement that fails during a loss is repeated.
+    cluster: the agents' nodes. losses: number of lost agents; a measurement that fails during a loss is repeated.
     """
 
     def __init__(self, backend: Backend, folder: Path, settings: Settings) -> None:

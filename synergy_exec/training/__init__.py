@@ -1,1 +1,1 @@
-"""Training under any admitted plan, on torch alone: no process, no socket, no scheduler."""
+"""Trains a job under any admitted plan. It builds on torch alone and needs no worker, agent or controller."""

@@ -1,4 +1,4 @@
-"""Which plans the executor can train under with the same result as a single process, and why it refuses others."""
+"""Decides under which plans a job trains with the same result as in a single process, and why others are refused."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
-import numpy.ctypeslib  # noqa: F401  safetensors imports it at the first save, ranks before they are forked
+import numpy.ctypeslib  # noqa: F401  safetensors would import it at the first save; import it before ranks are forked
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -49,8 +49,8 @@ class State:
     """The state of one rank that a checkpoint keeps.
 
     parts, optimizers: one of each for every pipeline stage that the rank owns. held: error feedback of compression, by
-    KIND.PARAMETER, equal on all replicas of a layer (`Exchange.held`). `load` sets it for the rank's own parameters, in
-    the host's memory.
+    KIND.PARAMETER, equal on all replicas of a layer (`Exchange.held`). `load` sets `held` for the rank's own
+    parameters, in the host's memory.
     """
 
     parts: Sequence[nn.Module]
@@ -188,7 +188,7 @@ class Checkpoints:
         checkpoint_folder.prune(self._folder, path.parent, step, self._keep)
 
 
-# The tensors to save, by name: the live ones, not copies. Before the first step optimizers have no state.
+# The tensors to save, by name. They are the live tensors, not copies. Optimizers have no state before the first step.
 
 
 def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
@@ -344,7 +344,7 @@ def _verified(ranks: Ranks, path: Path) -> Manifest:
 
 @torch.no_grad()
 def _load(ranks: Ranks, path: Path, manifest: Manifest, state: State) -> None:
-    """Raises InputError if the checkpoint is of another model or optimizer."""
+    """Loads this rank's state. Raises InputError if the checkpoint is of another model or optimizer."""
     _compare(ranks, path, manifest, state)
     own = {name for part in state.parts for name, _ in part.named_parameters()}
     held = {name.removeprefix(_HELD): each for name, each in manifest.tensors.items() if name.startswith(_HELD)}

@@ -5,8 +5,8 @@
     .run-00000005           the staging folder of run 5: it writes and deletes checkpoints by renames through it
 
 Only rank 0 of a job's newest run changes the folder. A newer run removes the staging folders of older runs before it
-reads anything. From then on every rename of theirs fails, wherever they had stopped. This needs no clock, and no lock
-that a frozen process would keep. A rename is atomic on every file system that nodes share. If there is only one
+reads anything. From then on every rename by an older run fails, wherever that run had stopped. This needs no clock, and
+no lock that a frozen process would keep. A rename is atomic on every file system that nodes share. If there is only one
 process, the folder itself is used for staging.
 """
 
@@ -26,7 +26,7 @@ _PARTIAL = ".partial-"
 
 
 def name(step: int) -> str:
-    """The folder name of the checkpoint after so many steps."""
+    """The folder name of the checkpoint after `step` steps."""
     return f"step-{step:08d}"
 
 
@@ -74,7 +74,7 @@ def prune(folder: Path, staging: Path, step: int, keep: int) -> None:
 
 
 def _looks_complete(path: Path) -> bool:
-    """Whether all its files are there, each as long as it was written."""
+    """Whether all files of the checkpoint are there with the sizes that were written."""
     try:
         integrity.read(path).check(path, sizes_only=True)
     except integrity.DamagedError:
@@ -112,7 +112,7 @@ class Staging:
             raise FencedError(self._reason)
         for number, older in there.items():
             if number < self._run:
-                # It may be gone already: removed by a run between the two, or with this one by a newer run.
+                # The older folder may be gone: removed by a run in between, or by a newer run, which removes ours, too.
                 with suppress(FileNotFoundError):
                     taken = older.rename(self.path / older.name)
                     shutil.rmtree(taken, ignore_errors=True)

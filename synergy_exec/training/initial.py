@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 class Initial:
     """Builds the parts that a rank begins with.
 
-    mesh: None for one rank. weights: as in `Trainer`. begun: a checkpoint will be loaded, so tensors that it contains
-    need no initial values.
+    mesh: None for one rank. weights: as in `Trainer`. begun: whether a checkpoint will be loaded; the tensors that it
+    contains then need no initial values.
     """
 
     def __init__(
@@ -117,20 +117,20 @@ class Initial:
             # Build from a copy of the job: if the job keeps a reference to its model, that must be the trained one.
             with keeping_random_state():
                 model = self._built(copy.copy(self._job))
-        except Exception as error:  # every rank then raises its own
+        except Exception as error:  # every rank then builds the model itself and raises its own error
             return f"building it failed: {error}", "", None
         if digest(model) != form:
             return "its structure differs when it is built on the meta device", "", None
         of_head = self._of_head(model)
         self._drawn = {name: each for name, each in named_tensors(model) if name in wanted}
         for module in model.modules():
-            # If something else still refers to the model, its tensors are freed all the same once they are sent.
+            # Each tensor is then freed once it is sent, even if something else still refers to the model.
             module._parameters.clear()
             module._buffers.clear()
         return "", form, of_head
 
     def _wanted(self, model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """Shape and type of the tensors that rank 0 sends, each once: all on the meta device that no checkpoint has."""
+        """Shape and type of each tensor that rank 0 sends: all on the meta device that the checkpoint does not have."""
         saved = model.state_dict(keep_vars=True) if self._begun else {}
         tensors = {id(each): (name, each) for name, each in reversed(list(named_tensors(model)))}
         missing = ((name, each) for name, each in reversed(tensors.values()) if each.is_meta and name not in saved)
@@ -213,7 +213,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise InputError(f"weights: there is no file {path.absolute()}; give its absolute path.")
     try:
         values = load_file(path) if path.suffix == SAFETENSORS else torch.load(path, "cpu", weights_only=True)
-    except Exception as error:  # of whatever kind: both libraries have their own
+    except Exception as error:  # both libraries raise errors of their own classes
         text = " ".join(str(error).split())[:200]
         raise InputError(f"weights: {path} cannot be read ({type(error).__name__}: {text}).") from error
     if not isinstance(values, dict) or not all(isinstance(each, Tensor) for each in values.values()):

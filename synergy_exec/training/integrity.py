@@ -91,7 +91,7 @@ class Manifest:
     job: str = ""
 
     def check(self, folder: Path, *, sizes_only: bool = False, share: slice = slice(None)) -> None:
-        """Raises DamagedError unless the folder's files are as they were written. share: check only these files."""
+        """Raises DamagedError unless the folder's files are as they were written. share: slice of files to check."""
         for name, expected in list(self.files.items())[share]:
             try:
                 size = (folder / name).stat().st_size
@@ -114,7 +114,7 @@ def digest(path: Path) -> Digest:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Writes `progress.json`; it is on disk when this returns. It ends with the checksum of the text before."""
+    """Writes `progress.json`; it is on disk when this returns. The file ends with the checksum of its text."""
     fields = {each.name: getattr(manifest, each.name) for each in dataclasses.fields(manifest)}
     values = {"format": FORMAT, **fields, "progress": dataclasses.asdict(manifest.progress)}
     text = json.dumps(values).removesuffix("}")

@@ -22,7 +22,7 @@ LearningRateRule = Literal["adascale", "square_root", "none"]
 Tree = Any
 """A tensor, or dicts, tuples and lists of them, nested: each tensor has a row for every sample."""
 Batch = tuple[Tree, Tree]
-"""Inputs, and targets; `()` for targets that the model itself is given among its inputs."""
+"""Inputs and targets. Targets are `()` if the model receives them among its inputs."""
 
 
 class TrainingJob(ABC):
@@ -31,8 +31,8 @@ class TrainingJob(ABC):
     The constructor takes the job file's `arguments` by name.
 
     blocks: the attribute that holds the layers a pipeline may cut between, an `nn.ModuleList` whose layers take and
-    return one tensor; "" for a model that cannot be cut. What the model does before and after them is what its
-    `embed(x)` and `head(h)` methods do: `forward(x)` must equal head(blocks(embed(x))).
+    return one tensor; "" for a model that cannot be cut. The model's methods `embed(x)` and `head(h)` compute the parts
+    before and after these layers: `forward(x)` must equal head(blocks(embed(x))).
     tensor_plan: which linear layers and embeddings tensor parallelism splits, by pattern of their names:
     {"layers.*.up": "column", "layers.*.down": "row"}.
     learning_rate_rule: how the learning rate follows the batch: `adascale` (SGD), `square_root` (Adam) or `none`.
@@ -49,7 +49,7 @@ class TrainingJob(ABC):
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """Builds the whole model on the default device, with weights from torch's default generator (seeded by us).
+        """Builds the whole model on the default device. Synergy has seeded torch's default generator for its weights.
 
         It is also called on torch's meta device, where tensors have no numbers: to learn the model's structure, and
         under plans that shard the weights. If that fails, the model is built whole and then sharded.
@@ -66,8 +66,8 @@ class TrainingJob(ABC):
     def loss(self, output: Any, target: Tree) -> Tensor:
         """A scalar: the mean over the given samples, all with the same weight.
 
-        A batch is cut into pieces whose losses are averaged. A mean over tokens, of which samples have different
-        numbers, would depend on the cut.
+        A batch is cut into pieces whose losses are averaged. If samples have different numbers of tokens, a mean over
+        tokens would depend on the cut.
         """
 
     @abstractmethod
@@ -120,7 +120,7 @@ class LoadedJob(TrainingJob):
 
     @abstractmethod
     def item(self, number: int) -> bytes:
-        """Reads a sample from storage. It must also work before `make_data`, as when only the model is inspected."""
+        """Reads a sample from storage. It must also work before `make_data`, for instance to inspect the model."""
 
     @abstractmethod
     def sample(self, item: bytes, number: int, epoch: int) -> tuple[Tree, Tree]:

@@ -1,6 +1,6 @@
-"""Models built on torch's meta device, where a tensor has a shape and no memory, and whether that is safe.
+"""Builds models on torch's meta device, where a tensor has a shape and no memory, and checks whether that is safe.
 
-Such a model is cut into stages, split and sharded first. Only what a rank owns of it is then given memory, and
+Such a model is first cut into stages, split and sharded. Only the part that a rank owns is then given memory, and
 initial.py fills in the numbers.
 """
 
@@ -26,12 +26,12 @@ from synergy_exec.training.job import TrainingJob
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _SETTINGS = (bool, int, float, str)
 _REGISTERED = ("_parameters", "_buffers", "_modules")
-"""Where a module keeps what torch knows of."""
+"""Attributes in which a module keeps its parameters, buffers and submodules."""
 
 
 class MetaModel(NamedTuple):
-    """model: on the meta device, None if it cannot be built there. reason: why training cannot begin with it, as the
-    end of a sentence; "" if it can. digest: of its structure.
+    """A model on the meta device. model: None if it cannot be built there. reason: why training cannot begin with it,
+    as the end of a sentence; "" if it can. digest: digest of its structure.
     """
 
     model: nn.Module | None
@@ -44,7 +44,7 @@ def on_meta_device(job: TrainingJob) -> MetaModel:
     drawn = torch.get_rng_state()
     try:
         with keeping_random_state(), torch.device("meta"), warnings.catch_warnings():
-            # A warning that values are not copied into meta tensors.
+            # Torch warns that values are not copied into meta tensors.
             warnings.simplefilter("ignore")
             model = job.build_model()
             same = torch.equal(torch.get_rng_state(), drawn)

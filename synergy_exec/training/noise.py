@@ -1,23 +1,23 @@
-"""The gradient's squared norm and variance, from squared norms of gradients over few and over many samples.
+"""Estimates the gradient's squared norm and variance from squared norms over few and over many samples.
 
-McCandlish et al. 2018 (arXiv 1812.06162, appendix A.1): over b samples E|g_b|² = |G|² + tr(Σ)/b, so of b < B
+McCandlish et al. 2018 (arXiv 1812.06162, appendix A.1): the gradient g_b over b samples has E|g_b|² = |G|² + tr(Σ)/b,
+where G is its expectation and Σ the covariance of a single sample's gradient. So for two batches of b < B samples
 
     |G|² ≈ (B·|g_B|² − b·|g_b|²) / (B − b)        tr(Σ) ≈ (|g_b|² − |g_B|²) / (1/b − 1/B)
 
-are unbiased, where |g_b|² is the mean over the parts of b samples that make up the B. Where N replicas compress their
-gradients without bias, each with a squared error of w times its squared norm, and their sum again with w₂, the mean ĝ
-that they exchange has
+are unbiased, where |g_b|² is the mean over the parts of b samples that make up the B. If N replicas compress their
+gradients without bias, each with a squared error of w times its squared norm, and compress the sum of these again with
+an error of w₂, then the mean ĝ that they exchange has
 
     E|ĝ|² / (1 + w₂) = (1 + w/N) |G|² + (1 + w) tr(Σ)/B        so with |ĝ|² for |g_B|², divided by 1 + w₂,
 
     |G|² ≈ (|ĝ|² − (1 + w) b/B |g_b|²) / (1 + w/N − (1 + w) b/B)        tr(Σ) ≈ b (|g_b|² − |G|²)
 
-which for w = w₂ = 0 are those above (docs/compression.md). Single steps are very noisy, and
-|G|² is often negative; the quotient of means is what counts, so both are averaged first.
-
+For w = w₂ = 0 these are the estimates above (docs/compression.md). Single steps are very noisy, and |G|² is often
+negative. The noise scale is a quotient, so both values are averaged over steps before they are divided.
 With one replica and one micro-batch b = B, and there is nothing to compare: such a job must cut its micro-batch in two
-on the steps that are to be measured. The alternative, differences between successive steps' gradients, keeps a second
-gradient in memory and takes the movement of the parameters for noise.
+on the steps to measure. Differences between the gradients of successive steps would be an alternative, but need memory
+for a second gradient and mistake the movement of the parameters for noise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from synergy_core.goodput.efficiency import UNDISTORTED, Distortion, gradient_mo
 from synergy_exec.training.integrity import FEWEST_NOISE_STEPS, Progress
 from synergy_exec.training.job import LearningRateRule, TrainingJob
 
-# Squared norms of gradients of small and of large batches: what the noise scale is estimated from.
+# The noise scale is estimated from squared norms of gradients of small and of large batches.
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +142,8 @@ def estimate(squares: GradientSquares) -> tuple[float, float]:
 def observe(progress: Progress, squares: GradientSquares | None, initial_batch: int) -> None:
     """Adds one step to the averages in `progress`, unless it was not measured or is not finite.
 
-    The sums are of Σ dᵏ·value, noise_weight of Σ dᵏ (d = e^(−1/TIME_CONSTANT_STEPS), k steps ago): their quotient is an
-    average without the bias of a start from zero, and is carried by the checkpoint from plan to plan.
+    grad_sqr and grad_var are sums Σ dᵏ·value and noise_weight is Σ dᵏ, with d = e^(−1/TIME_CONSTANT_STEPS) for a value
+    of k measured steps ago. Their quotients are averages without the bias of a start from 0; checkpoints keep them.
     """
     if squares is None or squares.small is None:
         return

@@ -1,4 +1,4 @@
-"""Data parallelism by DDP and FSDP2, and tensor parallelism as a job's `tensor_plan` says."""
+"""Data parallelism by DDP and FSDP2, and tensor parallelism by a job's `tensor_plan`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def replicate(
         replicas = DistributedDataParallel(
             part, process_group=group, gradient_as_bucket_view=True, find_unused_parameters=unused, init_sync=False
         )
-        # `StepBuffers` keeps them equal on all replicas. As an argument, newer versions of torch warn of it.
+        # `StepBuffers` keeps buffers equal on all replicas. Newer versions of torch warn if this is an argument.
         replicas.broadcast_buffers = False
         return replicas
     share_out(part, blocks, zero, mesh)
@@ -79,7 +79,7 @@ def check_exchanged(module: nn.Module) -> None:
 
 
 def exchanging(module: nn.Module, zero: int, *, last: bool) -> AbstractContextManager[None]:
-    """Accumulates gradients of a backward pass locally; that of the `last` micro-batch exchanges their sum."""
+    """Context of a backward pass: it accumulates gradients; the `last` micro-batch's pass exchanges their sum."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(last)
         module.set_is_last_backward(last)

@@ -24,9 +24,9 @@ def used_by_head(model: nn.Module, blocks: str, sample: Tensor) -> list[str]:
     """Finds the parameters that the model's `head` uses, and not its `embed`, by running both. Returns their names.
 
     sample: inputs, any number of samples. Raises InputError if both use a parameter (the stages would train two copies
-    of it), or if the model computes anything other than head(blocks(embed(x))), which only a model with numbers shows.
+    of it), or if the model does not compute head(blocks(embed(x))), which is checked only if it has numbers.
     """
-    # A frozen parameter leaves no trace in the graph, so the copy has none.
+    # A frozen parameter does not appear in the graph, so all parameters of the copy are trainable.
     trial: Any = sharing(model).eval()
     names = {id(parameter): name for name, parameter in trial.named_parameters()}
     embedded = trial.embed(sample)

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-# A rank that has written its part waits here for the slowest, far longer than a training step's time limit. A dead
+# A rank that has written its part waits here for the slowest rank, far longer than a training step may take. A dead
 # rank is noticed at once by its closed connection.
 _TIMEOUT = timedelta(minutes=30)
 

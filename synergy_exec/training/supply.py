@@ -111,7 +111,7 @@ class _Loading:
                 sampler=range(step, sys.maxsize),
                 num_workers=cut.loaders,
                 multiprocessing_context="fork",
-                # With torch's default generator it would change the model's random numbers.
+                # A DataLoader with torch's default generator would change the model's random numbers.
                 generator=torch.Generator(),
             )
         )

@@ -170,7 +170,7 @@ def evaluated(
             "some, or leave evaluate_every at 0."
         )
     names = dict.fromkeys(name for each in found for name in each)
-    # Ranks that split the layers of a replica all report the replica's result: the same number of times per replica.
+    # All ranks that split a replica's layers report the replica's result, so every replica counts equally often.
     every = {name: [each[name] for each in found if name in each] for name in names}
     return {name: math.fsum(total for total, _ in each) / sum(of for _, of in each) for name, each in every.items()}
 
@@ -341,7 +341,7 @@ class Trainer:
         return progress
 
     def _errors(self) -> GradientErrors | None:
-        """Compression errors of the gradients, from which the worth of a step follows; None without compression."""
+        """Compression errors of the gradients, which determine a step's worth; None without compression."""
         return self.exchange.errors() if self.exchange is not None and self.exchange.compresses else None
 
     def _schedule(self) -> OwnedStages | None:
@@ -415,11 +415,11 @@ class Trainer:
             self._rounding = Distortion(_quotient(error, given), _quotient(error_again, given_again))
         if self._squares is None:
             return None
-        # A pipeline's micro-batches are scaled after they are counted; other losses were divided before.
+        # A pipeline scales its gradients after they are counted; without one, losses are divided before.
         mean = small / plan.accumulation if self._pipeline else small * plan.accumulation
         known, rounding = plan.micro_batch != plan.global_batch, self._rounding
         if self.exchange is not None and self.exchange.feedback:
-            # With error feedback the norm of the exchanged mean says nothing; it is known only if it was sketched.
+            # With error feedback the exchanged mean is not the mean gradient, whose norm is known only from a sketch.
             known, rounding = bool(totals), UNDISTORTED
             big = totals[4] if totals else big
         small_sqr = mean if known else None

@@ -17,7 +17,7 @@ from synergy_core.errors import InputError
 
 
 def rows(tree: Any, first: int, end: int) -> Any:
-    """Samples first … end − 1."""
+    """Samples first … end − 1 of a batch."""
     return tree_map_only(Tensor, lambda each: each[first:end], tree)
 
 
@@ -57,17 +57,17 @@ def floats(tree: Any) -> Any:
 
 
 def lengths(tree: Any) -> set[int]:
-    """Numbers of rows of its tensors; 0 stands for a tensor without dimensions."""
+    """Numbers of rows of a tree's tensors; 0 stands for a tensor without dimensions."""
     return {len(each) if each.dim() else 0 for each in tensors(tree)}
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """Its tensors."""
+    """All tensors of a tree."""
     return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
 
 
 def checksum(tree: Any) -> int:
-    """The CRC-32 of its tensors' numbers."""
+    """The CRC-32 of the numbers in a tree's tensors."""
     found = 0
     for each in tensors(tree):
         found = zlib.crc32(each.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), found)
@@ -75,12 +75,12 @@ def checksum(tree: Any) -> int:
 
 
 def shapes(tree: Any) -> list[tuple[int, ...]]:
-    """The shapes of its tensors."""
+    """The shapes of a tree's tensors."""
     return [tuple(each.shape) for each in tensors(tree)]
 
 
 def in_words(counts: Iterable[int]) -> str:
-    """Such as `8` or `7 or 8`; `no` for an empty collection."""
+    """The counts as text, such as `8` or `7 or 8`; `no` for an empty collection."""
     return " or ".join(map(str, sorted(counts))) or "no"
 
 

@@ -114,7 +114,7 @@ MAX_RETRY_S = 15.0
 shorter."""
 LAST_TRIES = 4
 LAST_RETRY_S = 2.0
-"""A run that is about to leave tries to save this many times, so many seconds apart."""
+"""A run that is about to exit tries to save `LAST_TRIES` times, this many seconds apart."""
 
 
 class UnsavedError(Exception):

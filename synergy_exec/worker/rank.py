@@ -121,7 +121,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
     try:
         return rank.train(descriptors)
     except BaseException as error:
-        with contextlib.suppress(OSError):  # the log's disk may be what is full
+        with contextlib.suppress(OSError):  # the disk of the log may be full
             traceback.print_exc()
             sys.stderr.flush()
         echo = start.launch.world > 1 and from_peers(error)

@@ -182,7 +182,7 @@ class AgentConnection:
         self._socket.sendall(encode(message).encode() + b"\n")
 
     def wait(self, seconds: float) -> None:
-        """Returns after this time, or as soon as there is a message to hear. A signal does not end it."""
+        """Returns after this time, or as soon as a message has arrived. A signal does not end the wait."""
         select.select([self._socket], [], [], seconds)
 
     def heard(self) -> list[Stop | Retune | Granted]:

@@ -118,7 +118,7 @@ class StepsFile:
 
 
 LEEWAY_S = 0.25
-"""CPU seconds that a rank may catch up after other ranks used more than their share of the core."""
+"""Seconds that a rank behind its pace may catch up after other ranks used more than their share of the core."""
 
 
 class Pace:

@@ -24,7 +24,7 @@ def _end_with_agent(*_: object) -> None:
 
 
 adopt_orphans()
-warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")  # of an orphan
+warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")  # for orphans
 # The kernel sends SIGCONT when the agent dies, because that also reaches a stopped process.
 signal.signal(signal.SIGCONT, _end_with_agent)
 die_with(_AGENT, signal.SIGCONT)

@@ -33,11 +33,11 @@ class Exchanged:
     """Measurements of one step's exchange on this rank.
 
     sent_bytes: bytes that this rank sent. codec_s: seconds of encoding and decoding. sync_s: seconds in which gradients
-    were exchanged and nothing was computed. layers: on a measured step, by layer, the squared norms of what the
-    compressor was given and of what it left out, means over the replicas, in units of the gradient of the mean loss;
-    empty on other steps. With error feedback, what is given includes what was held back before.
-    totals: on a measured step, five scalars to be summed over all ranks: squared norms of what was given and left out,
-    of sums and what was left out of them, and of the mean gradient before compression; else None.
+    were exchanged and nothing was computed. layers: on a measured step, by layer, the squared norms of the compressor's
+    input (with error feedback: gradient plus held-back error) and of its error. They are means over the replicas, in
+    units of the gradient of the mean loss; empty on other steps. totals: on a measured step, five squared norms to be
+    summed over all ranks: of the compressors' inputs, of the errors of these, of sums that are compressed again, of the
+    errors of these, and of the mean gradient before compression; else None.
     """
 
     sent_bytes: float
@@ -50,7 +50,7 @@ class Exchanged:
 class Exchange:
     """Exchanges the gradients of a DDP module between the replicas in `group`.
 
-    layers: by name, those that have a gradient. compressors: the compressor of each. DDP calls a hook once per bucket
+    layers: the layers with a gradient, by name. compressors: the compressor of each. DDP calls a hook once per bucket
     and step, in an order that changes after the first step, so error feedback is kept by layer. Random numbers depend
     on (seed, step, this rank's place in the group).
     """
@@ -176,8 +176,8 @@ class Exchange:
     def held(self) -> dict[str, Tensor]:
         """The state that a checkpoint keeps; all replicas call it together.
 
-        Names begin with a kind: `error.` for what all replicas together hold back of a layer, `start.` for PowerSGD's
-        factors.
+        Names begin with a kind: `error.` for the sum of the errors that the replicas hold back of a layer, `start.` for
+        PowerSGD's factors.
         """
         found: dict[str, Tensor] = {}
         for name in sorted(self._memories):
@@ -209,8 +209,8 @@ def _hook(exchange: Callable[[GradBucket], Future[Tensor]]) -> Callable[[object,
 class Exposed:
     """Measures how long replicas exchange gradients while nothing is computed.
 
-    This is the time from the last computed gradient until all are exchanged. Earlier exchanges overlap with computing,
-    except hooks on CPUs, which run within the backward pass: their time is to be added.
+    This is the time from the last computed gradient until all gradients are exchanged. Earlier exchanges overlap with
+    computing, except hooks on CPUs, which run within the backward pass: the caller must add their time.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -228,7 +228,7 @@ class Exposed:
             self._last_s = time.perf_counter()
 
     def take(self) -> float:
-        """Seconds since the last gradient was computed. Call it when all are exchanged; it waits for the device."""
+        """Seconds since the last gradient was computed. Call this when all are exchanged; it waits for the device."""
         if not self._cuda:
             return time.perf_counter() - self._last_s
         begin, end = self._events

@@ -97,7 +97,7 @@ class CompressorByLayer:
 
 @dataclass(slots=True)
 class HeldBack:
-    """What a layer's compressor keeps between steps.
+    """The state that a layer's compressor keeps between steps.
 
     error: the part of this replica's share of the mean gradient that was not sent, flat. start: PowerSGD's right
     factor, (columns, rank).
@@ -113,7 +113,7 @@ class HeldBack:
     def keep(self, error: Tensor, mean: Tensor) -> None:
         """Keeps the error. If the exchanged mean has a NaN or an infinity, that step's error is dropped.
 
-        mean: what was exchanged, the same on every replica, so that all of them keep or none.
+        mean: the exchanged mean. It is the same on every replica, so either all replicas keep their error or none does.
         """
         before = torch.zeros_like(error) if self.error is None else self.error
         self.error = torch.where(torch.isfinite(mean).all(), error, before)

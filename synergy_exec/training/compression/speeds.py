@@ -13,15 +13,15 @@ from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.wire import LoneWire
 
 LARGE, SMALL = (1, 1024), (32, 48)
-"""Number of square layers and their side. Large layers take time by the byte, small ones by the call."""
+"""Number of square layers, and their side. Large layers take time for their bytes, small ones for their calls."""
 REPETITIONS = 7
 """The fastest repetition counts. A compressor measured too slow would never be tried, and so never be corrected."""
 LEAST_PART = 0.1
-"""Minimum fraction of a time that is left after the part that another case explains is subtracted."""
+"""Minimum fraction of a measured time that remains when the time of launches is subtracted from it."""
 
 
 class _Case(NamedTuple):
-    """One measurement: bytes, operations and calls of coding all its layers by the core's formulas, and seconds."""
+    """One measurement: seconds to code all layers; bytes, operations and launches follow from the core's formulas."""
 
     touched_bytes: float
     flops: float
@@ -44,18 +44,18 @@ def measured_codecs(device: torch.device) -> dict[str, list[float]]:
 
 def _speed(first: Compressor, last: Compressor, device: torch.device) -> list[float]:
     calls, bytes_, flops = _case(first, *SMALL, device), _case(first, *LARGE, device), _case(last, *LARGE, device)
-    # Two equations, seconds = bytes · s/byte + launches · s/launch, of two cases.
+    # Solve seconds = bytes · s/byte + launches · s/launch for the two unknowns, with one equation for each case.
     apart = calls.launches * bytes_.touched_bytes - bytes_.launches * calls.touched_bytes
     by_call = calls.seconds * bytes_.touched_bytes - bytes_.seconds * calls.touched_bytes
-    launch_s = max(by_call / apart, 0.0) if apart > 0 else 0.0  # else they go by the byte, too
+    launch_s = max(by_call / apart, 0.0) if apart > 0 else 0.0  # otherwise all time counts by the byte
     streaming_s = _without(bytes_, launch_s)
     computing_s = _without(flops, launch_s)
-    # A scheme without arithmetic gets any rate: it never waits for it.
+    # The rate of a scheme without arithmetic does not matter.
     return [bytes_.touched_bytes / streaming_s, (flops.flops or 1e9) / computing_s, launch_s]
 
 
 def _without(case: _Case, launch_s: float) -> float:
-    """Seconds less those of launches."""
+    """The seconds of a case without its launches."""
     return max(case.seconds - case.launches * launch_s, LEAST_PART * case.seconds)
 
 

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-# torch 2.13 renames it, and warns of the old name.
+# torch 2.13 renames all_gather_into_tensor to all_gather_single and warns of the old name.
 _all_gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
 
 PIECE_BYTES = 2**20
-"""Bytes that gloo sends at once here. Its own collectives send a large tensor one way and then the other: 4 MB each way
-between two ranks take twice as long (bench/compression_network.py collectives)."""
+"""Bytes that `Wire` sends at once by gloo. Gloo's own collectives send a large tensor first one way and then the other:
+for 4 MB each way between two ranks they take twice as long (bench/compression_network.py collectives)."""
 
 
 class Wire:
-    """The group of a layer's replicas. sent_bytes: that left this rank since it was last set to 0.
+    """The group of replicas that exchange gradients. sent_bytes: sent by this rank since the caller set it to 0.
 
-    An all-reduce counts as the ring that it is for large tensors, 2 (N − 1)/N of its bytes; an exchange of all
-    with all (N − 1)/N; a gather N − 1 times the rank's own. generator: what rounding draws from.
-    Calls wait for the collective on the device's current stream, as torch's do.
+    Among N replicas an all-reduce counts as a ring, which it is for large tensors: 2 (N − 1)/N of the tensor's bytes.
+    An all-to-all counts (N − 1)/N of its bytes, and a gather N − 1 times the rank's own bytes. generator: random
+    numbers for rounding. Calls wait for the collective on the device's current stream, as torch's do.
     """
 
     def __init__(self, group: ProcessGroup, device: torch.device) -> None:
@@ -45,8 +45,8 @@ class Wire:
     def swap(self, tensor: Tensor) -> Tensor:
         """(replicas, …) → (replicas, …): row j of rank i becomes row i of rank j.
 
-        Summed by the receiver it is a reduce-scatter, and adds in fp32 whatever was sent; gloo's own sends twice as
-        much as it needs to.
+        If the receiver sums the rows, this is a reduce-scatter that can add in fp32 whatever type was sent; gloo's own
+        reduce-scatter sends twice as much as necessary.
         """
         self.sent_bytes += (self.replicas - 1) / self.replicas * _bytes(tensor)
         swapped = torch.empty_like(tensor, memory_format=torch.contiguous_format)
@@ -58,7 +58,7 @@ class Wire:
         return swapped
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """(numbers,) → (replicas, numbers): every rank's."""
+        """(numbers,) → (replicas, numbers): collects the tensors of all ranks."""
         self.sent_bytes += (self.replicas - 1) * _bytes(tensor)
         gathered = tensor.new_empty(self.replicas, tensor.numel())
         with self._clocks["sending"].running():
@@ -69,7 +69,7 @@ class Wire:
         return gathered
 
     def _trade(self, given: Tensor, taken: Tensor) -> None:
-        """Gives row j to rank j and takes its row from it, in pieces that go both ways at once."""
+        """Sends row j of `given` to rank j and receives row j of `taken` from rank j, in pieces both ways at once."""
         own = self.group.rank()
         taken[own] = given[own]
         given, taken = given.flatten(1), taken.view(self.replicas, -1)
@@ -77,7 +77,7 @@ class Wire:
         works: list[Any] = []
         for at in range(0, numbers, piece):
             for far in range(1, self.replicas):
-                # In every round each rank sends to one rank and receives from one, so nobody waits for a third.
+                # In every round each rank sends to one rank and receives from one, so no rank waits for a third.
                 after, before = (own + far) % self.replicas, (own - far) % self.replicas
                 works.append(distributed.irecv(taken[before, at : at + piece], group=self.group, group_src=before))
                 works.append(distributed.isend(given[after, at : at + piece], group=self.group, group_dst=after))
@@ -166,8 +166,8 @@ SKETCH_NUMBERS = 4096
 class Watch:
     """Squared norms of one step on this rank, scalars on the device. They are of this replica's share of the mean.
 
-    layers: by name, squared norms of what the compressor was given and of what it left out. second: the same for sums
-    that are rounded again. sketch: of the mean gradient before compression, None if that is not needed.
+    layers: by name, squared norms of the compressor's input and of the part that it left out. second: the same for sums
+    that are rounded again. sketch: sketch of this share before compression, None if it is not needed.
     """
 
     sketch: Sketch | None = None

@@ -1,8 +1,8 @@
 """How compressors exchange gradients: a file per scheme of synergy_core/goodput/compression, with the same name.
 
 A module has a function `exchange(pieces, wire, watch)`, which makes every piece's gradient the mean over the wire's
-replicas; all of them call it with the same layers. `watch` takes the squares of what is sent and of the error; it is
-None on steps that are not measured.
+replicas; all replicas call it with the same layers. `watch` records the squared norms of the compressor's input and of
+its error; it is None on steps that are not measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gradients in half precision: one all-reduce that sums in that type.
 
-What is summed are the replicas' shares of the mean, which overflow fp16 no sooner than the mean itself does. torch's
-own hooks do the same; they are not used because bf16's refuses to run on CPUs, and neither goes by layer.
+The sum is over the replicas' shares of the mean, which overflow fp16 no sooner than the mean itself does. Torch's own
+hooks do the same. They are not used because the bf16 hook refuses to run on CPUs, and neither hook goes by layer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gradients as products of two thin matrices (PowerSGD, Vogels et al. 2019, arXiv 1905.13727).
 
-Two all-reduces: of P = M Q, which is then made orthonormal, and of Q = Mᵀ P, with which the next step starts. torch's
-own hook keys what it holds by the number of a bucket, and buckets change after the first step and with every plan; by
-layer it can be saved.
+A gradient matrix M takes two all-reduces: of P = M Q, which is then made orthonormal, and of Q = Mᵀ P, with which the
+next step starts. Torch's own hook keeps its error feedback by number of bucket, and buckets change after the first step
+and with every plan. Here it is kept by layer, so that checkpoints can save it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
 
 
 def _start(piece: Piece) -> Tensor:
-    """(columns, rank): what the last step left, or random numbers that follow from the layer's name."""
+    """(columns, rank): the right factor that the last step kept, or random numbers seeded by the layer's name."""
     assert isinstance(piece.compressor, PowerSgd)
     shape = (piece.layer.columns, piece.compressor.rank)
     if piece.memory.start is not None and piece.memory.start.shape == shape:

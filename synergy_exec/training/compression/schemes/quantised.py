@@ -1,7 +1,7 @@
-"""Gradients in 8, 4 or 2 bits, rounded at random so that their expectation is kept (QSGD, as CGX cuts it).
+"""Gradients in 8, 4 or 2 bits, rounded at random so that their expectation is kept (QSGD, in rows as in CGX).
 
-`q8`, `q4`, `q2`: rows of 512 numbers, each with its smallest and the distance of its levels in fp32. Two collectives:
-each rank gets its part of everybody's rows, sums it in fp32, rounds the sum again, and all gather the sums.
+`q8`, `q4`, `q2` cut gradients into rows of 512 numbers, each with its smallest number and level distance in fp32. Two
+collectives: each rank gets its part of all ranks' rows, sums it in fp32 and rounds the sums, which all then gather.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
 
 
 def _summed(groups: Sequence[tuple[int, list[Piece]]], wire: Wire, watch: Watch | None) -> list[Tensor]:
-    """(rows, 512) of each group: the sum over the replicas of this rank's part of its rows."""
+    """(rows, 512) for each group: this rank's part of the group's rows, summed over the replicas."""
     sent = []
     for bits, chosen in groups:
         rows = torch.cat([_rows_of(piece.gradient) for piece in chosen])
@@ -77,7 +77,7 @@ def _encode(rows: Tensor, bits: int, generator: torch.Generator) -> Tensor:
     levels.add_(_noise(rows, generator), alpha=2**-16).floor_().clamp_(0, 2**bits - 1)
     packed, width = levels.to(torch.uint8), bits
     while width < 8:
-        # Halves rather than neighbours share a byte: both are read in order.
+        # A number of the first half shares a byte with one of the second half, so that both halves are read in order.
         half = packed.shape[1] // 2
         packed, width = packed[:, :half] << width | packed[:, half:], 2 * width
     return torch.cat([torch.cat([low, step], dim=1).view(torch.uint8), packed], dim=1)
@@ -94,9 +94,9 @@ def _decode(sent: Tensor, bits: int) -> Tensor:
 
 
 def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers from −2¹⁵ to 2¹⁵ − 1, all as likely, in the shape of a tensor; four are drawn at once.
+    """Uniform random integers from −2¹⁵ to 2¹⁵ − 1 in the shape of a tensor; four are drawn at once.
 
-    Of a level, 2⁻¹⁶ is less than what fp32 leaves of a number that is one of 256 levels.
+    Their step of 2⁻¹⁶ levels is finer than the rounding of fp32 for a number among 256 levels.
     """
     drawn = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device=like.device)
     drawn.random_(-(2**63), None, generator=generator)

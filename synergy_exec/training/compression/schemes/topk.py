@@ -1,6 +1,6 @@
-"""The largest numbers of a gradient, with what is held back added to the next (Stich et al. 2018).
+"""Sends only the largest numbers of a gradient, and adds the rest to the next gradient (Stich et al. 2018).
 
-`topk-0.01`: of every layer this part of its numbers, as fp32 with their places as int32; one gather.
+`topk-0.01` sends 1 % of every layer's numbers as fp32, with their positions as int32, in one gather.
 """
 
 from __future__ import annotations
