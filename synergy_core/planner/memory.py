@@ -98,7 +98,7 @@ def visible_bytes(machine: Machine) -> float:
 
 
 def memory(work: Work, plans: Plans, software: Software, *, stage: str = "worst") -> Memory:
-    """Bytes per GPU of each plan under 1F1B. stage: `worst`; `first` or `last` to compare with the log of one rank."""
+    """Bytes per GPU of each plan under 1F1B. stage: `worst`, or `first` or `last` to compare with one rank's log."""
     last = plans.pipeline - 1
     ranks = {"first": [np.zeros_like(last)], "last": [last]}.get(stage) or _roles(work, plans)
     best = _of_stage(work, plans, software, ranks[0])
@@ -140,9 +140,9 @@ def _cut(work: Work, plans: Plans, software: Software, rank: NDArray[np.int64]) 
 
 
 def _in_flight(plans: Plans, rank: NDArray[np.int64]) -> Floats:
-    """Micro-batches whose activations stage `rank` keeps at its peak.
+    """Micro-batches whose activations stage `rank` of p stages keeps at its peak under 1F1B.
 
-    1F1B: p − rank. Interleaved: 2(p − rank − 1) + (v − 1)p + 1 chunks of 1/v of a stage (Megatron's warm-up plus one).
+    Without interleaving: p − rank. With v stages per GPU: (2(p − rank − 1) + (v − 1)p + 1) ÷ v, Megatron's warm-up + 1.
     """
     stages, chunks = plans.pipeline, plans.interleave
     after = stages - rank - 1
@@ -151,7 +151,7 @@ def _in_flight(plans: Plans, rank: NDArray[np.int64]) -> Floats:
 
 
 def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int64]) -> Memory:
-    """Bytes per GPU of the stage `rank` (plans,) of each plan."""
+    """Bytes on each GPU of one pipeline stage of each plan. rank: (plans,), the stage, counted from 0."""
     start = _cut(work, plans, software, rank)
     stop = _cut(work, plans, software, rank + 1)
     first, last = rank == 0, rank == plans.pipeline - 1
