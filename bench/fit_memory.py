@@ -48,8 +48,8 @@ their peak includes; of older generations."""
 
 
 def rows_of(name: str) -> pd.DataFrame:
-    """A file's rows with predictions (columns of `_scoring.predicted`), the kept setting's family and software, the
-    name of the test or model, and the group of the test."""
+    """A file's rows: the columns of `_scoring.predicted`, and setting (the first that the row may have had, which has
+    its software and sizes), family, test (name of the test, or else of the model) and group (of the test)."""
     file: Any = read(DATA / f"{name}.csv")
     cells = {row.line: row.cells for row in read_table(DATA / f"{name}.csv").rows}
     rows = predicted(file)
