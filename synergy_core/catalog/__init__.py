@@ -405,7 +405,7 @@ class NodeSheet:
     """Data sheet of a node type, `nodes/<type>.yaml`.
 
     usual: whether it is the default node of its GPU type. link: `nvswitch`, `nvlink` or `pcie`; link_group: number of
-    GPUs it connects. network_bytes_per_s: all network cards of a node, one way. cpus: cores. memory_bytes: of the host.
+    GPUs it connects. network_bytes_per_s: all network cards, one way. cpus: number of cores. memory_bytes: host memory.
     """
 
     name: str

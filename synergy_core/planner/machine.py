@@ -86,7 +86,7 @@ def machine_named(
 class Software:
     """A training stack, with its settings.
 
-    precision: of matrix products: bf16, fp16, fp8, tf32 or fp32. flash: whether attention scores never reach memory.
+    precision: bf16, fp16, fp8, tf32 or fp32, of matrix products. flash: whether attention writes no scores to memory.
     fused: whether softmax, bias and dropout run within the kernels next to them. softmax_heads: the fused softmax runs
     if sequences × heads on a GPU are a multiple of this; otherwise scale, mask and softmax are separate kernels.
     dropout: whether dropout is used and its masks are kept. weight_bytes, gradient_bytes, optimizer_bytes: bytes per

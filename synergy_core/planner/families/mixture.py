@@ -38,9 +38,9 @@ from synergy_core.planner.work import Amount, Block, Gemm, Layers, Limits, Work,
 class Architecture(transformer.Architecture):
     """A transformer with layers of experts; `ffn` is the width of MLPs in layers without experts.
 
-    experts: per layer. topk: experts per token. expert_ffn: width of an expert. shared_experts: experts of that width
-    that process every token. dense_layers: layers without experts at the start. moe_every: every n-th of the other
-    layers has experts, beginning with the first. capacity: rows (copies of tokens) that an expert processes ÷ its even
+    experts: in each layer. topk: experts per token. expert_ffn: width of an expert. shared_experts: experts of that
+    width that process every token. dense_layers: layers without experts at the start. moe_every: every n-th further
+    layer has experts, beginning with the first. capacity: rows (copies of tokens) that an expert processes ÷ its even
     share: more are dropped, missing ones padded; 0: unlimited. gshard_group: tokens that one matrix product dispatches;
     0: tokens are sent as rows. expert_groups: number of equal groups of experts; groups_per_token: largest number of
     groups to which one token is sent (node-limited routing: DeepSeek-V3, arXiv 2412.19437, section 2.1.2).

@@ -35,7 +35,7 @@ _NORM_PASSES = 3.0
 class Architecture:
     """Sizes of a residual network.
 
-    depth: 50, 101 or 152. channels: of the first stage; each further stage has twice as many channels and a quarter of
+    depth: 50, 101 or 152. channels: in the first stage; each further stage has twice as many channels and a quarter of
     the pixels. width_factor: widens the 3 × 3 convolutions; widen_first: whether it also widens the preceding 1 × 1
     convolutions. image_size: pixels per side.
     """
