@@ -52,7 +52,7 @@ class GpuProfile:
     """Fitted step-time constants of one application on one GPU type.
 
     theta: (7,), constants of Pollux's form, which policies assume. calibrated: the form with the best predictions.
-    min_local, max_local: measured range of samples per GPU that fit into memory. nodes, gpus: largest measured numbers.
+    min_local, max_local: measured range of samples per GPU that fit into memory. nodes, gpus: most that were measured.
     """
 
     theta: Floats
@@ -235,7 +235,7 @@ _KINDS = {
     float: ((int, float), "a number"),
     str: ((str,), "text; put quotes around a number that is text"),
 }
-"""By type of a field: the accepted types of a YAML value, and a description of them."""
+"""Accepted types of a YAML value, and their description, by the type of the field."""
 
 
 def _check_kind(where: str, value: Any, hint: Any) -> None:
@@ -405,7 +405,7 @@ class NodeSheet:
     """Data sheet of a node type, `nodes/<type>.yaml`.
 
     usual: whether it is the default node of its GPU type. link: `nvswitch`, `nvlink` or `pcie`; link_group: number of
-    GPUs it connects. network_bytes_per_s: all network cards of a node, one way. cpus: cores. memory_bytes: of the host.
+    GPUs it connects. network_bytes_per_s: all network cards, one way. cpus: number of cores. memory_bytes: host memory.
     """
 
     name: str
@@ -436,9 +436,9 @@ def node_sheet_of(gpu_type: str, gpus_per_node: int) -> NodeSheet | None:
 # Predicts an application's step times on an unmeasured GPU type from a measured one, by their data sheets.
 #
 # Between measured types, the time per sample follows memory bandwidth (T4 → RTX 2080 Ti: bandwidth × 1.9, speed × 1.7
-# to 2.3), while the network and a step's fixed costs (kernel launches, reading data) hardly depend on the GPU. So β_c
-# is divided by the ratio of bandwidths, and the other constants stay. Of several measured types, the type nearest in
-# bandwidth is used, with a preference for the same architecture.
+# to 2.3), while the network and a step's fixed costs (kernel launches, reading data) hardly depend on the GPU. So β_c,
+# the compute time per sample, is divided by the ratio of bandwidths, and the other constants are unchanged. Of several
+# measured types, the type nearest in bandwidth is used, with a preference for the same architecture.
 
 
 _OTHER_ARCHITECTURE_PENALTY = log(1.5)
@@ -464,7 +464,7 @@ def nearest_type(wanted: str, known: Iterable[str]) -> str:
 
 
 def transferred(model: Calibrated, known: str, wanted: str) -> tuple[Calibrated, float]:
-    """Converts step-time constants from GPU type `known` to `wanted`; also returns the factor on β_c (1 if unknown)."""
+    """Converts step-time constants from GPU type `known` to `wanted`. Also returns the factor on β_c, 1 if unknown."""
     source, target = gpu_sheet(known), gpu_sheet(wanted)
     if source is None or target is None:
         return model, 1.0
@@ -476,7 +476,7 @@ def transferred(model: Calibrated, known: str, wanted: str) -> tuple[Calibrated,
 
 @dataclass(frozen=True, slots=True)
 class RunTimeRatio:
-    """Ratio of a job's run times on two GPU types, if nothing else is known about the job. low, high: the range of the
+    """Ratio of run times on two GPU types, for a job about which nothing else is known. low, high: the range of the
     ratio for most jobs. how, of: the method and the data behind the ratio, in words.
     """
 

@@ -348,13 +348,14 @@ def _leaner(table: PlanTable, software: Software, find: Callable[..., PlanTable]
     """Yields a sentence for each setting with which a plan fits, for the number of GPUs that lacks the least memory:
     gradients in bf16, and offloading."""
     lacking = [each for each in table.infeasible if each.factor == "memory"]
-    ways: dict[str, dict[str, Any]] = {
-        "With the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU)": {"offload": True}
-    }
+    if not lacking:
+        return
+    count = min(lacking, key=lambda each: each.missing_bytes).gpus
+    ways: dict[str, dict[str, Any]] = {}
     if "bf16" in software.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"]:
-        ways = {"With gradients=bf16": {"gradient_bytes": GRADIENT_BYTES["bf16"]}, **ways}
-    for way, changed in ways.items() if lacking else ():
-        count = min(lacking, key=lambda each: each.missing_bytes).gpus
+        ways["With gradients=bf16"] = {"gradient_bytes": GRADIENT_BYTES["bf16"]}
+    ways["With the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU)"] = {"offload": True}
+    for way, changed in ways.items():
         found = find(table.machine, [count], **changed)
         if len(found):
             step_s, needed = seconds(float(found.step_time_s[0])), float(found.memory_bytes[0]) / 2**30

@@ -43,9 +43,9 @@ ANY = "any"
 class Band:
     """Two factors, low and high: 90 % of held-out measurements lay between low and high times the prediction.
 
-    near: the factors before the band was widened for unmeasured settings. Plans on the same GPUs share the errors that
-    widen it, so they are compared with `near`. basis: the held-out rows, in words. extrapolated: a clause for each
-    property that was never measured; empty if all were.
+    near: the factors before the band was widened for unmeasured settings. Plans on the same GPUs share the errors of
+    these settings, so `can_tell_apart` uses near. basis: the held-out rows, in words. extrapolated: a clause for each
+    setting that was never measured.
     """
 
     low: float
@@ -64,15 +64,15 @@ class Band:
 
 
 def log_interval(errors: Floats, groups: Sequence[Any], *, mirrored: bool = False) -> tuple[float, float]:
-    """The interval that holds `COVERAGE` of the errors of a new group, with half of the rest on each side.
+    """The interval that holds `COVERAGE` of a new group's errors and leaves half of the others beyond each end.
 
     errors: (rows,). groups: (rows,), the group of each row, such as its model. Errors within a group are correlated, so
-    only groups are exchangeable. If one row of each of K groups is drawn, the ⌈(K + 1) 0.95⌉-th error from either side
-    is the end of a split conformal interval (Dunn, Wasserman and Ramdas, JASA 2023, single subsampling); below 19
-    groups it is the extreme error. The result is the median of that end over all draws, their majority vote (Gasparin
-    and Ramdas, arXiv 2401.09379: proven to cover 80 % if each draw's interval covers 90 %, and nearly 90 % in
-    practice), so that no single row of a large group decides. mirrored: use the ⌈(K + 1) 0.9⌉-th |error| on both sides,
-    for which 9 groups are enough.
+    only groups are exchangeable. If one row of each of K groups is drawn, the ⌈(K + 1) 0.95⌉-th smallest and largest
+    errors are the ends of a split conformal interval (Dunn, Wasserman and Ramdas, JASA 2023, single subsampling); with
+    fewer than 19 groups, the extreme errors are. Each end of the result is the median of that end over all draws, which
+    is their majority vote (Gasparin and Ramdas, arXiv 2401.09379: proven to cover 80 % if each draw's interval covers
+    90 %, and nearly 90 % in practice). So no single row of a large group decides. mirrored: the ends are ± the
+    ⌈(K + 1) 0.9⌉-th smallest |error|, for which 9 groups are enough.
     """
     if mirrored:
         end = _upper_end(np.abs(errors), groups, COVERAGE)
@@ -82,7 +82,7 @@ def log_interval(errors: Floats, groups: Sequence[Any], *, mirrored: bool = Fals
 
 
 def _upper_end(scores: Floats, groups: Sequence[Any], level: float) -> float:
-    """Median, over draws of one score per group, of the ⌈(K + 1) level⌉-th of the K drawn scores."""
+    """The ⌈(K + 1) level⌉-th smallest of K scores, one drawn from each group; the median over all such draws."""
     _, group, counts = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
     rank = min(math.ceil((len(counts) + 1) * level - 1e-9), len(counts))
     values = np.unique(scores)
@@ -136,7 +136,7 @@ def time_band(
 
 
 def memory_band(software: Software, architecture: Architecture) -> Band:
-    """The band of the memory that a plan needs. A search does not use its upper end, but `MEMORY_UPPER`."""
+    """The band of the memory that a plan needs. A search uses `MEMORY_UPPER` instead of the band's upper end."""
     family = family_name(architecture)
     own = shared_bands()["memory"]
     found = own.get(f"{software.fitted_as} {family}") or own.get(f"{software.name} {family}")
@@ -146,8 +146,8 @@ def memory_band(software: Software, architecture: Architecture) -> Band:
 
 MEMORY_UPPER = 1.0 / (1.0 - MARGIN)
 """A search proposes only plans whose predicted memory times this factor fits, because it keeps `MARGIN` free. The
-factor is above the upper end of the band of transformers, so their plans fit up to that end. For mixtures of
-experts it is two points below the upper end, and `plan` marks their plans in between."""
+factor exceeds the upper end of transformers' bands, so their plans fit even at that end. It is 0.02 below the upper
+end for mixtures of experts; `plan` marks those of their plans that would not fit at that end."""
 
 
 def _of(bands: Mapping[str, Any], family: str) -> Mapping[str, Any]:
@@ -156,7 +156,7 @@ def _of(bands: Mapping[str, Any], family: str) -> Mapping[str, Any]:
 
 
 def _band(near: Mapping[str, Any], carried: Mapping[str, Any], widened: Mapping[str, str]) -> Band:
-    """The nearest band, widened to the widest band of the settings that were not measured."""
+    """The band `near`, widened to the outermost ends of the bands in `carried` of the unmeasured settings."""
     ends = [near, *(carried[key if key in carried else "software"] for key in widened if carried)]
     low, high = (math.exp(choose(each[end] for each in ends)) for end, choose in (("low", min), ("high", max)))
     basis = f"{near['rows']} held-out rows of {near['of']}"
@@ -173,7 +173,7 @@ def family_name(architecture: Architecture) -> str:
 def shared_bands() -> Mapping[str, Any]:
     """Bands in transfer.yaml: of step times by family, of memory by software and family, and of unmeasured settings.
 
-    low, high: ends of log(measured ÷ predicted). rows, of: number of held-out rows, and what they are, in words.
+    low, high: ends of log(measured ÷ predicted). rows: number of held-out rows; of: which rows they are, in words.
     """
     result: Mapping[str, Any] = read_yaml(CATALOG / "constants" / "transfer.yaml")["bands"]
     return result

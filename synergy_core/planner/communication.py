@@ -1,15 +1,15 @@
 """Seconds of collectives, from the links of a machine.
 
 In a ring of n GPUs, each GPU sends n − 1 pieces of bytes/n in an all-gather or reduce-scatter, and 2 (n − 1) pieces in
-an all-reduce (Patarasuk and Yuan, 2009). A message uses the faster of NCCL's two protocols (`Link`). One takes
-fixed + hops · hop + wire + 2 √(ramp · wire), with chunks of the best size; the other, for small messages, takes
-low_fixed + hops · low_hop + wire ÷ low_share. A switch that sums receives (n + 1)/n of the bytes from each GPU, part by
-part in n hops. Across nodes, one ring passes through all GPUs: (n − 1)/n of the bytes leave each node over the network
-of all its GPUs, others move inside. The total is the slower of these two stages plus the other's start-up.
+an all-reduce (Patarasuk and Yuan, 2009). A message uses the faster of NCCL's two protocols (`Link`). With wire = bytes
+÷ (rate · efficiency), the first takes fixed + hops · hop + wire + 2 √(ramp · wire), with chunks of the best size; the
+second, for small messages, low_fixed + hops · low_hop + wire ÷ low_share. A switch that does the reduction receives
+(n + 1)/n of the bytes from each GPU, in n parts of one hop each. Across nodes, one ring passes through all GPUs:
+(n − 1)/n of the bytes leave each node over the network shares of all its GPUs, and bytes also move between the GPUs of
+each node. The slower of these two stages counts, plus the shorter of their start-up times.
 
 Sizes are in bytes. ranks: GPUs of a group. per_node: GPUs of the group on one node. sharing: mean number of groups that
-use one group's share of the node's network; 1 if each group has its own share. All arguments may be arrays that
-broadcast. A group of one GPU takes no time.
+use one group's share of the node's network; 1: no sharing. Arguments may be arrays. A group of one GPU takes no time.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ all_gather_s = reduce_scatter_s = partial(_ring, 1.0)
 
 
 def _shape(nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike) -> tuple[Floats, Floats, Floats, Floats]:
-    """Bytes, ranks, ranks per node (the mean if nodes differ) and nodes of each group."""
+    """Arrays of each group's bytes, ranks, ranks per node (the mean if nodes differ) and nodes."""
     size, n, g = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (nbytes, ranks, per_node)))
     n = np.maximum(n, 1.0)
     nodes = np.ceil(n / np.clip(g, 1.0, n))
@@ -94,7 +94,7 @@ def _shape(nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike) -> tuple[Fl
 
 
 def _protocols(link: Link, rate: Floats, hops: Floats, wire_bytes: Floats) -> Floats:
-    """Seconds to send wire_bytes from a GPU in `hops` steps, under the faster protocol. rate: the data sheet's."""
+    """Seconds for a GPU to send wire_bytes in `hops` steps under the faster protocol. rate: bytes/s by data sheet."""
     wire = wire_bytes / (rate * link.efficiency)
     bulk = link.fixed_s + hops * link.hop_s + wire + 2.0 * np.sqrt(link.ramp_s * wire)
     low = link.low_fixed_s + hops * link.low_hop_s + wire / link.low_share
@@ -102,7 +102,7 @@ def _protocols(link: Link, rate: Floats, hops: Floats, wire_bytes: Floats) -> Fl
 
 
 def _inside(g: Floats, hops: Floats, wire_bytes: Floats, links: Links, *, exchange: bool = False) -> Floats:
-    """Seconds among g GPUs of a node: over the GPU link for groups up to `link_group`, else through the host."""
+    """Seconds to send wire_bytes among g GPUs of a node: over the GPU link if g ≤ `link_group`, else via the host."""
     share: Floats | float = 1.0
     if links.rings:
         share = np.asarray(links.rings)[np.minimum(np.ceil(g).astype(np.int64), len(links.rings) - 1)]
@@ -122,9 +122,9 @@ def _both(
     group: tuple[Floats, Floats, Floats],
     links: Links,
 ) -> Floats:
-    """Seconds of the slower stage, plus the other stage's time for an empty message, plus software overhead.
+    """Seconds of the slower stage, plus the smaller of the stages' times for an empty message, plus software overhead.
 
-    group: ranks, ranks on a node, nodes.
+    group: numbers of ranks, of ranks on a node, and of nodes.
     """
     n, g, nodes = group
     between, between_start = (np.where(nodes > 1.0, each, 0.0) for each in (between, between_start))
@@ -161,7 +161,7 @@ class PlannedRuns:
 
 
 def held(work: Work, plans: Plans) -> tuple[Floats, Floats]:
-    """Dense and expert parameters of the largest stage on one GPU before ZeRO shards them, (plans,) each."""
+    """Numbers of dense and of expert parameters on a GPU of the largest stage, before ZeRO shards them; (plans,)."""
     dense: Floats = np.zeros(len(plans))
     expert: Floats = np.zeros(len(plans))
     count = np.asarray(work.layer_count, float)
@@ -184,7 +184,7 @@ Collective = Callable[..., Floats]
 def replica_exchange_s(
     work: Work, runs: PlannedRuns, forward_s: Floats, backward_s: Floats, terms: ReplicaTerms | None = None
 ) -> Floats:
-    """Exposed seconds of reducing gradients and gathering weights over data- and context-parallel ranks.
+    """Seconds that reducing gradients and gathering weights over data- and context-parallel ranks add to a step.
 
     Up to ZeRO-2 both happen once a step and overlap with the last micro-batch's backward pass as far as the software
     allows. Under ZeRO-3, every micro-batch gathers each layer's weights for the forward and again for the backward

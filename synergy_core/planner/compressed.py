@@ -1,7 +1,7 @@
 """Finds the fastest plan of a model for every compressor of the gradients that its replicas exchange.
 
-Each pipeline stage has its own layers, and each layer its own compressor. The exchange takes as long as that of the
-stage that sends most; the errors of all stages add up.
+Each pipeline stage has its own layers, and each layer its own compressor. The stage that sends most determines how long
+the exchange takes; the errors of all stages add up.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Stage:
 
 
 def stages_of(work: Work, pipeline: int, at: int) -> tuple[Stage, ...]:
-    """The stages of plan `at` of `work`, with identical ones grouped. Layers are spread evenly; first ones get more."""
+    """Groups of identical stages of plan number `at`. If layers do not divide evenly, first stages get one more."""
     blocks = {id(each): each for each in (work.before, *(run.block for run in work.layers), work.after)}
     layers = [id(run.block) for run in work.layers for _ in range(round(_at(run.count, at)))]
     parts = [each.tolist() for each in np.array_split(np.array(layers), pipeline)]
@@ -81,7 +81,7 @@ def stages_of(work: Work, pipeline: int, at: int) -> tuple[Stage, ...]:
 
 
 def _tensors(block: Block, times: int, at: int) -> Iterator[tuple[int, int, int, bool]]:
-    """Yields rows, columns, count and is-expert of each parameter matrix; other parameters count as one vector."""
+    """Yields (rows, columns, count, is_expert) of each parameter matrix, and of all other parameters as a vector."""
     held = {False: 0.0, True: 0.0}
     for each in block.gemms:
         stored = _at(each.count if each.stored is None else each.stored, at)
@@ -105,7 +105,7 @@ def _at(amount: Amount, at: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ShardOffer:
-    """A compressor for all layers, or one per layer, for every stage of a plan. offers: one per stage, in order."""
+    """One compressor for all layers of a plan, or one for each layer. offers: that choice for each of `stages`."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -131,7 +131,7 @@ class ShardOffer:
     def terms(self, replicas: int, gradient_bytes: float, gpu: Gpu, *, expert: bool) -> ExchangeTerms:
         """How this offer changes the exchange of dense gradients, or of expert gradients, among the replicas. Cached.
 
-        gradient_bytes: per uncompressed element. A layer that the compressor would enlarge is sent uncompressed.
+        gradient_bytes: bytes per uncompressed gradient. A layer that the compressor would enlarge is sent uncompressed.
         """
         key = replicas, expert, gradient_bytes, gpu.memory_bandwidth_bytes_per_s, gpu.fp32_flops_per_s
         if key in self._known:
@@ -158,7 +158,7 @@ Offering = Callable[[tuple[Stage, ...], Gradients], tuple[ShardOffer, ...]]
 
 @cache
 def every_offer(layerwise: Compressor) -> Offering:
-    """Offers every compressor for all layers, and choices by layer among compressors of `layerwise`'s scheme."""
+    """Offers every compressor for all layers, and layer-wise choices among those with the scheme of `layerwise`."""
     known = compressors()
     of_scheme = [each for each in known if type(each) is type(layerwise)]
     budgets = {layerwise_name(of_scheme, error): error for error in POINTS}
@@ -179,7 +179,7 @@ def only_offer(compressor: Compressor) -> Offering:
 
 @cache
 def within_error_offer(compressor: Compressor) -> Offering:
-    """Offers no compression, and L-GreCo's choice by layer with at most the total error of this compressor."""
+    """Offers no compression, and L-GreCo's layer-wise choice whose total error is at most that of this compressor."""
 
     def offers(stages: tuple[Stage, ...], gradients: Gradients) -> tuple[ShardOffer, ...]:
         errors = _uniform(compressor, stages, gradients).errors
@@ -227,8 +227,8 @@ _Split = tuple[int, int, int]
 class CompressedPlans:
     """The fastest plan for each compressor, `none` first, for one number of GPUs and global batch; arrays (offers,).
 
-    replicas: number of gradients that are compressed separately in a step: the ranks that exchange gradients, times the
-    micro-batches under ZeRO-3. errors: those that compression adds to these gradients.
+    replicas: number of gradients that are compressed separately in a step: one per rank, and under ZeRO-3 one per rank
+    and micro-batch. errors: the errors that compression adds to these gradients.
     """
 
     plans: tuple[Plan, ...]
@@ -240,7 +240,7 @@ class CompressedPlans:
         return len(self.plans)
 
     def goodput(self, noise_scale: float, initial_batch: float) -> Floats:
-        """(offers,): samples per second × progress per sample relative to the initial batch. noise_scale: samples."""
+        """(offers,): samples/s × progress per sample ÷ that at the initial batch. noise_scale: in samples."""
         batch = np.array([each.global_batch for each in self.plans], dtype=np.float64)
         scale, variance = batch / initial_batch, noise_scale / initial_batch
         worth = self.errors.gain_ratio(scale, 1.0, variance, initial_batch, self.replicas)
@@ -268,7 +268,7 @@ class CompressedSearch:
         """The fastest plan for every compressor; None if no plan fits. fixed: values that degrees must have.
 
         A compressor's state takes memory too. Error feedback needs whole gradients on every rank, so biased compressors
-        are only used at ZeRO stage 0. Compressors under which no plan has replicas are left out.
+        are only used at ZeRO stage 0. A compressor is left out if none of the plans that can use it has replicas.
         """
         held = fixed or {}
         sized = sized_plans(self.model, machine, np.array([gpus]), global_batch, held)
@@ -330,7 +330,7 @@ class CompressedSearch:
         return self._offers[split]
 
     def _terms(self, plans: Plans, own: list[ShardOffer | None], machine: Machine) -> ReplicaTerms:
-        """How each plan's offer changes its exchange. Plans without an offer are unchanged."""
+        """How the compressor offered for each plan changes its exchange of gradients. own: None for no offer."""
         ranks, gradient_bytes = np.maximum(plans.data * plans.context, 2), self.model.software.gradient_bytes
 
         def of_all(replicas: Ints, *, expert: bool) -> ExchangeTerms:

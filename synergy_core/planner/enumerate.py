@@ -1,12 +1,12 @@
 """Enumerates the plans that a model can run with on given GPU counts. A plan's degrees multiply to the count.
 
-Rules: tensor divides the heads, and divides the key-value heads or is a multiple of them. There are at most as many
+Rules: tensor divides the heads; it also divides the key-value heads or is a multiple of them. There are at most as many
 stages as layers; stages may be uneven. data divides the global batch, and the micro-batch divides each replica's part.
 Interleaving needs a number of micro-batches that is a multiple of the stages (Megatron's schedule), and chunks with
 equally many layers, except for the few that the software allows to be shorter. Sequence parallelism needs a sequence
-that tensor × context divides. expert divides data × context or, under sequence parallelism if the software keeps
-experts whole, tensor × data × context. ZeRO 2 and 3 exclude pipeline stages, because every micro-batch would gather the
-weights again.
+that tensor × context divides. expert divides data × context; under sequence parallelism, if the software keeps experts
+whole, it may divide tensor × data × context instead. ZeRO 2 and 3 exclude pipeline stages, because every micro-batch
+would gather the weights again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def candidates(
     whole_experts: bool = False,
     plain_tensor: bool = True,
 ) -> Plans:
-    """Every plan for all counts, before ZeRO and recomputation are chosen; (plans,), always in the same order.
+    """Lists the plans for all counts, before ZeRO and recomputation are chosen; (plans,), always in the same order.
 
     fixed: values that degrees must have. zeros: ZeRO stages that the software supports; plans that allow none of these
     stages are left out. short_chunks, whole_experts, plain_tensor: as in `Software`. Raises InputError for a degree

@@ -90,13 +90,13 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP = 900, 320, 80, 190, 50
 COLOURS = ("#4063d8", "#389826", "#cb3c33", "#9558b2", "#b07d00", "#00838f")
 FORWARD, BACKWARD = "#7aa6e0", "#e0a07a"
 MAX_STAGES_DRAWN, MAX_MICRO_BATCHES_DRAWN = 16, 24
-"""Larger pipelines are cut, because they would be too small to see."""
+"""Only this much of a pipeline is drawn, because the parts of larger pictures would be too small to see."""
 
 Point = tuple[float, float]
 
 
 def picture(title: str, tables: Sequence[PlanTable]) -> str:
-    """Draws step time against GPUs, and the fastest plan's pipeline, as SVG. Tables without plans are only named."""
+    """Draws step time against GPUs, and the fastest plan's pipeline, as SVG. The legend names tables without plans."""
     body = [_text(LEFT, 26, title, size=18), *_curves(tables)]
     height = TOP + HEIGHT + 60
     best = [(table.best(), table) for table in tables if len(table)]
@@ -120,9 +120,9 @@ def svg(height: int, body: Sequence[str]) -> str:
 
 
 def schedule(stages: int, micro_batches: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Start times of forward and backward passes under 1F1B, (stages, micro-batches) each; a backward pass takes 2.
+    """Start times of forward and backward passes, which take 1 and 2, under 1F1B; each (stages, micro-batches).
 
-    Each stage runs min(stages − stage, micro-batches) forward passes first, then backward and forward in turn.
+    Each stage first runs min(stages − stage, micro-batches) forward passes, then backward and forward passes in turn.
     """
     forward, backward = np.full((2, stages, micro_batches), np.nan)
     waiting = []
@@ -231,7 +231,7 @@ def _counts(values: NDArray[np.float64]) -> list[float]:
 
 
 def _ticks(values: NDArray[np.float64]) -> list[float]:
-    """Labels of the axis of seconds: at most eight of 1, 2 and 5 × powers of ten, or both ends if only one fits."""
+    """Labels of the axis of seconds: at most eight of 1, 2 and 5 × powers of ten, or both ends if fewer than 2 fit."""
     low, high = float(values.min()), float(values.max())
     if high <= low * 1.000001:
         return [low]

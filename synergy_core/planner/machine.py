@@ -86,26 +86,26 @@ def machine_named(
 class Software:
     """A training stack, with its settings.
 
-    precision: of matrix products: bf16, fp16, fp8, tf32 or fp32. flash: whether attention scores never reach memory.
-    fused: whether softmax, bias and dropout run within the kernels next to them. softmax_heads: sequences × heads on a
-    GPU of which the fused softmax needs a multiple; in other plans scale, mask and softmax are separate kernels.
-    dropout: whether masks are kept. weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy
-    and two moments are 12. gradients: precisions in which gradients can be summed and sent, the default first.
-    prefetch: number of blocks whose gathered weights are in memory at once under ZeRO-3.
+    precision: bf16, fp16, fp8, tf32 or fp32, of matrix products. flash: whether attention writes no scores to memory.
+    fused: whether softmax, bias and dropout run within the kernels next to them. softmax_heads: the fused softmax runs
+    if sequences × heads on a GPU are a multiple of this; otherwise scale, mask and softmax are separate kernels.
+    dropout: whether dropout is used and its masks are kept. weight_bytes, gradient_bytes, optimizer_bytes: bytes per
+    parameter; an fp32 master copy and two moments are 12. gradients: precisions in which gradients can be summed and
+    sent, the default first. prefetch: number of blocks whose gathered weights are in memory at once under ZeRO-3.
     logit_bytes: largest number of bytes alive at once per logit: 6 if the softmax is in place (Megatron: 16-bit logits,
     fp32 softmax), 8 if it is a second fp32 array (nanotron), 14 for PyTorch's own cross entropy (16-bit logits, fp32
     log-softmax and the gradients of both). eager: whether plain autograd decides what is kept: inputs gathered along
     the sequence, queries and keys before and after rotation, the activated half of a gated MLP. Otherwise hand-written
     backward passes keep only what they need. weighs_logits: whether stages get equal compute, including the logits,
-    instead of equal numbers of layers. gathers_from_master: whether ZeRO-3 keeps no weights beside the optimizer's fp32
-    copy (PyTorch's FSDP). workspace_bytes: allocator memory of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's
-    choice since Hopper; 8 MiB before), and twice as much for Transformer Engine. grouped_bytes: another such workspace
-    for the products of several experts, which run in four streams.
-    bucket_elements: gradients in each of DeepSpeed's two buckets under ZeRO 1 and 2, one of which is filled while the
-    other is reduced; 0 without such buckets.
-    splits: supported `SPLITS`. zeros: supported ZeRO stages of several replicas; 0 is plain data parallelism.
-    recomputes: names of the supported recomputation modes. offload: whether the host keeps optimizer states, and the
-    gradients that ZeRO 2 and 3 shard, and its CPUs update the weights (ZeRO-Offload, ATC 2021). short_chunks: number of
+    instead of equal numbers of layers. gathers_from_master: whether ZeRO-3 keeps the weights only as the optimizer's
+    fp32 copy (PyTorch's FSDP). workspace_bytes: workspaces of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's
+    choice since Hopper; 8 MiB before), and 64 MiB for Transformer Engine. grouped_bytes: further workspaces on GPUs
+    with several experts, whose products run in four streams.
+    bucket_elements: gradients in each of DeepSpeed's two buckets under ZeRO 1 and 2; while one is reduced, the other is
+    filled. 0: no such buckets.
+    splits: those of `SPLITS` that are supported. zeros: ZeRO stages that are supported for several replicas; 0 is plain
+    data parallelism. recomputes: names of the supported recomputation modes. offload: whether the host keeps optimizer
+    states (under ZeRO 2 and 3 also gradients) and updates the weights (ZeRO-Offload, ATC 2021). short_chunks: number of
     interleaved chunks that may have one layer fewer than the others, such as those with the embedding and the logits.
     plain_tensor: whether tensor parallelism without sequence parallelism is supported. async_tensor: whether the
     backward pass reduces input gradients while it computes weight gradients.
@@ -226,17 +226,17 @@ class Constants:
 
     gemm_efficiency: fraction of the peak that very large products reach. gemm_depth: elements of the summed dimension
     that each tile loses to filling and draining. wave_loss: fraction of an unfilled last wave of tiles that is lost.
-    memory_efficiency: fraction of the memory bandwidth. attention_efficiency: fraction of the peak that long fused
-    attention reaches; attention_fill: queries at which it reaches half of that; attention_backward: backward ÷ forward
-    time. score_passes: traffic of unfused attention ÷ size of its tensors. backward_traffic, backward_kernels: backward
-    ÷ forward, of memory-bound operators. kernel_s: gap between kernels on the GPU; host_s: time to launch a kernel;
-    host_jitter: growth of host_s with each doubling of the tensor-parallel group, which waits for its slowest member;
-    launch_norm: exponent of the norm that combines GPU and host time.
-    tensor_efficiency, network_efficiency: rate of tensor- and data-parallel collectives in training ÷ rate when nothing
-    else runs. card_collisions: fraction of its rate that a data-parallel group loses to each other group on its node.
-    data_overlap: fraction of the backward pass that data-parallel collectives may overlap with; data_exposed: fraction
-    of their time that never overlaps. optimizer_bytes_factor: traffic ÷ size of the states. step_s: fixed cost of a
-    step.
+    memory_efficiency: fraction of the memory bandwidth that kernels reach. attention_efficiency: fraction of the peak
+    that long fused attention reaches; attention_fill: queries at which it reaches half of that; attention_backward:
+    backward ÷ forward time. score_passes: factor on the bytes that unfused softmax and dropout read and write.
+    backward_traffic, backward_kernels: memory-bound operators' traffic and kernels in the backward pass ÷ in the
+    forward pass. kernel_s: gap between kernels on the GPU; host_s: time to launch a kernel; host_jitter: growth of
+    host_s with each doubling of the tensor-parallel group, which waits for its slowest member; launch_norm: exponent of
+    the norm that combines GPU and host time. tensor_efficiency, network_efficiency: rate of tensor- and data-parallel
+    collectives in training ÷ rate when nothing else runs. card_collisions: each further data-parallel group on a node
+    adds this fraction to the time that a group's bytes take over the network. data_overlap: fraction of the backward
+    pass that data-parallel collectives may overlap with; data_exposed: fraction of their time that never overlaps.
+    optimizer_bytes_factor: factor on the bytes that the update reads and writes. step_s: fixed cost of a step.
     """
 
     gemm_efficiency: float = 0.85
@@ -307,7 +307,7 @@ def _constants_of_pair(machine: Machine, software: Software, fits: Fits) -> Cons
         seen = {name: min(value, getattr(here, name)) for name, value in launch.items() if name.endswith("_efficiency")}
         kernels = {**asdict(here), **{name: core[name] for name in CORE if name in core}}
         if source in known_here:
-            # Both were measured on `source`: if this software's kernels are less efficient there, they are here too.
+            # Both were measured on `source`. If this software's kernels are less efficient there, assume so here.
             mine, other = asdict(own), asdict(known_here[source])
             efficiencies = [name for name in PHYSICAL if name.endswith("_efficiency")]
             kernels |= {name: kernels[name] * min(mine[name] / other[name], 1.0) for name in efficiencies}
@@ -318,8 +318,8 @@ def _constants_of_pair(machine: Machine, software: Software, fits: Fits) -> Cons
 
 
 def nearest_fit(gpu: GpuSheet, software: Software, fits: Fits) -> tuple[str, str]:
-    """The software and the GPU type whose fit is nearest: the software itself or, if it has no fit, the first software
-    in `like` that has; and this GPU type or, if it has no fit, the one nearest in work per clock."""
+    """The names of the software and the GPU type whose fit is nearest. Without a fit, a software has that of the first
+    software in `like` that has one, else of any; and a GPU type has that of the nearest in `work_per_clock`."""
     name = next(each for each in (software.fitted_as, *_alike(software), *fits) if fits.get(each))
     sheets, work, own = gpu_sheets(), work_per_clock(gpu), constants_like(gpu)
     return name, min(fits[name], key=lambda each: (each != own, abs(work_per_clock(sheets[each]) / work - 1.0), each))
@@ -340,9 +340,9 @@ def shipped_fits() -> Fits:
 def transferred(constants: Constants, source: GpuSheet, target: GpuSheet) -> Constants:
     """Constants of an unmeasured GPU type, derived from a measured GPU type's.
 
-    Tensor cores that do more per clock and multiprocessor are harder to feed and reach the power limit sooner. So
-    efficiencies fall by (ratio of FLOPs per clock)^−x if the ratio exceeds 1, with x fitted to two measured generations
-    (transfer.yaml).
+    Tensor cores that do more per clock and multiprocessor are harder to feed and reach the power limit sooner. So if
+    the ratio of `work_per_clock` exceeds 1, efficiencies are multiplied by ratio^−x, with x fitted to two measured
+    generations (transfer.yaml).
     """
     more = max(work_per_clock(target) / work_per_clock(source), 1.0)
     powers = read_yaml(CATALOG / "constants" / "transfer.yaml")["powers"].items()
@@ -410,7 +410,7 @@ def own_constants(path: Path) -> OwnConstants:
 
 
 def _band_of(band: Any, path: Path) -> Mapping[str, Any] | None:
-    """The band in a user's file, if it states one. Raises InputError for anything else."""
+    """The band in a user's file, if it states one. Raises InputError for a malformed band."""
     if band is None:
         return None
     try:
@@ -453,8 +453,8 @@ ETHERNET_NODE_BYTES_PER_S = 50e9 / 8.0
 CUBE_MESH_RINGS = (6, 6, 1, 2, 4, 2, 2, 4, 6)
 """Index n: number of rings among the first n GPUs of a DGX-1V, each as fast as one of a GPU's six links.
 
-Hybrid cube mesh, 25 GB/s a link (NVIDIA DGX-1 with Tesla V100 system architecture, WP-08437-002, 2017): edge-disjoint
-cycles through all n GPUs, used in both directions. Five GPUs have no such cycle, so their ring passes GPU 0 twice.
+Links of 25 GB/s form a hybrid cube mesh (NVIDIA DGX-1 with Tesla V100 system architecture, WP-08437-002, 2017). Rings
+are edge-disjoint cycles through all n GPUs, in both directions. Five GPUs have none, so their ring passes GPU 0 twice.
 """
 
 
@@ -465,7 +465,7 @@ class Link:
     efficiency: fraction for very large messages. NCCL has two protocols. The first takes fixed_s, hop_s for each step
     of the ring, and 2 √(ramp_s · wire time) to fill the pipeline of chunks. The second takes low_fixed_s and low_hop_s,
     but reaches only low_share of the first one's rate. exchange: share of the rate that all-to-alls reach.
-    switch_efficiency: replaces efficiency when the switch sums; 0 if it cannot sum.
+    switch_efficiency: replaces efficiency when the switch does the reduction; 0 if it cannot.
     """
 
     efficiency: float

@@ -24,8 +24,8 @@ COMMUNICATOR_BYTES = 256.0 * 2**20
 FRAGMENTATION = 0.05
 """Extra memory that the caching allocator reserves, as a fraction of the memory that is freed within a step."""
 VISIBLE = 1.024**3 * 0.985
-"""Bytes that a process can use ÷ `Machine.memory_bytes`: a data sheet's GB are in fact GiB, of which driver and ECC
-tables take 1.5 %."""
+"""Bytes that a process can use ÷ `Machine.memory_bytes`: a data sheet's GB are in fact GiB, and driver and ECC tables
+take 1.5 % of them."""
 INLINE_ECC = 1.0 / 16.0
 """Fraction of GDDR6 memory that check bits take while ECC is on, the default (NVIDIA, nvidia-smi: 15,360 MiB of a T4's
 16 GiB, 46,080 of an A40's 48)."""
@@ -38,9 +38,9 @@ class Memory:
     """Bytes on each GPU of the pipeline stage that needs most; arrays (plans,).
 
     optimizer: fp32 master copy and moments. activations: what all micro-batches in flight keep for the backward pass,
-    plus the peak of one block's backward pass. logits: of the last stage, with loss and gradient; 0 if another stage
-    needs most. buffers: gathered layers and gradients under ZeRO-3, DeepSpeed's buckets, the libraries' workspace, and
-    the part of the optimizer's temporary array that exceeds what a micro-batch frees. workspace: part of buffers that
+    plus the peak of one block's backward pass. logits: the logits with loss and gradient, if the last stage needs most;
+    else 0. buffers: gathered layers and gradients under ZeRO-3, DeepSpeed's buckets, the libraries' workspace, and the
+    part of the optimizer's temporary array that exceeds what a micro-batch frees. workspace: the part of buffers that
     stays between steps. groups: number of process groups of several GPUs that include the GPU.
     """
 
@@ -98,7 +98,7 @@ def visible_bytes(machine: Machine) -> float:
 
 
 def memory(work: Work, plans: Plans, software: Software, *, stage: str = "worst") -> Memory:
-    """Bytes per GPU of each plan under 1F1B. stage: `worst`; `first` or `last` to compare with the log of one rank."""
+    """Bytes per GPU of each plan under 1F1B. stage: `worst`, or `first` or `last` to compare with one rank's log."""
     last = plans.pipeline - 1
     ranks = {"first": [np.zeros_like(last)], "last": [last]}.get(stage) or _roles(work, plans)
     best = _of_stage(work, plans, software, ranks[0])
@@ -140,9 +140,9 @@ def _cut(work: Work, plans: Plans, software: Software, rank: NDArray[np.int64]) 
 
 
 def _in_flight(plans: Plans, rank: NDArray[np.int64]) -> Floats:
-    """Micro-batches whose activations stage `rank` keeps at its peak.
+    """Micro-batches whose activations stage `rank` of p stages keeps at its peak under 1F1B.
 
-    1F1B: p − rank. Interleaved: 2(p − rank − 1) + (v − 1)p + 1 chunks of 1/v of a stage (Megatron's warm-up plus one).
+    Without interleaving: p − rank. With v stages per GPU: (2(p − rank − 1) + (v − 1)p + 1) ÷ v, Megatron's warm-up + 1.
     """
     stages, chunks = plans.pipeline, plans.interleave
     after = stages - rank - 1
@@ -151,7 +151,7 @@ def _in_flight(plans: Plans, rank: NDArray[np.int64]) -> Floats:
 
 
 def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int64]) -> Memory:
-    """Bytes per GPU of the stage `rank` (plans,) of each plan."""
+    """Bytes on each GPU of one pipeline stage of each plan. rank: (plans,), the stage, counted from 0."""
     start = _cut(work, plans, software, rank)
     stop = _cut(work, plans, software, rank + 1)
     first, last = rank == 0, rank == plans.pipeline - 1

@@ -1,8 +1,8 @@
 """Finds the fastest plans of a model for every GPU count.
 
-`enumerate` lists plans whose degrees divide the dimensions that they split. A plan is dropped if its leanest variant
-does not fit. Variants that fit are dropped if they recompute needlessly; the rest are timed. Tensor parallelism beyond
-a node, and beyond 8, is only tried for counts on which nothing else fits.
+`enumerate` lists plans whose degrees divide the dimensions that they split. A variant of a plan has a ZeRO stage and a
+recomputation mode. A plan is dropped if its leanest variant does not fit; variants that recompute needlessly are
+dropped; the rest are timed. Tensor parallelism beyond a node and beyond 8 is only tried where nothing else fits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from synergy_core.units import Bools, Floats, Ints, rows_at
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """A GPU count without a plan. factor: `batch`, `memory` or `degrees`. missing_bytes: leanest plan's, per GPU."""
+    """Why a GPU count has no plan. factor: `batch`, `memory` or `degrees`. missing_bytes: memory lacking per GPU."""
 
     gpus: int
     factor: str
@@ -185,9 +185,9 @@ def fitting(
     *,
     sharding_apart: bool = False,
 ) -> tuple[Plans, Floats]:
-    """Each plan with every ZeRO stage and recomputation that fits and is `undominated`, and bytes on the fullest GPU.
+    """The variants of the plans that fit and are `undominated`, and their bytes on the fullest GPU.
 
-    sharding_apart: also keep variants that are undominated among those at ZeRO stage 0.
+    sharding_apart: also keep variants at ZeRO stage 0 that are undominated by other variants at stage 0.
     """
     software = model.software
     # Fused attention keeps no scores, so recomputing it alone saves nothing.

@@ -57,8 +57,8 @@ class StepTime:
 class Computation:
     """A step under each plan without the exchange between replicas, which depends on the compressor.
 
-    hidden_s: (2, plans), forward and backward seconds that the exchange may overlap with. seconds: (plans,) by the
-    names of `StepTime`, with 0 for data_s.
+    hidden_s: (2, plans), forward and backward seconds that the exchange may overlap with. seconds: (plans,), by field
+    of `StepTime`; 0 for data_s.
     """
 
     work: Work
@@ -82,8 +82,8 @@ def step_time(work: Work, plans: Plans, machine: Machine, software: Software, c:
 def computation(work: Work, plans: Plans, machine: Machine, software: Software, c: Constants) -> Computation:
     """Computes all parts of a step except the exchange between replicas.
 
-    A 1F1B pipeline takes m × the slowest stage plus all other stages once, the latter ÷ v with v interleaved stages per
-    GPU (Narayanan et al., arXiv 2104.04473, section 2.2).
+    With m micro-batches and v interleaved stages per GPU, a 1F1B pipeline takes m × the slowest stage plus the sum of
+    all other stages ÷ v (Narayanan et al., arXiv 2104.04473, section 2.2).
     """
     runs = PlannedRuns(plans, machine, software, c)
     m, pp, v = (each.astype(float) for each in (plans.accumulation, plans.pipeline, plans.interleave))
@@ -120,7 +120,7 @@ def computation(work: Work, plans: Plans, machine: Machine, software: Software, 
 
 
 def _slowest_stage(work: Work, runs: PlannedRuns) -> tuple[Floats, Floats]:
-    """Times (6, plans) of a micro-batch on the slowest stage, as in `_block_s`, and (plans,) the sum over the others.
+    """Seconds of a micro-batch on the slowest stage, (6, plans) as in `_block_s`, and the others' total, (plans,).
 
     Layers are spread evenly over stages. The first stage also has the embedding, the last the logits; neither is
     recomputed.
@@ -183,7 +183,7 @@ def _all_to_all_s(block: Block, runs: PlannedRuns) -> Floats:
     """Seconds (plans,) of sending tokens to their experts once.
 
     If a token is sent to each node only once (`sends_once`), its copies reach n (1 − (1 − 1/n)^copies) of the n nodes
-    on which its experts may be, on average, and are then forwarded within each node.
+    that may have its experts, on average. These nodes then forward the copies to their GPUs.
     """
     expert, links, within = runs.plans.expert, runs.links, runs.expert_within
     sent = np.asarray(block.expert_bytes, float)

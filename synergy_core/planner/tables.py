@@ -23,8 +23,8 @@ Nodes = tuple[str, int]
 SOFTWARE = "megatron"
 """Training software of planned jobs. It trains in fp16, because the oldest GPU types of mixed clusters have no bf16."""
 IMAGE_TOKENS = 128
-"""Tokens that one image counts as. A noise scale of 10⁶ tokens is then one of 8,000 images, that of ImageNet
-(McCandlish et al., arXiv 1812.06162, section 3)."""
+"""One image counts as this many tokens. A noise scale of 10⁶ tokens then equals 8,000 images, the noise scale of
+ImageNet (McCandlish et al., arXiv 1812.06162, section 3)."""
 MAX_SHARDS = 512
 RUNNERS_UP = 15
 """A planner that knows true step times chooses among the predicted best plan and this many plans after it."""
@@ -158,7 +158,7 @@ def compressed_search(architecture_name: str, offering: Offering) -> CompressedS
 
 @cache
 def _smallest(architecture_name: str, nodes: Nodes, global_batch: int) -> Mapping[str, int] | None:
-    """Degrees of the plan without replicas on the fewest GPUs that hold the model; None if there is none."""
+    """Degrees of the plan without replicas on the fewest GPUs (a power of two) that hold the model, if any do."""
     card = card_named(architecture_name)
     shards = 1
     while shards <= MAX_SHARDS:

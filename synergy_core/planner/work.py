@@ -25,8 +25,8 @@ Amount = NDArray[Any] | float
 class Gemm:
     """`count` products (m × k) · (k × n) of the forward pass; the backward pass has two products for each.
 
-    stored: number of right operands that are parameters of the block; None: all. expert: whether these parameters are
-    in `Block.expert_parameters`. again: whether Recompute.MODULES recomputes the products.
+    stored: number of right operands that are parameters of the block; None: all `count`. expert: whether these
+    parameters are in `Block.expert_parameters`. again: whether Recompute.MODULES recomputes the products.
     """
 
     m: Amount
@@ -61,19 +61,19 @@ class Attention:
 class Block:
     """A layer, the embedding, or the logits. All amounts are for one forward pass on one GPU.
 
-    replicated_bytes: memory traffic of operators that every tensor-parallel rank repeats, already divided under
-    sequence parallelism; split_bytes: of operators that the ranks split. kernels: launches besides GEMMs and attention.
-    tensor_bytes: of one all-reduce over the tensor-parallel group; tensor_count: number of these all-reduces in the
-    forward pass, and again in the backward pass. context_bytes: keys and values sent around the context-parallel ring.
-    expert_bytes: sent by each GPU in one all-to-all; expert_count: number of all-to-alls; expert_copies: copies of each
-    token in one all-to-all; expert_reach: largest fraction of the experts' nodes to which one token is sent.
-    parameters: before ZeRO shards them, without expert_parameters, of which there are data × context ÷ expert copies.
+    replicated_bytes: memory traffic of operators that every tensor-parallel rank repeats (under sequence parallelism,
+    one rank's part); split_bytes: traffic of operators that the ranks split. kernels: launches besides GEMMs and
+    attention. tensor_bytes: bytes of one all-reduce over the tensor-parallel group; tensor_count: number of these
+    all-reduces in each pass. context_bytes: keys and values sent around the context-parallel ring. expert_bytes: bytes
+    that each GPU sends in one all-to-all; expert_count: number of all-to-alls; expert_copies: copies of each token in
+    one all-to-all; expert_reach: largest fraction of the experts' nodes to which one token is sent.
+    parameters: before ZeRO shards them, without expert_parameters, which data × context ÷ expert ranks hold alike.
     tables: (rows, columns) of embedding tables; parameters in neither tables nor GEMMs are vectors. boundary_bytes:
     this GPU's part of the output, which the next block reads.
     saved_bytes: kept for the backward pass without recomputation. selective_bytes: kept with selective recomputation
-    (None: saved_bytes). operator_bytes, module_bytes: with recomputation by operator and by module (None: as with
-    selective). input_bytes: with full recomputation (None: saved_bytes). again_bytes, again_count: memory traffic and
-    all-reduces that recomputation by module repeats. live_bytes: peak memory of the block in either pass.
+    (None: saved_bytes). operator_bytes, module_bytes: kept with recomputation by operator and by module (None: as with
+    selective). input_bytes: kept with full recomputation (None: saved_bytes). again_bytes, again_count: memory traffic
+    and all-reduces that recomputation by module repeats. live_bytes: peak memory of the block in either pass.
     """
 
     name: str
@@ -173,7 +173,7 @@ class Limits:
         return [each for each in every if self.groups % each == 0 or each % self.groups == 0]
 
     def contexts(self) -> list[int]:
-        """Context-parallel degrees: powers of two that leave each rank enough tokens, an even number."""
+        """Context-parallel degrees: powers of two that leave each rank an even number of tokens, and not too few."""
         result = [1]
         while self.seq_len % (4 * result[-1]) == 0 and self.seq_len // (2 * result[-1]) >= MIN_TOKENS_PER_CONTEXT_RANK:
             result.append(2 * result[-1])
@@ -219,7 +219,7 @@ def divisors(number: int) -> list[int]:
 
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
-"""Rows, columns, and the inner loop's rate relative to that of the largest tile, which reuses operands most."""
+"""Tiles of a product: rows, columns, and the inner loop's rate ÷ that of the largest tile, which reuses data most."""
 SPLITS = (1, 4)
 """Numbers of parts into which the summed dimension may be split if there are too few tiles. 4 is replaced by the number
 that fills the multiprocessors if that number is larger (NVIDIA, CUTLASS, Efficient GEMM in CUDA: parallelized
@@ -321,10 +321,10 @@ def block_time(block: Block, machine: Machine, software: Software, c: Constants)
 
 
 def _softmax(a: Attention, software: Software) -> tuple[Floats, Floats]:
-    """Kernels of unfused attention, and the bytes per score that scale, mask and softmax move in the forward pass.
+    """Number of kernels of unfused attention, and bytes per score that scale, mask and softmax move; forward pass.
 
-    One fused kernel reads and writes scores. Separate kernels do so three times in fp32, and convert scores of 16 bits
-    to fp32 and back (Megatron-LM v2, megatron/model/fused_softmax.py: is_kernel_available, forward_torch_softmax).
+    A fused kernel reads and writes each score once. Three separate ones do so in fp32, and two convert 16-bit scores to
+    fp32 and back (Megatron-LM v2, megatron/model/fused_softmax.py: is_kernel_available, forward_torch_softmax).
     """
     is_fused = software.fused & (np.asarray(a.count) % software.softmax_heads == 0)
     converts = software.element_bytes < 4.0
@@ -335,8 +335,8 @@ def _softmax(a: Attention, software: Software) -> tuple[Floats, Floats]:
 def attention_s(a: Attention, machine: Machine, software: Software, c: Constants) -> tuple[Floats, Floats]:
     """Forward and backward seconds of the attention core.
 
-    Flash attention skips the causal half. Its backward pass computes 5 products where the forward pass computes 2, and
-    less efficiently (Dao, arXiv 2307.08691). Other attention computes all scores and writes them to memory for softmax
+    Flash attention skips masked scores. Its backward pass computes 5 products where the forward pass computes 2, and is
+    less efficient (Dao, arXiv 2307.08691). Other attention computes all scores and writes them to memory for softmax
     and dropout. Under FP8 attention stays in 16 bits.
     """
     scores = np.asarray(a.count, float) * a.queries * a.keys

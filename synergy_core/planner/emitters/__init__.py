@@ -1,4 +1,4 @@
-"""Formats of plans that training software reads. Each module is the `Emitter` of one; adding a module registers it."""
+"""Formats in which training software reads plans. Each module is an `Emitter`; adding a module registers its format."""
 
 from __future__ import annotations
 

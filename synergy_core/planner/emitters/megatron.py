@@ -28,7 +28,7 @@ _DEGREES = {
     "expert": "expert-model-parallel-size",
 }
 _KINDS = {None: Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
-"""Value of --recompute-granularity, without --recompute-modules → recomputation mode."""
+"""Recomputation mode by value of --recompute-granularity, if there is no --recompute-modules."""
 CORE = "core_attn"
 _MODULES = ("mlp", "layernorm", "moe_act", "shared_experts", "mla_up_proj")
 """Values of --recompute-modules for Recompute.MODULES; only modules that the model has are written."""
@@ -90,7 +90,7 @@ def beside(launch: PlannedLaunch) -> str:
 
 
 def one_connection(plan: Plan) -> bool:
-    """Whether, before Blackwell, communication only overlaps if kernels start in the order in which they are queued."""
+    """Whether communication overlaps on GPUs before Blackwell only if kernels start in the order of their launch."""
     return (plan.tensor > 1 or plan.context > 1) and plan.zero < 2
 
 

@@ -38,15 +38,15 @@ from synergy_core.planner.work import Amount, Block, Gemm, Layers, Limits, Work,
 class Architecture(transformer.Architecture):
     """A transformer with layers of experts; `ffn` is the width of MLPs in layers without experts.
 
-    experts: per layer. topk: experts per token. expert_ffn: width of an expert. shared_experts: experts of that width
-    that process every token. dense_layers: layers without experts at the start. moe_every: every n-th of the other
-    layers has experts, beginning with the first. capacity: most rows per expert ÷ its even share; rows beyond it are
-    dropped, missing rows padded; 0: unlimited. gshard_group: tokens that one matrix product dispatches; 0: tokens are
-    sent as rows. expert_groups: number of equal groups of experts; groups_per_token: most groups to which one token is
-    sent (node-limited routing: DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
-    window: keys that a query sees in the fraction `windowed` of the layers.
-    query_rank, key_value_rank: ranks of latent attention; 0 without it. With it, head_width is the width of heads
-    without rotary positions, rotary_width that of rotary positions, and value_width that of values.
+    experts: in each layer. topk: experts per token. expert_ffn: width of an expert. shared_experts: experts of that
+    width that process every token. dense_layers: layers without experts at the start. moe_every: every n-th further
+    layer has experts, beginning with the first. capacity: rows (copies of tokens) that an expert processes ÷ its even
+    share: more are dropped, missing ones padded; 0: unlimited. gshard_group: tokens that one matrix product dispatches;
+    0: tokens are sent as rows. expert_groups: number of equal groups of experts; groups_per_token: largest number of
+    groups to which one token is sent (node-limited routing: DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    windowed: fraction of the layers in which a query sees only `window` keys. query_rank, key_value_rank: widths of the
+    latents of latent attention; 0 without it. With it, each head's queries and keys have head_width elements without
+    and rotary_width elements with rotary positions, and its values have value_width.
     """
 
     experts: Number = 1
@@ -73,7 +73,7 @@ class Architecture(transformer.Architecture):
         return down + up
 
     def _latent_parameters(self) -> tuple[Amount, Amount]:
-        """Parameters of latent attention: projections to latents with their norms, and all projections with heads."""
+        """Parameters of latent attention: of projections to latents with their norms, and of projections per head."""
         hidden, heads = np.asarray(self.hidden, float), np.asarray(self.heads, float)
         ranks = self.query_rank + self.key_value_rank
         up = heads * (
@@ -172,7 +172,7 @@ def attention_of(a: Architecture, plans: Plans, software: Software) -> Part:
 def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     """Block fields of norm, projections to latents and from them to heads, attention, output projection and residual.
 
-    Projections to latents have no heads: tensor-parallel ranks repeat these, except under sequence parallelism.
+    Projections to latents have no heads: tensor-parallel ranks repeat them or, with sequence parallelism, split tokens.
     """
     t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, heads = np.asarray(a.hidden, float), np.asarray(a.heads) / t
@@ -214,10 +214,10 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
 def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     """Block fields of norm, router, dispatch, experts, combination, residual, and shared experts.
 
-    Each GPU sends its rows (tokens × topk, limited by the capacity) to the ranks of the chosen experts. It receives
-    equally many: tokens × topk × `expert` ÷ `experts` for each of its `experts` ÷ `expert` experts. All ranks wait for
-    the busiest. Without sequence parallelism every tensor-parallel rank moves all rows. Tensor-parallel ranks reduce
-    rows before combination, in GShard after it; if they hold whole experts, each sends its part of the sequence.
+    A row is the copy of a token for one expert. Each GPU sends tokens × topk rows (× capacity, if limited) to the ranks
+    of the chosen experts, and receives as many, evenly for its `experts` ÷ `expert` experts. All ranks wait for the
+    busiest. Without sequence parallelism every tensor-parallel rank sends all rows. Tensor-parallel ranks reduce rows
+    before combination, in GShard after it; if they hold whole experts, each sends its part of the sequence.
     """
     t = plans.expert_tensor(whole=software.whole_experts)
     split, tokens = sequence_shards(plans), tokens_per_gpu(a, plans)
@@ -270,7 +270,7 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
 
 
 def _gshard_part(a: Architecture, plans: Plans, copies: Amount) -> Part:
-    """Block fields of dispatch and combination of a group by products with masks (group, experts × capacity).
+    """Block fields of GShard's dispatch and combination of tokens by products with masks (group, experts × capacity).
 
     Each mask element is a 2-byte weight and a 1-byte flag, written once and kept.
     """

@@ -35,7 +35,7 @@ _NORM_PASSES = 3.0
 class Architecture:
     """Sizes of a residual network.
 
-    depth: 50, 101 or 152. channels: of the first stage; each further stage has twice as many channels and a quarter of
+    depth: 50, 101 or 152. channels: in the first stage; each further stage has twice as many channels and a quarter of
     the pixels. width_factor: widens the 3 × 3 convolutions; widen_first: whether it also widens the preceding 1 × 1
     convolutions. image_size: pixels per side.
     """
@@ -115,10 +115,10 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
 
 
 def _bottleneck(d: _Bottleneck, plans: Plans, size: float, stage: int, transposes: float) -> Block:
-    """Three convolutions with normalisations, the projection of the input if shapes differ, and the sum.
+    """The block of three convolutions with norms, the projection of the input if shapes differ, and the sum.
 
-    transposes: memory passes over each convolution's input and output that change their layout. The input and the
-    outputs of each convolution and ReLU are kept for the backward pass.
+    transposes: number of memory passes that change the layout of each convolution's input and output. The block's input
+    and the outputs of all convolutions and ReLUs are kept for the backward pass.
     """
     t, images = plans.tensor.astype(float), plans.micro_batch.astype(float)
     entered, left = images * d.pixels_in, images * d.pixels
@@ -155,7 +155,7 @@ def _stem_parameters(a: Architecture) -> Amount:
 
 
 def _stem(a: Architecture, plans: Plans, size: float, transposes: float) -> Block:
-    """7 × 7 convolution to half resolution, normalisation, pooling to a quarter; repeated on tensor-parallel ranks."""
+    """A 7 × 7 convolution to half resolution, norm, pooling to a quarter; each tensor-parallel rank repeats them."""
     channels, images = np.asarray(a.channels, float), plans.micro_batch.astype(float)
     half, quarter = (images * np.ceil(np.asarray(a.image_size) / each) ** 2 for each in (2, 4))
     saved = size * (images * np.asarray(a.image_size, float) ** 2 * 3 + 2.0 * half * channels)
@@ -177,7 +177,7 @@ def _head_parameters(a: Architecture) -> Amount:
 
 
 def _head(a: Architecture, plans: Plans, size: float) -> Block:
-    """Mean over pixels, product with the classes, and loss; repeated on tensor-parallel ranks."""
+    """The mean over pixels, the product with the classes, and the loss; every tensor-parallel rank repeats them."""
     channels, images = np.asarray(a.channels, float) * 8 * _EXPANSION, plans.micro_batch.astype(float)
     entered = images * channels * np.ceil(np.asarray(a.image_size) / 32) ** 2
     saved = size * (entered + images * channels) + 4.0 * images * np.asarray(a.classes)

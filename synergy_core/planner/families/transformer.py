@@ -25,7 +25,7 @@ Number = NDArray[Any] | int
 class Architecture:
     """A decoder, or an encoder with causal=False.
 
-    head_width: of queries, keys and values; 0: hidden ÷ heads. kv_heads: 0: equal to heads. ffn: width of the MLP.
+    head_width: width of queries, keys and values; 0: hidden ÷ heads. kv_heads: 0: as many as heads. ffn: MLP's width.
     gated: whether MLPs have three matrices, not two. tied: whether logits use the embedding's matrix. seq_len: tokens.
     """
 
@@ -187,7 +187,7 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     if software.eager:  # Rotated queries and keys, and the output copied for the projection, are extra arrays.
         rotated = np.where(a.learned_positions, 0.0, e * (heads + groups) * width)
         saved = saved + tokens * (rotated + e * heads * width)
-    # The output of softmax and, with dropout, its mask and its output.
+    # The output of softmax is kept and, with dropout, also the mask and the output of dropout.
     kept_scores = 0.0 if software.flash else scores * (e + (e + 1.0) * mask)
     statistics = 4.0 * tokens * heads if software.flash else 0.0
     gradients = e * tokens * (2.0 * hidden + columns + heads * width)
