@@ -87,6 +87,8 @@ MEMORY = """## Memory
 memory allocated between steps, the peak, and the memory that a step adds; tests of older generations are left out.
 *Resumed*: second runs of tests, which read a checkpoint; after that, Megatron's FSDP has more memory allocated.
 *Other options*: tests named after options that no column states.
+A row of a mixture counts as predicted in the nearer of two settings, with and without the workspaces of grouped
+products, because no column states them.
 """
 COLLECTIVES = """## Collectives
 

@@ -281,6 +281,7 @@ def _as_json(answer: PlanAnswer, tokens: float | None) -> dict[str, Any]:
     result: dict[str, Any] = {
         "gpu": table.machine.gpu.name,
         "precision": answer.software.precision,
+        "gradient_bytes": answer.software.gradient_bytes,
         "basis": answer.bands.basis(),
         "plans": plans,
         "infeasible": [asdict(each) for each in table.infeasible],
