@@ -38,7 +38,7 @@ from synergy_core.planner.plan import Recompute
 from synergy_core.units import Floats, columns_of, rows_at
 
 Choose = Callable[[Machine, Software], Constants]
-"""Returns the planner's constants to predict with on a machine under a software."""
+"""A function that returns the planner's constants for predictions on a machine with a training software."""
 
 BANDS = (1, 8, 32, 64, 128, 256, 512, 1024)
 """Upper ends of the bands of GPU counts by which training times of plans are reported."""

@@ -46,7 +46,7 @@ class CriusTable(NamedTuple):
     may_change: NDArray[np.bool_]
 
     def of(self, jobs: Ints, rows: Ints) -> Floats:
-        """Relative throughput of each job on each row, broadcast; −inf for row −1 and where the job cannot run."""
+        """Relative throughput of jobs on rows, broadcast as in numpy; −inf for row −1 and where a job cannot run."""
         gain = self.gain[jobs, rows]
         return np.where((rows >= 0) & (gain > 0), gain, -np.inf)
 

@@ -147,7 +147,7 @@ def candidates(rows: Sequence[BestPlan]) -> tuple[list[Candidates], dict[int, st
 
 
 def _fitting(members: list[tuple[int, BestPlan, list[Plan]]], reasons: dict[int, str]) -> Candidates:
-    """Keeps the plans that fit into memory. If no plan of a row fits, keeps the leanest and adds a reason."""
+    """Keeps the plans that fit into memory. If none of a row fits, keeps the one that needs least and adds a reason."""
     first = members[0][1]
     family, machine = family_of(first.architecture), machine_of(first)
     # Models of sequences run in fp16, convolutional models in fp32.

@@ -5,10 +5,10 @@ It solves the first of the two published programmes, over the jobs that run:
     max Σ_j Σ_s W_j(s)·Y_js    s.t.  Σ_s Y_js = 1,  Σ_js g_j·cpus(s)·Y_js ≤ all CPUs,  the same of memory,
                                      Σ_s W_j(s)·Y_js ≥ W_j(proportional),  Y binary
 
-W_j: speed relative to that with the proportional share. s: the grid of shares below, and the job's `wanted` and `due`.
-The published programme runs the jobs whose GPUs fit. Other mechanisms may run other jobs, and give shares off the grid.
-So the programme is solved for each mechanism's jobs; the best of these solutions and of the mechanisms' own answers is
-taken. The second programme, fractions of jobs on nodes, is not solved: it has a solution whenever the first has one.
+Y_js is 1 if job j, with g_j GPUs, gets share s: one of the grid below, `wanted` or `due`. W_j(s): speed ÷ speed with
+the proportional share. The published programme runs the jobs whose GPUs fit. Other mechanisms may run other jobs or
+give shares off the grid. So each mechanism's jobs get a programme; these solutions compete with the mechanisms' own
+answers. The second one, fractions of jobs on nodes, is not solved: it has a solution whenever the first has one.
 """
 
 from __future__ import annotations

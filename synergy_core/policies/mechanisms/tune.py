@@ -121,7 +121,7 @@ def _anew(round: SharingRound, hosts: Hosts) -> Answer:
 
 
 def _reset(hosts: Hosts, answer: Answer, residents: dict[int, list[int]], on: OnNodes, share: Share) -> None:
-    """Takes from jobs on these nodes what exceeds their proportional share, most CPUs first, until `share` fits."""
+    """Cuts shares of jobs on these nodes to at most the proportional one, most CPUs first, until `share` fits."""
     for node, gpus in on:
         held = [(each, answer[each]) for each in residents.get(node, ())]
         order = sorted(
