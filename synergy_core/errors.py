@@ -45,7 +45,7 @@ _UNITS = {
         **{name: 2.0**power for power, name in ((10, "kib"), (20, "mib"), (30, "gib"), (40, "tib"))},
     },
 }
-"""For each unit that we expect: suffixes that name a unit in a column's name, and the factor from it to our unit."""
+"""For each expected unit: suffixes of column names that state a unit, and the factor from it to the expected unit."""
 _UNSTATED_SECONDS = ("step_time", "sync_time")
 """Columns in seconds whose names do not state the unit."""
 _SYNONYMS = {

@@ -2,11 +2,11 @@
 
 D is the dual bound. The loss of a column is the highest reduced utility of its job minus the column's own. An
 allocation with a column of loss > B has a utility ≤ D − B. So the exact solution considers only columns of loss ≤ B. If
-its utility is P*, no utility exceeds min(D, max(D − B, P*)). With B = D − P, max(P, P*) is optimal for any known P.
+its utility is P*, no utility exceeds min(D, max(D − B, P*)). If B = D − P for a known utility P, max(P, P*) is optimal.
 
 Prices are found on a sample of jobs, then on the few columns that can still be best. Near-tied columns are solved by an
-integer programme or, where it is faster, by dynamic programming over the numbers of free GPUs of each type. Among
-equally good allocations, it finds that with the lowest configuration of the first job, then of the next.
+integer programme or, where it is faster, by dynamic programming over the numbers of free GPUs of each type. Of equal
+allocations, this finds the one whose first job, then whose next job, has the lowest configuration.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_CELLS = 200_000
 COLUMN_S, CELL_S = 4e-6, 1.6e-9
 """Time of dynamic programming per column, and per column and state; measured on an AMD EPYC."""
 MAX_TABLE_S = 0.02
-"""Dynamic programming that would take longer is slower than the integer programme."""
+"""If dynamic programming would take longer than this, the integer programme is faster."""
 
 
 def finish(
@@ -137,10 +137,8 @@ def _near_tied(
 def by_table(some: Columns, room: Floats) -> Taken | None:
     """The best of `some` columns if only GPUs by type are limited; None if that would take more than `MAX_TABLE_S`.
 
-    Dynamic programming, for all s in one numpy operation: with s GPUs left by type, the most utility of jobs ≥ j is
-    g_j(s) = max(g_{j+1}(s), max_c u_jc + g_{j+1}(s − w_c)). Ties go to the lowest column of the first job, then of the
-    next.
-    """
+    Dynamic programming, all s in one numpy operation: the most utility of jobs ≥ j with s GPUs left by type is g_j(s) =
+    max(g_{j+1}(s), max_c u_jc + g_{j+1}(s − w_c)). Ties go to the lowest column of the first job, then the next."""
     most = np.zeros((len(some.start), len(room)))
     np.maximum.at(most, (some.owner, some.limit[0]), some.amount[0])
     left: list[int] = np.minimum(room, most.sum(axis=0)).astype(np.int64).tolist()
@@ -180,7 +178,7 @@ SAMPLED_JOBS = 500
 BOX_FRACTION = 0.08
 """Half the width of the box around the sample's (or the previous round's) prices, as a fraction of each price."""
 MIN_BOX_FRACTION = 0.01
-"""Minimum half width of that box, as a fraction of the mean price; for prices near 0."""
+"""Minimum half width of that box, as a fraction of the mean price; it matters for prices near 0."""
 MAX_BOXES = 4
 WARM = 0.02
 """First μ at a warm start, as a fraction like `COARSEST`."""

@@ -1,10 +1,9 @@
 """Prices of the limits from the Lagrangian dual of the allocation problem, and a greedy allocation at given prices.
 
-A *column* is a configuration c of a job j, with utility u_jc and use w_jc of the limits. At prices l ≥ 0 per unit of
-the limits, v_jc = u_jc − l · w_jc is its reduced utility, and D = l · room + Σ_j max(0, max_c v_jc) bounds the utility
-of all allocations (weak duality). No allocation of utility above P has a column whose v_jc is more than D − P below its
-job's best (reduced-cost fixing). Newton's method minimises D over prices; its smooth maximum is μ log Σ_c exp(v_jc /
-μ), with falling μ (Nesterov 2005, section 4).
+A *column* is a configuration c of a job j, with utility u_jc and use w_jc of limits. At prices l ≥ 0 per unit, its
+reduced utility is v_jc = u_jc − l · w_jc, and D = l · room + Σ_j max(0, max_c v_jc) bounds all allocations (weak
+duality). No allocation of utility above P has a column whose v_jc is more than D − P below its job's best (reduced-cost
+fixing). Newton's method minimises D with smooth maxima μ log Σ_c exp(v_jc/μ) and falling μ (Nesterov 2005, section 4).
 """
 
 from __future__ import annotations
@@ -119,8 +118,7 @@ class Columns:
 
 
 def columns_where(work: OpenJobs, keep: Bools, rows: Ints | None = None) -> tuple[Columns, Ints, Ints]:
-    """The columns marked in `keep`, with their open jobs and indices. keep: (F, C + 1), or one row per job in
-    `rows`."""
+    """The columns marked in `keep`, and each one's open job and index. keep: (F, C + 1), or only the jobs `rows`."""
     owner, column = keep.nonzero()
     job = owner if rows is None else rows[owner]
     start = np.searchsorted(owner, np.arange(len(keep)))

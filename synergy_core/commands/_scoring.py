@@ -172,7 +172,7 @@ def _predict_settings(case: Case, measured: pd.DataFrame, choose: Choose, of_lay
 
 
 def _ideal_s(group: Case | Candidates) -> Floats:
-    """Step time at peak FLOP/s: three forward passes' FLOPs, or four for layers under full recomputation."""
+    """Step time at peak FLOP/s. A step has three forward passes' FLOPs, or four for layers under full recomputation."""
     work, plans = group.work, group.plans
     layers = sum((np.asarray(run.count) * run.block.forward_flops for run in work.layers), np.zeros(len(plans)))
     ends = work.before.forward_flops + work.after.forward_flops

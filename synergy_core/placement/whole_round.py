@@ -235,7 +235,7 @@ class Ground:
 class Packing(NamedTuple):
     """The placement of all jobs of a round.
 
-    placed: each job's GPUs, () for none. migrated: jobs that moved to as many GPUs of the same type.
+    placed: each job's GPUs, () for none. migrated: jobs that moved to as many other GPUs of the same type.
 
     spread: jobs that this round placed on more nodes than necessary, because no other GPUs were free.
     """

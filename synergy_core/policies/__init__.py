@@ -188,7 +188,7 @@ class _Policy(Parametrised):
 
     @property
     def oracle(self) -> bool:
-        """Whether the policy reads what no scheduler can know."""
+        """Whether the policy reads facts that no scheduler can know."""
         return issubclass(self.view, OracleJobView | OracleClusterState | OracleGoodputState)
 
     @property
@@ -331,7 +331,7 @@ class SharingPolicy(_Policy):
 
     @property
     def oracle(self) -> bool:
-        """Whether the order reads what no scheduler can know, or the mechanism gives out more than nodes have."""
+        """Whether the order reads facts that no scheduler can know, or the mechanism gives out more than nodes have."""
         return self.order.oracle or self.mechanism.pooled
 
     @property
@@ -345,7 +345,7 @@ class SharingPolicy(_Policy):
 
     @property
     def knows(self) -> str:
-        """The source of speeds by CPUs and memory: offline profiles or reports; "" if the mechanism reads no speeds."""
+        """Where speeds by CPUs and memory come from: offline profiles or reports; "" if the mechanism reads none."""
         if self.mechanism.name == "proportional":
             return ""
         return self.information if self.learns_input else "profiles"
@@ -465,7 +465,7 @@ def policy_names() -> dict[str, str]:
 
 @functools.cache
 def _discover() -> None:
-    """Loads this folder's files and the entry points, once. Their errors are raised when their policy is requested."""
+    """Loads this folder's files and the entry points, once. A file's error is raised when its policy is requested."""
     files: list[tuple[str, str, Callable[[], object]]] = [
         (name, f"the policy file {name}.py", functools.partial(importlib.import_module, f"{__name__}.{name}"))
         for name in module_names(__name__)

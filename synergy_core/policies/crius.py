@@ -33,7 +33,7 @@ class CriusTable(NamedTuple):
     """The possible rows of each job. gain: (jobs, rows), relative throughput, 0 where the job cannot run.
 
     kind, gpus: (rows,). half, double: (rows,), the row with half or twice the GPUs of that type, −1 if there is none.
-    same: (rows, GPU types), the row with as many GPUs of each type, −1 if there is none. may_change: (jobs,), whether
+    same: (rows, GPU types), the row with as many GPUs of that type, −1 if there is none. may_change: (jobs,), whether
     the job may be moved or resized.
     """
 

@@ -293,7 +293,7 @@ class EasyLane(Lane):
         return promises, held_back
 
     def _window_s(self, tenant: str, form: Form, job: Job, promises: dict[str, Reservation]) -> float | None:
-        """The longest run time with which the job delays no head, `NEVER` if any; None if the job does not fit."""
+        """The longest run time with which the job delays no head, `NEVER` without a limit; None if it does not fit."""
         if form[0] > self._quota_left[tenant]:
             return None
         placed = self.pool.place(*form) if self.together else ()

@@ -49,7 +49,7 @@ def explain_placed(
     else:
         position = int(np.searchsorted(pool.jobs, job))
         demand, possible = charges.demand[:, position], pool.problem.possible(position)
-    # GPUs have two prices: one (plus the quota's) for the row's GPUs, one for these and those that it makes unusable.
+    # GPUs have two prices: one (plus the quota's) for the row's GPUs, and one for these plus those made unusable.
     groups, group = len(nodes.nodes), columns.group
     per_gpu, per_usable_gpu = solution.prices[:groups][group], solution.prices[-3 * groups : -2 * groups][group]
     if problem.tenant is not None:

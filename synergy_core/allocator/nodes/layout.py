@@ -311,7 +311,7 @@ def _settle_job(layout: Layout, excess: Floats, node_excess: Floats, job: int, c
 def _clear(
     layout: Layout, job: int, column: int, gpus: int, count: int, excluded: list[int] | None = None
 ) -> Ints | None:
-    """The `count` nodes where removing smaller jobs frees `gpus` GPUs most cheaply; None if too costly."""
+    """The `count` nodes where removing smaller jobs frees `gpus` GPUs most cheaply; None if too few or too costly."""
     group = layout.columns.group[column]
     begin, end = layout.first[group], layout.first[group + 1]
     jobs = np.nonzero((layout.spot >= begin) & (layout.spot < end) & ~layout.fixed)[0]
@@ -384,7 +384,7 @@ def exchange(layout: Layout, group: int, price: Floats) -> None:
 
 
 class _SharedJobs:
-    """The jobs on a group's shared nodes, then one idle place per node. node, home, cost: (S,). take: (3, S) use."""
+    """The jobs on a group's shared nodes, then one idle place per node. node, home, cost: (S,). take: (3, S) demand."""
 
     def __init__(self, layout: Layout, begin: int, end: int, price: Floats) -> None:
         self.layout, self.begin, self.count = layout, begin, end - begin

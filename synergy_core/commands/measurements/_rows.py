@@ -235,8 +235,7 @@ def software_name(words: str, gpu: str, plan: Plan) -> str:
     """The name in catalog/software/ of the training software that a text describes.
 
     If the text names several, the more specific one is preferred: torchtitan with FSDP is torchtitan, not FSDP.
-    If it names none: ZeRO-3 alone means FSDP (in fp16, DeepSpeed); else Megatron Core from Hopper on, Megatron
-    before."""
+    If it names none: ZeRO-3 alone means FSDP (in fp16, DeepSpeed); else Megatron Core since Hopper, Megatron before."""
     every = map(software_named, software_names())
     found = [software for software in every if software.words and re.search(software.words, words.lower())]
     for software in found:
