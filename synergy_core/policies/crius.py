@@ -78,7 +78,7 @@ def crius(
     goodput, _ = state.guessed(rows, batch=batch_limit)
     table, wanted = _table(state, rows, most_gpus, goodput)
     row = state.held_best(rows)
-    # A job that cannot train on its present GPUs, as it ran out of memory there, gives them up and waits for others.
+    # A job that cannot train on its present GPUs because it ran out of memory there gives them up and waits for others.
     row[(row >= 0) & table.may_change & (goodput[np.arange(len(row)), row] <= 0)] = -1
     room = RowRoom(state, rows, row)
     opportunistic = set(memory.opportunistic)

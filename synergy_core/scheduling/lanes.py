@@ -146,7 +146,7 @@ def drop_stale(heap: list[Entry]) -> None:
 
 
 class ByEstimate:
-    """Waiting jobs of one form, sorted by key, in blocks that `first_within` skips by their shortest estimates."""
+    """Waiting jobs of one form, sorted by key, in blocks; `first_within` skips a block of only too long estimates."""
 
     __slots__ = ("_blocks", "_shortest_s")
 

@@ -3,7 +3,7 @@
 `problem` treats identical nodes as one pool with prices. A row pays for the resources that it uses or makes unusable on
 its nodes. The solution gives rows, and bounds the utility of all placements. `layout` assigns nodes, exchanges jobs
 until their shares fit, and gives idle GPUs to jobs without any. `allocate` chooses the best shares that fit each node,
-and repacks nodes that lose much utility. docs/resources.md describes what else was tried.
+and repacks nodes that lose much utility. docs/resources.md describes other attempts.
 """
 
 from synergy_core.allocator.nodes.allocate import allocate

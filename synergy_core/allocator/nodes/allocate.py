@@ -253,7 +253,7 @@ class _Repacker:
         use = np.zeros((3, *value.shape))
         use[0, :, :, :-1] = np.where(there, columns.rest[option], 0)
         use[1:, :, :, :-1] = np.where(there, columns.demand[:, job[:, :, None], option], 0.0)
-        # Large jobs first, because small ones fit more easily in what is left.
+        # Large jobs come first, because small ones fit more easily in the rest.
         size = (use.max(axis=3) / layout.size[:, first][:, :, None]).max(axis=0)
         order = np.argsort(-size, axis=1, kind="stable")
         rows = np.arange(len(lists))[:, None]

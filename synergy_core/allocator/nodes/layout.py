@@ -16,7 +16,7 @@ TOLERANCE = 1e-9
 
 
 class Layout:
-    """Where every job is placed, and what is free on every node.
+    """Where every job is placed, and the free resources of every node.
 
     column: (J,) the job's column, −1 for none. spot: (J,) the node of the job that other jobs may share, −1 for none.
     whole: by job, the nodes that it fills. jobs_on: by node, the jobs whose spot it is. scattered: (node, GPUs) pairs

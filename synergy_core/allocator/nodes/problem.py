@@ -113,7 +113,7 @@ class NodeSolution:
     prices: Floats
 
 
-# In a pool of equal nodes, a row is charged for what it uses and for what it makes unusable on its node.
+# In a pool of equal nodes, a row is charged for resources that it uses or makes unusable on its node.
 #
 # A node has G GPUs and C CPUs. Let U(h) be the most CPUs that jobs on h of its GPUs can use together. A job with g GPUs
 # and c CPUs leaves G − g GPUs, and jobs there use at most U(G − g) CPUs. The job uses or wastes the other CPUs, so it

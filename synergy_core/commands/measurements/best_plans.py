@@ -183,7 +183,7 @@ def _node(gpu_type: str, gpus: int) -> Machine:
 
 
 def machine_of(row: BestPlan) -> Machine:
-    """The machine a row ran on. A node of which only some GPUs were used keeps its full network bandwidth."""
+    """The machine a row ran on. A node with only some of its GPUs in use keeps its full network bandwidth."""
     return _node(row.gpu_type, row.gpus_per_node)
 
 

@@ -33,8 +33,8 @@ class Applicant:
     """One job as a mechanism sees it.
 
     kinds: allowed GPU types, indices into the cluster's `gpu_types`, the present one first. wanted: by GPU type, the
-    smallest share that gives full speed, at most what a node has. due: by GPU type, the smallest share with which the
-    job is no slower than with its proportional share (`least`). tenant: an index into the round's quotas. held: the
+    smallest share that gives full speed, at most a node's resources. due: by GPU type, the smallest share with which
+    the job is no slower than with its proportional share (`least`). tenant: an index into the round's quotas. held: the
     GPUs on which the job runs, () while it waits. share: the present share. speed(kind, share): estimated speed ÷ that
     with the proportional share. pinned: whether the job keeps its GPUs, so that only its share is chosen.
     """

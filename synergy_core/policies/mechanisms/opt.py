@@ -7,8 +7,8 @@ It solves the first of the two published programmes, over the jobs that run:
 
 Y_js is 1 if job j, with g_j GPUs, gets share s: one of the grid below, `wanted` or `due`. W_j(s): speed ÷ speed with
 the proportional share. The published programme runs the jobs whose GPUs fit. Other mechanisms may run other jobs or
-give shares off the grid. So the programme is solved for each one's jobs; the best of these solutions and of their own
-answers is taken. The second one (fractions of jobs on nodes) is not solved: it is solvable whenever the first is.
+give shares off the grid. So the programme is solved for each mechanism's jobs; the best of these and the mechanisms'
+own answers is taken. The second one, fractions of jobs on nodes, is not solved: it is solvable whenever the first is.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ def _speedups(state: GoodputState, shown: Shown, batch_limit: BatchLimit) -> Flo
 
 
 def _one_type(state: GoodputState, order: Ints, answer: Ints, shown: Shown) -> Ints:
-    """Leaves each job GPUs of its requested, else most frequent type; in a tie, of the faster. Others stay idle."""
+    """Leaves each job one GPU type: the requested, else the most frequent, in a tie the faster. Others stay idle."""
     kinds = len(state.cluster.gpu_types)
     if kinds == 1:
         return answer
