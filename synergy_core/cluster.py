@@ -24,7 +24,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """Identical nodes. gpu_type: a catalog name such as v100; several node types may have the same GPU type.
+    """A set of identical nodes. gpu_type: a catalog name such as v100; several node types may have the same GPU type.
 
     cpus, memory_bytes: cores and host memory of each node; both 0 if they are not modelled. storage_bytes_per_s: rate
     at which each node reads training data that is not cached in its memory; inf if reading is never a bottleneck.
@@ -80,8 +80,8 @@ class Cluster:
     """Node types in order of preference: a job that requests no GPU type runs on the first type on which it fits.
 
     Nodes are numbered consecutively, type by type.
-    virtual_clusters: each tenant's quota in GPUs; empty means one pool for all. The quotas may not add up to more than
-    the cluster. borrowing: whether a tenant may exceed its quota while other tenants' GPUs are idle.
+    virtual_clusters: each tenant's quota in GPUs; empty means one pool for all. The sum of the quotas may not exceed
+    the cluster's GPUs. borrowing: whether a tenant may exceed its quota while other tenants' GPUs are idle.
     placement: where a job may run. "consolidate": on the fullest node on which it fits; a job with more GPUs than a
     node waits for enough empty nodes, and for one more node with free GPUs for the remainder. "relax": the same until
     the job has waited `patience_s`, then on any free GPUs. "spread": at once on any free GPUs, on as few nodes as
@@ -147,7 +147,7 @@ class Cluster:
 
     @cached_property
     def proportional(self) -> tuple[Share, ...]:
-        """CPUs and memory per GPU of each of `gpu_types`, shared equally on a node; of unequal nodes, the smallest."""
+        """For each of `gpu_types`, a node's CPUs and memory ÷ its GPUs; the smallest if nodes of the type differ."""
         shares = [
             [each.proportional for each in self.node_types if each.gpu_type == gpu_type] for gpu_type in self.gpu_types
         ]
@@ -183,7 +183,7 @@ class Cluster:
 
     @property
     def scatter_after_s(self) -> float:
-        """Seconds for which a job waits for a consolidated placement before it accepts any other; inf if for ever."""
+        """Seconds for which a job waits for a consolidated placement before it accepts any other; inf for no limit."""
         return {"consolidate": float("inf"), "relax": self.patience_s}.get(self.placement, 0.0)
 
     def gpus_of(self, gpu_type: str) -> int:
@@ -191,7 +191,7 @@ class Cluster:
         return sum(each.gpus for each in self.node_types if gpu_type in ("", each.gpu_type))
 
     def most_gpus_for(self, gpu_type: str, virtual_cluster: str) -> int:
-        """The most GPUs that one job of the tenant can get: of `gpu_type`, or if it is empty, of any single type."""
+        """The most GPUs that one job of the tenant can get: of `gpu_type` or, if that is empty, of any one type."""
         types = [gpu_type] if gpu_type else list(self.gpu_types)
         most = max((self.gpus_of(each) for each in types), default=0)
         if self.virtual_clusters and not self.borrowing:
@@ -199,7 +199,7 @@ class Cluster:
         return most
 
     def first_nodes(self) -> tuple[int, ...]:
-        """The index of the first node of each of `node_types`."""
+        """For each of `node_types`, the number of its first node."""
         starts, start = [], 0
         for each in self.node_types:
             starts.append(start)

@@ -27,7 +27,7 @@ def unknown(kind: str, got: str, known: Iterable[str], *, hint: str = "") -> Inp
     return InputError(f"unknown {kind} '{got}'.{guess} Known: {', '.join(names) or 'none'}.{tail}")
 
 
-# Suggests which column of a table may be the missing column under another name, and whether it has another unit.
+# `suggest_column` names the column of a table that probably is the missing one, under another name or in another unit.
 
 
 _UNITS = {
@@ -45,7 +45,7 @@ _UNITS = {
         **{name: 2.0**power for power, name in ((10, "kib"), (20, "mib"), (30, "gib"), (40, "tib"))},
     },
 }
-"""For each expected unit: suffixes of column names, and the factor that converts from each to the expected unit."""
+"""For each expected unit: suffixes of column names that state a unit, and the factor from it to the expected unit."""
 _UNSTATED_SECONDS = ("step_time", "sync_time")
 """Columns in seconds whose names do not state the unit."""
 _SYNONYMS = {

@@ -113,11 +113,11 @@ Columns = TypeVar("Columns", bound=HasFields)
 
 
 def columns_of(rows: Sequence[Columns]) -> Columns:
-    """Stacks dataclasses of numbers or arrays into one of arrays, each with the index into `rows` as its first axis."""
+    """Stacks dataclass instances into one. Each of its fields is an array whose first axis is the index into `rows`."""
     names = [each.name for each in fields(rows[0])]
     return type(rows[0])(**{name: np.array([getattr(row, name) for row in rows]) for name in names})
 
 
 def rows_at(columns: Columns, index: Any) -> Columns:
-    """Selects the same elements of every array of a dataclass. index: an index or a mask."""
+    """Selects the same elements of every array in a dataclass instance. index: an index or a mask."""
     return type(columns)(**{each.name: np.asarray(getattr(columns, each.name))[index] for each in fields(columns)})

@@ -34,10 +34,10 @@ def solve(
     """Finds a feasible allocation whose utility is within the relative `gap` of the optimum; 0 means a proven optimum.
 
     method: `exact` solves one integer programme with all jobs. `priced` is for thousands of jobs (`allocator.priced`).
-    `small` is the same for a few hundred GPUs, with coarser prices. `auto` is `small` if `priced.is_small`, else
-    `priced`. `steps` is a greedy heuristic for comparison. time_limit_s: of wall clock; if it is exceeded, the gap may
-    be larger. prices: of the previous round, for a warm start. The result is deterministic unless the time limit is
-    exceeded. Raises InputError for an argument out of range.
+    `small` is `priced` with coarser prices, for a few hundred GPUs. `auto` is `small` if `priced.is_small`, else
+    `priced`. `steps` is a greedy heuristic for comparison. time_limit_s: limit of wall-clock time; the gap may be
+    larger if it is reached. prices: the previous round's, from which the search for prices starts. The result is
+    deterministic unless the time limit is exceeded. Raises InputError for an argument out of range.
     """
     from synergy_core.allocator.exact import solve_exact
     from synergy_core.allocator.priced import is_small, solve_by_steps, solve_priced

@@ -20,7 +20,7 @@ MIN_SLACK = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The solver's result. taken: (N,) which columns are chosen; None if none were found. bound: of the objective."""
+    """The solver's result. taken: (N,) mask of chosen columns; None without a solution. bound: ≥ the optimum."""
 
     taken: Bools | None
     bound: float
@@ -91,7 +91,7 @@ def formulate(problem: Problem) -> tuple[Any, dict[tuple[int, int], Any]]:
 
 
 def solve_columns(some: Columns, room: Floats, *, slack: float, time_limit_s: float) -> Taken:
-    """Chooses at most one column per job. room: (R,) what is left of each limit. slack: permitted loss of utility."""
+    """Chooses at most one column per job. room: (R,) unused amount of each limit. slack: permitted loss of utility."""
     columns, jobs = len(some.value), len(some.start)
     values, bound, timed_out = integer_programme(
         some.value,
@@ -122,7 +122,7 @@ def integer_programme(
     """Maximises value · x for integer x with 0 ≤ x ≤ most and least ≤ A x ≤ limit.
 
     rows, taken: (N, K), row indices and values of the K entries of each column of A. slack, gap: absolute and relative
-    tolerance. Returns x, (N,), or None without a solution; an upper bound; whether the time limit was reached.
+    tolerance of the objective. Returns x, (N,), or None; an upper bound; whether the time limit was reached.
     """
     import highspy
 

@@ -25,7 +25,7 @@ UNITS = {"GPUs": ("GPUs", "GPU", 1.0), "CPUs": ("CPUs", "CPU", 1.0), "memory": (
 class ExplainedRow:
     """One configuration of the job.
 
-    price: utility that other jobs could gain from the row's resources. paid: the price by resource, in the order of
+    price: utility that other jobs could gain from the row's resources. paid: the part of the price for each of
     `Explanation.resources`. reduced: utility − price.
     """
 
@@ -71,13 +71,13 @@ class Explanation:
 
     chosen: the job's row, None if it got nothing. wanted: the row of highest utility, None if no row that the cluster
     could hold has a positive utility. with_more: the best row with as many GPUs as `chosen` and more CPUs or memory,
-    None if none gains anything. rows: the rows of highest reduced utility, `chosen` and `wanted`. limits: all
-    capacities and quotas. resources: the names of those with a price. bound_by: the resource whose price rises most
-    from `chosen` to `with_more`, or else to `wanted`; "nodes" if no price rises, but the row does not fit; "" if
-    `chosen` is `wanted`. missing_utility: the highest reduced utility, 0 for no row, minus that of `wanted`.
-    rounding_loss: the highest minus that of `chosen`; it is lost because GPUs cannot be divided. price_fraction: the
-    largest fraction of these prices, in [0, 1], at which `wanted` is the best row. forced: whether the job had to keep
-    its row. objective, bound, gap: of the round, as in `Solution`. notes: further sentences.
+    None if no such row gains anything. rows: the rows of highest reduced utility, `chosen` and `wanted`. limits: all
+    capacities and quotas. resources: the names of the resources with a price. bound_by: the resource for which
+    `with_more`, or else `wanted`, pays most more than `chosen`; "nodes" if it pays no more but does not fit; "" if
+    there is no better row. missing_utility: the highest reduced utility of any row, 0 for none, minus that of `wanted`.
+    rounding_loss: the highest minus that of `chosen`, lost because GPUs cannot be divided. price_fraction: the largest
+    fraction of these prices, in [0, 1], at which `wanted` is the best row. forced: whether the job had to keep its row.
+    objective, bound, gap: of the round, as in `Solution`. notes: further sentences.
     """
 
     job: int
@@ -256,7 +256,7 @@ def explanation_of(
         more = paid[:, better] - (paid[:, chosen] if chosen >= 0 else 0.0)
         bound_by = resources[int(more.argmax())] if more.max() > ROUNDING else "nodes"
     price_fraction = 0.0
-    if len(possible):  # the largest f at which the row of highest utility maximises u − f · price ≥ 0
+    if len(possible):  # the largest f at which the row of highest utility still maximises u − f · price ≥ 0
         first = possible[utility[possible].argmax()]
         extra_price = np.append(price[first] - price[possible], price[first])
         extra_utility = np.append(utility[first] - utility[possible], utility[first])

@@ -1,12 +1,12 @@
 """Finds prices, then an allocation: most jobs get their best column; the choice between near-tied columns is exact.
 
-D is the dual bound. The loss of a column is the highest reduced utility of its job at these prices minus its own. An
-allocation with a column of loss > B has a utility ≤ D − B. So the exact solution considers only the columns of loss
-≤ B. If its utility is P*, min(D, max(D − B, P*)) bounds every allocation; B = D − P proves a utility P optimal.
+D is the dual bound. The loss of a column is the highest reduced utility of its job minus the column's own. An
+allocation with a column of loss > B has a utility ≤ D − B. So the exact solution considers only columns of loss ≤ B. If
+its utility is P*, no utility exceeds min(D, max(D − B, P*)). If B = D − P for a known utility P, max(P, P*) is optimal.
 
 Prices are found on a sample of jobs, then on the few columns that can still be best. Near-tied columns are solved by an
 integer programme or, where it is faster, by dynamic programming over the numbers of free GPUs of each type. Of equal
-allocations, the latter finds the one with the lowest configuration of the first job, then of the next.
+allocations, this finds the one whose first job, then whose next job, has the lowest configuration.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from synergy_core.allocator.problem import ROUNDING, Problem, Solution, Status, 
 from synergy_core.units import Bools, Floats, Ints
 
 WIDEN, SMALL_WIDEN = 4.0, 3.0
-"""Factor on B if the columns within B do not fit or leave a gap; the second one is for small problems."""
+"""B grows by this factor if the columns of loss ≤ B do not fit or leave a gap; the second is for small problems."""
 MAX_ROUNDS = 40
 MAX_NEAR_TIED = 20_000
 """Maximum number of near-tied columns in an exact solution. With more, the result is the best allocation so far, with
@@ -49,7 +49,7 @@ MAX_CELLS = 200_000
 COLUMN_S, CELL_S = 4e-6, 1.6e-9
 """Time of dynamic programming per column, and per column and state; measured on an AMD EPYC."""
 MAX_TABLE_S = 0.02
-"""Dynamic programming that would take longer is slower than the integer programme."""
+"""If dynamic programming would take longer than this, the integer programme is faster."""
 
 
 def finish(
@@ -58,7 +58,7 @@ def finish(
     """Finds the allocation at `prices`, increasing B until the gap is at most `gap`.
 
     extra: number of near-tied columns at the first B. deadline_s: a value of time.perf_counter. small: whether B grows
-    by `SMALL_WIDEN`, and to D − P after the first allocation, of utility P.
+    by `SMALL_WIDEN`, and once an allocation of utility P is found, to D − P.
     """
     reduced = work.reduced(prices)
     wanted = reduced.argmax(axis=1)
@@ -111,7 +111,7 @@ def finish(
 def _near_tied(
     work: OpenJobs, keep: Bools, wanted: Ints, slack: float, deadline_s: float
 ) -> tuple[Ints | None, float, bool]:
-    """The best columns in `keep`, one per open job, or None; an upper bound on their utility; whether time ran out.
+    """The best columns in `keep`, one per open job, or None; an upper bound on their utility; whether the time ran out.
 
     keep: (F, C + 1) columns with losses of at most B. wanted: (F,) each job's best column.
     """
@@ -135,11 +135,10 @@ def _near_tied(
 
 
 def by_table(some: Columns, room: Floats) -> Taken | None:
-    """The best of `some` columns if only GPUs by type are limited; None if it would take more than `MAX_TABLE_S`.
+    """The best of `some` columns if only GPUs by type are limited; None if that would take more than `MAX_TABLE_S`.
 
-    Dynamic programming by g_j(s) = max(g_{j+1}(s), max_c u_jc + g_{j+1}(s − w_c)), where s is the GPUs left of each
-    type; one numpy operation covers all states. Ties go to the lowest column of the first job, then of the next.
-    """
+    Dynamic programming, all s in one numpy operation: the most utility of jobs ≥ j with s GPUs left by type is g_j(s) =
+    max(g_{j+1}(s), max_c u_jc + g_{j+1}(s − w_c)). Ties go to the lowest column of the first job, then the next."""
     most = np.zeros((len(some.start), len(room)))
     np.maximum.at(most, (some.owner, some.limit[0]), some.amount[0])
     left: list[int] = np.minimum(room, most.sum(axis=0)).astype(np.int64).tolist()
@@ -179,12 +178,12 @@ SAMPLED_JOBS = 500
 BOX_FRACTION = 0.08
 """Half the width of the box around the sample's (or the previous round's) prices, as a fraction of each price."""
 MIN_BOX_FRACTION = 0.01
-"""Minimum half width of that box, as a fraction of the mean price; for prices near 0."""
+"""Minimum half width of that box, as a fraction of the mean price; it matters for prices near 0."""
 MAX_BOXES = 4
 WARM = 0.02
-"""First μ at a warm start, in the unit of `COARSEST`."""
+"""First μ at a warm start, as a fraction like `COARSEST`."""
 FIRST_EXTRA, SMALL_EXTRA = 150, 8
-"""Near-tied columns at the first B of large and of small problems; the latter add one for every four jobs."""
+"""Near-tied columns at the first B of large and of small problems, which add one for every four jobs."""
 SMALL_FINEST = 1e-3
 """`FINEST` of small problems, where finer prices take more time than they save."""
 
@@ -237,8 +236,8 @@ def find_prices(work: OpenJobs, prices: Floats | None) -> Floats:
 def _in_boxes(work: OpenJobs, prices: Floats) -> Floats | None:
     """Prices near the minimum of D, from the columns that can be best for prices in a box around `prices`.
 
-    A minimum outside the box means nothing, because other columns may be best there. If the minimum is outside, or has
-    not converged, the next box is larger, around the point of this box nearest to that minimum. None if all boxes fail.
+    A minimum outside the box is not valid, because other columns may be best there. After a minimum that is outside or
+    has not converged, a larger box is tried around this box's point nearest to that minimum. None if all boxes fail.
     """
     scale = work.scale
     for growth in range(MAX_BOXES):
@@ -267,7 +266,7 @@ def _in_boxes(work: OpenJobs, prices: Floats) -> Floats | None:
 MIN_GAIN = 1e-12
 """Minimum utility that counts as a gain."""
 FREE_STEP_GPUS = 0.25
-"""Divisor of the gain of a step that needs no additional GPUs, so that its gain per GPU is finite and high."""
+"""A step that needs no additional GPUs counts as this many, so that its gain per GPU is finite and high."""
 
 
 def solve_by_steps(problem: Problem, *, gap: float, **_: Any) -> Solution:

@@ -1,9 +1,9 @@
 """Prices of the limits from the Lagrangian dual of the allocation problem, and a greedy allocation at given prices.
 
-A *column* is a configuration c of a job j; it uses w_jc of the limits. With a price l_k ≥ 0 per unit of limit k,
-D(l) = l · room + Σ_j max(0, max_c (u_jc − l · w_jc)) bounds all allocations (weak duality). No allocation of utility
-above P has a column whose reduced utility v is more than D − P below its job's best (reduced-cost fixing). Newton's
-method minimises D over prices, with μ log Σ_c exp(v_jc / μ) for each maximum and falling μ (Nesterov 2005, section 4).
+A *column* is a configuration c of a job j, with utility u_jc and use w_jc of limits. At prices l ≥ 0 per unit, its
+reduced utility is v_jc = u_jc − l · w_jc, and D = l · room + Σ_j max(0, max_c v_jc) bounds all allocations (weak
+duality). No allocation of utility above P has a column whose v_jc is more than D − P below its job's best (reduced-cost
+fixing). Newton's method minimises D with smooth maxima μ log Σ_c exp(v_jc/μ) and falling μ (Nesterov 2005, section 4).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MAX_STALLED_STEPS = 6
 
 @dataclass(slots=True)
 class OpenJobs:
-    """The jobs of a problem that are not forced, and what the forced jobs leave. The last column, C, means no GPUs.
+    """The jobs of a problem that are not forced, and what forced jobs leave free. The last column, C, means no GPUs.
 
     jobs: (F,) indices into the problem. utility: (F, C + 1), −inf if not positive or if a demand exceeds `room`. gpus:
     (C + 1,). demands: as in `Problem`. room: (R,) what forced jobs leave of every limit; the first `types` are GPUs.
-    choice: (J,) of the forced jobs, else −1. value: utility of the forced jobs. parallel: whether CPUs or memory are
-    limited, too; their demands are nearly proportional to those for GPUs, so that prices are hard to tell apart.
+    choice: (J,) configurations of the forced jobs, else −1. value: their utility. parallel: whether CPUs or memory are
+    limited, too; demands for them are nearly proportional to those for GPUs, so many prices are nearly equally good.
     """
 
     jobs: Ints
@@ -79,7 +79,7 @@ class OpenJobs:
 
 
 def open_part(problem: Problem) -> OpenJobs:
-    """Removes forced jobs; columns that do not fit, or have no positive utility, become −inf."""
+    """Removes the forced jobs. Columns that do not fit, or have no positive utility, get the utility −inf."""
     jobs, columns = problem.utility.shape
     choice, room, value = np.full(jobs, -1), problem.limits, 0.0
     open_jobs = np.arange(jobs)
@@ -107,7 +107,7 @@ class Columns:
     """N columns of M open jobs as flat arrays, ordered by job, at least one column per job.
 
     value: (N,) utility. owner: (N,) index of the job, 0 to M − 1. start: (M,) first column of each job. limit, amount:
-    (B, N) the demands; the first is for GPUs of a type.
+    (B, N) of each of the B demands; the first is the demand for GPUs.
     """
 
     value: Floats
@@ -118,7 +118,7 @@ class Columns:
 
 
 def columns_where(work: OpenJobs, keep: Bools, rows: Ints | None = None) -> tuple[Columns, Ints, Ints]:
-    """The columns marked in `keep`, and the open job and the index of each. keep: (F, C + 1), or one row per `rows`."""
+    """The columns marked in `keep`, and each one's open job and index. keep: (F, C + 1), or only the jobs `rows`."""
     owner, column = keep.nonzero()
     job = owner if rows is None else rows[owner]
     start = np.searchsorted(owner, np.arange(len(keep)))
@@ -137,7 +137,7 @@ def cold_prices(work: OpenJobs) -> Floats:
 def minimise_all(
     work: OpenJobs, prices: Floats | None = None, *, smooth: float = COARSEST, finest: float = FINEST
 ) -> Floats:
-    """Prices near the minimum of D over all columns, starting at `prices`, or without these at `cold_prices`.
+    """Prices near the minimum of D over all columns, found from `prices`, or without these from `cold_prices`.
 
     smooth, finest: first and last μ, relative to `OpenJobs.scale`.
     """
@@ -246,7 +246,7 @@ def _boxed(prices: Floats, gradient: Floats, hessian: Floats, smooth: float) -> 
 
 
 def greedy(work: OpenJobs, prices: Floats) -> Ints:
-    """(F,) columns that fit together: each job gets its best that still fits, by falling reduced utility per GPU.
+    """(F,) columns that fit together: by falling reduced utility per GPU, each job gets its best that still fits.
 
     Ties go to the job, then to the column, of lower index. O(F C).
     """
@@ -254,7 +254,7 @@ def greedy(work: OpenJobs, prices: Floats) -> Ints:
     wanted = reduced.argmax(axis=1)
     jobs = np.arange(len(wanted))
     taken = work.gpus[wanted]
-    # Jobs whose best column at these prices has no GPUs come last; they may get what is left.
+    # Jobs whose best column at these prices has no GPUs come last; they may get resources that are left.
     worth = np.where(taken > 0, reduced[jobs, wanted] / np.maximum(taken, 1.0), -1.0)
     order = np.lexsort((jobs, -worth))
     column = np.full(len(wanted), len(work.gpus) - 1)

@@ -1,10 +1,10 @@
 """The allocation problem of one round, its solution, and the checks of both.
 
-maximise Σ_jc u_jc x_jc, x binary; Σ_c x_jc ≤ 1 per job (a forced job keeps its configuration); per GPU type t
-Σ_j Σ_{c of type t} n_c x_jc ≤ capacity_t; per tenant v Σ_{j of v} Σ_c n_c x_jc ≤ quota_v
-(Sia, SOSP 2023, section 3.4, with quotas added); for each other resource d, such as CPUs, and per type t
-Σ_j Σ_{c of type t} a_djc x_jc ≤ b_dt. An allocation within these sums may still not fit the nodes: see
-`allocator.nodes`.
+x_jc is 1 if job j gets configuration c, with utility u_jc and n_c GPUs. Maximise Σ_jc u_jc x_jc with Σ_c x_jc ≤ 1 per
+job (a forced job keeps its configuration); per GPU type t Σ_j Σ_{c of type t} n_c x_jc ≤ capacity_t; per tenant v Σ_{j
+of v} Σ_c n_c x_jc ≤ quota_v (Sia, SOSP 2023, section 3.4, with quotas added); per other resource d, such as CPUs, and
+type t Σ_j Σ_{c of type t} a_djc x_jc ≤ b_dt, where job j uses a_djc. Such an allocation may still not fit the nodes:
+see `allocator.nodes`.
 
 The code treats all constraints alike, as R *limits*: T capacities, then V quotas, then D·T limits of other resources.
 A *demand*, for GPUs, for quotas or for one other resource, is a pair of arrays that broadcast to (J, C): the index of
@@ -27,13 +27,13 @@ Demand = tuple[Ints, Floats]
 
 TINY = 1e-12
 ROUNDING = 1e-9
-"""Tolerance for utilities of about 1 (`solve` scales others); sums of thousands of float64 have smaller errors."""
+"""Tolerance of sums of utilities of about 1 (`solve` scales others); a sum of thousands of float64 errs by less."""
 
 
 def taken_of(demand: Demand, jobs: Ints, columns: Ints) -> Demand:
-    """The limits, (N,), that N jobs use in one column each, and the amounts, (N,). jobs, columns: (N,) indices.
+    """For N pairs of a job and a column: the limit that the job uses there, and how much of it; (N,) each.
 
-    demand: limits (C,), (J, C) or (J, 1) if equal in all columns; amounts (C,) or (J, C).
+    jobs, columns: (N,) indices. demand: limits (C,), (J, C), or (J, 1) if equal in all columns; amounts (C,) or (J, C).
     """
     limit, amount = demand
     return (
@@ -43,7 +43,7 @@ def taken_of(demand: Demand, jobs: Ints, columns: Ints) -> Demand:
 
 
 def use_of(demands: Iterable[Demand], jobs: Ints, columns: Ints, limits: int) -> Floats:
-    """(R,) amount of every limit that N jobs, in one column each, use in total. jobs, columns: (N,). limits: R."""
+    """(R,) the total use of each of R limits by N jobs, each in one column. jobs, columns: (N,) indices. limits: R."""
     used = np.zeros(limits)
     for demand in demands:
         used += np.bincount(*taken_of(demand, jobs, columns), limits)
@@ -65,7 +65,7 @@ def reduced_utility(utility: Floats, demands: Iterable[Demand], prices: Floats) 
 class OtherResources:
     """Demand for D resources other than GPUs, such as CPUs and memory, each in its own unit.
 
-    names: (D,). demand: (D, J, C) ≥ 0, of all GPUs of a configuration together. capacity: (D, T) ≥ 0, of each GPU type.
+    names: (D,). demand: (D, J, C) ≥ 0, of all GPUs of a job together. capacity: (D, T) ≥ 0, of each GPU type.
     """
 
     names: tuple[str, ...]
@@ -73,7 +73,7 @@ class OtherResources:
     capacity: Floats
 
     def per_gpu(self, gpus: Ints) -> Floats:
-        """(D, T) number of GPUs of each type ÷ capacity of each resource; 1 where that is 0. gpus: (T,)."""
+        """(D, T) number of GPUs of each type ÷ capacity of each resource; 1 where the capacity is 0. gpus: (T,)."""
         return np.where(self.capacity > 0, gpus / np.where(self.capacity > 0, self.capacity, 1.0), 1.0)
 
 
@@ -82,11 +82,11 @@ class Problem:
     """One round's choice for J jobs among C configurations on T GPU types, with quotas for V tenants.
 
     utility: (J, C) float64, of job j in configuration c; −inf if not allowed. A job without GPUs has utility 0, so a
-    utility ≤ 0 is never chosen unless forced. gpus: (C,) ≥ 1. gpu_type: (C,) indices into capacity. capacity: (T,)
-    GPUs. forced: (J,) the configuration that a job must keep, −1 for none; None if no job is forced. tenant: (J,)
-    indices into quota; quota: (V,) GPUs summed over types; both or neither. others: None if only GPUs are
-    limited. Raises InputError if shapes or ranges do not match, for NaN and +inf, and if the forced jobs alone exceed a
-    limit.
+    configuration of utility ≤ 0 is chosen only if forced. gpus: (C,) ≥ 1. gpu_type: (C,) indices into capacity.
+    capacity: (T,) GPUs. forced: (J,) the configuration that a job must keep, −1 for none; None if no job is forced.
+    tenant: (J,) indices into quota; quota: (V,) GPUs of all types together; set both or neither. others: None if only
+    GPUs are limited. Raises InputError if shapes or ranges do not match, for NaN and +inf, and if the forced jobs alone
+    exceed a limit.
     """
 
     utility: Floats
@@ -242,7 +242,7 @@ class Problem:
 class Solution:
     """A feasible allocation with an upper bound on the utility of any allocation.
 
-    choice: (J,) configurations, −1 for none. objective: its total utility. bound: no allocation has more utility.
+    choice: (J,) configurations, −1 for none. objective: their total utility. bound: no allocation has more utility.
     gap: (bound − objective) / |bound|, ≥ 0. prices: (R,) utility per unit of each limit, for the next round's warm
     start. status: optimal · within_gap (gap ≤ the target) · gap_open (the method ended with a larger gap) · time_limit.
     """
@@ -264,7 +264,7 @@ def relative_gap(objective: float, bound: float) -> float:
 
 
 def certify(problem: Problem, choice: Ints, bound: float, prices: Floats, target: float, otherwise: Status) -> Solution:
-    """The solution for `choice` and `bound`. otherwise: its status if the gap exceeds `target`."""
+    """Makes the solution from an allocation and an upper bound. otherwise: its status if the gap exceeds `target`."""
     objective = problem.objective(choice)
     gap = relative_gap(objective, bound)
     status: Status = "optimal" if gap == 0.0 else "within_gap" if gap <= target else otherwise

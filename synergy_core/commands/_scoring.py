@@ -38,7 +38,7 @@ from synergy_core.planner.plan import Recompute
 from synergy_core.units import Floats, columns_of, rows_at
 
 Choose = Callable[[Machine, Software], Constants]
-"""Returns the planner's constants to predict with on a machine under a software."""
+"""A function that returns the planner's constants for predictions on a machine with a training software."""
 
 BANDS = (1, 8, 32, 64, 128, 256, 512, 1024)
 """Upper ends of the bands of GPU counts by which training times of plans are reported."""
@@ -172,7 +172,7 @@ def _predict_settings(case: Case, measured: pd.DataFrame, choose: Choose, of_lay
 
 
 def _ideal_s(group: Case | Candidates) -> Floats:
-    """Step time at peak FLOP/s: three forward passes' FLOPs, or four for layers under full recomputation."""
+    """Step time at peak FLOP/s. A step has three forward passes' FLOPs, or four for layers under full recomputation."""
     work, plans = group.work, group.plans
     layers = sum((np.asarray(run.count) * run.block.forward_flops for run in work.layers), np.zeros(len(plans)))
     ends = work.before.forward_flops + work.after.forward_flops

@@ -94,7 +94,7 @@ def _refitted(files: list[TrainingTimes], names: str) -> dict[str, dict[str, Any
 
 
 def _print(name: str, profile: ObservedSteps, entry: dict[str, Any], best: Calibrated, fits: Fits) -> None:
-    """Prints both forms' constants and errors, and predicted step times on 1, the most, and twice the most GPUs."""
+    """Prints both forms' constants and errors, and predictions for 1 GPU, the most GPUs measured, and twice as many."""
     nodes, gpus = entry["nodes"], entry["gpus"]
     print(f"{name}: {len(profile)} rows, up to {nodes} nodes and {gpus} GPUs")
     pollux = dict(zip(PARAMETERS, entry["pollux"]["theta"], strict=True))

@@ -207,8 +207,8 @@ def _counts(key: str, text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PlanBands:
-    """Bands of predictions on one GPU type. times: bands of step times by number of GPUs; None if a user's constants
-    have no band."""
+    """Error intervals (bands) of predictions on one GPU type. times: bands of step times by number of GPUs; None if a
+    user's constants have none."""
 
     times: dict[int, Band | None]
     memory: Band
@@ -337,7 +337,7 @@ def _print_plans(answer: PlanAnswer) -> None:
         print(line)
     if len(shown) < len(counts):
         print(f"  {len(counts) - len(shown)} counts are left out: fewer GPUs are as fast.")
-    # By factor that prevents plans: the count of GPUs that lacks the least memory, and how many others fail.
+    # For each factor that rules out plans: the count of GPUs that lacks the least memory, and how many others fail.
     for factor in dict.fromkeys(each.factor for each in table.infeasible):
         failed = [each for each in table.infeasible if each.factor == factor]
         nearest = min(failed, key=lambda each: each.missing_bytes)
@@ -346,8 +346,8 @@ def _print_plans(answer: PlanAnswer) -> None:
 
 
 def _leaner(table: PlanTable, software: Software, find: Callable[..., PlanTable]) -> Iterator[str]:
-    """Yields a sentence for each setting with which a plan fits, for the number of GPUs that lacks the least memory:
-    gradients in bf16, and offloading."""
+    """Yields a sentence for each setting, gradients in bf16 or offloading, with which a plan fits on the number of GPUs
+    that lacks the least memory."""
     lacking = [each for each in table.infeasible if each.factor == "memory"]
     if not lacking:
         return

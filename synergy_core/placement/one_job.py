@@ -130,7 +130,7 @@ class TypePool:
 
 
 def whole_nodes(by_free: list[int], of_size: list[int], gpus: int) -> list[tuple[int, int]] | None:
-    """Idle nodes, largest first, plus the fullest node on which the remaining GPUs fit; None if there is no such node.
+    """Idle nodes, largest first, plus the fullest node that holds the remaining GPUs; None if no node holds them.
 
     by_free, of_size: bit masks of nodes, indexed by number of free GPUs and by total number of GPUs.
     """
@@ -237,7 +237,7 @@ class Placement:
         return self._pool_of(node_gpus).claim_counts(node_gpus)
 
     def put_back(self, started: dict[int, Placed], before: Mapping[int, Placed]) -> set[int]:
-        """Keeps jobs on their former GPUs if only GPUs within the same nodes would change; returns these jobs' ids.
+        """Keeps jobs on their former GPUs if they get as many GPUs on each node as before; returns these jobs' ids.
 
         started: by job id, the GPUs claimed for jobs that start or move; updated if any job stays. before: by job id,
         the former GPUs.
@@ -265,7 +265,7 @@ class Placement:
 
 
 class Patience:
-    """Waiting jobs, by the instant from which their GPUs may lie on more nodes than necessary (`Cluster.placement`)."""
+    """Waiting jobs in the order in which they may begin to use more nodes than necessary (`Cluster.placement`)."""
 
     __slots__ = ("_queue", "_serial", "after_s")
 
@@ -276,7 +276,7 @@ class Patience:
         self._serial = itertools.count()
 
     def ends_s(self, job: Job) -> float:
-        """The instant from which the job's GPUs may lie on more nodes than necessary; inf for a running job."""
+        """The instant from which the job may use more nodes than necessary; inf for a running job."""
         if job.gpus == 1 or not self.after_s:
             return 0.0
         return NEVER if job.running else job.waits_since_s + self.after_s

@@ -1,9 +1,9 @@
 """Places all jobs of a round: jobs that keep their number and type of GPUs stay; the others follow, largest first.
 
-If every job needs a power of two of GPUs up to a node, or whole nodes, all jobs fit whenever their total does: placed
-largest first, they leave each node with a multiple of the next job's size free (if nodes have a power of two of GPUs
-and no other job stays). A job that does not fit displaces smaller jobs, which are placed after it. Jobs of other sizes
-are also placed by best-fit decreasing, and spread over more nodes than necessary only if that fails.
+Suppose that nodes have a power of two of GPUs, jobs need a power of two up to a node or whole nodes, and none stays.
+Then all jobs fit whenever their total does: placed largest first, they leave a multiple of the next job's size free on
+each node. A job that does not fit displaces smaller jobs, which are placed after it. Jobs of other sizes are also
+placed by best-fit decreasing, and spread over more nodes than necessary only if that fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from synergy_core.units import Ints
 
 
 class Floor:
-    """The nodes and the jobs to place before the round; all attempts share it and never change it."""
+    """The nodes and jobs as they are before the round. All attempts to place the jobs read it; none changes it."""
 
     def __init__(self, cluster: Cluster, current: Sequence[Placed], free: Sequence[int] | None) -> None:
         self.types, self.kinds = cluster.gpu_types, cluster.kind_of_node
@@ -37,8 +37,8 @@ class Floor:
         self.total = [0] * len(self.types)  # GPUs of each type that these jobs may have
         self.held = [0] * len(current)
         self.at = [-1] * len(current)  # each job's GPU type
-        # Only jobs larger than its level may displace a job: its number of GPUs or, if it is askew (on several nodes
-        # that it does not fill), the smallest number of GPUs that it has on one node.
+        # A job can be displaced only by jobs larger than its level. This is its number of GPUs or, for an askew job (on
+        # several nodes that it does not fill), the smallest number of its GPUs on one node.
         self.level = self.held.copy()
         self.askew: set[int] = set()
         for job, placed in enumerate(current):
@@ -235,7 +235,7 @@ class Ground:
 class Packing(NamedTuple):
     """The placement of all jobs of a round.
 
-    placed: each job's GPUs, () for none. migrated: jobs that moved although their count and type did not change.
+    placed: each job's GPUs, () for none. migrated: jobs that moved to as many other GPUs of the same type.
 
     spread: jobs that this round placed on more nodes than necessary, because no other GPUs were free.
     """
@@ -256,8 +256,8 @@ def packing(
 
     gpus: (J,), 0 for none. gpu_type: (J,) indices into `cluster.gpu_types`, −1 for any (the job's present type, else
     the first with room). current: each job's present GPUs, () for none. free: for each node, the mask of GPUs that no
-    job holds; GPUs that are neither free nor in `current` belong to other jobs, which stay; None if there are none.
-    Raises InputError if a type's jobs exceed its GPUs, if placements overlap and if they name GPUs that do not exist.
+    job holds; GPUs that are neither free nor in `current` belong to other jobs, which stay; None if no others exist.
+    Raises InputError if a type's jobs exceed its GPUs, and if placements overlap or name GPUs that do not exist.
     """
     count = len(gpus)
     if not len(gpu_type) == len(current) == count:

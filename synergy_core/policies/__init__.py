@@ -48,7 +48,7 @@ SAFE_MODULES = ("_bisect", "synergy_core.units", "synergy_core.errors")
 def reads_only(function: Callable[..., Any], view: type, callers: tuple[object, ...] = ()) -> bool:
     """Whether the function's code uses only names that the view shows, numbers, and harmless functions.
 
-    Given the scheduler's record of a job, such a function returns the same as given a view of the record, but faster.
+    Such a function returns the same for the scheduler's record of a job as for a view of the record, but faster.
     """
     function = unwrapped(function)
     code = getattr(function, "__code__", None)
@@ -118,7 +118,7 @@ def load(source: str, loader: Callable[[], object]) -> None:
 def describe_error(error: BaseException, *files: str) -> str:
     """Formats an error with its place: `mine.py, line 7: ZeroDivisionError: division by zero`.
 
-    files: the place is the traceback's last line in one of these files; without files, outside the import machinery.
+    files: the place is the traceback's last line in these files or, without files, outside the import machinery.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {error.msg}"
@@ -166,7 +166,7 @@ _broken: dict[str, InputError] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Policy(Parametrised):
-    """What all policies have in common.
+    """The fields and properties that all policies have.
 
     view: the class that the policy reads. It determines whether the policy is an oracle, and whether it reads
     predictions, estimates, priorities or goodput. information: what the policy may know of training jobs besides each
@@ -188,7 +188,7 @@ class _Policy(Parametrised):
 
     @property
     def oracle(self) -> bool:
-        """Whether the policy reads what no scheduler can know."""
+        """Whether the policy reads facts that no scheduler can know."""
         return issubclass(self.view, OracleJobView | OracleClusterState | OracleGoodputState)
 
     @property
@@ -287,7 +287,7 @@ class AllocationPolicy(_Policy):
     """Maps the state of all active jobs to each job's GPUs, every round. round_s: default length of a round.
 
     tunes_batch: whether jobs choose their own batch; else they keep the requested batch. plans: whether the policy
-    reads the planner's full tables; else it knows one parallel plan per job, which it can only give more or fewer
+    reads the planner's full tables; else the policy knows one parallel plan per job and changes only its number of
     replicas. Either way, jobs run with the best plan.
     rank(state): (jobs,), the number by which the policy serves jobs, the largest first; None if it has no such number.
     rank_name: the number's name. keeps_gpus: whether every job gets the number of GPUs that it requested, or none.
@@ -331,7 +331,7 @@ class SharingPolicy(_Policy):
 
     @property
     def oracle(self) -> bool:
-        """Whether the order reads what no scheduler can know, or the mechanism gives out more than nodes have."""
+        """Whether the order reads facts that no scheduler can know, or the mechanism gives out more than nodes have."""
         return self.order.oracle or self.mechanism.pooled
 
     @property
@@ -345,7 +345,7 @@ class SharingPolicy(_Policy):
 
     @property
     def knows(self) -> str:
-        """The source of speeds by CPUs and memory: offline profiles or reports; "" if the mechanism reads no speeds."""
+        """Where speeds by CPUs and memory come from: offline profiles or reports; "" if the mechanism reads none."""
         if self.mechanism.name == "proportional":
             return ""
         return self.information if self.learns_input else "profiles"
@@ -465,7 +465,7 @@ def policy_names() -> dict[str, str]:
 
 @functools.cache
 def _discover() -> None:
-    """Loads this folder's files and the entry points, once. Their errors are raised when their policy is requested."""
+    """Loads this folder's files and the entry points, once. A file's error is raised when its policy is requested."""
     files: list[tuple[str, str, Callable[[], object]]] = [
         (name, f"the policy file {name}.py", functools.partial(importlib.import_module, f"{__name__}.{name}"))
         for name in module_names(__name__)

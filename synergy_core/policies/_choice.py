@@ -1,4 +1,4 @@
-"""The steps that policies share which choose a row for each job: optimal rows by utility, and rows job by job."""
+"""Steps shared by policies that choose a row for each job: the best rows for all jobs together, or rows job by job."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class RowRoom:
         self.row[job] = row
 
     def answer(self, memory: Any = None) -> Allocations:
-        """The allocations of all rows as they are now."""
+        """The allocations if every job runs on its present row."""
         chosen = self.row >= 0
         return Allocations(
             np.where(chosen, self._gpus[self.row], 0), np.where(chosen, self._kind[self.row], -1), memory=memory

@@ -32,7 +32,7 @@ def described(function: Callable[..., Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parametrised:
-    """Functions under one name. parameters: the present values of their keyword parameters."""
+    """Functions registered under one name. parameters: the present values of their keyword parameters."""
 
     name: str
     summary: str

@@ -33,7 +33,7 @@ class CriusTable(NamedTuple):
     """The possible rows of each job. gain: (jobs, rows), relative throughput, 0 where the job cannot run.
 
     kind, gpus: (rows,). half, double: (rows,), the row with half or twice the GPUs of that type, −1 if there is none.
-    same: (rows, GPU types), the row with as many GPUs of each type, −1 if there is none. may_change: (jobs,), whether
+    same: (rows, GPU types), the row with as many GPUs of that type, −1 if there is none. may_change: (jobs,), whether
     the job may be moved or resized.
     """
 
@@ -46,7 +46,7 @@ class CriusTable(NamedTuple):
     may_change: NDArray[np.bool_]
 
     def of(self, jobs: Ints, rows: Ints) -> Floats:
-        """Relative throughput of each job on each row, broadcast; −inf for row −1 and where the job cannot run."""
+        """Relative throughput of jobs on rows, broadcast as in numpy; −inf for row −1 and where a job cannot run."""
         gain = self.gain[jobs, rows]
         return np.where((rows >= 0) & (gain > 0), gain, -np.inf)
 
@@ -78,7 +78,7 @@ def crius(
     goodput, _ = state.guessed(rows, batch=batch_limit)
     table, wanted = _table(state, rows, most_gpus, goodput)
     row = state.held_best(rows)
-    # A job that cannot train on its present GPUs, as it ran out of memory there, gives them up and waits for others.
+    # A job that cannot train on its present GPUs because it ran out of memory there gives them up and waits for others.
     row[(row >= 0) & table.may_change & (goodput[np.arange(len(row)), row] <= 0)] = -1
     room = RowRoom(state, rows, row)
     opportunistic = set(memory.opportunistic)

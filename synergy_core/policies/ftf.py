@@ -26,7 +26,7 @@ def ftf(
 ) -> Allocations:
     """Weighs each job's progress by a power of how much later it ends than with an equal share of the cluster.
 
-    ρ = (age + remaining work ÷ best goodput) ÷ (all its work ÷ goodput on an equal share). The utility is ρ^fairness ×
+    ρ = (age + remaining work ÷ best goodput) ÷ (all work ÷ goodput on an equal share). The utility is ρ^fairness ×
     (goodput ÷ best goodput)^utility_power, with restarts charged over `horizon_s`. The larger `fairness` is, the closer
     the sum of utilities comes to minimising the largest ρ.
     """

@@ -30,7 +30,7 @@ def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allo
     with np.errstate(divide="ignore"):
         priority = share / (received_s / given_s)
     priority = np.where(fits, priority, 0.0)
-    # In order of priority, then share, as long as GPUs and quotas last. `Room` serves jobs that must stay first.
+    # Serves jobs by priority, then share, as long as GPUs and quotas last. `Room` serves jobs that must stay first.
     served = Room(state)
     for cell in np.lexsort((np.arange(priority.size), -share.reshape(-1), -priority.reshape(-1))).tolist():
         job, kind = divmod(cell, priority.shape[1])
@@ -45,8 +45,8 @@ def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allo
 def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str) -> Floats:
     """(jobs, types): the fraction of its time that each job should spend on each type; Gavel, section 4.1.
 
-    maximise Σ_jk T_jk x_jk, or min_j Σ_k T_jk x_jk ÷ (j's speed with an equal share of the cluster), subject to
-    Σ_k x_jk ≤ 1 per job and Σ_j gpus_j x_jk ≤ capacity_k per type. speed: T, (jobs, types), any unit.
+    The fractions x_jk maximise Σ_jk T_jk x_jk, or min_j Σ_k T_jk x_jk ÷ (j's speed with an equal share of the cluster),
+    with Σ_k x_jk ≤ 1 per job j and Σ_j gpus_j x_jk ≤ capacity_k per type k. speed: T, (jobs, types), any unit.
     """
     from scipy.optimize import linprog
     from scipy.sparse import csr_matrix

@@ -2,7 +2,7 @@
 
 Service in two dimensions, GPUs × time, is Tiresias's idea (NSDI 2019, section 3.2). A job's service is counted in whole
 quanta of its running time: a job with less service preempts at once, and two jobs with equal service take turns of one
-quantum. The quantum of an hour is ours; docs/policies.md compares others.
+quantum. The quantum of an hour is our choice; docs/policies.md compares others.
 """
 
 from synergy_core.errors import InputError

@@ -26,7 +26,7 @@ GUARANTEED = "guaranteed"
 
 class Curves(NamedTuple):
     """The curves of all jobs. speed: (jobs, rows), relative to the speed with the requested GPUs; 0 where a job cannot
-    run or fewer GPUs are as fast. gpus, kind: (rows,). least: (jobs,), the row on which a job starts; −1 if none.
+    run or is as fast on fewer GPUs. gpus, kind: (rows,). least: (jobs,), the row on which a job starts; −1 if none.
     """
 
     speed: Floats

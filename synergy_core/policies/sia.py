@@ -38,7 +38,7 @@ def sia(
     age_s, delay_s = (state.now_s - state.submit_time_s)[:, None], (state.declared_restart_s + state.unsaved_s)[:, None]
     stays = (state.held_row(rows)[:, None] == np.arange(len(rows))) | (age_s < delay_s) | (age_s + delay_s <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # The fraction left after a restart. It is 0 ÷ 0 for a job that arrives now and has no restart cost.
+        # The fraction of time left for training after a restart; 0 ÷ 0 if a job arrives now and restarts at no cost.
         factor = np.maximum(age_s - state.restarts[:, None] * delay_s, 0.0) / (age_s + delay_s)
         least = np.where(valid, goodput, np.inf).min(axis=1, keepdims=True)
         normalised = np.where(valid, goodput / least, 0.0)

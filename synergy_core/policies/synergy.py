@@ -16,8 +16,8 @@ from synergy_core.units import Bools, Floats
 UNKNOWN_REMAINING_S = 1_500.0
 """Assumed run time of a job we know nothing about, on one GPU of the slowest type."""
 YOUNG_S = 300.0
-"""A job that declared no work is assumed to need as much again as it has done, and at least this long at its median
-goodput. `_stretch` adds it to every job's run time, so that a short wait does not make a short job late."""
+"""A job that declared no work is assumed to have as much work left as it has done, and at least this long at its median
+goodput. `_stretch` adds this time to every job's run time, so that a short wait does not make a short job late."""
 
 MIN_MOVE_COST = 1e-3
 """Minimum cost of a move, as a fraction of the job's utility. It stops pointless moves where restarts cost nothing."""
@@ -43,10 +43,10 @@ def synergy(
 ) -> Allocations:
     """The allocation of greatest weighted progress, with a proven bound: jobs with little time left weigh more.
 
-    Utility of row c for job j: w_j · (r_jc · g_jc / g_j)^utility_power, with goodput g, the goodput g_j that counts as
-    1 (`_size`), and the fraction r of time left after restarts, charged over horizon_s (`GoodputState.kept`).
-    w_j = (i + rank_offset)^rank_power · lateness^aging_power. i: rank by time left, 1 for the job with the most. If
-    jobs are served shortest first, a second of a job's work delays i jobs: itself and those with more time left (the
+    Utility of row c for job j: w_j · (r_jc · g_jc / g_j)^utility_power, with goodput g_jc, the goodput g_j that counts
+    as 1 (`_size`), and the fraction r_jc of time left after restarts over horizon_s (`GoodputState.kept`).
+    w_j = (i + rank_offset)^rank_power · lateness^aging_power. i: rank by time left, 1 for the job with most. If jobs
+    are served shortest first, a second of a job's work delays i jobs: itself and those with more time left (the
     marginal cost under heSRPT, Berg et al., 2020, where speed is proportional to GPUs). lateness: `_stretch` ÷
     (late_after · its mean over jobs), at least 1, so that the longest jobs do not pay for the gains of all others.
     growth, first_gpus, batch_limit: limits of a job's rows (`GoodputState.allowed`, `GoodputState.goodput`). method: of

@@ -4,7 +4,7 @@ As published, jobs are in queues by GPU-seconds held. A job that has waited PROM
 back to the first queue, and both times start again at zero. The authors' simulator (github.com/SymbioticLab/Tiresias,
 simulator/jobs.py) has three queues, with limits of 3,250 and 7,200 GPU-seconds, and promotes no job by default. The
 paper orders a queue by first start; the simulator puts jobs that enter a queue at its end, and waiting jobs behind
-running ones. Ours orders a queue by when each job entered it, so that no job is overtaken for ever.
+running ones. Here a queue is ordered by when each job entered it, so that no job is overtaken for ever.
 """
 
 from bisect import bisect_right

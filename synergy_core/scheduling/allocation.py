@@ -50,7 +50,7 @@ class Placer:
 
     free_moves: a job that moves to other nodes but keeps its GPU type and its GPUs per node continues at no cost.
     packs: whether the policy assumes that a job's GPUs lie together, as policies that read goodput do; then running
-    jobs move to make room. Else none moves where GPUs may lie apart at once (`Cluster.placement`: spread, even).
+    jobs move to make room. Else none moves if `Cluster.placement` is spread or even, which let GPUs lie apart at once.
     """
 
     def __init__(self, cluster: Cluster, *, free_moves: bool, packs: bool) -> None:
@@ -123,7 +123,7 @@ class Placer:
     def _onto(self, chosen: Iterable[NodeGpus], jobs: Sequence[Job], placed: Sequence[Placed] | None = None) -> Changes:
         """Gives every job its chosen number of GPUs on each node; a job that already holds them continues.
 
-        placed: preferred GPUs, used if they are free once jobs have stopped. Then free moves may swap a job's nodes.
+        placed: preferred GPUs, used if free once jobs have stopped; free moves may then permute counts among nodes.
         """
         in_order = list if placed is None else sorted
         stops: list[tuple[Job, Placed]] = []
@@ -153,7 +153,7 @@ class Placer:
 OF_RECORD = ("held_gpus", "attained_service_gpu_s", "first_start_s", "restarts")
 OF_REQUEST = ("submit_time_s", "gpus")
 OF_SPEC = ("restart_s", "declared_restart_s", "resize_s", *SIZE_LIMITS)
-"""Columns of a state that are read from a job's record, from its request and from its task's spec."""
+"""Columns of a state, by where they are read: in a job's record, in its request, and in its task's spec."""
 DTYPES = {"Ints": np.int64, "Floats": np.float64, "Bools": np.bool_}
 """Type of a column by the annotation of its field in the state."""
 
@@ -187,7 +187,7 @@ class Snapshots:
         self._given_s: Floats = np.zeros(len(self._kinds))
 
     def entered(self, job: Job) -> None:
-        """Enters a job that has become active or whose spec has changed."""
+        """Adds a job that has become active, or reads a job again whose spec has changed."""
         self._tenant.setdefault(job.virtual_cluster, len(self._tenant))
         self._entered.add(job.job_id)
         if self._beliefs is not None:

@@ -63,7 +63,7 @@ def _order_of(policy: Policy) -> OrderingPolicy | AllocationPolicy:
 
 
 def check_keys(policy: Policy) -> None:
-    """Raises InputError, with file and line, if keys of a policy cannot order jobs."""
+    """Raises InputError, with file and line, if the keys of a policy are not tuples, or contain NaN."""
     order = _order_of(policy)
     if not isinstance(order, OrderingPolicy):
         return

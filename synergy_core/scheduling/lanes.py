@@ -140,13 +140,13 @@ class KeepingLane(Lane):
 
 
 def drop_stale(heap: list[Entry]) -> None:
-    """Drops entries from the top of the heap while they are not their jobs' tickets any more."""
+    """Drops stale entries from the top of the heap: those that are not their jobs' tickets any more."""
     while heap and heap[0][2].ticket is not heap[0]:
         heappop(heap)
 
 
 class ByEstimate:
-    """Waiting jobs of one form, sorted by key, in blocks that `first_within` skips by their shortest estimates."""
+    """Waiting jobs of one form, sorted by key, in blocks; `first_within` skips a block of only too long estimates."""
 
     __slots__ = ("_blocks", "_shortest_s")
 
@@ -199,8 +199,8 @@ def _shortest_s(block: list[Entry]) -> float:
 class EasyLane(Lane):
     """EASY backfilling: each tenant's first waiting job has a reservation that, by estimates, no later job may delay.
 
-    If GPUs must lie together, all tenants share one lane, because a head may wait for GPUs of any tenant's job, and any
-    job could delay it.
+    If GPUs must lie together, all tenants share one lane, because a head may wait for the GPUs of any tenant's job, and
+    any job could delay the head.
     A waiting job's ticket is (form, entry in the form's queue); a running job's ticket is its entry in the sorted list
     `_ends`: (expected end, job id, job, start, GPUs). `_quota_left`: by tenant, GPUs of its quota that no job holds.
     """
@@ -244,7 +244,7 @@ class EasyLane(Lane):
         return bool(self._ends) and self._ends[0][0] <= now_s
 
     def is_due(self, now_s: float) -> bool:
-        """True also if a running job is overdue: the head is then expected later, and more jobs may run before it."""
+        """Also true if a running job is overdue: the head will then start later, so more jobs may run before it."""
         return super().is_due(now_s) or (self.waiting > 0 and self._is_overdue(now_s))
 
     def decide(self, now_s: float) -> Decision[Job]:
@@ -271,7 +271,7 @@ class EasyLane(Lane):
     def _start_heads(
         self, promised: dict[str, Reservation], starts: Starts, now_s: float
     ) -> tuple[dict[str, Reservation], bool]:
-        """Starts heads by key; returns the promises to heads that wait, and whether one fits but would delay another.
+        """Starts heads by key. Returns promises to the heads that wait, and whether one fits but would delay another.
 
         promised: promises made before. They are made again for all heads behind a head that starts.
         """
@@ -293,7 +293,7 @@ class EasyLane(Lane):
         return promises, held_back
 
     def _window_s(self, tenant: str, form: Form, job: Job, promises: dict[str, Reservation]) -> float | None:
-        """Maximum run time with which the job delays no head, `NEVER` without limit; None if it does not fit."""
+        """The longest run time with which the job delays no head, `NEVER` without a limit; None if it does not fit."""
         if form[0] > self._quota_left[tenant]:
             return None
         placed = self.pool.place(*form) if self.together else ()

@@ -21,10 +21,10 @@ def order_key_of(policy: OrderingPolicy) -> Callable[[Job], Key]:
     """The function that computes the keys by which queues compare jobs.
 
     If keys fall with the clock, their times are rounded to the grid. Two waiting jobs are compared by their keys, two
-    running jobs by clock + key at their starts, and a waiting with a running job by clock + key. On the grid that sum
-    is exact (`synergy_core.units`), so the order of two jobs does not depend on how and when they are compared. Off the
-    grid, rounding could make the sums of different keys equal and so change the order between comparisons. Times beyond
-    `MAX_TIME_S`, where sums would round again, count as never.
+    running jobs by clock + key at their starts, and a waiting and a running job by clock + key. On the grid this sum is
+    exact (`synergy_core.units`), so the order of two jobs does not depend on how and when they are compared. Off the
+    grid, sums of different keys could round to equal values, and the order could change. Times beyond `MAX_TIME_S`,
+    where sums would round again, count as never.
     """
     key_of: Callable[..., Key] = policy.key
     if not policy.falls_while_running:
@@ -70,7 +70,7 @@ FIRST_EXTENSION_S = 60.0
 
 
 def expected_end_s(started_s: float, estimate_s: float, now_s: float) -> float:
-    """The estimated end of a running job; if that has passed, 60, 120, 240, … s later, the first that has not passed.
+    """The estimated end of a running job or, once it has passed, the next of the instants 60, 120, 240, … s later.
 
     If the GPUs of an overdue job counted as free immediately, they would be promised to the head of the queue, and all
     other GPUs that become free would go to any job that fits. Tsafrir, Etsion and Feitelson (IEEE TPDS 18(6), 2007,
@@ -92,10 +92,10 @@ class Reservation:
     Lifka (JSSPP 1995); Mu'alem and Feitelson, IEEE TPDS 12(6), 2001, section 2. A later job may start now if it ends
     before that instant (the *shadow time*) or if the head still fits beside the job then.
 
-    placement: a copy that may be changed; None if GPU counts alone decide what fits; all running jobs then count.
-    quota_left: GPUs of the head's quota that no job holds now, `NEVER` without a quota. scattered: whether the head's
-    GPUs may lie apart. window_s: seconds until the shadow time, `NEVER` if the head would not fit even if all jobs had
-    ended, so that no job can delay it. `_extra`: GPUs of the quota beyond the head's need at the shadow time.
+    placement: a copy that may be changed; None if counts alone decide what fits and all running jobs use the head's
+    quota. quota_left: GPUs of the head's quota that no job holds now, `NEVER` without a quota. scattered: whether the
+    head's GPUs may lie apart. window_s: seconds until the shadow time, `NEVER` if the head would not fit even if all
+    jobs had ended, so that no job can delay it. `_extra`: GPUs of the quota beyond the head's need at the shadow time.
     """
 
     __slots__ = ("_extra", "_placement", "_scattered", "head", "window_s")
@@ -149,7 +149,7 @@ class Reservation:
         return fits
 
     def enter(self, job: Job, placed: Placed) -> None:
-        """Claims the GPUs of a job that starts now, if it is expected to run beyond the shadow time."""
+        """Claims the GPUs of a job that starts now if, by its estimate, it runs beyond the shadow time."""
         if job.estimate_s <= self.window_s:
             return
         if self._placement is not None:

@@ -5,8 +5,8 @@ only counts matter, it fits if its size is at most the free GPUs plus those of t
 admitting it displaces only jobs in the shortest tail of the list that frees enough. If GPUs must lie together, a job
 may take, on each node, the free GPUs and those of the running jobs with larger keys.
 
-Both conditions depend only on the jobs earlier in the order. What is decided for later jobs cannot make an earlier job
-fit, so a form whose first job did not fit is tried again only after a running job ends, stops or gets a larger key.
+Both conditions depend only on the jobs earlier in the order, so decisions on later jobs cannot make an earlier job fit.
+A form whose first job did not fit is tried again only after a running job ends, stops or gets a larger key.
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ class PreemptiveLane(Lane):
     def _let_in(self, here: Entry) -> list[Entry]:
         """Admits a job that fits; returns the jobs that it displaced.
 
-        Running jobs release their GPUs, the last in order first, until the job fits. Then, the first in order first,
-        each of them beside which the job still fits takes its GPUs back.
+        Running jobs release their GPUs, the last in order first, until the job fits. Then each of these jobs, the first
+        in order first, takes its GPUs back if the admitted job still fits beside it.
         """
         running, job = self._running, here[2]
         left = self.left - job.gpus
@@ -377,7 +377,7 @@ class PreemptiveNodeLane(PreemptiveLane):
         return gone
 
     def _likely(self, here: Entry, gpus: int, scattered: bool) -> list[Entry]:
-        """The running jobs, in order, among which `_let_in` finds those to displace.
+        """The running jobs, in order, among which `_let_in` finds the jobs to displace.
 
         If the job needs part of one node, these are only the jobs on the best nodes, where the displaced jobs come
         latest in the order. Jobs on other nodes would release their GPUs and take them back.

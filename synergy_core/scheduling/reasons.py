@@ -80,7 +80,7 @@ class Reason(NamedTuple):
 
 MAX_NODES_NAMED = 4
 SLACK = 1e-6
-"""Free CPUs or memory below this fraction of a node's total are rounding errors and count as zero."""
+"""If a smaller fraction of a node's CPUs or memory is free, it is a rounding error and counts as zero."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Snapshot(Generic[AnyJob]):
         return job.virtual_cluster if self._quotas else ""
 
     def line(self, job: Job) -> list[AnyJob]:
-        """The jobs that compete for the same GPUs as this job, in order; it is among them."""
+        """The jobs that compete for the same GPUs as this job, itself included, in order."""
         lane = self.lane(job)
         return [each for each in self._ordered[0] if not lane or each.virtual_cluster == lane]
 

@@ -182,7 +182,7 @@ class Scheduler(Protocol[AnyJob]):
         """A job was submitted."""
 
     def finish(self, job: AnyJob, now_s: float) -> None:
-        """A running job has ended and holds no GPUs any more, or a stopped job will not return."""
+        """A running job has ended, which frees its GPUs, or a stopped job will not return."""
 
     def requeue(self, job: AnyJob) -> None:
         """A stopped job waits, and its progress is settled. Not called for a job that moves."""

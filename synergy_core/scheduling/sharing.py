@@ -1,4 +1,4 @@
-"""Runs a sharing policy: each round, it orders the jobs, asks the mechanism for shares, checks and applies them."""
+"""Runs a sharing policy: each round orders the jobs, calls the mechanism, and checks and applies its answer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Needs:
     """Computes the shares that jobs need, from their profiles; identical jobs share one cached answer.
 
     A job without a profile is assumed to need the share that it requested. If it requested none, it gets its
-    proportional share and is assumed to be equally fast with any. learns_input: profiles come from jobs' reports.
+    proportional share and is assumed to be equally fast with any share. learns_input: profiles come from jobs' reports.
     """
 
     def __init__(self, cluster: Cluster, *, learns_input: bool = False) -> None:
@@ -76,7 +76,7 @@ class Needs:
         return [float(gpus) for gpus in self._quotas.values()] or [NEVER]
 
     def profile(self, job: Job) -> InputProfile | None:
-        """How the job's input is prepared, as known or believed; None if unknown."""
+        """How the job's input is prepared, from its offline profile or its reports; None if neither exists."""
         spec, task = job.spec, job.task
         if spec is None:
             return None

@@ -23,8 +23,8 @@ from synergy_core.units import TICK_S
 class Trial(ABC):
     """One walk over a copy of the placement, which finds the jobs to stop and to start.
 
-    Jobs within their tenants' quotas come first. With borrowing, jobs beyond quotas then get what is left. own_quota:
-    the tenant's quota in a walk over a single tenant's jobs; None in a walk over all jobs.
+    Jobs within their tenants' quotas come first. With borrowing, jobs beyond quotas then get the GPUs that are left.
+    own_quota: the tenant's quota in a walk over a single tenant's jobs; None in a walk over all jobs.
     """
 
     policy: OrderingPolicy
@@ -75,7 +75,7 @@ class Keeping(Trial):
     """Without preemption: running jobs stay, and waiting jobs are tried in order."""
 
     def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
-        """Starts jobs within quota in order, then borrowers, except on GPU types for which an entitled head waits.
+        """Starts jobs within quota in order, then jobs beyond it, except on GPU types that a head within quota needs.
 
         Repeats until no job starts, because a head that starts by borrowing unblocks its lane.
         """
@@ -173,7 +173,7 @@ class Reserving(Trial):
         return True
 
     def _reserve(self, head: Job) -> Reservation:
-        """Computes the promise to a head from running jobs' expected ends. With borrowing, no quota limits it."""
+        """Computes the promise to a head from running jobs' expected ends and, unless tenants borrow, its quota."""
         now_s, quotas, tenant = self.now_s, self.cluster.virtual_clusters, head.virtual_cluster
         held = [(job.settled_s, job, job.placement) for job in self.running.values()]
         held += [(now_s, job, placed) for job, placed in self.starts.values()]
@@ -198,7 +198,7 @@ class Preempting(Trial):
     def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
         before = self.placement.copy()
         order = [entry[2] for entry in sorted([*waiting, *running])]
-        # The order in which jobs lose GPUs: those over quota first, then by key, the largest first.
+        # Jobs lose GPUs from the end of this list: first jobs over quota, then the others, each by falling key.
         likely = self._likely_within_quota(order)
         self._victims = [job for job in order if job.running and job.job_id in likely]
         self._victims += [job for job in order if job.running and job.job_id not in likely]
@@ -219,7 +219,7 @@ class Preempting(Trial):
         self._settle(before)
 
     def _likely_within_quota(self, order: list[Job]) -> set[int]:
-        """Ids of the jobs within quota if each tenant's quota is filled in this order."""
+        """Ids of the jobs that are within quota if each tenant's quota is given out in this order."""
         quotas = {} if self.own_quota is not None else self.cluster.virtual_clusters
         left = dict(quotas)
         within = set()
@@ -253,7 +253,7 @@ class Preempting(Trial):
         self._left += job.gpus
 
     def _take(self, job: Job) -> Placed | None:
-        """Takes GPUs that are free or held by later jobs, the last first; later jobs that still fit stay."""
+        """Takes GPUs that are free or held by later jobs, from the last job on; later jobs that still fit stay."""
         gpu_type, gpus, scattered = self._kind(job)
 
         def fits() -> bool:

@@ -1,9 +1,9 @@
-"""Chooses rows, nodes and shares of all jobs of a round together, so that everything allocated can be placed.
+"""Chooses rows (configurations), nodes and shares of all jobs together, so that every allocated job can be placed.
 
-`problem` treats identical nodes as one pool with prices, and charges a row for what it uses or makes unusable on its
-nodes; solving it gives the rows, and a bound on what can be placed. `layout` assigns nodes, exchanges jobs until their
-shares fit, and gives idle GPUs to jobs without any. `allocate` chooses the best shares that fit each node, and improves
-the nodes with the largest loss. docs/resources.md describes what else was tried.
+`problem` treats identical nodes as one pool with prices. A row pays for the resources that it uses or makes unusable on
+its nodes. The solution gives rows, and bounds the utility of all placements. `layout` assigns nodes, exchanges jobs
+until their shares fit, and gives idle GPUs to jobs without any. `allocate` chooses the best shares that fit each node,
+and repacks nodes that lose much utility. docs/resources.md describes other attempts.
 """
 
 from synergy_core.allocator.nodes.allocate import allocate

@@ -1,4 +1,4 @@
-"""Solves a round with nodes: rows from the pools' prices, then nodes, shares and improvements."""
+"""Solves a round with nodes: chooses rows by the pools' prices, then nodes and shares, and improves the result."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ WIDTH = 40
 
 
 def best_of(value: Floats, use: Floats, room: Floats, price: Floats, width: int = WIDTH) -> tuple[Ints, Floats]:
-    """Chooses an option for each of M jobs on each of B nodes: (B, M) options that fit, (B,) their total value.
+    """Chooses an option for each of M jobs on each of B nodes. Returns the options, (B, M), and their value, (B,).
 
-    value: (B, M, L), −inf for options that do not exist; no GPUs must be an option of its own. use: (R, B, M, L) of R
-    resources. room: (R, B). price: (R, B) utility of unused resources, by which states are compared. Returns the best
-    options in a beam of `width` states, not always the optimum; a value of −inf if nothing fits.
+    value: (B, M, L), −inf for options that do not exist; a job that may get nothing needs an option for that. use: (R,
+    B, M, L) of R resources. room: (R, B). price: (R, B) utility of a unit left unused, by which states are compared.
+    The search keeps `width` states, so the result is not always the optimum; its value is −inf if nothing fits.
     """
     batch, count, levels = value.shape
     least = np.min(use, axis=3, where=value > -np.inf, initial=np.inf)
-    # The least that all jobs after each job use together.
+    # For each job, the least that all later jobs use together.
     after = np.cumsum(least[:, :, ::-1], axis=2)[:, :, ::-1]
     after = np.concatenate((after[:, :, 1:], np.zeros((len(use), batch, 1))), axis=2)
     reduced = value - (use * price[:, :, None, None]).sum(axis=0)
@@ -123,7 +123,7 @@ def _found(layout: Layout, levels: Ints, price: Floats, waiting: list[int], widt
     use = np.where(there, columns.demand[:, job[:, :, None], option], 0.0)
     is_empty = job < 0
     value[is_empty, 0] = 0.0
-    # Jobs without a choice come first, because they add no states.
+    # Jobs with only one option come first, because they add no states.
     order = np.argsort((value > -np.inf).sum(axis=2), axis=1, kind="stable")
     rows = np.arange(len(waiting))[:, None]
     node = np.array(waiting)
@@ -140,17 +140,17 @@ def _found(layout: Layout, levels: Ints, price: Floats, waiting: list[int], widt
 
 # Repacks pairs of nodes with the jobs on both and some jobs without GPUs: first fills one node, then the other.
 #
-# The profit of a job is its best reduced utility. The loss of a node is the price of all its resources, minus the
-# utility of its jobs beyond their profits. The losses of all nodes and the profits of jobs without GPUs add up to the
-# gap. So the nodes with the largest loss are repacked, each with another node drawn at random: the first gets the rows
-# that fill it best at these prices, the second the best of the other jobs. A change is kept if utility minus move costs
-# increases. All pairs of a turn are repacked at once.
+# The profit of a job is its best reduced utility. The loss of a node is the price of all its resources minus Σ (utility
+# − profit) over its jobs. The losses of all nodes and the profits of jobs without GPUs add up to the gap. So the nodes
+# with the largest loss are repacked, each with another node drawn at random: the first gets the rows that fill it best
+# at these prices, the second the best of the other jobs. A change is kept if utility minus move costs increases. All
+# pairs of a turn are repacked at once.
 
 
 PAIRS_OF_NODE, MAX_PAIRS = 6, 3_200
 """Maximum number of pairs per node, and in total."""
 NODES_FRACTION, MIN_PAIRS = 0.15, 12
-"""Fraction of a group's nodes that a turn repacks, and its minimum of pairs: so many take hardly longer than one."""
+"""Fraction of a group's nodes that a turn repacks, and minimum number of pairs: 12 take hardly longer than one."""
 ROWS = 5
 """Number of rows tried for each job: those of highest reduced utility."""
 ADDED_JOBS = 4
@@ -161,7 +161,7 @@ LOSS_DECAY = 0.8
 
 @dataclass(slots=True)
 class _Pairs:
-    """B pairs of nodes with M jobs each, and L options per job. The last value and use, 0, stand for no GPUs.
+    """B pairs of nodes with M jobs each, and L options per job. The last value and use are 0 and stand for no GPUs.
 
     first, second: (B,) nodes. job: (B, M), −1 for none. option: (B, M, L) columns, −1 for none. value: (B, M, L + 1).
     use: (3, B, M, L + 1).
@@ -253,14 +253,14 @@ class _Repacker:
         use = np.zeros((3, *value.shape))
         use[0, :, :, :-1] = np.where(there, columns.rest[option], 0)
         use[1:, :, :, :-1] = np.where(there, columns.demand[:, job[:, :, None], option], 0.0)
-        # Large jobs first, because small ones fit more easily in what is left.
+        # Large jobs come first, because small ones fit more easily in the rest.
         size = (use.max(axis=3) / layout.size[:, first][:, :, None]).max(axis=0)
         order = np.argsort(-size, axis=1, kind="stable")
         rows = np.arange(len(lists))[:, None]
         return _Pairs(first, second, job[rows, order], option[rows, order], value[rows, order], use[:, rows, order])
 
     def _repacked(self, packed: _Pairs, group: int) -> tuple[Ints, Ints]:
-        """Repacks all pairs: (B, M) each job's option, the last for no GPUs, and (B, M) its node, −1 for none."""
+        """Repacks all pairs. Returns each job's option, the last for no GPUs, and node, −1 for none; (B, M) each."""
         layout, nothing = self.layout, packed.option.shape[2]
         room = layout.size[:, packed.first] * np.array([1.0, 1.0 + TOLERANCE, 1.0 + TOLERANCE])[:, None]
         price = np.repeat(self.price[:, [group]], len(packed.first), axis=1)
@@ -344,7 +344,7 @@ def allocate(problem: NodeProblem, *, gap: float = GAP, prices: Floats | None = 
     wanted[pinned.job] = pinned.column
     layout = _placed(problem, pool, wanted, price)
     if problem.held is not None and len(problem.held.job):
-        # Rows left by the repacking of earlier rounds are often better than those that the pools choose now.
+        # Jobs often have better rows from the repacking of earlier rounds than those that the pools' prices choose now.
         stays = _placed(problem, pool, _staying(layout, wanted, everybody), price)
         layout = max(layout, stays, key=_net)
     repacker, tried = _Repacker(layout, price, everybody), -1
@@ -379,7 +379,7 @@ def _net(layout: Layout) -> float:
 
 
 def _staying(layout: Layout, wanted: Ints, reduced: Floats) -> Ints:
-    """(J,) columns in which jobs with GPUs keep these, with the share of highest reduced utility; else `wanted`."""
+    """(J,) columns: jobs with GPUs keep these, with the share of highest reduced utility; others get `wanted`."""
     columns, stays = layout.columns, wanted.copy()
     for job in layout.home_whole:
         mine = (columns.group == layout.home_group(job)) & (columns.gpus == layout.home_gpus[job])
@@ -390,7 +390,7 @@ def _staying(layout: Layout, wanted: Ints, reduced: Floats) -> Ints:
 
 
 def _placed(problem: NodeProblem, pool: Pooled, wanted: Ints, price: Floats) -> Layout:
-    """A layout with all jobs in the columns `wanted`, (J,), as far as there is room. price: (3, N)."""
+    """A layout with the jobs in their `wanted` columns, (J,), as far as there is room. price: (3, N)."""
     layout, columns = Layout(problem, pool), pool.columns
     settle(layout, wanted)
     for group in range(len(problem.nodes.nodes)):

@@ -33,8 +33,8 @@ def explain_placed(
 ) -> Explanation:
     """Explains the allocation of `job`. label, types, tenants: names of the job, the T GPU types and the V tenants.
 
-    A configuration is a row in a group of nodes, at the prices by which the allocator compared it. A pinned job's
-    configurations differ only in their share. Raises InputError for a job that the problem does not have.
+    A configuration is a row in a group of nodes, and its price is the one by which the allocator compared it. A pinned
+    job's configurations differ only in their share. Raises InputError for a job that the problem does not have.
     """
     if not 0 <= job < len(problem.utility):
         raise InputError(f"job is {job}, expected 0 to {len(problem.utility) - 1}.")
@@ -49,7 +49,7 @@ def explain_placed(
     else:
         position = int(np.searchsorted(pool.jobs, job))
         demand, possible = charges.demand[:, position], pool.problem.possible(position)
-    # GPUs have two prices: one (plus the quota's) for the row's GPUs, one for these and those that it makes unusable.
+    # GPUs have two prices: one (plus the quota's) for the row's GPUs, and one for these plus those made unusable.
     groups, group = len(nodes.nodes), columns.group
     per_gpu, per_usable_gpu = solution.prices[:groups][group], solution.prices[-3 * groups : -2 * groups][group]
     if problem.tenant is not None:
@@ -91,7 +91,7 @@ def explain_placed(
 
 
 def _groups(nodes: NodeGroups, kinds: list[str]) -> list[tuple[str, str]]:
-    """GPU type of each group, and its node numbers if several groups have that type."""
+    """Each group's GPU type, and its node numbers if several groups have this type."""
     several = np.bincount(nodes.gpu_type)[nodes.gpu_type] > 1
     first = nodes.first.tolist()
     which = [f"nodes {begin}–{end - 1}" for begin, end in pairwise(first)]

@@ -16,14 +16,14 @@ TOLERANCE = 1e-9
 
 
 class Layout:
-    """Where every job is placed, and what is free on every node.
+    """Where every job is placed, and the free resources of every node.
 
     column: (J,) the job's column, −1 for none. spot: (J,) the node of the job that other jobs may share, −1 for none.
-    whole: by job, the nodes that it fills. jobs_on: by node, the jobs whose spot it is. scattered: by pinned job whose
-    nodes no column describes, its (node, GPUs). free: (3, nodes) GPUs, CPUs, memory; CPUs and memory may be negative
-    until `set_levels`. size: (3, nodes) totals. home, home_whole, home_gpus: the job's spot, filled nodes and GPUs when
-    the round began; spot and filled nodes only if a column describes them. fixed: (J,) jobs that must not move. cost:
-    (J,) of a move. tenant: (J,). quota_left: (V,) unused GPUs of every quota; without quotas, of an unlimited one.
+    whole: by job, the nodes that it fills. jobs_on: by node, the jobs whose spot it is. scattered: (node, GPUs) pairs
+    of each pinned job whose placement no column describes. free: (3, nodes) GPUs, CPUs, memory; CPUs and memory may be
+    negative until `set_levels`. size: (3, nodes) totals. home, home_whole, home_gpus: the job's spot, filled nodes and
+    GPUs when the round began; spot and filled nodes only if a column describes them. fixed: (J,) jobs that must not
+    move. cost: (J,) of a move. tenant: (J,). quota_left: (V,) unused GPUs of every quota; (inf,) without quotas.
     """
 
     def __init__(self, problem: NodeProblem, pool: Pooled) -> None:
@@ -77,17 +77,17 @@ class Layout:
         return int(self.group[self.home[job] if self.home[job] >= 0 else self.home_whole[job][0]])
 
     def affords(self, job: int, column: int) -> bool:
-        """Whether the unused quota of the tenant suffices for a job without GPUs in this column."""
+        """Whether the tenant's unused quota suffices to start a job without GPUs in this column."""
         return bool(self.columns.gpus[column] <= self.quota_left[self.tenant[job]])
 
     def keeps(self, job: int, column: int) -> bool:
-        """Whether a job can keep the nodes that it had before the round in this column."""
+        """Whether a job in this column can stay on the nodes that it had before the round."""
         if job not in self.home_whole or self.home_gpus[job] != self.columns.gpus[column]:
             return False
         return bool(self.home_group(job) == self.columns.group[column])
 
     def place(self, job: int, column: int, whole: list[int], spot: int) -> None:
-        """Places a job in a column; its GPUs there must be free."""
+        """Places a job in a column on these nodes, where its GPUs must be free."""
         self.column[job] = column
         if whole:
             self.whole[job] = whole
@@ -110,7 +110,7 @@ class Layout:
         self.column[job] = self.spot[job] = -1
 
     def change(self, job: int, column: int) -> None:
-        """Changes a job's column to one that differs only in its share."""
+        """Changes a job's column to one that differs only in the share of CPUs and memory."""
         if self.spot[job] >= 0:
             self.free[:, self.spot[job]] += self.demand(job)
         self.column[job] = column
@@ -180,8 +180,8 @@ def _fill_job(layout: Layout, job: int, room: np.ndarray) -> None:
 
 
 def hand_out(layout: Layout) -> Floats:
-    """(2, J) CPUs and memory per GPU: the row's share plus an equal part of what its nodes have left, up to the
-    problem's `most_cpus` and `most_memory_bytes`. 0 for jobs without GPUs.
+    """(2, J) CPUs and memory per GPU: the row's share plus an equal part of the unused resources of its nodes, up to
+    the problem's `most_cpus` and `most_memory_bytes`. 0 for jobs without GPUs.
     """
     problem, columns = layout.problem, layout.columns
     share = np.zeros((2, len(layout.column)))
@@ -225,11 +225,11 @@ def _hand_out(layout: Layout, share: Floats, most: Floats, resource: int) -> Non
         wanting = wanting[~full & crowded[node]]
 
 
-# The first step assigns GPUs. Jobs that can keep their nodes stay; the others follow by falling size.
+# The first step assigns GPUs. Jobs that can keep their nodes stay; the others follow, the largest first.
 #
-# If sizes divide each other, jobs placed by falling size fit whenever their sum does. A job's excess is what it uses
-# beyond the mean share for its number of GPUs. Of the nodes with enough free GPUs, a job takes the one whose excess it
-# offsets best. A node's CPUs or memory may not suffice yet.
+# If each size divides the next larger one, jobs placed in this order fit whenever their total does. A job's excess is
+# its use of CPUs and memory beyond the mean for its number of GPUs. Of the nodes with enough free GPUs, a job takes the
+# one whose excess it offsets best. The CPUs or memory of a node may still be exceeded after this step.
 
 
 def settle(layout: Layout, wanted: Ints) -> None:
@@ -311,7 +311,7 @@ def _settle_job(layout: Layout, excess: Floats, node_excess: Floats, job: int, c
 def _clear(
     layout: Layout, job: int, column: int, gpus: int, count: int, excluded: list[int] | None = None
 ) -> Ints | None:
-    """The `count` nodes where removing smaller jobs frees `gpus` GPUs at least cost; None if the job gains less."""
+    """The `count` nodes where removing smaller jobs frees `gpus` GPUs most cheaply; None if too few or too costly."""
     group = layout.columns.group[column]
     begin, end = layout.first[group], layout.first[group + 1]
     jobs = np.nonzero((layout.spot >= begin) & (layout.spot < end) & ~layout.fixed)[0]
@@ -334,7 +334,7 @@ def _clear(
 
 
 def _evict(layout: Layout, excess: Floats, node_excess: Floats, nodes: Ints, gpus: int, below: int) -> list[int]:
-    """Removes jobs of fewer than `below` GPUs until each node has `gpus` free: cheapest moves first, then largest."""
+    """Removes jobs of fewer than `below` GPUs until each node has `gpus` free: cheapest to move first, then largest."""
     evicted = []
     for node in nodes.tolist():
         here = [job for job in layout.jobs_on[node] if not layout.fixed[job]]
@@ -360,7 +360,7 @@ MIN_PRICE = 0.4
 """Minimum price of a node's CPUs, or of its memory, as a fraction of the node's price: a resource may be scarce on one
 node though not in total."""
 PARTNERS = 48
-"""Number of nodes tried for an exchange: those with the most to spare."""
+"""Number of nodes tried for an exchange: those with the most spare CPUs and memory."""
 MAX_STEPS = 5
 """Maximum number of exchanges per node."""
 MIN_GAIN = 1e-9
@@ -395,7 +395,7 @@ class _SharedJobs:
         self.take: Floats = np.concatenate((take, np.zeros((3, self.count))), axis=1)
         self.node: Ints = np.concatenate((layout.spot[self.jobs] - begin, places))
         self.home: Ints = np.concatenate((layout.home[self.jobs] - begin, np.full(self.count, -1)))
-        # Approximate for jobs that also fill other nodes: they have moved unless they keep these, too.
+        # This cost is approximate for jobs that also fill other nodes: they have moved unless they keep these, too.
         self.cost: Floats = np.concatenate((layout.cost[self.jobs], np.zeros(self.count)))
         self.free: Floats = layout.free[:, begin:end].copy()
         self.jobs_on: list[list[int]] = [[] for _ in places]

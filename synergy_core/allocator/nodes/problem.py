@@ -16,7 +16,7 @@ from synergy_core.units import Bools, Floats, Ints
 class NodeGroups:
     """N groups of identical nodes. Nodes are numbered group by group, as in `Cluster`.
 
-    gpu_type: (N,) indices. nodes: (N,) number of nodes. gpus, cpus, memory_bytes: (N,) of each node, > 0.
+    gpu_type: (N,) indices. nodes: (N,) number of nodes in the group. gpus, cpus, memory_bytes: (N,) per node, > 0.
     """
 
     gpu_type: Ints
@@ -56,8 +56,8 @@ class NodeProblem:
 
     utility: (J, C) as in `Problem`. gpus, gpu_type: (C,). cpus, memory_bytes: (J, C) share per GPU in that row; a job
     with n GPUs on a node uses n times the share there. Rows that differ only in their share are called levels. A row
-    whose share exceeds every node of its type is never chosen. held: the present placement. pinned: (J,) jobs that keep
-    their GPUs; only their share is chosen, and they need a row of finite utility with these GPUs. move_cost: (J,) ≥ 0
+    whose share exceeds every node of its type is never chosen. held: the present placement. pinned: (J,) mask of jobs
+    that keep their GPUs; only their share is chosen, from rows of finite utility with these GPUs. move_cost: (J,) ≥ 0
     loss of utility if a job keeps its type and number of GPUs but moves to other nodes; inf if it may move only when it
     cannot stay; None: inf for all. tenant, quota: as in `Problem`. most_cpus, most_memory_bytes: (J, T) share above
     which a job gains nothing; unused CPUs and memory are given out up to this share, or not at all if None.
@@ -93,7 +93,7 @@ class NodeSolution:
 
     choice: (J,) rows, −1 for none. placed: the jobs' GPUs by node. cpus, memory_bytes: (J,) share per GPU, at least the
     row's; 0 without GPUs. moved: (J,) jobs with other nodes but the same type and number of GPUs. objective: total
-    utility minus move costs. bound: at least that of any allocation that can be placed. gap: as in `Solution`.
+    utility minus move costs. bound: no allocation that can be placed has a higher objective. gap: as in `Solution`.
     gpu_price, cpu_price, memory_price: (N,) utility per GPU, CPU and byte in each group of nodes. quota_price: (V,) per
     GPU. prices: of all limits, for the next round's warm start.
     """
@@ -113,16 +113,16 @@ class NodeSolution:
     prices: Floats
 
 
-# In a pool of nodes, a row is charged for what it uses and for what it makes unusable on its node.
+# In a pool of equal nodes, a row is charged for resources that it uses or makes unusable on its node.
 #
-# Let U(h) be the most CPUs that jobs on h GPUs of a node can use: the largest sum over jobs whose GPUs add up to h. A
-# job with g GPUs and c CPUs leaves G − g GPUs, which can use U(G − g) CPUs. The other C − U(G − g) CPUs are used by the
-# job or lost, so it may be charged max(c, min(U(g), C − U(G − g))). The same holds for GPUs: with A(x) the most GPUs
-# that jobs with the CPUs and bytes x can use, a job may be charged max(g, min(A(its x), G − A(the x that it leaves))).
-# The charges of jobs that fit on a node add up to at most the node, because U and A are superadditive: if one job is
-# charged for all that the others cannot use, their charges, at most U or A of what each has, add up to at most what
-# they can use. So every allocation that can be placed is within the pool, and the pool's bound holds for it. Such
-# charges are known as dual feasible functions of vector packing.
+# A node has G GPUs and C CPUs. Let U(h) be the most CPUs that jobs on h of its GPUs can use together. A job with g GPUs
+# and c CPUs leaves G − g GPUs, and jobs there use at most U(G − g) CPUs. The job uses or wastes the other CPUs, so it
+# is charged max(c, min(U(g), C − U(G − g))) CPUs. GPUs are charged likewise: if A(x) is the most GPUs of jobs that
+# share x CPUs and bytes, a job that takes x and leaves y is charged max(g, min(A(x), G − A(y))) GPUs. The charges of
+# jobs that fit on a node add up to no more than the node, because U and A are superadditive: if one job is charged for
+# all that the others cannot use, each other job is charged at most U or A of its resources, and these add up to at most
+# what the others can use. So every allocation that can be placed is within the pool, and the pool's bound holds for it.
+# Such charges are known as dual feasible functions of vector packing.
 
 
 SLACK = 1e-6
@@ -130,7 +130,7 @@ SLACK = 1e-6
 
 
 def by_size(size: Ints, demand: Floats, allowed: Bools, gpus: int) -> tuple[Floats, Floats]:
-    """The largest and the smallest demand of a job by its GPUs, (G + 1,) each; 0 and inf where there is no job.
+    """The largest and smallest demand of a job with 0 to G GPUs, (G + 1,) each; 0 and inf if no job has that many.
 
     size: (C,) GPUs of each column. demand, allowed: (J, C).
     """
@@ -143,7 +143,7 @@ def by_size(size: Ints, demand: Floats, allowed: Bools, gpus: int) -> tuple[Floa
 
 
 def used_together(of_size: Floats, choose: Callable[..., float]) -> Floats:
-    """(G + 1,) the largest (`max`) or smallest (`min`) total demand of jobs whose GPUs add up to each number.
+    """(G + 1,) the largest (`max`) or smallest (`min`) total demand of jobs whose GPUs add up to 0, 1, …, G.
 
     of_size: (G + 1,) demand of one job of each size.
     """
@@ -169,7 +169,7 @@ def charged(
         most_used = used_together(most_of, max)
         lost = np.minimum(most_used[size], room * (1.0 - SLACK) - most_used[gpus - size])
         taken[k] = np.maximum(demand[k], lost)
-        # The smallest demand of jobs with at least that many GPUs, because perhaps none add up to exactly that many.
+        # The smallest demand of jobs with at least that many GPUs, because perhaps no jobs add up to exactly that many.
         least_used = np.minimum.accumulate(used_together(least_of, min)[::-1])[::-1]
         own = np.minimum(own, np.searchsorted(least_used, demand[k], side="right") - 1)
         rest = np.minimum(rest, np.searchsorted(least_used, room * (1.0 + SLACK) - demand[k], side="right") - 1)
@@ -188,7 +188,7 @@ class NodeColumns:
 
     row, group, gpus: (K,). whole: (K,) number of nodes that the job fills. rest: (K,) its GPUs on a node it may share.
     utility: (J, K), also for pinned jobs; −inf if not allowed. demand: (2, J, K) CPUs and memory on the shared node.
-    share: (2, J, K) per GPU. family: (K,) equal for columns that differ only in their share.
+    share: (2, J, K) CPUs and memory per GPU. family: (K,) equal for columns that differ only in their share.
     """
 
     row: Ints
@@ -217,8 +217,8 @@ class Pinned:
 
 @dataclass(slots=True)
 class Pooled:
-    """A round as a problem of pools. jobs: (F,) jobs that are not pinned. problem: their choice among `columns`, with
-    groups of nodes as types, and charges as demands.
+    """A round as a problem of pools. jobs: (F,) jobs that are not pinned. problem: their choice among `columns`; its
+    types are groups of nodes, its demands are charges.
     """
 
     columns: NodeColumns
@@ -231,7 +231,7 @@ class Pooled:
         return reduced_utility(self.problem.utility, self.problem.demands, prices)
 
     def bound(self, prices: Floats, reduced: Floats) -> float:
-        """The dual bound at `prices` for all jobs; pinned jobs have their best share. reduced: (F, K)."""
+        """The dual bound at `prices` for all jobs; pinned jobs have the share best at these prices. reduced: (F, K)."""
         columns, types = self.columns, self.problem.types
         host = prices[-2 * types :].reshape(2, types)
         bound = float(prices @ self.problem.limits) + float(reduced.max(axis=1, initial=0.0).sum())

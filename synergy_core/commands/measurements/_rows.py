@@ -47,8 +47,8 @@ def architecture_of(row: TableRow, untied: bool | None) -> Any:
     """The `Architecture` of a row's model. untied: whether logits have their own weight matrix; None if unstated.
 
     A model that is not in the catalog is taken as Llama-like (own matrix for logits, no learned positions) if its MLP
-    is gated, otherwise as GPT-like (tied embeddings, learned positions). The other tying is used if only that gives the
-    stated `params`. Raises UnpredictableError for missing sizes."""
+    is gated, otherwise as GPT-like (tied embeddings, learned positions). The opposite tying is used if only it gives
+    the stated `params`. Raises UnpredictableError for missing sizes."""
     gated = row.flag("gated_mlp") or False
     sizes = {name: row.whole(name) for name in ("layers", "hidden", "heads", "ffn", "seq_len", "vocab")}
     kv_heads, experts, topk = (row.whole(name) for name in ("kv_heads", "n_experts", "topk"))
@@ -235,7 +235,7 @@ def software_name(words: str, gpu: str, plan: Plan) -> str:
     """The name in catalog/software/ of the training software that a text describes.
 
     If the text names several, the more specific one is preferred: torchtitan with FSDP is torchtitan, not FSDP.
-    If it names none: FSDP (DeepSpeed in fp16) for ZeRO-3 alone, else Megatron Core since Hopper, Megatron before."""
+    If it names none: ZeRO-3 alone means FSDP (in fp16, DeepSpeed); else Megatron Core since Hopper, Megatron before."""
     every = map(software_named, software_names())
     found = [software for software in every if software.words and re.search(software.words, words.lower())]
     for software in found:

@@ -147,7 +147,7 @@ def candidates(rows: Sequence[BestPlan]) -> tuple[list[Candidates], dict[int, st
 
 
 def _fitting(members: list[tuple[int, BestPlan, list[Plan]]], reasons: dict[int, str]) -> Candidates:
-    """Keeps the plans that fit into memory. If no plan of a row fits, keeps the leanest and adds a reason."""
+    """Keeps the plans that fit into memory. If none of a row fits, keeps the one that needs least and adds a reason."""
     first = members[0][1]
     family, machine = family_of(first.architecture), machine_of(first)
     # Models of sequences run in fp16, convolutional models in fp32.
@@ -183,7 +183,7 @@ def _node(gpu_type: str, gpus: int) -> Machine:
 
 
 def machine_of(row: BestPlan) -> Machine:
-    """The machine a row ran on. A node of which only some GPUs were used keeps its full network bandwidth."""
+    """The machine a row ran on. A node with only some of its GPUs in use keeps its full network bandwidth."""
     return _node(row.gpu_type, row.gpus_per_node)
 
 

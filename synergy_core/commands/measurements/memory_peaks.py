@@ -63,7 +63,7 @@ def _step(row: TableRow, model: str) -> TrainingStep:
     # cuBLAS's workspace takes 32 MiB since Hopper and 8 before (PyTorch); Transformer Engine's takes 64 more.
     is_hopper = sheet is not None and sheet.since_hopper
     workspace = (32 if is_hopper else 8) * MIB + (64 * MIB if has_engine else 0)
-    # No column states whether experts' products are grouped, in four streams with a workspace each.
+    # No column states whether the experts' matrix products are grouped in four streams, each with a workspace.
     grouped = (0.0, 4.0 * (32 if is_hopper else 4) * MIB) if row.text("n_experts") else (0.0,)
     # Megatron splits experts like other layers by default.
     options: dict[str, Any] = {

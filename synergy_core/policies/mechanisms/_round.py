@@ -33,10 +33,10 @@ class Applicant:
     """One job as a mechanism sees it.
 
     kinds: allowed GPU types, indices into the cluster's `gpu_types`, the present one first. wanted: by GPU type, the
-    smallest share that gives full speed, at most what a node has. due: by GPU type, the smallest share that is no
-    slower than the proportional share (`least`). tenant: an index into the round's quotas. held: the GPUs on which the
-    job runs, () while it waits. share: the present share. speed(kind, share): estimated speed relative to that with the
-    proportional share. pinned: whether the job keeps its GPUs, so that only its share is chosen.
+    smallest share that gives full speed, at most a node's resources. due: by GPU type, the smallest share with which
+    the job is no slower than with its proportional share (`least`). tenant: an index into the round's quotas. held: the
+    GPUs on which the job runs, () while it waits. share: the present share. speed(kind, share): estimated speed ÷ that
+    with the proportional share. pinned: whether the job keeps its GPUs, so that only its share is chosen.
     """
 
     gpus: int
@@ -70,7 +70,7 @@ class SharingRound:
 
 
 class _Nodes(NamedTuple):
-    """kind, even: each node's GPU type and proportional share. numbers, largest: each type's nodes and most GPUs."""
+    """kind, even: each node's GPU type and proportional share. numbers, largest: each type's nodes and largest size."""
 
     kind: tuple[int, ...]
     even: tuple[Share, ...]
@@ -222,7 +222,7 @@ def least(wanted: Share, proportional: Share) -> Share:
     return Share(min(wanted.cpus, proportional.cpus), min(wanted.memory_bytes, proportional.memory_bytes))
 
 
-# Steps that mechanisms share: which job is next, and on which nodes it runs.
+# Steps that several mechanisms use: which job is next, and on which nodes it runs.
 
 
 def by_gpus(round: SharingRound) -> list[int]:

@@ -5,10 +5,10 @@ It solves the first of the two published programmes, over the jobs that run:
     max Σ_j Σ_s W_j(s)·Y_js    s.t.  Σ_s Y_js = 1,  Σ_js g_j·cpus(s)·Y_js ≤ all CPUs,  the same of memory,
                                      Σ_s W_j(s)·Y_js ≥ W_j(proportional),  Y binary
 
-W_j: speed relative to that with the proportional share. s: the grid of shares below, and the job's `wanted` and `due`.
-The published programme runs the jobs whose GPUs fit. Other mechanisms may run other jobs, and give shares off the grid.
-So the programme is solved for each mechanism's jobs; the best of these solutions and of the mechanisms' own answers is
-taken. The second programme, fractions of jobs on nodes, is not solved: it has a solution whenever the first has one.
+Y_js is 1 if job j, with g_j GPUs, gets share s: one of the grid below, `wanted` or `due`. W_j(s): speed ÷ speed with
+the proportional share. The published programme runs the jobs whose GPUs fit. Other mechanisms may run other jobs or
+give shares off the grid. So the programme is solved for each mechanism's jobs; the best of these and the mechanisms'
+own answers is taken. The second one, fractions of jobs on nodes, is not solved: it is solvable whenever the first is.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _by_programme(groups: tuple[Group, ...], cpus: float, memory_bytes: float) -
     group = np.repeat(np.arange(len(groups)), [len(options) for _, _, options in groups])
     count, gpus = (np.array([each[at] for each in groups], dtype=np.float64) for at in (0, 1))
     speed, need_cpus, need_memory = np.array([option for _, _, options in groups for option in options]).T
-    # Divides needs by what the cluster has, so that both rows have similar magnitudes.
+    # Divides needs by the cluster's totals, so that both rows have similar magnitudes.
     needs = gpus[group] * need_cpus / cpus, gpus[group] * need_memory / memory_bytes
     found, _, _ = integer_programme(
         speed,

@@ -22,7 +22,7 @@ def tune(round: SharingRound, *, sticky: bool = True, hand_out: bool = True) -> 
     """Each job gets all CPUs and memory it can use if they are free, else a share no slower than its proportional one.
 
     sticky: whether running jobs stay on their nodes, and unneeded CPUs and memory there go to other jobs, in order;
-    else, as published, every round places all jobs anew. hand_out: whether what is left then goes, in order, to jobs
+    else, as published, every round places all jobs anew. hand_out: whether the unused rest then goes, in order, to jobs
     that have less than they can use.
     """
     hosts = Hosts(round)
@@ -97,7 +97,7 @@ def _hand_out(round: SharingRound, hosts: Hosts, answer: Answer) -> None:
 
 def _anew(round: SharingRound, hosts: Hosts) -> Answer:
     """As published: each job in turn goes to the first nodes that have its `wanted` share; else to the first that have
-    its `due` share; else to the nodes with the fewest free GPUs, where jobs give back what exceeds their due.
+    its `due` share; else to the nodes with the fewest free GPUs, where jobs give back all beyond their `due` share.
     """
     places = Places(hosts, sticky=False)
     answer: Answer = [None] * len(round.jobs)
@@ -121,7 +121,7 @@ def _anew(round: SharingRound, hosts: Hosts) -> Answer:
 
 
 def _reset(hosts: Hosts, answer: Answer, residents: dict[int, list[int]], on: OnNodes, share: Share) -> None:
-    """Takes from jobs on these nodes what exceeds their proportional share, most CPUs first, until `share` fits."""
+    """Cuts shares of jobs on these nodes to at most the proportional one, most CPUs first, until `share` fits."""
     for node, gpus in on:
         held = [(each, answer[each]) for each in residents.get(node, ())]
         order = sorted(

@@ -26,7 +26,7 @@ MAX_CELLS = 200_000
 ROUNDING = 1e-12
 
 Option = tuple[int, int, float]
-"""Nodes that the job shares with no other spanning job, GPUs, and cost."""
+"""Number of nodes that the job shares with no other job that spans nodes; number of GPUs; cost."""
 
 
 def settled(bounds: MatrixBounds, cost: Floats) -> bool:
@@ -58,7 +58,7 @@ def settled(bounds: MatrixBounds, cost: Floats) -> bool:
 
 
 def _options(cost: Floats, most_gpus: int, held: int, on_nodes: int, bounds: MatrixBounds) -> Iterator[Option]:
-    """One job's options, without those that cost at least as much as a smaller option. cost: (2, 2, GPUs)."""
+    """One job's options, without any that costs at least as much as an option with fewer GPUs. cost: (2, 2, GPUs)."""
     size, total = int(bounds.capacity.max()), int(bounds.capacity.sum())
     yield on_nodes if on_nodes > 1 else 0, held, float(cost[0, int(on_nodes > 1), held])
     least = float(cost[1, 0, 0])
@@ -79,7 +79,7 @@ MIN_SPEEDUP = 1e-3
 
 
 class Shown(NamedTuple):
-    """Nodes as the search sees them, one entry each: GPUs, index of the cluster's node that has them, and GPU type."""
+    """The nodes of the search, one entry each: number of GPUs, the cluster's node that has them, and GPU type."""
 
     gpus: Ints
     node: Ints
@@ -230,7 +230,7 @@ def _speedups(state: GoodputState, shown: Shown, batch_limit: BatchLimit) -> Flo
 
 
 def _one_type(state: GoodputState, order: Ints, answer: Ints, shown: Shown) -> Ints:
-    """Each job keeps the GPUs of its most frequent type, in a tie of the faster type. Its other GPUs stay idle."""
+    """Leaves each job one GPU type: the requested, else the most frequent, in a tie the faster. Others stay idle."""
     kinds = len(state.cluster.gpu_types)
     if kinds == 1:
         return answer

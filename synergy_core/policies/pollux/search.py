@@ -135,7 +135,7 @@ def breed(pool: Matrices, parents: Ints, bounds: MatrixBounds, random: np.random
 
 
 def _raise(children: Matrices, bounds: MatrixBounds, random: np.random.Generator) -> None:
-    """Raises about two entries per node with free GPUs: one of any job, and one of a job that has GPUs there.
+    """Raises about two entries on each node with free GPUs: one of any job, and one of a job with GPUs there.
 
     With J jobs, and c of them with GPUs on the node, any entry is raised with probability 1/J and, independently, a
     non-zero entry with probability 1/c. Its new value is uniform between the old one and all GPUs of the node.
@@ -210,8 +210,8 @@ def _shrink(matrices: Matrices, bounds: MatrixBounds, random: np.random.Generato
 
 
 SPARE = 1.05
-"""Factor on the number of children that is expected to contain enough distinct ones, for a margin. At most `MAX_BRED`
-times as many children are bred as needed; pymoo instead breeds again until there are enough."""
+"""Margin on the number of children that are bred, so that enough of them are distinct. At most `MAX_BRED` times as many
+as needed are bred; pymoo instead breeds again until there are enough."""
 MAX_BRED = 2.0
 
 
