@@ -3,8 +3,8 @@
 The rule is that of Pollux's published artifact. For a job with initial batch B₀, largest batch B_max and b_min to b_max
 samples per GPU and micro-batch, it tries 50 total batches B, spaced geometrically from max(B₀, b_min·M) to B_max
 inclusive. Each gives L = B/M samples per GPU, a = ⌈L/b_max⌉ micro-batches (a ≥ 2 if M = 1 and L > B₀, because the noise
-is estimated from two micro-batches) and b = ⌈L/a⌉ samples per micro-batch. It is feasible if b_min ≤ b ≤ b_max. The
-feasible one of highest goodput wins; in a tie, that with the smallest B. The job's total batch is then M·b·a.
+is estimated from two micro-batches) and b = ⌈L/a⌉ samples per micro-batch. B is feasible if b_min ≤ b ≤ b_max. The
+feasible B of highest goodput wins; in a tie, the smallest. The job's total batch is then M·b·a.
 
 Goodput is the rate of progress,  gain(B)/T_iter = throughput × efficiency / B₀,  in iterations at the initial batch per
 second. It ranks a job's configurations like Pollux's throughput × efficiency, and remaining work ÷ goodput is a time.
@@ -247,10 +247,10 @@ def goodput_at(
 def fixed_batch(
     total_batch: float, gpus: int, initial_batch: float, max_batch: float, max_local: float
 ) -> tuple[int, int]:
-    """(local batch b, accumulation a) of a job that keeps its total batch B: rigid jobs, Tiresias, Optimus and Gavel.
+    """(local batch b, accumulation a) of a job that keeps its total batch B, on any number M of GPUs.
 
     It applies the rule at the top of this file to one B, with  L = ⌈B/M⌉  and  a ≥ 2 if M = 1 and B > B₀.  Then b is
-    limited to ⌊B_max/(M·a)⌋, but it is at least 1 on any number of GPUs.
+    limited to ⌊B_max/(M·a)⌋, but at least 1. Rigid jobs keep B, and all jobs under Tiresias, Optimus and Gavel.
     """
     per_gpu = ceil(total_batch / gpus - CEILING_TOLERANCE)
     micro_batches = max(ceil(per_gpu / max_local - CEILING_TOLERANCE), 1)

@@ -170,7 +170,7 @@ class GradientErrors:
     def held_back_steps(
         self, grad_sqr: float, grad_var: float, initial_batch: float, local_batch: float, replicas: float
     ) -> float:
-        """Number of steps whose progress is lost with a compressor's error-feedback state; 0 if it is unbiased.
+        """Number of steps whose progress is lost if a compressor's error-feedback state is lost; 0 if it is unbiased.
 
         In each step, the compressor holds back the fraction eps² of its input: the gradient plus what it held back
         before. In all, it holds back eps²/(1 − eps²) gradients. The result is at most `MAX_HELD_BACK_STEPS`.
@@ -190,7 +190,7 @@ def naive_noise_scale(noise_scale: ArrayLike, local_batch: ArrayLike, variance: 
 
 
 def mixed_error(signal_error: ArrayLike, noise_error: ArrayLike, noise_scale: ArrayLike, samples: ArrayLike) -> Floats:
-    """Compression error of the mean gradient of `samples` samples, relative to its |x|² = |G|² (1 + φ/samples)."""
+    """Compression error of the mean gradient of `samples` samples ÷ its squared norm |G|² (1 + φ/samples)."""
     # The signal's part of the squared norm is 1/(1 + φ/b) = b/(b + φ), which stays defined at φ = ∞.
     signal = np.divide(samples, np.add(samples, noise_scale, dtype=np.float64))
     result: Floats = np.asarray(noise_error) + np.subtract(signal_error, noise_error) * signal
@@ -391,7 +391,7 @@ def with_none(compressors: Sequence[Compressor]) -> tuple[Compressor, ...]:
 
 
 def sizes_and_errors(parts: Sequence[Compressor], layers: LayerSizes, gradients: Gradients) -> tuple[Floats, Floats]:
-    """Bytes and error of each layer under each compressor, (layers, parts); errors ÷ the whole gradient's |x|²."""
+    """Bytes of each layer under each compressor, and its error ÷ the whole gradient's squared norm; (layers, parts)."""
     halves = (gradients.signal, gradients.noise)
     errors = [sum(0.5 * each.shares(layers) * part.error(layers, each) for each in halves) for part in parts]
     return np.stack([part.sent_bytes(layers, CHOICE_REPLICAS) for part in parts], axis=1), np.stack(errors, axis=1)

@@ -113,7 +113,7 @@ def least_bytes(sizes: Floats, errors: Floats, budget: float, *, buckets: int = 
     bound = float(curve.sent_bytes[point] - slope * (allowed - curve.errors[point]))
     chosen = _filled(sizes, errors, chosen, allowed)
     reduced = _reduced(sizes, errors, slope)
-    # First only changes the layers whose best other choice is nearest to the slope: a better answer drops more choices.
+    # First run: layers whose best other choice is nearest to the slope. Its better answer lets the second drop more.
     changed = np.abs(sizes - sizes[np.arange(chosen.size), chosen][:, None])
     with np.errstate(invalid="ignore", divide="ignore"):
         doubtful = np.argsort(np.where(changed > 0.0, reduced / changed, np.inf).min(axis=1))

@@ -35,7 +35,7 @@ class InputPipeline(Hashable, Protocol):
     ) -> Floats:
         """Seconds to prepare one sample for one GPU; arrays broadcast.
 
-        cpus, memory_bytes, storage_bytes_per_s: per GPU of the job. node_gpus: the job's GPUs on its smallest node.
+        cpus, memory_bytes, storage_bytes_per_s: per GPU of the job. node_gpus: the fewest GPUs of the job on a node.
         """
 
     def enough(self, gpu_sample_s: float, *, storage_bytes_per_s: float, node_gpus: int = 1) -> tuple[float, float]:
@@ -117,7 +117,7 @@ def _between(points: Floats, at: Floats) -> tuple[np.ndarray, np.ndarray, Floats
 WAITED = 1.1
 """A step counts as having waited for input if it took longer than its GPU time × this factor; less may be noise."""
 EXPLAINED = 0.9
-"""CPUs (or storage) can explain why a step waited if the time predicted for them is at least this fraction of it."""
+"""CPUs (or storage) can explain why a step waited if their predicted time is at least this fraction of the step."""
 ALIKE = 1e-6
 """If CPUs and storage take equally long up to this fraction, a step counts as having waited for CPUs. Otherwise a step
 in which both bounds are equal would measure neither constant."""
@@ -189,7 +189,7 @@ def fit_pipeline(observed: ObservedInputs, data_bytes: float) -> FittedPipeline:
 
     If the step waited, one bound is an equality: if one constant, even at its bound, is too small to explain the step,
     the step measures the other. Steps with all data in memory measure c. If all steps that waited have the same share,
-    and read from storage, they measure neither. A constant is the median over steps that measure it, or its bound.
+    and read from storage, they measure neither. A constant is the median over steps that measure it, else its bound.
     """
     inputs = (np.atleast_1d(np.asarray(getattr(observed, each.name), dtype=np.float64)) for each in fields(observed))
     columns: Floats = np.stack(np.broadcast_arrays(*inputs))
@@ -262,7 +262,7 @@ OPTIMISTIC_ALIKE = 0.1
 
 
 def searched_steps(seconds_of: Callable[[int], float], most_cpus: int, *, gpus: int = 1) -> dict[int, float]:
-    """Measures a step with several numbers of CPUs, chosen by a search, with all data in memory: seconds by CPUs.
+    """Measures the seconds of a step, with all data in memory, at several numbers of CPUs that a search chooses.
 
     This is optimistic profiling (Mohan et al., OSDI 2022): only the CPU axis is measured; the memory axis follows from
     the formula. The search starts at `most_cpus`. While a step takes about as long as the previous one, CPUs are

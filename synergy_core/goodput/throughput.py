@@ -119,8 +119,8 @@ def slowest_of(gpus: ArrayLike) -> Floats:
 class Form:
     """A functional form of the throughput model.
 
-    parameters: names, in the order of theta's last axis. floor: whether it has the constants of `SATURATING`; crowd:
-    of `CROWDED` too. ratios: index of a slope → index of its constant; the fit's prior favours small slope/constant.
+    parameters: names, in the order of theta's last axis. floor: whether it has `SATURATING`'s constants. crowd: whether
+    it has `CROWDED`'s. ratios: index of a slope → index of its constant; the fit's prior favours small slope/constant.
     """
 
     name: str

@@ -123,10 +123,10 @@ class GradientExchange:
         return columns_of([offer.errors for offer in self.offers])
 
     def best(self, goodput: Floats, known: ArrayLike = True) -> Ints:
-        """Index of the offer to use, (…,): that of highest goodput if it has ≥ `MARGIN` × that of `none`, else `none`.
+        """Indices, (…,), of the offers of highest goodput; `none` where that is below `MARGIN` × the goodput of `none`.
 
-        Without an offer of `none`, it is always that of highest goodput. goodput: (offers, …). known: whether
-        uncompressed exchanges were observed. If not, the answer is `none`, because savings are unknown.
+        goodput: (offers, …). known: whether uncompressed exchanges were observed. If not, savings are unknown, and the
+        answer is `none` if that is offered.
         """
         names = [offer.name for offer in self.offers]
         first: Ints = goodput.argmax(axis=0)

@@ -97,7 +97,7 @@ class Job:
         return 0.0
 
     def settle(self, now_s: float) -> None:
-        """Counts service and waiting from `settled_s` to `now_s`; none if that is earlier, as after a delayed start."""
+        """Counts service or waiting since `settled_s`; nothing if `now_s` is earlier, as after a delayed start."""
         if now_s <= self.settled_s:
             return
         if self.running:

@@ -134,7 +134,7 @@ Quantity = Literal["sent", "codec", "error"]
 MAX_REPORTS = 20
 """Approximate number of recent reports in a mean: a new report has a weight of at least a twentieth."""
 MIN_CHANGE_FACTOR = 1.1
-"""A belief changes only when the mean differs by this factor: reports always vary a little, but plans should stay."""
+"""A belief changes only if the mean differs from it by this factor: reports always vary, but plans should stay."""
 MAX_RATIO = 1e4
 """Largest credible error factor of a formula. Measurements beyond it count as wrong and are limited to it."""
 
@@ -201,7 +201,7 @@ Point = tuple[int, int, int]
 RATIO_SHARED, RATIO_OWN = 0.10, 0.08
 """Standard deviations of the two parts of log(true ÷ planned step time): the part that all plans of a model share on a
 GPU type, and a plan's own part. Our choice, as in conf/truth/default.yaml: bench/fit_planner.py finds 0.04 and 0.02 for
-held-out models if their GPU type was measured. If not, it finds a 90 % interval of ± 0.48: a deviation of 0.29."""
+held-out models if their GPU type was measured. If not, its 90 % interval is ± 0.48: a standard deviation of 0.29."""
 MAX_OBSERVED = 60
 """Maximum number of observations in a fit, taken evenly from all. More would hardly change its seven constants."""
 

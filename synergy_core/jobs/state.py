@@ -506,7 +506,7 @@ class GoodputState(ClusterState):
         return np.minimum(explored, self.most_fed_gpus)
 
     def allowed(self, rows: Configurations, *, growth: float = 2.0, first_gpus: int = 1) -> Bools:
-        """(jobs, rows): whether a job may get the row's GPUs: `min_gpus` to `most_gpus`, or the least ≥ `min_gpus`."""
+        """(jobs, rows): whether a row has `min_gpus` to `most_gpus` GPUs, or the smallest size that is ≥ `min_gpus`."""
         least = self.min_gpus
         enough = rows.gpus >= least[:, None]
         smallest = np.where(enough, rows.gpus, np.iinfo(np.int64).max).min(axis=1)

@@ -143,9 +143,7 @@ class Gpu(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CodecSpeed:
-    """How fast one GPU encodes and decodes: memory bytes and FLOPs per second, and seconds between two kernels; all
-    above 0.
-    """
+    """Speed of encoding and decoding on a GPU: memory bytes and FLOPs per second, seconds between kernels; all > 0."""
 
     touched_bytes_per_s: float
     flops_per_s: float

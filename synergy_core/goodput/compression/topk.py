@@ -1,7 +1,7 @@
 """Sends each layer's numbers of largest magnitude with their indices, and adds the others to the next gradient.
 
 Aji and Heafield (EMNLP 2017); error feedback: Stich et al. (NeurIPS 2018). Ranks choose different indices, so the
-values (fp32) and indices (int32) of all ranks are all-gathered, and a rank sends more bytes the more replicas exist.
+values (fp32) and indices (int32) of all ranks are all-gathered, and the bytes that a rank sends grow with the replicas.
 """
 
 from __future__ import annotations
