@@ -1,10 +1,10 @@
 """Chooses the batch of a job on a shape (N nodes, M GPUs) by Pollux's rule, for many jobs and shapes at once.
 
-The rule is that of Pollux's published artifact. It tries 50 total batches B, spaced geometrically from max(B₀, b_min·M)
-to B_max inclusive. Each gives L = B/M samples per GPU, a = ⌈L/b_max⌉ micro-batches (a ≥ 2 if M = 1 and L > B₀, because
-the noise is estimated from two micro-batches) and b = ⌈L/a⌉ samples per micro-batch. A candidate is feasible if
-b_min ≤ b ≤ b_max. The candidate of highest goodput wins; of several, the one with the smallest B. The job's total batch
-is then M·b·a. Ceilings ignore an excess of up to 1e-8.
+The rule is that of Pollux's published artifact. For a job with initial batch B₀, largest batch B_max and b_min to b_max
+samples per GPU and micro-batch, it tries 50 total batches B, spaced geometrically from max(B₀, b_min·M) to B_max
+inclusive. Each gives L = B/M samples per GPU, a = ⌈L/b_max⌉ micro-batches (a ≥ 2 if M = 1 and L > B₀, because the noise
+is estimated from two micro-batches) and b = ⌈L/a⌉ samples per micro-batch. B is feasible if b_min ≤ b ≤ b_max. The
+feasible B of highest goodput wins; in a tie, the smallest. The job's total batch is then M·b·a.
 
 Goodput is the rate of progress,  gain(B)/T_iter = throughput × efficiency / B₀,  in iterations at the initial batch per
 second. It ranks a job's configurations like Pollux's throughput × efficiency, and remaining work ÷ goodput is a time.
@@ -26,9 +26,9 @@ from synergy_core.units import Bools, Floats, Ints
 
 CANDIDATES = 50
 CEILING_TOLERANCE = 1e-8
-"""Tolerance of ceilings: rounding errors must not add a micro-batch if the quotient is a whole number."""
+"""Quotients are rounded up only if they exceed a whole number by more than this, which may be a rounding error."""
 _FRACTIONS = np.linspace(0.0, 1.0, CANDIDATES)
-# Jobs are processed in chunks of about so many array elements, which stay in the CPU cache: measured twice as fast.
+# Jobs are processed in chunks of about this many array elements, which fit in the CPU cache: measured twice as fast.
 _CHUNK = 16_384
 MAX_CACHED = 16_384
 """Maximum number of cached results of `best_batch_one`."""
@@ -58,7 +58,7 @@ class OneBatch(NamedTuple):
 
 
 class _Case(NamedTuple):
-    """Arguments of `_goodput`: numbers, or arrays that broadcast. alpha, beta, gamma: α_c, β_c, γ; sync_s: T_sync."""
+    """Arguments of `_goodput` that do not depend on the batch. alpha, beta, gamma: α_c, β_c, γ. sync_s: T_sync."""
 
     alpha: Floats | float
     beta: Floats | float
@@ -71,10 +71,10 @@ class _Case(NamedTuple):
 
 
 def _goodput(case: _Case, local: Floats, micro: Floats, errors: GradientErrors | None) -> tuple[Floats, Floats]:
-    """Goodput with these local batches and numbers of micro-batches, and the seconds of an iteration.
+    """Goodput, and seconds of an iteration, with `micro` micro-batches of `local` samples on each GPU.
 
-    T_opt/T_grad = (1 + (T_sync/T_grad)^γ)^(1/γ). As T_grad ≥ 1e-8 and γ ≤ 10, nothing overflows below T_sync = 1e22 s.
-    There are thousands of candidates, so arrays are changed in place, and the gain is not computed separately.
+    It computes T_opt/T_grad = (1 + (T_sync/T_grad)^γ)^(1/γ). As T_grad ≥ 1e-8 and γ ≤ 10, this cannot overflow for
+    T_sync < 1e22 s. For speed, arrays are changed in place, and the gain is not computed separately.
     """
     compute = local * case.beta
     compute += case.alpha
@@ -100,7 +100,9 @@ def _goodput(case: _Case, local: Floats, micro: Floats, errors: GradientErrors |
 def _candidates(
     case: _Case, min_per_gpu: Floats | float, log_span: Floats | float, low: Floats | float, high: Floats | float
 ) -> tuple[Floats, Floats, Bools]:
-    """b, a and feasibility of the candidates. min_per_gpu: least L. log_span: ln(most ÷ least L). low, high: of b."""
+    """Each candidate's samples per micro-batch b, its number of micro-batches, and whether it is feasible. min_per_gpu:
+    smallest L. log_span: ln(largest L ÷ smallest L). low, high: limits of b.
+    """
     per_gpu = log_span * _FRACTIONS
     np.exp(per_gpu, out=per_gpu)
     per_gpu *= min_per_gpu
@@ -165,7 +167,7 @@ def _column(values: ArrayLike) -> Floats:
 
 
 def _chosen(columns: list[Floats]) -> tuple[Floats, Floats, Floats, Floats]:
-    """Goodput, local batch, micro-batches and throughput of the best candidates; columns: (jobs, shapes, 1) each."""
+    """Goodput, local batch, micro-batches and throughput of the best candidates. columns: as made by `best_batch`."""
     case, gpus, (min_per_gpu, log_span, low, high, unclipped_span) = _Case(*columns[:8]), columns[7], columns[8:13]
     local, micro, feasible = _candidates(case, min_per_gpu, log_span, low, high)
     # If max(B₀, b_min·M) exceeds B_max, no batch is feasible.
@@ -245,10 +247,10 @@ def goodput_at(
 def fixed_batch(
     total_batch: float, gpus: int, initial_batch: float, max_batch: float, max_local: float
 ) -> tuple[int, int]:
-    """(local batch, accumulation) of a job that keeps its total batch: Tiresias, Optimus, Gavel and rigid jobs.
+    """(local batch b, accumulation a) of a job that keeps its total batch B, on any number M of GPUs.
 
-    The rule at the top of this file for one B, with  L = ⌈B/M⌉,  a ≥ 2 if M = 1 and B > B₀,  and finally
-    b ≤ ⌊B_max/(M·a)⌋. b is at least 1, on any number of GPUs.
+    It applies the rule at the top of this file to one B, with  L = ⌈B/M⌉  and  a ≥ 2 if M = 1 and B > B₀.  Then b is
+    limited to ⌊B_max/(M·a)⌋, but at least 1. Rigid jobs keep B, and all jobs under Tiresias, Optimus and Gavel.
     """
     per_gpu = ceil(total_batch / gpus - CEILING_TOLERANCE)
     micro_batches = max(ceil(per_gpu / max_local - CEILING_TOLERANCE), 1)

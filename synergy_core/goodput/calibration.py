@@ -1,12 +1,12 @@
 """Robust step-time model of one application on one GPU type, fitted to a table of measurements.
 
-The model is `SATURATING`, or `CROWDED` if it predicts the table's placements better. Two corrections are added to the
-logarithm of its smooth T_grad(b). Each is the median residual of its rows, shrunk towards 0 by κ = 2 pseudo-rows; one
-or two rows count by their weights in the fit:
+The model has the form `SATURATING`, or `CROWDED` if that predicts the table's placements better. Two corrections are
+added to the logarithm of its smooth T_grad(b). Each is the median residual of n rows × n/(n + κ), with κ = 2, because
+few rows prove little. For one or two rows, n is the sum of their weights in the fit. The corrections are:
 
-- by batch size, interpolated in log b and constant outside: libraries choose kernels by shape, so a batch of 57 may be
-  faster than one of 40;
-- for one GPU alone: step time minus reported synchronisation on several GPUs is not exactly the time that one takes.
+- by batch size, interpolated in log b and constant beyond the measured batches: libraries choose kernels by shape, so a
+  batch of 57 may be faster than one of 40;
+- on a single GPU: its step is not exactly as long as a step on several GPUs minus the reported synchronisation.
 
 A form with more constants always fits better, but may predict unmeasured placements worse. So the form is chosen by
 five-fold cross-validation over the placements across nodes. The crowded form must win by a margin: where both do
@@ -37,8 +37,8 @@ from synergy_core.units import Floats, Ints
 MIN_PLACEMENTS = 12
 """Minimum number of placements across nodes for which the crowded form is tried."""
 MIN_ERROR_SAVED_FRACTION = 0.02
-"""Fraction of the error that the crowded form must save. On synthetic all-reduces that depend on the number of GPUs it
-saves less, or adds error; on those that depend on the crowd it saves more (tests/test_crowd.py)."""
+"""Fraction of the error that the crowded form must save to be chosen. On synthetic all-reduces that depend on the
+number of GPUs it saves less, or adds error; on those that depend on the crowd it saves more (tests/test_crowd.py)."""
 _PARTS = 5
 
 
@@ -61,7 +61,7 @@ def saved_by_crowd(rows: PaddedSteps) -> float:
 
 
 def held_out_error(rows: PaddedSteps, form: Form, placement: Ints) -> Floats:
-    """|log(predicted/measured)| of each row's step time, (K,), predicted by the fit without the row's fold.
+    """|log(predicted/measured)| of each row's step time, (K,). The prediction is that of a fit to the other folds.
 
     placement: (K,), the number of each row's placement; rows with negative numbers are in every fit and have error 0.
     """
@@ -77,7 +77,7 @@ def held_out_error(rows: PaddedSteps, form: Form, placement: Ints) -> Floats:
 
 
 def placements_across(rows: PaddedSteps) -> Ints:
-    """Numbers the distinct placements (N, M, C) across nodes: one number per row, (K,); −1 for rows on one node."""
+    """The number of each row's placement, (K,): equal (N, M, C) have the same number. −1 for rows on one node."""
     shapes = np.stack([rows.nodes[0], rows.gpus[0], rows.crowd[0]])
     across = rows.across[0]
     result = np.full(shapes.shape[1], -1)
@@ -96,7 +96,7 @@ _MAX_KNOTS = 24
 class Calibrated:
     """A fitted form with factors that correct its T_grad.
 
-    knots: batch sizes, rising. log_factors: ln of the factor at each knot. alone_log_factor: added to it on one GPU.
+    knots: batch sizes, rising. log_factors: ln of the factor at each knot. alone_log_factor: added to these on one GPU.
     """
 
     form: Form
@@ -124,7 +124,7 @@ class Calibrated:
 def calibrate(
     profile: ObservedSteps, *, form: Form | None = None, robust: bool = True, deviations: bool = True
 ) -> tuple[Calibrated, Fits]:
-    """The calibrated model, and the fit from which it was made, with error and uncertainty.
+    """The calibrated model, and the fit from which it was made; the fit gives the error and the uncertainty.
 
     form: None chooses the saturating or the crowded form by cross-validation. deviations: whether to correct T_grad at
     measured batch sizes and on one GPU. Raises InputError for fewer than 3 rows.
@@ -167,7 +167,7 @@ def _deviating(model: Calibrated, rows: PaddedSteps) -> Calibrated:
 
 
 def _shrunk_median(values: Floats, weights: Floats, where: NDArray[np.bool_]) -> float:
-    """n/(n + κ) × the median of the marked values. n: how many are marked; of one or two, the sum of the weights."""
+    """The median of the n marked values × n/(n + κ). If one or two are marked, n is the sum of their weights."""
     if not where.any():
         return 0.0
     rows = int(where.sum())
@@ -177,9 +177,9 @@ def _shrunk_median(values: Floats, weights: Floats, where: NDArray[np.bool_]) ->
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Errors e = (predicted − measured)/measured of n rows with a prediction; NaN where n is too small.
+    """Errors e = (predicted − measured)/measured of the n rows that have a prediction; NaN where n is too small.
 
-    mape: mean |e|. median, p90, max: of |e|. bias: mean e, positive where predictions are too long.
+    mape: mean |e|. median, p90, max: of |e|. bias: mean e, positive if predictions are too long on average.
     failures: rows without a prediction. spearman: rank correlation of predicted and measured, NaN below 2 rows.
     """
 
@@ -194,7 +194,7 @@ class Accuracy:
 
 
 def accuracy(predicted: Floats, measured: Floats) -> Accuracy:
-    """Accuracy of predictions, (rows,), in the unit of `measured`. Predictions that are not finite and > 0 failed."""
+    """Accuracy of predictions, (rows,), in the unit of `measured`; those that are not finite and > 0 are failures."""
     made = np.isfinite(predicted) & (predicted > 0)
     failures = int((~made).sum())
     if not made.any():

@@ -11,15 +11,15 @@ An iteration at batch B makes as much progress as gain(B) iterations at B₀. Al
 in samples, B ≥ B₀; grad_sqr and grad_var are ≥ 0 and not both 0.
 
 With compressed gradients, let N be the replicas, b = B/N the local batch, G the true gradient and ĝ the exchanged one.
-An unbiased compressor adds the relative variance w at each replica, and w₂ if it compresses the mean again:
+An unbiased compressor adds the relative variance w at each replica and, if it compresses the mean again, w₂ (3):
 
     E|ĝ − G|²/|G|² = (1 + w) φ/B + w/N                                            (1)
     efficiency = (φ + B₀) / ((1 + w) φ + (1 + w/N) B)                             (2)
-                 … / (1 + w₂)                                                     (3)
+    efficiency = (φ + B₀) / ((1 + w) φ + (1 + w/N) B) / (1 + w₂)                  (3)
 
 A biased compressor with error feedback loses the fraction eps² of a gradient's squared norm. Its efficiency is the
 uncompressed one × (1 − λ eps²). This is a model, not a theorem; GraVAC (2023) assumes λ = 1 for a projection. A local
-gradient's eps² is the mean of those of signal and noise, weighted by their contributions to its squared norm:
+gradient's eps² is the mean of eps²_signal and eps²_noise, weighted by what signal and noise add to its squared norm:
 (eps²_signal + eps²_noise φ/b)/(1 + φ/b). Like Pollux, the model assumes that noise is independent among replicas and
 that progress is that of SGD at its best learning rate.
 """
@@ -41,7 +41,7 @@ from synergy_core.units import Floats, Ints
 
 
 def noise_scale(grad_sqr: ArrayLike, grad_var: ArrayLike, initial_batch: ArrayLike) -> Floats:
-    """The noise scale φ = B₀·grad_var/grad_sqr, samples; inf where grad_sqr is 0. Batches well below φ lose little."""
+    """The noise scale φ = B₀·grad_var/grad_sqr, samples; inf if grad_sqr is 0. Batches well below φ are efficient."""
     numerator = np.multiply(initial_batch, grad_var, dtype=np.float64)
     with np.errstate(divide="ignore"):
         result: Floats = np.divide(numerator, grad_sqr)
@@ -70,7 +70,7 @@ def statistical_efficiency(total_batch: ArrayLike, noise_scale: ArrayLike, initi
 def adascale_factor(
     total_batch: ArrayLike, noise_scale: ArrayLike, initial_batch: ArrayLike, *, exponent: float = 1.0
 ) -> Floats:
-    """Factor for the learning rate of the initial batch: the gain.
+    """Factor on the learning rate that was tuned at the initial batch: the gain, to the power `exponent`.
 
     AdaScale (Johnson et al., ICML 2020, algorithm 1):  r = E[σ² + μ²] / E[σ²/S + μ²] = (B/B₀)·efficiency(B), for SGD.
     exponent: 0.5 for Adam-like optimisers, whose step does not grow with the gradient.
@@ -81,18 +81,18 @@ def adascale_factor(
 
 
 def square_root_factor(total_batch: ArrayLike, initial_batch: ArrayLike) -> Floats:
-    """Factor √(B/B₀) for the learning rate, which does not depend on the noise.
+    """Factor √(B/B₀) on the learning rate that was tuned at the initial batch; it does not depend on the noise.
 
-    It keeps the variance of a step's weight change (Krizhevsky 2014, section 5; for Adam: Malladi et al. 2022).
+    The variance of a step's weight change stays the same (Krizhevsky 2014, section 5; for Adam: Malladi et al. 2022).
     """
     return np.sqrt(np.divide(total_batch, initial_batch))
 
 
 @dataclass(frozen=True, eq=False)
 class Distortion:
-    """How much compression distorts gradients: arrays that broadcast with batches and replicas, 0 if it does not.
+    """How much compression distorts gradients: arrays that broadcast with batches and replicas, 0 without distortion.
 
-    variance: w of each replica's gradient. sum_variance: w₂ of their mean. lost: λ eps² if biased, in [0, 1].
+    variance: w, for each replica's gradient. sum_variance: w₂, for their mean. lost: λ eps² if biased, in [0, 1].
     """
 
     variance: ArrayLike = 0.0
@@ -101,7 +101,7 @@ class Distortion:
 
     @property
     def divisor(self) -> Floats:
-        """By how much w₂ and the lost part divide the efficiency: (1 + w₂)/(1 − lost); inf where all is lost."""
+        """The efficiency is divided by this because of w₂ and the lost part: (1 + w₂)/(1 − lost); inf if lost is 1."""
         with np.errstate(divide="ignore"):
             result: Floats = np.divide(np.add(1.0, self.sum_variance), np.subtract(1.0, self.lost))
         return result
@@ -119,9 +119,9 @@ UNDISTORTED = Distortion()
 
 @dataclass(frozen=True, eq=False)
 class GradientErrors:
-    """Compression errors of a model's signal and noise, which give the error at any batch; arrays that broadcast.
+    """Compression errors of a gradient's signal and noise, from which its error at any batch follows. Arrays broadcast.
 
-    signal, noise: `Compressor.error` of each, over all layers. unbiased, rounds_sum: as in `Compressor`.
+    signal, noise: `Compressor.error` of both, over all layers. unbiased, rounds_sum: as in `Compressor`.
     """
 
     signal: ArrayLike
@@ -135,7 +135,7 @@ class GradientErrors:
         return cls(np.zeros(count), np.zeros(count), np.ones(count, dtype=bool), np.zeros(count, dtype=bool))
 
     def distortion(self, noise_scale: ArrayLike, local_batch: ArrayLike, replicas: ArrayLike) -> Distortion:
-        """The distortion with λ = 1. A single replica exchanges nothing and has none."""
+        """The distortion with λ = 1; 0 with a single replica, which exchanges nothing."""
         several = np.asarray(replicas) > 1
         local = np.where(several, mixed_error(self.signal, self.noise, noise_scale, local_batch), 0.0)
         total = mixed_error(self.signal, self.noise, noise_scale, np.multiply(local_batch, replicas))
@@ -157,9 +157,9 @@ class GradientErrors:
     def naive_statistics(
         self, grad_sqr: float, grad_var: float, initial_batch: float, local_batch: float, replicas: float
     ) -> tuple[float, float]:
-        """grad_sqr and grad_var as a job estimates them that treats compressed gradients as uncompressed ones.
+        """The (grad_sqr, grad_var) that a job estimates if it treats compressed gradients as uncompressed ones.
 
-        With an unbiased compressor, it estimates noise scale φ' (`naive_noise_scale`); a biased one changes nothing.
+        With an unbiased compressor, their noise scale is φ' (`naive_noise_scale`); a biased one changes neither.
         """
         if not self.unbiased or grad_sqr == 0.0:
             return grad_sqr, grad_var
@@ -170,10 +170,10 @@ class GradientErrors:
     def held_back_steps(
         self, grad_sqr: float, grad_var: float, initial_batch: float, local_batch: float, replicas: float
     ) -> float:
-        """Steps whose progress is lost when a compressor's error-feedback state is lost; 0 if unbiased.
+        """Number of steps whose progress is lost if a compressor's error-feedback state is lost; 0 if it is unbiased.
 
-        In each step, the compressor holds back the fraction eps² of its input, which is the gradient plus what it held
-        back before: in all, the gradients of eps²/(1 − eps²) steps. The result is at most `MAX_HELD_BACK_STEPS`.
+        In each step, the compressor holds back the fraction eps² of its input: the gradient plus what it held back
+        before. In all, it holds back eps²/(1 − eps²) gradients. The result is at most `MAX_HELD_BACK_STEPS`.
         """
         phi = noise_scale(grad_sqr, grad_var, initial_batch)
         lost = float(np.asarray(self.distortion(phi, local_batch, replicas).lost))
@@ -181,16 +181,16 @@ class GradientErrors:
 
 
 def naive_noise_scale(noise_scale: ArrayLike, local_batch: ArrayLike, variance: ArrayLike) -> Floats:
-    """φ' = (1 + w) φ + w b, the estimate from norms of compressed gradients treated as uncompressed ones.
+    """φ' = (1 + w) φ + w b, the noise scale estimated if compressed gradients are treated as uncompressed ones.
 
-    (φ' + B₀)/(φ' + B) has the denominator of (2), but its numerator is too large: compression seems to cost nothing.
+    (φ' + B₀)/(φ' + B) has the denominator of (2), but its numerator is larger, as if compression cost no progress.
     """
     result: Floats = np.add(1.0, variance) * np.asarray(noise_scale) + np.multiply(variance, local_batch)
     return result
 
 
 def mixed_error(signal_error: ArrayLike, noise_error: ArrayLike, noise_scale: ArrayLike, samples: ArrayLike) -> Floats:
-    """Error of the mean gradient of `samples` samples, relative to its squared norm |G|² (1 + φ/samples)."""
+    """Compression error of the mean gradient of `samples` samples ÷ its squared norm |G|² (1 + φ/samples)."""
     # The signal's part of the squared norm is 1/(1 + φ/b) = b/(b + φ), which stays defined at φ = ∞.
     signal = np.divide(samples, np.add(samples, noise_scale, dtype=np.float64))
     result: Floats = np.asarray(noise_error) + np.subtract(signal_error, noise_error) * signal
@@ -202,8 +202,8 @@ def compressed_gain(
 ) -> Floats:
     """Number of uncompressed iterations at B₀ that make as much progress as a compressed iteration at `scale` = B/B₀.
 
-    It is `gain` with variance × (1 + w) and squared norm × (1 + w/N) in its denominator, divided by `divisor`; it may
-    be below 1. grad_sqr, grad_var: of uncompressed gradients.
+    This is `gain` with variance × (1 + w) and squared norm × (1 + w/N) in its denominator, divided by
+    `Distortion.divisor`; it may be below 1. grad_sqr, grad_var: of uncompressed gradients.
     """
     w = np.asarray(distorted.variance, dtype=np.float64)
     sqr, var = np.asarray(grad_sqr, dtype=np.float64), np.asarray(grad_var, dtype=np.float64)
@@ -249,8 +249,8 @@ class ExchangeTerms:
 
         T_sync(c) = collectives · L + (T_sync − L) · sent(c)/sent(none) + codec(c)
 
-    If T_sync is below L, all of it counts as latency; so T_sync(c) is never negative, and `plain_sync` can invert it.
-    collectives: number of collectives, one after another. latency_s: L. sent: bytes sent ÷ bytes sent without
+    If T_sync is below L, all of it counts as latency. So T_sync(c) is never negative, and `plain_sync` can compute
+    T_sync from it. collectives: number of consecutive collectives. latency_s: L. sent: bytes sent ÷ bytes sent without
     compression, > 0. codec_s: time of encoding and decoding.
     """
 
@@ -261,7 +261,7 @@ class ExchangeTerms:
 
 
 def compressed_sync(sync_s: ArrayLike, terms: ExchangeTerms) -> Floats:
-    """T_sync(c) with compression, seconds. sync_s: T_sync without, seconds, ≥ 0."""
+    """Seconds of an exchange with compression, T_sync(c). sync_s: seconds without compression, T_sync ≥ 0."""
     latency = np.minimum(sync_s, terms.latency_s)
     moved = np.subtract(sync_s, latency) * np.asarray(terms.sent)
     result: Floats = np.multiply(terms.collectives, latency) + moved + np.asarray(terms.codec_s)
@@ -269,7 +269,7 @@ def compressed_sync(sync_s: ArrayLike, terms: ExchangeTerms) -> Floats:
 
 
 def plain_sync(sync_s: ArrayLike, terms: ExchangeTerms) -> Floats:
-    """T_sync without compression, seconds. sync_s: T_sync(c). 0 where T_sync(c) is below the codec's time."""
+    """Seconds of the exchange without compression; 0 if sync_s, T_sync(c), is shorter than encoding and decoding."""
     exchanged = np.maximum(np.subtract(sync_s, terms.codec_s), 0.0)
     started = np.minimum(exchanged, np.multiply(terms.collectives, terms.latency_s))
     result: Floats = started / np.asarray(terms.collectives) + (exchanged - started) / np.asarray(terms.sent)
@@ -277,15 +277,15 @@ def plain_sync(sync_s: ArrayLike, terms: ExchangeTerms) -> Floats:
 
 
 CHOICE_REPLICAS = 2
-"""Number of replicas for which layers' compressors are chosen. At other numbers, the bytes of a scheme's compressors
-have the same ratios, except that the bytes of topk grow relative to `none`."""
+"""Number of replicas for which layers' compressors are chosen. With more replicas, the ratios between the bytes of a
+scheme's compressors stay the same, except that the bytes of topk grow relative to `none`."""
 POINTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 """Squared errors, relative to the gradient's squared norm, for which layer-wise choices are offered."""
 
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """For each layer of a model, a compressor of one scheme, or `none`. A `Plan` refers to the offer by `name`.
+    """Assigns each layer of a model a compressor of one scheme, or `none`. A `Plan` refers to the offer by `name`.
 
     parts: the compressors. choice: (L,) the index in `parts` of each layer's compressor.
     """
@@ -302,7 +302,7 @@ class Offer:
 
     @property
     def collectives(self) -> int:
-        """The number of collectives in a step: the largest of any compressor in use, because layers share them."""
+        """The number of collectives in a step: the most that a compressor in use needs, because layers share them."""
         return max(int(self.parts[at].collectives) for at in np.unique(self.choice).tolist())
 
     @cached_property
@@ -316,21 +316,21 @@ class Offer:
         return GradientErrors(signal, noise, all(each.unbiased for each in used), any(each.rounds_sum for each in used))
 
     def sent_bytes(self, replicas: ArrayLike) -> Floats:
-        """Bytes that each rank sends in a step; of the shape of `replicas`."""
+        """Bytes that each rank sends in a step; an array of the same shape as `replicas`."""
         result: Floats = self.layers_sent_bytes(replicas).sum(axis=-1)
         return result
 
     def layers_sent_bytes(self, replicas: ArrayLike) -> Floats:
-        """`sent_bytes` by row of `layers`, (…, L)."""
+        """`sent_bytes` of each row of `layers`, (…, L)."""
         return self._chosen([each.sent_bytes(self.layers, replicas) for each in self.parts])
 
     def codec_s(self, replicas: ArrayLike, speed_of: Callable[[Compressor], CodecSpeed]) -> Floats:
-        """Seconds of encoding and decoding in a step; of the shape of `replicas`."""
+        """Seconds of encoding and decoding in a step; an array of the same shape as `replicas`."""
         result: Floats = self.layers_codec_s(replicas, speed_of).sum(axis=-1)
         return result
 
     def layers_codec_s(self, replicas: ArrayLike, speed_of: Callable[[Compressor], CodecSpeed]) -> Floats:
-        """`codec_s` by row of `layers`, (…, L)."""
+        """`codec_s` of each row of `layers`, (…, L)."""
         return self._chosen([codec_s(each.codec_work(self.layers, replicas), speed_of(each)) for each in self.parts])
 
     @property
@@ -354,8 +354,8 @@ def uniform(compressor: Compressor, layers: LayerSizes, gradients: Gradients) ->
 def within_error_of(compressor: Compressor, layers: LayerSizes, gradients: Gradients) -> Offer:
     """The layer-wise choice of fewest bytes whose squared error does not exceed this compressor's (L-GreCo).
 
-    Each layer uses one of `Compressor.nearby` or no compression. Errors are those of a local gradient that is half
-    noise. Noise's share of the gradient changes during training, but the choice stays.
+    Each layer uses one of `Compressor.nearby` or no compression. Errors are computed for a local gradient whose squared
+    norm is half noise. The fraction of noise changes during training, but the choice stays.
     """
     parts = with_none(compressor.nearby())
     sizes, errors = sizes_and_errors(parts, layers, gradients)
@@ -391,7 +391,7 @@ def with_none(compressors: Sequence[Compressor]) -> tuple[Compressor, ...]:
 
 
 def sizes_and_errors(parts: Sequence[Compressor], layers: LayerSizes, gradients: Gradients) -> tuple[Floats, Floats]:
-    """Bytes sent, and errors as fractions of the whole gradient's squared norm; arrays (layers, parts)."""
+    """Bytes of each layer under each compressor, and its error ÷ the whole gradient's squared norm; (layers, parts)."""
     halves = (gradients.signal, gradients.noise)
     errors = [sum(0.5 * each.shares(layers) * part.error(layers, each) for each in halves) for part in parts]
     return np.stack([part.sent_bytes(layers, CHOICE_REPLICAS) for part in parts], axis=1), np.stack(errors, axis=1)

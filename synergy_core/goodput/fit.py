@@ -5,22 +5,22 @@ Pollux (OSDI 2021, section 3.2, and its artifact) minimises over θ, with natura
     RMSE(log T_grad) + RMSE(log T_opt) + 1e-3·(γ − 1)² + 1e-2·[(β_n/α_n)² + (β_r/α_r)²]
 
 with observed T_grad = step_time − sync_time and T_opt = step_time, 1e-8 ≤ α, β and 1 ≤ γ ≤ 10. Constants that the
-observations do not determine are fixed at values that predict perfect scaling:
+observations do not determine are fixed at values that predict perfect scaling; some are raised after the fit:
 
     one distinct local batch        α_c = mean(T_grad)/2
-    never N > 1                     α_n = β_n = 1e-8; afterwards α_n ≥ 1.1·α_r and β_n ≥ 1.1·β_r
-    never N > 2 (`CROWDED`)         ν = 1e-8; afterwards β_n + ν ≥ 0.06·T_sync across nodes, on average
+    never N > 1                     α_n = β_n = 1e-8; raised to α_n ≥ 1.1·α_r and β_n ≥ 1.1·β_r
+    one distinct N > 1 (`CROWDED`)  ν = 1e-8; if N = 2, raised to β_n + ν ≥ 0.06·(mean T_sync across nodes)
     never N = 1 and M > 1           α_r = β_r = 1e-8
     never M > 2                     β_n = β_r = 1e-8
 
 The fit runs from three starts with different γ and keeps the best result. The objective is a sum of two RMSEs and of
-squares. Near a perfect fit an RMSE is a cone, on which quasi-Newton methods converge slowly. So for σ = √(Σ w·r²) with
-Jacobian J of r, a step uses the cone's own curvature,
+squares. Near a perfect fit an RMSE is a cone, on which quasi-Newton methods converge slowly. So a step uses the cone's
+own curvature. For an RMSE σ = √(Σ w·r²) of residuals r with weights w, where J is the Jacobian of r, it is
 
-    ∇σ = Jᵀw r/σ,    ∇²σ ≈ (JᵀwJ − σ²·∇σ∇σᵀ)/σ,
+    ∇σ = Jᵀw r/σ,    ∇²σ ≈ (JᵀwJ − ∇σ∇σᵀ)/σ.
 
-damped after Marquardt (1963) with the plain Gauss-Newton matrix JᵀwJ/σ, whose full step goes to the cone's tip.
-Constants at a bound are fixed during a step if it would push them beyond the bound.
+The step is damped after Marquardt (1963) with the plain Gauss-Newton matrix JᵀwJ/σ, whose full step goes to the cone's
+tip. A constant at a bound stays fixed during a step that would push it beyond the bound.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ _MIN_RESIDUAL = 1e-7
 
 
 def residuals(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats]:
-    """log(predicted/observed) of T_grad and T_opt, (F, K) each."""
+    """log(predicted/observed) of T_grad and of T_opt in each of the K rows of F profiles, (F, K) each."""
     found = slopes(theta, rows, form)
     return found[:, 0, -1], found[:, 1, -1]
 
 
 def slopes(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
-    """Derivatives of log T_grad and log T_opt by the P constants, then `residuals`, in one array (F, 2, P + 1, K)."""
+    """Derivatives of log T_grad and log T_opt by the P constants, and last the `residuals`; (F, 2, P + 1, K)."""
     line_and_sync = (theta[:, None, None] @ rows.design)[:, :, 0] + rows.alone
     result = np.empty((len(theta), 2, theta.shape[1] + 1, line_and_sync.shape[2]))
-    # First d log/dθ of α_c + β_c·b and of T_sync, then of T_grad and of T_opt = T_grad·(1 + e^bend)^(1/γ).
+    # First the derivatives of the logs of α_c + β_c·b and T_sync, then of T_grad and T_opt = T_grad·(1 + e^bend)^(1/γ).
     compute, step = (result[:, at, :-1] for at in range(2))
     np.divide(rows.design, line_and_sync[:, :, None], out=result[:, :, :-1])
     logs = np.log(line_and_sync)
@@ -128,7 +128,7 @@ def evaluate(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floa
     prior *= 2.0
     both += prior
     plain = both[:, :-1, :-1]
-    # The cone's Hessian is the plain one minus Σ (Jᵀr)(Jᵀr)ᵀ/σ over both RMSEs.
+    # The cone's Hessian is the plain one minus ∇σ∇σᵀ/σ, summed over both RMSEs.
     towards = product[:, :, :-1, -1]
     return objective, both[:, :-1, -1], plain - towards.swapaxes(1, 2) @ (towards / smooth), plain
 
@@ -182,11 +182,11 @@ def minimise(theta: Floats, pinned: Bools, rows: PaddedSteps, form: Form) -> tup
 USUAL_MISFIT, USUAL_ROWS = 0.1, 3.0
 """Prior misfit of log times (the median over 18 measured tables), and its weight in rows."""
 UNSEEN_SYNC_FRACTION = 0.5
-"""Prior standard deviation of T_sync across nodes, or within a node, while never observed, as a fraction of T_grad."""
+"""Prior standard deviation of a T_sync (across nodes, or within a node) that was never observed ÷ T_grad."""
 UNKNOWN_SLOPE_FRACTION = 0.3
 """Prior standard deviation of a slope over GPUs, as a fraction of its constant."""
 USUAL_LAG = 0.3
-"""Prior standard deviation of the slowest GPU's lag (`SLOWEST`)."""
+"""Prior standard deviation of `SLOWEST`, the constant for the lag of the slowest GPU."""
 _GAMMA_SD = 2.0
 
 
@@ -226,16 +226,16 @@ def _prior_sd(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
 
 
 UNSEEN_NODES_FACTOR = 1.1
-"""Minimum ratio of all-reduce times across nodes and within one, while no job has spanned nodes (Pollux's artifact)."""
+"""Minimum time of an all-reduce across nodes ÷ within a node, until a job has spanned nodes (Pollux's artifact)."""
 UNSEEN_NODES_GROWTH = 0.06
-"""Minimum relative growth of the all-reduce time as nodes double, while no job has spanned more than two nodes. In 11
-of 12 measured tables it grows more; the median is 0.17 (bench/fit.py --forms)."""
+"""Minimum relative growth of the all-reduce time when the number of nodes doubles, until a job has spanned more than
+two nodes. In 11 of 12 measured tables the time grows more; the median is 0.17 (bench/fit.py --forms)."""
 _START_GAMMAS = (1.0, 1.7, 4.0)
 _ROBUST_ROUNDS = 8
 _CAUCHY = 2.385
 """Cauchy weights 1/(1 + (e/(2.385·s))²) keep 95 % of least squares' efficiency on clean data (Holland, Welsch 1977)."""
 _MIN_SCALE = 0.01
-"""Minimum scale s of residuals, so that rows much closer to the model than this keep their weight."""
+"""Minimum scale s of the residuals e, so that rows much closer to the model than this keep their weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class Fits:
         return result
 
     def parameter_sd(self) -> Floats:
-        """Standard deviation of each constant, (F, P), from C's inverse in `log_step_time_sd`."""
+        """Standard deviation of each constant, (F, P): the square root of C's diagonal in `log_step_time_sd`."""
         information, _ = _information(self.theta, self.rows, self.form)
         return np.sqrt(np.diagonal(np.linalg.inv(information), axis1=1, axis2=2))
 
@@ -280,8 +280,8 @@ class Fits:
 def fit(observations: Sequence[ObservedSteps], *, form: Form = POLLUX, robust: bool = False, min_rows: int = 1) -> Fits:
     """Fits the constants of each profile.
 
-    robust: whether rows that contradict the others lose weight (iteratively reweighted Cauchy weights). Measured tables
-    are fitted so; policies' beliefs are not, as published. Raises InputError for fewer than `min_rows` rows.
+    robust: whether rows that contradict the others lose weight (iteratively reweighted Cauchy weights). This is used
+    for measured tables but, as in Pollux, not for policies' beliefs. Raises InputError for fewer than `min_rows` rows.
     """
     return fit_rows(padded(observations, form, min_rows=min_rows), form, robust=robust)
 
@@ -323,7 +323,7 @@ def _best(rows: PaddedSteps, form: Form, start: Floats | None = None) -> tuple[F
 
 
 def _trust(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
-    """Weight of each row, (F, K): the larger its residuals, the lower."""
+    """Weight of each row, (F, K). The larger the row's residuals, the lower is its weight."""
     first, second = residuals(theta, rows, form)
     off = np.sqrt(first**2 + second**2)
     real = rows.weight > 0
@@ -353,7 +353,7 @@ def _pins(rows: PaddedSteps, form: Form) -> tuple[Bools, Floats]:
         pinned[:, RHO_R] = _distinct(rows.gpus, within) < 3
         two = across & (rows.nodes == 2)
         pinned[:, SLOWEST] = _distinct(rows.gpus, real) < 3
-        # π can be told from β_n only if jobs with several GPUs per node have run on two nodes and on more.
+        # π and β_n can be told apart only if jobs with several GPUs per node have run on two nodes and on more nodes.
         more = across & ~two & (rows.gpus > rows.nodes)
         pinned[:, PAIR] = ~((two & (rows.gpus > 2)).any(axis=1) & more.any(axis=1))
     if form.crowd:
@@ -372,7 +372,7 @@ def _distinct(values: Floats, where: Bools) -> Ints:
 
 
 def _start(rows: PaddedSteps, form: Form, gamma: Floats) -> Floats:
-    """Start values for a given γ, (F, 1), by regression: T_grad over b, T_sync over β_n's and β_r's coefficients."""
+    """Start values for a given γ, (F, 1): regressions of T_grad on b, and of T_sync on the terms of β_n and β_r."""
     compute, step = np.exp(rows.log_compute - rows.log_factor), np.exp(rows.log_step)
     # The T_sync that explains the step time with this γ, at least 1 % of the step.
     ratio = np.minimum(np.exp(rows.log_compute - rows.log_step), 1.0) ** gamma

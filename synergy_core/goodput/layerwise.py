@@ -3,15 +3,15 @@
 This is a multiple-choice knapsack. Both functions use the lower convex hull of each layer's choices:
 
 - `frontier` takes the hull steps of all layers in order of falling slope (bytes saved ÷ error added), which gives the
-  whole curve of bytes against errors. Its points are optimal; between two points, no choice is better by more than the
-  step between them.
+  whole curve of bytes against errors. Its points are optimal. For a budget between two points, the optimum saves at
+  most the bytes of the step between them.
 - `least_bytes` solves one budget by dynamic programming over a grid of errors, as published: 10,000 buckets, errors
-  rounded up so that the budget is kept. With λ the slope at the budget, it first drops every choice whose reduced cost
-  lifts the Lagrangian bound above the best known answer: no better answer contains such a choice. Only the grid is
-  inexact: with n layers undecided, the answer sends no more than any choice within a budget that is smaller by n
-  buckets of 1/10,000 of the budget minus these layers' least errors. `LayerChoice.bound` bounds all choices.
+  rounded up so that the budget is kept. It first drops every choice whose reduced cost, at the curve's slope at the
+  budget, lifts the Lagrangian bound above the best known answer: no better answer contains it. Only the rounding is
+  inexact: if n layers are undecided, no choice that stays n buckets below the budget sends fewer bytes than the answer.
+  A bucket is 1/10,000 of the budget minus all layers' least open errors. `LayerChoice.bound` bounds every choice.
 
-L-GreCo (Markov et al., MLSys 2024) adds up norms instead of squared norms; only the latter are additive.
+L-GreCo (Markov et al., MLSys 2024) adds up norms instead of squared norms; but only squared norms are additive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEAR = 1e-12
 """Relative rounding tolerance of sums of errors and bytes."""
 _TINY = 1e-300
 FIRST_LAYERS = 16
-"""Number of layers in a first, quick run of the dynamic programme. Of 12, 16, 32, 64 and 128, it was fastest."""
+"""Number of layers in a first, quick run of the dynamic programme; 16 was faster than 12, 32, 64 and 128."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +75,11 @@ class Frontier:
 
 
 def least_of_slowest(curves: Sequence[Frontier], counts: Sequence[int], budgets: Sequence[float]) -> list[list[int]]:
-    """For each error budget, one point per curve, for pipeline stages that exchange gradients at the same time.
+    """Chooses a point of each curve for each error budget, for pipeline stages that exchange gradients simultaneously.
 
-    The points minimise the most bytes that any stage sends, with the stages' total error within the budget; up to that
-    many bytes, each stage has its least error. counts: number of equal stages of each curve. budgets: of total error; a
-    budget below the least total error gets the points of least error.
+    The points minimise the bytes of the stage that sends most, with the stages' total error within the budget. Each
+    stage has the least error that these bytes allow. counts: number of equal stages of each curve. budgets: of total
+    error; a budget that is too small for any points gets those of least error.
     """
     caps = np.unique(np.concatenate([each.sent_bytes for each in curves]))
     # Bytes fall along a curve, so this is the first point that sends no more than the cap.
@@ -96,7 +96,7 @@ def least_of_slowest(curves: Sequence[Frontier], counts: Sequence[int], budgets:
 def least_bytes(sizes: Floats, errors: Floats, budget: float, *, buckets: int = BUCKETS) -> LayerChoice:
     """The choice of fewest bytes whose squared errors add up to at most `budget`.
 
-    sizes, errors: (L, C), inf in both where a layer lacks a choice. A layer of zeros has errors of 0 and costs nothing.
+    sizes, errors: (L, C), inf in both where a layer lacks a choice. Layers of zeros have errors of 0 and use no budget.
     """
     curve = frontier(sizes, errors)
     # Sums of the same errors in another order differ by rounding.
@@ -109,11 +109,11 @@ def least_bytes(sizes: Floats, errors: Floats, budget: float, *, buckets: int = 
         return LayerChoice(chosen, _total(sizes, chosen), _total(errors, chosen), met, bound)
     saved = curve.sent_bytes[point] - curve.sent_bytes[point + 1]
     slope = saved / (curve.errors[point + 1] - curve.errors[point])
-    # Lagrangian bound: no choice within the budget sends fewer bytes than the line through both points at the budget.
+    # Lagrangian bound: no choice within the budget sends fewer bytes than the line through both points at its error.
     bound = float(curve.sent_bytes[point] - slope * (allowed - curve.errors[point]))
     chosen = _filled(sizes, errors, chosen, allowed)
     reduced = _reduced(sizes, errors, slope)
-    # First changes only the layers whose best other choice is nearest to the slope: a better answer drops more choices.
+    # First run: layers whose best other choice is nearest to the slope. Its better answer lets the second drop more.
     changed = np.abs(sizes - sizes[np.arange(chosen.size), chosen][:, None])
     with np.errstate(invalid="ignore", divide="ignore"):
         doubtful = np.argsort(np.where(changed > 0.0, reduced / changed, np.inf).min(axis=1))
@@ -131,7 +131,7 @@ def least_bytes(sizes: Floats, errors: Floats, budget: float, *, buckets: int = 
 def frontier(sizes: Floats, errors: Floats) -> Frontier:
     """The curve of fewest bytes against error; sizes, errors as in `least_bytes`.
 
-    It merges the lower hulls of all layers by slope. Each hull starts at the layer's least error with fewest bytes.
+    It merges the lower hulls of all layers by slope. A hull starts at the layer's least error, with the fewest bytes.
     """
     layers = np.arange(sizes.shape[0])
     least = errors == errors.min(axis=1, keepdims=True)
@@ -232,7 +232,7 @@ def _programme(sizes: Floats, errors: Floats, open_choices: Bools, allowed: floa
 
 
 def _groups(sizes: Floats, errors: Floats, open_choices: Bools) -> list[Ints]:
-    """Layers with several open choices, in groups of identical layers for which one choice is made.
+    """Groups the layers with several open choices: a group has identical layers, which all get the same choice.
 
     For identical layers, only the number of layers with each choice matters. With two open choices, groups of 1, 2, 4,
     … and a remainder reach every number; with more than two, each group is one layer.
@@ -255,5 +255,5 @@ def _groups(sizes: Floats, errors: Floats, open_choices: Bools) -> list[Ints]:
 
 
 def _total(values: Floats, chosen: Ints) -> float:
-    """The sum over layers of the value, (L, C), of each layer's choice."""
+    """The sum of all layers' values for their choices. values: (L, C)."""
     return float(values[np.arange(chosen.size), chosen].sum())

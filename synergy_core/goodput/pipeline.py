@@ -6,9 +6,9 @@ simulator published with it):
     step = max(GPU step, samples per GPU · seconds per sample)
     seconds per sample = max(c / CPUs, bytes · (1 − hits) / storage),    hits = min(1, memory ÷ data set)
 
-c: CPU-seconds to prepare a sample. Memory caches a fraction of the data set and evicts nothing within an epoch, so
-this is also the fraction of hits (MinIO cache, ibid.). CPUs and storage bandwidth are per GPU of the job. The memory of
-the job's GPUs on a node is one cache, so the node with the fewest GPUs is the slowest.
+c: CPU-seconds to prepare a sample. Memory caches a fraction of the data set and evicts nothing within an epoch, so the
+fraction of hits equals the cached fraction (MinIO cache, ibid.). CPUs and storage bandwidth are per GPU of the job. The
+memory of the job's GPUs on a node is one cache, so the node with the fewest GPUs is the slowest.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class InputPipeline(Hashable, Protocol):
     ) -> Floats:
         """Seconds to prepare one sample for one GPU; arrays broadcast.
 
-        cpus, memory_bytes, storage_bytes_per_s: per GPU of the job. node_gpus: the fewest of its GPUs on any node.
+        cpus, memory_bytes, storage_bytes_per_s: per GPU of the job. node_gpus: the fewest GPUs of the job on a node.
         """
 
     def enough(self, gpu_sample_s: float, *, storage_bytes_per_s: float, node_gpus: int = 1) -> tuple[float, float]:
-        """The least (CPUs, bytes of memory) per GPU with which input takes at most `gpu_sample_s` per sample; if no
-        share suffices, the least with which input is fastest.
+        """The smallest (CPUs, bytes of memory) per GPU with which input takes at most `gpu_sample_s` per sample. If no
+        share suffices, the smallest with which input is fastest.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The formula above. cpu_s: c. sample_bytes: of one sample on storage. data_bytes: of the data set."""
+    """The formula at the top of this file. cpu_s: c. sample_bytes, data_bytes: size of a sample and of the data set."""
 
     cpu_s: float
     sample_bytes: float
@@ -74,10 +74,10 @@ class Pipeline:
 
 
 class PipelineTable:
-    """Speeds measured on one GPU by CPUs and memory, made non-decreasing in both; interpolated linearly, constant
-    outside. Below the fewest measured CPUs, speed is proportional to CPUs.
+    """Speeds measured on one GPU by CPUs and memory, made non-decreasing in both, and interpolated linearly. Beyond the
+    measured range they are constant, except that they are proportional to CPUs below the fewest measured CPUs.
 
-    cpus (C,), memory_bytes (M,): rising. seconds (C, M): per sample. best: the answer of `enough`, (CPUs, bytes).
+    cpus (C,), memory_bytes (M,): rising. seconds (C, M): per sample. best: what `enough` returns, (CPUs, bytes).
     `node_gpus` is ignored, because caches shared by several GPUs were not measured.
     """
 
@@ -107,7 +107,7 @@ class PipelineTable:
 
 
 def _between(points: Floats, at: Floats) -> tuple[np.ndarray, np.ndarray, Floats]:
-    """Indices of the neighbours of `at` among rising `points`, and how far it is between these, clipped to [0, 1]."""
+    """Indices of the neighbours of `at` among rising `points`, and its position between them, from 0 to 1 (clipped)."""
     upper = np.clip(np.searchsorted(points, at, side="right"), 1, len(points) - 1)
     lower = upper - 1
     part: Floats = np.clip((at - points[lower]) / (points[upper] - points[lower]), 0.0, 1.0)
@@ -115,9 +115,9 @@ def _between(points: Floats, at: Floats) -> tuple[np.ndarray, np.ndarray, Floats
 
 
 WAITED = 1.1
-"""A step has waited for input if it took more than this times its GPU time; less may be noise."""
+"""A step counts as having waited for input if it took longer than its GPU time × this factor; less may be noise."""
 EXPLAINED = 0.9
-"""A step may have waited for CPUs, or storage, if the time predicted for them is at least this fraction of the step."""
+"""CPUs (or storage) can explain why a step waited if their predicted time is at least this fraction of the step."""
 ALIKE = 1e-6
 """If CPUs and storage take equally long up to this fraction, a step counts as having waited for CPUs. Otherwise a step
 in which both bounds are equal would measure neither constant."""
@@ -136,7 +136,7 @@ class ObservedInputs:
     """Measured steps of one job, or of all jobs of one application: arrays (steps,).
 
     cpus, memory_bytes, storage_bytes_per_s, node_gpus: as in `InputPipeline.sample_s`. samples: per GPU and step.
-    gpu_step_s: without waiting for input; step_s: with it.
+    gpu_step_s: seconds of a step without waiting for input. step_s: seconds with it.
     """
 
     cpus: ArrayLike
@@ -152,8 +152,8 @@ class ObservedInputs:
 class InputConstant:
     """A fitted constant with a 95 % confidence interval, which covers only the noise of the steps.
 
-    steps: the number of steps that measured it. If 0, the constant is only bounded from above, and `value` is the
-    bound; without a bound (`upper` is infinite) no step depended on it, and `value` is 0.
+    steps: the number of steps that measured the constant. If it is 0, the constant is only bounded from above, and
+    `value` is the bound. If `upper` is infinite too, no step depended on the constant, and `value` is 0.
     """
 
     value: float
@@ -182,14 +182,14 @@ class FittedPipeline:
 def fit_pipeline(observed: ObservedInputs, data_bytes: float) -> FittedPipeline:
     """Fits the pipeline of a job to its measured steps. data_bytes: size of its data set.
 
-    A step that took longer than its GPU time waited for input, so input took as long as the step; in all other steps,
-    input took at most as long. So each step bounds both constants from above:
+    In a step that took longer than its GPU time, training waited for input, so input took as long as the step. In other
+    steps, input took at most as long. So each step bounds both constants from above:
 
         c ≤ CPUs · step / samples,    bytes per sample ≤ storage / (1 − hits) · step / samples
 
-    If the step waited, one bound is an equality: if one constant, at its bound, cannot explain the step, the step
-    measures the other. Steps with all data in memory measure c. If all steps that waited have the same share, and read
-    from storage, they measure neither. A constant is the median over the steps that measure it, else its upper bound.
+    If the step waited, one bound is an equality: if one constant, even at its bound, is too small to explain the step,
+    the step measures the other. Steps with all data in memory measure c. If all steps that waited have the same share,
+    and read from storage, they measure neither. A constant is the median over steps that measure it, else its bound.
     """
     inputs = (np.atleast_1d(np.asarray(getattr(observed, each.name), dtype=np.float64)) for each in fields(observed))
     columns: Floats = np.stack(np.broadcast_arrays(*inputs))
@@ -197,7 +197,7 @@ def fit_pipeline(observed: ObservedInputs, data_bytes: float) -> FittedPipeline:
     sample_s = step_s / samples
     misses = 1.0 - np.minimum(1.0, memory * node_gpus / data_bytes)
     needs = np.stack([1.0 / np.maximum(cpus, MIN_CPUS), misses / storage])
-    # Numbers the distinct shares: steps with the same resources and samples have the same share.
+    # Gives each distinct share a number: steps with the same resources and samples have the same share.
     share = np.unique(columns[:5], axis=1, return_inverse=True)[1].reshape(-1)
     shares = int(share.max(initial=-1)) + 1
     slowdown = np.exp(_medians(np.log(step_s / gpu_step_s), share, shares))
@@ -223,7 +223,7 @@ def _measured(
 ) -> tuple[Bools, Floats]:
     """Which steps measure each constant, (2, steps), and the constants, (2,): c, then bytes per sample.
 
-    waited: (shares,). share_needs, bounds: (2, shares). values: (2, steps), each constant if that step measured it.
+    waited: (shares,). share_needs, bounds: (2, shares). values: (2, steps), the constant that a step would measure.
     """
     constants = bounded = bounds.min(axis=1, initial=np.inf)
     measured_by = np.zeros(values.shape, dtype=np.bool_)
@@ -262,7 +262,7 @@ OPTIMISTIC_ALIKE = 0.1
 
 
 def searched_steps(seconds_of: Callable[[int], float], most_cpus: int, *, gpus: int = 1) -> dict[int, float]:
-    """Seconds of a step by number of CPUs, with all data in memory; a search chooses the numbers that are measured.
+    """Measures the seconds of a step, with all data in memory, at several numbers of CPUs that a search chooses.
 
     This is optimistic profiling (Mohan et al., OSDI 2022): only the CPU axis is measured; the memory axis follows from
     the formula. The search starts at `most_cpus`. While a step takes about as long as the previous one, CPUs are

@@ -10,7 +10,7 @@
     T_iter       = (a − 1)·T_grad + T_opt
 
 with b samples per GPU and micro-batch, a micro-batches per step (accumulation) and ε = 1e-8; α and β are in seconds.
-If γ is 1, computing and all-reduce do not overlap; at its maximum, 10, a step hardly takes longer than the longer one.
+If γ is 1, computing and all-reduce do not overlap. At its maximum, 10, a step is hardly longer than the longer of both.
 
 All functions broadcast `theta`'s leading axes against the other arguments, and return seconds.
 """
@@ -70,7 +70,7 @@ def overlapped(gradient_time_s: ArrayLike, sync_time_s: ArrayLike, gamma: ArrayL
 
 
 def exchange_time(step_time_s: ArrayLike, gradient_time_s: ArrayLike, gamma: ArrayLike) -> Floats:
-    """The T_sync with which `overlapped` gives that step time; 0 where the step is no longer than computing."""
+    """The T_sync for which `overlapped` returns this step time; 0 where the step is no longer than computing."""
     step, compute = np.asarray(step_time_s, dtype=np.float64), np.asarray(gradient_time_s, dtype=np.float64)
     gamma = np.asarray(gamma, dtype=np.float64)
     ratio = np.minimum(compute / step, 1.0)
@@ -92,15 +92,15 @@ def step_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike, local_batch: 
 # - An all-reduce grows with its GPUs by a bandwidth term that saturates, like a ring's (M − 1)/M, and by a logarithmic
 #   term for latency and stragglers (trees are log M deep, the slowest of M lags by about log M). Across or within nodes
 #       T_sync = α + ρ·(1 − 2/M) + β·log₂(M/2)         instead of α + β·(M − 2); at M = 2 it is α.
-# - Two nodes exchange over one pair of links, more than two over several pairs: + π·log₂(M/N) across nodes if N = 2.
+# - Two nodes exchange over a single pair of links, more nodes over several. If N = 2, π·log₂(M/N) is added to T_sync.
 # - The time of small batches is bounded below by kernel launches: T_grad = ((α_c + β_c·b)³ + φ³)^(1/3).
-# - All GPUs wait for the slowest where samples differ in length or size (speech, multi-scale images):
-#   T_grad·(1 + σ·(M − 1)/(M + 1)), which grows like the expected largest of M uniform draws.
+# - Where samples differ in length or size (speech, multi-scale images), all GPUs wait for the slowest: T_grad is
+#   multiplied by 1 + σ·(M − 1)/(M + 1), which grows like the expected largest of M uniform draws.
 #
 # A further term in M − 2, for the latency of long rings, made predictions of held-out clusters worse (7 % → 10 %).
 #
 # `CROWDED` is for machines where T_sync depends on the *crowd* C, the largest number of the job's GPUs on one node,
-# because these share its network cards. It differs from `SATURATING` across nodes only:
+# because these share the node's network cards. It differs from `SATURATING` across nodes only:
 #       T_sync = α + β·log₂(M/2) + ρ·(1 − 1/C) + κ·(C − 1) + λ·log₂C + π·log₂C (if N = 2) + ν·log₂(N/2)
 # The term in κ describes a network card of fixed bandwidth through which every GPU of a node sends its own data. The
 # terms in ρ, κ and λ together fit any growth with C that slows down. `calibration.saved_by_crowd` compares both forms.
@@ -119,8 +119,8 @@ def slowest_of(gpus: ArrayLike) -> Floats:
 class Form:
     """A functional form of the throughput model.
 
-    parameters: names, in the order of theta's last axis. floor, crowd: whether it has the constants of `SATURATING`, of
-    `CROWDED`. ratios: index of a slope → index of its constant; the fit's prior favours small slope/constant.
+    parameters: names, in the order of theta's last axis. floor: whether it has `SATURATING`'s constants. crowd: whether
+    it has `CROWDED`'s. ratios: index of a slope → index of its constant; the fit's prior favours small slope/constant.
     """
 
     name: str
@@ -182,8 +182,8 @@ class Form:
         return result
 
     def lines(self, nodes: Floats, gpus: Floats, crowd: Floats, batch: Floats) -> tuple[Floats, Floats]:
-        """Coefficients of the parameters in α_c + β_c·b and in T_sync, (F, 2, P, K), and the terms without parameters
-        in both, (F, 2, K); arguments (F, K).
+        """α_c + β_c·b and T_sync as linear functions of the parameters: coefficients (F, 2, P, K), and the terms that
+        do not depend on parameters, (F, 2, K). Arguments: (F, K).
         """
         linear = np.zeros((len(gpus), 2, len(self.parameters), gpus.shape[1]))
         linear[:, 0, ALPHA_C], linear[:, 0, BETA_C] = 1.0, batch
@@ -267,8 +267,8 @@ class ObservedSteps:
 def joined(profiles: Sequence[ObservedSteps]) -> ObservedSteps:
     """One profile with the rows of all profiles, without duplicates.
 
-    Of rows that differ only in the crowd, the one with the largest crowd is kept: for files that only count nodes, an
-    even spread is assumed, and files with exact placements correct this.
+    If rows differ only in the crowd, the one with the largest crowd is kept. Files that only count nodes are read as an
+    even spread, which has the smallest crowd, so files with exact placements correct them.
     """
     *measured, crowd = (
         np.concatenate([np.asarray(getattr(each, name), dtype=np.float64) for each in profiles])
@@ -284,9 +284,9 @@ def joined(profiles: Sequence[ObservedSteps]) -> ObservedSteps:
 
 @dataclass(frozen=True, slots=True)
 class PaddedSteps:
-    """F profiles padded to K rows each: arrays (F, K). design, alone: see `Form.lines`.
+    """F profiles padded to K rows each: arrays (F, K). design, alone: the two results of `Form.lines`.
 
-    weight: sums to 1 per profile, 0 in the padding. log_factor: logarithm of a factor on the form's T_grad.
+    weight: sums to 1 per profile, 0 in the padding. log_factor: logarithm of a factor that corrects the form's T_grad.
     """
 
     nodes: Floats
@@ -318,7 +318,7 @@ class PaddedSteps:
 
 
 def padded(observations: Sequence[ObservedSteps], form: Form, *, min_rows: int = 1) -> PaddedSteps:
-    """Pads the profiles, at least one. Raises InputError for a profile of fewer than `min_rows` rows."""
+    """Pads one or more profiles to equal length. Raises InputError for a profile of fewer than `min_rows` rows."""
     lengths = [len(each) for each in observations]
     if min(lengths) < min_rows:
         index = int(np.argmin(lengths))

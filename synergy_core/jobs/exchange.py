@@ -51,7 +51,7 @@ class GradientExchange:
     offers: allowed compressors, including `none` if gradients may stay uncompressed; if there is only one offer,
     several replicas always use it. keeps_batch: whether the job trains at its requested batch. naive: whether the noise
     scale is estimated and the batch chosen as if compression cost no progress. network_bytes_per_s: measured rate of
-    all-reduces between nodes; None: the data sheets' rate. codecs: measured speeds; other GPU types: by data sheet.
+    all-reduces between nodes; None: the data sheets' rate. codecs: measured speeds; the others are from data sheets.
     """
 
     offers: tuple[Offer, ...]
@@ -72,7 +72,7 @@ class GradientExchange:
 
     @property
     def only(self) -> str | None:
-        """The compressor that several replicas always use; None where there is a choice."""
+        """The compressor that several replicas always use; None if there is a choice."""
         return self.offers[0].name if len(self.offers) == 1 else None
 
     def offer(self, name: str) -> Offer:
@@ -123,9 +123,10 @@ class GradientExchange:
         return columns_of([offer.errors for offer in self.offers])
 
     def best(self, goodput: Floats, known: ArrayLike = True) -> Ints:
-        """Indices of offers, (…,), by goodput (offers, …): the best if ≥ `MARGIN` × that of `none`, else `none`.
+        """Indices, (…,), of the offers of highest goodput; `none` where that is below `MARGIN` × the goodput of `none`.
 
-        known: whether uncompressed exchanges were observed. If not, the answer is `none`, because savings are unknown.
+        goodput: (offers, …). known: whether uncompressed exchanges were observed. If not, savings are unknown, and the
+        answer is `none` if that is offered.
         """
         names = [offer.name for offer in self.offers]
         first: Ints = goodput.argmax(axis=0)
@@ -154,12 +155,12 @@ def exchange_of(
     gradients: Gradients | None = None,
     codecs: Codecs | None = None,
 ) -> GradientExchange | None:
-    """The exchange of a model's gradients.
+    """The exchange of a model's gradients in one of these modes:
 
-    none: returns None. uniform: that compressor whenever there are several replicas, at the requested batch. lgreco:
-    layer by layer within the error of that compressor, at the requested batch. naive: like lgreco, with the batch
-    chosen as if compression cost no progress. coadaptive: no compression, any uniform compressor, or a point of the
-    layer-wise curve of that compressor's scheme, whichever has the highest goodput at its own best batch. Raises
+    none: returns None. uniform: several replicas always use `compressor`, at the requested batch. lgreco: a compressor
+    for each layer, within the error of `compressor`, at the requested batch. naive: like lgreco, with the batch chosen
+    as if compression cost no progress. coadaptive: no compression, one compressor for all layers, or a point of the
+    layer-wise curve of `compressor`'s scheme, whichever has the highest goodput at its own best batch. Raises
     InputError for an unknown compressor.
     """
     if mode == "none":
@@ -187,7 +188,7 @@ def before_layers(mode: Compression) -> GradientExchange | None:
 def all_reduce_latency_s(gpu_type: str, nodes: int, gpus: int, network_bytes_per_s: float | None = None) -> float:
     """L: seconds of an empty all-reduce on the GPU type's usual nodes, or `DEFAULT_LATENCY_S` without a data sheet.
 
-    network_bytes_per_s: the rate of a whole node; None: the data sheet's.
+    network_bytes_per_s: the rate of a whole node; if None, that of the data sheet.
     """
     try:
         usual = machine_named(gpu_type)
@@ -220,7 +221,7 @@ class PlanExchange:
 
     @property
     def only(self) -> str:
-        """The compressor of jobs that have no choice; `none` if they have one."""
+        """The compressor of all jobs if the mode leaves no choice; `none` if jobs choose."""
         if self.mode in ("none", "coadaptive"):
             return NO_COMPRESSOR
         return self.compressor.name if self.mode == "uniform" else within_error_name(self.compressor)
@@ -250,8 +251,8 @@ class PlanExchange:
     def best(self, found: CompressedPlans, noise_scale: float, initial_batch: float) -> tuple[int, float]:
         """The index of the plan to use, and its goodput in samples per second, as the task estimates it.
 
-        In mode coadaptive it is the best plan, if its goodput is at least `MARGIN` times that of the uncompressed plan;
-        else the uncompressed one. In other modes it is the plan with the mode's only compressor, if replicas exchange.
+        In mode coadaptive it is the best plan if its goodput is at least `MARGIN` times that of the uncompressed plan;
+        else the uncompressed one. In other modes it is the plan with the mode's compressor, if any plan can use that.
         """
         if self.naive:
             found = replace(found, errors=GradientErrors.none(len(found)))

@@ -71,7 +71,7 @@ class SynergyTask:
         return self.spec.exchange
 
     def may_exchange(self, exchange: GradientExchange) -> None:
-        """Sets the exchange, once the model's layers are known. Jobs that share observations must have equal ones."""
+        """Sets the exchange once the model's layers are known. Jobs that share observations need equal exchanges."""
         self.spec = replace(self.spec, exchange=exchange)
         self._forget_choices()
 
@@ -83,11 +83,11 @@ class SynergyTask:
     # What the running job reports
 
     def knows(self, shape: Shape, micro_batch: int) -> bool:
-        """Whether a step on that shape with that many samples per GPU was observed; another report adds nothing."""
+        """Whether a step on this shape with this many samples per GPU was observed, so that another adds nothing."""
         return self.pool.knows(shape.gpu_type, (shape.nodes, shape.gpus, micro_batch))
 
     def observe(self, step: StepReport) -> StepReport | None:
-        """Records a mean step of the running job. Returns the step without accumulation, or None if one is known."""
+        """Records a mean step of the job. Returns the step without accumulation, or None if such a step is known."""
         if self.knows(step.shape, step.plan.micro_batch):
             return None
         gpu_type, nodes, gpus = step.shape
@@ -106,7 +106,7 @@ class SynergyTask:
         """Seconds of one micro-batch with synchronisation, and of the synchronisation alone, both uncompressed.
 
         A step has accumulation − 1 micro-batches without synchronisation and one with it. If synchronisation was not
-        measured apart from the backward pass that it overlaps, it is the step's time less the model's computing time.
+        measured apart from the backward pass that it overlaps, it is the step's time minus the model's computing time.
         """
         count, sync_s = step.plan.accumulation, step.sync_s
         if isnan(sync_s):
@@ -125,11 +125,11 @@ class SynergyTask:
         return step_s, sync_s
 
     def _as_if_plain(self, step: StepReport, step_s: float, sync_s: float) -> tuple[float, float]:
-        """Seconds of a compressed step, and of its synchronisation, had it not been compressed.
+        """Estimates the seconds of a compressed step, and of its synchronisation, as if it had not been compressed.
 
         The model gives the overlap with computing; without a model, no overlap is assumed. Extrapolation from few bytes
-        to all bytes also scales measurement errors. So the exchange takes at most as long as the longest observed
-        uncompressed exchange and, if it was not measured apart from computing, the model's T_sync.
+        to all bytes also scales measurement errors. So the estimate is at most the time of the longest observed
+        uncompressed exchange and, if the exchange was not measured apart from computing, the model's T_sync.
         """
         compute_s, (gpu_type, nodes, gpus) = step_s - sync_s, step.shape
         theta = self.models.get(gpu_type)
@@ -146,7 +146,7 @@ class SynergyTask:
         return self.pool.plain_exchanges.setdefault((shape.gpu_type, shape.nodes > 1), [])
 
     def observe_exchange(self, seen: ExchangeReport) -> None:
-        """Corrects the beliefs about a compressor by an exchange of the running job that used it."""
+        """Corrects the beliefs about a compressor with measurements of an exchange in which the job used it."""
         name, (gpu_type, nodes, gpus), exchange = seen.plan.compressor, seen.shape, self.exchange
         if exchange is None or gpus == 1 or name == NO_COMPRESSOR:
             return
@@ -206,9 +206,9 @@ class SynergyTask:
         return replace(terms, sent=np.multiply(terms.sent, sent), codec_s=np.multiply(terms.codec_s, codec))
 
     def sync_s(self, theta: Theta, gpu_type: str, nodes: ArrayLike, gpus: ArrayLike, terms: ExchangeTerms) -> Floats:
-        """T_sync with a compressor: the model's T_sync, less what compression saves of the longest observed exchange.
+        """The model's T_sync minus what compression saves of it, or of the longest observed exchange if this is less.
 
-        The model's T_sync may include what compression cannot save, such as waiting for the slowest GPU.
+        The model's T_sync may include time that compression cannot save, such as waiting for the slowest GPU.
         """
         plain_s = sync_time(theta, nodes, gpus)
         within, across = (self._longest_exchange_s(gpu_type, each, theta[GAMMA]) for each in (False, True))
@@ -248,11 +248,11 @@ class SynergyTask:
         return self.spec.fixed_batch or (self.exchange is not None and self.exchange.keeps_batch)
 
     def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
-        """The plan and batch with the highest believed goodput on these GPUs; the initial batch while unknown.
+        """The plan and batch of highest believed goodput on these GPUs; the initial batch while goodput is unknown.
 
         Pollux (OSDI 2021), section 4.1; `synergy_core.goodput.batch` has the rule for batches. held: the present plan.
         Its compressor stays unless another has `MARGIN` times its goodput: steps after a change are slower, and some
-        schemes lose the gradients that they hold back. Tasks whose plans change only with a restart weigh the restart's
+        schemes lose the gradients that they hold back. Tasks whose plans change only with a restart also consider its
         cost. requested: use the requested batch. Raises InputError if none of a job's parallel plans fits.
         """
         spec, choices, statistics = self.spec, self.pool.choices, self.believed_statistics
@@ -294,7 +294,7 @@ class SynergyTask:
         if not local_batch:
             limits = spec.initial_batch, spec.max_batch, smallest, largest
             _, local_batch, accumulation, _ = best_batch_one(theta, *statistics, *limits, nodes, gpus)
-        if not local_batch:  # there are more GPUs than its largest batch can feed
+        if not local_batch:  # there are more GPUs than the job's largest batch can feed
             return replace(as_requested(spec, shape, spec.max_batch), compressor=compressor)
         return Plan(data=gpus, micro_batch=local_batch, accumulation=accumulation, compressor=compressor)
 
@@ -312,7 +312,7 @@ class SynergyTask:
     ) -> Floats:
         """(2, jobs, configurations): `Beliefs.paces` of tasks of this class.
 
-        known: the cached rows by `Belief`. Missing rows are added, computed once for all jobs with equal beliefs.
+        known: the cached rows by `Belief`. Missing rows are computed once for all jobs with equal beliefs, and added.
         """
         result = np.full((2, len(tasks), len(rows)), np.nan)
         result[1] = 0.0

@@ -37,8 +37,8 @@ class Way(NamedTuple):
 class PlannedSpeeds:
     """The planner's step times on a cluster's GPU types, for GPUs packed on its largest nodes. Results are cached.
 
-    plans: whether the policy may read the full tables; else it knows one plan per job, the smallest that fits, in more
-    or fewer replicas. errors: the planner's true errors, for policies that know them (`tables.planned_tables`).
+    plans: whether the policy may read the full tables; else it knows one plan per job: replicas of the smallest plan
+    that fits. errors: the planner's true errors, for policies that know them (`tables.planned_tables`).
     """
 
     def __init__(self, cluster: Cluster, *, plans: bool, errors: tables.PlanError | None = None) -> None:
@@ -77,8 +77,8 @@ class PlannedSpeeds:
 
 @dataclass
 class ProfiledSpeeds:
-    """Measured step times on one cluster's GPU types. plans: whether the policy may read every plan; else it reads only
-    replicas of the smallest plan.
+    """Measured step times on one cluster's GPU types. plans: whether the policy may read every plan. If not, it reads
+    only replicas of the smallest plan.
     """
 
     profile: Profile
@@ -88,8 +88,8 @@ class ProfiledSpeeds:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TaskWithPlans(SynergyTask, ABC):
-    """Beliefs about a job with parallel plans: the step times known before it ran × the mean ratio of observed to known
-    times. speeds: the known step times that the policy may read.
+    """Beliefs about a job with parallel plans: the step times known before it ran, multiplied by a ratio of observed to
+    known times. speeds: the known step times that the policy may read.
     """
 
     speeds: Any

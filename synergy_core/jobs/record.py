@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 NONE = float("nan")
 Placed = tuple[tuple[int, int], ...]
-"""(node, mask of its GPUs) pairs."""
+"""A placement: pairs of a node and the bit mask of the job's GPUs there."""
 
 
 def gpus_in(placed: Placed) -> int:
@@ -25,7 +25,7 @@ def gpus_in(placed: Placed) -> int:
 
 
 def by_request(requested: Share, share: Share) -> float:
-    """Assumed speed with a share ÷ speed with the requested share: proportional to the CPUs, at most 1."""
+    """Speed with a share ÷ speed with the requested share; assumed to be proportional to the CPUs, and at most 1."""
     return min(1.0, share.cpus / requested.cpus)
 
 
@@ -39,9 +39,9 @@ class Job:
     beliefs about it; both are None for a job that only has a run time. plan: the present plan if the scheduler chooses
     it (`SynergyTask.scheduled`), else None. past_service_gpu_s: service attained before the job last began anew.
     requested: CPUs and memory per GPU that the user requested, or None. keeps_until_s: until this instant, mechanisms
-    take no GPUs from the job, nor do policies if the instant is after first_step_s. Drivers set it where a job might
-    otherwise never begin, or never save its progress. priority: requested by the user; policies that read it run higher
-    priorities first. ticket: what the queue stores to find the job's entry.
+    take no GPUs from the job; policies take none either if the instant is after first_step_s. Drivers set it where a
+    job might otherwise never begin, or never save its progress. priority: requested by the user; policies that read it
+    run higher priorities first. ticket: set by the queue to find the job's entry.
     """
 
     job_id: int
@@ -97,7 +97,7 @@ class Job:
         return 0.0
 
     def settle(self, now_s: float) -> None:
-        """Updates service and waiting to `now_s`. Before `settled_s`, as after a delayed start, it changes nothing."""
+        """Counts service or waiting since `settled_s`; nothing if `now_s` is earlier, as after a delayed start."""
         if now_s <= self.settled_s:
             return
         if self.running:
@@ -107,12 +107,12 @@ class Job:
         self.settled_s = now_s
 
     def begin_anew(self) -> None:
-        """Begins to count recent service and waiting from 0, for policies that read only these."""
+        """Counts recent service and waiting from 0 again, for policies that read only these."""
         self.past_service_gpu_s = self.attained_service_gpu_s
         self.waited_s = 0.0
 
     def started(self, now_s: float, placement: Placed, *, moved: bool = False) -> None:
-        """Records that the job starts on `placement`. moved: it continues there without a restart."""
+        """Records that the job starts on `placement`. moved: whether it continues there without a restart."""
         self.settle(now_s)
         self.settled_s = now_s
         if self.first_start_s == NEVER:

@@ -18,19 +18,17 @@ from synergy_core.jobs.spec import Shape, StepReport
 from synergy_core.planner.plan import Plan
 
 MAX_SHARES = 60
-"""Maximum number of summaries kept. The oldest is dropped, and its share may then be tried again."""
+"""Maximum number of shares with a summary. The oldest summary is dropped; its share may then be tried again."""
 MIN_CPUS_TRIED = 1.0
 """Smallest number of CPUs per GPU that is tried, as in optimistic profiling."""
 UNREAD_SAMPLE_BYTES = 1e12
 """Assumed sample size if no read from storage was observed and all data fit into a GPU's part of the memory. It is so
-large that the data stay in memory.
-"""
+large that policies keep all data in memory."""
 ALL_DATA_FRACTION = 0.999
 """If at least this fraction of the data is in memory, no data are assumed to be read from storage."""
 MIN_RELATIVE_CHANGE = 0.05
-"""Smaller relative changes do not change a belief. Otherwise noise would change the share with every report, and lower
-it step by step, because the minimum of many noisy bounds is too low.
-"""
+"""Smaller relative changes do not change a belief. Otherwise noise would change a job's share with every report, and
+lower the share step by step, because the minimum of many noisy bounds is too low."""
 
 
 class _Share(NamedTuple):
@@ -44,7 +42,7 @@ class _Share(NamedTuple):
 
 
 class _Summary(NamedTuple):
-    """Summary of the steps at one share: the number of reports, and the mean logarithms of their seconds."""
+    """Summary of the steps at one share: the number of reports, and the means of the logarithms of their seconds."""
 
     reports: int
     log_gpu_step_s: float
@@ -55,9 +53,9 @@ class _Summary(NamedTuple):
 class InputReports:
     """Input speeds reported by one job or by all jobs of an application. found: the last fit.
 
-    Before the first report there is no belief, and a job gets its proportional share. As long as no step has waited for
-    CPUs, half of the CPUs that sufficed are believed to suffice, down to `MIN_CPUS_TRIED`. The next share tests this; a
-    step that waits ends the search, because it shows the CPU time of a sample (optimistic profiling while the job
+    Before the first report there is no belief, and a job gets its proportional share. Until a step has waited for CPUs,
+    half of the CPUs that sufficed are believed to suffice, down to `MIN_CPUS_TRIED`. The job's next share tests this.
+    A step that waits ends the search, because it shows the CPU time of a sample (optimistic profiling while the job
     trains). There is no search for memory: memory with which no step waited is believed to be enough, and while nothing
     was read from storage, the proportional memory of a GPU is believed to be enough and necessary.
 
@@ -90,7 +88,7 @@ class InputReports:
 
     @property
     def believed(self) -> Pipeline | None:
-        """The input speed by the formula with believed constants; None before the first report."""
+        """The formula of input speed with the believed constants; None before the first report."""
         if self._stale:
             self._stale = False
             self._fit()
@@ -117,7 +115,7 @@ class InputReports:
             self._believed = new
 
     def _cpu_s(self, found: FittedPipeline) -> float:
-        """Believed CPU-seconds of a sample: at most those that sufficed, and down to half while no step has waited."""
+        """Believed CPU-seconds of a sample: at most what sufficed, and as little as half of it until a step waits."""
         cpu_s = found.cpu_s.value
         enough = [
             (share.cpus * exp(mean.log_step_s) / share.samples, share.cpus)
@@ -127,7 +125,7 @@ class InputReports:
         if not enough:
             return cpu_s
         least, cpus = min(enough)
-        if found.cpu_s.state == "measured" or least > WAITED * cpu_s:  # else waiting steps give a tighter bound
+        if found.cpu_s.state == "measured" or least > WAITED * cpu_s:  # or waiting steps give a tighter bound
             return min(cpu_s, least)
         return cpu_s * max(0.5, min(1.0, MIN_CPUS_TRIED / cpus))
 
@@ -136,7 +134,7 @@ Quantity = Literal["sent", "codec", "error"]
 MAX_REPORTS = 20
 """Approximate number of recent reports in a mean: a new report has a weight of at least a twentieth."""
 MIN_CHANGE_FACTOR = 1.1
-"""Factor by which a mean must change to change a belief: reports always vary a little, but plans should stay."""
+"""A belief changes only if the mean differs from it by this factor: reports always vary, but plans should stay."""
 MAX_RATIO = 1e4
 """Largest credible error factor of a formula. Measurements beyond it count as wrong and are limited to it."""
 
@@ -157,7 +155,7 @@ class ExchangeReport(NamedTuple):
 
 
 class RatioOf(NamedTuple):
-    """Key of a learned ratio. across: between nodes. Errors are the same everywhere, so their keys have no GPU type."""
+    """Key of a learned ratio. across: between nodes. Errors are equal everywhere, so their keys have no GPU type."""
 
     quantity: Quantity
     compressor: str
@@ -196,14 +194,14 @@ class SeenExchanges:
 
 Theta = NDArray[np.float64]
 Table = NDArray[np.float64]
-"""Rows of nodes, GPUs, samples per GPU, step and synchronisation seconds."""
+"""An observation per row: nodes, GPUs, samples per GPU, seconds of the step and of synchronisation."""
 Point = tuple[int, int, int]
 """Nodes, GPUs, and samples per GPU of an observation; for jobs with parallel plans, the last is the global batch."""
 
 RATIO_SHARED, RATIO_OWN = 0.10, 0.08
 """Standard deviations of the two parts of log(true ÷ planned step time): the part that all plans of a model share on a
 GPU type, and a plan's own part. Our choice, as in conf/truth/default.yaml: bench/fit_planner.py finds 0.04 and 0.02 for
-held-out models whose GPU type was measured, and a 90 % interval of ± 0.48, about 0.29, where it was not."""
+held-out models if their GPU type was measured. If not, its 90 % interval is ± 0.48: a standard deviation of 0.29."""
 MAX_OBSERVED = 60
 """Maximum number of observations in a fit, taken evenly from all. More would hardly change its seven constants."""
 
@@ -213,14 +211,14 @@ _serials = itertools.count(1)
 
 @dataclass(slots=True, eq=False)
 class Observations:
-    """Step times by GPU type and point, the first gradient statistics, and the models fitted to them.
+    """Step times by GPU type and point, the models fitted to them, and the first gradient statistics.
 
-    inputs: reported input speeds; None if they are not learned. plain_exchanges: step and synchronisation seconds of
-    uncompressed exchanges that were measured separately, by GPU type and whether they cross nodes. exchanges: learned
-    ratios of compressed exchanges. choices: cached plans of tasks. most_gpus: the largest number of GPUs observed.
-    overhead: wall time of iterations ÷ sum of measured step times. too_large: (shape, requested batch) of jobs that ran
-    out of memory. version: grows with every change of beliefs. serial: unique to this object. Jobs with plans have
-    ratios of observed to planned step times instead of models.
+    inputs: reported input speeds; None if not learned. plain_exchanges: step and synchronisation seconds of steps whose
+    uncompressed exchange was measured, by GPU type and whether across nodes. exchanges: learned ratios of compressed
+    exchanges. choices: cached plans of tasks. most_gpus: the largest number of GPUs observed. overhead: wall time of
+    iterations ÷ sum of measured step times. too_large: (shape, requested batch) of jobs that ran out of memory.
+    version: grows with every change of beliefs. serial: unique to this object. Jobs with plans have ratios of observed
+    to planned step times instead of models.
     """
 
     inputs: InputReports | None = None
@@ -250,8 +248,8 @@ class Observations:
         return steps is not None and point in steps
 
     def add(self, gpu_type: str, point: Point, step_s: float, sync_s: float, *, later: bool = False) -> None:
-        """Adds a mean step time; only the first of each point counts. later: it counts only after `merge`, because
-        other jobs use it too.
+        """Adds a mean step time; only the first one at each point counts. later: whether it counts only after `merge`,
+        because other jobs use it too.
         """
         if self.knows(gpu_type, point):
             return
@@ -263,7 +261,7 @@ class Observations:
         self.most_gpus = max(self.most_gpus, point[1])
 
     def add_ratio(self, gpu_type: str, point: Point, ratio: float, *, later: bool = False) -> None:
-        """Adds an observed step time ÷ the planned one, like `add`. point: includes the global batch."""
+        """Adds an observed step time ÷ the planned one, like `add`. point: with the global batch."""
         ratios = self._ratios.setdefault(gpu_type, {})
         if point in ratios:
             return
@@ -305,7 +303,7 @@ class Observations:
         return math.exp(total / (len(ratios) + (RATIO_OWN / RATIO_SHARED) ** 2))
 
     def take_stale(self) -> list[tuple[str, Table]]:
-        """Returns the GPU types whose models are outdated, with the observations to fit, and marks them as fitted."""
+        """Returns each GPU type whose model is outdated, with the observations to fit, and marks these as fitted."""
         tables = []
         for gpu_type in self._stale:
             steps = self._steps[gpu_type]

@@ -34,9 +34,9 @@ class JobSpec:
     elastic job changes only its number of GPUs, without a stop; for other jobs, the time of a restart. preemptible:
     whether the job may be stopped or resized. fixed_batch: whether the job always trains at the requested batch.
     min_gpus, most_gpus: limits of resizing. architecture: the planner's name of the model, whose parallel plans predict
-    the speed; empty: throughput models fitted to observations predict it. With an architecture, the requested batch is
-    the initial batch. pipeline: input speed as profiled offline; if None, training is assumed never to wait for input.
-    Policies that learn input speeds do not read it. exchange: allowed gradient exchanges between replicas; None if
+    the speed; if empty, throughput models fitted to observations predict it. With an architecture, the requested batch
+    is the initial batch. pipeline: input speed as profiled offline, hidden from policies that learn input speeds; if
+    None, training is assumed never to wait for input. exchange: allowed gradient exchanges between replicas; None if
     gradients are never compressed. plan_exchange: the same for a job with parallel plans.
     """
 
@@ -106,11 +106,11 @@ class InputShare(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """A mean step of a running job.
+    """Mean times of several steps of a running job.
 
     plan: the job's plan. A reporter that knows the time of a step without accumulation reports that time, and the plan
-    without accumulation. step_s: seconds of the step. Of these, sync_s: seconds in which gradients are exchanged while
-    nothing is computed, NaN if unknown; waited_s: seconds spent waiting for input. given: the resources that prepared
+    without accumulation. step_s: seconds of a step. sync_s: the part of step_s in which gradients are exchanged while
+    nothing is computed, NaN if unknown. waited_s: the part spent waiting for input. given: the resources that prepared
     the input; None if they are unknown or CPUs are not shared out.
     """
 
@@ -159,9 +159,9 @@ def configurations_of(rows: list[tuple[int, int, int]]) -> Configurations:
 def powers_and_whole_nodes(cluster: Cluster, most_gpus: int = 64, more: Iterable[int] = ()) -> Configurations:
     """Per GPU type: powers of two within a node, then whole nodes, up to `most_gpus` (Sia, SOSP 2023, section 3.3).
 
-    Of two such sizes, the smaller divides the larger, so that jobs whose GPU counts fit always fit on nodes. Types come
-    in the cluster's order. Our addition: if a type's nodes differ in size, the largest come first. more: numbers of
-    GPUs that jobs need exactly; a number that has no row gets one, on the fewest nodes.
+    Of two such sizes, the smaller divides the larger, so jobs that fit into the total of GPUs also fit on nodes. Types
+    come in the cluster's order. Our addition: if a type's nodes differ in size, the largest come first. more: numbers
+    of GPUs that jobs need exactly; a number that has no row gets one, on the fewest nodes.
     """
     return _powers_and_whole_nodes(cluster.node_types, most_gpus, frozenset(more))
 

@@ -34,9 +34,9 @@ class JobView:
     two views: `class Both(EstimatedJobView, PredictedJobView): __slots__ = ()`.
 
     submit_time_s: on the driver's clock. gpus: requested. attained_service_gpu_s: GPU-seconds held so far.
-    first_start_s: inf before the first start. queue_entered_s: when the job's key last jumped, at first the time of
-    submission. restarts: number of resumes after a preemption. recent_service_gpu_s: GPU-seconds held since the job
-    last began anew (`OrderingPolicy.begins_anew`), or since submission; waited_s: seconds waited since then.
+    first_start_s: inf before the first start. queue_entered_s: when the key last changed at its `next_change`, at first
+    the time of submission. restarts: resumes after a preemption. recent_service_gpu_s: GPU-seconds held since the job
+    last began anew (`OrderingPolicy.begins_anew`) or was submitted. waited_s: seconds waited after the first of these.
     """
 
     __slots__ = ("_job",)
@@ -145,8 +145,8 @@ class Allocations:
     gpu_type: an index into the cluster's `gpu_types`, −1 for any type. objective, bound: of the problem that the policy
     solved, else NaN. node_gpus: (jobs, nodes of the cluster), GPUs, from policies that choose nodes. share: (jobs, 2),
     CPUs and bytes per GPU, from policies that share out CPUs and memory. solved: the problem and its solution
-    (`_choice.Solved` or `_choice.Placed`), for explanations, or None. memory: passed to the policy in the next state
-    (`GoodputState.memory`), because the policy itself keeps nothing between calls.
+    (`_choice.Solved` or `_choice.Placed`), for explanations, or None. memory: anything that the policy needs in its
+    next call, where it is `GoodputState.memory`; the policy itself keeps nothing between calls.
     """
 
     gpus: Ints
@@ -168,11 +168,11 @@ class ClusterState:
     """All active jobs at one instant, in columns, in order of job id. Arrays are read-only and have one entry per job.
 
     round_s: time until the next decision.
-    gpus: requested. held_gpus: held now, 0 while waiting. attained_service_gpu_s, first_start_s (inf before), restarts,
-    virtual_cluster (an index into `virtual_clusters`): as in `JobView`.
+    gpus: requested. held_gpus: held now, 0 while waiting. attained_service_gpu_s, first_start_s, restarts,
+    virtual_cluster (here an index into `virtual_clusters`): as in `JobView`.
     gpu_type: requested, an index into the cluster's `gpu_types`, −1 for any. held_type: the present type, −1 while
-    waiting. must_stay: whether the job must get exactly what it holds, because it runs and may not be stopped
-    (`JobSpec.preemptible`), or not before it has saved its progress.
+    waiting. must_stay: whether the job must get exactly the GPUs that it holds, because it runs and may not be stopped
+    at all (`JobSpec.preemptible`), or not before it has saved its progress.
     """
 
     now_s: float
@@ -204,14 +204,14 @@ class ClusterState:
         return len(self.job_id)
 
     def quotas_left(self) -> list[float]:
-        """Each tenant's quota of GPUs, before any job gets GPUs; inf without a limit."""
+        """Each tenant's quota of GPUs, before any job gets GPUs; inf without quotas, or if tenants may borrow."""
         quotas = self.cluster.virtual_clusters
         if not quotas or self.cluster.borrowing:
             return [NEVER] * len(self.virtual_clusters)
         return [float(quotas.get(name, 0)) for name in self.virtual_clusters]
 
     def types_for(self, job: int) -> list[int]:
-        """The GPU types that a job may have: its requested type; without one, all types, the present one first."""
+        """The GPU types that a job may have: its requested type. Without one, all types, with the present one first."""
         return self._types_for[job]
 
     @cached_property
@@ -223,7 +223,7 @@ class ClusterState:
 
     @property
     def capacity(self) -> Ints:
-        """(GPU types,): GPUs of the cluster."""
+        """(GPU types,): the number of the cluster's GPUs of each type."""
         return np.array([self.cluster.gpus_of(gpu_type) for gpu_type in self.cluster.gpu_types], dtype=np.int64)
 
     def in_order(self, order: Ints) -> Allocations:
@@ -254,10 +254,10 @@ class ClusterState:
 
 
 class Room:
-    """The GPUs left of each type and of each tenant's quota while an answer is built job by job.
+    """Counts the GPUs left, by type and in each tenant's quota, while a policy gives GPUs to one job after another.
 
     Jobs that must stay have their GPUs from the beginning. gpus, gpu_type: (jobs,), given so far, as in `Allocations`.
-    tenant: each job's index into `quota`.
+    left: by type. quota: by tenant. tenant: each job's index into `quota`.
     """
 
     def __init__(self, state: ClusterState, quota: list[float] | None = None) -> None:
@@ -270,7 +270,7 @@ class Room:
             self.give(job, int(state.held_type[job]), int(state.held_gpus[job]))
 
     def fits(self, job: int, kind: int, gpus: int) -> bool:
-        """Whether the job may have that many more GPUs of that type."""
+        """Whether the job may have this many further GPUs of this type."""
         return gpus <= self.left[kind] and gpus <= self.quota[self.tenant[job]]
 
     def give(self, job: int, kind: int, gpus: int) -> None:
@@ -299,13 +299,13 @@ class OracleClusterState(ClusterState):
 
 
 SPEED_LEVELS = (1.0, 0.85, 0.7, 0.5, 0.3)
-"""Fractions of a job's best speed in a configuration. A level's share is the cheapest that reaches its fraction."""
+"""Fractions of a job's best speed in a configuration; for each, the cheapest share that reaches it is a "level"."""
 CPU_STEPS = (0.05, 0.1, 0.2, 1 / 3, 0.5, 2 / 3, 5 / 6, 1.0, 7 / 6, 4 / 3, 1.5, 5 / 3, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 MEMORY_STEPS = (0.02, 0.1, 1 / 3, 2 / 3, 1.0, 1.5, 2.0, 3.0, 4.0)
 """The CPU and memory shares that are tried, as multiples of the proportional share."""
 SUM_WEIGHT = 0.1
-"""Weight of the sum in a share's cost. The cost is the larger of its CPUs and memory, each as a multiple of the
-proportional share, plus this weight times their sum."""
+"""Weight of the sum in a share's cost. With CPUs and memory as multiples of the proportional share, the cost is the
+larger of the two plus this weight times their sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +359,7 @@ def share_levels(
 
 
 class _Tried(NamedTuple):
-    """The K shares worth trying in a configuration, (K,) each, by rising cost. Each is faster than all before it."""
+    """The K shares worth trying in a configuration, (K,) each, by rising cost: each is faster than all cheaper ones."""
 
     cpus: Floats
     memory_bytes: Floats
@@ -368,7 +368,7 @@ class _Tried(NamedTuple):
 
 @lru_cache(maxsize=4_096)
 def _worth_trying(pipeline: InputPipeline, node: NodeType, own: Share, gpus: int) -> _Tried:
-    """The pairs of CPUs and memory, for this many GPUs on such nodes, that are faster than every cheaper pair."""
+    """The shares, for this many GPUs on nodes like `node`, that are faster than every cheaper share."""
     most = min(gpus, node.gpus_per_node)
     fewest = gpus % node.gpus_per_node or most
     cpu_steps = np.minimum(own.cpus * np.array(CPU_STEPS), node.cpus / most)
@@ -456,7 +456,7 @@ class GoodputState(ClusterState):
     def runnable(
         self, rows: Configurations, *, growth: float, first_gpus: int, batch: BatchLimit = "max"
     ) -> tuple[Floats, Bools, Bools]:
-        """`guessed`, with 0 where a job may not run; and (jobs, rows), whether it may run there."""
+        """The two results of `guessed`, with 0 where a job may not run; and (jobs, rows): whether it may run there."""
         goodput, unknown = self.guessed(rows, batch=batch)
         valid = (goodput > 0) & self.allowed(rows, growth=growth, first_gpus=first_gpus)
         return np.where(valid, goodput, 0.0), unknown, valid
@@ -465,7 +465,7 @@ class GoodputState(ClusterState):
         """(jobs,): remaining work, in initial-batch iterations. If it is undeclared, a job is assumed to need as much
         again as it has done, and at least `least_s` seconds at its usual goodput.
 
-        goodput: (jobs, rows). usual: maps the goodputs of some jobs, (some, rows), to one usual goodput each.
+        goodput: (jobs, rows). usual: maps the goodputs of some of the jobs, (some, rows), to a usual one for each job.
         """
         work = self.remaining_work.copy()
         undeclared = np.isnan(work)
@@ -498,15 +498,15 @@ class GoodputState(ClusterState):
     def most_gpus(self, *, growth: float = 2.0, first_gpus: int = 1) -> Ints:
         """(jobs,): the most GPUs that each job may get: `growth` × the most that were observed, at first `first_gpus`.
 
-        Pollux (OSDI 2021, section 4.2), with growth 2. Never more than the job allows and its largest batch can feed;
-        a job with parallel plans may get this maximum at once, because its scaling is known.
+        Pollux (OSDI 2021, section 4.2) has growth 2. The result is at most `most_fed_gpus`; a job with parallel plans
+        may get that many at once, because its scaling is known.
         """
         explored = np.maximum(first_gpus, (growth * self.observed_gpus).astype(np.int64))
         explored = np.where(self.planned, np.iinfo(np.int64).max, explored)
         return np.minimum(explored, self.most_fed_gpus)
 
     def allowed(self, rows: Configurations, *, growth: float = 2.0, first_gpus: int = 1) -> Bools:
-        """(jobs, rows): rows whose size each job permits: at least its minimum, at most `most_gpus`."""
+        """(jobs, rows): whether a row has `min_gpus` to `most_gpus` GPUs, or the smallest size that is ≥ `min_gpus`."""
         least = self.min_gpus
         enough = rows.gpus >= least[:, None]
         smallest = np.where(enough, rows.gpus, np.iinfo(np.int64).max).min(axis=1)

@@ -64,7 +64,7 @@ class ProfiledRow:
 
 class NoiseFrom(NamedTuple):
     """A job's gradient noise once it has done `work`. work: iterations at the initial batch. ratio: gradient variance ÷
-    squared norm at that batch; 0 means that noise is still unknown and each step counts as one iteration.
+    squared norm at that batch; 0 means that the noise is still unknown and each step counts as one iteration.
     """
 
     work: float
@@ -73,8 +73,8 @@ class NoiseFrom(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCosts:
-    """Overheads in seconds. launch_s: from a decision to the first step of a new job. restart_s: the same, with a
-    checkpoint to load. exit_s: from the stop signal or the last step until the checkpoint is saved and the GPUs free.
+    """Overheads in seconds. launch_s: from a decision to the first step of a new job. restart_s: the same if it loads a
+    checkpoint. exit_s: from the stop signal or the last step until the checkpoint is saved and the GPUs are free.
     """
 
     launch_s: float
@@ -123,10 +123,10 @@ class ProfiledInput:
 class ProfiledModel:
     """One model on one testbed.
 
-    initial_batch: the batch at which the learning rate was tuned. noise: by work, from 0 on. costs: None if they were
-    not measured. input: for jobs that load samples (`LoadedJob`), else None. application: `JobSpec.application` of the
-    jobs measured, which have the same name, class and arguments; "": all jobs of that name. tried_batch: the largest
-    batch at which plans were tried. max_batch: the largest batch at which any plan could train.
+    initial_batch: the batch at which the learning rate was tuned. noise: by rising work, from 0 on. costs: None if not
+    measured. input: for jobs that load samples (`LoadedJob`), else None. application: `JobSpec.application` of the jobs
+    measured, which have the same name, class and arguments; if "", the model stands for all jobs of its name.
+    tried_batch: the largest batch at which plans were tried. max_batch: the largest at which any plan could train.
     """
 
     name: str
@@ -215,7 +215,7 @@ class ProfiledModel:
         """Seconds of a step with these GPUs on each node; inf if nothing was measured with as many GPUs at that batch.
 
         If that split over nodes was not measured, returns the mean of the splits measured on the nearest number of
-        nodes. degrees: those of the job's plan; for a split without them, the fastest plan counts.
+        nodes. degrees: those of the job's plan; for a split where they were not measured, the fastest plan counts.
         """
         by_nodes = self._splits.get((gpu_type, sum(node_gpus), batch))
         if by_nodes is None:
@@ -318,11 +318,11 @@ def _fault(error: Exception) -> str:
 
 
 COMPUTE_CONSTANTS = 3
-"""Number of the formula's constants that describe computing; the others describe exchanges."""
+"""Number of constants in the formula of `PlanTimes` that describe computing; the others describe exchanges."""
 FIXED, HELD = 0, 2
 """Indices of two of these constants: cost per micro-batch, and cost per step of the parameters that a GPU holds."""
 SHRINK_WEIGHT = 0.03
-"""Weight, relative to measurements, with which these two constants are pulled to 0."""
+"""Weight, relative to a measurement, with which a fit pulls these two constants towards 0."""
 
 
 class SeenPlan(NamedTuple):
@@ -345,11 +345,11 @@ class PlanTimes:
         rounds = a + (p − 1)/v
 
     with a micro-batches of m samples, tensor degree t, pipeline degree p, v stages per GPU and d replicas; ZeRO divides
-    held by d. Exchanges: gradients that replicas send once per step (a ring of d), parameters that ZeRO gathers for
-    each further micro-batch, messages of tensor parallelism and of stages in every micro-batch; each with a cost per
-    message and a cost per sample. Each cost is a column of a linear model, fitted by least squares of relative errors
-    with constants ≥ 0. The constant of an untried exchange is 0: a plan is assumed to be as fast as possible until it
-    is measured. Degrees measured at one batch keep their ratio of measured to predicted time at others.
+    held by d. Exchanges: gradients that replicas send once per step (a ring of d, without ZeRO plus a fixed cost);
+    parameters that ZeRO gathers for each further micro-batch; messages of tensor parallelism and of stages in every
+    micro-batch, with costs per message and per sample. All cost extra across nodes. Costs are constants ≥ 0 of a linear
+    model, fitted by least squares of relative errors; 0 for an untried exchange: a plan is assumed to be as fast as
+    possible until it is measured. Degrees measured at one batch keep their ratio of measured to predicted time.
     """
 
     def __init__(self, seen: Sequence[SeenPlan]) -> None:
@@ -361,7 +361,7 @@ class PlanTimes:
         exchanges = np.where(np.arange(table.shape[1]) < COMPUTE_CONSTANTS, 0.0, table)[sync_s > 0]
         # A known exchange time counts as another measurement.
         relative = table / step_s[:, None]
-        # With one batch size, fixed costs and costs per sample cannot be told apart: prefer costs per sample.
+        # One batch size cannot tell fixed costs and costs per sample apart: prefer costs per sample.
         shrinkage = SHRINK_WEIGHT * np.diag(relative.mean(axis=0))[[FIXED, HELD]]
         rows = np.concatenate([relative, exchanges / step_s[sync_s > 0, None], shrinkage])
         fractions = np.concatenate([np.ones(len(seen)), (sync_s / step_s)[sync_s > 0], np.zeros(len(shrinkage))])
@@ -373,13 +373,13 @@ class PlanTimes:
         }
 
     def step_s(self, plan: Plan, nodes: int) -> float:
-        """Seconds of a step: the shortest that the measurements allow."""
+        """Seconds of a step: the formula × the ratio of measured to predicted time of these degrees, if measured."""
         formula_s = float(_columns(plan, nodes) @ self._constants)
         return formula_s * self._ratios.get((nodes, degrees_of(plan)), 1.0)
 
 
 def _columns(plan: Plan, nodes: int) -> Floats:
-    """The coefficients of the constants for a plan: computing, exchanges, and their extra costs across nodes."""
+    """The coefficients of the constants for a plan: computing, exchanges, and exchanges' extra costs across nodes."""
     d, t, p, v = plan.data, plan.tensor, plan.pipeline, plan.interleave
     m, a = plan.micro_batch, plan.accumulation
     rounds = a + (p - 1) / v
@@ -415,7 +415,7 @@ def is_new(model: ProfiledModel, shape: Shape, plan: Plan) -> bool:
 
 def with_seen(model: ProfiledModel, seen: ProfiledRow, *, fits: bool = True) -> ProfiledModel:
     """The model with a new measurement and new predictions. fits: whether the plan fits in memory. If not, its time
-    still improves predictions, but the plan is removed, as are predictions for its degrees at its micro-batch or more.
+    still improves predictions, but the plan is removed, with predictions of its degrees at its micro-batch or larger.
     """
     rows = [row for row in model.rows if not _is(row, seen.gpu_type, seen.nodes, seen.plan)]
     known = dataclasses.replace(model, rows=_predicted([*rows, seen]))
@@ -444,8 +444,8 @@ def _is(row: ProfiledRow, gpu_type: str, nodes: int, plan: Plan) -> bool:
 
 
 def _predicted(rows: Sequence[ProfiledRow]) -> tuple[ProfiledRow, ...]:
-    """The rows, with times of unmeasured rows predicted from measurements on their GPU type or, if it has none, from
-    those on all types, as if all types were equally fast. At least one row must be measured.
+    """The rows, with times of unmeasured rows predicted from measurements on their GPU type. If it has none, those on
+    all types are used, as if all types were equally fast. At least one row must be measured.
     """
     seen = {row: SeenPlan(row.plan, row.nodes, row.step_s, row.sync_s) for row in rows if not row.predicted}
     times = {

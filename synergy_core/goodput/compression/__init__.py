@@ -1,6 +1,6 @@
-"""Gradient compressors: the bytes that each sends, its codec's work and its error. A file in this folder adds a scheme.
+"""Gradient compressors: the bytes that each sends, its codec's work and its error. Each file here adds a scheme.
 
-docs/compression.md describes their use; the files have the formulas and sources.
+docs/compression.md describes how compressors are used; the files have the formulas and sources.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ NUMBER_BYTES = 4
 class LayerSizes:
     """The parameters of a model, grouped by size; arrays (L,) of whole numbers.
 
-    rows, columns: of a parameter as a matrix, its first dimension × all others; a vector has one column. count: number
-    of parameters of this size. Per-layer values elsewhere, (L,), are sums over these parameters.
+    rows, columns: of a parameter as a matrix, first dimension × product of the others; a vector has one column. count:
+    number of parameters of this size. Bytes and work of a layer, (L,), are sums over these parameters.
     """
 
     rows: Ints
@@ -48,12 +48,12 @@ class LayerSizes:
 
     @property
     def numbers(self) -> Ints:
-        """(L,) count of numbers in one parameter of the size."""
+        """(L,) count of numbers in one parameter of each size."""
         return self.rows * self.columns
 
     @property
     def least_side(self) -> Ints:
-        """The largest rank of a parameter as a matrix, (L,)."""
+        """(L,) the largest rank that one parameter of each size can have as a matrix."""
         return np.minimum(self.rows, self.columns)
 
 
@@ -94,7 +94,7 @@ class Gradients:
 CONVOLUTIONAL = Gradients(
     Spread(tail=0.56, decay=4.54, bucket_range=38.4), Spread(tail=0.56, decay=3.18, bucket_range=55.4)
 )
-"""`Gradients` of the shipped CNN, which have heavier tails and far lower ranks."""
+"""`Gradients` of the shipped CNN: their tails are heavier than the GPT's, and their singular values fall far faster."""
 
 
 SMALL = 1_024
@@ -106,16 +106,16 @@ STREAMED = 0.8
 
 
 def all_reduced(carried_bytes: ArrayLike, replicas: ArrayLike) -> Floats:
-    """Bytes that each rank sends when a ring all-reduces `carried_bytes` over N `replicas`: 2 (N − 1)/N of them.
+    """Bytes that each rank sends when a ring all-reduces `carried_bytes` over N replicas: 2 (N − 1)/N × carried_bytes.
 
-    Half of it is a reduce-scatter, half an all-gather; the sum is the same if they are two collectives.
+    A reduce-scatter sends half of them, an all-gather the other half, also if the two are separate collectives.
     """
     n = np.asarray(replicas, dtype=np.float64)
     return 2.0 * (n - 1.0) / n * np.asarray(carried_bytes, dtype=np.float64)
 
 
 def all_gathered(own_bytes: ArrayLike, replicas: ArrayLike) -> Floats:
-    """Bytes that each rank sends when all N `replicas` gather each other's `own_bytes`: N − 1 times these."""
+    """Bytes that each rank sends when N replicas all-gather `own_bytes` from each of them: (N − 1) × own_bytes."""
     n = np.asarray(replicas, dtype=np.float64)
     return (n - 1.0) * np.asarray(own_bytes, dtype=np.float64)
 
@@ -143,9 +143,7 @@ class Gpu(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CodecSpeed:
-    """How fast one GPU encodes and decodes: memory bytes and FLOPs per second, and seconds between two kernels; all
-    above 0.
-    """
+    """Speed of encoding and decoding on a GPU: memory bytes and FLOPs per second, seconds between kernels; all > 0."""
 
     touched_bytes_per_s: float
     flops_per_s: float
@@ -209,14 +207,14 @@ class Compressor(ABC):
         return CodecWork(*(np.asarray(each) * times for each in self._codec_work(layers, n)))
 
     def error(self, layers: LayerSizes, spread: Spread) -> Floats:
-        """E|C(x) − x|² ÷ |x|² of each layer x, (L,): a variance if unbiased, else the lost fraction of |x|²."""
+        """E|C(x) − x|² ÷ |x|² for each layer x compressed to C(x), (L,): a variance if unbiased, else the lost part."""
         return np.where(self.compresses(layers), self._error(layers, spread), 0.0)
 
     def state_bytes(self, layers: LayerSizes) -> Floats:
         """Bytes of state that the compressor keeps on each GPU between steps, (L,)."""
         return _times(np.where(self.compresses(layers), self._state_bytes(layers), 0.0), layers)
 
-    # The methods below return values of one compressed parameter of each row: (L,), or a number. n: replicas, (…, 1).
+    # The methods below return a value for one compressed parameter of each row: (L,), or a number. n: replicas, (…, 1).
 
     def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
         """For `sent_bytes`: by default, an all-reduce of the coded bytes."""

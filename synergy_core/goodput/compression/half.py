@@ -1,4 +1,4 @@
-"""Gradients rounded to 16 bits and summed in 16 bits, as in PyTorch's fp16_compress_hook and bf16_compress_hook."""
+"""Rounds gradients to 16 bits and sums them in 16 bits, as PyTorch's fp16_compress_hook and bf16_compress_hook do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUCKET_BYTES = 25 * 2**20
 class Half(Compressor):
     """Casts DDP's flat buckets, so all layers are compressed, vectors included. precision: bf16 or fp16.
 
-    It counts as unbiased: rounding to nearest errs equally in both directions. fp16 overflow is not modelled.
+    It counts as unbiased because rounding to nearest errs equally in both directions. fp16 overflow is not modelled.
     """
 
     precision: str

@@ -1,7 +1,7 @@
 """Sends a low-rank approximation of each layer's gradient, with error feedback (PowerSGD, Vogels et al., NeurIPS 2019).
 
-M ≈ P Qᵀ with P = M Q, orthogonalised, and Q = Mᵀ P: one step of the power method from the previous step's Q. There are
-three all-reduces, as in PyTorch's powerSGD_hook: uncompressed layers, P and Q.
+A gradient matrix M is approximated by P Qᵀ. P is M Q with the previous step's Q, orthogonalised; then Q = Mᵀ P. This is
+one step of the power method. As in PyTorch's powerSGD_hook, three all-reduces sum the uncompressed layers, P and Q.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ PREFIX = "powersgd-"
 MIN_RATE = 2
 """Layers that would not shrink by more than this factor are sent uncompressed (PyTorch: min_compression_rate)."""
 MATRIX_BYTES = 36.0
-"""Bytes touched per number: adding the residual 12, reading for P and Q 8, writing P Qᵀ 4, the new residual 12."""
+"""Bytes touched per number: 12 to add the residual, 8 to read M for P and Q, 4 to write P Qᵀ, 12 for the residual."""
 LAUNCHES = 10.0
 RANK_LAUNCHES = 4.0
-"""Launches to orthogonalise one column of P: norm, division, product, subtraction."""
+"""Kernel launches to orthogonalise one column of P: norm, division, product, subtraction."""
 
 
 @dataclass(frozen=True, slots=True)
 class PowerSgd(Compressor):
-    """rank: of P and Q, at least 1; limited to the largest rank that a layer can have."""
+    """rank: rank of P and Q, at least 1. A layer whose largest possible rank is smaller uses that."""
 
     rank: int
     unbiased: ClassVar[bool] = False
@@ -64,12 +64,12 @@ class PowerSgd(Compressor):
     def _codec_work(self, layers: LayerSizes, n: Floats) -> tuple[ArrayLike, ArrayLike, ArrayLike]:
         rank = self.ranks(layers)
         touched = MATRIX_BYTES * layers.numbers + NUMBER_BYTES * layers.rows * rank * (2.0 * rank + 4.0)
-        # Three products with all of the matrix (M Q, Mᵀ P, P Qᵀ), and Gram–Schmidt.
+        # Three products of M's size (M Q, Mᵀ P, P Qᵀ), and Gram–Schmidt.
         flops = 6.0 * layers.numbers * rank + 2.0 * layers.rows * rank**2
         return touched, flops, LAUNCHES + RANK_LAUNCHES * rank
 
     def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
-        """The part of Σ i^−p beyond the rank, for the best approximation, to which the power method converges."""
+        """The part of Σ i^−p beyond the rank: the error of the best approximation. The power method converges to it."""
         sides, ranks = layers.least_side, self.ranks(layers)
         decay = np.broadcast_to(np.asarray(spread.decay, dtype=np.float64), sides.shape)
         lost = np.empty(sides.shape)

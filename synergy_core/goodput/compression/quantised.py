@@ -4,7 +4,7 @@ A layer is cut into buckets of 512 numbers; the last may be shorter. Each bucket
 fp32. Each number is sent as a multiple of (largest − least)/(2^bits − 1), rounded up or down at random so that it is
 unbiased; numbers of 4 and 2 bits are packed into bytes. Each rank receives some buckets of all ranks' gradients
 (all-to-all), averages them, rounds the mean again and sends it to all ranks (all-gather). So, unlike in PyTorch's own
-quantisation hooks, bytes do not grow with replicas.
+quantisation hooks, the bytes that a rank sends do not grow with the replicas.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ BUCKET = 512
 """Count of numbers in a bucket (CGX's default)."""
 WIDTHS = (8, 4, 2)
 ENCODE_BYTES = 49.0
-"""Bytes touched per number by eager kernels: extremes 4, shift and scale in place 16, noise 4, adding it 12, floor in
-place 8, cast and pack 5."""
+"""Bytes touched per number by eager kernels: 4 to find the extremes, 16 to shift and scale in place, 4 to draw noise,
+12 to add it, 8 to round down in place, 5 to cast and pack."""
 DECODE_BYTES = 21.0
-"""Bytes touched per number: unpack to fp32 5, scale and shift in place 16. Summing a rank's part reads 4 more."""
+"""Bytes touched per number: 5 to unpack to fp32, 16 to scale and shift in place. Summing a rank's part reads 4 more."""
 ENCODE_LAUNCHES, DECODE_LAUNCHES = 10.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Quantised(Compressor):
-    """bits: per number, 8, 4 or 2."""
+    """bits: bits of a sent number, 8, 4 or 2."""
 
     bits: int
     unbiased: ClassVar[bool] = True
@@ -57,7 +57,7 @@ class Quantised(Compressor):
         return touched, 0.0, 2.0 * (ENCODE_LAUNCHES + DECODE_LAUNCHES) + 1.0
 
     def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
-        # A number at the fraction f of a step Δ has the variance f (1 − f) Δ², on average Δ²/6.
+        # If a number lies at the fraction f of a step Δ, rounding has the variance f (1 − f) Δ², on average Δ²/6.
         steps = 2.0**self.bits - 1.0
         return np.asarray(spread.bucket_range, dtype=np.float64) / (6.0 * steps**2)
 

@@ -1,7 +1,7 @@
-"""Sends the numbers of largest magnitude of each layer with their indices; adds the rest to the next gradient.
+"""Sends each layer's numbers of largest magnitude with their indices, and adds the others to the next gradient.
 
 Aji and Heafield (EMNLP 2017); error feedback: Stich et al. (NeurIPS 2018). Ranks choose different indices, so the
-values (fp32) and indices (int32) of all ranks are all-gathered, and bytes grow with the replicas.
+values (fp32) and indices (int32) of all ranks are all-gathered, and the bytes that a rank sends grow with the replicas.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from synergy_core.units import Floats, Ints
 PREFIX = "topk-"
 INDEX_BYTES = 4
 ENCODE_BYTES = 60.0
-"""Bytes touched per number: adding the residual 12, magnitudes 8, radix selection in four passes plus a gather 20, the
-new residual 8, zeroing the sum 4, dividing it by the replicas 8."""
+"""Bytes touched per number: 12 to add the residual, 8 for magnitudes, 20 for radix selection in four passes plus a
+gather, 8 for the new residual, 4 to zero the sum, 8 to divide it by the replicas."""
 SCATTERED_BYTES = 72.0
-"""Bytes touched per number added into the sum: the number and its index 8, a sector of 32 bytes read and written."""
+"""Bytes touched per number added into the sum: 8 for it and its index, 64 to read and write a sector of 32 bytes."""
 LAUNCHES = 14.0
 
 
@@ -61,10 +61,10 @@ class TopK(Compressor):
         return ENCODE_BYTES * layers.numbers + SCATTERED_BYTES * n * self.kept(layers), 0.0, LAUNCHES
 
     def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
-        """The part of the squared norm in the numbers that are not sent, which lie below a quantile t.
+        """The part of the squared norm that lies in the numbers that are not sent: those of magnitude up to t.
 
-        For X Weibull distributed with shape k, P(X > t) = exp(−t^k) and E[X²; X ≤ t] = Γ(1 + 2/k) · P(1 + 2/k, t^k), P
-        being the regularised lower gamma function.
+        Magnitudes X are Weibull distributed with shape k, so the part exp(−t^k) of them exceeds t, and the part of
+        E[X²] up to t is P(1 + 2/k, t^k), where P is the regularised lower gamma function.
         """
         from scipy.special import gammainc
 
