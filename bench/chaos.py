@@ -8,9 +8,9 @@ started again, as its service manager would); stops one of them for some seconds
 good; flips a byte of a job's newest checkpoint or cuts a file of it off; fills the disk up for some seconds (where it
 may mount one of its own, in memory). Only processes that it started and files that they wrote are touched.
 
-Then it looks whether every job is done, whether every step was trained once, in order, on the right data (`verify`:
-the loss of each step beside that of one process that nobody disturbed), whether the service ended by itself, whether
-any process is left. Exit code 1 where anything is wrong.
+Then it checks that every job is done, that every step was trained once, in order, on the right data (`verify.py`: each
+loss and the final weights are within 1e-6 of those of one undisturbed process), that the service did not end by itself,
+and that no process is left. The exit code is 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ BUSY = 0.35
 DISK_MB = 600
 FREE_BYTES = 500_000
 """What a full disk has left: a journal's next page fits, a checkpoint does not."""
+LIMIT = "1e-6"
 _INSIDE = "CHAOS_DISK"
 _SETTINGS = (
     *("serve=true", "policy=[las]", "figures=false", "round_s=1"),
@@ -321,7 +322,7 @@ def wrong(service: Service, jobs: int, left: list[str]) -> list[str]:
     found += [f"{each} is left" for each in left]
     found += [f"a traceback: {each}" for each in _tracebacks(service.said.read_text(errors="replace"))]
     environment = os.environ | {"CHAOS_STEP_S": "0"}
-    command = [sys.executable, str(Path(__file__).with_name("verify.py")), str(service.work), "--limit", "1e-5"]
+    command = [sys.executable, str(Path(__file__).with_name("verify.py")), str(service.work), "--limit", LIMIT]
     verified = subprocess.run(command, capture_output=True, text=True, env=environment)
     if verified.returncode:
         found.append(f"verify: {verified.stdout[-3000:]}{verified.stderr[-500:]}")

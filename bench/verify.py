@@ -1,9 +1,9 @@
-"""Whether the jobs of a run trained as they would have in one process without any break:
+"""Checks whether the jobs of a run trained as they would have in one process without any break:
 `python bench/verify.py results/demo/latest/synergy-0.work`.
 
-Every job is trained again, alone, with the batch and the learning-rate factor of each recorded step, and its losses are
-compared step by step. Jobs with SGD are judged; Adam and the like divide a wrong scale of the gradient away, so theirs
-are only reported.
+It trains every job again, alone, with the batch and the learning-rate factor of each recorded step, and compares the
+loss of each step and the weights of the newest checkpoint. Jobs with SGD are judged. Adam and similar optimizers hide a
+wrong scale of the gradient, so their jobs are only reported.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec import job_folder
+from synergy_exec.commands import export
 from synergy_exec.controller.journal import RunRow, Timing
 from synergy_exec.job_file import JobFile
 from synergy_exec.recorded import EVALUATIONS, STEPS, open_journal, recorded
@@ -35,7 +36,7 @@ from synergy_exec.training.trainer import Trainer
 from synergy_runs.files import atomic_file
 
 LIMIT = 1e-4
-"""Largest difference of a loss; plans add in different orders, and training carries the rounding on."""
+"""Largest difference of a loss or a weight; plans add in different orders, and training carries the rounding on."""
 STEPS_AFTER_CHANGE = 10
 _MISSED = 1
 
@@ -68,6 +69,7 @@ class RecordedJob:
     code: the copy of its file, None of a class of a package.
     """
 
+    folder: Path
     number: int
     name: str
     file: JobFile
@@ -97,6 +99,7 @@ def _job(folder: Path) -> RecordedJob:
     steps = recorded(folder / job_folder.STEPS, STEPS).itertuples(index=False)
     values = recorded(folder / "evaluations.csv", EVALUATIONS).itertuples(index=False)
     return RecordedJob(
+        folder,
         filed.number,
         filed.name,
         filed.file,
@@ -112,7 +115,8 @@ class Continuity:
 
     steps: recorded; compared: of them, up to the first that the record lacks. runs: launched. plans: parallel degrees
     of the runs that trained, in turn; changes: steps, from 1, before which the plan changed. largest: of |difference|
-    over all compared steps; after_changes: over the 10 from each change on, NaN where there was none.
+    over all compared steps; after_changes: over the 10 from each change on, NaN where there was none. weights: the
+    largest |difference| of a weight of the newest checkpoint, NaN if there is none.
     """
 
     job: str
@@ -125,6 +129,7 @@ class Continuity:
     changes: tuple[int, ...]
     largest: float
     after_changes: float
+    weights: float
     verdict: Verdict
     remark: str
 
@@ -134,12 +139,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path, metavar="RUN.work", help="such as results/demo/latest/synergy-0.work")
     parser.add_argument("--jobs", nargs="+", default=[], metavar="NAME", help="names or numbers; all that trained")
-    parser.add_argument("--limit", type=float, default=LIMIT, help=f"largest difference of a loss, {LIMIT:g}")
+    parser.add_argument("--limit", type=float, default=LIMIT, help=f"largest difference allowed, {LIMIT:g}")
     parser.add_argument("--processes", type=int, default=_cores(), help="jobs trained at once; one per core")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write what was found, too")
     given = parser.parse_args(arguments)
     if not given.limit >= 0:
-        raise InputError(f"--limit {given.limit:g}: expected a difference of losses, 0 or more.")
+        raise InputError(f"--limit {given.limit:g}: expected a difference, 0 or more.")
     if given.processes < 1:
         raise InputError(f"--processes {given.processes}: expected at least 1.")
     found = verified(given.work, given.jobs, given.limit, processes=given.processes)
@@ -197,8 +202,6 @@ def plans_of_one_rank(job: RecordedJob, runs: Sequence[RunRow], timings: Sequenc
 
 def _again(jobs: list[RecordedJob], plans: dict[int, list[Plan]], seed: int, processes: int) -> dict[int, Replayed]:
     """Each job replayed in a process of its own kind, the longest first."""
-    pass
-
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=spawn) as pool:
         in_turn = sorted(jobs, key=lambda job: -sum(step.batch for step in job.steps))
@@ -252,7 +255,8 @@ def continuity(
     largest = max(differences, default=math.nan)
     whole = len(differences) == len(job.steps)
     remark = "" if whole else f"the record lacks step {len(differences) + 1}"
-    verdict: Verdict = "met" if whole and largest <= limit else "missed"
+    is_met = whole and largest <= limit and not again.weights > limit
+    verdict: Verdict = "met" if is_met else "missed"
     reasons = {
         "draws random numbers in training": again.draws,
         "no SGD": not again.sgd,
@@ -272,6 +276,7 @@ def continuity(
         changes=tuple(changes),
         largest=largest,
         after_changes=max(late, default=math.nan),
+        weights=again.weights,
         verdict=verdict,
         remark=remark,
     )
@@ -280,11 +285,14 @@ def continuity(
 def table(found: Sequence[Continuity], limit: float) -> list[str]:
     """The text that is printed: a line for every job, and the verdict."""
     rows: list[tuple[str, ...]] = [
-        ("job", "model", "optimizer", "steps", "runs", "plans", "changes", "largest", "after changes", "verdict")
+        (
+            *("job", "model", "optimizer", "steps", "runs", "plans"),
+            *("changes", "loss", "after changes", "weights", "verdict"),
+        )
     ]
     for each in found:
         verdict = f"{each.verdict} ({each.remark})" if each.remark else each.verdict
-        numbers = (str(len(each.changes)), _number(each.largest), _number(each.after_changes))
+        numbers = (str(len(each.changes)), *map(_number, (each.largest, each.after_changes, each.weights)))
         plans = " → ".join(each.plans)
         rows.append((each.job, each.model, each.optimizer, str(each.steps), str(each.runs), plans, *numbers, verdict))
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
@@ -292,7 +300,7 @@ def table(found: Sequence[Continuity], limit: float) -> list[str]:
     counts = [(sum(each.verdict == verdict for each in found), verdict) for verdict in get_args(Verdict)]
     return [
         *lines,
-        f"|loss − loss of one process without a break| ≤ {limit:g}: "
+        f"loss, weights: largest difference from one process without a break; at most {limit:g}: "
         + ", ".join(f"{count} {verdict}" for count, verdict in counts if count),
         f"after changes: in the {STEPS_AFTER_CHANGE} steps from each change of plan on",
     ]
@@ -317,13 +325,14 @@ class Replayed:
 
     draws: whether the model draws random numbers in training (dropout), which differ from plan to plan.
     differences: |recorded − replayed loss| of steps 1, 2, …; infinite where only one of them is a number. They end
-    before the first step that the record lacks.
+    before the first step that the record lacks. weights: as in `Continuity`.
     """
 
     optimizer: str
     sgd: bool
     draws: bool
     differences: tuple[float, ...]
+    weights: float
 
 
 def replayed(job: RecordedJob, plans: Sequence[Plan], seed: int) -> Replayed:
@@ -345,10 +354,33 @@ def _replayed(job: RecordedJob, plans: Sequence[Plan], seed: int) -> Replayed:
     trainer = _trainer(job, plans[0], seed)
     (optimizer,) = trainer.optimizers
     sgd = isinstance(optimizer, torch.optim.SGD)
-    losses = _losses(trainer, job, plans)
+    saved, step = _newest_weights(job)
+    losses: list[float] = []
+    weights_apart = math.nan
+    for loss in _losses(trainer, job, plans):
+        losses.append(loss)
+        if len(losses) == step:
+            weights_apart = _apart(saved, trainer.parts[0].state_dict())
     draws = bool(losses) and _drawn()
     differences = tuple(difference(step.loss, loss) for step, loss in zip(job.steps, losses, strict=False))
-    return Replayed(type(optimizer).__name__, sgd, draws, differences)
+    return Replayed(type(optimizer).__name__, sgd, draws, differences, weights_apart)
+
+
+def _newest_weights(job: RecordedJob) -> tuple[dict[str, torch.Tensor], int]:
+    """The weights of the job's newest undamaged checkpoint, and its step; no weights and 0 if there is none."""
+    try:
+        found, progress = export.weights(job.folder / job_folder.CHECKPOINTS)
+    except InputError:
+        return {}, 0
+    return found, progress.step
+
+
+def _apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference of two sets of weights; infinite if their names or one of their numbers do not match."""
+    if one.keys() != other.keys():
+        return math.inf
+    largest = [float((one[name].double() - other[name].double()).abs().max()) for name in one if one[name].numel()]
+    return max((math.inf if math.isnan(each) else each for each in largest), default=0.0)
 
 
 def _trainer(job: RecordedJob, plan: Plan, seed: int) -> Trainer:
@@ -357,17 +389,15 @@ def _trainer(job: RecordedJob, plan: Plan, seed: int) -> Trainer:
     return Trainer(made, plan, seed=seed, measure_squares=False, weights=weights)
 
 
-def _losses(trainer: Trainer, job: RecordedJob, plans: Sequence[Plan]) -> list[float]:
+def _losses(trainer: Trainer, job: RecordedJob, plans: Sequence[Plan]) -> Iterator[float]:
     """Losses of steps 1, 2, … up to the first that the record lacks, at recorded learning rates."""
-    losses: list[float] = []
     for number, (step, plan) in enumerate(zip(job.steps, plans, strict=True)):
         # Steps count from 1 in the record, and from 0 where they are trained.
         if step.number != number + 1:
             break
         if plan != trainer.plan:
             trainer.retune(plan.micro_batch, plan.accumulation)
-        losses.append(trainer.step(number, rate=step.rate).loss)
-    return losses
+        yield trainer.step(number, rate=step.rate).loss
 
 
 def difference(one: float, other: float) -> float:

@@ -163,7 +163,7 @@ def test_job_under_three_plans_trains_as_one_process_does(work, tmp_path):
     assert chain["verdict"] == "met"
     assert (chain["steps"], chain["compared"], chain["runs"], chain["changes"]) == (13, 13, 3, [5, 9])
     assert chain["plans"] == ["dp2 zero3", "pp2", "1"]
-    assert max(chain["largest"], chain["after_changes"]) <= 1e-5
+    assert max(chain["largest"], chain["after_changes"], chain["weights"]) <= 1e-5
     assert (adam["verdict"], adam["optimizer"], adam["remark"]) == ("not judged", "AdamW", "no SGD")
     assert adam["largest"] > 1
     assert (dropout["verdict"], dropout["remark"]) == ("not judged", "draws random numbers in training")
@@ -190,28 +190,33 @@ def test_another_seed_is_another_training_and_a_missing_step_ends_it(work):
     job = recorded_jobs(work)[0]
     plans = [Plan(micro_batch=step.batch) for step in job.steps]
     assert max(replayed(job, plans, SEED).differences) <= 1e-5
-    assert max(replayed(job, plans, SEED + 1).differences) > 1e-2
-    lacking = RecordedJob(0, "chain", job.file, job.steps[:3] + job.steps[4:])
+    other = replayed(job, plans, SEED + 1)
+    assert max(other.differences) > 1e-2
+    assert other.weights > 1e-2
+    lacking = dataclasses.replace(job, steps=job.steps[:3] + job.steps[4:])
     assert len(replayed(lacking, plans[1:], SEED).differences) == 3
 
 
 @pytest.mark.parametrize(
-    ("differences", "steps", "compressed", "verdict"),
+    ("differences", "weights", "steps", "compressed", "verdict"),
     [
-        ((0.0, 1e-4), 2, (), "met"),
-        ((0.0, 2e-4), 2, (), "missed"),
-        ((2e-3, 0.0), 2, (), "missed"),
-        ((0.0,), 3, (), "missed"),
-        ((math.inf,), 1, (), "missed"),
-        ((2e-3,), 1, (0,), "not judged"),
-        ((2e-3,), 1, (1,), "missed"),
+        ((0.0, 1e-4), 1e-4, 2, (), "met"),
+        ((0.0, 1e-4), math.nan, 2, (), "met"),
+        ((0.0, 2e-4), 0.0, 2, (), "missed"),
+        ((2e-3, 0.0), 0.0, 2, (), "missed"),
+        ((0.0, 0.0), 2e-4, 2, (), "missed"),
+        ((0.0,), 0.0, 3, (), "missed"),
+        ((math.inf,), 0.0, 1, (), "missed"),
+        ((2e-3,), 0.0, 1, (0,), "not judged"),
+        ((2e-3,), 0.0, 1, (1,), "missed"),
     ],
 )
-def test_verdicts(differences, steps, compressed, verdict):
-    """On a job of SGD under one plan. compressed: the runs that were."""
+def test_verdicts(differences, weights, steps, compressed, verdict):
+    """On an SGD job under one plan. weights: NaN without a checkpoint. compressed: runs with compressed gradients."""
     lines = tuple(RecordedStep(number, 16, 1.0, 1.0, 0.1, 0) for number in range(1, steps + 1))
-    job, runs = RecordedJob(0, "j", job_file("j"), lines), [RunRow(0, 0, 0.0, (), {}, True, "done", "")]
-    found = verify.continuity(job, runs, Replayed("SGD", True, False, differences), 1e-4, frozenset(compressed))
+    job, runs = RecordedJob(Path(), 0, "j", job_file("j"), lines), [RunRow(0, 0, 0.0, (), {}, True, "done", "")]
+    again = Replayed("SGD", True, False, differences, weights)
+    found = verify.continuity(job, runs, again, 1e-4, frozenset(compressed))
     assert found.verdict == verdict
 
 
@@ -223,7 +228,7 @@ def test_what_a_user_can_mend_is_said(work, tmp_path):
     ):
         refuses(says, verify.main, list(map(str, words)))
     job = recorded_jobs(work)[0]
-    elsewhere = RecordedJob(0, "j", job_file("j", "no_such.module:Class"), job.steps)
+    elsewhere = dataclasses.replace(job, name="j", file=job_file("j", "no_such.module:Class"))
     refuses("job j: class: there is no module", replayed, elsewhere, [CHAIN[2]] * len(job.steps), SEED)
 
 
