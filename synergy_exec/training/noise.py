@@ -34,6 +34,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput import efficiency
 from synergy_core.goodput.efficiency import UNDISTORTED, Distortion, gradient_moments
+from synergy_exec.training import trees
 from synergy_exec.training.integrity import FEWEST_NOISE_STEPS, Progress
 from synergy_exec.training.job import LearningRateRule, TrainingJob
 
@@ -80,7 +81,7 @@ def _add(total: Tensor, tensor: Tensor, copies: int) -> None:
             # Not `is_shard`, which is false for a _StridedShard, split by both tensor and data parallelism.
             shards *= 1 if placement.is_replicate() else local.device_mesh.size(dimension)
         local = local.to_local()
-    norm = torch.linalg.vector_norm(local, dtype=torch.float32)
+    norm = trees.norm(local)
     total.addcmul_(norm, norm, value=shards / copies)
 
 

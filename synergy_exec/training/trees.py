@@ -56,6 +56,12 @@ def floats(tree: Any) -> Any:
     return tree_map_only(Tensor, lambda each: each.float() if each.is_floating_point() else each, tree)
 
 
+def norm(tensor: Tensor) -> Tensor:
+    """The 2-norm as a float32 scalar, computed in float32 or, for a float64 tensor, in float64."""
+    exact: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+    return exact.float()
+
+
 def lengths(tree: Any) -> set[int]:
     """Numbers of rows of a tree's tensors; 0 stands for a tensor without dimensions."""
     return {len(each) if each.dim() else 0 for each in tensors(tree)}

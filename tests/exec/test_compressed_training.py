@@ -161,6 +161,13 @@ class SmallGpt(Gpt):
         return torch.optim.SGD(parameters, lr=self.learning_rate)
 
 
+class PreciseGpt(SmallGpt):
+    """In double precision."""
+
+    def build_model(self):
+        return super().build_model().double()
+
+
 def replicas_differ(trainer):
     """The names of parameters that are not the same on all ranks which hold them."""
     own = {name: each.detach().clone() for part in trainer.parts for name, each in part.named_parameters()}
@@ -274,7 +281,8 @@ AT_TWO = [
     *((zero_gradients, each) for each in SCHEMES),
 ]
 AT_TWO += [(with_odd_gradients, each, *odd) for each in SCHEMES for odd in ODD]
-AT_TWO += [*UNDER_DDP, *RETUNED, *NOISES]
+PRECISE = (trained, PreciseGpt, Plan(data=2, micro_batch=4, accumulation=2, compressor=MIXED), STEPS)
+AT_TWO += [*UNDER_DDP, *RETUNED, *NOISES, PRECISE]
 AT_FOUR = [*MEANS, trains(MIXED, data=4)]
 
 
@@ -367,6 +375,7 @@ def test_losses_are_near_those_without_compression(at_two, at_four):
         # Of what uncompressed training wins: what is held back comes late, and q2's error is larger than the gradient.
         least = 0.8 if "topk" in compressor or "powersgd" in compressor else 0.95 if "q2" in compressor else 0.99
         assert plain[0] - found[-1] > least * (plain[0] - plain[-1]), case
+    assert losses(at_two, PRECISE)[-1] == pytest.approx(losses(at_two, trains(MIXED, data=2))[-1], abs=0.05)
     at_more = losses(at_four, trains(MIXED, data=4))
     assert plain[0] - at_more[-1] > 0.8 * (plain[0] - plain[-1])
 

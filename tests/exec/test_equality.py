@@ -35,6 +35,13 @@ class DoublingGpt(SgdGpt):
         return 2 * loss - loss.detach()
 
 
+class PreciseGpt(SgdGpt):
+    """In double precision, where plans differ by far less than single precision can show."""
+
+    def build_model(self):
+        return super().build_model().double()
+
+
 def smallest(data, zero, tensor, pipeline, interleave):
     """The plan of a kind with the fewest ranks; where layers are split, with the fewest micro-batches: it is slow."""
     accumulation = 2 if tensor > 1 else 4
@@ -89,9 +96,9 @@ PIPELINE = Plan(pipeline=2, micro_batch=4, accumulation=4)
 
 
 @cache
-def single(steps):
+def single(steps, kind=SgdGpt):
     """Losses and gradient norms of (step, batch, factor of the learning rate), without any of our code but the job."""
-    job = SgdGpt()
+    job = kind()
     torch.manual_seed(SEED)
     model = job.build_model()
     results = []
@@ -120,9 +127,9 @@ def squares_of_micro_batches(size):
     return sum(squares) / len(squares)
 
 
-def difference(results, steps=None):
+def difference(results, steps=None, kind=SgdGpt):
     """The largest difference of a loss or a gradient norm from the single process."""
-    expected = single(tuple(steps or ((number, GLOBAL_BATCH, 1.0) for number in range(STEPS))))
+    expected = single(tuple(steps or ((number, GLOBAL_BATCH, 1.0) for number in range(STEPS))), kind)
     assert len(results) == len(expected)
     pairs = zip(results, expected, strict=True)
     return max(max(abs(r.loss - loss), abs(r.grad_norm - norm)) for r, (loss, norm) in pairs)
@@ -176,6 +183,12 @@ def test_plans_of_one_and_two_ranks_equal_a_single_process_and_wrong_ones_do_not
         assert difference(answers[case], RETUNED) <= TOLERANCE, case
         sizes = [each.squares.big_batch for each in answers[case] if each.squares is not None]
         assert sizes == [batch for _, batch, _ in RETUNED]
+
+
+def test_model_in_double_precision_trains_under_every_kind_of_plan():
+    one, *two = [(train, plan, PreciseGpt) for plan in (Plan(micro_batch=16), *simplest(of_world(2)))]
+    answers = groups.run({1: [one], 2: two})
+    assert max(difference(answers[case], kind=PreciseGpt) for case in (one, *two)) <= 1e-6
 
 
 @pytest.mark.parametrize("world", [4, 8])

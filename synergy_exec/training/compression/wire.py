@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
+from synergy_exec.training import trees
+
 # torch 2.13 renames all_gather_into_tensor to all_gather_single and warns of the old name.
 _all_gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
@@ -176,7 +178,7 @@ class Watch:
 
     def note(self, name: str, given: Tensor, error: Tensor) -> None:
         """Notes the squared norms of a layer's gradient and of the part that its compressor left out."""
-        self.layers[name] = (_square(given), _square(error))
+        self.layers[name] = (trees.norm(given).square(), trees.norm(error).square())
 
 
 class Sketch:
@@ -198,8 +200,3 @@ class Sketch:
         signed = gradient.float() * (2 * signs - 1)
         padding = -len(signed) % SKETCH_NUMBERS
         self.numbers += torch.nn.functional.pad(signed, (0, padding)).view(-1, SKETCH_NUMBERS).sum(0)
-
-
-def _square(tensor: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float32)
-    return norm.square()
