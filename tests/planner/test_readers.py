@@ -243,6 +243,15 @@ def test_rubicks_rows_become_plans_on_the_cards_that_their_gpus_reach(tmp_path):
     assert "offloaded weights are not modelled" in read(path).rows[0].failure
 
 
+def test_rubicks_models_without_accumulation_do_as_many_sequences_as_fit(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text(RUBICK + "roberta,ga,,,,1,1,1,1\nroberta,gc,,,,1,1,1,1\nt5,ga,,,,1,1,1,1\n")
+    roberta, recomputed, t5 = read(path).rows
+    assert (roberta.global_batch, recomputed.global_batch, t5.global_batch) == (32, 64, 16)
+    assert (roberta.settings[0].plan.micro_batch, roberta.settings[0].plan.accumulation) == (32, 1)
+    assert t5.settings[0].plan.accumulation == 2
+
+
 @pytest.mark.parametrize(
     "row", ["llama7,3d,2,2,2,4,8,1,1", "llama7,3d,2,2,1,44,8,2,1", "vgg,ga,,,,1,1,1,1", "bert,tp,,,,1,1,1,1"]
 )

@@ -39,6 +39,9 @@ MODELS = {
 }
 """The catalog's architecture, tokens per sequence, and sequences per step, by model. Source: the artifact's
 validate_*.py; the sequence lengths of RoBERTa and ViT follow from the tokenizer and the patches."""
+UNACCUMULATED = ("roberta", "vit")
+"""Models that the artifact trains without gradient accumulation (morphlingjob.yaml), so that a step has only as many
+sequences as fit into memory. RoBERTa on one GPU takes as long as on two."""
 ZERO = {"ga": 0, "gc": 0, "zero-dp": 2, "zero-offload": 2}
 CARDS, CARD_BYTES_PER_S = 4, 25e9
 """A node has four network cards, each shared by two neighbouring GPUs: 100 GB/s in all (the artifact's README)."""
@@ -87,6 +90,9 @@ def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
         setting = Setting(architecture, degrees, machine, software_named("megatron-tf32"))
     else:
         setting, fits = _replicas(architecture, machine, gpus, batch, plan)
+        if row.text("model") in UNACCUMULATED:
+            setting = replace(setting, plan=replace(setting.plan, accumulation=1))
+            batch = setting.plan.global_batch
         if setting.software.offload and not fits:
             failure = "it does not fit with the optimizer offloaded, and offloaded weights are not modelled"
     found = setting.plan
