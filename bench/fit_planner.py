@@ -80,10 +80,9 @@ FITS = (
             "card_collisions",
             "host_s",
             "host_jitter",
-            "launch_norm",
             "score_passes",
         ),
-        own={"megatron": (*OVERLAP, "network_efficiency"), "megatron-deepspeed": ("network_efficiency",)},
+        own={"megatron": (*OVERLAP, "network_efficiency"), "megatron-deepspeed": ("network_efficiency", "step_s")},
         # Megatron-LM v3 and Megatron-DeepSpeed reduce gradients after the backward pass: nothing hides them.
         start={"megatron": {}, "megatron-v3": NO_OVERLAP, "megatron-deepspeed": NO_OVERLAP},
     ),
@@ -106,7 +105,8 @@ FITS = (
         "h100",
         {"nanotron_llama1b_h100": 1.0},
         own={"nanotron": ("host_s", "tensor_efficiency", "backward_traffic")},
-        start={"nanotron": {}},
+        # At FSDP's launch time no row would wait for the host, so the fit could not move that constant.
+        start={"nanotron": {"host_s": 1e-4}},
         after="h100-fsdp",
     ),
     Fit(

@@ -76,7 +76,9 @@ def test_the_page_has_no_nan_where_little_is_known():
         score(0.02, file="megatron_ci_memory", group="transformer: peak"),
         {"file": "vtrain_multi_a100", "group": "must fit 40 GB", "n": 41, "false_refusals": 20},
     ]
-    page = planner_page.page(FIT, SHIPPED, memory, links, "question  cold s\n", "2026-11-21", Path("fit.json"))
+    page = planner_page.page(
+        FIT, SHIPPED, memory, links, "| t5 |", "question  cold s\n", "2026-11-21", Path("fit.json")
+    )
     assert "| vtrain_multi_a100 | 40 GB | 41 | 20 |" in page
     assert "nan" not in page.lower().replace("nanotron", "")
     assert "None" not in page

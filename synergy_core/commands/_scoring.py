@@ -435,7 +435,6 @@ SPREAD = {
     "kernel_s": 0.4,
     "host_s": 1.0,
     "host_jitter": 1.0,
-    "launch_norm": 0.4,
     "tensor_efficiency": 0.15,
     "network_efficiency": 0.2,
     "card_collisions": 1.0,

@@ -231,9 +231,9 @@ class Constants:
     backward ÷ forward time. score_passes: factor on the bytes that unfused softmax and dropout read and write.
     backward_traffic, backward_kernels: memory-bound operators' traffic and kernels in the backward pass ÷ in the
     forward pass. kernel_s: gap between kernels on the GPU; host_s: time to launch a kernel; host_jitter: growth of
-    host_s with each doubling of the tensor-parallel group, which waits for its slowest member; launch_norm: exponent of
-    the norm that combines GPU and host time. tensor_efficiency, network_efficiency: rate of tensor- and data-parallel
-    collectives in training ÷ rate when nothing else runs. card_collisions: each further data-parallel group on a node
+    host_s with each doubling of the tensor-parallel group, which waits for its slowest member. tensor_efficiency,
+    network_efficiency: rate of tensor- and data-parallel collectives in training ÷ rate when nothing else runs.
+    card_collisions: each further data-parallel group on a node
     adds this fraction to the time that a group's bytes take over the network. data_overlap: fraction of the backward
     pass that data-parallel collectives may overlap with; data_exposed: fraction of their time that never overlaps.
     optimizer_bytes_factor: factor on the bytes that the update reads and writes. step_s: fixed cost of a step.
@@ -252,7 +252,6 @@ class Constants:
     kernel_s: float = 3e-6
     host_s: float = 2e-5
     host_jitter: float = 0.05
-    launch_norm: float = 4.0
     tensor_efficiency: float = 0.9
     network_efficiency: float = 0.85
     card_collisions: float = 0.1

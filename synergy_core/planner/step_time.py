@@ -156,11 +156,10 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
     hidden = np.minimum(tensor, gpu.weights_s) * np.where(plans.sequence, 0.5, 1.0) * runs.software.async_tensor
 
     def bound(seconds: Floats, kernels: Floats, tensor: Floats) -> Floats:
-        """Seconds of the GPU's work and the host's kernel launches, which partly overlap, without the collectives."""
+        """Seconds of a pass without the collectives. The host launches kernels ahead, so the longer time counts."""
         on_gpu = seconds + kernels * c.kernel_s + tensor
         on_host = (kernels + collectives) * c.host_s * (1.0 + c.host_jitter * np.log2(plans.tensor))
-        both: Floats = (on_gpu**c.launch_norm + on_host**c.launch_norm) ** (1.0 / c.launch_norm)
-        return both - tensor
+        return np.maximum(on_gpu, on_host) - tensor
 
     forward = bound(gpu.forward_s, gpu.forward_kernels, tensor)
     backward = bound(gpu.backward_s, gpu.backward_kernels, tensor - hidden)

@@ -125,6 +125,15 @@ def test_a_step_is_forward_and_backward_of_every_micro_batch():
     assert time.total_s[0] == pytest.approx(7 * 15 * (1 + PLAIN.backward_traffic) * GIGABYTE_S + PLAIN.step_s)
 
 
+@pytest.mark.parametrize("host_s", [1e-6, 1.0])
+def test_a_pass_takes_the_longer_of_the_work_on_the_gpu_and_the_launches(host_s):
+    constants = replace(PLAIN, host_s=host_s)
+    layer = timed(traffic(2, kernels=4.0), Plan(), constants=constants).total_s[0]
+    layer = (layer - timed(traffic(1, kernels=4.0), Plan(), constants=constants).total_s[0]).item()
+    passes = ((GIGABYTE_S, 4.0), (PLAIN.backward_traffic * GIGABYTE_S, 4.0 * PLAIN.backward_kernels))
+    assert layer == pytest.approx(sum(max(seconds, kernels * host_s) for seconds, kernels in passes))
+
+
 def test_full_recomputation_is_one_more_forward_pass_of_the_layers():
     none, full = timed(traffic(10, before=2, after=3), Plan(), Plan(recompute=2)).total_s
     assert full - none == pytest.approx(10 * GIGABYTE_S)
