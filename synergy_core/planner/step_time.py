@@ -159,7 +159,8 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
         """Seconds of a pass without the collectives. The host launches kernels ahead, so the longer time counts."""
         on_gpu = seconds + kernels * c.kernel_s + tensor
         on_host = (kernels + collectives) * c.host_s * (1.0 + c.host_jitter * np.log2(plans.tensor))
-        return np.maximum(on_gpu, on_host) - tensor
+        longer: Floats = np.maximum(on_gpu, on_host)
+        return longer - tensor
 
     forward = bound(gpu.forward_s, gpu.forward_kernels, tensor)
     backward = bound(gpu.backward_s, gpu.backward_kernels, tensor - hidden)
