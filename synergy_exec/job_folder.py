@@ -1,7 +1,7 @@
 """The folder of a job.
 
     job.json         number, UUID, name, and the job file
-    log-<run>.txt    the log of each run
+    log.txt          what its workers print, with a line before each run; log-old.txt: what was there before
     checkpoints/     see `training.checkpoint_folder`; each contains the UUID, too
     steps.csv        every step
     given-up-<n>/    checkpoints and steps from before the job began again from the start
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +26,9 @@ DESCRIPTION = "job.json"
 CHECKPOINTS = "checkpoints"
 STEPS = "steps.csv"
 GIVEN_UP = "given-up-"
-_OF_RUN = re.compile(r"log-(\d+)\.txt.*|\.run-(\d+)")
+LOG, OLD_LOG = "log.txt", "log-old.txt"
+LOG_HEADING = "--- run"
+"""Begins the line before the output of a run; the run's number follows."""
 
 
 class Filed(NamedTuple):
@@ -70,9 +71,8 @@ def described(folder: Path) -> Filed:
 
 
 def newest_run(folder: Path) -> int:
-    """The highest number of a run with a log or a staging folder here; −1 for none."""
-    left = (_OF_RUN.fullmatch(each.name) for each in (*folder.glob("log-*"), *folder.glob(f"{CHECKPOINTS}/.run-*")))
-    return max((int(match[1] or match[2]) for match in left if match), default=-1)
+    """The highest number of a run with a staging folder here; −1 for none."""
+    return max((int(each.name.rpartition("-")[2]) for each in folder.glob(f"{CHECKPOINTS}/.run-*")), default=-1)
 
 
 def give_up(folder: Path) -> Path | None:

@@ -1,13 +1,13 @@
 """The messages between controller, agents and workers; see docs/executor.md.
 
-Every message is one JSON object with a `kind`. Controller and agents exchange messages over a websocket, agents and
-workers as lines over a socket pair. `wire.py` encodes and decodes them.
+Every message is one JSON object with a `kind`, the name of its class. Controller and agents exchange messages over a
+websocket, agents and workers as lines over a socket pair. `wire.py` encodes and decodes them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from synergy_core.cluster import Share
 from synergy_core.planner.plan import Plan
@@ -24,14 +24,19 @@ KILLED = "killed as the controller asked"
 class Message:
     """The base class of all messages."""
 
-    KIND: ClassVar[str] = ""
+
+@dataclass(frozen=True, kw_only=True)
+class OfRun(Message):
+    """The base class of messages about a run. Without slots, because `Launch` has a second base class."""
+
+    run: int
 
 
 # Controller → agent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reserve(Message):
+class Reserve(OfRun):
     """Listen for the store at which a run's ranks on several nodes meet. The answer is `Reserved`.
 
     ports: take the first of these that is or becomes free, such as 29500-29599; "" for any. several_nodes: if False,
@@ -39,14 +44,12 @@ class Reserve(Message):
     one, before it is launched.
     """
 
-    KIND: ClassVar[str] = "reserve"
-    run: int
     ports: str
     several_nodes: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch(Message, RunSettings):
+class Launch(OfRun, RunSettings):
     """Start this node's workers of a run.
 
     plan: its degrees are fixed for the run. Its compressor is for gradients between replicas, such as `q4`, with
@@ -71,8 +74,6 @@ class Launch(Message, RunSettings):
     ranks save and stop if their agent is silent for longer. The controller waits longer than this for a silent agent.
     """
 
-    KIND: ClassVar[str] = "launch"
-    run: int
     job: int
     job_class: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -108,46 +109,34 @@ class Launch(Message, RunSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop(Message):
+class Stop(OfRun):
     """Save and stop. The answer is `Ended` with outcome paused, or done."""
 
-    KIND: ClassVar[str] = "stop"
-    run: int
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kill(Message):
+class Kill(OfRun):
     """Stop at once without saving. The answer is `Ended` with outcome lost."""
 
-    KIND: ClassVar[str] = "kill"
-    run: int
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retune(Message):
+class Retune(OfRun):
     """Use another micro-batch, accumulation or compressor from the next step that all ranks agree on."""
 
-    KIND: ClassVar[str] = "retune"
-    run: int
     micro_batch: int
     accumulation: int
     compressor: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reshare(Message):
+class Reshare(OfRun):
     """Change CPUs and memory of each slot of a run that was launched with a share, while it trains."""
 
-    KIND: ClassVar[str] = "reshare"
-    run: int
     share: Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown(Message):
     """Stop every run with a checkpoint, then exit."""
-
-    KIND: ClassVar[str] = "shutdown"
 
 
 # Agent → controller
@@ -161,7 +150,6 @@ class Hello(Message):
     the machine's memory times the fraction of the machine's cores that runs may use.
     """
 
-    KIND: ClassVar[str] = "hello"
     node: int
     host: str
     pid: int
@@ -172,32 +160,15 @@ class Hello(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reserved(Message):
+class Reserved(OfRun):
     """The address of a run's store; "" and 0 if all its ranks are on this node."""
 
-    KIND: ClassVar[str] = "reserved"
-    run: int
     host: str
     port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Granted(Message):
-    """The CPUs that a rank was granted. The agent sends this message to the rank, too.
-
-    cores: cores that it may run on. cpus: its share of them, which is less than `asked` while the node has no more.
-    """
-
-    KIND: ClassVar[str] = "granted"
-    run: int
-    rank: int
-    cores: list[int]
-    cpus: float
-    asked: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended(Message):
+class Ended(OfRun):
     """No process of a run is left on this node. Every agent that launched it sends this once.
 
     outcome: done only if all its workers said so. reason: if it failed or was lost, a sentence that names rank and
@@ -205,18 +176,27 @@ class Ended(Message):
     because it trained no step for too long.
     """
 
-    KIND: ClassVar[str] = "ended"
-    run: int
     outcome: Outcome
     reason: str = ""
     hung: bool = False
+
+
+# Agent → worker, which is also told Stop and Retune
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted(OfRun):
+    """The CPUs of a rank from now on. cores: cores that it may run on. cpus: its share of them."""
+
+    cores: list[int]
+    cpus: float
 
 
 # Worker → agent → controller (the agent passes them on as they are)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started(Message):
+class Started(OfRun):
     """The first step of a run is done. The fields in seconds are the parts of the time since the launch.
 
     step, samples, work: totals of the job, including saved progress of earlier runs. layers: name, rows and columns of
@@ -224,8 +204,6 @@ class Started(Message):
     unless requested.
     """
 
-    KIND: ClassVar[str] = "started"
-    run: int
     step: int
     samples: int
     work: float
@@ -238,7 +216,7 @@ class Started(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report(Message):
+class Report(OfRun):
     """Progress and measurements of a run, from rank 0.
 
     step, samples, work: totals of the job. loss: of the last step. step_s: median of the slowest rank's step times at
@@ -253,8 +231,6 @@ class Report(Message):
     gradient and of the part that compression left out, from the last measured step since the last report.
     """
 
-    KIND: ClassVar[str] = "report"
-    run: int
     step: int
     samples: int
     work: float
@@ -279,11 +255,9 @@ class Report(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved(Message):
+class Saved(OfRun):
     """A checkpoint is complete on disk. save_s: how long training waited for it."""
 
-    KIND: ClassVar[str] = "saved"
-    run: int
     step: int
     samples: int
     work: float
@@ -291,7 +265,7 @@ class Saved(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure(Message):
+class Failure(OfRun):
     """A rank reports in one sentence why it fails, before it exits.
 
     from_peers: the error may only mean that another rank is gone; it counts if no rank failed by itself. unsaved: the
@@ -300,9 +274,6 @@ class Failure(Message):
     the device reports a hardware error.
     """
 
-    KIND: ClassVar[str] = "failure"
-    run: int
-    rank: int
     reason: str
     from_peers: bool = False
     unsaved: bool = False
@@ -312,22 +283,17 @@ class Failure(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noted(Message):
+class Noted(OfRun):
     """A message of a rank for its user; training goes on."""
 
-    KIND: ClassVar[str] = "noted"
-    run: int
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeansToLeave(Message):
+class MeansToLeave(OfRun):
     """A rank announces to its agent that it exits on purpose, with code 0 or PAUSED.
 
     A process that is ended by user code announces nothing.
     """
 
-    KIND: ClassVar[str] = "leaving"
-    run: int
-    rank: int
     code: int

@@ -16,14 +16,14 @@ from aiohttp import ClientWebSocketResponse, WSMsgType, web
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
-from synergy_exec.messages import Message
+from synergy_exec.messages import Message, OfRun
 
-KINDS: dict[str, type[Message]] = {each.KIND: each for each in Message.__subclasses__()}
+KINDS = {each.__name__: each for each in (*Message.__subclasses__(), *OfRun.__subclasses__())}
 
 
 def encode(message: Message) -> str:
     """The message as a line of JSON."""
-    return json.dumps({"kind": message.KIND, **dataclasses.asdict(message)}, separators=(",", ":"))
+    return json.dumps({"kind": type(message).__name__, **dataclasses.asdict(message)}, separators=(",", ":"))
 
 
 def decode(text: str | bytes) -> Message:

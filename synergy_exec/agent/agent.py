@@ -162,7 +162,7 @@ class Agent:
                 await connection.send_str(encode(message))
             except (ConnectionError, aiohttp.ClientError):
                 # `_hear` notices the lost connection, too, and makes the agent exit.
-                _log(f"the controller did not get {message.KIND}")
+                _log(f"the controller did not get {type(message).__name__}")
             finally:
                 self._outbox.task_done()
 
@@ -183,7 +183,7 @@ class Agent:
             case Shutdown():
                 self._leave_because("it was told to by the controller")
             case _:
-                _log(f"an agent is not told {message.KIND}")
+                _log(f"an agent is not told {type(message).__name__}")
 
     async def _reserve(self, asked: Reserve, host: str) -> None:
         said = False

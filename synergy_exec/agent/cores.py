@@ -19,11 +19,10 @@ WHOLE = 1000
 
 @dataclass(frozen=True, slots=True)
 class CoreGrant:
-    """CPUs of a rank. cores: where it may run. cpus: its share of these cores, in CPUs. asked: CPUs requested."""
+    """CPUs of a rank. cores: where it may run. cpus: its share of these cores, which may be less than it requested."""
 
     cores: tuple[int, ...]
     cpus: float
-    asked: float
 
 
 class Cores:
@@ -56,7 +55,7 @@ class Cores:
         """Returns an owner's grant. An owner without any CPUs shares the least loaded core with other owners."""
         parts = self._parts[owner]
         cores = tuple(sorted(parts)) or (min(self._cores, key=self._load),)
-        return CoreGrant(cores, sum(parts.values()) / WHOLE, self._asked[owner] / WHOLE)
+        return CoreGrant(cores, sum(parts.values()) / WHOLE)
 
     def _make_up(self) -> set[Owner]:
         """Gives free CPUs to owners that lack some, in the order of their requests; returns those that got any."""

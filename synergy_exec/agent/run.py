@@ -8,11 +8,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from synergy_core.errors import InputError
-from synergy_exec.agent import logs
+from synergy_core.units import MB
 from synergy_exec.agent.cores import CoreGrant, Slot
 from synergy_exec.agent.forkserver import Forkserver
+from synergy_exec.job_folder import LOG, LOG_HEADING, OLD_LOG
 from synergy_exec.messages import (
     LOST_PEERS,
     PAUSED,
@@ -30,6 +33,32 @@ from synergy_exec.training.cache import Cache
 from synergy_exec.wire import decode, encode
 from synergy_exec.worker import processes
 from synergy_exec.worker.start import PEER_LOST, Descriptors, Heartbeat, Start
+from synergy_runs.files import atomic_file
+
+# The log of a job: what its workers print in all runs. Workers of all nodes append to one file.
+
+
+def open_log(launch: Launch) -> int:
+    """Opens the job's log for appending; returns the descriptor."""
+    path = Path(launch.folder) / LOG
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+def bound_log(launch: Launch) -> None:
+    """Moves the end of the log into the old log when it has reached half of `log_mb`.
+
+    It is called about every second, so a job may exceed the limit for that long. Workers hold the file open, so it is
+    emptied and not renamed; output printed at the moment between copying and emptying is lost.
+    """
+    path, most_bytes = Path(launch.folder) / LOG, int(launch.log_mb * MB / 2)
+    with suppress(OSError, InputError):  # an error here is no reason to end a run; the next call comes in a second
+        if (size := path.stat().st_size) > most_bytes:
+            with path.open("rb") as file, atomic_file(path.with_name(OLD_LOG)) as partial:
+                file.seek(size - most_bytes)
+                partial.write_bytes(file.read())
+                os.truncate(path, 0)
+
 
 # Decides why a run ended from everything known of its workers on this node.
 
@@ -142,8 +171,6 @@ class NodeRun:
         readers = []
         alone = self.launch.world > 1 and not self.launch.store_host
         shared = os.memfd_create("store") if alone else None
-        for rank in self._grants:
-            self._say(self._granted(rank))
         try:
             for place, slot in enumerate(slots[:1] if self.launch.command else slots):
                 rank = self.launch.first_rank + place
@@ -174,7 +201,6 @@ class NodeRun:
 
     def grant(self, rank: int, grant: CoreGrant) -> None:
         self._grants[rank] = grant
-        self._say(self._granted(rank))
         if rank in self._workers:
             self._move(rank)
 
@@ -182,15 +208,11 @@ class NodeRun:
         """Sets the limit of the run's data cache on this node. memory_bytes: for each rank here."""
         Cache(self._cache).limit(memory_bytes * len(self.launch.slots))
 
-    def _granted(self, rank: int) -> Granted:
-        grant = self._grants[rank]
-        return Granted(run=self.launch.run, rank=rank, cores=list(grant.cores), cpus=grant.cpus, asked=grant.asked)
-
     def _move(self, rank: int) -> None:
-        worker = self._workers[rank]
+        worker, grant = self._workers[rank], self._grants[rank]
         if worker.pid is not None and worker.code is None:
-            processes.pin(worker.pid, self._grants[rank].cores)
-            worker.tell(self._granted(rank))
+            processes.pin(worker.pid, grant.cores)
+            worker.tell(Granted(run=self.launch.run, cores=list(grant.cores), cpus=grant.cpus))
 
     def _tell_end(self) -> None:
         codes = {rank: worker.code for rank, worker in self._workers.items() if worker.code is not None}
@@ -216,7 +238,9 @@ class NodeRun:
             gpus=tuple(each.gpu for each in own if each.gpu is not None) if launch.command else (),
         )
         ours, theirs = socket.socketpair()
-        heartbeat, log = Heartbeat.create(), logs.opened(launch)
+        heartbeat, log = Heartbeat.create(), open_log(launch)
+        if rank == 0:
+            os.write(log, f"{LOG_HEADING} {launch.run}\n".encode())
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         worker = Worker(Heartbeat(heartbeat), writer, launch.start_s)
         descriptors = Descriptors(theirs.fileno(), heartbeat, log, self._cache, store)
@@ -276,7 +300,8 @@ class NodeRun:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(min(_WATCH_S, self.launch.hang_s / 4))
-            logs.bound(self.launch)
+            if self.launch.first_rank == 0:
+                bound_log(self.launch)
             alive = {rank: each for rank, each in self._workers.items() if each.code is None}
             for each in alive.values():
                 each.heartbeat.answer()
@@ -289,7 +314,7 @@ class NodeRun:
 
     async def _end_hang(self, rank: int, silence_s: float) -> None:
         alive = {rank: each.pid for rank, each in self._workers.items() if each.code is None and each.pid is not None}
-        with open(logs.opened(self.launch), "wb", buffering=0) as log:
+        with open(open_log(self.launch), "wb", buffering=0) as log:
             # One after another, because they write into the same file.
             for each, pid in alive.items():
                 log.write(f"rank {each} stands at:\n".encode())

@@ -69,7 +69,7 @@ def resume(execution: Execution, now_s: float) -> None:
         execution.jobs[run.job].run = run.run
     journal.commit()
     for number, folder in job_folder.folders(execution.folder).items():
-        # The number of a job that has a folder, or of a run that has a log, is never given to a new one.
+        # The number of a job that has a folder, or of a run that trained there, is never given to a new one.
         execution.next_job = max(execution.next_job, number + 1)
         execution.next_run = max(execution.next_run, job_folder.newest_run(folder) + 1)
         if number not in execution.jobs:

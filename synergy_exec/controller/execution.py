@@ -404,12 +404,13 @@ class Execution:
 
     def _stack(self, run: Run) -> str:
         """The stack that rank 0 of a hung run wrote into its log; "" if there is none."""
-        log = self.jobs_folder / str(run.job) / f"log-{run.number}.txt"
+        log = self.jobs_folder / str(run.job) / job_folder.LOG
         try:
             text = log.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
-        _, found, stack = text.rpartition("rank 0 stands at:\n")
+        of_run = text.rpartition(f"{job_folder.LOG_HEADING} {run.number}\n")[2]
+        _, found, stack = of_run.rpartition("rank 0 stands at:\n")
         return f"\n{stack.strip()[:MOST_STACK]}" if found else ""
 
     def end_overdue(self, now_s: float) -> None:

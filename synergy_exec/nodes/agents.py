@@ -178,7 +178,7 @@ class Agents:
                 return channel
             hello = decode(text)
             if not isinstance(hello, Hello):
-                raise InputError(f"expected hello first; got {hello.KIND}.")
+                raise InputError(f"expected hello first; got {type(hello).__name__}.")
             self._check(hello)
         except InputError as error:
             await channel.close(code=1008, message=farewell(str(error)))

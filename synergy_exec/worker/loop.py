@@ -36,9 +36,8 @@ from synergy_exec.training.checkpoint_folder import Staging
 from synergy_exec.training.compression.exchange import Exchanges
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob, TrainingJob
-from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.trainer import StepResult, Trainer
-from synergy_exec.wire import cut_to_lines, decode, encode
+from synergy_exec.wire import cut_to_lines
 from synergy_exec.worker import resources
 from synergy_exec.worker.start import AgentConnection, Heartbeat, Start
 from synergy_exec.worker.steps import Meter, Pace, StepClock, StepsFile
@@ -50,60 +49,30 @@ from synergy_exec.worker.steps import Meter, Pace, StepClock, StepsFile
 class Wishes:
     """What one rank wants to do before the next step; `agree` returns what all ranks do.
 
-    stop, save: true for all ranks if true for one. orders: `HeardOrders.count`, the maximum over the ranks. step_s,
-    waited_s: seconds of the last step, and how long it waited for data, the maximum over the ranks. sync_s: seconds of
-    the last step in which gradients were exchanged and nothing was computed; the minimum over the ranks, because on all
-    other ranks it includes waiting for the slowest.
+    stop, save: true for all ranks if true for one. retunes: how many orders to retune the rank has heard, the minimum
+    over the ranks: every rank hears the same orders in the same sequence, and all carry one out before the same step.
+    step_s, waited_s: seconds of the last step, and how long it waited for data, the maximum over the ranks. sync_s:
+    seconds of the last step in which gradients were exchanged and nothing was computed; the minimum over the ranks,
+    because on all other ranks it includes waiting for the slowest.
     """
 
     stop: bool = False
     save: bool = False
-    orders: int = 0
+    retunes: int = 0
     step_s: float = 0.0
     waited_s: float = 0.0
     sync_s: float = 0.0
-
-
-class HeardOrders:
-    """Orders from the controller that change how the run trains.
-
-    All ranks carry an order out once and before the same step, although some hear it later than others. count: orders
-    that this rank has heard in this run. done: number of the order that was carried out last.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._latest = ""
-        self.done = 0
-
-    def hear(self, order: Retune) -> None:
-        """Keeps the order. It replaces an earlier order that was not carried out yet."""
-        self.count += 1
-        self._latest = encode(order)
-
-    def next(self, count: int) -> Retune | None:
-        """Returns the order to carry out now, or None. All ranks call this together.
-
-        count: the maximum of `self.count` over the ranks.
-        """
-        if count == self.done:
-            return None
-        self.done = count
-        heard = Ranks().together(lambda: self._latest if self.count == count else "")
-        order = decode(next(filter(None, heard)))
-        assert isinstance(order, Retune)
-        return order
 
 
 def agree(own: Wishes) -> Wishes:
     """Combines the wishes of all ranks of the default process group; without a group, returns `own`."""
     if not distributed.is_initialized():
         return own
-    wishes = [own.stop, own.save, own.orders, own.step_s, own.waited_s, -own.sync_s]
+    wishes = [own.stop, own.save, -own.retunes, own.step_s, own.waited_s, -own.sync_s]
     values = torch.tensor(wishes, dtype=torch.float64)
     distributed.all_reduce(values, distributed.ReduceOp.MAX)
-    stop, save, orders, step_s, waited_s, sync_s = values.tolist()
-    return Wishes(stop > 0, save > 0, int(orders), step_s, waited_s, -sync_s)
+    stop, save, retunes, step_s, waited_s, sync_s = values.tolist()
+    return Wishes(stop > 0, save > 0, -int(retunes), step_s, waited_s, -sync_s)
 
 
 # When a run writes checkpoints, and what it does when the disk refuses one.
@@ -314,7 +283,7 @@ class Loop:
         bare_bytes: int,
     ) -> None:
         self.doing = "starting to train"
-        self._launch, self._rank, self._trainer = start.launch, start.rank, trainer
+        self._launch, self._trainer = start.launch, trainer
         self._job, self._observers = job, Observers(job, trainer, start, heartbeat)
         self._progress = progress
         self._agent, self._heartbeat = agent, heartbeat
@@ -324,7 +293,7 @@ class Loop:
         self._reports = start.rank == 0
         self._saves = Saves(trainer, start.launch, self._progress.step, checkpoints, heartbeat, self._saved, self._note)
         trainer.supply.meanwhile = self._await_data
-        self._own, self._orders = Wishes(), HeardOrders()
+        self._own, self._heard = Wishes(), list[Retune]()
         self._odd = False
         self._clock = StepClock()
         self._meter = Meter()
@@ -357,8 +326,8 @@ class Loop:
                         report_due = began + self._launch.report_s
                 if agreed.stop:
                     return self._finish(PAUSED)
-                if (order := self._orders.next(agreed.orders)) is not None:
-                    self._retune(order)
+                if agreed.retunes:
+                    self._retune(self._heard[agreed.retunes - 1])
                 if agreed.save:
                     self._save_later()
                 self._saves.look()
@@ -397,7 +366,7 @@ class Loop:
             if isinstance(message, Stop):
                 self._own.stop = True
             elif isinstance(message, Retune):
-                self._orders.hear(message)
+                self._heard.append(message)
             else:
                 self._take(message)
         silence_s = self._heartbeat.unanswered_s()
@@ -405,7 +374,7 @@ class Loop:
             print(f"the agent has been silent for {silence_s:.0f} s: saving and exiting", flush=True)
             self._own.stop = True
         self._own.save = self._saves.due(self._progress.step)
-        self._own.orders = self._orders.count
+        self._own.retunes = len(self._heard)
         return self._own
 
     def _take(self, granted: Granted) -> None:
@@ -516,7 +485,7 @@ class Loop:
         """Saves and tells the agent that this rank leaves with that code on purpose."""
         self.doing = f"saving at step {self._progress.step}"
         self._saves.finish(self._progress)
-        self._agent.say(MeansToLeave(run=self._launch.run, rank=self._rank, code=code))
+        self._agent.say(MeansToLeave(run=self._launch.run, code=code))
         return code
 
     def _save_later(self) -> None:

@@ -128,7 +128,6 @@ def run(start: Start, descriptors: Descriptors) -> int:
         agent.say(
             Failure(
                 run=start.launch.run,
-                rank=start.rank,
                 reason=sentence(start.rank, rank.doing, error),
                 from_peers=echo,
                 unsaved=isinstance(error, UnsavedError | FencedError) or disk_full(error) or broken_device(error),

@@ -59,7 +59,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
             stdin=subprocess.DEVNULL,
         )
     except OSError as error:
-        agent.say(Failure(run=launch.run, rank=start.rank, reason=f"{launch.command[0]}: {error.strerror}"))
+        agent.say(Failure(run=launch.run, reason=f"{launch.command[0]}: {error.strerror}"))
         return FAILED
     told_s, killed_s = -math.inf, math.inf
     while child.poll() is None:
@@ -83,12 +83,12 @@ def run(start: Start, descriptors: Descriptors) -> int:
         _tell(start, agent, before_s + time.monotonic() - began_s, reports)
     if told_to_stop or child.returncode == 0:
         code = PAUSED if told_to_stop else 0
-        agent.say(MeansToLeave(run=launch.run, rank=start.rank, code=code))
+        agent.say(MeansToLeave(run=launch.run, code=code))
         return code
     ended = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
     # A signal comes from outside, for instance from the kernel when memory runs out, so the job is tried again.
     reason = f"the command ended with {ended}; its output is in its log"
-    agent.say(Failure(run=launch.run, rank=start.rank, reason=reason, unsaved=child.returncode < 0))
+    agent.say(Failure(run=launch.run, reason=reason, unsaved=child.returncode < 0))
     return FAILED
 
 

@@ -23,6 +23,7 @@ from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.backends import Meeting
 from synergy_exec.client import client_for
+from synergy_exec.job_folder import LOG, LOG_HEADING
 from synergy_exec.messages import (
     Ended,
     Hello,
@@ -145,7 +146,9 @@ def steps_of(launch: Launch) -> list[dict[str, str]]:
 
 
 def log_of(launch: Launch) -> str:
-    return (Path(launch.folder) / f"log-{launch.run}.txt").read_text()
+    """What the run printed."""
+    since = (Path(launch.folder) / LOG).read_text().partition(f"{LOG_HEADING} {launch.run}\n")[2]
+    return since.partition(LOG_HEADING)[0]
 
 
 # Agents

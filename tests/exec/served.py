@@ -29,7 +29,7 @@ from synergy_core.policies import get_policy
 from synergy_exec.backends import Meeting
 from synergy_exec.client import Client, client_for
 from synergy_exec.controller.controller import Arrival, Controller
-from synergy_exec.messages import Hello, Message
+from synergy_exec.messages import Hello, Message, Shutdown
 from synergy_exec.settings import Settings
 from synergy_exec.wire import decode, encode
 
@@ -64,7 +64,7 @@ async def serve(meeting: Meeting, node: int, slots: int, checkpoints: dict[int, 
             if heard.type != aiohttp.WSMsgType.TEXT:
                 break
             message = decode(heard.data)
-            leaving |= message.KIND == "shutdown"
+            leaving |= isinstance(message, Shutdown)
             await say(agent.hear(message, time.monotonic()))
         for number in list(agent.runs):
             agent.end(number, "paused")

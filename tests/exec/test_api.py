@@ -154,9 +154,9 @@ def test_agent_that_never_comes_back_ends_the_run_with_the_reason(tmp_path):
 def test_agent_that_talks_nonsense_is_cut_off(tmp_path):
     async def work(controller, client):
         headers = {"Authorization": f"Bearer {client.token}"}
-        hello = '{"kind":"hello","node":%d,"host":"h","pid":1,"slots":1,"gpu_type":"cpu"}'
+        hello = '{"kind":"Hello","node":%d,"host":"h","pid":1,"slots":1,"gpu_type":"cpu"}'
         async with aiohttp.ClientSession(headers=headers) as session:
-            for said in ("nonsense", '{"kind":"stop","run":1}', hello % 7, hello % 0):
+            for said in ("nonsense", '{"kind":"Stop","run":1}', hello % 7, hello % 0):
                 channel = await session.ws_connect(f"{client.url}/agents")
                 await channel.send_str(said)
                 answer = await channel.receive(timeout=5)

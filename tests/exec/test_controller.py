@@ -151,7 +151,7 @@ def test_a_node_whose_device_is_broken_is_left_out_until_its_agent_comes_anew(tm
     stage.submit(80.0, 80.0)
     stage.advance(0.0, 1.0)
     (run,) = stage.agents[1].runs
-    broken = Failure(run=run, rank=0, reason="uncorrectable ECC error", unsaved=True, broken_device=True)
+    broken = Failure(run=run, reason="uncorrectable ECC error", unsaved=True, broken_device=True)
     execution.heard(1, broken, stage.now_s)
     assert execution.broken_nodes == {1}
     execution.agent_came(1, stage.now_s)
@@ -276,7 +276,7 @@ def test_a_lost_agent_counts_against_a_job_that_was_alone_there(tmp_path, jobs):
 def failed(stage, job, **what):
     """The job's run fails with its first step."""
     stage.agents[0].runs.pop(job.run)
-    said = Failure(run=job.run, rank=0, reason="it failed", **what)
+    said = Failure(run=job.run, reason="it failed", **what)
     for message in (said, Ended(run=job.run, outcome="failed", reason=said.reason)):
         stage.execution.heard(0, message, stage.now_s)
 

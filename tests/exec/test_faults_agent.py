@@ -320,7 +320,7 @@ def test_agent_whose_forkserver_stands_still_before_it_has_started_leaves_with_t
 
 
 def said(rank, reason, **more):
-    return {rank: Failure(run=1, rank=rank, reason=reason, **more)}
+    return {rank: Failure(run=1, reason=reason, **more)}
 
 
 KILLED, SEGV = -signal.SIGKILL, -signal.SIGSEGV

@@ -198,7 +198,7 @@ class Forgetful(FakeAgent):
                 self.tried.append(plan)
             if plan.micro_batch >= LARGE:
                 reason = "rank 0: OutOfMemoryError"
-                told.append(Failure(run=number, rank=0, reason=reason, out_of_memory=True))
+                told.append(Failure(run=number, reason=reason, out_of_memory=True))
                 told.append(self.end(number, "failed", reason))
             elif self.stuck and plan.gpus > 1:
                 still[number] = self.runs.pop(number)

@@ -42,7 +42,6 @@ def broken_off(folder, jobs=3):
     for run in list(execution.runs.runs.values()):
         job = execution.jobs[run.job]
         checkpoint_of(execution.folder_of(job), 5, job.uuid)
-        (execution.folder_of(job) / f"log-{run.number}.txt").touch()
         execution.heard(0, Saved(run=run.number, step=5, samples=160, work=5.0, save_s=0.1), stage.now_s)
     execution.journal.close()
     return [job.uuid for job in execution.jobs.values()]
@@ -73,7 +72,7 @@ def test_workers_are_told_whose_checkpoints_and_which(tmp_path):
 
 def test_folder_without_a_row_is_said_and_its_number_and_its_runs_are_not_given_away(tmp_path, capsys):
     checkpoint_of(tmp_path / "jobs" / "7", 9)
-    (tmp_path / "jobs" / "7" / "log-41.txt").touch()
+    (tmp_path / "jobs" / "7" / "checkpoints" / ".run-00000041").mkdir()
     execution = begun(tmp_path)
     (sentence,) = said(capsys)
     assert f"{tmp_path}/jobs/7: the journal does not know this job" in sentence

@@ -18,7 +18,7 @@ from test_equality import SgdGpt
 from torch import distributed, nn
 
 from synergy_core.planner.plan import Plan
-from synergy_exec.agent.logs import bound, logs, opened
+from synergy_exec.agent.run import bound_log, open_log
 from synergy_exec.commands import logs as logs_command
 from synergy_exec.controller.journal import JobRow, Journal, RunRow
 from synergy_exec.examples.mlp import Mlp
@@ -260,15 +260,15 @@ def size(folder):
 def test_a_job_keeps_the_last_of_what_it_printed_within_its_space(tmp_path):
     for run in range(5):
         given = launch(tmp_path, run)
-        with open(opened(given), "wb", buffering=0) as log:  # held open, as workers do
+        with open(open_log(given), "wb", buffering=0) as log:  # held open, as workers do
             for line in range(40):
                 log.write(f"run {run} line {line:02} ".encode().ljust(99, b".") + b"\n")
-                bound(given)
+                bound_log(given)
                 assert size(tmp_path) <= 8_000 + 200
-    found = {run: "".join(path.read_text() for path in paths) for run, paths in logs(tmp_path).items()}
-    assert list(found) == [3, 4]
-    assert found[4].splitlines()[-1].startswith("run 4 line 39")
-    assert "the log of run 2 was removed: log_mb=0.008 of this job's logs are kept" in found[4] + found[3]
+    lines = [line for name in ("log-old.txt", "log.txt") for line in (tmp_path / name).read_text().splitlines()]
+    printed = [f"run {run} line {line:02}" for run in range(5) for line in range(40)]
+    assert [line[:13] for line in lines] == printed[-len(lines) :]
+    assert len(lines) >= 40
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def three_jobs(tmp_path):
     folder = tmp_path / "results" / "demo" / "fifo-0.work"
     for number, name in enumerate("abc"):
         job_folder(folder, number, name)
-    texts = {"0/log-0.txt": "zero\n", "0/log-3.old.txt": "old\n", "0/log-3.txt": "three\n", "1/log-2.txt": "two\n"}
+    texts = {"0/log-old.txt": "zero\n", "0/log.txt": "--- run 3\nthree\n", "1/log.txt": "two\n"}
     for path, text in texts.items():
         (folder / "jobs" / path).write_text(text)
     return folder
@@ -286,9 +286,9 @@ def three_jobs(tmp_path):
 @pytest.mark.parametrize(
     ("typed", "printed"),
     [
-        (["a"], "--- run 0\nzero\n--- run 3\nold\nthree\n"),
-        (["0"], "--- run 0\nzero\n--- run 3\nold\nthree\n"),
-        (["b"], "--- run 2\ntwo\n"),
+        (["a"], "zero\n--- run 3\nthree\n"),
+        (["0"], "zero\n--- run 3\nthree\n"),
+        (["b"], "two\n"),
         (["c"], ""),
     ],
 )
@@ -304,12 +304,12 @@ def test_a_job_that_is_not_there_is_said(three_jobs):
 
 def test_a_name_that_two_jobs_have_is_not_guessed_but_the_last_run_is(three_jobs, capfdbinary):
     later = three_jobs.with_name("las-0.work")
-    (job_folder(later, 7, "a") / "log-9.txt").write_text("nine\n")
+    (job_folder(later, 7, "a") / "log.txt").write_text("nine\n")
     logs_command.main(["a", "--dir", str(three_jobs.parents[1])])
     said = capfdbinary.readouterr()
-    assert said.out.decode() == "--- run 9\nnine\n"
+    assert said.out.decode() == "nine\n"
     assert f"{later}: the newest" in said.err.decode()
-    (job_folder(later, 8, "a") / "log-10.txt").write_text("ten\n")
+    (job_folder(later, 8, "a") / "log.txt").write_text("ten\n")
     refuses(r"2 jobs are called a in .*; take a number: 7, 8", logs_command.main, ["a", "--dir", str(later)])
 
 
@@ -319,7 +319,7 @@ def test_following_goes_on_until_the_job_has_ended(three_jobs):
     journal.job_is(0, "waiting", "", 0, 0)
     journal.commit()
     command = [sys.executable, "-m", "synergy_exec", "logs", "a", "--follow", "--dir", str(three_jobs)]
-    out, log = three_jobs / "printed", three_jobs / "jobs" / "0" / "log-3.txt"
+    out, log = three_jobs / "printed", three_jobs / "jobs" / "0" / "log.txt"
 
     def printed(line):
         wait_until(lambda: line in out.read_text().splitlines(), 60)
@@ -331,15 +331,12 @@ def test_following_goes_on_until_the_job_has_ended(three_jobs):
         printed("more")
         log.write_text("x\n")  # turned over
         printed("x")
-        log.with_name("log-4.txt").write_text("four\n")
-        printed("four")
         assert process.poll() is None
         journal.job_is(0, "done", "", 0, 0)
         journal.commit()
         journal.close()
         assert process.wait(60) == 0
-    lines = ["--- run 0", "zero", "--- run 3", "old", "three", "more", "x", "--- run 4", "four"]
-    assert out.read_text().splitlines() == lines
+    assert out.read_text().splitlines() == ["zero", "--- run 3", "three", "more", "x"]
 
 
 # What a run's journal says of the cost of decisions, against a course of events that is known

@@ -134,7 +134,7 @@ def test_a_job_that_hangs_twice_at_one_step_fails_with_its_stack(tmp_path):
         assert job.state != "failed"
         (run,) = stage.execution.runs.of_job(job.job_id)
         folder = stage.execution.folder_of(job)
-        (folder / f"log-{run}.txt").write_text("rank 0 stands at:\n  File mine.py, line 3\n")
+        (folder / "log.txt").write_text(f"--- run {run}\nrank 0 stands at:\n  File mine.py, line 3\n")
         ended = stage.agents[0].end(run, "lost", "rank 0: no step for 60 s")
         stage.execution.heard(0, dataclasses.replace(ended, hung=True), stage.now_s)
         stage.advance(float(turn))

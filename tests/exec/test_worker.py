@@ -54,9 +54,9 @@ def test_messages_are_read_as_written_older_ones_too_and_odd_ones_refused():
     found = decode(older)
     assert isinstance(found, Launch)
     assert found.share is None
-    assert decode('{"kind":"retune","run":1,"micro_batch":4,"accumulation":2}').compressor == "none"
+    assert decode('{"kind":"Retune","run":1,"micro_batch":4,"accumulation":2}').compressor == "none"
     for odd in ("[1.5]", '["a",0]', "3"):
-        refuses("Reshare", decode, f'{{"kind":"reshare","run":1,"share":{odd}}}')
+        refuses("Reshare", decode, f'{{"kind":"Reshare","run":1,"share":{odd}}}')
 
 
 # Errors
@@ -217,7 +217,6 @@ def test_no_core_is_given_twice_and_nothing_stays_free_while_somebody_lacks_it(c
             asked.pop(owner, None)
         grants = {each: cores.grant(each) for each in asked}
         assert all(each.cpus <= len(each.cores) <= count for each in grants.values())
-        assert all(grants[each].asked == wanted for each, wanted in asked.items())
         given_out = sum(round(each.cpus * 1000) for each in grants.values())
         assert given_out == min(sum(round(each * 1000) for each in asked.values()), count * 1000)
         for each in grants.keys() - changed:
