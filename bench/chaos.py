@@ -35,8 +35,8 @@ from typing import Any
 from verify import recorded_jobs
 
 from synergy_core.errors import InputError
-from synergy_exec.client import Client, client_for
-from synergy_exec.recorded import open_journal
+from synergy_exec.commands._asking import Client, client_for
+from synergy_exec.controller.journal import open_journal
 from synergy_exec.worker import processes
 from synergy_exec.worker.processes import children, descendants
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_exec.recorded import open_journal
+from synergy_exec.controller.journal import open_journal
 
 KINDS = ("DDP", "FSDP2", "TP", "PP")
 FEWEST_JOBS, FEWEST_CHANGES = 20, 5

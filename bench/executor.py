@@ -14,9 +14,8 @@ import numpy as np
 
 from synergy_core.errors import InputError
 from synergy_exec.controller.execution import STARTED_PARTS
-from synergy_exec.controller.journal import Fact, Journal, RunRow, Timing
+from synergy_exec.controller.journal import Fact, Journal, RunRow, Timing, open_journal
 from synergy_exec.folders import results_of
-from synergy_exec.recorded import open_journal
 from synergy_runs.facts import Kind
 from synergy_runs.files import atomic_file
 

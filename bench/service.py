@@ -30,7 +30,7 @@ import aiohttp
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import get_policy
 from synergy_exec.backends import Meeting
-from synergy_exec.client import Client, client_for, running
+from synergy_exec.commands._asking import Client, client_for, running
 from synergy_exec.controller.controller import Controller
 from synergy_exec.messages import (
     Ended,

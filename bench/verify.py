@@ -28,9 +28,9 @@ from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec import job_folder
 from synergy_exec.commands import export
-from synergy_exec.controller.journal import RunRow, Timing
+from synergy_exec.controller.journal import RunRow, Timing, open_journal
 from synergy_exec.job_file import JobFile
-from synergy_exec.recorded import EVALUATIONS, STEPS, open_journal, recorded
+from synergy_exec.run import EVALUATIONS, STEPS, recorded
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 from synergy_runs.files import atomic_file

@@ -88,25 +88,19 @@ PLANS = "plans.json"
 
 def write_candidates(folder: Path, found: Candidates) -> None:
     """Writes the candidates for the controller, which reads them when the run has started."""
-    by_size = {size: [dataclasses.asdict(plan) for plan in plans] for size, plans in found.plans.items()}
+    by_size = {size: [plan.as_dict() for plan in plans] for size, plans in found.plans.items()}
     with atomic_file(folder / PLANS) as partial:
         partial.write_text(json.dumps({**found._asdict(), "plans": by_size}), encoding="utf-8")
 
 
 def read_candidates(folder: Path) -> Candidates | None:
-    """Reads the candidates that a job's run found; None if there are none or the file has another form."""
+    """Reads the candidates that a job's run found; None if there are none. The job may have overwritten the file."""
     try:
         values = json.loads((folder / PLANS).read_text(encoding="utf-8"))
-        by_size = {int(size): [Plan(**each) for each in plans] for size, plans in values["plans"].items()}
-        found = Candidates(**{**values, "plans": by_size})
+        by_size = {
+            int(size): [Plan(**{name: int(value) for name, value in each.items()}) for each in plans]
+            for size, plans in values["plans"].items()
+        }
+        return Candidates(**{**values, "plans": by_size})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    usual = dataclasses.astuple(Plan())
-    sound = all(
-        [type(each) for each in dataclasses.astuple(plan)] == list(map(type, usual))
-        and min(plan.micro_batch, plan.accumulation, plan.interleave) > 0
-        and plan.gpus == size
-        for size, plans in found.plans.items()
-        for plan in plans
-    )
-    return found if sound and isinstance(found.parameters, float) else None

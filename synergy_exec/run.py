@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import io
 import resource
 import shutil
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
@@ -25,17 +27,17 @@ from synergy_exec import job_folder
 from synergy_exec.backends import Backend, checked_options, get_backend
 from synergy_exec.controller.controller import Arrival, Controller, whole_cluster
 from synergy_exec.controller.execution import with_quotas
-from synergy_exec.controller.journal import STATES, Journal
+from synergy_exec.controller.journal import STATES, Journal, open_journal
 from synergy_exec.folders import RESULTS, WORK, Place, claimed
 from synergy_exec.plain import plain, plain_lines
 from synergy_exec.profiling.machine import known_profile, machine, profile_in
 from synergy_exec.profiling.profile import Say, current_profile, progress
-from synergy_exec.recorded import EVALUATIONS, STEPS, open_journal, write_recorded
 from synergy_exec.settings import AUTO, Settings
+from synergy_exec.wire import whole_lines
 from synergy_exec.worker.network import check_interface
 from synergy_exec.workload import arrivals_of, as_executed
 from synergy_runs.facts import TRUE_RUN_TIMES, CompressionLog, Compressions, Kind, Run
-from synergy_runs.files import atomic_folder
+from synergy_runs.files import atomic_file, atomic_folder
 from synergy_runs.inputs import check_compression, read_profile
 from synergy_runs.invariants import check
 from synergy_runs.requested import policies_of, terms_of
@@ -299,3 +301,43 @@ def _compressions(journal: Journal, numbers: dict[int, int]) -> Compressions | N
     for job, noted in changes.items():
         log.append(numbers[job], noted)
     return log.compressions()
+
+
+# The loss of every step, and evaluations, as workers wrote them.
+
+
+STEPS = {"step": int, "batch": int, "rate": float, "loss": float, "seconds": float, "run": int}
+"""Columns of steps.csv. step: from 1. batch: samples. rate: factor of the learning rate. run: number of its run."""
+EVALUATIONS = {"step": int, "metric": str, "value": float, "run": int}
+"""Columns of evaluations.csv: the value of a metric after a step."""
+
+
+def recorded(path: Path, columns: dict[str, type]) -> pd.DataFrame:
+    """The rows of a steps.csv or evaluations.csv by step. If a step was done twice, the later run's row counts;
+    incomplete lines are left out.
+    """
+    rows = pd.read_csv(
+        io.StringIO("\n".join(whole_lines(path)[1:])),
+        names=list(columns),
+        dtype=str,
+        on_bad_lines="skip",
+        keep_default_na=False,
+    )
+    numbers = [name for name, kind in columns.items() if kind is not str]
+    rows[numbers] = rows[numbers].apply(pd.to_numeric, errors="coerce")  # a loss may be NaN
+    rows = rows.dropna(subset=[name for name, kind in columns.items() if kind is int]).astype(columns)
+    key = [name for name in ("step", "metric") if name in columns]
+    return rows.sort_values("run", kind="stable").drop_duplicates(key, keep="last").sort_values("step", kind="stable")
+
+
+def write_recorded(jobs: Path, file: str, columns: dict[str, type], into: Path) -> None:
+    """Writes the rows of a file of all jobs below `jobs` as one table with a column `job_id`, if there are any."""
+    found = []
+    for number, folder in sorted(job_folder.folders(jobs.parent).items()):
+        rows = recorded(folder / file, columns)
+        rows.insert(0, "job_id", number)
+        found.append(rows)
+    if not any(map(len, found)):
+        return
+    with atomic_file(into) as partial:
+        pd.concat(found).to_parquet(partial, compression="zstd", index=False)

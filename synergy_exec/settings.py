@@ -66,9 +66,6 @@ class RunSettings:
         600.0,
         ABOVE_ZERO,
     )
-    not_finite: Literal["warn", "stop"] = key(
-        "what follows from a loss that is no number: a word to the user (warn), or the job's end (stop)", "warn"
-    )
     log_mb: float = key(
         "megabytes of what a job prints that are kept; of more, what was printed first goes",
         64.0,
@@ -84,12 +81,6 @@ class RunSettings:
         "the network interface over which ranks talk to each other, such as eth0; null: the one by which a rank's node "
         "reaches that of rank 0",
         None,
-    )
-    steady_slots: bool = key(
-        "whether a rank whose slot is a part of a CPU core, for there are more slots than cores, rests after each step "
-        "until it has taken no more than that part: steps then take as long beside idle slots as beside busy ones. "
-        "false: it takes what others leave",
-        True,
     )
     bfloat16: bool = key(
         "whether GPUs compute in bfloat16; weights, gradients and losses stay in float32, CPUs always", True
@@ -185,8 +176,8 @@ class Settings(RunSettings):
 
 CHANGEABLE = (
     *("backend", "host", "port", "ports", "interface", "nodes_s", "leave_s"),
-    *("round_s", "retries", "agents_per_hour", "hang_s", "start_s", "not_finite"),
-    *("checkpoint_interval_s", "keep_checkpoints", "log_mb", "memory_gb_per_slot", "steady_slots"),
+    *("round_s", "retries", "agents_per_hour", "hang_s", "start_s"),
+    *("checkpoint_interval_s", "keep_checkpoints", "log_mb", "memory_gb_per_slot"),
     "figures",
 )
 

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synergy_core.commands import Parser
-from synergy_exec.controller.journal import ENDED
+from synergy_exec.controller.journal import ENDED, open_journal
 from synergy_exec.folders import find_job
 from synergy_exec.job_folder import LOG, OLD_LOG
-from synergy_exec.recorded import open_journal
 from synergy_exec.settings import Settings
 
 _LOOK_S = 0.5

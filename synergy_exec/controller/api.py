@@ -1,4 +1,4 @@
-"""The controller's HTTP interface; `listening` checks tokens."""
+"""The controller's HTTP interface; `nodes.agents.listening` checks tokens."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from synergy_exec.controller.execution import Execution, shares
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import STATES
 from synergy_exec.job_file import job_of
-from synergy_exec.nodes.agents import Agents
-from synergy_exec.nodes.listening import RefusedError
+from synergy_exec.nodes.agents import Agents, RefusedError
 from synergy_exec.plain import MOST_SHOWN, plain
 from synergy_runs.explained import explained
 

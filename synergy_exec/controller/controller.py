@@ -34,8 +34,7 @@ from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import BACKUP_S, Journal, back_up
 from synergy_exec.job_file import MOST_BYTES, JobFile, job_of
 from synergy_exec.messages import Hello, Message
-from synergy_exec.nodes.agents import Agents
-from synergy_exec.nodes.listening import listening
+from synergy_exec.nodes.agents import Agents, listening
 from synergy_exec.plain import plain_lines
 from synergy_exec.settings import Settings
 from synergy_exec.worker.processes import began, wait_or_kill

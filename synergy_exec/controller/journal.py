@@ -311,6 +311,16 @@ class Journal:
         return log
 
 
+def open_journal(work: Path) -> Journal:
+    """Opens the journal in a work folder. Raises InputError if there is none."""
+    path = work / NAME
+    if not path.is_file():
+        raise InputError(
+            f"{work}: no journal.sqlite in it; expected the work folder of a run, such as results/demo/synergy-0.work."
+        )
+    return Journal(path)
+
+
 def _read(column: str, value: Any) -> Any:
     if column not in _JSON:
         return value

@@ -17,8 +17,7 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Failure, Hello, Launch, Message, Outcome, Report, Started
-from synergy_exec.nodes.agents import Agents
-from synergy_exec.nodes.listening import listening
+from synergy_exec.nodes.agents import Agents, listening
 from synergy_exec.nodes.runs import Run, Runs
 from synergy_exec.settings import Settings
 

@@ -446,14 +446,10 @@ class Loop:
             self._log(exchange.in_words)
 
     def _judge(self, result: StepResult) -> None:
-        """Warns once if a gradient or the loss is not finite; raises InputError for the loss under not_finite=stop."""
-        if math.isfinite(result.grad_norm) and math.isfinite(result.loss):
-            return
-        step = self._progress.step + 1
-        if self._launch.not_finite == "stop" and not math.isfinite(result.loss):
-            raise InputError(f"the loss of step {step} is {result.loss}, and not_finite=stop ends the job then")
-        if not self._odd:
+        """Warns once if a gradient or the loss is not finite."""
+        if not self._odd and not (math.isfinite(result.grad_norm) and math.isfinite(result.loss)):
             self._odd = True
+            step = self._progress.step + 1
             self._note(f"step {step}: the gradient's norm is {result.grad_norm}, and the loss {result.loss}")
 
     def _look_at_data(self) -> None:

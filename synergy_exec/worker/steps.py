@@ -141,8 +141,8 @@ class Pace:
     @staticmethod
     def of(start: Start, agent: AgentConnection) -> Pace | None:
         """The pace of a rank whose slot is a part of a core; None if it has a GPU, whole cores, or a granted share."""
-        steady = start.launch.steady_slots and start.launch.share is None and start.gpu is None
-        return Pace(start.cpus, sleep=agent.wait) if steady and start.cpus < 1 else None
+        part_of_a_core = start.launch.share is None and start.gpu is None and start.cpus < 1
+        return Pace(start.cpus, sleep=agent.wait) if part_of_a_core else None
 
     def begin(self) -> None:
         """Begins a step. Time outside steps does not count: building, saving and evaluating run at full speed."""

@@ -22,7 +22,7 @@ from exec.pretended import launch_of
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.backends import Meeting
-from synergy_exec.client import client_for
+from synergy_exec.commands._asking import client_for
 from synergy_exec.job_folder import LOG, LOG_HEADING
 from synergy_exec.messages import (
     Ended,

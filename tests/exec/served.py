@@ -27,7 +27,7 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import get_policy
 from synergy_exec.backends import Meeting
-from synergy_exec.client import Client, client_for
+from synergy_exec.commands._asking import Client, client_for
 from synergy_exec.controller.controller import Arrival, Controller
 from synergy_exec.messages import Hello, Message, Shutdown
 from synergy_exec.settings import Settings

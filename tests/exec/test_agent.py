@@ -13,7 +13,7 @@ from synergy_core.cluster import Share
 from synergy_core.planner.plan import Plan
 from synergy_exec.examples.pictures import Pictures
 from synergy_exec.messages import Failure, Report, Reshare, Retune, Started
-from synergy_exec.recorded import EVALUATIONS, recorded
+from synergy_exec.run import EVALUATIONS, recorded
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import processes
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from synergy_core.errors import InputError
 from synergy_core.scheduling.reasons import Stopped
-from synergy_exec.client import client_for
+from synergy_exec.commands._asking import client_for
 from synergy_exec.controller.controller import Arrival
 from synergy_exec.controller.journal import Journal
 from synergy_exec.folders import lock

@@ -26,14 +26,13 @@ from synergy_core.commands import INTERRUPTED
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec import __main__ as program
-from synergy_exec.client import client_for
 from synergy_exec.commands import _asking as commands
+from synergy_exec.commands._asking import client_for
 from synergy_exec.commands.resume import changed
 from synergy_exec.controller.controller import enter, whole_cluster
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import job_of, read_job_file
-from synergy_exec.recorded import EVALUATIONS, STEPS, write_recorded
-from synergy_exec.run import SOME_FAILED
+from synergy_exec.run import EVALUATIONS, SOME_FAILED, STEPS, write_recorded
 from synergy_exec.settings import CHANGEABLE, EXECUTOR, Settings
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer

@@ -15,9 +15,10 @@ import pytest
 from exec.pretended import refuses
 from exec.real import JOBS, asked, descendants, wait_until
 
-from synergy_exec.client import Client, client_for
+from synergy_exec.commands._asking import Client, client_for
+from synergy_exec.controller.journal import open_journal
 from synergy_exec.job_folder import described, folders
-from synergy_exec.recorded import STEPS, open_journal, recorded
+from synergy_exec.run import STEPS, recorded
 from synergy_exec.worker import processes
 
 DETECTION_S = 10.0

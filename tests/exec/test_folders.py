@@ -13,10 +13,9 @@ from exec.pretended import refuses
 from exec.served import TaskBackend, executed, settings_values, trace_of
 
 from synergy_core.errors import InputError
-from synergy_exec.controller.journal import JobRow, Journal
+from synergy_exec.controller.journal import JobRow, Journal, open_journal
 from synergy_exec.folders import claimed, lock, newest
 from synergy_exec.folders import works as works_below
-from synergy_exec.recorded import open_journal
 from synergy_runs.results import is_unended
 from synergy_runs.results import main as results_main
 

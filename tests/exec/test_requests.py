@@ -10,8 +10,7 @@ import pytest
 from exec.pretended import file_of, refuses
 from exec.served import served
 
-from synergy_exec.client import Client
-from synergy_exec.commands._asking import list_jobs
+from synergy_exec.commands._asking import Client, list_jobs
 from synergy_exec.job_file import MOST_BYTES, MOST_NAME, MOST_SAMPLES, MOST_WORK, read_job_file
 
 GOOD = file_of(work=10.0).values()

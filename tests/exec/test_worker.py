@@ -20,7 +20,7 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.agent.cores import Cores, divide
 from synergy_exec.backends import local
 from synergy_exec.messages import Kill, Launch, Reshare, Retune, Stop
-from synergy_exec.recorded import STEPS, recorded
+from synergy_exec.run import STEPS, recorded
 from synergy_exec.wire import decode, encode
 from synergy_exec.worker.rank import from_peers, out_of_memory, sentence
 from synergy_exec.worker.start import AgentConnection, see_only
