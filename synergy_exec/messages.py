@@ -173,12 +173,15 @@ class Ended(OfRun):
 
     outcome: done only if all its workers said so. reason: if it failed or was lost, a sentence that names rank and
     error; it contains `LOST_PEERS` or `KILLED` if the cause is on another node. hung: whether a worker was killed
-    because it trained no step for too long.
+    because it trained no step for too long. out_of_memory, unused, broken_device: of the `Failure` with that reason.
     """
 
     outcome: Outcome
     reason: str = ""
     hung: bool = False
+    out_of_memory: bool = False
+    unused: bool = False
+    broken_device: bool = False
 
 
 # Agent → worker, which is also told Stop and Retune
@@ -265,6 +268,16 @@ class Saved(OfRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Noted(OfRun):
+    """A message of a rank for its user; training goes on."""
+
+    text: str
+
+
+# Worker → agent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure(OfRun):
     """A rank reports in one sentence why it fails, before it exits.
 
@@ -280,13 +293,6 @@ class Failure(OfRun):
     out_of_memory: bool = False
     unused: bool = False
     broken_device: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Noted(OfRun):
-    """A message of a rank for its user; training goes on."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,7 @@ def read_candidates(folder: Path) -> Candidates | None:
     try:
         values = json.loads((folder / PLANS).read_text(encoding="utf-8"))
         by_size = {
-            int(size): [Plan(**{name: int(value) for name, value in each.items()}) for each in plans]
+            int(size): [Plan(**{name: int(value) for name, value in each.items()}) for each in plans]  # type: ignore[arg-type]
             for size, plans in values["plans"].items()
         }
         return Candidates(**{**values, "plans": by_size})

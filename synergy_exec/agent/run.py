@@ -218,10 +218,10 @@ class NodeRun:
         codes = {rank: worker.code for rank, worker in self._workers.items() if worker.code is not None}
         meant = {rank: worker.meant for rank, worker in self._workers.items()}
         result, reason = outcome(codes, meant, self._failures, self._killed, self._verdict)
-        for failure in self._failures.values():
-            if failure.reason == reason:
-                self._say(failure)
-        self._say(Ended(run=self.launch.run, outcome=result, reason=reason, hung=self._hung))
+        cause = next((each for each in self._failures.values() if each.reason == reason), None)
+        flags = ("out_of_memory", "unused", "broken_device") if cause else ()
+        of_cause = {name: getattr(cause, name) for name in flags}
+        self._say(Ended(run=self.launch.run, outcome=result, reason=reason, hung=self._hung, **of_cause))
 
     async def _start(self, rank: int, slot: Slot, store: int | None, own: list[Slot]) -> asyncio.Task[None]:
         """Starts the worker of a rank. own: its slots: one, or for a command all slots of the run on this node."""

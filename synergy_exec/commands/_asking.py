@@ -162,14 +162,14 @@ def cancel(given: argparse.Namespace, client: Client) -> None:
     print(f"job {job['job']} ({plain(job['name'])}) is {job['state']}")
 
 
-def retry(given: argparse.Namespace) -> None:
+def retry(given: argparse.Namespace, client: Client | None) -> None:
     """Makes a failed or cancelled job wait again, from its last checkpoint.
 
     Without a running controller it writes this into the journal.
     """
-    if given.url is not None or running(given.dir):
+    if client is not None:
         path = f"/jobs/{quote(given.job, safe='')}/retry"
-        job = client_for(given.dir, given.url).ask("POST", path, {"from_start": given.from_start})
+        job = client.ask("POST", path, {"from_start": given.from_start})
         print(f"job {job['job']} ({plain(job['name'])}) is {job['state']}")
         return
     job = find_job(given.dir, given.job)
@@ -213,8 +213,6 @@ def main(name: str, arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if name == "submit":
         given.job_file = read_job_file(given.file)  # errors of the job file come before errors of the connection
-    if name == "retry":
-        retry(given)
-        return 0
-    command(given, client_for(given.dir, given.url))
+    alone = name == "retry" and given.url is None and not running(given.dir)
+    command(given, None if alone else client_for(given.dir, given.url))
     return 0

@@ -11,11 +11,9 @@ from typing import NamedTuple
 
 from synergy_core.cluster import Cluster, Share
 from synergy_core.jobs.fitted import MAX_SYNC_FRACTION, as_requested
-from synergy_core.jobs.planned import ProfiledTask
 from synergy_core.jobs.record import NEVER, NONE, Decision, Placed, gpus_in
 from synergy_core.jobs.reports import ExchangeReport
 from synergy_core.jobs.spec import InputShare, Shape, StepReport
-from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy
 from synergy_core.scheduling.reasons import Reason, Snapshot, Stopped, Waiting, why_stopped
@@ -23,7 +21,7 @@ from synergy_core.scheduling.scheduler import Scheduler, scheduler_for
 from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import Observation
 from synergy_exec.controller.learning import Learning
-from synergy_exec.messages import Failure, Report
+from synergy_exec.messages import Ended, Report
 
 
 class Aside:
@@ -79,15 +77,15 @@ class Aside:
 # Remedies for failures that need not end the job.
 
 
-def remedy(seen: Seen, plan: Plan, failure: Failure) -> str:
+def remedy(seen: Seen, plan: Plan, ended: Ended) -> str:
     """Changes the job's settings so that it does not fail in this way again. Returns the change in a sentence, or "".
 
     plan: the plan it trained with.
     """
-    if failure.out_of_memory and plan.micro_batch > 1:
+    if ended.out_of_memory and plan.micro_batch > 1:
         seen.spared_micro_batch = plan.micro_batch // 2
         return f"memory ran out at micro-batch {plan.micro_batch}: from now on at most {seen.spared_micro_batch}"
-    if failure.unused and not seen.unused:
+    if ended.unused and not seen.unused:
         seen.unused = True
         return "some of its parameters have no part in some steps: replicas look for them from now on"
     return ""
@@ -143,21 +141,14 @@ class Decider:
     """One policy on one cluster. active: jobs that have arrived and not ended. plans: plans of their runs, by job.
 
     aside: excluded nodes. `Orders.starts` uses the node numbers of agents; a job's `placement` uses those of `cluster`.
-    round_s: seconds between decisions; None for the policy's own. learning: extends the profile by jobs' reports; None
-    if the profile stays as it is.
+    round_s: seconds between decisions; None for the policy's own. learning: has the profile, and extends it by jobs'
+    reports.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        cluster: Cluster,
-        profile: Profile,
-        round_s: float | None,
-        learning: Learning | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, cluster: Cluster, learning: Learning, round_s: float | None) -> None:
         self.policy = policy
         self.aside = Aside(cluster)
-        self.profile, self._learning, self._round_s = profile, learning, round_s
+        self.profile, self._learning, self._round_s = learning.profile, learning, round_s
         self.scheduler = self._at_work()
         self.active: dict[int, ExecutedJob] = {}
         self.plans: dict[int, Plan] = {}
@@ -280,7 +271,7 @@ class Decider:
     def _learn(self, job: ExecutedJob, said: Report) -> None:
         """Adds a report to the profile of the job's model, if that profile grows by reports."""
         held = self.plans.get(job.job_id)
-        if self._learning is None or held is None or not job.placement:
+        if held is None or not job.placement:
             return
         of_plan = (said.micro_batch, said.accumulation) == (held.micro_batch, held.accumulation)
         if said.steps < FEWEST_STEPS or said.step_s <= 0 or not of_plan:
@@ -306,13 +297,6 @@ class Decider:
         self.scheduler.respecified(job)
         if held is not None and job.task is not None and job.task.scheduled:
             job.plan = held
-
-    def _explore(self, learning: Learning) -> None:
-        """Decides which jobs may restart to try a plan that no job has tried."""
-        for job in self.active.values():
-            if isinstance(job.task, ProfiledTask):
-                trained_s = job.attained_service_gpu_s / max(1, job.held_gpus)
-                job.task.explores = learning.may_try(trained_s, job.trials, job.task.spec.restart_s)
 
     def _shape(self, placed: Placed) -> Shape:
         return Shape(self.cluster.type_of(placed), len(placed), gpus_in(placed))
@@ -355,8 +339,7 @@ class Decider:
         began = time.perf_counter()
         for job_id in self._unlaunched:
             self.active[job_id].settled_s = now_s
-        if self._learning is not None:
-            self._explore(self._learning)
+        self._learning.explore(self.active.values())
         decision = self._decided(now_s)
         answer = Orders(objective=decision.objective, bound=decision.bound)
         for job, left in decision.stops:
@@ -380,7 +363,7 @@ class Decider:
             job.first_step_s = NEVER
             plan = self._plan(job, placed)
             self.plans[job.job_id] = plan
-            if self._learning is not None and (job, placed) in decision.stops:
+            if (job, placed) in decision.stops:
                 job.trials += self._learning.is_trial(job.file, self._shape(placed), plan)
             self._unlaunched.add(job.job_id)
             answer.starts.append((job, on, plan))

@@ -28,7 +28,7 @@ from synergy_exec.controller.journal import JobRow, Journal, Observation, State,
 from synergy_exec.controller.learning import Learning
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import freeze, kept_code
-from synergy_exec.messages import Failure, Launch, Message, Noted, Report, Saved, Started
+from synergy_exec.messages import Ended, Launch, Message, Noted, Report, Saved, Started
 from synergy_exec.nodes.runs import Happened, Run, Runs
 from synergy_exec.plans import batches_of, read_candidates
 from synergy_exec.settings import QuotaSettings, Settings
@@ -120,7 +120,7 @@ class Execution:
         self.settings = settings
         self.learning = Learning(profile, cluster, settings)
         self.profile = self.learning.profile
-        self.decider = Decider(policy, cluster, self.profile, settings.round_s, self.learning)
+        self.decider = Decider(policy, cluster, self.learning, settings.round_s)
         self.runs = Runs(self._launch_of, settings.ports or "")
         self.exchanges = ModelExchanges(settings.compression, settings.compressor, cluster.gpu_types)
         self.jobs: dict[int, ExecutedJob] = {}
@@ -129,7 +129,6 @@ class Execution:
         self.notes: list[str] = []
         self.decisions, self.deciding_s = 0, 0.0
         self.freed = False
-        self._failures: dict[int, Failure] = {}
         self.broken_nodes: set[int] = set()
 
     # Jobs come and go
@@ -272,7 +271,7 @@ class Execution:
         run = self.runs.runs.get(getattr(message, "run", -1))
         if run is not None and node in run.nodes:
             self._learn(self.jobs[run.job], run, message, now_s)
-            if isinstance(message, Failure) and message.broken_device:
+            if isinstance(message, Ended) and message.broken_device:
                 self.broken_nodes.add(node)
         self.runs.heard(node, message)
         self._settle(now_s)
@@ -280,7 +279,7 @@ class Execution:
             self.decide(now_s)
 
     def _learn(self, job: ExecutedJob, run: Run, message: Message, now_s: float) -> None:
-        """Records what a message of a run says about progress, checkpoints or the cause of a failure."""
+        """Records what a message of a run says about progress and checkpoints."""
         if isinstance(message, Report):
             seen = job.seen
             seen.step, seen.samples, seen.work, seen.loss = message.step, message.samples, message.work, message.loss
@@ -298,8 +297,6 @@ class Execution:
             job.seen.saved = message.step, message.samples, message.work
             self.journal.timing(run.number, now_s, "saved", {"save_s": message.save_s})
             self.journal.reported(job.job_id, job.seen.values())
-        elif isinstance(message, Failure):
-            self._failures.setdefault(run.number, message)
         elif isinstance(message, Noted):
             self._note(job, message.text)
 
@@ -343,8 +340,8 @@ class Execution:
         elif what.what == "dropped":
             self.journal.ended(run.number, "dropped", "")
             self._waits_unless_it_goes_on(job)
-        else:
-            self._left(job, what, now_s)
+        elif what.ended is not None:
+            self._left(job, run, what.ended, now_s)
 
     def _learn_exchange(self, job: ExecutedJob, run: Run, said: Started) -> None:
         """Learns layers and encoding speed from a worker's report. Plans may have compressors afterwards."""
@@ -358,13 +355,11 @@ class Execution:
             if found is not None and found is not each.exchange:
                 each.may_exchange(found)
 
-    def _left(self, job: ExecutedJob, what: Happened, now_s: float) -> None:
+    def _left(self, job: ExecutedJob, run: Run, ended: Ended, now_s: float) -> None:
         """Handles the exit of a run's last process: ends the job, retries it, or lets it wait."""
-        run, outcome = what.run, what.outcome
-        failure = self._failures.pop(run.number, None)
-        reason = what.reason if failure is None else failure.reason
+        outcome, reason = ended.outcome, ended.reason
         self.journal.ended(run.number, outcome, reason)
-        hung_step = job.seen.step if run.hung else -1
+        hung_step = job.seen.step if ended.hung else -1
         job.ran_s, job.launched_s = job.ran_seconds(now_s), math.inf
         if not job.ended:
             self.decider.left(job, gpus_in(run.placed), now_s)
@@ -373,14 +368,13 @@ class Execution:
             if outcome == "done":
                 self._end(job, "done", "", now_s)
             elif outcome == "failed":
-                done = self._refused(job, run, reason, failure)
-                if done or (failure is not None and (done := remedy(job.seen, run.plan, failure))):
+                if done := self._refused(job, run, ended) or remedy(job.seen, run.plan, ended):
                     self._note(job, done)
                 else:
                     self._end(job, "failed", reason, now_s)
-            elif run.hung and hung_step == job.hung_step:
+            elif ended.hung and hung_step == job.hung_step:
                 self._end(job, "failed", f"it hung twice after step {hung_step}: {reason}{self._stack(run)}", now_s)
-            elif outcome == "lost" and (too_many := self._lost(job, what)):
+            elif outcome == "lost" and (too_many := self._lost(job, run, ended)):
                 self._end(job, "failed", f"{too_many}; at last: {reason}", now_s)
             job.hung_step = hung_step
         evicted = not job.ended and job.running and job.run == run.number
@@ -397,10 +391,10 @@ class Execution:
         self._journal_job(job)
         self.journal.commit()
 
-    def _refused(self, job: ExecutedJob, run: Run, reason: str, failure: Failure | None = None) -> str:
+    def _refused(self, job: ExecutedJob, run: Run, ended: Ended) -> str:
         """If a run failed under a plan that was being tried, drops the plan and returns a message; else ""."""
         shape = Shape(self.decider.aside.whole.type_of(run.placed), len(run.placed), gpus_in(run.placed))
-        return self.learning.refused(job.file, shape, run.plan, reason, failure)
+        return self.learning.refused(job.file, shape, run.plan, ended)
 
     def _stack(self, run: Run) -> str:
         """The stack that rank 0 of a hung run wrote into its log; "" if there is none."""
@@ -419,12 +413,11 @@ class Execution:
                 self._end(job, "failed", f"it has run for max_seconds={job.file.max_seconds:g}", now_s)
         self._settle(now_s)
 
-    def _lost(self, job: ExecutedJob, what: Happened) -> str:
+    def _lost(self, job: ExecutedJob, run: Run, ended: Ended) -> str:
         """Counts a lost run. Returns why the job itself seems at fault for repeated losses, or ""."""
-        run = what.run
         if run.excused:
             return ""
-        if not run.agent_lost and (said := self._refused(job, run, what.reason)):
+        if not run.agent_lost and (said := self._refused(job, run, ended)):
             self._note(job, said)
             return ""
         job.losses += 1

@@ -9,10 +9,12 @@ is worth a restart, and the plan has its measured speed from then on.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from math import inf
 
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.fitted import MAX_SYNC_FRACTION
+from synergy_core.jobs.planned import ProfiledTask
 from synergy_core.jobs.spec import Shape
 from synergy_core.jobs.testbed_profiles import (
     NoiseFrom,
@@ -28,8 +30,9 @@ from synergy_core.jobs.testbed_profiles import (
 )
 from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
+from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Failure, Report
+from synergy_exec.messages import Ended, Report
 from synergy_exec.plans import Candidates
 from synergy_exec.profiling.machine import keep_profile, noted, parts_of, profile_in
 from synergy_exec.settings import AUTO, Settings
@@ -60,13 +63,16 @@ class Learning:
     def found(self, file: JobFile, candidates: Candidates) -> None:
         self._found[file.application] = candidates
 
-    def may_try(self, trained_s: float, trials: int, restart_s: float) -> bool:
-        """Whether a job may restart once more for a plan that no job has tried.
+    def explore(self, jobs: Iterable[ExecutedJob]) -> None:
+        """Decides which jobs may restart once more for a plan that no job has tried.
 
-        Restarts to such plans and back may cost at most a fraction of the time that the job has trained. trials: such
-        restarts so far.
+        Restarts to such plans and back may cost at most a fraction of the time that the job has trained.
         """
-        return 2.0 * (trials + 1) * restart_s <= self._fraction * trained_s
+        for job in jobs:
+            if isinstance(job.task, ProfiledTask):
+                trained_s = job.attained_service_gpu_s / max(1, job.held_gpus)
+                cost_s = 2.0 * (job.trials + 1) * job.task.spec.restart_s
+                job.task.explores = cost_s <= self._fraction * trained_s
 
     def is_trial(self, file: JobFile, shape: Shape, plan: Plan) -> bool:
         """Whether no job has trained with this plan on this shape."""
@@ -98,21 +104,21 @@ class Learning:
             self._keep()
         return new
 
-    def refused(self, file: JobFile, shape: Shape, plan: Plan, reason: str, failure: Failure | None) -> str:
+    def refused(self, file: JobFile, shape: Shape, plan: Plan, ended: Ended) -> str:
         """Handles a run's failure under that plan. If no job ever trained with the plan, drops the plan, so that the
         job can continue, and returns a message; else "".
         """
         model = None if self._path is None else self._of(file)
         if model is None or not grows(model):
             return ""
-        least = plan.micro_batch if failure is not None and failure.out_of_memory else 1
+        least = plan.micro_batch if ended.out_of_memory else 1
         degrees = degrees_of(plan)
         alike = [row for row in model.rows if row.gpu_type == shape.gpu_type and degrees_of(row.plan) == degrees]
         if not alike or any(not row.predicted and row.plan.micro_batch >= least for row in alike):
             return ""
         self._models[model.name] = without(model, shape, plan, least_micro_batch=least)
         self._keep()
-        return f"{plan.describe()} was tried, does not train, and is not tried again: {reason}"
+        return f"{plan.describe()} was tried, does not train, and is not tried again: {ended.reason}"
 
     def _of(self, file: JobFile) -> ProfiledModel | None:
         return self.profile.of(file.name, file.application)

@@ -21,7 +21,6 @@ from synergy_exec.messages import (
     Kill,
     Launch,
     Message,
-    Outcome,
     Reserve,
     Reserved,
     Reshare,
@@ -44,7 +43,7 @@ class Run:
     stopping: whether it was told to stop or is being killed. share: CPUs and memory of each slot, None if they are not
     shared out. said: each node's report of the run's end. agent_lost: an agent was lost before it could report.
     excused: an agent was lost and its node had other runs, each a possible cause. store: where ranks on several nodes
-    meet. hung: as in `messages.Ended`.
+    meet.
     """
 
     number: int
@@ -56,10 +55,9 @@ class Run:
     stopping: bool = False
     killed: bool = False
     store: tuple[str, int] = ("", 0)
-    said: dict[int, tuple[Outcome, str]] = field(default_factory=dict)
+    said: dict[int, Ended] = field(default_factory=dict)
     agent_lost: bool = False
     excused: bool = False
-    hung: bool = False
 
     @property
     def nodes(self) -> list[int]:
@@ -74,15 +72,14 @@ class Happened(NamedTuple):
     """An event of a run.
 
     launched: its workers were told to start, on slots that no other run holds. stepped: its first step is done, see
-    `started`. dropped: it was stopped before any worker was started. left: none of its processes is left; with the
-    outcome over all nodes, and the reason if it failed or was lost.
+    `started`. dropped: it was stopped before any worker was started. left: none of its processes is left; `ended` is
+    the report of the node that explains the end.
     """
 
     what: Literal["launched", "stepped", "dropped", "left"]
     run: Run
     started: Started | None = None
-    outcome: Outcome = "lost"
-    reason: str = ""
+    ended: Ended | None = None
 
 
 class Runs:
@@ -174,7 +171,8 @@ class Runs:
                 run.stage = "waiting"  # until the node has an agent again
             elif node not in run.said:
                 run.agent_lost, run.excused = True, len(there) > 1
-                self._part_ended(run, node, "lost", f"the agent of node {node} was lost")
+                reason = f"the agent of node {node} was lost"
+                self._part_ended(run, node, Ended(run=run.number, outcome="lost", reason=reason))
         self._launch_waiting()
 
     def heard(self, node: int, message: Message) -> None:
@@ -189,8 +187,7 @@ class Runs:
             run.stage = "started"
             self.happened.append(Happened("stepped", run, started=message))
         elif isinstance(message, Ended) and run.stage in ("launched", "started") and node not in run.said:
-            run.hung |= message.hung
-            self._part_ended(run, node, message.outcome, message.reason)
+            self._part_ended(run, node, message)
             self._launch_waiting()
 
     # Launching
@@ -231,16 +228,16 @@ class Runs:
 
     # Ending
 
-    def _part_ended(self, run: Run, node: int, outcome: Outcome, reason: str) -> None:
-        run.said[node] = outcome, reason
-        if outcome in ("failed", "lost"):
+    def _part_ended(self, run: Run, node: int, ended: Ended) -> None:
+        run.said[node] = ended
+        if ended.outcome in ("failed", "lost"):
             self._tell(run, Kill(run=run.number))
         if len(run.said) == len(run.nodes):
-            outcome, reason = _together(list(run.said.values()))
-            if run.killed and outcome != "done":
-                outcome = "lost"
+            ended = _together(list(run.said.values()))
+            if run.killed and ended.outcome != "done":
+                ended = dataclasses.replace(ended, outcome="lost")
             self._release(run)
-            self.happened.append(Happened("left", run, outcome=outcome, reason=reason))
+            self.happened.append(Happened("left", run, ended=ended))
 
     def _release(self, run: Run) -> None:
         run.stage = "ended"
@@ -251,18 +248,18 @@ class Runs:
             self.outbox.append((node, message))
 
 
-def _together(said: list[tuple[Outcome, str]]) -> tuple[Outcome, str]:
-    """The outcome and reason of a run from those of its nodes.
+def _together(said: list[Ended]) -> Ended:
+    """The report that explains the end of a run, from those of its nodes.
 
     A node's own error counts before errors that another node caused, and a failure before a loss.
     """
-    by_itself = [(each, reason) for each, reason in said if not reason.endswith((LOST_PEERS, KILLED))]
+    by_itself = [each for each in said if not each.reason.endswith((LOST_PEERS, KILLED))]
     for parts in (by_itself, said):
         for outcome in ("failed", "lost", "paused"):
-            for each, reason in parts:
-                if each == outcome and (reason or outcome == "paused"):
-                    return each, reason
-    return "done", ""
+            for each in parts:
+                if each.outcome == outcome and (each.reason or outcome == "paused"):
+                    return each
+    return Ended(run=said[0].run, outcome="done")
 
 
 def _bits(mask: int) -> list[int]:

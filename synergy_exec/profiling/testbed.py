@@ -16,7 +16,7 @@ from synergy_core.jobs.record import Placed
 from synergy_core.planner.plan import Plan
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Failure, Hello, Launch, Message, Outcome, Report, Started
+from synergy_exec.messages import Ended, Hello, Launch, Message, Report, Started
 from synergy_exec.nodes.agents import Agents, listening
 from synergy_exec.nodes.runs import Run, Runs
 from synergy_exec.settings import Settings
@@ -31,16 +31,20 @@ class TestbedError(InputError):
 
 class TestbedRun:
     """One run. launched_s: monotonic time at which it was requested. stepped: time of its first step. left: how it
-    ended. reports: of rank 0. out_of_memory: whether it failed for lack of memory.
+    ended. reports: of rank 0.
     """
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.launched_s = time.monotonic()
         self.stepped: asyncio.Future[float] = loop.create_future()
-        self.left: asyncio.Future[tuple[Outcome, str]] = loop.create_future()
+        self.left: asyncio.Future[Ended] = loop.create_future()
         self.reports: asyncio.Queue[Report] = asyncio.Queue()
-        self.out_of_memory = False
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether it failed for lack of memory."""
+        return self.left.done() and self.left.result().out_of_memory
 
     async def first_step(self) -> float:
         """Seconds from its launch until its first step was done. Raises InputError if the run ends before."""
@@ -59,7 +63,7 @@ class TestbedRun:
     async def _unless_it_ends(self, future: asyncio.Future[Any]) -> None:
         await asyncio.wait((future, self.left), return_when=asyncio.FIRST_COMPLETED)
         if not future.done():
-            raise InputError(self.left.result()[1] or "the run ended by itself")
+            raise InputError(self.left.result().reason or "the run ended by itself")
 
 
 class Testbed:
@@ -115,9 +119,9 @@ class Testbed:
         began_s = time.monotonic()
         self._runs.stop(self._mine.index(run))
         self._flush()
-        outcome, reason = await run.left
-        if outcome not in ("paused", "done"):
-            raise InputError(reason)
+        ended = await run.left
+        if ended.outcome not in ("paused", "done"):
+            raise InputError(ended.reason)
         return time.monotonic() - began_s
 
     async def kill(self, *runs: TestbedRun) -> None:
@@ -162,11 +166,9 @@ class Testbed:
         self._flush()
 
     def heard(self, node: int, message: Message) -> None:
-        if isinstance(message, Started | Report | Failure) and 0 <= message.run < len(self._mine):
+        if isinstance(message, Started | Report) and 0 <= message.run < len(self._mine):
             run = self._mine[message.run]
-            if isinstance(message, Failure):
-                run.out_of_memory |= message.out_of_memory
-            elif isinstance(message, Report):
+            if isinstance(message, Report):
                 run.reports.put_nowait(message)
             elif not run.stepped.done():
                 run.stepped.set_result(time.monotonic())
@@ -182,9 +184,9 @@ class Testbed:
         self._broken = self._broken or TestbedError(str(error) or repr(error))
         if not self._over.done():
             self._over.set_result(None)
-        for run in self._mine:
+        for number, run in enumerate(self._mine):
             if not run.left.done():
-                run.left.set_result(("lost", str(self._broken)))
+                run.left.set_result(Ended(run=number, outcome="lost", reason=str(self._broken)))
 
     def _flush(self) -> None:
         self.agents.say(self._runs.outbox)
@@ -192,10 +194,11 @@ class Testbed:
             left = self._mine[each.run.number].left
             if left.done():
                 continue
-            if each.what == "left":
-                left.set_result((each.outcome, each.reason))
+            if each.ended is not None:
+                left.set_result(each.ended)
             elif each.what == "dropped":
-                left.set_result(("lost", "it was told to leave before it began"))
+                reason = "it was told to leave before it began"
+                left.set_result(Ended(run=each.run.number, outcome="lost", reason=reason))
         self._runs.happened.clear()
 
     async def gather(self, meeting: Meeting) -> None:

@@ -177,55 +177,8 @@ class Saves:
         )
 
 
-# Calls of the job's own methods during training: evaluations, `on_step` and `on_checkpoint`.
-
-
 _COLUMNS = "step,metric,value,run"
 EVALUATIONS = "evaluations.csv"
-
-
-class Observers:
-    """Calls the job's `on_step`, `on_checkpoint` and evaluation on one rank.
-
-    If `Launch.observed` is false, as when steps are only measured, it calls none of these.
-    """
-
-    def __init__(self, job: TrainingJob, trainer: Trainer, start: Start, heartbeat: Heartbeat) -> None:
-        self._job, self._trainer, self._launch, self._heartbeat = job, trainer, start.launch, heartbeat
-        self._active, self._first = start.launch.observed, start.rank == 0
-        self._folder = Path(start.launch.folder)
-        if self._active and self._first:
-            cut_to_lines(self._folder / EVALUATIONS)
-
-    def step(self, step: int, loss: float) -> None:
-        if self._active and self._first:
-            self._beat()
-            self._job.on_step(step, loss)
-
-    def saved(self, step: int) -> None:
-        if self._active and self._first:
-            self._beat()
-            self._job.on_checkpoint(step, self._folder / "checkpoints" / checkpoint_folder.name(step))
-
-    def due(self, step: int, *, last: bool) -> bool:
-        """Whether to evaluate after this step; the same on all ranks. An evaluation always follows the last step."""
-        every = self._job.evaluate_every
-        return self._active and every > 0 and (step % every == 0 or last)
-
-    def evaluate(self, step: int) -> None:
-        """Evaluates on all ranks together. Rank 0 appends one line per metric to evaluations.csv."""
-        self._beat()
-        found = self._trainer.evaluate(step, self._beat)
-        if self._first:
-            path = self._folder / EVALUATIONS
-            head = "" if path.exists() else f"{_COLUMNS}\n"
-            lines = [f"{step},{_plain(name)},{value:.9g},{self._launch.run}\n" for name, value in found.items()]
-            with path.open("a", encoding="utf-8") as file:
-                file.write(head + "".join(lines))
-
-    def _beat(self) -> None:
-        """Allows the job's own code as much time as a start; the loop's next beat sets the limit of a step again."""
-        self._heartbeat.beat(self._launch.start_s)
 
 
 def _plain(name: str) -> str:
@@ -284,7 +237,7 @@ class Loop:
     ) -> None:
         self.doing = "starting to train"
         self._launch, self._trainer = start.launch, trainer
-        self._job, self._observers = job, Observers(job, trainer, start, heartbeat)
+        self._job = job
         self._progress = progress
         self._agent, self._heartbeat = agent, heartbeat
         self._started, self._bare_bytes = started, bare_bytes
@@ -351,7 +304,8 @@ class Loop:
                         self._say_started(ended - began)
                 if not started:
                     resources.forget()
-                    self._look_at_data()
+                    if self._reports and (odd := odd_data(self._job, self._progress, self._trainer.plan.global_batch)):
+                        self._note(odd)
                 started = True
                 self._evaluate()
             return self._finish(0)
@@ -421,23 +375,45 @@ class Loop:
         progress.samples += plan.global_batch
         progress.work += worth_of_step(plan, known, initial, trainer.errors)
         self._exchanges.add(result.exchanged)
-        was, self.doing = self.doing, f"on_step of step {progress.step}"
-        self._observers.step(progress.step, result.loss)
-        self.doing = was
+        self._observed(f"on_step of step {progress.step}", lambda: self._job.on_step(progress.step, result.loss))
         return result, rate
 
     def _evaluate(self) -> None:
-        """Evaluates if an evaluation is due. Its time does not count as part of a step."""
-        step = self._progress.step
-        if self._observers.due(step, last=self._progress.work >= self._launch.work):
-            self.doing = f"evaluating after step {step}"
-            self._observers.evaluate(step)
+        """Evaluates on all ranks if it is due, and after the last step. Rank 0 appends a line per metric to a file.
+
+        The time does not count as part of a step.
+        """
+        step, every = self._progress.step, self._job.evaluate_every
+        last = self._progress.work >= self._launch.work
+        if not (self._launch.observed and every > 0 and (step % every == 0 or last)):
+            return
+        self.doing = f"evaluating after step {step}"
+        self._allow_own_code()
+        found = self._trainer.evaluate(step, self._allow_own_code)
+        if self._reports:
+            path = self._folder / EVALUATIONS
+            cut_to_lines(path)
+            head = "" if path.exists() else f"{_COLUMNS}\n"
+            lines = [f"{step},{_plain(name)},{value:.9g},{self._launch.run}\n" for name, value in found.items()]
+            with path.open("a", encoding="utf-8") as file:
+                file.write(head + "".join(lines))
 
     def _saved(self, saved: Saved) -> None:
         self._tell(saved)
-        was, self.doing = self.doing, f"on_checkpoint of step {saved.step}"
-        self._observers.saved(saved.step)
-        self.doing = was
+        path = self._folder / "checkpoints" / checkpoint_folder.name(saved.step)
+        self._observed(f"on_checkpoint of step {saved.step}", lambda: self._job.on_checkpoint(saved.step, path))
+
+    def _observed(self, doing: str, call: Callable[[], None]) -> None:
+        """Calls the job's own code on rank 0, unless steps are only measured."""
+        if self._reports and self._launch.observed:
+            was, self.doing = self.doing, doing
+            self._allow_own_code()
+            call()
+            self.doing = was
+
+    def _allow_own_code(self) -> None:
+        """Allows the job's own code as much time as a start; the loop's next beat sets the limit of a step again."""
+        self._heartbeat.beat(self._launch.start_s)
 
     def _tell_exchange(self) -> None:
         """Writes into the job's log how replicas compress gradients, if they do."""
@@ -452,15 +428,9 @@ class Loop:
             step = self._progress.step + 1
             self._note(f"step {step}: the gradient's norm is {result.grad_norm}, and the loss {result.loss}")
 
-    def _look_at_data(self) -> None:
-        if self._reports:
-            odd = odd_data(self._job, self._progress, self._trainer.plan.global_batch)
-            if odd:
-                self._note(odd)
-
     def _await_data(self, waiting: bool) -> None:
         if waiting:
-            self._heartbeat.beat(self._launch.start_s)
+            self._allow_own_code()
         else:
             self._beat()
 

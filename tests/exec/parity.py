@@ -34,6 +34,7 @@ from synergy_core.policies import Policy
 from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_exec.controller.decider import FEWEST_STEPS, SAME_BATCH_FRACTION, Decider, Orders
 from synergy_exec.controller.jobs import ExecutedJob
+from synergy_exec.controller.learning import Learning
 from synergy_exec.settings import Settings
 from synergy_sim.drivers import Rounds
 from synergy_sim.execution import ExecutionModel, SimulatedJob
@@ -416,7 +417,8 @@ def replayed(recording: Recording, scene: Scene, policy: Policy, *, states: bool
 
     states: whether what the policy sees must be the same too.
     """
-    decider = Decider(policy, scene.cluster, scene.truth.profile, scene.execution.round_s)
+    learning = Learning(scene.truth.profile, scene.cluster, Settings(profile=None))
+    decider = Decider(policy, scene.cluster, learning, scene.execution.round_s)
     share_fits(decider.scheduler, recording.fits)
     driver = Driver(decider, scene.exact)
     for moment, later in zip_longest(recording.moments, recording.moments[1:]):
@@ -432,7 +434,7 @@ def replayed(recording: Recording, scene: Scene, policy: Policy, *, states: bool
 
 class WatchedDecider(Decider):
     def __init__(self, policy: Policy, cluster: Cluster, profile: Profile) -> None:
-        super().__init__(policy, cluster, profile, None)
+        super().__init__(policy, cluster, Learning(profile, cluster, Settings(profile=None)), None)
         self.moments: list[Moment] = []
         self.events: list[Event] = []
         self.of_task: dict[int, int] = {}

@@ -15,7 +15,7 @@ from synergy_core.scheduling.reasons import Stopped, Waiting
 from synergy_exec.controller.controller import resume
 from synergy_exec.controller.decider import Aside, fitting
 from synergy_exec.controller.journal import Journal, retry_in
-from synergy_exec.messages import LOST_PEERS, Ended, Failure
+from synergy_exec.messages import LOST_PEERS, Ended
 from synergy_exec.settings import Settings
 from synergy_runs.facts import Kind
 
@@ -151,8 +151,8 @@ def test_a_node_whose_device_is_broken_is_left_out_until_its_agent_comes_anew(tm
     stage.submit(80.0, 80.0)
     stage.advance(0.0, 1.0)
     (run,) = stage.agents[1].runs
-    broken = Failure(run=run, reason="uncorrectable ECC error", unsaved=True, broken_device=True)
-    execution.heard(1, broken, stage.now_s)
+    broken = stage.agents[1].end(run, "lost", "uncorrectable ECC error")
+    execution.heard(1, replace(broken, broken_device=True), stage.now_s)
     assert execution.broken_nodes == {1}
     execution.agent_came(1, stage.now_s)
     assert execution.broken_nodes == set()
@@ -276,9 +276,7 @@ def test_a_lost_agent_counts_against_a_job_that_was_alone_there(tmp_path, jobs):
 def failed(stage, job, **what):
     """The job's run fails with its first step."""
     stage.agents[0].runs.pop(job.run)
-    said = Failure(run=job.run, reason="it failed", **what)
-    for message in (said, Ended(run=job.run, outcome="failed", reason=said.reason)):
-        stage.execution.heard(0, message, stage.now_s)
+    stage.execution.heard(0, Ended(run=job.run, outcome="failed", reason="it failed", **what), stage.now_s)
 
 
 def test_memory_that_runs_out_halves_the_micro_batch_and_the_job_goes_on(tmp_path):

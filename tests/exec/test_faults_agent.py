@@ -362,5 +362,5 @@ def test_a_process_that_user_code_ends_is_not_done_whatever_its_code(code):
 
 def test_job_that_needs_more_memory_than_it_may_fails_of_it(fresh, tmp_path):
     launch = fresh.launch("Straying", {"way": "hoard", "note": str(tmp_path)}, memory_gb_per_slot=0.75)
-    assert "MemoryError" in fresh.ends(launch, "failed").reason
-    assert fresh.of_run(launch, Failure).out_of_memory
+    ended = fresh.ends(launch, "failed")
+    assert ("MemoryError" in ended.reason, ended.out_of_memory) == (True, True)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -30,7 +31,7 @@ from synergy_exec.backends import get_backend
 from synergy_exec.commands import profile as command
 from synergy_exec.commands.profile import table
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Failure, Launch
+from synergy_exec.messages import Launch
 from synergy_exec.plans import Candidates, batches_of, plans, sizes_of, write_candidates
 from synergy_exec.profiling import profile as profiling
 from synergy_exec.profiling.machine import Part
@@ -198,8 +199,7 @@ class Forgetful(FakeAgent):
                 self.tried.append(plan)
             if plan.micro_batch >= LARGE:
                 reason = "rank 0: OutOfMemoryError"
-                told.append(Failure(run=number, reason=reason, out_of_memory=True))
-                told.append(self.end(number, "failed", reason))
+                told.append(replace(self.end(number, "failed", reason), out_of_memory=True))
             elif self.stuck and plan.gpus > 1:
                 still[number] = self.runs.pop(number)
         told += super().pass_time(now_s)
