@@ -69,12 +69,17 @@ class Service:
 
     def __init__(self, results: Path, slots: int) -> None:
         self.results, self._slots = results, slots
-        self.work = results / "served" / "las-0.work"
         self.seen: set[tuple[int, int]] = set()
         self.ended: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
         self._over = threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
+
+    @property
+    def work(self) -> Path:
+        """The work folder, which a controller that goes on keeps."""
+        (work,) = self.results.glob("served/*-*_*/las-0.work")
+        return work
 
     def start(self) -> None:
         """Starts it, again where it ended."""

@@ -15,7 +15,6 @@ import numpy as np
 from synergy_core.errors import InputError
 from synergy_exec.controller.execution import STARTED_PARTS
 from synergy_exec.controller.journal import Fact, Journal, RunRow, Timing, open_journal
-from synergy_exec.folders import results_of
 from synergy_runs.facts import Kind
 from synergy_runs.files import atomic_file
 
@@ -68,7 +67,7 @@ class Overheads:
 
 
 def overheads(work: Path) -> Overheads:
-    """The overheads of the run in `<policy>-<seed>.work`; its journal says where its results are. Raises InputError."""
+    """The overheads of the run in `<policy>-<seed>.work`, whose results are beside it. Raises InputError."""
     journal = open_journal(work)
     try:
         return _overheads(journal, work)
@@ -87,7 +86,7 @@ def _overheads(journal: Journal, work: Path) -> Overheads:
         saved_s=tuple(each.parts["save_s"] for each in timings if each.kind == "saved"),
         decided_s=tuple(journal.decisions().decisions().decision_s.tolist()),
         clock_s=journal.last_s(),
-        cpu_s=_controller_cpu_s(results_of(work, journal.meta())),
+        cpu_s=_controller_cpu_s(work.with_suffix("")),
         resumed=any(run.reason == "the controller was restarted" for run in runs),
     )
 
@@ -152,9 +151,9 @@ def _most_at_once(facts: Iterable[Fact]) -> int:
     return most
 
 
-def _controller_cpu_s(results: Path | None) -> float | None:
-    path = results / "summary.json" if results is not None else None
-    if path is None or not path.is_file():
+def _controller_cpu_s(results: Path) -> float | None:
+    path = results / "summary.json"
+    if not path.is_file():
         return None
     return float(json.loads(path.read_text(encoding="utf-8"))["simulation_cpu_s"])
 

@@ -90,7 +90,7 @@ def main() -> int:
     run_for_real(given.trace, policy, folder / "losses", profile_path(folder, last + 1))
     run_for_real(given.trace, policy, folder / "crowded", profile_path(folder, last + 1), f"load={CROWDED}")
     carried, trained, crowded = (
-        folder / each / given.trace / f"{policy}-0.work" for each in (f"real-{last}", "losses", "crowded")
+        folder / each / given.trace / "latest" / f"{policy}-0.work" for each in (f"real-{last}", "losses", "crowded")
     )
     text = page(found, given.policies, profiles, guesses, given.trace)
     text += "\n".join([*carried_out(carried, crowded), *losses(trained, folder / "verify.json"), ""])

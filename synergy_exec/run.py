@@ -7,11 +7,10 @@ import contextlib
 import dataclasses
 import io
 import resource
-import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from synergy_exec.backends import Backend, checked_options, get_backend
 from synergy_exec.controller.controller import Arrival, Controller, whole_cluster
 from synergy_exec.controller.execution import with_quotas
 from synergy_exec.controller.journal import STATES, Journal, open_journal
-from synergy_exec.folders import RESULTS, WORK, Place, claimed
+from synergy_exec.folders import WORK, Place, claim, unfinished
 from synergy_exec.plain import plain, plain_lines
 from synergy_exec.profiling.machine import known_profile, machine, profile_in
 from synergy_exec.profiling.profile import Say, current_profile, progress
@@ -37,11 +36,11 @@ from synergy_exec.wire import whole_lines
 from synergy_exec.worker.network import check_interface
 from synergy_exec.workload import arrivals_of, as_executed
 from synergy_runs.facts import TRUE_RUN_TIMES, CompressionLog, Compressions, Kind, Run
-from synergy_runs.files import atomic_file, atomic_folder
+from synergy_runs.files import atomic_file
 from synergy_runs.inputs import check_compression, read_profile
 from synergy_runs.invariants import check
 from synergy_runs.requested import policies_of, terms_of
-from synergy_runs.results import is_unended, new_run, resumed_run, show, write_run
+from synergy_runs.results import new_run, resumed_run, show, write_run
 from synergy_runs.settings import build
 from synergy_runs.workload import Workload
 
@@ -52,8 +51,8 @@ SERVED = "served"
 """Name of the results folder of a run without a trace."""
 
 
-def run(values: dict[str, Any], *, anew: bool = True) -> None:
-    """Runs the policies in the settings, writes the results and prints the table. anew: see `folders.claimed`."""
+def run(values: dict[str, Any], *, resumed: Path | None = None) -> None:
+    """Runs the policies in the settings, writes the results and prints the table. resumed: see `execute_all`."""
     settings = _with_slots(build(Settings, values))
     _check(settings)
     name = settings.trace.name if settings.trace is not None else SERVED
@@ -63,7 +62,7 @@ def run(values: dict[str, Any], *, anew: bool = True) -> None:
         values,
         folder,
         lambda: get_backend(settings.backend.name, settings.backend.options),
-        anew=anew,
+        resumed=resumed,
         shown=lambda results, into: show(results, into, figures=settings.figures),
     )
     if failed := [line for each in places for line in _failed(each)]:
@@ -122,13 +121,14 @@ def execute_all(
     folder: Path,
     make_backend: Callable[[], Backend],
     *,
-    anew: bool = True,
+    resumed: Path | None = None,
     shown: Callable[[list[Path], Path], None] = lambda results, into: None,
 ) -> list[Place]:
-    """Runs every policy; returns the results folders. Work folders are in `folder`, all results in one folder.
+    """Runs every policy; returns their folders, which are in a folder of the command in `folder`.
 
-    If an earlier command with the same settings was interrupted, its finished policies are kept and the unfinished one
-    resumes. anew: whether an ended command may run again. shown: makes figures and reports of the results.
+    If the same command was interrupted, it goes on in its folder: finished policies are kept and the unfinished one
+    resumes. resumed: the folder of the command to go on with. shown: makes figures and reports of the results. Raises
+    InputError for a folder of which nothing is unfinished.
     """
     from omegaconf import OmegaConf
 
@@ -136,56 +136,37 @@ def execute_all(
     trace, arrivals = arrivals_of(settings)
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
     check_compression(settings.compression, policies.values())
-    bases = {asked: folder / f"{policy.name}-{settings.seed}" for asked, policy in policies.items()}
-    own = {name: {**values, "policy": name, "seed": settings.seed} for name in policies}
+    own = {
+        f"{policy.name}-{settings.seed}": {**values, "policy": name, "seed": settings.seed}
+        for name, policy in policies.items()
+    }
+    into = resumed or unfinished(folder, own)
     with contextlib.ExitStack() as held:
-        places = claimed(bases, own, held, anew=anew)
+        if into is None:
+            into = held.enter_context(new_run(folder, "synergy_exec", sys.argv[1:]))
+            places = claim(into, own, held)
+        else:
+            places = claim(into, own, held)
+            if all(place.done for place in places):
+                raise InputError(
+                    f"{into}: it has ended; there is nothing to go on with. A job of it that failed waits again with "
+                    "python -m synergy_exec retry JOB; the command that began it begins another run."
+                )
+            held.enter_context(resumed_run(into))
         profile = _profile(settings, arrivals, make_backend)
-        into = held.enter_context(_run_folder(folder, [place for place, _ in places.values()]))
-        made = []
-        for name, policy in policies.items():
-            (earlier, work), done = places[name]
-            results = into / bases[name].name
-            made.append(Place(results, work))
+        for at, (place, policy) in enumerate(zip(places, policies.values(), strict=True), 1):
+            results, work, done = place
             if done:
-                print(f"{earlier}: done before this command was broken off; kept", file=sys.stderr)
-                _copied(earlier, results)
+                print(f"{results}: done before this command was broken off; kept", file=sys.stderr)
             else:
-                _note(work, RESULTS, str(results.relative_to(folder)))
                 run = _execute_one(settings, policy, trace, arrivals, profile, work, make_backend())
-                write_run(run, results, OmegaConf.to_yaml(OmegaConf.create(own[name])))
+                write_run(run, results, OmegaConf.to_yaml(OmegaConf.create(own[results.name])))
                 write_recorded(work / "jobs", job_folder.STEPS, STEPS, results / "losses.parquet")
                 write_recorded(work / "jobs", "evaluations.csv", EVALUATIONS, results / "metrics.parquet")
-                _note(work, "written", True)
-            with contextlib.suppress(OSError):  # it is there already, or links cannot be made
-                (into / f"{results.name}{WORK}").symlink_to(Path("..") / work.name, target_is_directory=True)
-        shown([each for each, _ in made if each is not None], into)
-    return made
-
-
-@contextlib.contextmanager
-def _run_folder(folder: Path, places: list[Place]) -> Iterator[Path]:
-    """The folder in `folder` for the command's results: that of its unfinished run, or a new one."""
-    begun = [each.results.parent for each in places if each.results is not None]
-    if unended := [each for each in begun if is_unended(each)]:
-        with resumed_run(unended[0]):
-            yield unended[0]
-    else:
-        with new_run(folder, "synergy_exec", sys.argv[1:]) as into:
-            yield into
-
-
-def _copied(earlier: Path | None, results: Path) -> None:
-    """Copies the results of a policy that was finished earlier into the folder with the other results."""
-    if earlier is not None and earlier != results:
-        with atomic_folder(results) as partial:
-            shutil.copytree(earlier, partial, dirs_exist_ok=True)
-
-
-def _note(work: Path, key: str, value: Any) -> None:
-    journal = Journal(work / "journal.sqlite")
-    journal.set_meta(key, value)
-    journal.close()
+                with contextlib.closing(Journal(work / "journal.sqlite")) as journal:
+                    journal.set_meta("written", True)
+            shown([each.results for each in places[:at]], into)
+    return places
 
 
 def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable[[], Backend]) -> Profile:
@@ -229,7 +210,7 @@ def _execute_one(
     whole = whole_cluster(journal)
     assert whole is not None
     cluster = with_quotas(whole, settings.cluster)
-    return executed(journal, trace, policy, cluster, work.parent.name, settings.seed, cpu_s)
+    return executed(journal, trace, policy, cluster, work.parents[1].name, settings.seed, cpu_s)
 
 
 async def _with_progress(controller: Controller) -> None:

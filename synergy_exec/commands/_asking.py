@@ -6,6 +6,7 @@ A controller is found by the files in its run's folder.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import urllib.error
@@ -19,7 +20,7 @@ from urllib.parse import quote
 from synergy_core.commands import Parser
 from synergy_core.errors import InputError
 from synergy_exec.controller.journal import retry_in
-from synergy_exec.folders import find_job, lock, once
+from synergy_exec.folders import find_job, lock, works_below
 from synergy_exec.job_file import read_job_file
 from synergy_exec.plain import plain, plain_lines
 from synergy_exec.settings import Settings
@@ -89,15 +90,11 @@ def running(folder: Path) -> bool:
 def _controllers(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Folders of running controllers, with the contents of their controller.json."""
     found = []
-    for work in once((folder, *folder.glob("*"), *folder.glob("*/*"))):
-        path = work / "controller.json"
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            elsewhere = values["host"] != os.uname().nodename
-            if elsewhere or lives(int(values["pid"]), int(values["began"])):
-                found.append((path.parent, values))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+    for work in works_below(folder):
+        with contextlib.suppress(FileNotFoundError):
+            values = json.loads((work / "controller.json").read_text(encoding="utf-8"))
+            if values["host"] != os.uname().nodename or lives(values["pid"], values["began"]):
+                found.append((work, values))
     return found
 
 

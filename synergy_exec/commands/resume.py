@@ -11,9 +11,8 @@ from typing import Any
 
 from synergy_core.commands import Parser
 from synergy_core.errors import InputError
-from synergy_exec.controller.journal import Journal
-from synergy_exec.folders import WORK, lock, newest, under_way
-from synergy_exec.run import SERVED, run
+from synergy_exec.folders import WORK, meta_of, under_way
+from synergy_exec.run import run
 from synergy_exec.settings import CHANGEABLE, Settings
 
 TRAINS = True
@@ -33,35 +32,17 @@ def main(arguments: Sequence[str]) -> None:
     named = [Path(word) for word in given.words if word.endswith(WORK) or "=" not in word]
     if len(named) > 1:
         parser.error(f"one RUN.work at a time, not {len(named)}")
-    work = _there(named[0] if named else under_way(given.dir))
-    typed = [word for word in given.words if Path(word) not in named]
-    run(changed(_values(work), typed), anew=False)
-
-
-def _there(work: Path) -> Path:
+    work = (named[0] if named else under_way(given.dir)).resolve()
     if not work.is_dir() or not work.name.endswith(WORK):
         raise InputError(f"{work}: expected the work folder of a run, such as results/demo/latest/synergy-0.work.")
-    return work.resolve()
-
-
-def _values(work: Path) -> dict[str, Any]:
-    """The settings with which the run was started, as Hydra composed them."""
-    with lock(work):  # which restores a damaged journal
-        journal = Journal(work / "journal.sqlite")
-    values: dict[str, Any] = journal.meta().get("settings", {})
-    journal.close()
+    values: dict[str, Any] = meta_of(work).get("settings", {})
     if not values:
         raise InputError(
             f"{work}: its journal has no settings of the run. Type the command that began the run again; it resumes."
         )
     policies = values.pop("compared_with", None) or [values["policy"]]
-    name = values["trace"]["name"] if values.get("trace") else SERVED
-    base = work.with_name(f"{values['policy']}-{values['seed']}")
-    if work.parent.name != name or newest(base) != work:
-        raise InputError(
-            f"{work} is not where its run is filed: the newest of it is {newest(base)}, in a folder called {name}."
-        )
-    return {**values, "policy": policies, "results_dir": str(work.parent.parent)}
+    values |= {"policy": policies, "results_dir": str(work.parents[2])}
+    run(changed(values, [word for word in given.words if Path(word) not in named]), resumed=work.parent)
 
 
 def changed(values: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:

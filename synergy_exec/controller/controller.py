@@ -230,7 +230,6 @@ class Controller:
                     await self._leave()
         finally:
             (self.folder / "controller.json").unlink(missing_ok=True)
-            journal.set_meta("over", self.execution is not None and self._over_with_it())
             journal.agents_left()
             journal.close()
 
@@ -409,7 +408,3 @@ class Controller:
         for task in list(self._tasks):
             task.cancel()
         await self.agents.dismiss(self.settings.leave_s)
-
-    def _over_with_it(self) -> bool:
-        assert self.execution is not None
-        return self._arrived_all and self.execution.idle

@@ -482,8 +482,6 @@ def retry_in(work: Path, number: int, *, from_start: bool) -> None:
         if row is None:
             raise InputError(f"{work}: its journal does not know job {number}; submit it again.")
         reopen(journal, work / "jobs" / str(number), number, row.name, row.state, from_start=from_start)
-        # The run's results are written again when this job has ended.
-        journal.set_meta("over", False)
-        journal.set_meta("written", False)
+        journal.set_meta("written", False)  # they are written again when this job has ended
     finally:
         journal.close()

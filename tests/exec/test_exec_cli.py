@@ -130,10 +130,12 @@ def test_command_line_says_what_to_type_and_what_is_not_installed(monkeypatch):
 def test_nobody_there_to_ask(tmp_path):
     refuses("no controller runs below", client_for, tmp_path, None)
     stale = {"url": "http://127.0.0.1:9", "host": os.uname().nodename, "pid": os.getpid(), "began": 1}
-    (tmp_path / "controller.json").write_text(json.dumps(stale))
+    work = tmp_path / "fifo-0.work"
+    work.mkdir()
+    (work / "controller.json").write_text(json.dumps(stale))
     refuses("no controller runs below", client_for, tmp_path, None)
-    (tmp_path / "token").write_text("t\n")
-    (tmp_path / "controller.json").write_text(json.dumps({**stale, "began": began(os.getpid())}))
+    (work / "token").write_text("t\n")
+    (work / "controller.json").write_text(json.dumps({**stale, "began": began(os.getpid())}))
     with pytest.raises(InputError, match="no controller answers"):
         client_for(tmp_path, None).ask("GET", "/jobs")
     with pytest.raises(InputError, match="the job file cannot be read"):
@@ -246,10 +248,9 @@ def read(work, what):
 def broken_off_by(number, folder, iterations):
     """Results and work folder of a run of two jobs, sent this signal once the first was launched. Agents pretend."""
     trace, results = trace_of(folder, 2, iterations), folder / "r"
-    work = results / "small" / "fifo-0.work"
     process = subprocess.Popen([sys.executable, SCRIPT, str(trace), str(results), "fifo"])
     try:
-        wait_until((work / "controller.json").is_file, 240)
+        work = wait_until(lambda: list(results.glob("small/*/*/controller.json")), 240)[0].parent
         wait_until(lambda: any(each.launched for each in read(work, Journal.runs)), 240)
     finally:
         process.send_signal(number)
@@ -269,10 +270,9 @@ def test_two_policies_end_and_are_filed_as_the_simulators(tmp_path):
 def test_interrupted_run_saves_and_the_same_command_goes_on(tmp_path):
     trace, results, work = broken_off_by(signal.SIGINT, tmp_path, 60)
     assert {each.outcome for each in read(work, Journal.runs)} in ({"paused"}, {"paused", "dropped"})
-    assert read(work, Journal.meta)["over"] is False
-    refuses(r"under way with other settings \(restart_s\)", executed, trace, results, ["fifo"], restart_s=9.0)
     executed(trace, results, ["fifo"], host="localhost", ports="29500-29501", retries=9, hang_s=99.0)
     assert summary_of(results / "small" / "latest" / "fifo-0") == (2, 0, 0)
+    assert (results / "small" / "latest").resolve() == work.parent
 
 
 def test_losses_and_evaluations_count_the_later_run_of_a_step(tmp_path):
@@ -337,8 +337,6 @@ def steps(work):
 
 def test_a_failed_job_is_retried_its_run_resumed_and_its_weights_exported(tmp_path):
     results, said, note = tmp_path / "r", tmp_path / "said.txt", tmp_path / "note"
-    work = results / "served" / "fifo-0.work"
-    checkpoints = work / "jobs" / "0" / "checkpoints"
 
     def until(true):
         wait_until(true, 240, said.read_text)
@@ -349,21 +347,22 @@ def test_a_failed_job_is_retried_its_run_resumed_and_its_weights_exported(tmp_pa
     with serving(said, *serve, code=SOME_FAILED):
         until(lambda: asked(results, "GET", "/state"))
         answer("submit", tmp_path / "job.yaml", "--dir", results)
-        until(lambda: list(checkpoints.glob("step-*")))
+        until(lambda: list(results.glob("served/*/fifo-0.work/jobs/0/checkpoints/step-*")))
         note.write_text("fail\n")
         until(lambda: state(results)["state"] == "failed")
         assert answer("retry", "fickle", "--dir", results) == "job 0 (fickle) is waiting\n"
         until(lambda: (listed := state(results))["state"] == "failed" and listed["restarts"] == 1)
+    work = results / "served" / "latest" / "fifo-0.work"
     assert {run for step, run in steps(work) if step == 1} == {0}, "it began again from step 0"
     note.write_text("go on\n")
-    assert f"python -m synergy_exec resume {work}" in answer("retry", "fickle", "--dir", results)
+    assert f"python -m synergy_exec resume {work.resolve()}" in answer("retry", "fickle", "--dir", results)
     with serving(said, "resume", "--dir", results):
         until(lambda: state(results)["state"] == "done")
     trained = steps(work)
     assert {step for step, _ in trained} == set(range(1, 21))
     assert next(step for step, run in trained if run == 2) > 1
     assert summary_of(results / "served" / "latest" / "fifo-0") == (1, 0, 0)
-    assert not (results / "served" / "fifo-0.2.work").exists()
+    assert len(list(results.glob("served/*-*_*"))) == 1
     refused = typed("resume", work)
     assert (refused.returncode, "has ended" in refused.stderr) == (2, True)
 
@@ -378,11 +377,11 @@ def broken_off(tmp_path):
 
 def test_a_broken_off_run_is_resumed_without_retyping_the_command(broken_off):
     """Its trace, its policy and its keys are those that it was started with; only the agents are real ones now."""
-    results = broken_off.parents[1]
+    results = broken_off.parents[2]
     ended = typed("resume", "--dir", results, "host=localhost", "retries=9")
     assert ended.returncode == 0, ended.stderr
     settings = read(broken_off, Journal.meta)["settings"]
     assert [settings[each] for each in ("host", "retries", "hang_s")] == ["localhost", 9, 60.0]
     assert summary_of(results / "small" / "latest" / "fifo-0") == (2, 0, 0)
-    assert [each.name for each in results.glob("*/*.work")] == ["fifo-0.work"]
+    assert list(results.glob("small/*-*_*/*.work")) == [broken_off]
     assert typed("resume", "--dir", results).returncode == 2

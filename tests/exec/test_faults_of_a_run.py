@@ -35,7 +35,6 @@ class Served:
 
     def __init__(self, results, *given):
         self.results, self.given = results, given
-        self.work = results / "served" / "las-0.work"
         self.seen = set()
         self._process = None
         self._over = threading.Event()
@@ -47,6 +46,11 @@ class Served:
         said = self.results / "said.txt"
         self._process = subprocess.Popen(command, stderr=said.open("ab"))
         wait_until(lambda: asked(self.results, "GET", "/state"), 60.0, said.read_text)
+
+    @property
+    def work(self):
+        (work,) = self.results.glob("served/*-*_*/las-0.work")
+        return work
 
     def client(self):
         return client_for(self.results, None)
@@ -210,7 +214,7 @@ def test_full_disk_fails_the_job_that_does_not_fit_alone(tmp_path):
     assert "las-0: 1 of 3 jobs failed:\n  job 1 (large): " in done.stderr
     (summary,) = (json.loads(path.read_text()) for path in kept.glob("*/latest/*/summary.json"))
     assert (summary["jobs"], summary["jobs_failed"], summary["jobs_unfinished"]) == (3, 1, 0)
-    (work,) = kept.glob("*/*.work")
+    (work,) = kept.glob("*/*-*_*/*.work")
     with contextlib.closing(open_journal(work)) as journal:
         states = {job.name: job.state for job in journal.jobs()}
         assert "too little room" in next(job.reason for job in journal.jobs() if job.name == "large")

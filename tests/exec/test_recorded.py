@@ -22,7 +22,6 @@ from synergy_exec.agent.run import bound_log, open_log
 from synergy_exec.commands import logs as logs_command
 from synergy_exec.controller.journal import JobRow, Journal, RunRow
 from synergy_exec.examples.mlp import Mlp
-from synergy_exec.folders import RESULTS
 from synergy_exec.job_file import JobFile
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
@@ -356,7 +355,6 @@ def timed(tmp_path):
     journal.timing(1, 1.5, "started", PARTS)
     counts = {"started": 1, "stopped": 0, "running": 1, "queued": 0, "gpus_used": 1}
     journal.decision(time_s=0.0, decision_s=0.002, **counts, objective=math.nan, bound=math.nan)
-    journal.set_meta(RESULTS, "las-0")
     journal.close()
     results = tmp_path / "las-0"
     results.mkdir()

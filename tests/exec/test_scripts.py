@@ -87,7 +87,7 @@ def test_a_torchrun_script_that_knows_nothing_is_scheduled_moved_and_finished(tm
     begun = [int(line.rpartition(" ")[2]) for line in logs.splitlines() if line.startswith("rank 0 of 2 begins")]
     assert begun[0] == 0
     assert 0 < begun[1] < 60
-    folder = results / "served" / "priority-0.work" / "jobs" / "0"
+    folder = results / "served" / "latest" / "priority-0.work" / "jobs" / "0"
     assert json.loads((folder / "progress.json").read_text())["seconds"] > 0
     assert "no data" in answer("logs", "broken", "--dir", results)
 
