@@ -30,7 +30,7 @@ from synergy_exec import job_folder
 from synergy_exec.commands import export
 from synergy_exec.controller.journal import RunRow, Timing, open_journal
 from synergy_exec.job_file import JobFile
-from synergy_exec.run import EVALUATIONS, STEPS, recorded
+from synergy_exec.run import recorded
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 from synergy_runs.files import atomic_file
@@ -96,8 +96,8 @@ def chosen(jobs: list[RecordedJob], wanted: list[str]) -> list[RecordedJob]:
 
 def _job(folder: Path) -> RecordedJob:
     filed = job_folder.described(folder)
-    steps = recorded(folder / job_folder.STEPS, STEPS).itertuples(index=False)
-    values = recorded(folder / "evaluations.csv", EVALUATIONS).itertuples(index=False)
+    steps = recorded(folder / job_folder.STEPS).itertuples(index=False)
+    values = recorded(folder / job_folder.EVALUATIONS).itertuples(index=False)
     return RecordedJob(
         folder,
         filed.number,

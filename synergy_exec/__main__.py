@@ -20,14 +20,10 @@ def main() -> None:
     exits.run("synergy_exec", _main, interrupted="the same command resumes from what was saved.")
 
 
-def _require(*modules: str) -> None:
-    missing = [each for each in modules if importlib.util.find_spec(each) is None]
-    if missing:
-        raise InputError(f"not installed here: {', '.join(missing)}. Type: pip install -e '.[exec]'")
-
-
 def _main() -> None:
-    _require("aiohttp", "prometheus_client")
+    needed = ("aiohttp", "prometheus_client", "safetensors", "torch")
+    if missing := [each for each in needed if importlib.util.find_spec(each) is None]:
+        raise InputError(f"not installed here: {', '.join(missing)}. Type: pip install -e '.[exec]'")
     from synergy_core import module_names
     from synergy_exec import commands
     from synergy_exec.commands import _asking
@@ -37,13 +33,10 @@ def _main() -> None:
         sys.exit(_asking.main(arguments[0], arguments[1:]))
     if arguments and arguments[0] in module_names(commands.__name__):
         command = importlib.import_module(f"{commands.__name__}.{arguments[0]}")
-        if getattr(command, "TRAINS", False):
-            _require("torch", "safetensors")
         sys.exit(command.main(arguments[1:]))
     if (text := text_asked_for(EXECUTOR, arguments, usage)) is not None:
         print(text, end="")
         return
-    _require("torch", "safetensors")
     values = composed(EXECUTOR, arguments)
     from synergy_exec.run import run  # slow to import, and not needed to refuse a command line
 
@@ -85,7 +78,7 @@ Keys
 
 def usage() -> str:
     """The whole --help text."""
-    from synergy_exec.workload import models  # imports packages that `_require` checks
+    from synergy_exec.workload import models  # imports packages that `_main` checks
 
     return TEXT.format(
         traces="  ".join(options("trace")),

@@ -3,7 +3,7 @@
     job.json         number, UUID, name, and the job file
     log.txt          what its workers print, with a line before each run; log-old.txt: what was there before
     checkpoints/     see `training.checkpoint_folder`; each contains the UUID, too
-    steps.csv        every step
+    steps.csv        every step; evaluations.csv: the metrics of every evaluation
     given-up-<n>/    checkpoints and steps from before the job began again from the start
 
 This module needs neither torch nor a controller.
@@ -24,7 +24,15 @@ from synergy_runs.files import atomic_file
 
 DESCRIPTION = "job.json"
 CHECKPOINTS = "checkpoints"
-STEPS = "steps.csv"
+STEPS, EVALUATIONS = "steps.csv", "evaluations.csv"
+COLUMNS: dict[str, dict[str, type]] = {
+    STEPS: {"step": int, "batch": int, "rate": float, "loss": float, "seconds": float, "run": int},
+    EVALUATIONS: {"step": int, "metric": str, "value": float, "run": int},
+}
+"""Columns of the files with a line per step, and per metric of an evaluation, over all runs of a job.
+
+step: from 1. batch: samples. rate: factor of the learning rate. seconds: on rank 0. run: number of its run.
+"""
 GIVEN_UP = "given-up-"
 LOG, OLD_LOG = "log.txt", "log-old.txt"
 LOG_HEADING = "--- run"

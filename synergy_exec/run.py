@@ -161,8 +161,8 @@ def execute_all(
             else:
                 run = _execute_one(settings, policy, trace, arrivals, profile, work, make_backend())
                 write_run(run, results, OmegaConf.to_yaml(OmegaConf.create(own[results.name])))
-                write_recorded(work / "jobs", job_folder.STEPS, STEPS, results / "losses.parquet")
-                write_recorded(work / "jobs", "evaluations.csv", EVALUATIONS, results / "metrics.parquet")
+                write_recorded(work / "jobs", job_folder.STEPS, results / "losses.parquet")
+                write_recorded(work / "jobs", job_folder.EVALUATIONS, results / "metrics.parquet")
                 with contextlib.closing(Journal(work / "journal.sqlite")) as journal:
                     journal.set_meta("written", True)
             shown([each.results for each in places[:at]], into)
@@ -287,16 +287,11 @@ def _compressions(journal: Journal, numbers: dict[int, int]) -> Compressions | N
 # The loss of every step, and evaluations, as workers wrote them.
 
 
-STEPS = {"step": int, "batch": int, "rate": float, "loss": float, "seconds": float, "run": int}
-"""Columns of steps.csv. step: from 1. batch: samples. rate: factor of the learning rate. run: number of its run."""
-EVALUATIONS = {"step": int, "metric": str, "value": float, "run": int}
-"""Columns of evaluations.csv: the value of a metric after a step."""
-
-
-def recorded(path: Path, columns: dict[str, type]) -> pd.DataFrame:
+def recorded(path: Path) -> pd.DataFrame:
     """The rows of a steps.csv or evaluations.csv by step. If a step was done twice, the later run's row counts;
     incomplete lines are left out.
     """
+    columns = job_folder.COLUMNS[path.name]
     rows = pd.read_csv(
         io.StringIO("\n".join(whole_lines(path)[1:])),
         names=list(columns),
@@ -311,11 +306,11 @@ def recorded(path: Path, columns: dict[str, type]) -> pd.DataFrame:
     return rows.sort_values("run", kind="stable").drop_duplicates(key, keep="last").sort_values("step", kind="stable")
 
 
-def write_recorded(jobs: Path, file: str, columns: dict[str, type], into: Path) -> None:
+def write_recorded(jobs: Path, file: str, into: Path) -> None:
     """Writes the rows of a file of all jobs below `jobs` as one table with a column `job_id`, if there are any."""
     found = []
     for number, folder in sorted(job_folder.folders(jobs.parent).items()):
-        rows = recorded(folder / file, columns)
+        rows = recorded(folder / file)
         rows.insert(0, "job_id", number)
         found.append(rows)
     if not any(map(len, found)):

@@ -45,9 +45,6 @@ def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], P
     raise InputError(f"{folder} has no undamaged checkpoint{of_step}; there are: {there}{damaged}.")
 
 
-TRAINS = True
-
-
 def main(arguments: Sequence[str]) -> None:
     """Writes the file and prints what it contains. Raises InputError."""
     parser = Parser(prog="python -m synergy_exec export", description=__doc__)

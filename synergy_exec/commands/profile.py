@@ -20,7 +20,6 @@ from synergy_exec.workload import models, template
 from synergy_runs.command_line import composed
 from synergy_runs.settings import build
 
-TRAINS = True
 LEISURE_S = 600.0
 """Default of `profile_s` for this command, whose user does not wait for a run."""
 

@@ -15,8 +15,6 @@ from synergy_exec.folders import WORK, meta_of, under_way
 from synergy_exec.run import run
 from synergy_exec.settings import CHANGEABLE, Settings
 
-TRAINS = True
-
 
 def main(arguments: Sequence[str]) -> None:
     """Does what the command that began the run would do if typed again in the same folder. Raises InputError."""

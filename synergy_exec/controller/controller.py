@@ -56,7 +56,6 @@ def resume(execution: Execution, now_s: float) -> None:
             seen = reports[row.job]
             job.seen = Seen(**{name: seen[name] for name in Seen.__slots__ if name in seen})
             job.seen.statistics = seen["statistics"] and tuple(seen["statistics"])
-        job.seen.best_step = max(job.seen.best_step, row.best_step)
     for run in journal.runs():
         execution.next_run = max(execution.next_run, run.run + 1)
         if not run.outcome:
@@ -90,7 +89,7 @@ def _check_asks(execution: Execution, job: ExecutedJob) -> None:
         check_asks(job.name, job.file, execution.decider.cluster, execution.decider.policy)
     except InputError as error:
         job.state, job.reason = "failed", str(error)
-        execution.journal.job_is(job.job_id, job.state, job.reason, job.losses, job.seen.best_step)
+        execution.journal.job_is(job.job_id, job.state, job.reason, job.losses)
         execution.journal.commit()
         print(error, file=sys.stderr)
 

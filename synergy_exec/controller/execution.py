@@ -141,7 +141,7 @@ class Execution:
         check_asks(name, file, self.decider.cluster, self.decider.policy)
         number = self.next_job if row is None else row
         freeze(file.job_class, self.jobs_folder / str(number))
-        told = JobRow(number, name, file.values(), now_s, row, "waiting", "", 0, 0, uuid4().hex)
+        told = JobRow(number, name, file.values(), now_s, row, "waiting", "", 0, uuid4().hex)
         job = self.made(told, file)
         self.journal.submitted(told)
         self.journal.fact(now_s, SUBMIT, number, job.gpus)
@@ -440,7 +440,7 @@ class Execution:
     def _journal_job(self, job: ExecutedJob) -> None:
         # In the journal a job that has not ended waits, because it would if the controller died now.
         state = job.state if job.ended else "waiting"
-        self.journal.job_is(job.job_id, state, job.reason, job.losses, job.seen.best_step)
+        self.journal.job_is(job.job_id, state, job.reason, job.losses)
 
     def folder_of(self, job: ExecutedJob) -> Path:
         return self.jobs_folder / str(job.job_id)

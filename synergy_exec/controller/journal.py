@@ -39,8 +39,7 @@ ENDED = ("done", "failed", "cancelled")
 class JobRow(NamedTuple):
     """The last known state of a job. row: its row in the workload, None if it was submitted over the API.
 
-    losses: runs lost in a row without a step of progress. best_step: the highest step it ever reported. uuid: also
-    written in its folder and its checkpoints.
+    losses: runs lost in a row without a step of progress. uuid: also written in its folder and its checkpoints.
     """
 
     job: int
@@ -51,7 +50,6 @@ class JobRow(NamedTuple):
     state: State
     reason: str
     losses: int
-    best_step: int
     uuid: str
 
 
@@ -200,16 +198,14 @@ class Journal:
     def submitted(self, job: JobRow) -> None:
         self._insert("jobs", job._asdict())
 
-    def job_is(self, job: int, state: str, reason: str, losses: int, best_step: int) -> None:
-        values = (state, reason, losses, best_step, job)
-        self._write("UPDATE jobs SET state=?, reason=?, losses=?, best_step=? WHERE job=?", *values)
+    def job_is(self, job: int, state: str, reason: str, losses: int) -> None:
+        self._write("UPDATE jobs SET state=?, reason=?, losses=? WHERE job=?", state, reason, losses, job)
 
     def job_waits_again(self, job: int, *, from_start: bool) -> None:
         """Records that an ended job waits again; its end then counts as a stop. from_start: forget its progress."""
         self._write("UPDATE jobs SET state='waiting', reason='', losses=0 WHERE job=?", job)
         self._write("UPDATE facts SET kind=? WHERE job=? AND kind=?", int(Kind.STOP), job, int(Kind.FINISH))
         if from_start:
-            self._write("UPDATE jobs SET best_step=0 WHERE job=?", job)
             self._write("DELETE FROM reports WHERE job=?", job)
 
     def decided_run(self, run: int, job: int, decided_s: float, placement: Placed, plan: dict[str, Any]) -> None:
@@ -333,13 +329,12 @@ def _read(column: str, value: Any) -> Any:
 
 _APPLICATION = 0x53594E45
 """SQLite's application_id of our journals: "SYNE"."""
-_VERSION = 6
+_VERSION = 7
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE jobs (
     job INTEGER PRIMARY KEY, name TEXT NOT NULL, file TEXT NOT NULL, submit_s REAL NOT NULL, row INTEGER,
-    state TEXT NOT NULL, reason TEXT NOT NULL, losses INTEGER NOT NULL, best_step INTEGER NOT NULL,
-    uuid TEXT NOT NULL);
+    state TEXT NOT NULL, reason TEXT NOT NULL, losses INTEGER NOT NULL, uuid TEXT NOT NULL);
 CREATE TABLE runs (
     run INTEGER PRIMARY KEY, job INTEGER NOT NULL, decided_s REAL NOT NULL, placement TEXT NOT NULL,
     plan TEXT NOT NULL, launched INTEGER NOT NULL DEFAULT 0, outcome TEXT NOT NULL DEFAULT '',

@@ -17,6 +17,7 @@ from torch import distributed
 from synergy_core.errors import InputError
 from synergy_core.goodput.efficiency import GradientErrors, gain
 from synergy_core.planner.plan import Plan
+from synergy_exec.job_folder import CHECKPOINTS, EVALUATIONS, STEPS
 from synergy_exec.messages import (
     PAUSED,
     Granted,
@@ -37,10 +38,9 @@ from synergy_exec.training.compression.exchange import Exchanges
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.trainer import StepResult, Trainer
-from synergy_exec.wire import cut_to_lines
 from synergy_exec.worker import resources
 from synergy_exec.worker.start import AgentConnection, Heartbeat, Start
-from synergy_exec.worker.steps import Meter, Pace, StepClock, StepsFile
+from synergy_exec.worker.steps import Meter, Pace, StepClock, StepsFile, opened
 
 # What all ranks do next. They agree on it by one all-reduce per step.
 
@@ -177,10 +177,6 @@ class Saves:
         )
 
 
-_COLUMNS = "step,metric,value,run"
-EVALUATIONS = "evaluations.csv"
-
-
 def _plain(name: str) -> str:
     """The metric's name without characters that would break a line of a CSV file."""
     return "".join("_" if each in ',"\n\r' else each for each in name)
@@ -261,7 +257,7 @@ class Loop:
 
     def run(self) -> int:
         """Trains until the job is done (returns 0) or stopped (returns PAUSED)."""
-        steps = StepsFile(self._folder / "steps.csv", self._launch.run) if self._reports else None
+        steps = StepsFile(self._folder / STEPS, self._launch.run) if self._reports else None
         started, report_due, loss = False, 0.0, float("nan")
         self._tell_exchange()
         batch: tuple[int, int] | None = None
@@ -391,16 +387,13 @@ class Loop:
         self._allow_own_code()
         found = self._trainer.evaluate(step, self._allow_own_code)
         if self._reports:
-            path = self._folder / EVALUATIONS
-            cut_to_lines(path)
-            head = "" if path.exists() else f"{_COLUMNS}\n"
-            lines = [f"{step},{_plain(name)},{value:.9g},{self._launch.run}\n" for name, value in found.items()]
-            with path.open("a", encoding="utf-8") as file:
-                file.write(head + "".join(lines))
+            with opened(self._folder / EVALUATIONS) as file:
+                for name, value in found.items():
+                    file.write(f"{step},{_plain(name)},{value:.9g},{self._launch.run}\n")
 
     def _saved(self, saved: Saved) -> None:
         self._tell(saved)
-        path = self._folder / "checkpoints" / checkpoint_folder.name(saved.step)
+        path = self._folder / CHECKPOINTS / checkpoint_folder.name(saved.step)
         self._observed(f"on_checkpoint of step {saved.step}", lambda: self._job.on_checkpoint(saved.step, path))
 
     def _observed(self, doing: str, call: Callable[[], None]) -> None:

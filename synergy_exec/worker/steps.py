@@ -8,8 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
+from synergy_exec.job_folder import COLUMNS
 from synergy_exec.wire import cut_to_lines
 from synergy_exec.worker import processes
 from synergy_exec.worker.start import AgentConnection, Start
@@ -82,22 +83,26 @@ class Meter:
         return (used_s - self._since[1]) / steps if steps else 0.0
 
 
-# `steps.csv`: one line per step, over all runs of a job.
+# Files with values by step, over all runs of a job (`job_folder.COLUMNS`).
 
 
-_STEPS_COLUMNS = "step,batch,rate,loss,seconds,run"
+def opened(path: Path) -> TextIO:
+    """Opens such a file for appending; a new file begins with its columns.
+
+    It is line-buffered, so that steps.csv has every step of a checkpoint even if the worker is killed.
+    """
+    cut_to_lines(path)
+    file = path.open("a", buffering=1, encoding="utf-8")
+    if file.tell() == 0:
+        file.write(",".join(COLUMNS[path.name]) + "\n")
+    return file
 
 
 class StepsFile:
     """Appends lines to steps.csv. A step that is trained twice has two lines; readers use the later run's."""
 
     def __init__(self, path: Path, run: int) -> None:
-        cut_to_lines(path)
-        # Line-buffered, so that steps.csv has every step of a checkpoint even if the worker is killed.
-        self._file = path.open("a", buffering=1, encoding="utf-8")
-        self._run = run
-        if self._file.tell() == 0:
-            self._file.write(f"{_STEPS_COLUMNS}\n")
+        self._file, self._run = opened(path), run
 
     def add(self, step: int, batch: int, rate: float, loss: float, seconds: float) -> None:
         """Appends a line. step: from 1. batch: samples. rate: factor of the learning rate. seconds: on this rank.

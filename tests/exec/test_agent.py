@@ -13,7 +13,7 @@ from synergy_core.cluster import Share
 from synergy_core.planner.plan import Plan
 from synergy_exec.examples.pictures import Pictures
 from synergy_exec.messages import Report, Reshare, Retune, Started
-from synergy_exec.run import EVALUATIONS, recorded
+from synergy_exec.run import recorded
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import processes
 
@@ -170,7 +170,7 @@ def test_job_is_evaluated_and_told_of_each_step_once_across_a_change_of_plan(con
     assert [line for line in lines if line[0] != "step"] == [["checkpoint", held, 1.0], ["checkpoint", 60, 1.0]]
     losses = {step: loss for what, step, loss in lines if what == "step"}
     assert column(second, "loss") == pytest.approx([losses[n] for n in range(1, 61)], rel=1e-6)
-    found = recorded(Path(first.folder) / "evaluations.csv", EVALUATIONS)
+    found = recorded(Path(first.folder) / "evaluations.csv")
     assert list(found[found["metric"] == "loss"]["step"]) == list(range(4, 61, 4))
     assert set(found["metric"]) == {"loss", "a_ b"}
     assert set(found["run"]) == {first.run, second.run}

@@ -455,7 +455,7 @@ def test_retry_without_a_controller_is_in_the_journal(tmp_path):
     refuses("does not know job 9", retry_in, tmp_path, 9, from_start=True)
     retry_in(tmp_path, 0, from_start=True)
     journal = Journal(tmp_path / "journal.sqlite")
-    assert [(row.state, row.best_step) for row in journal.jobs()] == [("waiting", 0)]
+    assert ([row.state for row in journal.jobs()], journal.reports()) == (["waiting"], {})
     assert journal.meta()["written"] is False
     assert [fact.kind for fact in journal.facts()] == [Kind.SUBMIT, Kind.START, Kind.STOP]
 

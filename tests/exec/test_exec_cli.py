@@ -32,7 +32,7 @@ from synergy_exec.commands.resume import changed
 from synergy_exec.controller.controller import enter, whole_cluster
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import job_of, read_job_file
-from synergy_exec.run import EVALUATIONS, SOME_FAILED, STEPS, write_recorded
+from synergy_exec.run import SOME_FAILED, write_recorded
 from synergy_exec.settings import CHANGEABLE, EXECUTOR, Settings
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
@@ -280,14 +280,14 @@ def test_losses_and_evaluations_count_the_later_run_of_a_step(tmp_path):
     folder.mkdir(parents=True)
     rows = "0,8,1,2.5,.1,0\n1,8,1,2.4,.1,0\n1,8,1,2.3,.1,1\n2,8"
     (folder / "steps.csv").write_text("step,batch,rate,loss,seconds,run\n" + rows)
-    write_recorded(tmp_path / "jobs", "steps.csv", STEPS, losses)
+    write_recorded(tmp_path / "jobs", "steps.csv", losses)
     table = pq.read_table(losses).to_pydict()
     assert (table["loss"], table["job_id"]) == ([2.5, 2.3], [3, 3])
-    write_recorded(tmp_path / "jobs", "evaluations.csv", EVALUATIONS, metrics)
+    write_recorded(tmp_path / "jobs", "evaluations.csv", metrics)
     assert not metrics.exists()
     rows = "4,loss,2.5,0\n4,loss,2.25,1\n4,loss,9.0,0\n4,f1,0.5,1\n8,lo"
     (folder / "evaluations.csv").write_text("step,metric,value,run\n" + rows)
-    write_recorded(tmp_path / "jobs", "evaluations.csv", EVALUATIONS, metrics)
+    write_recorded(tmp_path / "jobs", "evaluations.csv", metrics)
     expected = {"job_id": [3, 3], "step": [4, 4], "metric": ["loss", "f1"], "value": [2.25, 0.5], "run": [1, 1]}
     assert pq.read_table(metrics).to_pydict() == expected
 

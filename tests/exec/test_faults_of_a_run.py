@@ -18,7 +18,7 @@ from exec.real import JOBS, asked, descendants, wait_until
 from synergy_exec.commands._asking import Client, client_for
 from synergy_exec.controller.journal import open_journal
 from synergy_exec.job_folder import described, folders
-from synergy_exec.run import STEPS, recorded
+from synergy_exec.run import recorded
 from synergy_exec.worker import processes
 
 DETECTION_S = 10.0
@@ -71,7 +71,7 @@ class Served:
         """By job, (step, batch) of every step that counts."""
         found = {}
         for folder in folders(self.work).values():
-            steps = recorded(folder / "steps.csv", STEPS)
+            steps = recorded(folder / "steps.csv")
             found[described(folder).file.name] = list(zip(steps["step"], steps["batch"], strict=True))
         return found
 

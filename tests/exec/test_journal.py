@@ -25,7 +25,7 @@ FILE = {"class": "a.b:C", "slots": 1}
 
 def filled(path):
     journal = Journal(path)
-    journal.submitted(JobRow(0, "a", FILE, 0.5, 0, "waiting", "", 0, 0, "u"))
+    journal.submitted(JobRow(0, "a", FILE, 0.5, 0, "waiting", "", 0, "u"))
     journal.fact(0.5, int(Kind.SUBMIT), 0, 1)
     journal.decided_run(0, 0, 1.0, ((0, 1), (1, 2)), {"data": 2})
     journal.launched(0)
@@ -43,7 +43,7 @@ def filled(path):
 def test_everything_is_read_back_by_another(tmp_path):
     filled(tmp_path / "j").close()
     again = Journal(tmp_path / "j")
-    assert again.jobs() == [JobRow(0, "a", FILE, 0.5, 0, "waiting", "", 0, 0, "u")]
+    assert again.jobs() == [JobRow(0, "a", FILE, 0.5, 0, "waiting", "", 0, "u")]
     (run,) = again.runs()
     assert (run.placement, run.plan, run.launched, run.outcome) == (((0, 1), (1, 2)), {"data": 2}, True, "")
     assert again.last_s() == 1.0
@@ -61,7 +61,7 @@ def test_what_jobs_of_a_trace_asked_for_beside_gpus_is_in_the_workload_as_execut
     path.write_text("submit_time,duration_s,gpus,cpus,memory_bytes\n0,60,1,6,\n5,60,1,3,1e9\n", encoding="utf-8")
     journal = Journal(tmp_path / "j")
     for job, row in enumerate((1, None, 0)):
-        journal.submitted(JobRow(job, f"job-{job}", FILE | {"name": "cnn"}, job / 2, row, "done", "", 0, 0, "u"))
+        journal.submitted(JobRow(job, f"job-{job}", FILE | {"name": "cnn"}, job / 2, row, "done", "", 0, "u"))
     made, _ = as_executed(from_rows(read_trace(path), name="log"), journal, "log")
     assert made.cpus[[0, 2]].tolist() == [3, 6]
     assert made.memory_bytes[0] == 1e9
@@ -148,13 +148,13 @@ def journal_of(path, jobs=30):
     journal.set_meta("over", False)
     journal.set_meta("over", True)
     for number in range(1, jobs):
-        journal.submitted(JobRow(number, f"job-{number}", FILE, 1.0 * number, None, "waiting", "", 0, 0, f"u{number}"))
+        journal.submitted(JobRow(number, f"job-{number}", FILE, 1.0 * number, None, "waiting", "", 0, f"u{number}"))
         journal.fact(1.0 * number, int(Kind.SUBMIT), number, 1)
         journal.decided_run(number, number, 1.0 * number, ((0, 1),), {"data": 1})
         journal.timing(number, 1.0 * number, "plan", {"micro_batch": 4})
         journal.reported(number % 3, {"step": number})
         journal.commit()
-    journal.job_is(4, "failed", "it was too much", 3, 5)
+    journal.job_is(4, "failed", "it was too much", 3)
     journal.job_waits_again(4, from_start=True)
     journal.agents_left()
     journal.agent(1, "there", 5, 6)

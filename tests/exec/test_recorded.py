@@ -99,7 +99,7 @@ def job_file(name, job_class=SGD):
 
 def add_runs(journal, job, name, plans, *, first=0):
     """The job, and a run of a second for each plan, one after the other, numbered from `first`."""
-    journal.submitted(JobRow(job, name, job_file(name).values(), 0.0, None, "done", "", 0, 0, f"u{job}"))
+    journal.submitted(JobRow(job, name, job_file(name).values(), 0.0, None, "done", "", 0, f"u{job}"))
     journal.fact(0.0, Kind.SUBMIT, job, 1)
     for place, plan in enumerate(plans):
         run, placed = first + place, ((0, (1 << plan.gpus) - 1),)
@@ -315,7 +315,7 @@ def test_a_name_that_two_jobs_have_is_not_guessed_but_the_last_run_is(three_jobs
 def test_following_goes_on_until_the_job_has_ended(three_jobs):
     journal = Journal(three_jobs / "journal.sqlite")
     add_runs(journal, 0, "a", [Plan()])
-    journal.job_is(0, "waiting", "", 0, 0)
+    journal.job_is(0, "waiting", "", 0)
     journal.commit()
     command = [sys.executable, "-m", "synergy_exec", "logs", "a", "--follow", "--dir", str(three_jobs)]
     out, log = three_jobs / "printed", three_jobs / "jobs" / "0" / "log.txt"
@@ -331,7 +331,7 @@ def test_following_goes_on_until_the_job_has_ended(three_jobs):
         log.write_text("x\n")  # turned over
         printed("x")
         assert process.poll() is None
-        journal.job_is(0, "done", "", 0, 0)
+        journal.job_is(0, "done", "", 0)
         journal.commit()
         journal.close()
         assert process.wait(60) == 0

@@ -20,7 +20,7 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.agent.cores import Cores, divide
 from synergy_exec.backends import local
 from synergy_exec.messages import Kill, Launch, Reshare, Retune, Stop
-from synergy_exec.run import STEPS, recorded
+from synergy_exec.run import recorded
 from synergy_exec.wire import decode, encode
 from synergy_exec.worker.rank import from_peers, out_of_memory, sentence
 from synergy_exec.worker.start import AgentConnection, see_only
@@ -105,7 +105,7 @@ def test_the_run_after_a_full_disk_begins_a_line_of_its_own(tmp_path):
     for step in (821, 822):
         second.add(step, 8, 1.0, 0.02, 0.09)
     second.close()
-    found = recorded(path, STEPS)
+    found = recorded(path)
     assert list(zip(found["step"], found["run"], strict=True)) == [(821, 306), (822, 306), (848, 303)]
 
 
