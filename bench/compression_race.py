@@ -41,8 +41,7 @@ from synergy_exec.controller.jobs import ModelExchange
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.mlp import Mlp
 from synergy_exec.training import noise
-from synergy_exec.training.compression.exchange import Exchanged, layers_of
-from synergy_exec.training.compression.speeds import measured_codecs
+from synergy_exec.training.compression.exchange import Exchanged, layers_of, measured_codecs
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.trainer import Trainer

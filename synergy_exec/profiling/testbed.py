@@ -34,8 +34,9 @@ class TestbedRun:
     ended. reports: of rank 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, launch: Launch) -> None:
         loop = asyncio.get_running_loop()
+        self.launch = launch
         self.launched_s = time.monotonic()
         self.stepped: asyncio.Future[float] = loop.create_future()
         self.left: asyncio.Future[Ended] = loop.create_future()
@@ -75,8 +76,7 @@ class Testbed:
     def __init__(self, backend: Backend, folder: Path, settings: Settings) -> None:
         self.agents = Agents(backend, self, at_once=settings.agents_per_hour, patience_s=settings.nodes_s)
         self.settings, self._folder = settings, folder
-        self._runs = Runs(lambda run: self._launches[run.number], settings.ports or "")
-        self._launches: list[Launch] = []
+        self._runs = Runs(lambda run: self._mine[run.number].launch, settings.ports or "")
         self._mine: list[TestbedRun] = []
         self._broken: TestbedError | None = None
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,22 +94,20 @@ class Testbed:
         self.check()
         number = len(self._mine)
         fields: dict[str, Any] = self.settings.of_runs() | {"checkpoint_interval_s": ENDLESS, **more}
-        self._launches.append(
-            Launch(
-                run=number,
-                job=job,
-                job_class=file.job_class,
-                arguments=file.arguments,
-                plan=plan,
-                initial_batch=file.initial_batch,
-                work=ENDLESS,
-                folder=str(self.folder_of(job)),
-                observed=False,
-                spare_memory=file.memory_gb > 0,
-                **fields,
-            )
+        launch = Launch(
+            run=number,
+            job=job,
+            job_class=file.job_class,
+            arguments=file.arguments,
+            plan=plan,
+            initial_batch=file.initial_batch,
+            work=ENDLESS,
+            folder=str(self.folder_of(job)),
+            observed=False,
+            spare_memory=file.memory_gb > 0,
+            **fields,
         )
-        self._mine.append(TestbedRun())
+        self._mine.append(TestbedRun(launch))
         self._runs.start(Run(number, job, placed, plan, share))
         self._flush()
         return self._mine[-1]
@@ -117,7 +115,7 @@ class Testbed:
     async def stop(self, run: TestbedRun) -> float:
         """Stops a run with a checkpoint; returns the seconds that took. Raises InputError if the run fails."""
         began_s = time.monotonic()
-        self._runs.stop(self._mine.index(run))
+        self._runs.stop(run.launch.run)
         self._flush()
         ended = await run.left
         if ended.outcome not in ("paused", "done"):
@@ -127,7 +125,7 @@ class Testbed:
     async def kill(self, *runs: TestbedRun) -> None:
         """Kills runs without saving and waits until none of their processes is left."""
         for run in runs:
-            self._runs.kill(self._mine.index(run))
+            self._runs.kill(run.launch.run)
         self._flush()
         for run in runs:
             await run.left
@@ -137,14 +135,13 @@ class Testbed:
 
     def retune(self, run: TestbedRun, plan: Plan) -> None:
         """Changes the micro-batch and accumulation of a run."""
-        number = self._mine.index(run)
-        self._launches[number] = dataclasses.replace(self._launches[number], plan=plan)
-        self._runs.retune(number, plan)
+        run.launch = dataclasses.replace(run.launch, plan=plan)
+        self._runs.retune(run.launch.run, plan)
         self._flush()
 
     def reshare(self, run: TestbedRun, share: Share) -> None:
         """Changes the CPUs and memory of a run that was started with a share."""
-        self._runs.reshare(self._mine.index(run), share)
+        self._runs.reshare(run.launch.run, share)
         self._flush()
 
     def cores(self, node: int) -> int:
@@ -184,9 +181,9 @@ class Testbed:
         self._broken = self._broken or TestbedError(str(error) or repr(error))
         if not self._over.done():
             self._over.set_result(None)
-        for number, run in enumerate(self._mine):
+        for run in self._mine:
             if not run.left.done():
-                run.left.set_result(Ended(run=number, outcome="lost", reason=str(self._broken)))
+                run.left.set_result(Ended(run=run.launch.run, outcome="lost", reason=str(self._broken)))
 
     def _flush(self) -> None:
         self.agents.say(self._runs.outbox)

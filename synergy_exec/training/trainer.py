@@ -300,7 +300,8 @@ class Trainer:
             self._clip(self._job.max_grad_norm, sums[1].sqrt())
         for optimizer in self.optimizers:
             optimizer.step()
-        return self._result(sums.tolist(), exchanged)
+        mean_loss, big, small, *totals = sums.tolist()
+        return StepResult(mean_loss, big**0.5, self._squared(big, small, totals), exchanged)
 
     def evaluate(self, number: int, beat: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Returns the job's metrics on its evaluation batches after step `number`; see `evaluated`."""
@@ -403,10 +404,6 @@ class Trainer:
         if self._mesh is not None:
             distributed.all_reduce(sums)
         return sums
-
-    def _result(self, sums: list[float], exchanged: Exchanged | None) -> StepResult:
-        loss, big, small, *totals = sums
-        return StepResult(loss, big**0.5, self._squared(big, small, totals), exchanged)
 
     def _squared(self, big: float, small: float, totals: list[float]) -> GradientSquares | None:
         plan = self.plan

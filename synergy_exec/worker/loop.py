@@ -278,7 +278,9 @@ class Loop:
                 if agreed.retunes:
                     self._retune(self._heard[agreed.retunes - 1])
                 if agreed.save:
-                    self._save_later()
+                    self.doing = f"saving at step {self._progress.step}"
+                    self._saves.later(self._progress)
+                    self._beat()
                 self._saves.look()
                 stepping = time.monotonic()
                 if self._pace is not None and started:  # the first step fills caches while other ranks wait for it
@@ -297,7 +299,8 @@ class Loop:
                 if steps is not None:
                     steps.add(self._progress.step, self._trainer.plan.global_batch, rate, loss, self._own.step_s)
                     if not started:
-                        self._say_started(ended - began)
+                        done = {name: getattr(self._progress, name) for name in ("step", "samples", "work")}
+                        self._agent.say(replace(self._started, **done, first_step_s=ended - began))
                 if not started:
                     resources.forget()
                     if self._reports and (odd := odd_data(self._job, self._progress, self._trainer.plan.global_batch)):
@@ -446,15 +449,6 @@ class Loop:
         self._saves.finish(self._progress)
         self._agent.say(MeansToLeave(run=self._launch.run, code=code))
         return code
-
-    def _save_later(self) -> None:
-        self.doing = f"saving at step {self._progress.step}"
-        self._saves.later(self._progress)
-        self._beat()
-
-    def _say_started(self, first_step_s: float) -> None:
-        done = {name: getattr(self._progress, name) for name in ("step", "samples", "work")}
-        self._agent.say(replace(self._started, **done, first_step_s=first_step_s))
 
     def _report(self, loss: float) -> None:
         progress, plan, times = self._progress, self._trainer.plan, self._clock.take()

@@ -28,9 +28,8 @@ from synergy_exec.training.admitted import Admission
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.checkpoint_folder import FencedError, Staging
-from synergy_exec.training.compression.exchange import layers_of
+from synergy_exec.training.compression.exchange import layers_of, measured_codecs
 from synergy_exec.training.compression.schemes import schemes
-from synergy_exec.training.compression.speeds import measured_codecs
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.loading import load_job

@@ -16,11 +16,11 @@ from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression import wire as wiring
 from synergy_exec.training.compression.exchange import (
     MEASURED_EVERY,
+    measured_codecs,
 )
 from synergy_exec.training.compression.layers import CompressorByLayer, GradientLayer, HeldBack, Piece
 from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.schemes.quantised import row_bytes
-from synergy_exec.training.compression.speeds import measured_codecs
 from synergy_exec.training.compression.wire import Wire
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.noise import GradientSquares, estimate
