@@ -11,7 +11,18 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.planned import ProfiledSpeeds, ProfiledTask
 from synergy_core.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
-from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow, profile_of
+from synergy_core.jobs.testbed_profiles import (
+    NoiseFrom,
+    PlanTimes,
+    Profile,
+    ProfiledCosts,
+    ProfiledModel,
+    ProfiledRow,
+    SeenPlan,
+    profile_of,
+    with_seen,
+    without,
+)
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
 from synergy_runs.facts import Kind
@@ -199,3 +210,50 @@ def test_noise_that_grows_makes_later_steps_worth_more():
     short = Truth(None, profile=profile).planned_application("wide", 8, CPUS, 0.005)
     assert short.gains(16) == pytest.approx(gains[:2])
     assert np.array(short.work_at_epoch_end) * 0.005 == pytest.approx([4.0, 5.0])
+
+
+# What a profile predicts of plans that nobody has measured
+
+
+def test_a_growing_profile_predicts_from_all_that_was_seen_and_forgets_nothing():
+    rows = [
+        ProfiledRow("cpu", 1, Plan(micro_batch=each // 2, accumulation=2), 1.0, predicted=True) for each in (32, 64)
+    ]
+    rows += [ProfiledRow("gpu", 1, rows[0].plan, 1.0, predicted=True)]
+    pair = ProfiledRow("cpu", 1, Plan(data=2, micro_batch=16), 1.0, predicted=True)
+    costs, noise = ProfiledCosts(1.0, 1.0, 1.0), (NoiseFrom(0.0, 0.0),)
+    model = ProfiledModel("m", 32, 64, 1.0, noise, costs, (*rows, pair))
+    once = with_seen(model, ProfiledRow("cpu", 1, rows[0].plan, 0.32, memory_bytes=5.0))
+    known = {(row.gpu_type, row.plan): row for row in once.rows}
+    seen = known["cpu", rows[0].plan]
+    assert (seen.step_s, seen.memory_bytes, seen.predicted) == (0.32, 5.0, False)
+    assert known["cpu", rows[1].plan].step_s == pytest.approx(0.64)
+    assert known["gpu", rows[0].plan].step_s == pytest.approx(0.32)  # as if it were alike
+    assert known["cpu", pair.plan].step_s == pytest.approx(0.16)
+    twice = with_seen(once, ProfiledRow("cpu", 1, pair.plan, 0.5))
+    assert {row.step_s for row in twice.rows if not row.predicted} == {0.32, 0.5}
+    assert len(without(twice, Shape("cpu", 1, 1), rows[1].plan, least_micro_batch=32).rows) == 3
+    short = with_seen(once, ProfiledRow("cpu", 1, rows[1].plan, 0.6, memory_bytes=9e9), fits=False)
+    assert rows[1].plan not in {row.plan for row in short.rows}
+    assert without(twice, Shape("cpu", 1, 1), rows[1].plan, least_micro_batch=33) == twice
+
+
+def test_a_plan_that_was_never_tried_is_believed_to_be_as_fast_as_it_could_be():
+    def one(batch):
+        return Plan(micro_batch=batch // 2, accumulation=2)
+
+    seen = [SeenPlan(one(batch), 1, 0.01 * batch) for batch in (16, 32, 64, 128)]
+    times = PlanTimes(seen)
+    assert times.step_s(one(24), 1) == pytest.approx(0.24)
+    split = Plan(tensor=2, micro_batch=16, accumulation=2)
+    assert times.step_s(split, 1) == pytest.approx(0.16)
+    slow = PlanTimes([*seen, SeenPlan(split, 1, 0.8)])
+    assert slow.step_s(Plan(tensor=4, micro_batch=16, accumulation=2), 1) > 0.8
+    assert slow.step_s(Plan(data=2, micro_batch=16), 1) == pytest.approx(0.16)
+    exchanging = SeenPlan(Plan(data=2, micro_batch=16), 1, 0.4, sync_s=0.3)
+    alone = PlanTimes([exchanging])
+    assert alone.step_s(exchanging.plan, 1) == pytest.approx(0.4)
+    assert alone.step_s(Plan(tensor=2, micro_batch=16, accumulation=2), 1) == pytest.approx(0.1, rel=0.05)
+    assert alone.step_s(Plan(data=2, micro_batch=8), 1) == pytest.approx(0.35, rel=0.05)
+    staged = times.step_s(Plan(pipeline=2, micro_batch=8, accumulation=4), 1)
+    assert staged == pytest.approx(0.01 * 8 * (4 + 1) / 2)

@@ -314,7 +314,7 @@ class Controller:
         round_s, decided_s = self.settings.round_s, -math.inf
         while True:
             while not self.execution.decider.active:
-                self._leave_out_nodes()
+                self.execution.leave_out(self.agents.away(), self.now_s())
                 self._flush()
                 self._something.clear()
                 with contextlib.suppress(TimeoutError):
@@ -323,16 +323,10 @@ class Controller:
             if not await self._frees_slots(due_s):
                 decided_s = due_s
             if self.execution.decider.active:
-                self._leave_out_nodes()
+                self.execution.leave_out(self.agents.away(), self.now_s())
                 self.execution.end_overdue(self.now_s())
                 self.execution.decide(self.now_s())
                 self._flush()
-
-    def _leave_out_nodes(self) -> None:
-        """Excludes nodes without an agent or with a broken device, and includes them again when an agent connects."""
-        assert self.execution is not None
-        nodes = self.agents.away() | self.execution.broken_nodes
-        self.execution.tell(self.execution.decider.without(nodes, self.now_s()))
 
     async def _frees_slots(self, until_s: float) -> bool:
         """Waits until that time or until a job's end frees slots. Returns whether slots were freed."""

@@ -252,9 +252,12 @@ class Execution:
             if job.running and job.run == run.number and job.share is not None and job.share != run.share
         ]
 
-    def tell(self, changes: list[str]) -> None:
-        """Notes changes of the excluded nodes, and restores what is known of jobs in the new scheduler."""
-        if changes:
+    def leave_out(self, away: set[int], now_s: float) -> None:
+        """Excludes these nodes and those with a broken device, and includes the others again.
+
+        After a change it restores what is known of jobs in the new scheduler.
+        """
+        if changes := self.decider.without(away | self.broken_nodes, now_s):
             self.notes += changes
             recall(self.decider.active, self.journal.observations())
 

@@ -132,14 +132,14 @@ def test_a_node_without_an_agent_gets_no_job_until_it_has_one(tmp_path, policy):
     gone.runs.clear()
     execution.agent_left(1, stage.now_s)
     for _ in range(2):
-        execution.tell(execution.decider.without({1}, stage.now_s))
+        execution.leave_out({1}, stage.now_s)
         stage.advance(1.0)
     assert execution.notes == ["node 1 is excluded until its agent connects"]
     assert [job.state for job in jobs].count("waiting") == 1
     assert sum(job.restarts for job in jobs) == 0
     stage.agents[1] = gone
     execution.agent_came(1, stage.now_s)
-    execution.tell(execution.decider.without(set(), stage.now_s))
+    execution.leave_out(set(), stage.now_s)
     stage.finish()
     assert execution.notes[1:] == ["node 1 is used again: its agent has connected"]
     assert stage.states() == {0: "done", 1: "done"}
@@ -166,7 +166,7 @@ def test_a_run_may_be_lost_on_a_node_after_one_that_is_not_used(tmp_path):
     execution = stage.execution
     stage.agents.pop(0)
     execution.agent_left(0, stage.now_s)
-    execution.tell(execution.decider.without({0}, stage.now_s))
+    execution.leave_out({0}, stage.now_s)
     stage.submit(20.0)
     stage.advance(0.0, 1.0)
     (run,) = stage.agents[1].runs

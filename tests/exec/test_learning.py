@@ -14,17 +14,13 @@ from synergy_core.errors import InputError
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.compression._compressor import LayerSizes
 from synergy_core.jobs.exchange import exchange_of
-from synergy_core.jobs.spec import Shape
 from synergy_core.jobs.testbed_profiles import (
     NoiseFrom,
     Profile,
     ProfiledCosts,
     ProfiledInput,
     ProfiledModel,
-    ProfiledRow,
     StepAtCpus,
-    with_seen,
-    without,
 )
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
@@ -159,29 +155,6 @@ def test_what_a_job_writes_in_place_of_its_plans_does_no_harm(tmp_path, monkeypa
     stage.finish()
     assert stage.finished() == [0, 1, 2]
     assert "mlp" not in stage.execution.profile
-
-
-def test_a_growing_profile_predicts_from_all_that_was_seen_and_forgets_nothing():
-    rows = [
-        ProfiledRow("cpu", 1, Plan(micro_batch=each // 2, accumulation=2), 1.0, predicted=True) for each in (32, 64)
-    ]
-    rows += [ProfiledRow("gpu", 1, rows[0].plan, 1.0, predicted=True)]
-    pair = ProfiledRow("cpu", 1, Plan(data=2, micro_batch=16), 1.0, predicted=True)
-    costs, noise = ProfiledCosts(1.0, 1.0, 1.0), (NoiseFrom(0.0, 0.0),)
-    model = ProfiledModel("m", 32, 64, 1.0, noise, costs, (*rows, pair))
-    once = with_seen(model, ProfiledRow("cpu", 1, rows[0].plan, 0.32, memory_bytes=5.0))
-    known = {(row.gpu_type, row.plan): row for row in once.rows}
-    seen = known["cpu", rows[0].plan]
-    assert (seen.step_s, seen.memory_bytes, seen.predicted) == (0.32, 5.0, False)
-    assert known["cpu", rows[1].plan].step_s == pytest.approx(0.64)
-    assert known["gpu", rows[0].plan].step_s == pytest.approx(0.32)  # as if it were alike
-    assert known["cpu", pair.plan].step_s == pytest.approx(0.16)
-    twice = with_seen(once, ProfiledRow("cpu", 1, pair.plan, 0.5))
-    assert {row.step_s for row in twice.rows if not row.predicted} == {0.32, 0.5}
-    assert len(without(twice, Shape("cpu", 1, 1), rows[1].plan, least_micro_batch=32).rows) == 3
-    short = with_seen(once, ProfiledRow("cpu", 1, rows[1].plan, 0.6, memory_bytes=9e9), fits=False)
-    assert rows[1].plan not in {row.plan for row in short.rows}
-    assert without(twice, Shape("cpu", 1, 1), rows[1].plan, least_micro_batch=33) == twice
 
 
 LAYERS = [("token.weight", 256, 128), ("up.weight", 512, 128), ("up.bias", 512, 1), ("down.weight", 128, 512)]

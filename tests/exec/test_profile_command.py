@@ -17,11 +17,9 @@ from exec.served import TaskBackend
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import (
     NoiseFrom,
-    PlanTimes,
     Profile,
     ProfiledCosts,
     ProfiledModel,
-    SeenPlan,
 )
 from synergy_core.planner.families import architecture_named
 from synergy_core.planner.machine import constants_for, machine_named, software_named
@@ -408,27 +406,6 @@ def test_what_jobs_fall_back_on_comes_first_then_the_fewest_slots():
     assert {plan.global_batch for plan in firsts} == {BATCHES[0]}
     between = [plan.global_batch in BATCHES[1:-1] for plan in order]
     assert not any(between[: order.index(firsts[-1])])
-
-
-def test_a_plan_that_was_never_tried_is_believed_to_be_as_fast_as_it_could_be():
-    def one(batch):
-        return Plan(micro_batch=batch // 2, accumulation=2)
-
-    seen = [SeenPlan(one(batch), 1, 0.01 * batch) for batch in BATCHES]
-    times = PlanTimes(seen)
-    assert times.step_s(one(24), 1) == pytest.approx(0.24)
-    split = Plan(tensor=2, micro_batch=16, accumulation=2)
-    assert times.step_s(split, 1) == pytest.approx(0.16)
-    slow = PlanTimes([*seen, SeenPlan(split, 1, 0.8)])
-    assert slow.step_s(Plan(tensor=4, micro_batch=16, accumulation=2), 1) > 0.8
-    assert slow.step_s(Plan(data=2, micro_batch=16), 1) == pytest.approx(0.16)
-    exchanging = SeenPlan(Plan(data=2, micro_batch=16), 1, 0.4, sync_s=0.3)
-    alone = PlanTimes([exchanging])
-    assert alone.step_s(exchanging.plan, 1) == pytest.approx(0.4)
-    assert alone.step_s(Plan(tensor=2, micro_batch=16, accumulation=2), 1) == pytest.approx(0.1, rel=0.05)
-    assert alone.step_s(Plan(data=2, micro_batch=8), 1) == pytest.approx(0.35, rel=0.05)
-    staged = times.step_s(Plan(pipeline=2, micro_batch=8, accumulation=4), 1)
-    assert staged == pytest.approx(0.01 * 8 * (4 + 1) / 2)
 
 
 def test_what_trains_in_too_much_memory_hides_no_plan_that_fits():
