@@ -68,12 +68,12 @@ def describe(folder: Path, job: Filed) -> None:
 
 
 def described(folder: Path) -> Filed:
-    """Reads `job.json`. Raises InputError if it is missing or damaged."""
+    """Reads `job.json`. Raises InputError if it is missing or not as `describe` wrote it."""
     path = folder / DESCRIPTION
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        number, uuid, name = int(values.pop("job")), str(values.pop("uuid")), str(values.pop("submitted_as"))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        number, uuid, name = (values.pop(each) for each in ("job", "uuid", "submitted_as"))
+    except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{path}: not the description of a job ({type(error).__name__}: {error}).") from error
     return Filed(number, uuid, name, job_of(values, str(path)))
 

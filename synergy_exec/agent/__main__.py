@@ -32,12 +32,8 @@ def main() -> int:
     if given.parent is not None:
         die_with(given.parent, signal.SIGTERM)
     try:
-        if given.slots < 1:
-            raise InputError(f"--slots: got {given.slots}; write a number from 1.")
         # Removed from the environment, because workers inherit it and run users' code.
-        token = os.environ.pop(TOKEN, "")
-        if not token:
-            raise InputError(f"set the environment variable {TOKEN} to the token in the controller's work folder.")
+        token = os.environ.pop(TOKEN)
         cores = [int(core) for core in given.cores.split(",")] if given.cores else own_cores()
         slots = divide(cores, given.slots, gpus=given.gpu_type != "cpu")
         asyncio.run(Agent(given.node, slots, given.gpu_type, cores).serve(given.url.rstrip("/"), token))

@@ -186,7 +186,7 @@ class Controller:
         self._something, self._freed = asyncio.Event(), asyncio.Event()
         self._arrived_all = False
         self.closing = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
         self._origin_s, self._began_s, self._last_s = 0.0, time.monotonic(), 0.0
 
     def now_s(self) -> float:
@@ -222,8 +222,8 @@ class Controller:
                 try:
                     await self._begin(meeting)
                     if self.execution is not None:
-                        for work in (self._arrive, self._rounds, self._back_up):
-                            self._task(work())
+                        work = (self._arrive(), self._rounds(), self._back_up())
+                        self._tasks = [asyncio.create_task(self._guarded(each)) for each in work]
                     await self._over
                 finally:
                     await self._leave()
@@ -384,20 +384,14 @@ class Controller:
         if not self._over.done():
             self._over.set_result(None)
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        async def guarded() -> None:
-            try:
-                await work
-            except Exception as error:
-                self.fail(error)
-
-        task = asyncio.ensure_future(guarded())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self.fail(error)
 
     async def _leave(self) -> None:
         self.closing = True
-        for task in list(self._tasks):
+        for task in self._tasks:
             task.cancel()
         await self.agents.dismiss(self.settings.leave_s)

@@ -20,15 +20,13 @@ from synergy_exec.training.job import TrainingJob
 
 
 def load_job(job_class: str, arguments: Mapping[str, Any], code: Path | None = None) -> TrainingJob:
-    """Creates the job that a job file names.
+    """Creates the job that a job file names; `job_file` has checked the form of the name.
 
     code: the copy of its file to read instead; its `__file__` stays that of the original, because data may lie beside
     it. Raises InputError if there is no such class or it takes other arguments. Exceptions of the class's own code pass
     through.
     """
-    place, separator, name = job_class.rpartition(":")
-    if not separator or not place or not name:
-        raise InputError(f"class: got '{job_class}'; write package.module:Class or /path/file.py:Class.")
+    place, _, name = job_class.rpartition(":")
     module = _file(Path(place), code) if place.endswith(".py") else _module(place)
     kind = _class(module, name, job_class)
     signature = inspect.signature(kind)

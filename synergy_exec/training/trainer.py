@@ -316,8 +316,6 @@ class Trainer:
         plan = dataclasses.replace(
             self.plan, micro_batch=micro_batch, accumulation=accumulation, compressor=compressor or self.plan.compressor
         )
-        if reason := plan_refusal(plan):
-            raise InputError(reason)
         self.plan = plan
         if self.exchange is not None:
             self.exchange.retune(plan)

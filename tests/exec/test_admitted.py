@@ -132,7 +132,6 @@ class Other: ...
 @pytest.mark.parametrize(
     ("job_class", "arguments", "says"),
     [
-        ("Mine", {}, "write package.module:Class or /path/file.py:Class"),
         ("FILE:Mne", {}, "Did you mean 'Mine'?"),
         ("FILE:Mine", {"wdth": 3}, r"its arguments are \(width: int\)"),
         ("FILE:Half", {}, "lacks batch, build_optimizer, loss"),
