@@ -98,8 +98,6 @@ def _failed(place: Place) -> list[str]:
 
 
 def _check(settings: Settings) -> None:
-    if str(settings.results_dir) in ("", "."):
-        raise InputError("results_dir is empty; expected a folder, such as results.")
     if settings.trace is None and not settings.serve:
         raise InputError("there is no trace, and serve=false: nothing would ever run. Type serve=true, or +trace=demo.")
     if settings.serve and len(settings.policy) > 1:

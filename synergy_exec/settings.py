@@ -15,6 +15,7 @@ from synergy_runs.settings import (
     COMPRESSION_MEANING,
     COMPRESSOR_MEANING,
     COUNT,
+    FOLDER,
     FRACTION,
     POSITIVE,
     Bounds,
@@ -167,7 +168,7 @@ class Settings(RunSettings):
     restart_s: float = key("seconds that policies take a restart to cost", 5.0, ABOVE_ZERO)
     nodes_s: float = key("seconds until all agents must be there", 120.0, ABOVE_ZERO)
     leave_s: float = key("seconds that agents get to save and leave", 60.0, ABOVE_ZERO)
-    results_dir: Path = key("where results go", Path("results"))
+    results_dir: Path = key("where results go", Path("results"), FOLDER)
     figures: bool = key("whether to draw figures and write report.html and traces for Perfetto", True)
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 import aiohttp
 
 from synergy_core.errors import InputError
-from synergy_exec.agent.cores import Cores, Slot
+from synergy_exec.agent.cores import CoreGrant, Cores, Slot
 from synergy_exec.agent.forkserver import Forkserver
 from synergy_exec.agent.run import NodeRun
 from synergy_exec.messages import (
@@ -147,12 +147,7 @@ class Agent:
     async def _hear(self, connection: aiohttp.ClientWebSocketResponse) -> None:
         ear = Ear(connection)
         while (text := await ear.text()) is not None:
-            try:
-                message = decode(text)
-            except InputError as error:
-                _log(f"from the controller: {error}")
-                continue
-            self._obey(message, connection)
+            self._obey(decode(text), connection)
         self._leave_because(f"the controller is gone: {ear.gone}")
 
     async def _speak(self, connection: aiohttp.ClientWebSocketResponse) -> None:
@@ -182,8 +177,6 @@ class Agent:
                 self._reshare(message)
             case Shutdown():
                 self._leave_because("it was told to by the controller")
-            case _:
-                _log(f"an agent is not told {type(message).__name__}")
 
     async def _reserve(self, asked: Reserve, host: str) -> None:
         said = False
@@ -203,13 +196,12 @@ class Agent:
     def _launch(self, launch: Launch) -> None:
         store = self._stores.pop(launch.run, None)
         slots = [self._slots[slot] for slot in launch.slots]
-        owners = [(launch.run, launch.first_rank + place) for place in range(len(slots))]
-        for owner, slot in zip(owners, slots, strict=True):
-            if launch.share is None:
-                self._cores.occupy(owner, slot.cores)
-            else:
+        grants: dict[int, CoreGrant] = {}
+        if launch.share is not None:
+            owners = [(launch.run, launch.first_rank + place) for place in range(len(slots))]
+            for owner in owners:
                 self._cores.take(owner, launch.share.cpus)
-        grants = {rank: self._cores.grant((number, rank)) for number, rank in owners if launch.share}
+            grants = {rank: self._cores.grant((number, rank)) for number, rank in owners}
         run = self._runs[launch.run] = NodeRun(launch, self._forkserver, self._say, grants)
         self._tasks[launch.run] = asyncio.create_task(self._carry_out(run, slots, store))
 
@@ -224,7 +216,7 @@ class Agent:
 
     def _reshare(self, message: Reshare) -> None:
         run = self._runs.get(message.run)
-        if run is None or run.launch.share is None:
+        if run is None:
             return
         run.remember(message.share.memory_bytes)
         for place in range(len(run.launch.slots)):

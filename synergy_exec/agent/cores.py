@@ -26,13 +26,12 @@ class CoreGrant:
 
 
 class Cores:
-    """The cores of one node and their owners."""
+    """The cores of one node and their owners. Either all runs of a node have shares of them or none has."""
 
     def __init__(self, cores: Sequence[int]) -> None:
         self._cores = tuple(cores)
         self._asked: dict[Owner, int] = {}
         self._parts: dict[Owner, dict[int, int]] = {}
-        self._others: dict[Owner, frozenset[int]] = {}
 
     def take(self, owner: Owner, cpus: float) -> set[Owner]:
         """Gives an owner `cpus` CPUs, if free. Returns the owners whose grants have changed, including this one."""
@@ -41,14 +40,10 @@ class Cores:
         self._parts[owner] = self._found(self._asked[owner], before)
         return {owner} | self._make_up()
 
-    def occupy(self, owner: Owner, cores: Iterable[int]) -> None:
-        """Notes that an owner runs on these whole cores without a grant; other owners get them last."""
-        self._others[owner] = frozenset(cores)
-
     def leave(self, owner: Owner) -> set[Owner]:
         """Takes everything from an owner. Returns the owners whose grants have grown."""
-        for held in (self._asked, self._parts, self._others):
-            held.pop(owner, None)
+        self._asked.pop(owner, None)
+        self._parts.pop(owner, None)
         return self._make_up()
 
     def grant(self, owner: Owner) -> CoreGrant:
@@ -90,8 +85,7 @@ class Cores:
         return found
 
     def _load(self, core: int) -> int:
-        shared = sum(parts.get(core, 0) for parts in self._parts.values())
-        return shared + WHOLE * sum(core in cores for cores in self._others.values())
+        return sum(parts.get(core, 0) for parts in self._parts.values())
 
 
 # The slots of a node.

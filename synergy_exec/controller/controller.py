@@ -222,7 +222,7 @@ class Controller:
                 try:
                     await self._begin(meeting)
                     if self.execution is not None:
-                        work = (self._arrive(), self._rounds(), self._back_up())
+                        work = (self._arrive(self.execution), self._rounds(self.execution), self._back_up())
                         self._tasks = [asyncio.create_task(self._guarded(each)) for each in work]
                     await self._over
                 finally:
@@ -294,48 +294,45 @@ class Controller:
 
     # Rounds
 
-    async def _arrive(self) -> None:
-        assert self.execution is not None
-        there = {job.row for job in self.execution.jobs.values()}
+    async def _arrive(self, execution: Execution) -> None:
+        there = {job.row for job in execution.jobs.values()}
         for row, arrival in enumerate(self.arrivals):
             if row in there:
                 continue
             await asyncio.sleep(max(0.0, arrival.submit_s - self.now_s()))
-            self.execution.submit(arrival.name, arrival.file, self.now_s(), row=row)
+            execution.submit(arrival.name, arrival.file, self.now_s(), row=row)
             self.changed()
         self._arrived_all = True
         self.changed()
 
-    async def _rounds(self) -> None:
+    async def _rounds(self, execution: Execution) -> None:
         """Decides at whole multiples of `round_s`, and as soon as a job's end has freed slots, as the simulator does
         (`refill_s`). Makes no decisions while there are no active jobs.
         """
-        assert self.execution is not None
         round_s, decided_s = self.settings.round_s, -math.inf
         while True:
-            while not self.execution.decider.active:
-                self.execution.leave_out(self.agents.away(), self.now_s())
+            while not execution.decider.active:
+                execution.leave_out(self.agents.away(), self.now_s())
                 self._flush()
                 self._something.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._something.wait(), round_s)
             due_s = max(decided_s + round_s, math.ceil((self.now_s() - LATE_S) / round_s) * round_s)
-            if not await self._frees_slots(due_s):
+            if not await self._frees_slots(execution, due_s):
                 decided_s = due_s
-            if self.execution.decider.active:
-                self.execution.leave_out(self.agents.away(), self.now_s())
-                self.execution.end_overdue(self.now_s())
-                self.execution.decide(self.now_s())
+            if execution.decider.active:
+                execution.leave_out(self.agents.away(), self.now_s())
+                execution.end_overdue(self.now_s())
+                execution.decide(self.now_s())
                 self._flush()
 
-    async def _frees_slots(self, until_s: float) -> bool:
+    async def _frees_slots(self, execution: Execution, until_s: float) -> bool:
         """Waits until that time or until a job's end frees slots. Returns whether slots were freed."""
-        assert self.execution is not None
-        if not self.execution.freed:
+        if not execution.freed:
             self._freed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._freed.wait(), max(0.0, until_s - self.now_s()))
-        return self.execution.freed
+        return execution.freed
 
     def _copy_journal(self) -> None:
         with contextlib.suppress(InputError, sqlite3.Error):  # if the disk is full, `Journal.commit` reports it

@@ -284,7 +284,7 @@ class Decider:
     def _believe_anew(self, job: ExecutedJob) -> None:
         """Makes the next decision use the profile of the job's model, which is new or has grown."""
         model = self.profile.of(job.file.name, job.file.application)
-        if model is None or job.spec is None:
+        if model is None:
             return
         if job.spec.architecture:
             if job.task is not None:
@@ -454,14 +454,13 @@ class Decider:
 
     def _measured(self, job: ExecutedJob, shape: Shape) -> Plan | None:
         spec = job.spec
-        if spec is None or spec.architecture not in self.profile:
+        if spec.architecture not in self.profile:
             return None
         row = self.profile[spec.architecture].best(shape.gpu_type, shape.nodes, shape.gpus, spec.requested_batch)
         return None if row is None else row.plan
 
     def _data_parallel(self, job: ExecutedJob, shape: Shape, held: Plan | None) -> Plan:
         spec = job.spec
-        assert spec is not None
         if not self.policy.tunes_batch or job.task is None:
             plan = as_requested(spec, shape)
             only = None if spec.exchange is None else spec.exchange.only

@@ -147,6 +147,7 @@ class ExecutedJob(Job):
     the step at which its last run hung, −1 for none. trials: restarts for a plan that no job had tried.
     """
 
+    spec: JobSpec
     state: State = "waiting"
     reason = ""
     stopped_for: Stopped | None = None
@@ -189,7 +190,6 @@ class ExecutedJob(Job):
 
     def may_exchange(self, exchange: ModelExchange) -> None:
         """Sets the possible compression of the job's gradients."""
-        assert self.spec is not None
         self.exchange = exchange
         self.spec = replace(self.spec, exchange=exchange.exchange)
         if self.task is not None and self.task.exchange is not None:

@@ -43,7 +43,6 @@ def run(start: Start, descriptors: Descriptors) -> int:
     signal.signal(signal.SIGTERM, terminate)
     launch, began_s = start.launch, time.monotonic()
     folder = Path(launch.folder)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     before_s = 0.0
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         before_s = float(json.loads((folder / PROGRESS).read_text(encoding="utf-8"))["seconds"])
