@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from synergy_core.errors import InputError
@@ -82,7 +83,7 @@ def outcome(
     erred = [rank for rank, code in own.items() if code > 0 and code != PEER_LOST]
     # A rank that reported an error before it was killed counts, too.
     erred += [rank for rank in failed if rank not in erred and rank in killed]
-    for rank in sorted(erred, key=lambda rank: not _out_of_memory(failed.get(rank))):
+    for rank in sorted(erred, key=lambda rank: not (rank in failed and failed[rank].out_of_memory)):
         failure = failed.get(rank)
         if failure is not None and failure.unsaved:
             return "lost", failure.reason
@@ -104,10 +105,6 @@ def outcome(
     return "paused", ""
 
 
-def _out_of_memory(failure: Failure | None) -> bool:
-    return failure is not None and failure.out_of_memory
-
-
 def _name(number: int) -> str:
     hint = " (out of memory?)" if number == signal.SIGKILL else ""
     return f"{signal.Signals(number).name}{hint}"
@@ -122,22 +119,20 @@ _ALL_DUMPING_S = 0.8
 """Time for all hung ranks of a node together."""
 
 
+@dataclass(slots=True)
 class Worker:
     """One worker process. code: its exit code once it has left. meant: the exit code that it announced."""
 
-    def __init__(self, heartbeat: Heartbeat, writer: asyncio.StreamWriter, allowed_s: float) -> None:
-        """allowed_s: how long its first heartbeat may take."""
-        self.heartbeat, self._writer = heartbeat, writer
-        self.pid: int | None = None
-        self.code: int | None = None
-        self.meant: int | None = None
-        heartbeat.beat(allowed_s)
-        heartbeat.answer()
+    pid: int
+    heartbeat: Heartbeat
+    writer: asyncio.StreamWriter
+    code: int | None = None
+    meant: int | None = None
 
     def tell(self, message: Message) -> None:
         """Sends the worker a message, unless the worker has exited."""
         if self.code is None:
-            self._writer.write(encode(message).encode() + b"\n")
+            self.writer.write(encode(message).encode() + b"\n")
 
 
 class NodeRun:
@@ -210,7 +205,7 @@ class NodeRun:
 
     def _move(self, rank: int) -> None:
         worker, grant = self._workers[rank], self._grants[rank]
-        if worker.pid is not None and worker.code is None:
+        if worker.code is None:
             processes.pin(worker.pid, grant.cores)
             worker.tell(Granted(run=self.launch.run, cores=list(grant.cores), cpus=grant.cpus))
 
@@ -240,12 +235,15 @@ class NodeRun:
         ours, theirs = socket.socketpair()
         heartbeat, log = Heartbeat.create(), open_log(launch)
         if rank == 0:
-            os.write(log, f"{LOG_HEADING} {launch.run}\n".encode())
+            with suppress(OSError):  # the disk may be full
+                os.write(log, f"{LOG_HEADING} {launch.run}\n".encode())
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        worker = Worker(Heartbeat(heartbeat), writer, launch.start_s)
+        beats = Heartbeat(heartbeat)
+        beats.beat(launch.start_s)
+        beats.answer()
         descriptors = Descriptors(theirs.fileno(), heartbeat, log, self._cache, store)
         try:
-            worker.pid = await self._forkserver.fork(start, descriptors, lambda code: self._left(rank, code))
+            pid = await self._forkserver.fork(start, descriptors, lambda code: self._left(rank, code))
         except OSError:
             writer.close()
             raise
@@ -253,7 +251,7 @@ class NodeRun:
             theirs.close()
             os.close(heartbeat)
             os.close(log)
-        self._workers[rank] = worker
+        worker = self._workers[rank] = Worker(pid, beats, writer)
         for message in self._told:
             worker.tell(message)
         if self._grants.get(rank) != grant:
@@ -295,7 +293,7 @@ class NodeRun:
         if not self._doomed:
             self._doomed, self._verdict = True, verdict
         self._killed |= alive.keys()
-        self._forkserver.end([pid for pid in alive.values() if pid is not None])
+        self._forkserver.end(alive.values())
 
     async def _watch(self) -> None:
         while True:
@@ -313,7 +311,7 @@ class NodeRun:
                 return
 
     async def _end_hang(self, rank: int, silence_s: float) -> None:
-        alive = {rank: each.pid for rank, each in self._workers.items() if each.code is None and each.pid is not None}
+        alive = {rank: each.pid for rank, each in self._workers.items() if each.code is None}
         with open(open_log(self.launch), "wb", buffering=0) as log:
             # One after another, because they write into the same file.
             for each, pid in alive.items():
