@@ -134,12 +134,9 @@ def kill(pids: Iterable[int]) -> None:
         level = below
 
 
-def end_all(patience_s: float = float("inf"), *, grace_s: float = 0.0) -> bool:
-    """Kills and reaps all descendants of this process, which adopts orphans. Returns whether none was left in time.
-
-    grace_s: time for them to exit by themselves first.
-    """
-    began_s, pause_s = time.monotonic(), _SHORTEST_PAUSE_S
+def end_all() -> None:
+    """Kills and reaps all descendants of this process, which adopts orphans."""
+    pause_s = _SHORTEST_PAUSE_S
     before: list[int] = []
     while True:
         with contextlib.suppress(ChildProcessError):
@@ -147,12 +144,8 @@ def end_all(patience_s: float = float("inf"), *, grace_s: float = 0.0) -> bool:
                 pass
         left = children(os.getpid())
         if not left:
-            return True
-        waited_s = time.monotonic() - began_s
-        if waited_s > patience_s:
-            return False
-        if waited_s >= grace_s:
-            kill(left)
+            return
+        kill(left)
         # New processes mean that something forks as fast as it is killed: look again at once. Otherwise wait longer.
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if left == before else _SHORTEST_PAUSE_S
         before = left
