@@ -66,13 +66,10 @@ def cluster_of(hellos: list[Hello], *, storage_bytes_per_s: float | None = None)
     """The cluster of these agents, and for each of its nodes the number of its agent.
 
     The cluster groups equal nodes, in the order of the first of each kind. storage_bytes_per_s: rate at which a node
-    reads data from storage, if CPUs and memory are shared out, too; else None. Raises InputError for a node without
-    slots.
+    reads data from storage, if CPUs and memory are shared out, too; else None.
     """
     alike: dict[tuple[str, int, int, int], list[int]] = {}
     for hello in sorted(hellos, key=lambda each: each.node):
-        if hello.slots < 1:
-            raise InputError(f"node {hello.node} ({hello.host}) has no slots; give it at least one.")
         shared = storage_bytes_per_s is not None
         host = (hello.cpus, hello.memory_bytes) if shared else (0, 0)
         alike.setdefault((hello.gpu_type, hello.slots, *host), []).append(hello.node)
@@ -186,7 +183,8 @@ class Agents:
             hello = decode(text)
             if not isinstance(hello, Hello):
                 raise InputError(f"expected hello first; got {type(hello).__name__}.")
-            self._check(hello)
+            if hello.node in self.links:
+                raise InputError(f"node {hello.node} has an agent already.")
         except InputError as error:
             await channel.close(code=1008, message=farewell(str(error)))
             return channel
@@ -213,17 +211,6 @@ class Agents:
             if self._order:
                 self._listener.agent_left(self._order.index(hello.node))
         return channel
-
-    def _check(self, hello: Hello) -> None:
-        known = self._known.get(hello.node)
-        if not 0 <= hello.node < self.backend.nodes:
-            raise InputError(f"node {hello.node}: expected 0 to {self.backend.nodes - 1}.")
-        if hello.node in self.links:
-            raise InputError(f"node {hello.node} has an agent already.")
-        if known is not None and (known.slots, known.gpu_type) != (hello.slots, hello.gpu_type):
-            raise InputError(
-                f"node {hello.node} had {known.slots} {known.gpu_type}; now {hello.slots} {hello.gpu_type}."
-            )
 
     def _came(self, hello: Hello) -> None:
         self._known[hello.node] = hello

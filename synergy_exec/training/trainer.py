@@ -313,12 +313,11 @@ class Trainer:
 
         All ranks call it together. Weights stay as they are.
         """
-        plan = dataclasses.replace(
+        self.plan = dataclasses.replace(
             self.plan, micro_batch=micro_batch, accumulation=accumulation, compressor=compressor or self.plan.compressor
         )
-        self.plan = plan
         if self.exchange is not None:
-            self.exchange.retune(plan)
+            self.exchange.retune(self.plan)
         self.errors = self._errors()
         self._pipeline = self._schedule()
 

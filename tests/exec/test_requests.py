@@ -51,10 +51,6 @@ def nested(levels):
     return b'{"a":' * levels + b"1" + b"}" * levels
 
 
-def chunked(body):
-    return b"%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
-
-
 def with_raw(key, value):
     """The good job with this text where the key's value stands."""
     return json.dumps({**GOOD, key: "@"}).encode().replace(b'"@"', value)
