@@ -75,6 +75,16 @@ def _received(*sent: Any) -> Descriptors:
 # The code that runs in a fork of the forkserver.
 
 
+WARM = (
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+    "synergy_exec.worker.rank",
+)
+"""Modules that the forkserver imports before it forks workers (`warm.py`)."""
+
+
 def ready(answer: Connection) -> None:
     """Sends the process id of the forkserver, which is this process's parent."""
     answer.send(os.getppid())

@@ -11,14 +11,8 @@ import sys
 import warnings
 
 from synergy_exec.worker.processes import adopt_orphans, die_with, end_all
+from synergy_exec.worker.start import WARM
 
-_MODULES = (
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-    "torch.nn.parallel",
-    "synergy_exec.worker.rank",
-)
 _FORKSERVER, _AGENT = os.getpid(), os.getppid()
 
 
@@ -36,7 +30,7 @@ signal.signal(signal.SIGCONT, _end_with_agent)
 die_with(_AGENT, signal.SIGCONT)
 # Slurm sends SIGTERM to all processes of a step, but the agent ends this one. Workers install a handler of their own.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-for _module in _MODULES:
+for _module in WARM:
     importlib.import_module(_module)
 if (_threads := len(os.listdir("/proc/self/task"))) > 1:
     sys.exit(f"forkserver: {_threads} threads after the imports, so it must not fork; set OPENBLAS_NUM_THREADS=1")
