@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import Counter
 from functools import cached_property
 
 import torch
@@ -137,8 +138,18 @@ class Admission:
                 return f"the job names no `blocks` to cut between; name them, or take pipeline 1, not {plan.pipeline}"
         if (plan.pipeline > 1 or plan.zero) and blocks and self._no_blocks:
             return self._no_blocks
+        if (plan.pipeline > 1 or plan.zero) and blocks and self._shared:
+            return self._shared
+        if (plan.pipeline > 1 or plan.tensor > 1) and self._uncopied:
+            return self._uncopied
         if plan.pipeline > 1 and (reason := self._uncut(plan.pipeline * plan.interleave)):
             return reason
+        if plan.data > 1 and self._replicas_differ:
+            return self._replicas_differ
+        if plan.zero and self._unsharded:
+            return self._unsharded
+        if (plan.gpus > plan.data or plan.zero) and self._hooked:
+            return self._hooked
         if plan.tensor > 1 and plan.tensor not in self._unsplit:
             model, sample = self._outline
             trial = copy.deepcopy(model).eval()  # `obstacle` changes it
@@ -156,11 +167,78 @@ class Admission:
             return f"the model's '{blocks}' is a {type(layers).__name__}; blocks are an nn.ModuleList"
         return None
 
+    @cached_property
+    def _shared(self) -> str | None:
+        """Why the model cannot be cut or sharded block by block: a parameter of a block is also used elsewhere."""
+        model, _ = self._outline
+        blocks = list(model.get_submodule(self._job.blocks).children())
+        inner = {id(module) for block in blocks for module in block.modules()}
+        outside = (module for module in model.modules() if id(module) not in inner)
+        groups = [
+            {id(each) for module in outside for each in module._parameters.values()},
+            *({id(each) for each in block.parameters()} for block in blocks),
+        ]
+        users = Counter(each for group in groups for each in group)
+        if several := [name for name, each in model.named_parameters() if users[id(each)] > 1]:
+            return f"{several[0]} is shared with another block; take zero 0 and pipeline 1, or give each block its own"
+        return None
+
+    @cached_property
+    def _uncopied(self) -> str | None:
+        try:
+            copy.deepcopy(self._outline[0])
+        except Exception as error:  # modules may raise anything
+            text = " ".join(str(error).split())[:200]
+            return f"the model cannot be copied ({type(error).__name__}: {text}); take tensor 1 and pipeline 1"
+        return None
+
+    @cached_property
+    def _replicas_differ(self) -> str | None:
+        for name, module in self._outline[0].named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+                return f"{name} has max_norm, which changes its weight by the samples of one replica only; take data 1"
+        return None
+
+    @cached_property
+    def _hooked(self) -> str | None:
+        for name, each in self._outline[0].named_parameters():
+            if each._backward_hooks or getattr(each, "_post_accumulate_grad_hooks", None):
+                return (
+                    f"{name} has a hook, which is lost where a plan splits the model; take zero 0, tensor 1 and "
+                    "pipeline 1, or leave the hook out (to clip gradients, set max_grad_norm)"
+                )
+        return None
+
+    @cached_property
+    def _unsharded(self) -> str | None:
+        """Why FSDP2 cannot shard the parameters."""
+        model, _ = self._outline
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+                return f"{name} has sparse gradients, which FSDP cannot exchange; take zero 0, or sparse=False"
+        for name, each in model.named_parameters():
+            if not each.dim() or not each.numel() or not each.is_contiguous():
+                what = "not contiguous" if each.numel() > 1 else "empty" if each.dim() else "without dimensions"
+                return f"FSDP cannot shard {name}, which is {what}; take zero 0, or change its shape or memory format"
+        blocks = list(model.get_submodule(self._job.blocks).children()) if self._job.blocks else []
+        inner = {id(each) for block in blocks for each in block.parameters()}
+        others = [each for each in model.parameters() if id(each) not in inner]
+        for group in (others, *(block.parameters() for block in blocks)):
+            types = {str(each.dtype).removeprefix("torch.") for each in group if each.requires_grad}
+            if len(types) > 1:
+                return (
+                    f"FSDP needs trained parameters of one type within a block and outside the blocks, and they are "
+                    f"{' and '.join(sorted(types))}; take zero 0"
+                )
+        return None
+
     def _uncut(self, stages: int) -> str | None:
         model, _ = self._outline
         for method in ("embed", "head"):
             if not callable(getattr(model, method, None)):
                 return f"the model has no method `{method}`; write it (see TrainingJob), or take pipeline 1"
+        if self._job.blocks not in dict(model.named_modules()):
+            return "the blocks are inside a compiled model; compile the blocks instead, or take pipeline 1"
         count = len(list(model.get_submodule(self._job.blocks).children()))
         if count < stages:
             return f"the model has {count} blocks for {stages} stages; take at most {count} stages"
