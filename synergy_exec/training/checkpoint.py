@@ -191,6 +191,11 @@ class Checkpoints:
 # The tensors to save, by name. They are the live tensors, not copies. Optimizers have no state before the first step.
 
 
+def check_state(state: State) -> None:
+    """Raises InputError if a checkpoint cannot hold the state. Call it after a step, when optimizers have state."""
+    _tensors(state, trained=True)
+
+
 def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
     tensors = {f"{MODEL}{name}": each for part in state.parts for name, each in part.state_dict().items()}
     if trained:

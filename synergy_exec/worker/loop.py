@@ -31,7 +31,7 @@ from synergy_exec.messages import (
     Stop,
 )
 from synergy_exec.training import checkpoint_folder, noise, trees
-from synergy_exec.training.checkpoint import Checkpoints
+from synergy_exec.training.checkpoint import Checkpoints, State, check_state
 from synergy_exec.training.checkpoint_folder import Staging
 from synergy_exec.training.compression.exchange import Exchanges
 from synergy_exec.training.integrity import Progress
@@ -382,6 +382,8 @@ class Loop:
                         self._say_started(ended - began)
                 if not started:
                     resources.forget()
+                    # Fail now, and not when the first checkpoint is due.
+                    check_state(State(self._trainer.parts, self._trainer.optimizers))
                     self._look_at_data()
                 started = True
                 self._evaluate()
