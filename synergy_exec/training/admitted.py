@@ -14,7 +14,7 @@ from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.plans import Candidates, plans
 from synergy_exec.training import trees
-from synergy_exec.training.compression.layers import CompressorByLayer
+from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer
 from synergy_exec.training.compression.schemes import schemes
 from synergy_exec.training.job import Batch, LoadedJob, TrainingJob, Tree
 from synergy_exec.training.meta_model import keeping_random_state, on_meta_device
@@ -114,9 +114,18 @@ class Admission:
         return self._job.batch(0, 1)
 
     @cached_property
+    def _meta(self) -> nn.Module | None:
+        return on_meta_device(self._job).model
+
+    @property
+    def _structure(self) -> nn.Module:
+        """The model, on the meta device if it can be built there, whether or not it runs there."""
+        return self._outline[0] if self._meta is None else self._meta
+
+    @cached_property
     def _outline(self) -> tuple[nn.Module, Tree]:
         """The model and one sample's inputs, on the meta device if the model runs there."""
-        inputs, model = self._sample[0], on_meta_device(self._job).model
+        inputs, model = self._sample[0], self._meta
         if model is not None:
             without_numbers = trees.moved(inputs, torch.device("meta"))
             # In evaluation mode, because BatchNorm in training refuses a single sample.
@@ -146,6 +155,8 @@ class Admission:
             return reason
         if plan.data > 1 and self._replicas_differ:
             return self._replicas_differ
+        if plan.data > 1 and (plan.zero or plan.compressor != PLAIN.name) and self._sparse:
+            return self._sparse
         if plan.zero and self._unsharded:
             return self._unsharded
         if (plan.gpus > plan.data or plan.zero) and self._hooked:
@@ -158,9 +169,9 @@ class Admission:
 
     @cached_property
     def _no_blocks(self) -> str | None:
-        (model, _), blocks = self._outline, self._job.blocks
+        blocks = self._job.blocks
         try:
-            layers = model.get_submodule(blocks)
+            layers = self._structure.get_submodule(blocks)
         except AttributeError:
             return f"the model has no '{blocks}', which the job names as its blocks; correct `blocks`"
         if not isinstance(layers, nn.ModuleList):
@@ -170,7 +181,7 @@ class Admission:
     @cached_property
     def _shared(self) -> str | None:
         """Why the model cannot be cut or sharded block by block: a parameter of a block is also used elsewhere."""
-        model, _ = self._outline
+        model = self._structure
         blocks = list(model.get_submodule(self._job.blocks).children())
         inner = {id(module) for block in blocks for module in block.modules()}
         outside = (module for module in model.modules() if id(module) not in inner)
@@ -194,14 +205,21 @@ class Admission:
 
     @cached_property
     def _replicas_differ(self) -> str | None:
-        for name, module in self._outline[0].named_modules():
+        for name, module in self._structure.named_modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
                 return f"{name} has max_norm, which changes its weight by the samples of one replica only; take data 1"
         return None
 
     @cached_property
+    def _sparse(self) -> str | None:
+        for name, module in self._structure.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+                return f"{name} has sparse gradients; take zero 0 and compressor none, or sparse=False"
+        return None
+
+    @cached_property
     def _hooked(self) -> str | None:
-        for name, each in self._outline[0].named_parameters():
+        for name, each in self._structure.named_parameters():
             if each._backward_hooks or getattr(each, "_post_accumulate_grad_hooks", None):
                 return (
                     f"{name} has a hook, which is lost where a plan splits the model; take zero 0, tensor 1 and "
@@ -212,10 +230,7 @@ class Admission:
     @cached_property
     def _unsharded(self) -> str | None:
         """Why FSDP2 cannot shard the parameters."""
-        model, _ = self._outline
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-                return f"{name} has sparse gradients, which FSDP cannot exchange; take zero 0, or sparse=False"
+        model = self._structure
         for name, each in model.named_parameters():
             if not each.dim() or not each.numel() or not each.is_contiguous():
                 what = "not contiguous" if each.numel() > 1 else "empty" if each.dim() else "without dimensions"

@@ -119,6 +119,7 @@ UNFIT = [
     ),
     (lambda model: model.layers[1].down.double(), {"data": 2, "zero": 3}, "float32 and float64; take zero 0"),
     (embedding(sparse=True), {"data": 2, "zero": 3}, "words has sparse gradients"),
+    (embedding(sparse=True), {"data": 2, "compressor": "q8"}, "words has sparse gradients; take zero 0 and compressor"),
     (embedding(max_norm=1.0), {"data": 2}, "words has max_norm"),
     (lambda model: model.last.bias.register_hook(torch.neg), {"data": 2, "zero": 3}, "last.bias has a hook"),
     (
