@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import Counter
 from functools import cached_property
 
 import torch
@@ -13,7 +14,7 @@ from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.plans import Candidates, plans
 from synergy_exec.training import trees
-from synergy_exec.training.compression.layers import CompressorByLayer
+from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer
 from synergy_exec.training.compression.schemes import schemes
 from synergy_exec.training.job import Batch, LoadedJob, TrainingJob, Tree
 from synergy_exec.training.meta_model import keeping_random_state, on_meta_device
@@ -113,9 +114,18 @@ class Admission:
         return self._job.batch(0, 1)
 
     @cached_property
+    def _meta(self) -> nn.Module | None:
+        return on_meta_device(self._job).model
+
+    @property
+    def _structure(self) -> nn.Module:
+        """The model, on the meta device if it can be built there, whether or not it runs there."""
+        return self._outline[0] if self._meta is None else self._meta
+
+    @cached_property
     def _outline(self) -> tuple[nn.Module, Tree]:
         """The model and one sample's inputs, on the meta device if the model runs there."""
-        inputs, model = self._sample[0], on_meta_device(self._job).model
+        inputs, model = self._sample[0], self._meta
         if model is not None:
             without_numbers = trees.moved(inputs, torch.device("meta"))
             # In evaluation mode, because BatchNorm in training refuses a single sample.
@@ -137,8 +147,20 @@ class Admission:
                 return f"the job names no `blocks` to cut between; name them, or take pipeline 1, not {plan.pipeline}"
         if (plan.pipeline > 1 or plan.zero) and blocks and self._no_blocks:
             return self._no_blocks
+        if (plan.pipeline > 1 or plan.zero) and blocks and self._shared:
+            return self._shared
+        if (plan.pipeline > 1 or plan.tensor > 1) and self._uncopied:
+            return self._uncopied
         if plan.pipeline > 1 and (reason := self._uncut(plan.pipeline * plan.interleave)):
             return reason
+        if plan.data > 1 and self._replicas_differ:
+            return self._replicas_differ
+        if plan.data > 1 and (plan.zero or plan.compressor != PLAIN.name) and self._sparse:
+            return self._sparse
+        if plan.zero and self._unsharded:
+            return self._unsharded
+        if (plan.gpus > plan.data or plan.zero) and self._hooked:
+            return self._hooked
         if plan.tensor > 1 and plan.tensor not in self._unsplit:
             model, sample = self._outline
             trial = copy.deepcopy(model).eval()  # `obstacle` changes it
@@ -147,13 +169,82 @@ class Admission:
 
     @cached_property
     def _no_blocks(self) -> str | None:
-        (model, _), blocks = self._outline, self._job.blocks
+        blocks = self._job.blocks
         try:
-            layers = model.get_submodule(blocks)
+            layers = self._structure.get_submodule(blocks)
         except AttributeError:
             return f"the model has no '{blocks}', which the job names as its blocks; correct `blocks`"
         if not isinstance(layers, nn.ModuleList):
             return f"the model's '{blocks}' is a {type(layers).__name__}; blocks are an nn.ModuleList"
+        return None
+
+    @cached_property
+    def _shared(self) -> str | None:
+        """Why the model cannot be cut or sharded block by block: a parameter of a block is also used elsewhere."""
+        model = self._structure
+        blocks = list(model.get_submodule(self._job.blocks).children())
+        inner = {id(module) for block in blocks for module in block.modules()}
+        outside = (module for module in model.modules() if id(module) not in inner)
+        groups = [
+            {id(each) for module in outside for each in module._parameters.values()},
+            *({id(each) for each in block.parameters()} for block in blocks),
+        ]
+        users = Counter(each for group in groups for each in group)
+        if several := [name for name, each in model.named_parameters() if users[id(each)] > 1]:
+            return f"{several[0]} is shared with another block; take zero 0 and pipeline 1, or give each block its own"
+        return None
+
+    @cached_property
+    def _uncopied(self) -> str | None:
+        try:
+            copy.deepcopy(self._outline[0])
+        except Exception as error:  # modules may raise anything
+            text = " ".join(str(error).split())[:200]
+            return f"the model cannot be copied ({type(error).__name__}: {text}); take tensor 1 and pipeline 1"
+        return None
+
+    @cached_property
+    def _replicas_differ(self) -> str | None:
+        for name, module in self._structure.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+                return f"{name} has max_norm, which changes its weight by the samples of one replica only; take data 1"
+        return None
+
+    @cached_property
+    def _sparse(self) -> str | None:
+        for name, module in self._structure.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+                return f"{name} has sparse gradients; take zero 0 and compressor none, or sparse=False"
+        return None
+
+    @cached_property
+    def _hooked(self) -> str | None:
+        for name, each in self._structure.named_parameters():
+            if each._backward_hooks or getattr(each, "_post_accumulate_grad_hooks", None):
+                return (
+                    f"{name} has a hook, which is lost where a plan splits the model; take zero 0, tensor 1 and "
+                    "pipeline 1, or leave the hook out (to clip gradients, set max_grad_norm)"
+                )
+        return None
+
+    @cached_property
+    def _unsharded(self) -> str | None:
+        """Why FSDP2 cannot shard the parameters."""
+        model = self._structure
+        for name, each in model.named_parameters():
+            if not each.dim() or not each.numel() or not each.is_contiguous():
+                what = "not contiguous" if each.numel() > 1 else "empty" if each.dim() else "without dimensions"
+                return f"FSDP cannot shard {name}, which is {what}; take zero 0, or change its shape or memory format"
+        blocks = list(model.get_submodule(self._job.blocks).children()) if self._job.blocks else []
+        inner = {id(each) for block in blocks for each in block.parameters()}
+        others = [each for each in model.parameters() if id(each) not in inner]
+        for group in (others, *(block.parameters() for block in blocks)):
+            types = {str(each.dtype).removeprefix("torch.") for each in group if each.requires_grad}
+            if len(types) > 1:
+                return (
+                    f"FSDP needs trained parameters of one type within a block and outside the blocks, and they are "
+                    f"{' and '.join(sorted(types))}; take zero 0"
+                )
         return None
 
     def _uncut(self, stages: int) -> str | None:
@@ -161,6 +252,8 @@ class Admission:
         for method in ("embed", "head"):
             if not callable(getattr(model, method, None)):
                 return f"the model has no method `{method}`; write it (see TrainingJob), or take pipeline 1"
+        if self._job.blocks not in dict(model.named_modules()):
+            return "the blocks are inside a compiled model; compile the blocks instead, or take pipeline 1"
         count = len(list(model.get_submodule(self._job.blocks).children()))
         if count < stages:
             return f"the model has {count} blocks for {stages} stages; take at most {count} stages"

@@ -191,6 +191,11 @@ class Checkpoints:
 # The tensors to save, by name. They are the live tensors, not copies. Optimizers have no state before the first step.
 
 
+def check_state(state: State) -> None:
+    """Raises InputError if a checkpoint cannot hold the state. Call it after a step, when optimizers have state."""
+    _tensors(state, trained=True)
+
+
 def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
     tensors = {f"{MODEL}{name}": each for part in state.parts for name, each in part.state_dict().items()}
     if trained:
@@ -199,8 +204,21 @@ def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
             found = {_name(key, name): value for key, value in values.items() if not _is_number(value)}
             tensors |= {key: value for key, value in found.items() if value is not None}
     tensors |= {f"{_HELD}{name}": each for name, each in state.held.items()}
-    if odd := [name for name, each in tensors.items() if not isinstance(each, Tensor)]:
-        raise InputError(f"{odd[0]} is a {type(tensors[odd[0]]).__name__}; checkpoints hold tensors and numbers.")
+    for name, each in tensors.items():
+        if not isinstance(each, Tensor) or each.layout != torch.strided:
+            kind = f"tensor of layout {each.layout}" if isinstance(each, Tensor) else type(each).__name__
+            raise InputError(f"{name} is a {kind}; checkpoints hold dense tensors and numbers.")
+    for optimizer in state.optimizers:
+        # A checkpoint names state after parameters, as KEY.PARAMETER.
+        keys = [key for key in optimizer.state if not isinstance(key, Tensor)]
+        keys += [
+            key for each in optimizer.state.values() if isinstance(each, Mapping) for key in each if "." in str(key)
+        ]
+        if keys:
+            raise InputError(
+                f"{type(optimizer).__name__} keeps state as '{keys[0]}'; checkpoints hold only state of single "
+                "parameters, under names without dots."
+            )
     return tensors
 
 

@@ -86,6 +86,12 @@ class Initial:
         """Builds the model with the weights that a single process would draw."""
         torch.manual_seed(self._seed)
         model = job.build_model()
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if (
+                    buffer is not None and buffer.layout == torch.strided and 0 in buffer.stride()
+                ):  # it is expanded, and could not be written
+                    module._buffers[name] = buffer.contiguous()
         if self._weights is not None:
             read_into(model, self._weights)
         return model

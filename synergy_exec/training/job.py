@@ -72,7 +72,11 @@ class TrainingJob(ABC):
 
     @abstractmethod
     def build_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer at the initial batch."""
+        """The optimizer of these parameters at the initial batch; one that steps without a closure.
+
+        A pipeline calls it once per stage with the parameters of that stage, so it must not depend on how many there
+        are. All that is trained must be part of the model.
+        """
 
     def learning_rate_schedule(self, work: float, total: float) -> float:
         """Factor of the learning rate, 0 or more; the factor for the batch size comes on top.

@@ -79,5 +79,14 @@ def _file(path: Path, code: Path | None) -> ModuleType:
     module.__file__ = str(path)
     # Dataclasses and pickle find the module by its name.
     sys.modules[name] = module
-    specification.loader.exec_module(module)
+    try:
+        specification.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        sibling = path.parent / str(error.name).partition(".")[0]
+        if not (sibling.is_dir() or sibling.with_suffix(".py").is_file()):
+            raise
+        raise InputError(
+            f"class: {path} imports {error.name}, which lies beside it; a job gets a copy of its file alone. "
+            "Put both into one file, or install them as a package and give package.module:Class."
+        ) from error
     return module

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves
 
 from synergy_exec.training.job import TrainingJob
@@ -110,6 +111,8 @@ def _unfit(model: nn.Module) -> str:
     if max(storages.values(), default=1) > 1:
         return "some of its tensors are parts of others"
     for module in model.modules():
+        if is_parametrized(module):
+            return "the tensors of a parametrization may depend on the numbers that it begins with"
         others = tree_leaves([value for key, value in vars(module).items() if key not in _REGISTERED])
         if any(isinstance(each, Tensor) and each.is_meta for each in others):
             return "it keeps tensors that are neither parameters nor buffers"

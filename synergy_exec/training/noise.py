@@ -65,7 +65,7 @@ def squared_norm(tensors: Iterable[Tensor], copies: int, device: torch.device) -
     copies: number of ranks that hold each tensor together, data × tensor. A tensor that all of them hold whole counts
     1/copies on each. Returns a scalar on `device`.
     """
-    total = torch.zeros((), device=device)
+    total = torch.zeros((), dtype=torch.float32, device=device)
     for tensor in tensors:
         _add(total, tensor, copies)
     return total
@@ -94,7 +94,7 @@ class MicroBatchSquares:
 
     def __init__(self, parts: Sequence[nn.Module], copies: int, device: torch.device) -> None:
         self._copies = copies
-        self._total = torch.zeros((), device=device)
+        self._total = torch.zeros((), dtype=torch.float32, device=device)
         self._seen: dict[int, nn.Parameter] = {}
         for part in parts:
             if isinstance(part, FSDPModule):

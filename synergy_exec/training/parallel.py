@@ -154,6 +154,8 @@ def _indivisible(name: str, module: nn.Module, kind: Split, degree: int) -> str 
         field = "embedding_dim" if kind == "column" else "num_embeddings"
     else:
         return f"tensor_plan names {name}, a {type(module).__name__}; only Linear and Embedding can be split"
+    if "weight" not in module._parameters:
+        return f"tensor_plan names {name}, whose weight is computed from others (as by weight_norm) and cannot be split"
     size = getattr(module, field)
     if size % degree:
         return f"tensor {degree} does not divide {name}'s {field}, {size}; take a degree that does"
@@ -163,7 +165,10 @@ def _indivisible(name: str, module: nn.Module, kind: Split, degree: int) -> str 
 def _misfit(model: nn.Module, plan: Mapping[str, Split], degree: int, sample: Tree) -> str | None:
     """Why the code between split layers cannot run on a rank's part, such as heads that do not divide; else None."""
     with torch.no_grad():
-        whole = trees.shapes(trees.called(model, sample))
+        try:
+            whole = trees.shapes(trees.called(model, sample))
+        except RuntimeError as error:
+            return f"the model's forward fails without gradients ({_first_line(error)}); take tensor 1"
         for pattern, kind in plan.items():
             for name in matching(model, pattern):
                 module = model.get_submodule(name)
@@ -172,14 +177,17 @@ def _misfit(model: nn.Module, plan: Mapping[str, Split], degree: int, sample: Tr
         try:
             parted = trees.shapes(trees.called(model, sample))
         except (RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            return f"the model cannot be split {degree} ways: its forward fails on a rank's part ({reason})"
+            return f"the model cannot be split {degree} ways: its forward fails on a rank's part ({_first_line(error)})"
     if parted != whole:
         return (
             f"split {degree} ways the model gives {parted}, not {whole}: "
             "each 'column' layer of tensor_plan needs a 'row' layer after it"
         )
     return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _shrink(module: nn.Linear, kind: Split, degree: int) -> None:

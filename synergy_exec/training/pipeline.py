@@ -29,6 +29,7 @@ def used_by_head(model: nn.Module, blocks: str, sample: Tensor) -> list[str]:
     # A frozen parameter does not appear in the graph, so all parameters of the copy are trainable.
     trial: Any = sharing(model).eval()
     names = {id(parameter): name for name, parameter in trial.named_parameters()}
+    sample = sample.detach()
     embedded = trial.embed(sample)
     with torch.no_grad():
         hidden = embedded
@@ -47,6 +48,11 @@ def used_by_head(model: nn.Module, blocks: str, sample: Tensor) -> list[str]:
         raise InputError(
             f"{type(model).__name__}: embed and head both use {', '.join(sorted(both))}, which a pipeline cannot share "
             "between its ends; give each its own, or leave the job's `blocks` empty."
+        )
+    if inner := [name for name in sorted(before | after) if name.startswith(f"{blocks}.")]:
+        raise InputError(
+            f"{type(model).__name__}: embed or head uses {inner[0]}, which belongs to a block; give it its "
+            "own, or leave the job's `blocks` empty."
         )
     return sorted(after)
 
@@ -81,11 +87,15 @@ def cut(model: nn.Module, blocks: str, of_head: Sequence[str], stage: int, stage
     def forward(self: Any, x: Tensor) -> Tensor:
         if stage == 0:
             x = self.embed(x)
+        elif x.requires_grad:
+            # Stages send gradients and activations, and only contiguous tensors can be sent.
+            x = x.view_as(x)
+            x.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
         for layer in own:
             x = self.get_submodule(f"{blocks}.{layer}")(x)
         if stage == stages - 1:
             x = self.head(x)
-        return x
+        return x.contiguous()
 
     part.forward = types.MethodType(forward, part)
     whole_part: nn.Module = part

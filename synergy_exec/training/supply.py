@@ -62,7 +62,8 @@ class Supply:
         if given != {whole} or wanted - {whole}:
             raise InputError(
                 f"{type(self._job).__name__}.batch({step}, {whole}) gave {trees.in_words(given)} inputs and "
-                f"{trees.in_words(wanted)} targets; give {whole} of each, samples in the first dimension."
+                f"{trees.in_words(wanted)} targets; give {whole} of each, samples in the first dimension of "
+                "tensors, which may be in dicts, tuples and lists."
             )
         return trees.rows(inputs, first, end), trees.rows(targets, first, end)
 

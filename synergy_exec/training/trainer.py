@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +109,7 @@ class _PartBuffers:
             id(buffer): (module, name)
             for module in part.modules()
             for name, buffer in module.named_buffers(recurse=False)
-            if name not in module._non_persistent_buffers_set
+            if name not in module._non_persistent_buffers_set and buffer.layout == torch.strided
         }
         self.places = list(places.values())
         self.before: list[Tensor] | None = None
@@ -270,7 +272,7 @@ class Trainer:
         self._buffers = StepBuffers(self.parts, None if replicas is None else replicas.get_group(), self._device)
         self.errors = self._errors()
         self._rounding = UNDISTORTED
-        self.optimizers: list[Optimizer] = [job.build_optimizer(part.parameters()) for part in self.parts]
+        self.optimizers: list[Optimizer] = [_optimizer(job, part) for part in self.parts]
         self._rates = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
         self._copies = plan.data * plan.tensor
         self._squares = MicroBatchSquares(self.parts, self._copies, self._device) if measure_squares else None
@@ -279,8 +281,8 @@ class Trainer:
     def step(self, number: int, *, rate: float = 1.0) -> StepResult:
         """Takes one optimizer step on `batch(number, plan.global_batch)`, with learning rates multiplied by `rate`."""
         self._draw_from(number, self._replica)
-        for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
-            optimizer.zero_grad()
+        for part, optimizer, rates in zip(self.parts, self.optimizers, self._rates, strict=True):
+            part.zero_grad()  # also gradients of parameters that the optimizer does not have
             for group, initial in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = initial * rate
         inputs, targets = self._rows(number)
@@ -346,7 +348,7 @@ class Trainer:
         if self._mesh is None or self.plan.pipeline == 1:
             return None
         group = self._mesh["pipeline"].get_group()
-        return OwnedStages(self._modules, self.plan, group, self._device, self._job.loss)
+        return OwnedStages(self._modules, self.plan, group, self._device, partial(_loss, self._job))
 
     def _rows(self, number: int) -> Batch:
         """This replica's part of the whole batch."""
@@ -359,12 +361,12 @@ class Trainer:
     def _accumulate(self, number: int, inputs: Tree, targets: Tree) -> Tensor:
         count, size = self.plan.accumulation, self.plan.micro_batch
         (module,) = self._modules
-        total = torch.zeros((), device=self._device)
+        total = torch.zeros((), dtype=torch.float32, device=self._device)
         for place, (x, y) in enumerate(trees.split((inputs, targets), size, count)):
             # Random numbers (dropout) depend on step and micro-batch, not on which replica has the micro-batch.
             self._draw_from(number, self._replica * count + place)
             with exchanging(module, self.plan.zero, last=place == count - 1):
-                loss = self._job.loss(trees.called(module, x), y) / count
+                loss = _loss(self._job, trees.called(module, x), y) / count
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
@@ -388,7 +390,7 @@ class Trainer:
         `totals` of the exchange on steps that measured them.
         """
         gradients = (each.grad for part in self.parts for each in part.parameters() if each.grad is not None)
-        nothing = torch.zeros((), device=self._device)
+        nothing = torch.zeros((), dtype=torch.float32, device=self._device)
         sums = torch.stack(
             [
                 nothing if loss is None else loss.float() / self._copies,
@@ -418,6 +420,39 @@ class Trainer:
             big = totals[4] if totals else big
         small_sqr = mean if known else None
         return GradientSquares(small_sqr, plan.micro_batch, big, plan.global_batch, rounding, plan.data)
+
+
+def _loss(job: TrainingJob, output: Any, target: Tree) -> Tensor:
+    """The job's loss without dimensions. Raises InputError unless it is a single number with a gradient."""
+    loss: Any = job.loss(output, target)
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss.reshape(())
+    given = f"a tensor of {loss.numel()} numbers" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        given = "a tensor that no trained parameter has a part in (requires_grad is False)"
+    raise InputError(f"{type(job).__name__}.loss gave {given}; give a tensor of one number that depends on the model.")
+
+
+def _optimizer(job: TrainingJob, part: nn.Module) -> Optimizer:
+    """The job's optimizer of a part. Raises InputError unless it can train this part, and nothing else."""
+    optimizer: Any = job.build_optimizer(part.parameters())
+    name = f"{type(job).__name__}.build_optimizer"
+    if not isinstance(optimizer, Optimizer):
+        raise InputError(f"{name} gave a {type(optimizer).__name__}; give one torch.optim.Optimizer.")
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError:
+        raise InputError(
+            f"{name} gave {type(optimizer).__name__}, whose step needs arguments; take an optimizer that steps without "
+            "a closure, such as AdamW."
+        ) from None
+    own = {id(each) for each in part.parameters()}
+    if any(id(each) not in own for group in optimizer.param_groups for each in group["params"]):
+        raise InputError(
+            f"{name} gave an optimizer of parameters that it did not receive; take them from its argument, and make "
+            "all that is trained a part of the model."
+        )
+    return optimizer
 
 
 def _quotient(part: float, whole: float) -> float:

@@ -58,6 +58,8 @@ def floats(tree: Any) -> Any:
 
 def norm(tensor: Tensor) -> Tensor:
     """The 2-norm as a float32 scalar, computed in float32 or, for a float64 tensor, in float64."""
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
     exact: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
     return exact.float()
 
@@ -76,7 +78,7 @@ def checksum(tree: Any) -> int:
     """The CRC-32 of the numbers in a tree's tensors."""
     found = 0
     for each in tensors(tree):
-        found = zlib.crc32(each.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), found)
+        found = zlib.crc32(each.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes(), found)
     return found
 
 

@@ -32,7 +32,7 @@ from synergy_exec.messages import (
     Stop,
 )
 from synergy_exec.training import checkpoint_folder, noise, trees
-from synergy_exec.training.checkpoint import Checkpoints
+from synergy_exec.training.checkpoint import Checkpoints, State, check_state
 from synergy_exec.training.checkpoint_folder import Staging
 from synergy_exec.training.compression.exchange import Exchanges
 from synergy_exec.training.integrity import Progress
@@ -303,6 +303,8 @@ class Loop:
                         self._agent.say(replace(self._started, **done, first_step_s=ended - began))
                 if not started:
                     resources.forget()
+                    # Fail now, and not when the first checkpoint is due.
+                    check_state(State(self._trainer.parts, self._trainer.optimizers))
                     if self._reports and (odd := odd_data(self._job, self._progress, self._trainer.plan.global_batch)):
                         self._note(odd)
                 started = True

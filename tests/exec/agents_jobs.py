@@ -50,6 +50,17 @@ class Saying(Plain):
         return model
 
 
+class Unsavable(Plain):
+    """Its model has state that is no tensor."""
+
+    def build_model(self) -> nn.Module:
+        class Counting(nn.Linear):
+            def get_extra_state(self) -> dict[str, int]:
+                return {"calls": 0}
+
+        return Counting(4, 2)
+
+
 class Noting(Plain):
     """It writes down what it is told. note: into which file. evaluating_s: of an evaluation."""
 

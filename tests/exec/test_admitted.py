@@ -1,8 +1,10 @@
 """What is refused, and that the sentence says what to change; jobs that cannot be loaded."""
 
 import pytest
+import torch
 from exec.pretended import refuses
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 from synergy_core.planner.plan import Plan
 from synergy_exec.examples.cnn import Cnn
@@ -80,11 +82,59 @@ class Odd(Mlp):
         return self.model
 
 
+def changed(change):
+    model = Perceptron(4, 8, 2, 3)
+    change(model)
+    return model
+
+
+def shared_layer(model):
+    model.layers[1].up = model.layers[0].up
+
+
+class Borrowing(Perceptron):
+    """Its head uses a weight of a block."""
+
+    def head(self, hidden):
+        return super().head(hidden) + self.layers[0].up.bias.sum()
+
+
+def embedding(**settings):
+    return lambda model: model.add_module("words", nn.Embedding(4, 8, **settings))
+
+
+def with_parameter(*shape):
+    return lambda model: model.register_parameter("own", nn.Parameter(torch.zeros(shape)))
+
+
+UNFIT = [
+    (shared_layer, {"pipeline": 2, "accumulation": 2}, "layers.0.up.weight is shared with another block"),
+    (shared_layer, {"data": 2, "zero": 3}, "layers.0.up.weight is shared with another block"),
+    (with_parameter(), {"data": 2, "zero": 2}, "own, which is without dimensions; take zero 0"),
+    (with_parameter(0, 2), {"data": 2, "zero": 2}, "own, which is empty; take zero 0"),
+    (
+        lambda model: model.first.register_parameter("weight", nn.Parameter(torch.zeros(4, 8).t())),
+        {"data": 2, "zero": 3},
+        "first.weight, which is not contiguous; take zero 0",
+    ),
+    (lambda model: model.layers[1].down.double(), {"data": 2, "zero": 3}, "float32 and float64; take zero 0"),
+    (embedding(sparse=True), {"data": 2, "zero": 3}, "words has sparse gradients"),
+    (embedding(sparse=True), {"data": 2, "compressor": "q8"}, "words has sparse gradients; take zero 0 and compressor"),
+    (embedding(max_norm=1.0), {"data": 2}, "words has max_norm"),
+    (lambda model: model.last.bias.register_hook(torch.neg), {"data": 2, "zero": 3}, "last.bias has a hook"),
+    (
+        lambda model: prune.identity(model.first, "weight"),
+        {"pipeline": 2, "accumulation": 2},
+        "the model cannot be copied",
+    ),
+]
 PERCEPTRON = Perceptron(4, 8, 2, 3)
 ODD = [
     (Odd(Tied(4, 8, 2, 3)), "embed and head both use first.bias"),
     (Odd(Reordered(4, 8, 2, 3)), "differs from head(layers(embed(x)))"),
     (Odd(Headless()), "the model has no method `embed`; write it"),
+    (Odd(Borrowing(4, 8, 2, 3)), "embed or head uses layers.0.up.bias, which belongs to a block"),
+    (Odd(torch.compile(PERCEPTRON)), "compile the blocks instead"),
     (Odd(PERCEPTRON, blocks="blocks"), "the model has no 'blocks'"),
     (Odd(PERCEPTRON, blocks="first"), "'first' is a Linear"),
     (Odd(PERCEPTRON, blocks=""), "names no `blocks`"),
@@ -102,6 +152,9 @@ UNSPLIT = [
 ]
 REFUSED += [(job, {"pipeline": 2, "accumulation": 2}, says) for job, says in ODD]
 REFUSED += [(Odd(Perceptron(4, 8, 2, 4), tensor_plan=plan), {"tensor": 2}, says) for plan, says in UNSPLIT]
+REFUSED += [(Odd(changed(change)), fields, says) for change, fields, says in UNFIT]
+NORMED = Odd(changed(lambda model: parametrizations.weight_norm(model.first)), tensor_plan={"first": "column"})
+REFUSED += [(NORMED, {"tensor": 2}, "first, whose weight is computed from others")]
 
 
 @pytest.mark.parametrize(("job", "fields", "says"), REFUSED, ids=[says for _, _, says in REFUSED])
@@ -135,6 +188,7 @@ class Other: ...
         ("FILE:Mne", {}, "Did you mean 'Mine'?"),
         ("FILE:Mine", {"wdth": 3}, r"its arguments are \(width: int\)"),
         ("FILE:Half", {}, "lacks batch, build_optimizer, loss"),
+        ("FILE:Imports", {}, "imports sibling, which lies beside it"),
         ("FILE:Other", {}, "is no TrainingJob; derive it"),
         ("/nowhere/mine.py:Mine", {}, "there is no file /nowhere/mine.py"),
         ("synergy_exec.examples.rnn:Rnn", {}, "there is no module 'synergy_exec.examples.rnn'"),
@@ -143,5 +197,6 @@ class Other: ...
 )
 def test_a_job_that_cannot_be_loaded(tmp_path, job_class, arguments, says):
     file = tmp_path / "mine.py"
-    file.write_text(JOB)
+    file.write_text(f"import sibling\n{JOB}" if job_class == "FILE:Imports" else JOB)
+    (tmp_path / "sibling.py").touch()
     refuses(says, load_job, job_class.replace("FILE", str(file)), arguments)

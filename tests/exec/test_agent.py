@@ -122,6 +122,7 @@ def test_stop_before_the_first_step_pauses(controller):
     [
         ("Breaking", {"way": "raise"}, "rank 0, step 6: RuntimeError: the data is gone"),
         ("Breaking", {"way": "exit"}, "rank 0, step 6: SystemExit: 0"),
+        ("Unsavable", {}, "rank 0, step 1: model._extra_state is a dict"),
         ("Unbuilt", {}, "rank 0, building: KeyError: 'width'"),
         ("Plane", {}, "Did you mean 'Plain'?"),
         ("Plain", {"pause": 1}, "rank 0, building: "),

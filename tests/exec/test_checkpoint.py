@@ -52,6 +52,25 @@ class Counting(Optimizer):
                 self.state[each]["count"] = self.state[each].get("count", 0) + 1
 
 
+@pytest.mark.parametrize(
+    ("keep", "says"),
+    [
+        (lambda state, weight: state.update(steps=1), "keeps state as 'steps'"),
+        (lambda state, weight: state[weight].update({"mean.fast": torch.zeros(2)}), "keeps state as 'mean.fast'"),
+        (
+            lambda state, weight: state[weight].update(seen=torch.eye(2).to_sparse()),
+            "seen.weight is a tensor of layout",
+        ),
+    ],
+)
+def test_state_of_an_optimizer_that_would_be_lost_is_refused(tmp_path, keep, says):
+    part = nn.Linear(3, 2)
+    optimizer = Counting(part.parameters())
+    optimizer.step()
+    keep(optimizer.state, part.weight)
+    refuses(says, Checkpoints(tmp_path).save, State([part], [optimizer]), Progress(step=1))
+
+
 def test_python_numbers_of_an_optimizer_go_on(tmp_path):
     (part, optimizer), (other, found) = (((net := nn.Linear(3, 2)), Counting(net.parameters())) for _ in range(2))
     for _ in range(5):

@@ -10,6 +10,7 @@ from exec.pretended import refuses
 from exec.saved import MICRO, PLANS
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.parametrizations import orthogonal
 
 from synergy_core.planner.plan import Plan
 from synergy_exec.training import noise
@@ -18,6 +19,7 @@ from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import TrainingJob, cosine
 from synergy_exec.training.trainer import Trainer
+from synergy_exec.worker.loop import odd_data
 
 SEED, BATCH = 5, 8
 STEPS, TOTAL = 3, 18.0
@@ -150,10 +152,49 @@ class Dropping(Normed):
         model.first_norm, model.last_norm = nn.Dropout(0.2), nn.Dropout(0.3)
 
 
+class Unusual(Normed):
+    """Expanded buffers, a parametrization with a buffer, blocks whose results are not contiguous, a parameter that the
+    optimizer does not get, and a loss of one dimension.
+    """
+
+    tensor_plan = {}  # noqa: RUF012
+    max_grad_norm = 0.3
+
+    def change(self, model):
+        for layer in model.layers:
+            layer.norm = nn.LayerNorm(WIDTH)
+            layer.register_buffer("ones", torch.ones(1).expand(WIDTH))
+            orthogonal(layer.up)
+            layer.register_forward_hook(lambda _layer, _inputs, output: output.t().contiguous().t())
+        model.first_norm, model.last_norm = nn.Identity(), nn.Identity()
+
+    def loss(self, output, target):
+        return super().loss(output, target).reshape(1)
+
+    def build_optimizer(self, parameters):
+        return super().build_optimizer(each for each in parameters if each.shape != (CLASSES,))
+
+
+class Sparse(Small):
+    """An embedding with sparse gradients, clipped."""
+
+    def build_model(self):
+        return nn.Sequential(nn.Embedding(32, WIDTH, sparse=True), nn.Linear(WIDTH, CLASSES))
+
+    def batch(self, step, size):
+        ids, labels = torch.randint(32, (2, size), generator=torch.Generator().manual_seed(step))
+        return ids, labels % CLASSES
+
+    def build_optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=0.5)
+
+
 CHAINS = {
     Masked: ("ddp2", "fsdp2", "tp2", "zero2", "single"),
     Normed: ("ddp2", "pp2", "fsdp2", "ppi2", "single"),
     Dropping: ("ddp2", "fsdp2", "zero2", "single"),
+    Unusual: ("pp2", "fsdp2", "ddp2", "single"),
+    Sparse: ("ddp2", "single"),
 }
 """Plans that a job goes through, a run each; a single process comes last."""
 
@@ -176,7 +217,19 @@ def run(job, plan, folder, steps=STEPS):
 TOLERANCE = 1e-5
 
 
+def run_in_half(plan, folder):
+    """The default type of torch is the job's choice; the trainer must not depend on it."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return run(Normed, plan, folder, 1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 PIECES = [(run, Dropping, "pp2", *where) for where in (("paused", 2), ("paused", 4), ("whole", 6))]
+
+
+HALF = run_in_half, "pp2", "half"
 
 
 def links(job):
@@ -188,7 +241,7 @@ def answers(tmp_path_factory):
     """Every job of CHAINS through its plans, run by run from checkpoint to checkpoint."""
     chained = [case for job in CHAINS for case in links(job)]
     two = [case for case in chained if case[2] != "single"]
-    two += PIECES
+    two += [*PIECES, HALF]
     return groups.run_once(
         tmp_path_factory, "users-jobs", {2: two, 1: [case for case in chained if case[2] == "single"]}
     )
@@ -206,7 +259,7 @@ def difference(one, other):
 
 @pytest.mark.parametrize("job", CHAINS)
 def test_a_job_through_all_its_plans_is_one_run_without_a_break(answers, job, tmp_path):
-    """Nested batches, clipping, schedule and evaluation; BatchNorm; dropout."""
+    """Nested batches, clipping, schedule and evaluation; BatchNorm; dropout; odd tensors; sparse gradients."""
     through = [seen for case in links(job) for seen in answers[case]]
     alone = run(job, "single", tmp_path, STEPS * len(CHAINS[job]))
     assert difference(through, alone) <= TOLERANCE
@@ -216,6 +269,10 @@ def test_dropout_under_a_pipeline_goes_on_as_if_it_had_not_been_paused(answers):
     """Though the first step of every run sends something through the stages to learn shapes."""
     first, second, whole = (answers[case] for case in PIECES)
     assert difference([*first, *second], whole) <= TOLERANCE
+
+
+def test_a_job_in_bfloat16_trains_under_a_pipeline(answers, tmp_path):
+    assert difference(answers[HALF], run_in_half("single", tmp_path)) <= 0.05
 
 
 def test_nested_batches_are_trained_clipped_and_scheduled_as_plain_torch_does(tmp_path):
@@ -272,8 +329,27 @@ def test_what_a_pipeline_cannot_send_is_refused_before_the_start():
             lambda job, step, size: (numbers(0, 1, 4), torch.zeros(1)),
             r"gave 1 inputs and 1 targets; give 2 of",
         ),
+        ("batch", lambda job, step, size: (numbers(0, 2, 4).numpy(), torch.zeros(2)), r"gave no inputs .* of tensors"),
+        ("loss", lambda job, output, target: output.mean(1), "gave a tensor of 2 numbers; give a tensor of one"),
+        ("loss", lambda job, output, target: output.detach().mean(), "requires_grad is False"),
+        ("loss", lambda job, output, target: (output.mean(), 1), "loss gave a tuple"),
+        ("build_optimizer", lambda job, parameters: [torch.optim.SGD(parameters, lr=1.0)], "gave a list"),
+        ("build_optimizer", lambda job, parameters: torch.optim.LBFGS(parameters), "LBFGS, whose step needs arguments"),
+        ("build_optimizer", lambda job, parameters: torch.optim.SGD(MaskedModel().parameters()), "did not receive"),
     ],
 )
-def test_batches_of_another_length_and_evaluations_of_nothing_are_errors(method, odd, says):
-    trainer = Trainer(type("Odd", (Normed,), {method: odd})(), Plan(micro_batch=2))
-    refuses(says, lambda: (trainer.step(0), trainer.evaluate(1)))
+def test_what_a_method_may_not_give_is_an_error(method, odd, says):
+    def trained():
+        trainer = Trainer(type("Odd", (Normed,), {method: odd})(), Plan(micro_batch=2))
+        trainer.step(0)
+        trainer.evaluate(1)
+
+    refuses(says, trained)
+
+
+def test_a_tensor_without_dimensions_in_a_batch_is_an_error():
+    job = Masked()
+    (inputs, targets) = job.batch(0, BATCH)
+    job.batch = lambda step, size: (inputs | {"extra": torch.tensor(0.5)}, targets)
+    assert not odd_data(job, Progress(), BATCH)
+    refuses("gave 0 or 8 inputs", lambda: Trainer(job, PLANS["single"]).step(0))

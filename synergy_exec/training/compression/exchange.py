@@ -161,10 +161,10 @@ class Exchange:
     def _seen(self, watch: Watch) -> tuple[dict[str, tuple[float, float]], Tensor]:
         names, device, replicas = list(watch.layers), self._wire.device, self._wire.replicas
         layers = torch.cat([torch.stack(pair) for pair in watch.layers.values()])
-        second = torch.zeros(2, device=device)
+        second = torch.zeros(2, dtype=torch.float32, device=device)
         for given, error in watch.second:
             second += torch.stack([given, error])
-        sketch = torch.zeros(0, device=device) if watch.sketch is None else watch.sketch.numbers
+        sketch = torch.zeros(0, dtype=torch.float32, device=device) if watch.sketch is None else watch.sketch.numbers
         values = torch.cat([layers, second, sketch])
         distributed.all_reduce(values, group=self._wire.group)
         # Each replica measured its share of the mean.

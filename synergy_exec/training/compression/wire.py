@@ -191,7 +191,7 @@ class Sketch:
 
     def __init__(self, generator: torch.Generator, device: torch.device) -> None:
         self._generator = generator
-        self.numbers = torch.zeros(SKETCH_NUMBERS, device=device)
+        self.numbers = torch.zeros(SKETCH_NUMBERS, dtype=torch.float32, device=device)
 
     def add(self, gradient: Tensor) -> None:
         """Adds a flat part of the gradient; every replica adds the same parts in the same order."""
