@@ -183,8 +183,7 @@ class Agents:
             hello = decode(text)
             if not isinstance(hello, Hello):
                 raise InputError(f"expected hello first; got {type(hello).__name__}.")
-            if hello.node in self.links:
-                raise InputError(f"node {hello.node} has an agent already.")
+            self._check(hello)
         except InputError as error:
             await channel.close(code=1008, message=farewell(str(error)))
             return channel
@@ -211,6 +210,17 @@ class Agents:
             if self._order:
                 self._listener.agent_left(self._order.index(hello.node))
         return channel
+
+    def _check(self, hello: Hello) -> None:
+        known = self._known.get(hello.node)
+        if not 0 <= hello.node < self.backend.nodes:
+            raise InputError(f"node {hello.node}: expected 0 to {self.backend.nodes - 1}.")
+        if hello.node in self.links:
+            raise InputError(f"node {hello.node} has an agent already.")
+        if known is not None and (known.slots, known.gpu_type) != (hello.slots, hello.gpu_type):
+            raise InputError(
+                f"node {hello.node} had {known.slots} {known.gpu_type}; now {hello.slots} {hello.gpu_type}."
+            )
 
     def _came(self, hello: Hello) -> None:
         self._known[hello.node] = hello
