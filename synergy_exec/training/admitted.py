@@ -196,8 +196,9 @@ class Admission:
 
     @cached_property
     def _uncopied(self) -> str | None:
+        model, _ = self._outline
         try:
-            copy.deepcopy(self._outline[0])
+            copy.deepcopy(model)
         except Exception as error:  # modules may raise anything
             text = " ".join(str(error).split())[:200]
             return f"the model cannot be copied ({type(error).__name__}: {text}); take tensor 1 and pipeline 1"

@@ -75,7 +75,8 @@ class TrainingJob(ABC):
         """The optimizer of these parameters at the initial batch; one that steps without a closure.
 
         A pipeline calls it once per stage with the parameters of that stage, so it must not depend on how many there
-        are. All that is trained must be part of the model.
+        are. All that is trained must be part of the model, and all that the optimizer keeps between steps must be in
+        its `state` and groups, where checkpoints find it.
         """
 
     def learning_rate_schedule(self, work: float, total: float) -> float:

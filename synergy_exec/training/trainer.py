@@ -440,7 +440,8 @@ def _optimizer(job: TrainingJob, part: nn.Module) -> Optimizer:
     if not isinstance(optimizer, Optimizer):
         raise InputError(f"{name} gave a {type(optimizer).__name__}; give one torch.optim.Optimizer.")
     try:
-        inspect.signature(optimizer.step).bind()
+        # Of the class, because a learning-rate scheduler replaces the method of the object.
+        inspect.signature(type(optimizer).step).bind(optimizer)
     except TypeError:
         raise InputError(
             f"{name} gave {type(optimizer).__name__}, whose step needs arguments; take an optimizer that steps without "

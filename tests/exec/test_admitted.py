@@ -162,6 +162,14 @@ def test_refusal_says_what_to_change(job, fields, says):
     assert says in Admission(job).refusal(Plan(**fields))
 
 
+def test_an_error_of_build_model_is_no_refusal():
+    job = Odd(None)
+    job.build_model = lambda: {}["width"]
+    for fields in ({"tensor": 2}, {"pipeline": 2, "accumulation": 2}, {"data": 2, "zero": 3}):
+        with pytest.raises(KeyError):
+            Admission(job).refusal(Plan(**fields))
+
+
 def test_trainer_refuses_what_is_refused_and_a_wrong_number_of_ranks():
     refuses("take zero 0", Trainer, Mlp(), Plan(zero=3))
     refuses(r"is 2 ranks, but the process group has 1; start 2", Trainer, Mlp(), Plan(data=2))

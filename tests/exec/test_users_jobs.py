@@ -176,7 +176,7 @@ class Unusual(Normed):
 
 
 class Sparse(Small):
-    """An embedding with sparse gradients, clipped."""
+    """An embedding with sparse gradients, clipped; a scheduler of torch that the job keeps."""
 
     def build_model(self):
         return nn.Sequential(nn.Embedding(32, WIDTH, sparse=True), nn.Linear(WIDTH, CLASSES))
@@ -186,7 +186,9 @@ class Sparse(Small):
         return ids, labels % CLASSES
 
     def build_optimizer(self, parameters):
-        return torch.optim.SGD(parameters, lr=0.5)
+        optimizer = torch.optim.SGD(parameters, lr=0.5)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        return optimizer
 
 
 CHAINS = {
