@@ -1,5 +1,6 @@
 """Checkpoints of process groups: any plan reads what any plan wrote, and what may happen to a group."""
 
+import glob
 import itertools
 import os
 import pickle
@@ -18,6 +19,7 @@ from exec.saved import OPTIMIZERS, PLANS, Training
 from synergy_exec.training import checkpoint
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
+from synergy_exec.worker import processes
 
 BEFORE, AFTER = 5, 5
 KILLS = 4
@@ -115,6 +117,7 @@ def damaged(folder):
 
 def save_for_ever(folder):
     """Every step a checkpoint, in turns at once and later, from the newest there is; ends by being killed."""
+    processes.die_with(os.getppid(), signal.SIGKILL)
     job, checkpoints = Training("ddp2"), Checkpoints(folder)
     progress = job.load(folder) or Progress()
     while True:
@@ -151,7 +154,8 @@ def killed(folder):
             while time.monotonic() < until_s and newest(folder) <= before + 1:
                 time.sleep(0.01)
             time.sleep(moments.uniform(0, 0.05))
-            while time.monotonic() < until_s and not any(folder.glob(".partial-*/*")):
+            # Not Path.glob, which fails if a folder is deleted meanwhile.
+            while time.monotonic() < until_s and not glob.glob(".partial-*/*", root_dir=folder):
                 pass
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
