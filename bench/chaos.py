@@ -55,6 +55,7 @@ DISK_MB = 600
 FREE_BYTES = 500_000
 """What a full disk has left: a journal's next page fits, a checkpoint does not."""
 LIMIT = "1e-6"
+"""Largest difference of a loss or a weight from undisturbed training."""
 _INSIDE = "CHAOS_DISK"
 _SETTINGS = (
     *("serve=true", "policy=[las]", "figures=false", "round_s=1"),

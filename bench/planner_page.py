@@ -56,10 +56,11 @@ of the models, or the whole file. *Other models*: models of the file that its fi
 FLOPs ÷ (peak × e), with the best e for that file. The figures are MAPE, with the 90th percentile in brackets.
 
 Only small models on one node wait for the host to launch kernels; without vtrain_single_a100 that constant keeps its
-assumed value, 20 µs (fitted: 35). The fit starts there. From 80 µs it ends at 102 µs with a lower cost, because of two
-rows of vtrain_multi_a100: tensor parallelism 8 with micro-batches of 2 and 64 took 1.6 and 2.0 times as long as with 4
-and 32. They stay in the fit, but a launch time does not explain them: with micro-batches of 2, tensor parallelism 16
-runs the same kernels and more communication in less time per layer (7.0 against 9.3 ms).
+assumed value, where the fit starts. Started much higher, it ends far too high, with a lower cost, because of two rows
+of vtrain_multi_a100: under tensor parallelism 8, micro-batches of 2 and of 64 took much longer than those of 4 and 32.
+The rows stay in the fit, but a launch time does not explain them: with micro-batches of 2, tensor parallelism 16 runs
+the same kernels and more communication in less time per layer. So *file out* of vtrain_single_a100 depends on that
+start.
 """
 CHOICES = """## Step times as shipped, and the choice of plans
 
@@ -93,11 +94,11 @@ Megatron; the network and its overlap were fitted to bert, roberta, gpt2 and lla
 """
 RUBICKS_HOSTS = """Rubick's t5 and vit are far off in two kinds of rows:
 
-- *Odd nodes*: on several nodes, of which one has an odd number of GPUs, a step takes 0.1 to 0.4 s longer than on even
-  nodes, in a model of 0.1 as of 1.2 billion parameters, but not with offloading. The artifact gives each GPU one CPU
+- *Odd nodes*: on several nodes, of which one has an odd number of GPUs, a step takes longer than on even nodes, by
+  about as much in the small vit as in the large t5, but not with offloading. The artifact gives each GPU one CPU
   thread, and eight with offloading (sched/models). By its own breakdown of steps (simulator/traces), t5 spends this
-  time in the forward pass, which waits for the batch, and not in the exchange of gradients. So hosts did not keep up
-  with loading data, which is not modelled.
+  time in the forward pass, which waits for the batch, and not in the exchange of gradients. So hosts probably did not
+  keep up with loading data, which is not modelled.
 - *3d*: t5 takes about twice as long as predicted at every degree, while its data-parallel plans fit. Both settings
   cannot be the same T5; the artifact does not state the sizes of either.
 """

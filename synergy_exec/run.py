@@ -122,7 +122,7 @@ def execute_all(
     resumed: Path | None = None,
     shown: Callable[[list[Path], Path], None] = lambda results, into: None,
 ) -> list[Place]:
-    """Runs every policy; returns their folders, which are in a folder of the command in `folder`.
+    """Runs every policy; returns their folders, which are in the command's own folder below `folder`.
 
     If the same command was interrupted, it goes on in its folder: finished policies are kept and the unfinished one
     resumes. resumed: the folder of the command to go on with. shown: makes figures and reports of the results. Raises

@@ -17,7 +17,7 @@ from synergy_exec.training import trees
 from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer
 from synergy_exec.training.compression.schemes import schemes
 from synergy_exec.training.job import Batch, LoadedJob, TrainingJob, Tree
-from synergy_exec.training.meta_model import keeping_random_state, on_meta_device
+from synergy_exec.training.meta_model import keeping_random_state, on_meta_device, sharing
 from synergy_exec.training.parallel import obstacle
 from synergy_exec.training.pipeline import used_by_head
 
@@ -198,7 +198,7 @@ class Admission:
     def _uncopied(self) -> str | None:
         model, _ = self._outline
         try:
-            copy.deepcopy(model)
+            sharing(model)  # a copy that takes no memory for parameters
         except Exception as error:  # modules may raise anything
             text = " ".join(str(error).split())[:200]
             return f"the model cannot be copied ({type(error).__name__}: {text}); take tensor 1 and pipeline 1"

@@ -88,9 +88,8 @@ class Initial:
         model = job.build_model()
         for module in model.modules():
             for name, buffer in module._buffers.items():
-                if (
-                    buffer is not None and buffer.layout == torch.strided and 0 in buffer.stride()
-                ):  # it is expanded, and could not be written
+                # An expanded buffer (stride 0) cannot be written in place.
+                if buffer is not None and buffer.layout == torch.strided and 0 in buffer.stride():
                     module._buffers[name] = buffer.contiguous()
         if self._weights is not None:
             read_into(model, self._weights)

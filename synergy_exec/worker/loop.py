@@ -275,7 +275,7 @@ class Loop:
                         report_due = began + self._launch.report_s
                 if agreed.stop:
                     return self._finish(PAUSED)
-                if agreed.retunes:
+                if agreed.retunes:  # an order that was carried out already changes nothing
                     self._retune(self._heard[agreed.retunes - 1])
                 if agreed.save:
                     self.doing = f"saving at step {self._progress.step}"
