@@ -38,7 +38,7 @@ POLICIES = ("fifo", "sia+plans", "synergy")
 CROWDED = 20
 """Times as dense as in the trace: all of it within a few seconds."""
 GOAL_MEAN, GOAL_JOB = 0.05, 0.10
-SLOTS, PROFILE_S = 4, 240.0
+SLOTS, PROFILE_S = 4, 400.0
 """Of the demo; and how long its models are measured each time, at most."""
 
 

@@ -17,7 +17,7 @@ import yaml  # type: ignore[import-untyped]
 from synergy_core.catalog import yaml_fault
 from synergy_core.errors import InputError, unknown
 from synergy_exec.plain import plain
-from synergy_runs.settings import NOT_NEGATIVE, POSITIVE, Bounds, build, key, typed
+from synergy_runs.settings import COUNT, NOT_NEGATIVE, POSITIVE, Bounds, build, key, typed
 
 _CLASS = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
 MOST_BYTES = 100_000
@@ -60,7 +60,8 @@ _SAMPLES = _within(1, MOST_SAMPLES, "samples")
 class JobFile:
     """A job as its user describes it: a class or a command.
 
-    A command runs on `slots` slots, once on each node; its work is the user's estimate of its run time in seconds.
+    A command runs once on each of its nodes. Its work is the user's estimate of its run time in seconds or, if it may
+    run on `min_slots` to `max_slots` slots, its number of steps.
     """
 
     name: str = key("jobs with the same name, class and arguments share what was learned of them", bounds=_NAME)
@@ -79,9 +80,13 @@ class JobFile:
     grace_s: float = key("seconds for a command to save before it is moved", 30.0, _within(0, 600, "seconds"))
     max_seconds: float = key("limit of the run time over all its runs, in seconds; 0: none", 0.0, NOT_NEGATIVE)
     batch: int = key(
-        "batch under policies that do not choose it; 0: the initial batch", 0, _within(0, MOST_SAMPLES, "samples")
+        "batch under policies that do not choose it, or samples of each step of a command; 0: the initial batch",
+        0,
+        _within(0, MOST_SAMPLES, "samples"),
     )
     slots: int = key("number of slots under policies that do not choose it", 1, POSITIVE)
+    min_slots: int = key("smallest number of slots on which a command runs; 0: `slots`", 0, COUNT)
+    max_slots: int = key("largest number of slots on which a command runs; 0: `slots`", 0, COUNT)
     weights: str = key("file with the initial state_dict, as safetensors or from torch.save", "", _PATH)
     memory_gb: float = key(
         "limit of a rank's memory in GB, without Python and its libraries: plans that were measured to need more are "
@@ -92,6 +97,11 @@ class JobFile:
     user: str = key("name of its user", "", _OTHER_NAME)
     virtual_cluster: str = key("virtual cluster whose quota it uses", "", _OTHER_NAME)
     priority: int = key("higher runs sooner, under policies that read it", 0, _within(-1_000, 1_000, "a priority"))
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether this is a command whose work is in the steps that it reports, because its slots may change."""
+        return bool(self.command) and self.min_slots < self.max_slots
 
     @property
     def application(self) -> str:
@@ -108,8 +118,8 @@ class JobFile:
 
 
 _REQUIRED = ("class", "initial_batch", "work")
-_OF_CLASSES = ("job_class", "arguments", "initial_batch", "max_batch", "batch", "weights", "memory_gb")
-_OF_COMMANDS = ("command", "directory", "grace_s")
+_OF_CLASSES = ("job_class", "arguments", "initial_batch", "max_batch", "weights", "memory_gb")
+_OF_COMMANDS = ("command", "directory", "grace_s", "min_slots", "max_slots")
 
 
 def read_job_file(path: Path) -> JobFile:
@@ -164,6 +174,8 @@ def _of_class(given: dict[str, Any]) -> dict[str, Any]:
     for name in _REQUIRED:
         if name not in given:
             raise InputError(f"{name} is missing; a job has {', '.join(_REQUIRED)}, or a command.")
+    if odd := [name for name in given if name in _OF_COMMANDS]:
+        raise InputError(f"{odd[0]} is of a command; a job is a class or a command, not both.")
     job_class = given.pop("class")
     usual = {"name": str(job_class).rpartition(":")[2], "max_batch": given["initial_batch"]}
     return {**usual, **given, "job_class": job_class}
@@ -176,11 +188,14 @@ def _of_command(given: dict[str, Any]) -> dict[str, Any]:
     words, slots, limit_s = given["command"], given.get("slots", 1), given.get("max_seconds", 0.0)
     if not isinstance(words, list) or not words:
         raise InputError(f"command={typed(words)}: expected {_COMMAND.words}.")
-    batch = slots if isinstance(slots, int) and slots > 0 else 1
+    if ("min_slots" in given or "max_slots" in given) and not ("work" in given and "batch" in given):
+        raise InputError("min_slots and max_slots need work, in steps, and batch, the samples of each step.")
+    batch = given.get("batch") or (slots if isinstance(slots, int) and slots > 0 else 1)
     work = limit_s if isinstance(limit_s, int | float) and limit_s > 0 else DEFAULT_COMMAND_S
     name = plain(Path(str(words[-1])).name, MOST_NAME)
     usual = {"name": name, "work": work, "initial_batch": batch, "max_batch": batch}
-    return {**usual, **given}
+    limits = {name: given.get(name) or slots for name in ("min_slots", "max_slots")}
+    return {**usual, **given, **limits}
 
 
 def _check_plain(values: Any) -> None:
@@ -209,6 +224,13 @@ def _inside(value: Mapping[Any, Any] | list[Any]) -> Iterable[Any]:
 
 
 def _check_batches(job: JobFile) -> None:
+    if job.command:
+        if not job.min_slots <= job.slots <= job.max_slots <= job.max_batch:
+            raise InputError(
+                f"min_slots={job.min_slots}, slots={job.slots}, max_slots={job.max_slots}, batch={job.max_batch}; "
+                "expected each to be at least as large as the one before."
+            )
+        return
     if job.max_batch < job.initial_batch:
         raise InputError(
             f"max_batch={job.max_batch} is below initial_batch={job.initial_batch}; expected as much or more."

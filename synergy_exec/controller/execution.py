@@ -473,6 +473,7 @@ class Execution:
             job_uuid=job.uuid,
             saved_step=job.seen.saved[0],
             command=job.file.command,
+            counts_steps=job.file.counts_steps,
             directory=job.file.directory,
             grace_s=job.file.grace_s,
             **self.settings.of_runs(),

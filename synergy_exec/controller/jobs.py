@@ -255,4 +255,4 @@ def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float, profile: 
         architecture="" if model is None else model.name,
         pipeline=None if given is None else given.pipeline,
     )
-    return replace(spec, fixed_batch=True, min_gpus=file.slots, most_gpus=file.slots) if file.command else spec
+    return replace(spec, fixed_batch=True, min_gpus=file.min_slots, most_gpus=file.max_slots) if file.command else spec

@@ -51,7 +51,7 @@ class Effort:
 
     seconds: of training for each plan and batch, at least one step. every_batch: whether batches between the smallest
     and the largest are measured; otherwise they are predicted. noise_s: seconds of training, once per model, to measure
-    its gradient noise; longer if the noise is still unknown then.
+    its gradient noise, but at most a quarter of the model's time; longer if the noise is still unknown then.
     """
 
     seconds: float = 3.0
@@ -340,7 +340,8 @@ class Measuring:
         # Noise is measured once, under a plan of several slots if there is one: two replicas show it at once.
         several = min(2, max(each.gpus for each in self._selections[0].plans))
         sees_noise = not self._noise_known and plan.gpus >= several
-        seconds = max(self._effort.seconds, self._effort.noise_s) if sees_noise else self._effort.seconds
+        noise_s = min(self._effort.noise_s, self._longest_s / 2)
+        seconds = max(self._effort.seconds, noise_s) if sees_noise else self._effort.seconds
         enough = _shows_noise if sees_noise else lambda report: True
         reports = await _all(self._report(run, plan, seconds, enough) for run in self._runs)
         self._noise_known |= sees_noise

@@ -1,8 +1,9 @@
 """Runs a job that is a command: any training script, unchanged, once on each of its nodes.
 
-Before it is moved the command gets SIGTERM and `grace_s` seconds to save; it manages its own checkpoints. Its work is
-counted in seconds of run time. It may report its progress as lines of JSON in the file that SYNERGY_REPORT names:
-`{"step": 120, "loss": 2.31}` (`synergy_exec.reporting.report` writes them).
+Before it is moved the command gets SIGTERM and `grace_s` seconds to save; it manages its own checkpoints. It may report
+its progress as lines of JSON in the file that SYNERGY_REPORT names: `{"step": 120, "loss": 2.31}`
+(`synergy_exec.reporting.report` writes them). If its number of slots may change, its work is counted in these steps,
+and the scheduler learns from their times how fast it is on how many slots. Otherwise work is seconds of run time.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_exec.messages import PAUSED, Failure, MeansToLeave, Report, Started, Stop
+from synergy_exec.messages import PAUSED, Failure, Launch, MeansToLeave, Report, Started, Stop
 from synergy_exec.worker import processes
 from synergy_exec.worker.start import FAILED, AgentConnection, Descriptors, Heartbeat, Start, see_only
 from synergy_runs.files import atomic_file
 
 PROGRESS = "progress.json"
-"""File in the job's folder with the seconds that the command has run, over all runs."""
+"""File in the job's folder with the seconds that the command has run, over all runs, and the step it last reported."""
 _LOOK_S, _TAIL_BYTES = 0.2, 4096
 _BEAT_S = 600.0
 """A command never counts as hanging, because it need not report progress."""
@@ -41,20 +42,17 @@ def run(start: Start, descriptors: Descriptors) -> int:
         told_to_stop = True
 
     signal.signal(signal.SIGTERM, terminate)
-    launch, began_s = start.launch, time.monotonic()
+    launch, slots = start.launch, str(len(start.launch.slots))
     folder = Path(launch.folder)
-    before_s = 0.0
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        before_s = float(json.loads((folder / PROGRESS).read_text(encoding="utf-8"))["seconds"])
+    progress = _Progress(launch, folder)
     processes.pin(os.getpid(), start.cores)
-    reports, slots = folder / "report.jsonl", str(len(launch.slots))
     if descriptors.store is not None:  # frees the port, at which the command's own ranks will meet
         os.close(descriptors.store)
     try:
         child = subprocess.Popen(
             [word.replace("{slots}", slots).replace("{folder}", launch.folder) for word in launch.command],
             cwd=launch.directory or folder,
-            env=_environment(start, reports),
+            env=_environment(start, progress.reports),
             stdin=subprocess.DEVNULL,
         )
     except OSError as error:
@@ -73,13 +71,12 @@ def run(start: Start, descriptors: Descriptors) -> int:
             child.kill()
         if launch.node_rank == 0 and now_s - told_s >= launch.report_s:
             if math.isinf(told_s):
-                launch_s = time.time() - start.launched_s
-                agent.say(Started(run=launch.run, step=int(before_s), samples=0, work=before_s, launch_s=launch_s))
-            _tell(start, agent, before_s + now_s - began_s, reports)
+                agent.say(progress.started(time.time() - start.launched_s))
+            agent.say(progress.report())
             told_s = now_s
         time.sleep(_LOOK_S)
     if launch.node_rank == 0:
-        _tell(start, agent, before_s + time.monotonic() - began_s, reports)
+        agent.say(progress.report())
     if told_to_stop or child.returncode == 0:
         code = PAUSED if told_to_stop else 0
         agent.say(MeansToLeave(run=launch.run, code=code))
@@ -91,24 +88,51 @@ def run(start: Start, descriptors: Descriptors) -> int:
     return FAILED
 
 
-def _tell(start: Start, agent: AgentConnection, seconds: float, reports: Path) -> None:
-    launch = start.launch
-    with contextlib.suppress(OSError, InputError), atomic_file(Path(launch.folder) / PROGRESS) as partial:
-        partial.write_text(json.dumps({"seconds": seconds}) + "\n", encoding="utf-8")
-    said = _last_report(reports)
-    agent.say(
-        Report(
+class _Progress:
+    """What the command has done, over all runs. reports: the file in which it reports its steps in this run."""
+
+    def __init__(self, launch: Launch, folder: Path) -> None:
+        self._launch, self._file, self.reports = launch, folder / PROGRESS, folder / "report.jsonl"
+        self._began_s = time.monotonic()
+        self._before_s, self._step, self._loss = 0.0, 0, math.nan
+        self._first: tuple[int, float] | None = None
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            known = json.loads(self._file.read_text(encoding="utf-8"))
+            self._before_s, self._step = float(known["seconds"]), int(known.get("step", 0))
+        if launch.node_rank == 0:
+            self.reports.unlink(missing_ok=True)
+
+    def started(self, launch_s: float) -> Started:
+        work = float(self._step) if self._launch.counts_steps else self._before_s
+        return Started(run=self._launch.run, step=int(work), samples=0, work=work, launch_s=launch_s)
+
+    def report(self) -> Report:
+        """Reads and keeps what the command reported last. The time of a step is the mean since this run's first."""
+        launch, now_s = self._launch, time.monotonic()
+        seconds = self._before_s + now_s - self._began_s
+        said = _last_report(self.reports)
+        steps, step_s = int(seconds), 1.0
+        if "step" in said:
+            self._step, self._loss = int(said["step"]), float(said.get("loss", math.nan))
+            self._first = self._first or (self._step, now_s)
+        if launch.counts_steps:
+            first, since_s = self._first or (self._step, now_s)
+            steps = max(0, self._step - first)
+            step_s = (now_s - since_s) / steps if steps else 0.0
+        with contextlib.suppress(OSError, InputError), atomic_file(self._file) as partial:
+            partial.write_text(json.dumps({"seconds": seconds, "step": self._step}) + "\n", encoding="utf-8")
+        return Report(
             run=launch.run,
-            step=int(said.get("step", seconds)),
+            step=self._step if self._step or launch.counts_steps else int(seconds),
             samples=0,
-            work=seconds,
-            loss=float(said.get("loss", math.nan)),
+            work=float(self._step) if launch.counts_steps else seconds,
+            loss=self._loss,
             micro_batch=launch.plan.micro_batch,
             accumulation=launch.plan.accumulation,
-            step_s=1.0,
-            steps=int(seconds),
+            step_s=step_s,
+            steps=steps,
+            grad_sqr=float(launch.counts_steps),  # without noise: a step at the command's own batch is worth a step
         )
-    )
 
 
 def _last_report(path: Path) -> dict[str, Any]:

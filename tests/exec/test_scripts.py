@@ -51,6 +51,28 @@ command: [{python}, -c, "import time; time.sleep(1)"]
 slots: 2
 priority: 5
 """
+ELASTIC = """
+name: elastic
+command: [{python}, scales.py]
+slots: 1
+max_slots: 2
+batch: 64
+work: 200
+"""
+SCALES = """
+import os, time
+from synergy_exec.reporting import report
+
+slots = int(os.environ["SYNERGY_SLOTS"])
+state = os.path.join(os.environ["SYNERGY_FOLDER"], "state")
+first = int(open(state).read()) if os.path.exists(state) else 0
+print(f"on {slots} slots from step {first}", flush=True)
+for step in range(first, 200):
+    time.sleep(0.2 / slots)
+    with open(state, "w") as file:
+        file.write(str(step + 1))
+    report(step + 1, 1.0)
+"""
 BROKEN = """
 name: broken
 command: [{python}, -c, "import sys; print('no data'); sys.exit(3)"]
@@ -92,9 +114,36 @@ def test_a_torchrun_script_that_knows_nothing_is_scheduled_moved_and_finished(tm
     assert "no data" in answer("logs", "broken", "--dir", results)
 
 
+def test_a_script_that_accepts_several_numbers_of_slots_has_more_while_it_is_alone(tmp_path):
+    results, said = tmp_path / "r", tmp_path / "said.txt"
+    (tmp_path / "scales.py").write_text(SCALES)
+    (tmp_path / "elastic.yaml").write_text(ELASTIC.format(python=sys.executable))
+    serve = ("serve=true", "policy=[synergy]", f"results_dir={results}", "backend.options.slots=2", "round_s=0.5")
+    with serving(said, *serve, "figures=false", "restart_s=1"):
+        wait_until(lambda: asked(results, "GET", "/state"), 240, said.read_text)
+        answer("submit", tmp_path / "elastic.yaml", "--dir", results)
+        wait_until(lambda: asked(results, "GET", "/jobs")[0]["goodput"], 240, said.read_text)
+        answer("submit", tmp_path / "elastic.yaml", "--dir", results)
+        done = lambda: all(job["state"] == "done" for job in asked(results, "GET", "/jobs"))  # noqa: E731
+        wait_until(done, 240, said.read_text)
+        jobs = asked(results, "GET", "/jobs")
+    begun = [
+        [line for line in answer("logs", number, "--dir", results).splitlines() if line.startswith("on ")]
+        for number in (0, 1)
+    ]
+    assert begun[0][0] == "on 2 slots from step 0"
+    assert begun[0][1].startswith("on 1 slots from step ")
+    assert begun[1][0] == "on 1 slots from step 0"
+    assert [(job["work"], job["step"]) for job in jobs] == [(200, 200), (200, 200)]
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
+        ({"command": ["a"], "max_slots": 2}, "need work, in steps, and batch"),
+        ({"command": ["a"], "slots": 3, "max_slots": 2, "work": 9, "batch": 8}, "max_slots=2"),
+        ({"command": ["a"], "max_slots": 4, "work": 9, "batch": 2}, "batch=2"),
+        ({"class": "a:B", "initial_batch": 8, "work": 9, "max_slots": 2}, "max_slots is of a command"),
         ({"command": []}, "a list of words"),
         ({"command": "torchrun train.py"}, "a list of words"),
         ({"command": ["a\x1b"]}, "a list of words"),
