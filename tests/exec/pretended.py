@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy, get_policy
 from synergy_exec import messages as said
+from synergy_exec.controller.controller import resume
 from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Ended, Launch, Message, Outcome, Report, Reshare, Retune
+from synergy_exec.run import executed
 from synergy_exec.settings import Settings
 from synergy_exec.wire import decode, encode
 from synergy_runs.facts import Kind
@@ -158,10 +162,12 @@ def report(number: int, launch: Launch, work: float) -> Report:
 
 
 class Stage:
-    """An execution and its pretended agents on one clock."""
+    """An execution and its pretended agents on one clock. again: makes another like it on the same folder."""
 
-    def __init__(self, execution: Execution, agents: list[FakeAgent]) -> None:
-        self.execution = execution
+    def __init__(
+        self, execution: Execution, agents: list[FakeAgent], again: Callable[..., Stage] | None = None
+    ) -> None:
+        self.execution, self.again = execution, again
         self.agents = {agent.node: agent for agent in agents}
         self.now_s = 0.0
         for agent in agents:
@@ -201,6 +207,35 @@ class Stage:
         files = [file_of(work, **more) for work in works]
         return [self.execution.submit(f"j{first + at}", file, self.now_s) for at, file in enumerate(files)]
 
+    def ends(self, node: int, run: int, outcome: Outcome, reason: str, **what: Any) -> None:
+        """A run, by itself. what: more of what its agent says."""
+        ended = self.agents[node].end(run, outcome, reason)
+        self.execution.heard(node, replace(ended, **what), self.now_s)
+
+    def lose(self, node: int) -> FakeAgent:
+        """Its agent is gone, and all runs there."""
+        gone = self.agents.pop(node)
+        gone.runs.clear()
+        self.execution.agent_left(node, self.now_s)
+        self.deliver()
+        return gone
+
+    def come_back(self, agent: FakeAgent) -> None:
+        self.agents[agent.node] = agent
+        self.execution.agent_came(agent.node, self.now_s)
+        self.deliver()
+
+    def resumed(self) -> Stage:
+        """A new controller on the same journal after this one vanished; agents have saved and left."""
+        for agent in self.agents.values():
+            for number in list(agent.runs):
+                agent.end(number, "paused")
+        self.execution.journal._connection.close()  # not committed: as after SIGKILL
+        again = self.again(checkpoints=self.agents[0].checkpoints)
+        again.now_s = max(again.execution.journal.last_s(), self.now_s)
+        resume(again.execution, again.now_s)
+        return again
+
     def finish(self, most: int = 500) -> None:
         for _ in range(most):
             if self.execution.idle:
@@ -216,27 +251,15 @@ class Stage:
         return run.launch
 
     def facts_hold(self) -> None:
-        """No slot held twice, starts and stops in turn, at most one end a job."""
-        held: dict[int, set[tuple[int, int]]] = {}
-        last: dict[int, int] = {}
-        time_s = 0.0
-        for fact in self.execution.journal.facts():
-            assert fact.time_s >= time_s
-            time_s = fact.time_s
-            before = last.get(fact.job)
-            if fact.kind == Kind.SUBMIT:
-                assert before is None
-            elif fact.kind == Kind.START:
-                assert before in (Kind.SUBMIT, Kind.STOP)
-                own = {(node, bit) for node, mask in fact.placement for bit in range(64) if mask >> bit & 1}
-                assert len(own) == fact.gpus
-                assert not any(own & others for others in held.values())
-                held[fact.job] = own
-            else:
-                assert before == Kind.START
-                assert len(held.pop(fact.job)) == fact.gpus
-            last[fact.job] = fact.kind
-        assert not held or not self.execution.idle
+        """Ends what still runs. No slot was held twice, starts and stops took turns, each job ended at most once."""
+        for agent in self.agents.values():
+            for run in list(agent.runs):
+                self.ends(agent.node, run, "paused", "")
+        journal, decider = self.execution.journal, self.execution.decider
+        journal.commit()
+        executed(Journal(journal.path), None, decider.policy, decider.aside.whole, "facts", 0, 0.0)
+        kinds = Counter(fact.kind for fact in journal.facts())
+        assert kinds[Kind.START] == kinds[Kind.STOP] + kinds[Kind.FINISH]
 
     def finished(self) -> list[int]:
         return sorted(fact.job for fact in self.execution.journal.facts() if fact.kind == Kind.FINISH)
@@ -267,4 +290,5 @@ def staged(
     """With an agent on each node. more: of `execution_of`."""
     saved = {} if checkpoints is None else checkpoints
     execution = execution_of(folder, policy, **{"cluster": cluster_of(*slots), **more})
-    return Stage(execution, [agent(node, each, saved) for node, each in enumerate(slots)])
+    agents = [agent(node, each, saved) for node, each in enumerate(slots)]
+    return Stage(execution, agents, partial(staged, folder, policy, slots, agent=agent, **more))
