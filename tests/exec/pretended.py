@@ -22,6 +22,7 @@ from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Ended, Launch, Message, Outcome, Report, Reshare, Retune
+from synergy_exec.plans import Candidates, plans, write_candidates
 from synergy_exec.run import executed
 from synergy_exec.settings import Settings
 from synergy_exec.wire import decode, encode
@@ -66,13 +67,15 @@ class FakeRun:
 
 @dataclass
 class FakeAgent:
-    """One node. checkpoints: work saved by job, on the file system that all nodes share."""
+    """One node. checkpoints: work saved by job, on the file system that all nodes share. refusal: why a plan is no
+    candidate for what it launches; None: it finds no candidates.
+    """
+
+    refusal = None
 
     node: int
     slots: int
     checkpoints: dict[int, float]
-    failing: set[int] = field(default_factory=set)
-    deaf: bool = False
     runs: dict[int, FakeRun] = field(default_factory=dict)
     reserved: int = 0
     launched: list[int] = field(default_factory=list)
@@ -87,6 +90,9 @@ class FakeAgent:
             held = {slot for run in self.runs.values() for slot in run.launch.slots}
             assert not held & set(message.slots), "launched on slots that are held"
             assert max(message.slots) < self.slots
+            if self.refusal and message.plans_on and message.first_rank == 0:
+                there = {size: plans(size, message.plans_at, self.refusal) for size in message.plans_on}
+                write_candidates(Path(message.folder), Candidates(there))
             self.launched.append(message.job)
             self.runs[message.run] = FakeRun(message, now_s, self.checkpoints.get(message.job, 0.0))
         elif isinstance(message, said.Shutdown):
@@ -127,9 +133,6 @@ class FakeAgent:
                 run.stepped = True
                 seconds = {"launch_s": 0.1, "build_s": 0.1, "load_s": 0.1, "first_step_s": 0.1}
                 told.append(said.Started(run=number, step=int(run.done), samples=0, work=run.done, **seconds))
-            if launch.job in self.failing:
-                told.append(self.end(number, "failed", "rank 0: ValueError: no"))
-                continue
             speed = launch.world / STEP_S
             run.done = min(launch.work, run.done + max(1.0, (now_s - run.began_s) * speed))
             run.began_s = now_s
@@ -178,7 +181,7 @@ class Stage:
         while self.execution.runs.outbox:
             node, message = self.execution.runs.outbox.pop(0)
             agent = self.agents.get(node)
-            if agent is None or agent.deaf:
+            if agent is None:
                 continue
             for answer in agent.hear(decode(encode(message)), self.now_s):
                 self.execution.heard(node, decode(encode(answer)), self.now_s)
@@ -188,7 +191,7 @@ class Stage:
         for each in seconds:
             self.now_s += each
             for agent in list(self.agents.values()):
-                for message in [] if agent.deaf else agent.pass_time(self.now_s):
+                for message in agent.pass_time(self.now_s):
                     self.execution.heard(agent.node, decode(encode(message)), self.now_s)
             self.deliver()
             if decide:
@@ -197,10 +200,6 @@ class Stage:
     def decide(self) -> None:
         self.execution.decide(self.now_s)
         self.deliver()
-
-    def seconds(self, number: int, each: float = 1.0) -> None:
-        for _ in range(number):
-            self.advance(each)
 
     def submit(self, *works: float, **more: Any) -> list[Any]:
         first = len(self.execution.jobs)
@@ -233,11 +232,10 @@ class Stage:
         self.execution.journal._connection.close()  # not committed: as after SIGKILL
         again = self.again(checkpoints=self.agents[0].checkpoints)
         again.now_s = max(again.execution.journal.last_s(), self.now_s)
-        resume(again.execution, again.now_s)
         return again
 
-    def finish(self, most: int = 500) -> None:
-        for _ in range(most):
+    def finish(self) -> None:
+        for _ in range(500):
             if self.execution.idle:
                 return
             self.advance(1.0)
@@ -246,8 +244,8 @@ class Stage:
     def states(self) -> dict[int, str]:
         return {number: job.state for number, job in sorted(self.execution.jobs.items())}
 
-    def launch(self, node: int = 0) -> Launch:
-        (run,) = self.agents[node].runs.values()
+    def launch(self) -> Launch:
+        (run,) = self.agents[0].runs.values()
         return run.launch
 
     def facts_hold(self) -> None:
@@ -272,11 +270,13 @@ def execution_of(
     settings: Settings | None = None,
     profile: Profile | None = None,
 ) -> Execution:
-    """On the journal in the folder. cluster: or how many slots its only node has."""
+    """Goes on with what is in the folder, as controllers do. cluster: or how many slots its only node has."""
     chosen = get_policy(policy) if isinstance(policy, str) else policy
     nodes = cluster_of(cluster) if isinstance(cluster, int) else cluster
     journal, known = Journal(folder / "journal.sqlite"), Profile() if profile is None else profile
-    return Execution(journal, chosen, nodes, settings or Settings(retries=2), folder, known)
+    execution = Execution(journal, chosen, nodes, settings or Settings(retries=2), folder, known)
+    resume(execution, journal.last_s())
+    return execution
 
 
 def staged(

@@ -12,7 +12,6 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.planner.plan import Plan
 from synergy_core.scheduling.reasons import Stopped, Waiting
-from synergy_exec.controller.controller import resume
 from synergy_exec.controller.decider import Aside, fitting
 from synergy_exec.controller.journal import Journal, retry_in
 from synergy_exec.messages import LOST_PEERS
@@ -41,7 +40,7 @@ def test_launch_that_waits_is_superseded(tmp_path):
     (waits,) = stage.submit(10.0)
     stage.decide()
     stage.execution.cancel(waits, stage.now_s)
-    stage.seconds(2)
+    stage.advance(1.0, 1.0)
     assert stage.states() == {0: "running", 1: "cancelled"}
     assert stage.agents[0].launched == [0, 0]
     stage.facts_hold()
@@ -54,7 +53,7 @@ def test_lost_agent_loses_its_runs_alone_and_gets_no_job_until_it_is_back(tmp_pa
     assert stage.states() == {0: "running"}
     gone = stage.lose(1)
     assert not stage.agents[0].runs  # its part was killed
-    stage.seconds(2)
+    stage.advance(1.0, 1.0)
     assert stage.states() == {0: "starting"}
     assert stage.agents[0].launched == [0]
     stage.come_back(gone)
@@ -68,9 +67,9 @@ def test_reasons_of_stops_are_journaled_and_known_to_the_next_controller(tmp_pat
     stage = staged(tmp_path, "las", (1, 1))
     stage.submit(1e6, 1e6)
     stage.advance(0.0)
-    stage.seconds(9, 600.0)
+    stage.advance(*9 * [600.0])
     stage.submit(1e6)  # it has attained nothing yet
-    stage.seconds(3)
+    stage.advance(1.0, 1.0, 1.0)
     (outranked,) = [job for job in stage.execution.jobs.values() if job.stopped_for is not None]
     assert (outranked.stopped_for, outranked.state) == (Stopped.OUTRANKED, "waiting")
     assert [each.kind for each in stage.execution.decider.why_waiting([outranked], stage.now_s)[outranked.job_id]] == [
@@ -257,7 +256,6 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_the_job_goes_on(tmp_pat
     assert job.losses == 0
     # A controller that takes over knows it too.
     after = execution_of(tmp_path)
-    resume(after, stage.now_s)
     assert after.jobs[0].seen.spared_micro_batch == 4
     after.journal.close()
     stage.finish()
@@ -328,7 +326,7 @@ def test_resumed_controller_believes_what_was_observed(tmp_path):
     stage = staged(tmp_path, "synergy", (2,))
     (before,) = stage.submit(1e5)
     stage.advance(0.0)
-    stage.seconds(5)
+    stage.advance(*5 * [1.0])
     again = stage.resumed()
     after = again.execution.jobs[0]
     assert 0 < after.task.done_work <= before.task.done_work  # to the last decision
@@ -376,7 +374,7 @@ def cancelled(folder):
     """A job that had come to some step without a checkpoint."""
     stage = staged(folder)
     (job,) = stage.submit(1e6)
-    stage.seconds(3)
+    stage.advance(1.0, 1.0, 1.0)
     stage.execution.cancel(job, stage.now_s)
     stage.deliver()
     assert job.seen.best_step > 0

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import cycle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from synergy_core.policies import get_policy
 from synergy_exec.controller.jobs import ModelExchange
 from synergy_exec.messages import Hello, Started
 from synergy_exec.nodes.agents import cluster_of
-from synergy_exec.plans import Candidates, plans, write_candidates
 from synergy_exec.profiling.machine import keep_profile, known_profile
 from synergy_exec.run import _check, _compressions
 from synergy_exec.settings import Settings
@@ -49,10 +47,12 @@ class TimedAgent(FakeAgent):
 
     broken: frozenset[str] = frozenset()
 
+    @staticmethod
+    def refusal(plan):
+        return "no" if plan.zero or plan.interleave > 1 else None
+
     def pass_time(self, now_s):
         for number, run in list(self.runs.items()):
-            if run.launch.plans_on and not run.stepped:
-                write_candidates(Path(run.launch.folder), candidates(run.launch))
             if run.launch.plan.degrees in self.broken:
                 return [self.end(number, "failed", "rank 0: RuntimeError: it cannot be cut so")]
         return super().pass_time(now_s)
@@ -60,13 +60,6 @@ class TimedAgent(FakeAgent):
     def measured(self, said, launch):
         sync_s = EXCHANGE_S if launch.plan.data > 1 else 0.0
         return replace(said, step_s=step_s(launch.plan), sync_s=sync_s)
-
-
-def candidates(launch):
-    def refusal(plan):
-        return "no" if plan.zero or plan.interleave > 1 else None
-
-    return Candidates({size: plans(size, launch.plans_at, refusal) for size in launch.plans_on})
 
 
 def trying(folder, *, policy="synergy", fraction=1.0, profile=None):
@@ -84,7 +77,7 @@ def test_submitted_job_tries_each_kind_of_plan_once_and_stays_with_the_fastest(t
     (job,) = stage.submit(4_000.0, **MODEL)
     stage.advance(0.0)
     assert set(degrees(stage, 0)) <= {"1", "dp2"}  # nobody knows yet what else there is
-    stage.seconds(200)
+    stage.advance(*200 * [1.0])
     assert job.state == "running"
     assert stage.execution.decider.plans[0].degrees == "pp2"
     tried = degrees(stage, 0)
@@ -146,7 +139,7 @@ def test_what_a_job_writes_in_place_of_its_plans_does_no_harm(tmp_path, monkeypa
         (folder / "plans.json").write_text(next(odd))
 
     odd = cycle(["[]", '{"plans": {"2": [{"data": 2, "zero": "x"}]}}', "no JSON"])
-    monkeypatch.setitem(globals(), "write_candidates", write)
+    monkeypatch.setattr("exec.pretended.write_candidates", write)
     stage = trying(tmp_path)
     stage.submit(300.0, 300.0, 300.0, **MODEL)
     stage.finish()
@@ -327,7 +320,7 @@ def test_shares_are_launched_with_and_change_without_a_restart(tmp_path):
     stage.advance(1.0)
     assert shares(stage) == {0: pytest.approx(3.2)}
     (modest,) = stage.submit(40.0, name="modest")
-    stage.seconds(2)
+    stage.advance(1.0, 1.0)
     assert shares(stage) == {0: pytest.approx(2.8), 1: pytest.approx(1.2)}
     stage.finish()
     assert (hungry.restarts, modest.restarts) == (0, 0)
