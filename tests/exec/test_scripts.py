@@ -1,14 +1,14 @@
 """Jobs that are commands: a script that knows nothing of Synergy is scheduled, moved and finished; limits of jobs."""
 
-import dataclasses
 import json
 import sys
 
 import pytest
 from exec.pretended import file_of, refuses, staged
-from exec.real import answer, asked, serving, wait_until
+from exec.real import Service, answer
 
 from synergy_exec.job_file import job_of
+from synergy_exec.run import SOME_FAILED
 
 TRAIN = """
 import os, sys, time
@@ -39,50 +39,38 @@ for step in range(first, 60):
         time.sleep(0.05)
     distributed.barrier()
 """
-PLAIN = """
-name: plain
-command: [{python}, -m, torch.distributed.run, train.py]
-slots: 2
-grace_s: 10
-"""
-URGENT = """
-name: urgent
-command: [{python}, -c, "import time; time.sleep(1)"]
-slots: 2
-priority: 5
-"""
-BROKEN = """
-name: broken
-command: [{python}, -c, "import sys; print('no data'); sys.exit(3)"]
-"""
+PYTHON = sys.executable
+JOBS = {
+    "plain": {"command": [PYTHON, "-m", "torch.distributed.run", "train.py"], "slots": 2, "grace_s": 10},
+    "urgent": {"command": [PYTHON, "-c", "import time; time.sleep(1)"], "slots": 2, "priority": 5},
+    "broken": {"command": [PYTHON, "-c", "import sys; print('no data'); sys.exit(3)"]},
+}
 
 
 def test_a_torchrun_script_that_knows_nothing_is_scheduled_moved_and_finished(tmp_path):
-    results, said = tmp_path / "r", tmp_path / "said.txt"
+    results = tmp_path / "r"
     (tmp_path / "train.py").write_text(TRAIN)
-    for name, text in (("plain", PLAIN), ("urgent", URGENT), ("broken", BROKEN)):
-        (tmp_path / f"{name}.yaml").write_text(text.format(python=sys.executable))
-
-    def states():
-        return {job["name"]: job["state"] for job in asked(results, "GET", "/jobs") or []}
-
-    def until(true):
-        wait_until(true, 240, said.read_text)
-
+    for name, job in JOBS.items():
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({"name": name, **job}))
     serve = ("serve=true", "policy=[priority]", f"results_dir={results}", "backend.options.slots=2", "round_s=0.2")
-    with serving(said, *serve, "figures=false", code=1):
-        until(lambda: asked(results, "GET", "/state"))
+    with Service(results) as service:
+
+        def ended(name, state):
+            service.until(lambda: service.jobs()[name]["state"] == state)
+
+        service.start(*serve, "figures=false")
         answer("submit", tmp_path / "plain.yaml", "--dir", results)
-        until(lambda: (tmp_path / "state.pt").exists())
+        service.until((tmp_path / "state.pt").exists)
         answer("submit", tmp_path / "urgent.yaml", "--dir", results)
-        until(lambda: states().get("urgent") == "done")
+        ended("urgent", "done")
         (tmp_path / "go").touch()
-        until(lambda: states()["plain"] == "done")
+        ended("plain", "done")
         answer("submit", tmp_path / "broken.yaml", "--dir", results)
-        until(lambda: states().get("broken") == "failed")
-        plain, _, broken = asked(results, "GET", "/jobs")
-    assert plain["restarts"] == 1
-    assert "exit code 3" in broken["reason"]
+        ended("broken", "failed")
+        jobs = service.jobs()
+        assert service.leave() == SOME_FAILED
+    assert jobs["plain"]["restarts"] == 1
+    assert "exit code 3" in jobs["broken"]["reason"]
     logs = answer("logs", "plain", "--dir", results)
     begun = [int(line.rpartition(" ")[2]) for line in logs.splitlines() if line.startswith("rank 0 of 2 begins")]
     assert begun[0] == 0
@@ -135,8 +123,7 @@ def test_a_job_that_hangs_twice_at_one_step_fails_with_its_stack(tmp_path):
         (run,) = stage.execution.runs.of_job(job.job_id)
         folder = stage.execution.folder_of(job)
         (folder / "log.txt").write_text(f"--- run {run}\nrank 0 stands at:\n  File mine.py, line 3\n")
-        ended = stage.agents[0].end(run, "lost", "rank 0: no step for 60 s")
-        stage.execution.heard(0, dataclasses.replace(ended, hung=True), stage.now_s)
+        stage.ends(0, run, "lost", "rank 0: no step for 60 s", hung=True)
         stage.advance(float(turn))
     assert job.state == "failed"
     assert "it hung twice" in job.reason
