@@ -113,14 +113,6 @@ def add_runs(journal, job, name, plans, *, first=0):
         journal.ended(run, "done" if last else "paused", "")
 
 
-def write_steps(folder, losses, *, run, seconds=0.01):
-    """Steps 1, 2, … of one run at the initial batch."""
-    steps = StepsFile(folder / "steps.csv", run)
-    for number, loss in enumerate(losses, 1):
-        steps.add(number, BATCH, 1.0, loss, seconds)
-    steps.close()
-
-
 # Loss curves of jobs that changed their plans are those of one process; what is not is found
 
 
@@ -141,7 +133,10 @@ def work(tmp_path_factory):
     trained_chain(folder)
     journal = Journal(folder / "journal.sqlite")
     for job, kind in ((1, "AdamGpt"), (2, "DropoutMlp")):
-        write_steps(job_folder(folder, job, kind, f"test_recorded:{kind}"), [9.0, 9.0], run=2 + job)
+        steps = StepsFile(job_folder(folder, job, kind, f"test_recorded:{kind}") / "steps.csv", 2 + job)
+        for number in (1, 2):
+            steps.add(number, BATCH, 1.0, 9.0, 0.01)
+        steps.close()
         add_runs(journal, job, kind, [ONE], first=2 + job)
     journal.close()
     return folder
@@ -231,39 +226,17 @@ def test_what_a_user_can_mend_is_said(work, tmp_path):
     refuses("job j: class: there is no module", replayed, elsewhere, [CHAIN[2]] * len(job.steps), SEED)
 
 
-def test_later_run_counts_to_the_last_bit_and_a_line_cut_off_does_not(tmp_path):
-    """Six digits of learning rates had made ReLU networks drift apart by 0.02 in a few hundred steps."""
-    folder, rate = job_folder(tmp_path, 3, "j"), 1.0 + 1.0 / 3.0
-    write_steps(folder, [2.5, 2.25], run=0)
-    (folder / "steps.csv").open("a").write("3,16,1,2")
-    steps = StepsFile(folder / "steps.csv", 1)
-    steps.add(2, 16, rate, 2.125, 0.1)
-    steps.close()
-    (job,) = recorded_jobs(tmp_path)
-    assert (job.number, job.name, job.file.job_class) == (3, "j", SGD)
-    assert [(step.number, step.loss, step.run) for step in job.steps] == [(1, 2.5, 0), (2, 2.125, 1)]
-    assert job.steps[1].rate == rate
-
-
 # Logs in bounded space, and the command that prints them
-
-
-def launch(folder, run, **more):
-    return launch_of(folder=str(folder), run=run, log_mb=0.008, **more)
-
-
-def size(folder):
-    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def test_a_job_keeps_the_last_of_what_it_printed_within_its_space(tmp_path):
     for run in range(5):
-        given = launch(tmp_path, run)
+        given = launch_of(folder=str(tmp_path), run=run, log_mb=0.008)
         with open(open_log(given), "wb", buffering=0) as log:  # held open, as workers do
             for line in range(40):
                 log.write(f"run {run} line {line:02} ".encode().ljust(99, b".") + b"\n")
                 bound_log(given)
-                assert size(tmp_path) <= 8_000 + 200
+                assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 8_000 + 200
     lines = [line for name in ("log-old.txt", "log.txt") for line in (tmp_path / name).read_text().splitlines()]
     printed = [f"run {run} line {line:02}" for run in range(5) for line in range(40)]
     assert [line[:13] for line in lines] == printed[-len(lines) :]
@@ -284,12 +257,7 @@ def three_jobs(tmp_path):
 
 @pytest.mark.parametrize(
     ("typed", "printed"),
-    [
-        (["a"], "zero\n--- run 3\nthree\n"),
-        (["0"], "zero\n--- run 3\nthree\n"),
-        (["b"], "two\n"),
-        (["c"], ""),
-    ],
+    [(["a"], "zero\n--- run 3\nthree\n"), (["0"], "zero\n--- run 3\nthree\n"), (["b"], "two\n"), (["c"], "")],
 )
 def test_logs_of_a_job_are_printed_in_order(three_jobs, typed, printed, capfdbinary):
     for folder in (three_jobs, three_jobs.parents[1]):
