@@ -167,9 +167,7 @@ def report(number: int, launch: Launch, work: float) -> Report:
 class Stage:
     """An execution and its pretended agents on one clock. again: makes another like it on the same folder."""
 
-    def __init__(
-        self, execution: Execution, agents: list[FakeAgent], again: Callable[..., Stage] | None = None
-    ) -> None:
+    def __init__(self, execution: Execution, agents: list[FakeAgent], again: Any = None) -> None:
         self.execution, self.again = execution, again
         self.agents = {agent.node: agent for agent in agents}
         self.now_s = 0.0

@@ -71,20 +71,6 @@ def train_run(folder, number):
     return began
 
 
-def trained_chain(work):
-    folder = job_folder(work, 0, "chain")
-    cases = [(train_run, folder, number) for number in range(len(CHAIN))]
-    began = groups.run({2: cases[:2], 1: cases[2:]})
-    assert [began[case] for case in cases] == [0, 4, 8]
-    journal = Journal(work / "journal.sqlite")
-    journal.set_meta("settings", {"seed": SEED})
-    add_runs(journal, 0, "chain", CHAIN)
-    for number, plan in enumerate(CHAIN):
-        retuned = {"micro_batch": 2 * plan.micro_batch, "accumulation": plan.accumulation}
-        journal.timing(number, number + 0.5, "plan", retuned)
-    journal.close()
-
-
 def job_folder(work, number, name, job_class=SGD):
     folder = work / "jobs" / str(number)
     folder.mkdir(parents=True)
@@ -130,8 +116,16 @@ class DropoutMlp(Mlp):
 def work(tmp_path_factory):
     """The chain, really trained, and two jobs that no record could be judged of."""
     folder = tmp_path_factory.mktemp("runs") / "synergy-0.work"
-    trained_chain(folder)
+    chain = job_folder(folder, 0, "chain")
+    cases = [(train_run, chain, number) for number in range(len(CHAIN))]
+    began = groups.run({2: cases[:2], 1: cases[2:]})
+    assert [began[case] for case in cases] == [0, 4, 8]
     journal = Journal(folder / "journal.sqlite")
+    journal.set_meta("settings", {"seed": SEED})
+    add_runs(journal, 0, "chain", CHAIN)
+    for number, plan in enumerate(CHAIN):
+        retuned = {"micro_batch": 2 * plan.micro_batch, "accumulation": plan.accumulation}
+        journal.timing(number, number + 0.5, "plan", retuned)
     for job, kind in ((1, "AdamGpt"), (2, "DropoutMlp")):
         steps = StepsFile(job_folder(folder, job, kind, f"test_recorded:{kind}") / "steps.csv", 2 + job)
         for number in (1, 2):
@@ -311,8 +305,7 @@ def test_following_goes_on_until_the_job_has_ended(three_jobs):
 PARTS = {"launch_s": 0.1, "build_s": 0.05, "load_s": 0.025, "first_step_s": 0.2}
 
 
-@pytest.fixture
-def timed(tmp_path):
+def test_times_are_told_apart(tmp_path):
     """A job of two runs: decided and launched at 0 and 1 s, first steps told of 0.5 s later, the first stopped."""
     folder = tmp_path / "las-0.work"
     journal = Journal(folder / "journal.sqlite")
@@ -327,11 +320,7 @@ def timed(tmp_path):
     results = tmp_path / "las-0"
     results.mkdir()
     (results / "summary.json").write_text(json.dumps({"simulation_cpu_s": 0.01}))
-    return folder
-
-
-def test_times_are_told_apart(timed):
-    found = overheads(timed)
+    found = overheads(folder)
     first, restart = found.starts
     assert (first.fresh, restart.fresh) == (True, False)
     assert (first.total_s, first.waited_s, first.parts) == (0.5, 0.0, PARTS)
