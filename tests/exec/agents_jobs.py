@@ -130,54 +130,44 @@ class Breaking(Plain):
         self._hangs, self._factor = False, 1.0
 
     def before(self, step: int) -> None:
-        if step == self.at and _rank() == self.rank:
-            getattr(self, f"_{self.way}")()
+        if step != self.at or _rank() != self.rank:
+            return
+        match self.way:
+            case "hang":
+                self._hangs = True
+            case "nan":
+                self._factor = float("nan")
+            case "stall":
+                time.sleep(float(self.note))
+            case "end":
+                os._exit(0)
+            case "reset":
+                raise ConnectionResetError("Connection reset by peer")
+            case "raise":
+                raise RuntimeError("the data is gone")
+            case "obey":
+                while not (Path(self.note).exists() and Path(self.note).read_text().endswith("\n")):
+                    time.sleep(0.05)
+                if Path(self.note).read_text() == "fail\n":
+                    raise RuntimeError("it was told to")
+            case "exit":
+                raise SystemExit(0)
+            case "out_of_memory":
+                torch.empty(1 << 46)
+            case "hoard":
+                self.hoard = b"x" * 1_000_000_000
+            case "disk_full":  # as where a line of steps.csv, or what the job prints, finds no room
+                sys.stderr = open("/dev/full", "w")  # noqa: SIM115
+                raise OSError(errno.ENOSPC, "No space left on device")
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case _:
+                raise ValueError(self.way)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         if self._hangs:
             time.sleep(1000)
         return self._factor * super().loss(output, target)
-
-    def _hang(self) -> None:
-        self._hangs = True
-
-    def _nan(self) -> None:
-        self._factor = float("nan")
-
-    def _stall(self) -> None:
-        time.sleep(float(self.note))
-
-    def _end(self) -> None:
-        os._exit(0)
-
-    def _reset(self) -> None:
-        raise ConnectionResetError("Connection reset by peer")
-
-    def _raise(self) -> None:
-        raise RuntimeError("the data is gone")
-
-    def _obey(self) -> None:
-        while not (Path(self.note).exists() and Path(self.note).read_text().endswith("\n")):
-            time.sleep(0.05)
-        if Path(self.note).read_text() == "fail\n":
-            self._raise()
-
-    def _exit(self) -> None:
-        raise SystemExit(0)
-
-    def _out_of_memory(self) -> None:
-        torch.empty(1 << 46)
-
-    def _hoard(self) -> None:
-        self.hoard = b"x" * 1_000_000_000
-
-    def _disk_full(self) -> None:
-        """As where a line of steps.csv, or what the job prints, finds no room."""
-        sys.stderr = open("/dev/full", "w")  # noqa: SIM115
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def _kill(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Sparing(Plain):
@@ -206,28 +196,26 @@ class Straying(Plain):
         self.way, self.note, self.then, self.at = way, Path(note), then, at
 
     def before(self, step: int) -> None:
-        if step == self.at:
-            getattr(self, f"_{self.way}")()
-            while not any(self.note.iterdir()):
-                time.sleep(0.01)
-            if self.then == "raise":
-                raise RuntimeError("the data is gone")
-            if self.then == "wait":
-                time.sleep(self.LONGEST_S)
-
-    def _daemon(self) -> None:
-        """As daemons come about: two forks, and a session of its own; it keeps the job's log open."""
-        _fork(lambda: _fork(self._stay_apart))
-
-    def _program(self) -> None:
-        """Another program, which inherits what it can."""
-        lines = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(120)"
-        command = [sys.executable, "-S", "-c", lines, str(self.note)]
-        subprocess.Popen(command, start_new_session=True, close_fds=False)
-
-    def _runner(self) -> None:
-        """Never one process for long: each starts the next, in a session of its own, and leaves."""
-        _fork(self._run_on)
+        if step != self.at:
+            return
+        match self.way:
+            case "daemon":  # two forks, and a session of its own; it keeps the job's log open
+                _fork(lambda: _fork(self._stay_apart))
+            case "program":  # another one, which inherits what it can
+                lines = "import os, pathlib, sys, time\n"
+                lines += "pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(120)"
+                command = [sys.executable, "-S", "-c", lines, str(self.note)]
+                subprocess.Popen(command, start_new_session=True, close_fds=False)
+            case "runner":  # never one process for long: each starts the next, in a session of its own, and leaves
+                _fork(self._run_on)
+            case "bomb":  # all fork, and stay, each in a session of its own: 64 of them
+                _fork(lambda: self._multiply(6))
+        while not any(self.note.iterdir()):
+            time.sleep(0.01)
+        if self.then == "raise":
+            raise RuntimeError("the data is gone")
+        if self.then == "wait":
+            time.sleep(self.LONGEST_S)
 
     def _run_on(self) -> None:
         (self.note / "runs").touch()
@@ -236,10 +224,6 @@ class Straying(Plain):
             if os.fork():
                 os._exit(0)
             os.setsid()
-
-    def _bomb(self) -> None:
-        """All fork, and stay, each in a session of its own: 64 of them."""
-        _fork(lambda: self._multiply(6))
 
     def _multiply(self, times: int) -> None:
         os.setsid()
