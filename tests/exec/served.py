@@ -71,13 +71,17 @@ async def serve(meeting: Meeting, node: int, slots: int, checkpoints: dict[int, 
 
 
 class TaskBackend:
-    def __init__(self, *slots: int) -> None:
-        self.slots = slots
+    """starting: awaited, with its node and where it finds the controller, before an agent is started."""
+
+    def __init__(self, *slots: int, starting: Callable[[int, Meeting], Awaitable[Any]] | None = None) -> None:
+        self.slots, self.starting = slots, starting
         self.nodes = len(slots)
         self.checkpoints: dict[int, float] = {}
         self.agents: dict[int, asyncio.Task[None]] = {}
 
     async def start(self, node: int, meeting: Meeting) -> None:
+        if self.starting is not None:
+            await self.starting(node, meeting)
         work = serve(meeting, node, self.slots[node], self.checkpoints)
         self.agents[node] = asyncio.ensure_future(work)
 

@@ -165,17 +165,9 @@ def samples(text):
 
 
 def test_it_is_not_well_while_agents_are_awaited(tmp_path, capsys):
-    class Late(TaskBackend):
-        def __init__(self, *slots):
-            super().__init__(*slots)
-            self.asked = asyncio.Event()
-
-        async def start(self, node, meeting):
-            await self.asked.wait()
-            await super().start(node, meeting)
-
     async def work():
-        backend = Late(1)
+        asked = asyncio.Event()
+        backend = TaskBackend(1, starting=lambda *_: asked.wait())
         controller = controller_of(tmp_path, backend=backend, serve=True)
         running = asyncio.ensure_future(controller.run())
         await until(lambda: (tmp_path / "controller.json").exists())
@@ -187,14 +179,14 @@ def test_it_is_not_well_while_agents_are_awaited(tmp_path, capsys):
         assert ("synergy_slots",) not in early
         assert (await got(client, "/jobs", client.token))[0] == 503
         await refused("waits for its agents", client, "GET", "/state")
-        backend.asked.set()
+        asked.set()
         await until(lambda: controller.execution is not None)
         assert (await got(client, "/healthz"))[0] == 200
-        backend.asked.clear()
+        asked.clear()
         backend.agents[0].cancel()
         await until(lambda: not controller.agents.links)
         assert (await got(client, "/healthz"))[0] == 503
-        backend.asked.set()
+        asked.set()
         await until(lambda: bool(controller.agents.links))
         assert (await got(client, "/healthz"))[0] == 200
         assert samples((await got(client, "/metrics", client.token))[2])["synergy_agent_losses_total",] == 1

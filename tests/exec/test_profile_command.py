@@ -278,12 +278,10 @@ def test_command_measures_as_a_run_would(tmp_path, launches, monkeypatch, capfd)
     """On two nodes that reach the controller by another address than its own."""
     urls = []
 
-    class Elsewhere(TaskBackend):
-        async def start(self, node, meeting):
-            urls.append(meeting.url)
-            await super().start(node, meeting)
+    async def note(node, meeting):
+        urls.append(meeting.url)
 
-    monkeypatch.setattr(command, "get_backend", lambda name, options: Elsewhere(*[1] * options["nodes"]))
+    monkeypatch.setattr(command, "get_backend", lambda _, options: TaskBackend(*[1] * options["nodes"], starting=note))
     job = tmp_path / "job.yaml"
     job.write_text(json.dumps({"class": "a.b:C", "name": "small", "initial_batch": 4, "work": 1}))
     of_run = ["host=127.0.0.2", "interface=lo", "bfloat16=false", "memory_gb_per_slot=3", "start_s=77", "profile_s=60"]
