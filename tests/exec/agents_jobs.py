@@ -43,22 +43,45 @@ class Plain(TrainingJob):
         return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
-class Saying(Plain):
+class Counting(nn.Linear):
+    """It has state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 0}
+
+
+class Odd(Plain):
+    """way: what of it is odd from the beginning."""
+
+    def __init__(self, way: str, pause_s: float = 0.0) -> None:
+        super().__init__(pause_s)
+        self.way = way
+
     def build_model(self) -> nn.Module:
-        model = super().build_model()
-        print(f"made on {next(model.parameters()).device}", flush=True)
+        if self.way == "unbuilt":
+            raise KeyError("width")
+        model = Counting(4, 2) if self.way == "unsavable" else nn.Linear(4, 2)
+        if self.way == "saying":
+            print(f"made on {model.weight.device}", flush=True)
         return model
 
+    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().batch(step, size)
+        if self.way == "impure":
+            return torch.randn(size, 4), targets
+        return inputs + 1e-6 * os.getpid() if self.way == "seeded" else inputs, targets
 
-class Unsavable(Plain):
-    """Its model has state that is no tensor."""
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        if self.way == "greedy" and len(output) > 4:  # its memory does for four samples at once
+            torch.empty(1 << 46)
+        return super().loss(output, target)
+
+
+class Wide(Plain):
+    """Its layers are worth compressing, but for the last."""
 
     def build_model(self) -> nn.Module:
-        class Counting(nn.Linear):
-            def get_extra_state(self) -> dict[str, int]:
-                return {"calls": 0}
-
-        return Counting(4, 2)
+        return nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 2))
 
 
 class Noting(Plain):
@@ -98,86 +121,53 @@ def _rank() -> int:
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
-class Wide(Plain):
-    """One whose layers are worth compressing, but for the last. way: what of its gradients is odd from step 5 on."""
-
-    def __init__(self, pause_s: float = 0.0, way: str = "") -> None:
-        super().__init__(pause_s)
-        self.way, self._step = way, 0
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 2))
-
-    def before(self, step: int) -> None:
-        self._step = step
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        factor = {"": 1.0, "nan": float("nan")}[self.way] if self._step >= 5 else 1.0
-        return factor * super().loss(output, target)
-
-
 class Breaking(Plain):
     """way: what rank `rank` does at step `at`. note: what goes with it, such as a file for what it leaves behind."""
 
     def __init__(self, way: str, at: int = 5, rank: int = 0, pause_s: float = 0.0, note: str = "") -> None:
         super().__init__(pause_s)
         self.way, self.at, self.rank, self.note = way, at, rank, note
-        self._hangs = False
+        self._hangs, self._factor = False, 1.0
 
     def before(self, step: int) -> None:
-        if step == self.at and _rank() == self.rank:
-            getattr(self, f"_{self.way}")()
+        if step != self.at or _rank() != self.rank:
+            return
+        match self.way:
+            case "hang":
+                self._hangs = True
+            case "nan":
+                self._factor = float("nan")
+            case "stall":
+                time.sleep(float(self.note))
+            case "end":
+                os._exit(0)
+            case "reset":
+                raise ConnectionResetError("Connection reset by peer")
+            case "raise":
+                raise RuntimeError("the data is gone")
+            case "obey":
+                while not (Path(self.note).exists() and Path(self.note).read_text().endswith("\n")):
+                    time.sleep(0.05)
+                if Path(self.note).read_text() == "fail\n":
+                    raise RuntimeError("it was told to")
+            case "exit":
+                raise SystemExit(0)
+            case "out_of_memory":
+                torch.empty(1 << 46)
+            case "hoard":
+                self.hoard = b"x" * 1_000_000_000
+            case "disk_full":  # as where a line of steps.csv, or what the job prints, finds no room
+                sys.stderr = open("/dev/full", "w")  # noqa: SIM115
+                raise OSError(errno.ENOSPC, "No space left on device")
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case _:
+                raise ValueError(self.way)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         if self._hangs:
             time.sleep(1000)
-        return super().loss(output, target)
-
-    def _hang(self) -> None:
-        self._hangs = True
-
-    def _stall(self) -> None:
-        time.sleep(float(self.note))
-
-    def _end(self) -> None:
-        os._exit(0)
-
-    def _reset(self) -> None:
-        raise ConnectionResetError("Connection reset by peer")
-
-    def _raise(self) -> None:
-        raise RuntimeError("the data is gone")
-
-    def _obey(self) -> None:
-        while not (Path(self.note).exists() and Path(self.note).read_text().endswith("\n")):
-            time.sleep(0.05)
-        if Path(self.note).read_text() == "fail\n":
-            self._raise()
-
-    def _exit(self) -> None:
-        raise SystemExit(0)
-
-    def _out_of_memory(self) -> None:
-        torch.empty(1 << 46)
-
-    def _disk_full(self) -> None:
-        """As where a line of steps.csv, or what the job prints, finds no room."""
-        sys.stderr = open("/dev/full", "w")  # noqa: SIM115
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def _kill(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Impure(Plain):
-    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        return torch.randn(size, 4), torch.randn(size, 2)
-
-
-class Seeded(Plain):
-    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = super().batch(step, size)
-        return inputs + 1e-6 * os.getpid(), targets
+        return self._factor * super().loss(output, target)
 
 
 class Sparing(Plain):
@@ -187,32 +177,10 @@ class Sparing(Plain):
         self._spares = (step == 5 and _rank() == 1) or step == 8
 
     def build_model(self) -> nn.Module:
-        job = self
-
-        class Two(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.first, self.second = nn.Linear(4, 2), nn.Linear(4, 2)
-
-            def forward(self, x: Tensor) -> Tensor:
-                output: Tensor = self.first(x) if job._spares else self.first(x) + self.second(x)
-                return output
-
-        return Two()
-
-
-class Greedy(Plain):
-    """Its memory does for four samples at once."""
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        if len(output) > 4:
-            torch.empty(1 << 46)
-        return super().loss(output, target)
-
-
-class Unbuilt(Plain):
-    def build_model(self) -> nn.Module:
-        raise KeyError("width")
+        model = nn.Linear(4, 2)
+        model.second = nn.Linear(4, 2)
+        model.register_forward_hook(lambda first, given, out: out if self._spares else out + first.second(*given))
+        return model
 
 
 class Straying(Plain):
@@ -228,26 +196,26 @@ class Straying(Plain):
         self.way, self.note, self.then, self.at = way, Path(note), then, at
 
     def before(self, step: int) -> None:
-        if step == self.at:
-            getattr(self, f"_{self.way}")()
-            while not any(self.note.iterdir()):
-                time.sleep(0.01)
-            if self.then:
-                getattr(self, f"_then_{self.then}")()
-
-    def _daemon(self) -> None:
-        """As daemons come about: two forks, and a session of its own; it keeps the job's log open."""
-        _fork(lambda: _fork(self._stay_apart))
-
-    def _program(self) -> None:
-        """Another program, which inherits what it can."""
-        lines = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(120)"
-        command = [sys.executable, "-S", "-c", lines, str(self.note)]
-        subprocess.Popen(command, start_new_session=True, close_fds=False)
-
-    def _runner(self) -> None:
-        """Never one process for long: each starts the next, in a session of its own, and leaves."""
-        _fork(self._run_on)
+        if step != self.at:
+            return
+        match self.way:
+            case "daemon":  # two forks, and a session of its own; it keeps the job's log open
+                _fork(lambda: _fork(self._stay_apart))
+            case "program":  # another one, which inherits what it can
+                lines = "import os, pathlib, sys, time\n"
+                lines += "pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(120)"
+                command = [sys.executable, "-S", "-c", lines, str(self.note)]
+                subprocess.Popen(command, start_new_session=True, close_fds=False)
+            case "runner":  # never one process for long: each starts the next, in a session of its own, and leaves
+                _fork(self._run_on)
+            case "bomb":  # all fork, and stay, each in a session of its own: 64 of them
+                _fork(lambda: self._multiply(6))
+        while not any(self.note.iterdir()):
+            time.sleep(0.01)
+        if self.then == "raise":
+            raise RuntimeError("the data is gone")
+        if self.then == "wait":
+            time.sleep(self.LONGEST_S)
 
     def _run_on(self) -> None:
         (self.note / "runs").touch()
@@ -256,10 +224,6 @@ class Straying(Plain):
             if os.fork():
                 os._exit(0)
             os.setsid()
-
-    def _bomb(self) -> None:
-        """All fork, and stay, each in a session of its own: 64 of them."""
-        _fork(lambda: self._multiply(6))
 
     def _multiply(self, times: int) -> None:
         os.setsid()
@@ -274,17 +238,6 @@ class Straying(Plain):
     def _stay(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (self.note / str(os.getpid())).touch()
-        time.sleep(self.LONGEST_S)
-
-    def _hoard(self) -> None:
-        """No process, but a gigabyte."""
-        self.hoard = b"x" * 1_000_000_000
-        (self.note / "hoards").touch()
-
-    def _then_raise(self) -> None:
-        raise RuntimeError("the data is gone")
-
-    def _then_wait(self) -> None:
         time.sleep(self.LONGEST_S)
 
 

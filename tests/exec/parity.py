@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
-from exec.pretended import FakeAgent, Stage, execution_of, file_of, launch_of, report
+from exec import pretended
+from exec.pretended import Stage, file_of
 
 from synergy_core.cluster import Cluster
 from synergy_core.goodput.throughput import gradient_time
@@ -35,6 +36,7 @@ from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_exec.controller.decider import FEWEST_STEPS, SAME_BATCH_FRACTION, Decider, Orders
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.learning import Learning
+from synergy_exec.messages import Report
 from synergy_exec.settings import Settings
 from synergy_sim.drivers import Rounds
 from synergy_sim.execution import ExecutionModel, SimulatedJob
@@ -348,11 +350,10 @@ class Driver:
 
     def stepped(self, job_id: int, micro_batch: int = 1, accumulation: int = 1, step_s: float = 0.0) -> None:
         grad_sqr, grad_var = self.statistics.get(job_id, (0.0, 0.0))
-        launch = launch_of(plan=Plan(micro_batch=micro_batch, accumulation=accumulation))
-        measured = {"step_s": step_s, "sync_s": 0.0, "steps": FEWEST_STEPS if step_s else 0}
-        said = dataclasses.replace(
-            report(0, launch, self.moment.work.get(job_id, 0.0)),
-            **measured, step=0, samples=0, loss=0.0, grad_sqr=grad_sqr, grad_var=grad_var, memory_bytes=0,
+        said = Report(
+            run=0, step=0, samples=0, work=self.moment.work.get(job_id, 0.0), loss=0.0,
+            micro_batch=micro_batch, accumulation=accumulation, step_s=step_s, steps=FEWEST_STEPS if step_s else 0,
+            grad_sqr=grad_sqr, grad_var=grad_var,
         )  # fmt: skip
         if not self.jobs[job_id].ended:
             self.decider.report(self.jobs[job_id], said)
@@ -433,8 +434,12 @@ def replayed(recording: Recording, scene: Scene, policy: Policy, *, states: bool
 
 
 class WatchedDecider(Decider):
+    """fits: see `share_fits`."""
+
     def __init__(self, policy: Policy, cluster: Cluster, profile: Profile) -> None:
         super().__init__(policy, cluster, Learning(profile, cluster, Settings(profile=None)), None)
+        self.fits: dict[bytes, Theta] = {}
+        share_fits(self.scheduler, self.fits)
         self.moments: list[Moment] = []
         self.events: list[Event] = []
         self.of_task: dict[int, int] = {}
@@ -482,31 +487,13 @@ def listening(decider: WatchedDecider) -> Iterator[None]:
         yield
 
 
-@dataclass
-class Executed:
-    """An executor's run over pretended agents. fits: see `share_fits`."""
-
-    stage: Stage
-    decider: WatchedDecider
-    fits: dict[bytes, Theta]
-
-
-def staged(
-    folder: Path,
-    policy: Policy,
-    cluster: Cluster,
-    profile: Profile,
-    settings: Settings | None = None,
-    agent: type[FakeAgent] = FakeAgent,
-) -> Executed:
-    execution = execution_of(folder, policy, cluster, settings or Settings(), profile)
-    execution.decider = decider = WatchedDecider(policy, cluster, profile)
-    fits: dict[bytes, Theta] = {}
-    share_fits(decider.scheduler, fits)
-    saved: dict[int, float] = {}
+def staged(folder: Path, policy: Policy, cluster: Cluster, profile: Profile, **more: Any) -> Stage:
+    """An executor over pretended agents, whose decider is watched."""
     (kind,) = cluster.node_types
-    agents = [agent(node, kind.gpus_per_node, saved) for node in range(kind.nodes)]
-    return Executed(Stage(execution, agents), decider, fits)
+    slots = (kind.gpus_per_node,) * kind.nodes
+    stage = pretended.staged(folder, policy, slots, cluster=cluster, profile=profile, **more)
+    stage.execution.decider = WatchedDecider(policy, cluster, profile)
+    return stage
 
 
 @dataclass
@@ -575,11 +562,10 @@ class CoreDriver:
         return job
 
 
-def decided_by_the_core(executed: Executed, policy: Policy) -> list[tuple[float, int, Any]]:
+def decided_by_the_core(decider: WatchedDecider, policy: Policy) -> list[tuple[float, int, Any]]:
     """What a fresh scheduler decides on the same facts: all starts, in order. Raises ParityError where it differs."""
-    decider = executed.decider
     driver = CoreDriver(scheduler_for(policy, decider.cluster, profile=decider.profile))
-    share_fits(driver.scheduler, executed.fits)
+    share_fits(driver.scheduler, decider.fits)
     starts = []
     for moment in decider.moments:
         driver.tell(moment)

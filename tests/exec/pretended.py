@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,13 @@ from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy, get_policy
 from synergy_exec import messages as said
+from synergy_exec.controller.controller import resume
 from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Ended, Launch, Message, Outcome, Report, Reshare, Retune
+from synergy_exec.plans import Candidates, plans, write_candidates
+from synergy_exec.run import executed
 from synergy_exec.settings import Settings
 from synergy_exec.wire import decode, encode
 from synergy_runs.facts import Kind
@@ -62,13 +67,15 @@ class FakeRun:
 
 @dataclass
 class FakeAgent:
-    """One node. checkpoints: work saved by job, on the file system that all nodes share."""
+    """One node. checkpoints: work saved by job, on the file system that all nodes share. refusal: why a plan is no
+    candidate for what it launches; None: it finds no candidates.
+    """
+
+    refusal = None
 
     node: int
     slots: int
     checkpoints: dict[int, float]
-    failing: set[int] = field(default_factory=set)
-    deaf: bool = False
     runs: dict[int, FakeRun] = field(default_factory=dict)
     reserved: int = 0
     launched: list[int] = field(default_factory=list)
@@ -83,6 +90,9 @@ class FakeAgent:
             held = {slot for run in self.runs.values() for slot in run.launch.slots}
             assert not held & set(message.slots), "launched on slots that are held"
             assert max(message.slots) < self.slots
+            if self.refusal and message.plans_on and message.first_rank == 0:
+                there = {size: plans(size, message.plans_at, self.refusal) for size in message.plans_on}
+                write_candidates(Path(message.folder), Candidates(there))
             self.launched.append(message.job)
             self.runs[message.run] = FakeRun(message, now_s, self.checkpoints.get(message.job, 0.0))
         elif isinstance(message, said.Shutdown):
@@ -123,9 +133,6 @@ class FakeAgent:
                 run.stepped = True
                 seconds = {"launch_s": 0.1, "build_s": 0.1, "load_s": 0.1, "first_step_s": 0.1}
                 told.append(said.Started(run=number, step=int(run.done), samples=0, work=run.done, **seconds))
-            if launch.job in self.failing:
-                told.append(self.end(number, "failed", "rank 0: ValueError: no"))
-                continue
             speed = launch.world / STEP_S
             run.done = min(launch.work, run.done + max(1.0, (now_s - run.began_s) * speed))
             run.began_s = now_s
@@ -158,10 +165,10 @@ def report(number: int, launch: Launch, work: float) -> Report:
 
 
 class Stage:
-    """An execution and its pretended agents on one clock."""
+    """An execution and its pretended agents on one clock. again: makes another like it on the same folder."""
 
-    def __init__(self, execution: Execution, agents: list[FakeAgent]) -> None:
-        self.execution = execution
+    def __init__(self, execution: Execution, agents: list[FakeAgent], again: Any = None) -> None:
+        self.execution, self.again = execution, again
         self.agents = {agent.node: agent for agent in agents}
         self.now_s = 0.0
         for agent in agents:
@@ -172,7 +179,7 @@ class Stage:
         while self.execution.runs.outbox:
             node, message = self.execution.runs.outbox.pop(0)
             agent = self.agents.get(node)
-            if agent is None or agent.deaf:
+            if agent is None:
                 continue
             for answer in agent.hear(decode(encode(message)), self.now_s):
                 self.execution.heard(node, decode(encode(answer)), self.now_s)
@@ -182,7 +189,7 @@ class Stage:
         for each in seconds:
             self.now_s += each
             for agent in list(self.agents.values()):
-                for message in [] if agent.deaf else agent.pass_time(self.now_s):
+                for message in agent.pass_time(self.now_s):
                     self.execution.heard(agent.node, decode(encode(message)), self.now_s)
             self.deliver()
             if decide:
@@ -192,17 +199,41 @@ class Stage:
         self.execution.decide(self.now_s)
         self.deliver()
 
-    def seconds(self, number: int, each: float = 1.0) -> None:
-        for _ in range(number):
-            self.advance(each)
-
     def submit(self, *works: float, **more: Any) -> list[Any]:
         first = len(self.execution.jobs)
         files = [file_of(work, **more) for work in works]
         return [self.execution.submit(f"j{first + at}", file, self.now_s) for at, file in enumerate(files)]
 
-    def finish(self, most: int = 500) -> None:
-        for _ in range(most):
+    def ends(self, node: int, run: int, outcome: Outcome, reason: str, **what: Any) -> None:
+        """A run, by itself. what: more of what its agent says."""
+        ended = self.agents[node].end(run, outcome, reason)
+        self.execution.heard(node, replace(ended, **what), self.now_s)
+
+    def lose(self, node: int) -> FakeAgent:
+        """Its agent is gone, and all runs there."""
+        gone = self.agents.pop(node)
+        gone.runs.clear()
+        self.execution.agent_left(node, self.now_s)
+        self.deliver()
+        return gone
+
+    def come_back(self, agent: FakeAgent) -> None:
+        self.agents[agent.node] = agent
+        self.execution.agent_came(agent.node, self.now_s)
+        self.deliver()
+
+    def resumed(self) -> Stage:
+        """A new controller on the same journal after this one vanished; agents have saved and left."""
+        for agent in self.agents.values():
+            for number in list(agent.runs):
+                agent.end(number, "paused")
+        self.execution.journal._connection.close()  # not committed: as after SIGKILL
+        again = self.again(checkpoints=self.agents[0].checkpoints)
+        again.now_s = max(again.execution.journal.last_s(), self.now_s)
+        return again
+
+    def finish(self) -> None:
+        for _ in range(500):
             if self.execution.idle:
                 return
             self.advance(1.0)
@@ -211,32 +242,20 @@ class Stage:
     def states(self) -> dict[int, str]:
         return {number: job.state for number, job in sorted(self.execution.jobs.items())}
 
-    def launch(self, node: int = 0) -> Launch:
-        (run,) = self.agents[node].runs.values()
+    def launch(self) -> Launch:
+        (run,) = self.agents[0].runs.values()
         return run.launch
 
     def facts_hold(self) -> None:
-        """No slot held twice, starts and stops in turn, at most one end a job."""
-        held: dict[int, set[tuple[int, int]]] = {}
-        last: dict[int, int] = {}
-        time_s = 0.0
-        for fact in self.execution.journal.facts():
-            assert fact.time_s >= time_s
-            time_s = fact.time_s
-            before = last.get(fact.job)
-            if fact.kind == Kind.SUBMIT:
-                assert before is None
-            elif fact.kind == Kind.START:
-                assert before in (Kind.SUBMIT, Kind.STOP)
-                own = {(node, bit) for node, mask in fact.placement for bit in range(64) if mask >> bit & 1}
-                assert len(own) == fact.gpus
-                assert not any(own & others for others in held.values())
-                held[fact.job] = own
-            else:
-                assert before == Kind.START
-                assert len(held.pop(fact.job)) == fact.gpus
-            last[fact.job] = fact.kind
-        assert not held or not self.execution.idle
+        """Ends what still runs. No slot was held twice, starts and stops took turns, each job ended at most once."""
+        for agent in self.agents.values():
+            for run in list(agent.runs):
+                self.ends(agent.node, run, "paused", "")
+        journal, decider = self.execution.journal, self.execution.decider
+        journal.commit()
+        executed(Journal(journal.path), None, decider.policy, decider.aside.whole, "facts", 0, 0.0)
+        kinds = Counter(fact.kind for fact in journal.facts())
+        assert kinds[Kind.START] == kinds[Kind.STOP] + kinds[Kind.FINISH]
 
     def finished(self) -> list[int]:
         return sorted(fact.job for fact in self.execution.journal.facts() if fact.kind == Kind.FINISH)
@@ -249,11 +268,13 @@ def execution_of(
     settings: Settings | None = None,
     profile: Profile | None = None,
 ) -> Execution:
-    """On the journal in the folder. cluster: or how many slots its only node has."""
+    """Goes on with what is in the folder, as controllers do. cluster: or how many slots its only node has."""
     chosen = get_policy(policy) if isinstance(policy, str) else policy
     nodes = cluster_of(cluster) if isinstance(cluster, int) else cluster
     journal, known = Journal(folder / "journal.sqlite"), Profile() if profile is None else profile
-    return Execution(journal, chosen, nodes, settings or Settings(retries=2), folder, known)
+    execution = Execution(journal, chosen, nodes, settings or Settings(retries=2), folder, known)
+    resume(execution, journal.last_s())
+    return execution
 
 
 def staged(
@@ -267,4 +288,5 @@ def staged(
     """With an agent on each node. more: of `execution_of`."""
     saved = {} if checkpoints is None else checkpoints
     execution = execution_of(folder, policy, **{"cluster": cluster_of(*slots), **more})
-    return Stage(execution, [agent(node, each, saved) for node, each in enumerate(slots)])
+    agents = [agent(node, each, saved) for node, each in enumerate(slots)]
+    return Stage(execution, agents, partial(staged, folder, policy, slots, agent=agent, **more))

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,12 @@ from exec.pretended import launch_of
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.backends import Meeting
-from synergy_exec.commands._asking import client_for
+from synergy_exec.commands._asking import Client, client_for
 from synergy_exec.job_folder import LOG, LOG_HEADING
-from synergy_exec.messages import (
-    Ended,
-    Hello,
-    Launch,
-    Message,
-    Report,
-    Reserve,
-    Reserved,
-    Saved,
-    Started,
-    Stop,
-)
+from synergy_exec.messages import Ended, Hello, Launch, Message, Report, Reserve, Reserved, Saved, Started, Stop
 from synergy_exec.wire import decode, encode
 from synergy_exec.worker import processes
+from synergy_exec.worker.processes import children
 
 HERE = Path(__file__).parent
 JOBS = HERE / "agents_jobs.py"
@@ -49,56 +39,37 @@ RUN_S = 60.0
 
 # Processes
 
-children = processes.children
-
 
 def descendants(pid: int) -> list[int]:
     return [pid, *processes.descendants(pid)]
 
 
+def command_line(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
 def forkservers(agent: int) -> list[int]:
     """The process ids of the parents of an agent's workers: one, once it has been started."""
-    return [
-        pid for pid in children(agent) if b"multiprocessing.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-
-
-def forkserver(agent: int) -> int:
-    """The process id of the parent of an agent's workers."""
-    (found,) = forkservers(agent)
-    return found
-
-
-def workers(agent: int) -> list[int]:
-    return children(forkserver(agent))
+    return [pid for pid in children(agent) if "multiprocessing.forkserver" in command_line(pid)]
 
 
 def gone(pids: list[int], *, timeout_s: float = 10.0) -> bool:
     """Whether none of them is left in time; zombies that await their parent count as gone."""
     until_s = time.monotonic() + timeout_s
-    while any(_lives(pid) for pid in pids):
+    while any(map(processes.began, pids)):
         if time.monotonic() > until_s:
             return False
         time.sleep(0.05)
     return True
 
 
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def end(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-
-
 def wait_until(true: Callable[[], object], patience_s: float, said: Callable[[], str] = lambda: "") -> Any:
     """What it gives, once that is true. AssertionError, with what was said, where it is not for so long."""
     until_s = time.monotonic() + patience_s
     while not (found := true()):
-        assert time.monotonic() < until_s, said()
+        assert time.monotonic() < until_s, f"not in {patience_s:g} s\n{said()}"
         time.sleep(0.02)
     return found
 
@@ -106,9 +77,9 @@ def wait_until(true: Callable[[], object], patience_s: float, said: Callable[[],
 # Programs
 
 
-def typed(*words: object, timeout_s: float = 240, **more: Any) -> subprocess.CompletedProcess[str]:
+def typed(*words: object) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "synergy_exec", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=timeout_s, **more)
+    return subprocess.run(line, capture_output=True, text=True, timeout=240)
 
 
 def answer(*words: object) -> str:
@@ -125,23 +96,69 @@ def asked(results: Path, method: str, path: str, body: Any = None) -> Any:
     return None
 
 
-@contextmanager
-def serving(said: Path, *words: object, code: int = 0) -> Iterator[subprocess.Popen[bytes]]:
-    """A controller in another terminal, until Ctrl-C; it leaves with that code."""
-    with said.open("ab") as stream:
+class Service:
+    """Context manager: `python -m synergy_exec` in another terminal; its results are in the folder.
+
+    seen: every process that it started, directly or not, with when that began; looked for as long as it runs.
+    """
+
+    def __init__(self, results: Path) -> None:
+        self.results = results
+        self.results.mkdir(exist_ok=True)
+        self.said = results / "said.txt"
+        self.seen: set[tuple[int, int]] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._over = threading.Event()
+
+    def __enter__(self) -> Service:
+        threading.Thread(target=self._look, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.leave()
+        finally:
+            self.kill()
+            self._over.set()
+
+    def start(self, *words: object) -> None:
+        """Until it answers."""
         line = [sys.executable, "-m", "synergy_exec", *map(str, words)]
-        controller = subprocess.Popen(line, stdout=stream, stderr=stream)
-    try:
-        yield controller
-        controller.send_signal(signal.SIGINT)
-        assert controller.wait(240) == code, said.read_text()
-    finally:
-        controller.kill()
-        controller.wait()
+        with self.said.open("ab") as stream:
+            self._process = subprocess.Popen(line, stdout=stream, stderr=stream)
+        self.until(lambda: asked(self.results, "GET", "/state"))
+
+    def client(self) -> Client:
+        return client_for(self.results, None)
+
+    def jobs(self) -> dict[str, Any]:
+        """As they are listed, by name."""
+        return {each["name"]: each for each in self.client().ask("GET", "/jobs")}
+
+    def until(self, true: Callable[[], object], patience_s: float = 240.0) -> Any:
+        return wait_until(true, patience_s, self.said.read_text)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def leave(self) -> int:
+        """As Ctrl-C does it: the exit code. Then nobody is left."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        code = self._process.wait(240)
+        wait_until(lambda: not [each for each in self.seen if processes.lives(*each)], 10.0, self.said.read_text)
+        return code
+
+    def _look(self) -> None:
+        while not self._over.wait(0.05):
+            if self._process is not None:
+                self.seen = self.seen | {(pid, processes.began(pid)) for pid in descendants(self._process.pid)}
 
 
-def steps_of(launch: Launch) -> list[dict[str, str]]:
-    with (Path(launch.folder) / "steps.csv").open() as file:
+def steps_of(folder: Path | str) -> list[dict[str, str]]:
+    """All lines that a job's runs wrote, in order."""
+    with (Path(folder) / "steps.csv").open() as file:
         return list(csv.DictReader(file))
 
 
@@ -157,7 +174,7 @@ def log_of(launch: Launch) -> str:
 class Controller:
     """Context manager: a thread that agents dial in to.
 
-    heard: (node, message) of all agents, in order. hellos: of those that are connected.
+    heard: (node, message) of all agents, in order. hellos: of those that are connected. farewells: why others left.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -165,9 +182,8 @@ class Controller:
         self.heard: list[tuple[int, Message]] = []
         self.hellos: dict[int, Hello] = {}
         self.agent: subprocess.Popen[bytes] | None = None
-        self._farewells: list[str] = []
+        self.farewells: list[str] = []
         self._sockets: dict[int, web.WebSocketResponse] = {}
-        self._changed = threading.Condition()
         self._numbers = itertools.count(1)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()), daemon=True)
@@ -201,7 +217,8 @@ class Controller:
         return self.agent
 
     def workers(self) -> list[int]:
-        return workers(self.agent.pid)
+        (forkserver,) = forkservers(self.agent.pid)
+        return children(forkserver)
 
     def close(self) -> None:
         """The controller is gone: its sockets close."""
@@ -212,21 +229,13 @@ class Controller:
     def say(self, message: Message, node: int = 0) -> None:
         asyncio.run_coroutine_threadsafe(self._sockets[node].send_str(encode(message)), self._loop).result(10)
 
-    def until(self, true: Callable[[], Any], timeout_s: float = RUN_S) -> Any:
-        """What it gives, once that is true; it is asked after every message, hello and farewell."""
-        with self._changed:
-            assert self._changed.wait_for(true, timeout_s), f"not in {timeout_s:g} s\n{self.told()}"
-            return true()
+    def until(self, true: Callable[[], object], timeout_s: float = RUN_S) -> Any:
+        return wait_until(true, timeout_s, self.told)
 
     def wait(self, kind: type[Any], such: Callable[[Any], bool] = lambda _: True, *, timeout_s: float = RUN_S) -> Any:
         """The first message heard of that kind and such."""
-        return self.until(lambda: [each for _, each in self.heard if isinstance(each, kind) and such(each)], timeout_s)[
-            0
-        ]
-
-    def farewells(self) -> list[str]:
-        """Why agents left, as they said; waits for the first."""
-        return self.until(lambda: self._farewells)
+        heard = self.until(lambda: [each for _, each in self.heard if isinstance(each, kind) and such(each)], timeout_s)
+        return heard[0]
 
     def told(self) -> str:
         logs = sorted(self.folder.rglob("*.txt"), key=lambda path: path.stat().st_mtime)
@@ -250,8 +259,9 @@ class Controller:
         self.say(Reserve(run=run, ports=""))
         return self.wait(Reserved, lambda each: each.run == run)
 
-    def of(self, launch: Launch, kind: type[Any]) -> list[Any]:
-        return [each for _, each in self.heard if isinstance(each, kind) and each.run == launch.run]
+    def of(self, launch: Launch, kind: type[Any], node: int = 0) -> list[Any]:
+        """What an agent said of that kind about a run."""
+        return [each for by, each in self.heard if by == node and isinstance(each, kind) and each.run == launch.run]
 
     def of_run(self, launch: Launch, kind: type[Any], such: Callable[[Any], bool] = lambda _: True, **more: Any) -> Any:
         """The first of those that is such."""
@@ -271,12 +281,10 @@ class Controller:
         self.ends(launch, "done")
         return launch
 
-    def stop(self, *launches: Launch) -> None:
-        """They save and pause."""
-        for each in launches:
-            self.say(Stop(run=each.run))
-        for each in launches:
-            self.ends(each, "paused")
+    def stop(self, launch: Launch) -> None:
+        """It saves and pauses."""
+        self.say(Stop(run=launch.run))
+        self.ends(launch, "paused")
 
     def started(self, launch: Launch) -> Started:
         return self.of_run(launch, Started)
@@ -309,16 +317,10 @@ class Controller:
         await channel.prepare(request)
         hello = decode(await channel.receive_str())
         self._sockets[hello.node] = channel
-        self._note(lambda: self.hellos.update({hello.node: hello}))
-        self._note(lambda: self.heard.append((hello.node, hello)))
+        self.hellos[hello.node] = hello
+        self.heard.append((hello.node, hello))
         while (received := await channel.receive()).type == WSMsgType.TEXT:
-            message = decode(received.data)
-            self._note(lambda message=message: self.heard.append((hello.node, message)))
-        self._note(lambda: self.hellos.pop(hello.node))
-        self._note(lambda: self._farewells.append(received.extra or ""))
+            self.heard.append((hello.node, decode(received.data)))
+        del self.hellos[hello.node]
+        self.farewells.append(received.extra or "")
         return channel
-
-    def _note(self, change: Callable[[], object]) -> None:
-        with self._changed:
-            change()
-            self._changed.notify_all()

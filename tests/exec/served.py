@@ -71,13 +71,17 @@ async def serve(meeting: Meeting, node: int, slots: int, checkpoints: dict[int, 
 
 
 class TaskBackend:
-    def __init__(self, *slots: int) -> None:
-        self.slots = slots
+    """starting: awaited, with its node and where it finds the controller, before an agent is started."""
+
+    def __init__(self, *slots: int, starting: Callable[[int, Meeting], Awaitable[Any]] | None = None) -> None:
+        self.slots, self.starting = slots, starting
         self.nodes = len(slots)
         self.checkpoints: dict[int, float] = {}
         self.agents: dict[int, asyncio.Task[None]] = {}
 
     async def start(self, node: int, meeting: Meeting) -> None:
+        if self.starting is not None:
+            await self.starting(node, meeting)
         work = serve(meeting, node, self.slots[node], self.checkpoints)
         self.agents[node] = asyncio.ensure_future(work)
 
@@ -92,8 +96,8 @@ class TaskBackend:
 # Controllers
 
 
-def through(work: Callable[[], Awaitable[Any]], limit_s: float = 120.0) -> Any:
-    return asyncio.run(asyncio.wait_for(work(), limit_s))
+def through(work: Callable[[], Awaitable[Any]]) -> Any:
+    return asyncio.run(asyncio.wait_for(work(), 120.0))
 
 
 def controller_of(
@@ -149,9 +153,8 @@ def job(**more: object) -> dict[str, object]:
     return {**file_of(work=10_000.0).values(), **more}
 
 
-def arriving(*works: float, apart_s: float = 0.0) -> tuple[Arrival, ...]:
-    """Jobs j0, j1, …, one after the other."""
-    return tuple(Arrival(apart_s * at, f"j{at}", file_of(work=work)) for at, work in enumerate(works))
+def arriving(*works: float) -> tuple[Arrival, ...]:
+    return tuple(Arrival(0.0, f"j{at}", file_of(work=work)) for at, work in enumerate(works))
 
 
 # Traces
@@ -172,10 +175,10 @@ def settings_values(trace: Path | None, results: Path, policies: list[str], **mo
     return {**values, "policy": policies, **shown, **fast, **more}
 
 
-def trace_of(folder: Path, jobs: int, iterations: int, *, apart_s: float = 0.1) -> Path:
+def trace_of(folder: Path, jobs: int, iterations: int) -> Path:
     """Every second job asks for two slots."""
     path = folder / "small.csv"
-    rows = [f"{apart_s * number},mlp,{iterations},j{number},{1 + number % 2}" for number in range(jobs)]
+    rows = [f"{0.1 * number},mlp,{iterations},j{number},{1 + number % 2}" for number in range(jobs)]
     path.write_text("\n".join(["submit_s,model,iterations,job,gpus", *rows]) + "\n")
     return path
 

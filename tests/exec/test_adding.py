@@ -1,12 +1,9 @@
 """A backend, an example job: each is added to a copy of the packages by its file alone, and runs there."""
 
 import json
-from pathlib import Path
 
-import pytest
 from test_one_file_each import copied, said
 
-ROOT = Path(__file__).resolve().parents[2]
 BACKEND = '''"""As many nodes of one slot on this machine as are asked for."""
 
 from synergy_exec.agent.cores import own_cores
@@ -31,12 +28,8 @@ class Line(Mlp):
 JOB = "class: synergy_exec.examples.line:Line\narguments: {width: 6}\nname: line\ninitial_batch: 8\nmax_batch: 16\n"
 
 
-@pytest.fixture
-def copy(tmp_path):
-    return copied(tmp_path, "synergy_core", "synergy_runs", "synergy_exec", "conf")
-
-
-def test_backend_and_example_are_added_by_their_files_alone(copy):
+def test_backend_and_example_are_added_by_their_files_alone(tmp_path):
+    copy = copied(tmp_path, "synergy_core", "synergy_runs", "synergy_exec", "conf")
     (copy / "synergy_exec" / "backends" / "one_slot.py").write_text(BACKEND, encoding="utf-8")
     (copy / "synergy_exec" / "examples" / "line.py").write_text(EXAMPLE, encoding="utf-8")
     (copy / "conf" / "jobs" / "line.yaml").write_text(JOB, encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from exec.agents_jobs import Plain
-from exec.real import JOBS, Controller, gone, log_of, steps_of
+from exec.real import JOBS, Controller, descendants, gone, log_of, steps_of
 
 from synergy_core.cluster import Share
 from synergy_core.planner.plan import Plan
@@ -15,7 +15,6 @@ from synergy_exec.examples.pictures import Pictures
 from synergy_exec.messages import Report, Reshare, Retune, Started
 from synergy_exec.run import recorded
 from synergy_exec.training.trainer import Trainer
-from synergy_exec.worker import processes
 
 SLOW = {"pause_s": 0.02}
 MLP = {"job_class": "synergy_exec.examples.mlp:Mlp", "work": 1e6}
@@ -29,7 +28,7 @@ def controller(tmp_path_factory):
 
 
 def column(launch, name, kind=float):
-    return [kind(row[name]) for row in steps_of(launch)]
+    return [kind(row[name]) for row in steps_of(launch.folder)]
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -114,16 +113,13 @@ def test_stop_before_the_first_step_pauses(controller):
     controller.stop(controller.launch("Plain", SLOW, work=1e6))
 
 
-# Jobs that break by themselves
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "reason"),
     [
         ("Breaking", {"way": "raise"}, "rank 0, step 6: RuntimeError: the data is gone"),
         ("Breaking", {"way": "exit"}, "rank 0, step 6: SystemExit: 0"),
-        ("Unsavable", {}, "rank 0, step 1: model._extra_state is a dict"),
-        ("Unbuilt", {}, "rank 0, building: KeyError: 'width'"),
+        ("Odd", {"way": "unsavable"}, "rank 0, step 1: model._extra_state is a dict"),
+        ("Odd", {"way": "unbuilt"}, "rank 0, building: KeyError: 'width'"),
         ("Plane", {}, "Did you mean 'Plain'?"),
         ("Plain", {"pause": 1}, "rank 0, building: "),
     ],
@@ -234,12 +230,8 @@ def trains_on(controller, launch, cpus):
     return pid
 
 
-def members(worker):
-    return [worker, *processes.descendants(worker)]
-
-
 def runs_on(worker):
-    threads = [int(thread) for pid in members(worker) for thread in os.listdir(f"/proc/{pid}/task")]
+    threads = [int(thread) for pid in descendants(worker) for thread in os.listdir(f"/proc/{pid}/task")]
     return {tuple(os.sched_getaffinity(each)) for each in threads}
 
 
@@ -247,13 +239,13 @@ def runs_on(worker):
 def test_share_is_cores_and_loaders_and_changes_while_it_trains(controller):
     run = pictures(controller, cpus=1.0)
     pid = trains_on(controller, run, 1.0)
-    assert len(members(pid)) == 2
+    assert len(descendants(pid)) == 2
     assert [len(cores) for cores in runs_on(pid)] == [1]
     controller.say(Reshare(run=run.run, share=Share(2.0, 0.0)))
     assert trains_on(controller, run, 2.0) == pid
-    assert len(members(pid)) == 3
+    assert len(descendants(pid)) == 3
     assert runs_on(pid) == {tuple(CORES[:2])}
-    loaders = members(pid)
+    loaders = descendants(pid)
     controller.stop(run)
     assert gone(loaders)
 

@@ -115,28 +115,6 @@ def test_a_service_starts_an_agent_again_that_does_not_come(tmp_path):
     served(tmp_path, nothing, backend=Deaf(1), nodes_s=0.5)
 
 
-def losing_its_agent(controller):
-    """Runs to the end; the agent is lost when the first job runs."""
-
-    async def work():
-        running = asyncio.ensure_future(controller.run())
-        await until(lambda: controller.execution is not None and controller.execution.jobs[0].state == "running")
-        controller.agents.backend.agents[0].cancel()
-        await running
-
-    through(work)
-
-
-def test_lost_agent_is_started_again_and_its_job_ends(tmp_path, capsys):
-    controller = controller_of(tmp_path, 1, arrivals=arriving(30.0))
-    losing_its_agent(controller)
-    only = controller.execution.jobs[0]
-    assert (only.state, only.restarts) == ("done", 1)
-    assert [run.outcome for run in Journal(tmp_path / "journal.sqlite").runs()] == ["lost", "done"]
-    assert "node 0: its agent was lost: " in (said := capsys.readouterr().err)
-    assert "its task ended\nstarting another" in said
-
-
 def test_agent_that_never_comes_back_ends_the_run_with_the_reason(tmp_path):
     """It leaves before it has said hello, so that no connection tells; nothing waits for ever."""
 
@@ -147,8 +125,15 @@ def test_agent_that_never_comes_back_ends_the_run_with_the_reason(tmp_path):
             if again:
                 self.agents[node].cancel()
 
+    async def work():
+        controller = controller_of(tmp_path, backend=Once(1), arrivals=arriving(1e6))
+        running = asyncio.ensure_future(controller.run())
+        await until(lambda: controller.execution is not None and controller.execution.jobs[0].state == "running")
+        controller.agents.backend.agents[0].cancel()
+        await running
+
     with pytest.raises(InputError, match=r"lost 4 times within an hour; at last: its task ended"):
-        losing_its_agent(controller_of(tmp_path, backend=Once(1), arrivals=arriving(1e6)))
+        through(work)
 
 
 def test_agent_that_talks_nonsense_is_cut_off(tmp_path):
@@ -165,9 +150,6 @@ def test_agent_that_talks_nonsense_is_cut_off(tmp_path):
     served(tmp_path, work, 1)
 
 
-# What monitors read
-
-
 ODD = 'a "quoted" \\ name\nsynergy_slots 1e9'
 
 
@@ -182,18 +164,10 @@ def samples(text):
     return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
 
 
-def test_it_is_not_well_while_agents_are_awaited(tmp_path):
-    class Late(TaskBackend):
-        def __init__(self, *slots):
-            super().__init__(*slots)
-            self.asked = asyncio.Event()
-
-        async def start(self, node, meeting):
-            await self.asked.wait()
-            await super().start(node, meeting)
-
+def test_it_is_not_well_while_agents_are_awaited(tmp_path, capsys):
     async def work():
-        backend = Late(1)
+        asked = asyncio.Event()
+        backend = TaskBackend(1, starting=lambda *_: asked.wait())
         controller = controller_of(tmp_path, backend=backend, serve=True)
         running = asyncio.ensure_future(controller.run())
         await until(lambda: (tmp_path / "controller.json").exists())
@@ -205,17 +179,19 @@ def test_it_is_not_well_while_agents_are_awaited(tmp_path):
         assert ("synergy_slots",) not in early
         assert (await got(client, "/jobs", client.token))[0] == 503
         await refused("waits for its agents", client, "GET", "/state")
-        backend.asked.set()
+        asked.set()
         await until(lambda: controller.execution is not None)
         assert (await got(client, "/healthz"))[0] == 200
-        backend.asked.clear()
+        asked.clear()
         backend.agents[0].cancel()
         await until(lambda: not controller.agents.links)
         assert (await got(client, "/healthz"))[0] == 503
-        backend.asked.set()
+        asked.set()
         await until(lambda: bool(controller.agents.links))
         assert (await got(client, "/healthz"))[0] == 200
         assert samples((await got(client, "/metrics", client.token))[2])["synergy_agent_losses_total",] == 1
+        assert "node 0: its agent was lost: " in (said := capsys.readouterr().err)
+        assert "its task ended\nstarting another" in said
         controller._interrupt()
         await running
 

@@ -16,14 +16,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from exec.pretended import launch_of, refuses
+from exec.pretended import refuses
 from exec.real import AGENT_S, JOBS, TOKEN, Controller, asked, descendants, wait_until
 
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
 from synergy_exec.backends import Meeting, _agents, backend_names, get_backend, slurm
 from synergy_exec.backends._agents import AgentPlace, require_reachable
 from synergy_exec.backends.ray import bundles_of
@@ -106,22 +106,11 @@ def test_numbers_of_gpus_are_read_from_what_scontrol_says(resources, expected):
 
 
 @pytest.mark.parametrize(
-    ("job", "message"),
-    [
-        (GPU_JOB.replace("GRES=gpu:a100:2(IDX:0-1)", "GRES="), r"n2 has no GPU in this allocation, other nodes have"),
-        (GPU_JOB.replace("a100:2(IDX:0-1)", "a100:1(IDX:0),gpu:v100:1(IDX:1)"), r"n2: GPUs of several types"),
-        ("JobId=7\n", r"job 7 has GPUs, but `scontrol show job --details 7` does not say how many on which node"),
-    ],
-)
-def test_gpus_that_cannot_be_slots_are_refused(allocation, monkeypatch, job, message):
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    (allocation / "job").write_text(job)
-    refuses(message, get_backend, "slurm", {})
-
-
-@pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("job", GPU_JOB.replace("gpu:a100:2(IDX:0-1)", ""), r"n2 has no GPU in this allocation, other nodes have"),
+        ("job", GPU_JOB.replace("2(IDX:0-1)", "1(IDX:0),gpu:v100:1(IDX:1)"), r"n2: GPUs of several types"),
+        ("SLURM_GPUS_ON_NODE", "4", r"7 has GPUs, but `scontrol show job --details 7` does not say how many on which"),
         ("SLURM_JOB_ID", None, r"no Slurm allocation .* Type `salloc --nodes=2"),
         ("SLURM_JOB_NUM_NODES", "3", r"SLURM_JOB_NUM_NODES=3, but n\[1-2\] are 2 nodes"),
         ("SLURM_JOB_CPUS_PER_NODE", "2", r"SLURM_JOB_CPUS_PER_NODE='2' does not say what 2 nodes have"),
@@ -129,9 +118,14 @@ def test_gpus_that_cannot_be_slots_are_refused(allocation, monkeypatch, job, mes
         ("PATH", "", r"no scontrol on the PATH"),
     ],
 )
-@pytest.mark.usefixtures("allocation")
-def test_an_odd_environment_is_an_error_that_says_what_to_do(monkeypatch, name, value, message):
-    monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+def test_an_odd_allocation_is_an_error_that_says_what_to_do(allocation, monkeypatch, name, value, message):
+    """name: of a variable, or the job as scontrol shows it."""
+    if name == "job":
+        (allocation / "job").write_text(value)
+    elif value is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, value)
     refuses(message, get_backend, "slurm", {})
 
 
@@ -250,8 +244,6 @@ SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
-AuthType=auth/munge
-CredType=cred/munge
 AuthInfo=socket={folder}/munge.socket
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -261,10 +253,6 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-SwitchType=switch/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
@@ -340,7 +328,7 @@ LONG_S = 150.0
 """Two agents import torch on a machine that does other things too."""
 
 
-class Service:
+class Submitted:
     """The script that docs/backends.md shows, submitted as often as need be."""
 
     def __init__(self, folder, environment, *keys):
@@ -372,7 +360,7 @@ class Service:
 @pytest.mark.skipif(bool(lacking()), reason=f"Slurm is not installed here: no {', '.join(lacking())}")
 @pytest.mark.skipif(not ADDRESS, reason="this machine has no address but loopback, which nodes cannot share")
 def test_a_service_saves_when_its_time_is_up_goes_on_and_does_without_a_node(tmp_path, slurm_cluster):
-    service = Service(tmp_path, slurm_cluster, "serve=true", "policy=fifo", "checkpoint_interval_s=1000")
+    service = Submitted(tmp_path, slurm_cluster, "serve=true", "policy=fifo", "checkpoint_interval_s=1000")
     first = service.submit()
     body = {"class": f"{JOBS}:Plain", "arguments": {"pause_s": 0.01}, "name": "over-two-nodes"}
     body |= {"initial_batch": 4, "work": 1e6, "slots": 2}
@@ -417,7 +405,7 @@ def ten_jobs_are_done(results):
 @pytest.mark.skipif(bool(lacking()), reason=f"Slurm is not installed here: no {', '.join(lacking())}")
 @pytest.mark.skipif(not ADDRESS, reason="this machine has no address but loopback, which nodes cannot share")
 def test_the_demos_first_ten_jobs_end_on_two_nodes_of_slurm(tmp_path, slurm_cluster):
-    service = Service(tmp_path, slurm_cluster, *TEN_JOBS)
+    service = Submitted(tmp_path, slurm_cluster, *TEN_JOBS)
     service.submit()
     wait_until(lambda: not slurms(service.environment, "squeue", "--noheader"), TEN_JOBS_S, service.told)
     assert ten_jobs_are_done(tmp_path / "results"), service.told()
@@ -503,8 +491,17 @@ def test_the_demos_first_ten_jobs_end_on_two_nodes_of_ray(ray_cluster, tmp_path)
 
 
 def test_agents_on_ray_nodes_train_together_are_noticed_when_lost_and_come_back(ray_cluster, tmp_path):
+    from ray.util.placement_group import placement_group_table
+
     backend = get_backend("ray", {"address": ray_cluster.address, "patience_s": 30.0})
     with Controller(tmp_path) as controller:
+
+        def launched(work):
+            """A data-parallel run with one rank on each node."""
+            launch = controller.launch("Plain", world=2, slots=[0], work=work)
+            controller.say(replace(launch, first_rank=1), 1)
+            return launch
+
         try:
             assert backend.nodes == 2
             assert [(place.slots, place.gpu_type) for place in backend.places] == [(1, "cpu")] * 2
@@ -514,67 +511,35 @@ def test_agents_on_ray_nodes_train_together_are_noticed_when_lost_and_come_back(
                 asyncio.run(backend.start(node, controller.meeting))
             controller.until(lambda: len(controller.hellos) == 2, AGENT_S)
             assert backend.lost() == {}
-            two_ranks_train_to_the_end(controller, tmp_path)
-            a_lost_node_is_named_and_leaves_no_process(ray_cluster, backend, controller, tmp_path)
-            its_agent_starts_again_on_a_new_node(ray_cluster, backend, controller)
+
+            run = launched(5.0)
+            for node in range(2):
+                (ended,) = controller.until(lambda node=node: controller.of(run, Ended, node), 120.0)
+                assert ended.outcome == "done"
+            assert controller.of(run, Report)[-1].step == 5
+
+            run = launched(1e6)
+            controller.reached(run, 1)
+            mine = descendants(controller.hellos[1].pid)
+            assert len(mine) == 4, "the agent, its forkserver and resource tracker, and a worker"
+            wanted = placement_group_table(backend._group)["bundles_to_node_id"][1]
+            (lost,) = [each for each in ray_cluster.worker_nodes if each.node_id == wanted]
+            ray_cluster.remove_node(lost, allow_graceful=False)
+            assert list(wait_until(backend.lost, DETECTION_S)) == [1]
+            assert "the Ray actor on" in backend.lost()[1]
+            controller.until(lambda: 1 not in controller.hellos, DETECTION_S)
+            wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in mine), DETECTION_S)
+            # The other rank's agent sees the loss by itself, and lives.
+            assert controller.ended(run, timeout_s=30).outcome == "lost"
+
+            with ThreadPoolExecutor() as pool:
+                starting = pool.submit(asyncio.run, backend.start(1, controller.meeting))
+                ray_cluster.add_node(num_cpus=1, **SMALL)
+                starting.result(AGENT_S)
+            controller.until(lambda: 1 in controller.hellos, AGENT_S)
+            assert backend.lost() == {}
             agents = [hello.pid for hello in controller.hellos.values()]
         finally:
             asyncio.run(backend.stop())
     assert not any(Path(f"/proc/{pid}").exists() for pid in agents)
     assert not sys.modules["ray"].is_initialized()
-
-
-def two_ranks_train_to_the_end(controller, folder):
-    launch(controller, 1, folder, work=5.0)
-    for node in range(2):
-        ended = controller.until(lambda node=node: of(controller, node, Ended), 120.0)
-        assert [(each.run, each.outcome) for each in ended] == [(1, "done")]
-    assert of(controller, 0, Report)[-1].step == 5
-
-
-def a_lost_node_is_named_and_leaves_no_process(cluster, backend, controller, folder):
-    launch(controller, 2, folder, work=1e6)
-    controller.until(lambda: any(each.run == 2 for each in of(controller, 0, Report)), 60.0)
-    mine = descendants(controller.hellos[1].pid)
-    assert len(mine) == 4, "the agent, its forkserver and resource tracker, and a worker"
-    cluster.remove_node(node_of(cluster, backend, 1), allow_graceful=False)
-    assert list(wait_until(backend.lost, DETECTION_S)) == [1]
-    assert "the Ray actor on" in backend.lost()[1]
-    controller.until(lambda: 1 not in controller.hellos, DETECTION_S)
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in mine), DETECTION_S)
-    # The other rank's agent sees the loss by itself, and lives.
-    ended = controller.until(lambda: [each for each in of(controller, 0, Ended) if each.run == 2], 30.0)
-    assert ended[0].outcome == "lost"
-
-
-def its_agent_starts_again_on_a_new_node(cluster, backend, controller):
-    with ThreadPoolExecutor() as pool:
-        starting = pool.submit(asyncio.run, backend.start(1, controller.meeting))
-        cluster.add_node(num_cpus=1, **SMALL)
-        starting.result(AGENT_S)
-    controller.until(lambda: 1 in controller.hellos, AGENT_S)
-    assert backend.lost() == {}
-
-
-def launch(controller, run, folder, *, work):
-    """A data-parallel run with one rank on each node."""
-    meeting = controller.reserved(run)
-    for node in range(2):
-        message = launch_of(
-            run=run, job=run, job_class="synergy_exec.examples.mlp:Mlp", plan=Plan(data=2, micro_batch=4),
-            initial_batch=8, work=work, first_rank=node, world=2, store_host=meeting.host, store_port=meeting.port,
-            folder=str(folder / f"job-{run}"), noise=False, report_s=0.1,
-        )  # fmt: skip
-        controller.say(message, node)
-
-
-def of(controller, node, kind):
-    return [message for sender, message in controller.heard if sender == node and isinstance(message, kind)]
-
-
-def node_of(cluster, backend, node):
-    """The test cluster's node on which bundle `node` is."""
-    from ray.util.placement_group import placement_group_table
-
-    wanted = placement_group_table(backend._group)["bundles_to_node_id"][node]
-    return next(each for each in cluster.worker_nodes if each.node_id == wanted)

@@ -83,30 +83,6 @@ def test_python_numbers_of_an_optimizer_go_on(tmp_path):
     assert (group["steps"], group["decay"], group["lr"]) == (5, optimizer.param_groups[0]["decay"], 0.7)
 
 
-def test_tied_weights_and_buffers_are_saved(tmp_path):
-    def build(seed):
-        torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
-        model[2].weight = model[0].weight
-        return model, SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def step(model, optimizer):
-        loss = model(torch.arange(12.0).view(4, 3)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    model, optimizer = build(0)
-    step(model, optimizer)
-    Checkpoints(tmp_path).save(State([model], [optimizer]), Progress(step=1))
-    other, its = build(1)
-    Checkpoints(tmp_path).load(State([other], [its]))
-    assert other[2].weight is other[0].weight
-    assert torch.equal(other[1].running_mean, model[1].running_mean)
-    assert [step(other, its) for _ in range(3)] == [step(model, optimizer) for _ in range(3)]
-
-
 @pytest.mark.parametrize(
     ("build", "optimizer", "named"),
     [
@@ -130,16 +106,12 @@ def test_another_model_or_optimizer_is_refused_untouched(tmp_path, build, optimi
 # Damaged ones are named and passed over; nothing live changes
 
 
-def emptied(path):
-    path.write_bytes(b"")
-
-
 def swapped(path):
     path.unlink()
     path.mkdir()
 
 
-@pytest.mark.parametrize("harm", [cut, emptied, flipped, Path.unlink, swapped])
+@pytest.mark.parametrize("harm", [cut, lambda path: path.write_bytes(b""), flipped, Path.unlink, swapped])
 @pytest.mark.parametrize("file", ["progress.json", FILE])
 def test_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caplog, file, harm):
     trained(2, folder=tmp_path)

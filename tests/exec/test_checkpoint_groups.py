@@ -14,7 +14,7 @@ from pathlib import Path
 import groups
 import pytest
 import torch.distributed as dist
-from exec.saved import OPTIMIZERS, PLANS, Training
+from exec.saved import OPTIMIZERS, PLANS, Training, flipped, names
 
 from synergy_exec.training import checkpoint
 from synergy_exec.training.checkpoint import Checkpoints
@@ -71,12 +71,12 @@ def later(folder):
     losses += steps(job, BEFORE)
     checkpoints.save_later(job.trainer.state(), progress_after(BEFORE + AFTER)).result()
     first_done = first.done()
-    names = sorted(each.name for each in folder.iterdir())
+    there = names(folder)
     (folder / "step-00000010" / "progress.json").unlink(missing_ok=True)
     dist.barrier()
     again = Training("dp2tp2", seed=1)
     step = again.load(folder).step
-    return first_done, names, step, losses[BEFORE:], steps(again, BEFORE)
+    return first_done, there, step, losses[BEFORE:], steps(again, BEFORE)
 
 
 def refused(folder):
@@ -91,10 +91,10 @@ def refused(folder):
     error = raised(lambda: job.save(folder, progress_after(2)))
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     errors = everybodys(error)
-    left = sorted(each.name for each in folder.iterdir())
+    left = names(folder)
     dist.barrier()
     job.save(folder, progress_after(2))
-    return errors, left, sorted(each.name for each in folder.iterdir())
+    return errors, left, names(folder)
 
 
 def damaged(folder):
@@ -106,10 +106,7 @@ def damaged(folder):
     outcomes = []
     for step in (2, 1):
         if dist.get_rank() == 0:
-            path = folder / f"step-{step:08d}" / "rank-1.safetensors"
-            contents = bytearray(path.read_bytes())
-            contents[len(contents) // 2] ^= 1
-            path.write_bytes(contents)
+            flipped(folder / f"step-{step:08d}" / "rank-1.safetensors")
         dist.barrier()
         outcomes.append(everybodys(raised(lambda: job.load(folder).step)))
     return outcomes
@@ -220,8 +217,7 @@ def test_saving_disturbs_no_plan(found):
 
 
 @pytest.mark.parametrize(
-    ("writer", "reader"),
-    [pytest.param(*pair, marks=[] if each_way(*pair) else pytest.mark.thorough) for pair in PAIRS],
+    ("writer", "reader"), [pytest.param(*pair, marks=[] if each_way(*pair) else pytest.mark.thorough) for pair in PAIRS]
 )
 def test_training_goes_on_as_if_uninterrupted(found, writer, reader):
     for optimizer in optimizers_between(writer, reader):
@@ -230,9 +226,9 @@ def test_training_goes_on_as_if_uninterrupted(found, writer, reader):
 
 
 def test_saved_later_under_dp2tp2_is_the_state_at_the_call(found):
-    first_done, names, step, losses, resumed = found[LATER]
+    first_done, there, step, losses, resumed = found[LATER]
     assert first_done, "a second save_later is written after the first"
-    assert names == ["step-00000005", "step-00000010"]
+    assert there == ["step-00000005", "step-00000010"]
     assert step == 5
     assert largest_difference(resumed, losses) < 1e-5
 

@@ -14,10 +14,7 @@ from synergy_exec.examples.gpt import Gpt
 from synergy_exec.training.admitted import Admission
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression import wire as wiring
-from synergy_exec.training.compression.exchange import (
-    MEASURED_EVERY,
-    measured_codecs,
-)
+from synergy_exec.training.compression.exchange import MEASURED_EVERY, measured_codecs
 from synergy_exec.training.compression.layers import CompressorByLayer, GradientLayer, HeldBack, Piece
 from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.schemes.quantised import row_bytes
@@ -154,16 +151,14 @@ def zero_gradients(compressor):
 class SmallGpt(Gpt):
     """Layers that are compressed, and some that are not."""
 
-    def __init__(self, hidden=32, depth=2):
-        super().__init__(hidden=hidden, depth=depth, heads=2, tokens=8, vocabulary=64, learning_rate=0.5)
+    def __init__(self):
+        super().__init__(hidden=32, depth=2, heads=2, tokens=8, vocabulary=64, learning_rate=0.5)
 
     def build_optimizer(self, parameters):
         return torch.optim.SGD(parameters, lr=self.learning_rate)
 
 
 class PreciseGpt(SmallGpt):
-    """In double precision."""
-
     def build_model(self):
         return super().build_model().double()
 
@@ -188,7 +183,6 @@ def trained(job, plan, steps):
         "sent": {each.sent_bytes for each in exchanged},
         "spent": {(each.sync_s > each.codec_s >= 0, each.codec_s > 0) for each in exchanged},
         "layers": dict(exchanged[0].layers),
-        "squares": [each.squares for each in results],
         "differ": replicas_differ(trainer),
         "shapes": {name: tuple(each.shape) for part in trainer.parts for name, each in part.named_parameters()},
     }
@@ -212,9 +206,9 @@ def retuned(plan, compressors):
     return {"sent": sent, "held": held, "kept": kept, "differ": replicas_differ(trainer)}
 
 
-def pause(plan, folder, steps, more, seed=3):
+def pause(plan, folder, steps, more):
     """A job that saves after some steps and goes on: losses, and what it held when it saved."""
-    trainer = Trainer(SmallGpt(), plan, seed=seed)
+    trainer = Trainer(SmallGpt(), plan, seed=3)
     losses = [trainer.step(number).loss for number in range(steps)]
     Checkpoints(folder).save(trainer.state(), Progress(step=steps))
     held = trainer.exchange.held() if trainer.exchange else {}
@@ -271,18 +265,12 @@ def noise_of(compressor):
 
 MEANS = [*((means, each) for each in SCHEMES), *((conserved, each) for each in HOLDING)]
 UNDER_DDP = [trains(each, data=2) for each in ("none", "bf16", "fp16", *QUANTISED, "topk-0.05", "powersgd-2", MIXED)]
-RETUNED = [
-    (retuned, Plan(data=2, micro_batch=8), ("none", "powersgd-2", "topk-0.05", "q4", MIXED, "none")),
-]
+RETUNED = (retuned, Plan(data=2, micro_batch=8), ("none", "powersgd-2", "topk-0.05", "q4", MIXED, "none"))
 NOISES = [*map(noise_of, ("none", "q4", "q2", "topk-0.05"))]
-AT_TWO = [
-    *MEANS,
-    *((repeated, each, 400) for each in QUANTISED),
-    *((zero_gradients, each) for each in SCHEMES),
-]
+AT_TWO = [*MEANS, *((repeated, each, 400) for each in QUANTISED), *((zero_gradients, each) for each in SCHEMES)]
 AT_TWO += [(with_odd_gradients, each, *odd) for each in SCHEMES for odd in ODD]
 PRECISE = (trained, PreciseGpt, Plan(data=2, micro_batch=4, accumulation=2, compressor=MIXED), STEPS)
-AT_TWO += [*UNDER_DDP, *RETUNED, *NOISES, PRECISE]
+AT_TWO += [*UNDER_DDP, RETUNED, *NOISES, PRECISE]
 AT_FOUR = [*MEANS, trains(MIXED, data=4)]
 
 
@@ -381,10 +369,8 @@ def test_losses_are_near_those_without_compression(at_two, at_four):
 
 
 def test_bytes_of_a_step_are_counted(at_two):
-    """As the core's formulas say."""
-    layers = [
-        GradientLayer.of_shape(name, torch.Size(shape), 4) for name, shape in at_two[UNDER_DDP[0]]["shapes"].items()
-    ]
+    shapes = at_two[UNDER_DDP[0]]["shapes"].items()
+    layers = [GradientLayer.of_shape(name, torch.Size(shape), 4) for name, shape in shapes]
     for case in UNDER_DDP[1:]:
         choices = CompressorByLayer.named(case[2].compressor)
         formula = sum(layer.sent_bytes(choices.of(layer, 2), 2) for layer in layers)
@@ -416,19 +402,13 @@ def test_the_noise_scale_is_estimated_as_without_compression(at_two):
     assert q4["naive"][0] > 1.1 * sqr
 
 
-# Changes
-
-
 def test_a_compressor_changes_without_a_restart_and_forgets(at_two):
-    (whole,) = (at_two[case] for case in RETUNED)
+    whole = at_two[RETUNED]
     none, powersgd, topk, q4, mixed, again = whole["sent"]
     assert none == again > mixed > q4 > topk > powersgd
     assert whole["held"] == [[], ["error", "start"], ["error"], [], ["error", "start"], []]
     # What powersgd held back topk goes on with.
     assert whole["kept"] == [None, None, 1, 0, None, 0]
-
-
-# What is refused
 
 
 def test_only_whole_replicas_compress():
@@ -438,17 +418,9 @@ def test_only_whole_replicas_compress():
     assert admission.refusal(Plan(data=2, compressor="q4,layers.*=powersgd-4")) is None
 
 
-# Compressed training that is paused and goes on, under the same plan or another
-
-
 def test_training_goes_on_under_another_plan(tmp_path):
     compressors = ["topk-0.05", "powersgd-2", "q4"]
-    plans = {
-        "two": Plan(data=2, micro_batch=8),
-        "one": Plan(micro_batch=16),
-        "four": Plan(data=4, micro_batch=4),
-    }
-
+    plans = {"two": Plan(data=2, micro_batch=8), "one": Plan(micro_batch=16), "four": Plan(data=4, micro_batch=4)}
     cases = {2: [(pause, replace(plans["two"], compressor=each), tmp_path / each, 10, 10) for each in compressors]}
     paused_as = dict(zip(compressors, cases[2], strict=True))
     going_on = {
@@ -472,9 +444,6 @@ def test_training_goes_on_under_another_plan(tmp_path):
             assert len(found["held"]) == (0 if name == "one" else len(paused["held"]))
 
 
-# How fast gradients are encoded, and how long they are exchanged
-
-
 def test_what_is_measured_here_are_speeds():
     torch.set_num_threads(1)
     found = measured_codecs(torch.device("cpu"))
@@ -489,9 +458,6 @@ def test_what_is_measured_here_are_speeds():
 def test_exchanging_takes_longer_than_encoding_which_takes_none_where_nothing_is_encoded(at_two):
     for compressor in ("none", "q4"):
         assert at_two[trains(compressor, data=2)]["spent"] == {(True, compressor == "q4")}
-
-
-# What a step of compressed gradients counts
 
 
 def test_what_a_step_is_worth():

@@ -12,10 +12,9 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.planner.plan import Plan
 from synergy_core.scheduling.reasons import Stopped, Waiting
-from synergy_exec.controller.controller import resume
 from synergy_exec.controller.decider import Aside, fitting
 from synergy_exec.controller.journal import Journal, retry_in
-from synergy_exec.messages import LOST_PEERS, Ended
+from synergy_exec.messages import LOST_PEERS
 from synergy_exec.settings import Settings
 from synergy_runs.facts import Kind
 
@@ -34,21 +33,14 @@ def test_all_jobs_end_once(tmp_path, policy):
     assert stage.finished() == list(range(8))
 
 
-def past_the_quantum(folder):
-    """A long job that runs, and must make room for the next."""
-    stage = staged(folder, "las")
-    stage.submit(1e9)
-    stage.seconds(1, 0.0)
-    stage.seconds(1, 4_000.0)
-    return stage
-
-
 def test_launch_that_waits_is_superseded(tmp_path):
-    stage = past_the_quantum(tmp_path)
+    stage = staged(tmp_path, "las")
+    stage.submit(1e9)
+    stage.advance(0.0, 4_000.0)  # it must make room for the next
     (waits,) = stage.submit(10.0)
     stage.decide()
     stage.execution.cancel(waits, stage.now_s)
-    stage.seconds(2)
+    stage.advance(1.0, 1.0)
     assert stage.states() == {0: "running", 1: "cancelled"}
     assert stage.agents[0].launched == [0, 0]
     stage.facts_hold()
@@ -59,17 +51,12 @@ def test_lost_agent_loses_its_runs_alone_and_gets_no_job_until_it_is_back(tmp_pa
     stage.submit(60.0, slots=3)
     stage.advance(0.0, 1.0)
     assert stage.states() == {0: "running"}
-    gone = stage.agents.pop(1)
-    stage.execution.agent_left(1, stage.now_s)
-    stage.deliver()
+    gone = stage.lose(1)
     assert not stage.agents[0].runs  # its part was killed
-    stage.seconds(2)
+    stage.advance(1.0, 1.0)
     assert stage.states() == {0: "starting"}
     assert stage.agents[0].launched == [0]
-    gone.runs.clear()
-    stage.agents[1] = gone
-    stage.execution.agent_came(1, stage.now_s)
-    stage.deliver()
+    stage.come_back(gone)
     assert stage.agents[0].launched == [0, 0]
     stage.finish()
     assert stage.states() == {0: "done"}
@@ -80,20 +67,18 @@ def test_reasons_of_stops_are_journaled_and_known_to_the_next_controller(tmp_pat
     stage = staged(tmp_path, "las", (1, 1))
     stage.submit(1e6, 1e6)
     stage.advance(0.0)
-    stage.seconds(9, 600.0)
+    stage.advance(*9 * [600.0])
     stage.submit(1e6)  # it has attained nothing yet
-    stage.seconds(3)
+    stage.advance(1.0, 1.0, 1.0)
     (outranked,) = [job for job in stage.execution.jobs.values() if job.stopped_for is not None]
     assert (outranked.stopped_for, outranked.state) == (Stopped.OUTRANKED, "waiting")
     assert [each.kind for each in stage.execution.decider.why_waiting([outranked], stage.now_s)[outranked.job_id]] == [
         Waiting.OUTRANKED
     ]
     (lost,) = [job for job in stage.execution.jobs.values() if job.placement and job.placement[0][0] == 1]
-    stage.agents.pop(1)
-    stage.execution.agent_left(1, stage.now_s)
-    stage.deliver()
+    stage.lose(1)
     assert lost.stopped_for == Stopped.EVICTED
-    again = resumed(stage, tmp_path, "las", (1, 1))
+    again = stage.resumed()
     stops = [(fact.job, fact.reason) for fact in again.execution.journal.facts() if fact.kind == Kind.STOP]
     assert stops[:2] == [(outranked.job_id, Stopped.OUTRANKED), (lost.job_id, Stopped.EVICTED)]
     assert again.execution.jobs[outranked.job_id].stopped_for == Stopped.OUTRANKED
@@ -119,26 +104,20 @@ def test_cancelled_wherever_it_is(tmp_path, policy):
     stage.facts_hold()
 
 
-# Nodes without an agent
-
-
 @pytest.mark.parametrize("policy", ["fifo", "las", "synergy"])
 def test_a_node_without_an_agent_gets_no_job_until_it_has_one(tmp_path, policy):
     stage = staged(tmp_path, policy, (1, 1))
     execution = stage.execution
     jobs = stage.submit(80.0, 80.0, max_batch=32)
     stage.advance(0.0, 1.0)
-    gone = stage.agents.pop(1)
-    gone.runs.clear()
-    execution.agent_left(1, stage.now_s)
+    gone = stage.lose(1)
     for _ in range(2):
         execution.leave_out({1}, stage.now_s)
         stage.advance(1.0)
     assert execution.notes == ["node 1 is excluded until its agent connects"]
     assert [job.state for job in jobs].count("waiting") == 1
     assert sum(job.restarts for job in jobs) == 0
-    stage.agents[1] = gone
-    execution.agent_came(1, stage.now_s)
+    stage.come_back(gone)
     execution.leave_out(set(), stage.now_s)
     stage.finish()
     assert execution.notes[1:] == ["node 1 is used again: its agent has connected"]
@@ -151,8 +130,7 @@ def test_a_node_whose_device_is_broken_is_left_out_until_its_agent_comes_anew(tm
     stage.submit(80.0, 80.0)
     stage.advance(0.0, 1.0)
     (run,) = stage.agents[1].runs
-    broken = stage.agents[1].end(run, "lost", "uncorrectable ECC error")
-    execution.heard(1, replace(broken, broken_device=True), stage.now_s)
+    stage.ends(1, run, "lost", "uncorrectable ECC error", broken_device=True)
     assert execution.broken_nodes == {1}
     execution.agent_came(1, stage.now_s)
     assert execution.broken_nodes == set()
@@ -164,13 +142,12 @@ def test_a_run_may_be_lost_on_a_node_after_one_that_is_not_used(tmp_path):
     """Failed before, and ended the controller: its place was looked up among the nodes that are left."""
     stage = staged(tmp_path, "fifo", (1, 1))
     execution = stage.execution
-    stage.agents.pop(0)
-    execution.agent_left(0, stage.now_s)
+    stage.lose(0)
     execution.leave_out({0}, stage.now_s)
     stage.submit(20.0)
     stage.advance(0.0, 1.0)
     (run,) = stage.agents[1].runs
-    execution.heard(1, stage.agents[1].end(run, "lost", "a peer is gone"), stage.now_s)
+    stage.ends(1, run, "lost", "a peer is gone")
     stage.finish()
     assert stage.states() == {0: "done"}
 
@@ -200,21 +177,13 @@ def test_what_jobs_ask_for_and_the_last_node_of_a_type_stay():
 # Losses
 
 
-def lost(stage, job, *, saved=False):
-    """The job's worker is killed. saved: it has a checkpoint of all that it had done."""
-    run = stage.agents[0].runs.pop(job.run)
-    if saved:
-        stage.agents[0].checkpoints[job.job_id] = run.done
-    stage.execution.heard(0, Ended(run=job.run, outcome="lost", reason="rank 0 was killed"), stage.now_s)
-
-
 def test_lost_without_progress_ends_after_the_retries(tmp_path):
     stage = staged(tmp_path)
     (job,) = stage.submit(100.0)
     for losses in range(3):
         stage.decide()
         assert job.state == "starting", losses
-        lost(stage, job)
+        stage.ends(0, job.run, "lost", "rank 0 was killed")
         stage.now_s += 1.0
     assert job.state == "failed"
     assert "3 times" in job.reason
@@ -230,7 +199,8 @@ def test_progress_forgives_losses(tmp_path):
         assert job.state == "waiting"
         stage.decide()
         stage.advance(1.0, decide=False)
-        lost(stage, job, saved=True)
+        stage.agents[0].checkpoints[0] = stage.agents[0].runs[job.run].done
+        stage.ends(0, job.run, "lost", "rank 0 was killed")
     assert job.state == "waiting"
 
 
@@ -239,7 +209,7 @@ def test_after_a_loss_steps_and_work_are_those_of_the_checkpoint(tmp_path):
     (job,) = stage.submit(1e6)
     stage.advance(0.0, 5.0)
     assert job.seen.step > 0
-    lost(stage, job)
+    stage.ends(0, job.run, "lost", "rank 0 was killed")
     assert (job.seen.step, job.seen.samples, job.seen.work) == (0, 0, 0.0)
 
 
@@ -249,8 +219,7 @@ def test_the_peers_of_a_killed_worker_do_not_hide_why(tmp_path):
     stage.advance(0.0)
     number = job.run
     for node, why in ((1, f"rank 1 {LOST_PEERS}"), (0, "rank 0 was killed by signal 9")):
-        stage.agents[node].runs.clear()
-        stage.execution.heard(node, Ended(run=number, outcome="lost", reason=why), stage.now_s)
+        stage.ends(node, number, "lost", why)
     assert job.state == "failed"
     assert "rank 0 was killed by signal 9" in job.reason
 
@@ -262,21 +231,13 @@ def test_a_lost_agent_counts_against_a_job_that_was_alone_there(tmp_path, jobs):
     stage.submit(*[1e6] * jobs)
     for _ in range(4):
         stage.advance(0.0)
-        stage.execution.agent_left(0, stage.now_s)
-        stage.agents[0].runs.clear()
-        stage.execution.agent_came(0, stage.now_s)
+        stage.come_back(stage.lose(0))
     assert set(stage.states().values()) == ({"failed"} if jobs == 1 else {"waiting"})
     if jobs == 1:
         assert "the agent of node 0 was lost" in stage.execution.jobs[0].reason
 
 
 # Remedies
-
-
-def failed(stage, job, **what):
-    """The job's run fails with its first step."""
-    stage.agents[0].runs.pop(job.run)
-    stage.execution.heard(0, Ended(run=job.run, outcome="failed", reason="it failed", **what), stage.now_s)
 
 
 def test_memory_that_runs_out_halves_the_micro_batch_and_the_job_goes_on(tmp_path):
@@ -287,7 +248,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_the_job_goes_on(tmp_pat
         stage.decide()
         plan = stage.launch().plan
         seen.append((plan.micro_batch, plan.accumulation))
-        failed(stage, job, out_of_memory=True)
+        stage.ends(0, job.run, "failed", "it failed", out_of_memory=True)
         assert job.state == "waiting"
         stage.now_s += 1.0
     assert seen == [(32, 1), (16, 2), (8, 4)]
@@ -295,7 +256,6 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_the_job_goes_on(tmp_pat
     assert job.losses == 0
     # A controller that takes over knows it too.
     after = execution_of(tmp_path)
-    resume(after, stage.now_s)
     assert after.jobs[0].seen.spared_micro_batch == 4
     after.journal.close()
     stage.finish()
@@ -308,7 +268,7 @@ def test_memory_that_runs_out_with_a_single_sample_ends_the_job(tmp_path):
     (job,) = stage.submit(20.0, initial_batch=2, max_batch=2)
     for _ in range(2):
         stage.decide()
-        failed(stage, job, out_of_memory=True)
+        stage.ends(0, job.run, "failed", "it failed", out_of_memory=True)
         stage.now_s += 1.0
     assert (job.state, job.reason) == ("failed", "it failed")
 
@@ -317,11 +277,11 @@ def test_parameters_without_a_part_are_told_to_the_next_run_once(tmp_path):
     stage = staged(tmp_path)
     (job,) = stage.submit(20.0)
     stage.decide()
-    failed(stage, job, unused=True)
+    stage.ends(0, job.run, "failed", "it failed", unused=True)
     assert job.state == "waiting"
     stage.decide()
     assert stage.launch().unused
-    failed(stage, job, unused=True)
+    stage.ends(0, job.run, "failed", "it failed", unused=True)
     assert job.state == "failed"
 
 
@@ -331,21 +291,6 @@ def test_a_batch_is_cut_into_what_fits_and_stays_the_same(micro_batch, accumulat
     assert cut.micro_batch * cut.accumulation == micro_batch * accumulation
     divisors = [each for each in range(1, min(most or micro_batch, micro_batch) + 1) if micro_batch % each == 0]
     assert cut.micro_batch == max(divisors)
-
-
-# A controller that vanishes
-
-
-def resumed(stage, folder, policy, slots):
-    """A new controller on the same journal after the old one vanished; agents have saved and left."""
-    for agent in stage.agents.values():
-        for number in list(agent.runs):
-            agent.end(number, "paused")
-    stage.execution.journal._connection.close()  # not committed: as after SIGKILL
-    again = staged(folder, policy, slots, stage.agents[0].checkpoints)
-    again.now_s = max(again.execution.journal.last_s(), stage.now_s)
-    resume(again.execution, again.now_s)
-    return again
 
 
 @pytest.mark.parametrize("policy", ["fifo", "las", "synergy"])
@@ -368,7 +313,7 @@ def test_controller_that_vanishes_loses_nothing_acknowledged(tmp_path, point, po
             for number in list(agent.runs):
                 agent.runs[number].done = agent.runs[number].launch.work
                 agent.end(number, "done")
-    again = resumed(stage, tmp_path, policy, (1, 1))
+    again = stage.resumed()
     assert len(again.execution.jobs) == 3
     again.finish()
     wanted = ["done", "done", "done"] if point != "stopping" else ["cancelled", "done", "done"]
@@ -381,8 +326,8 @@ def test_resumed_controller_believes_what_was_observed(tmp_path):
     stage = staged(tmp_path, "synergy", (2,))
     (before,) = stage.submit(1e5)
     stage.advance(0.0)
-    stage.seconds(5)
-    again = resumed(stage, tmp_path, "synergy", (2,))
+    stage.advance(*5 * [1.0])
+    again = stage.resumed()
     after = again.execution.jobs[0]
     assert 0 < after.task.done_work <= before.task.done_work  # to the last decision
     assert after.task.believed_statistics == (1.0, 4.0)
@@ -429,7 +374,7 @@ def cancelled(folder):
     """A job that had come to some step without a checkpoint."""
     stage = staged(folder)
     (job,) = stage.submit(1e6)
-    stage.seconds(3)
+    stage.advance(1.0, 1.0, 1.0)
     stage.execution.cancel(job, stage.now_s)
     stage.deliver()
     assert job.seen.best_step > 0
@@ -458,9 +403,6 @@ def test_retry_without_a_controller_is_in_the_journal(tmp_path):
     assert ([row.state for row in journal.jobs()], journal.reports()) == (["waiting"], {})
     assert journal.meta()["written"] is False
     assert [fact.kind for fact in journal.facts()] == [Kind.SUBMIT, Kind.START, Kind.STOP]
-
-
-# Measured plans
 
 
 def row(step_s, micro_batch, **degrees):

@@ -194,7 +194,6 @@ def test_model_in_double_precision_trains_under_every_kind_of_plan():
 @pytest.mark.parametrize("world", [4, 8])
 @pytest.mark.parametrize("chosen", [simplest, pytest.param(joined, marks=pytest.mark.thorough)])
 def test_plans_of_more_ranks_equal_a_single_process(world, chosen):
-    """Thorough: replicas with the schedules that plans without replicas show."""
     plans = chosen(of_world(world))
     assert plans
     check(plans, groups.run({world: [(train, plan) for plan in plans]}))

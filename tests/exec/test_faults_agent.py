@@ -5,10 +5,11 @@ import os
 import signal
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from exec.real import Controller, descendants, end, forkserver, forkservers, gone, log_of, steps_of, wait_until, workers
+from exec.real import Controller, descendants, forkservers, gone, log_of, steps_of, wait_until
 
 from synergy_exec.agent.run import outcome
 from synergy_exec.messages import LOST_PEERS, Ended, Failure, Kill, Noted, Report, Saved
@@ -43,7 +44,7 @@ def training(controller, *, world):
 @pytest.mark.parametrize("world", [1, 2])
 def test_killed_worker_loses_the_run_and_its_peers_are_gone(shared, world):
     launch, pids = training(shared, world=world)
-    end(pids[-1])
+    os.kill(pids[-1], signal.SIGKILL)
     ended = shared.ended(launch, timeout_s=DETECTED_S)
     assert ended.outcome == "lost"
     assert f"rank {world - 1} was killed by SIGKILL" in ended.reason
@@ -86,7 +87,7 @@ def test_what_the_jobs_own_code_did_is_its_failure(shared, arguments, world, rea
 
 
 def test_loss_that_is_no_number_is_told(shared):
-    launch = shared.launch("Wide", {"way": "nan"})
+    launch = shared.launch("Breaking", {"way": "nan"})
     assert "step 6: the gradient's norm is nan" in shared.of_run(launch, Noted).text
     shared.ends(launch, "done")
 
@@ -119,13 +120,14 @@ def test_run_that_can_make_no_checkpoint_is_lost_at_once_and_says_why(shared):
 
 def test_batches_that_do_not_follow_from_the_step_are_told(shared):
     """Other samples when asked again; or the same, but of a seed that the next process does not have."""
-    launch = shared.launch("Impure", world=2)
+    launch = shared.launch("Odd", {"way": "impure"}, world=2)
     assert "other samples when it is called again" in shared.of_run(launch, Noted).text
     shared.ends(launch, "done")
-    launch = shared.launch("Seeded", SLOW, work=1e6)
+    seeded = {"way": "seeded", **SLOW}
+    launch = shared.launch("Odd", seeded, work=1e6)
     shared.reached(launch, 5)
     shared.stop(launch)
-    again = shared.launch("Seeded", SLOW, folder=launch.folder, work=1e6)
+    again = shared.launch("Odd", seeded, folder=launch.folder, work=1e6)
     assert "differs from the same batch in an earlier run" in shared.of_run(again, Noted).text
     shared.say(Kill(run=again.run))
     shared.ends(again, "lost")
@@ -133,13 +135,11 @@ def test_batches_that_do_not_follow_from_the_step_are_told(shared):
 
 def test_run_over_two_nodes_ends_on_both_when_a_rank_of_one_is_killed(shared, fresh):
     here = shared.launch("Plain", SLOW, world=2, slots=[0], work=1e6)
-    same = {
-        name: getattr(here, name) for name in ("plan", "initial_batch", "folder", "run", "store_host", "store_port")
-    }
-    there = fresh.launch("Plain", SLOW, world=2, slots=[1], first_rank=1, work=1e6, **same)
+    there = replace(here, slots=[1], first_rank=1)
+    fresh.say(there)
     shared.reached(here, 5)
     (pid,) = fresh.workers()
-    end(pid)
+    os.kill(pid, signal.SIGKILL)
     ended = fresh.ended(there, timeout_s=DETECTED_S)
     assert (ended.outcome, "rank 1 was killed by SIGKILL" in ended.reason) == ("lost", True)
     ended = shared.ended(here, timeout_s=DETECTED_S)
@@ -168,7 +168,7 @@ def test_runs_are_saved_where_every_process_of_the_node_is_told_to_end(fresh):
         os.kill(each, signal.SIGTERM)
     assert fresh.of_run(launch, Ended).outcome == "paused"
     assert fresh.agent.wait(25) == 0
-    assert fresh.farewells() == ["it was told to by SIGTERM"]
+    assert fresh.until(lambda: fresh.farewells) == ["it was told to by SIGTERM"]
 
 
 def test_wrong_token_is_named_at_once(tmp_path):
@@ -192,23 +192,6 @@ def two(tmp_path):
         yield made[0], made[1]
 
 
-def require_no_step_twice_or_among_others(launch, resumed):
-    """The steps of run 1 and run 2; run 2's begin after the checkpoint that it loaded."""
-    there = [(int(row["run"]), int(row["step"])) for row in steps_of(launch)]
-    for run, first in ((1, 1), (2, resumed + 1)):
-        own = [step for each, step in there if each == run]
-        assert own == list(range(first, first + len(own)))
-
-
-def freeze(controller):
-    """The agent, and then its workers, whose numbers it returns."""
-    os.kill(controller.agent.pid, signal.SIGSTOP)
-    pids = workers(controller.agent.pid)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    return pids
-
-
 def revive(*pids):
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
@@ -221,8 +204,11 @@ def test_revived_workers_change_nothing_beside_the_new_run(two, world):
     # Not for the agent to say, once it wakes up, that its ranks have stood still.
     launch = old.launch("Plain", {"pause_s": 0.01}, world=world, hang_s=600.0, **often)
     old.reached(launch, 40)
-    frozen = freeze(old)
+    os.kill(old.agent.pid, signal.SIGSTOP)
+    frozen = old.workers()
     assert len(frozen) == world
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
     second = new.launch("Plain", {"pause_s": 0.01}, run=2, folder=launch.folder, **often)
     resumed = new.started(second).step - 1
     new.reached(second, resumed + 30)
@@ -231,7 +217,10 @@ def test_revived_workers_change_nothing_beside_the_new_run(two, world):
     assert "a newer run of the same job" in old.ends(launch, "lost").reason
     new.reached(second, new.of(second, Report)[-1].step + 30)
     new.stop(second)
-    require_no_step_twice_or_among_others(launch, resumed)
+    there = [(int(row["run"]), int(row["step"])) for row in steps_of(launch.folder)]
+    for run, first in ((1, 1), (2, resumed + 1)):
+        own = [step for each, step in there if each == run]
+        assert own == list(range(first, first + len(own))), "no step twice or among others"
     newest = checkpoint_folder.newest_first(Path(launch.folder) / "checkpoints")[0]
     assert newest.name == checkpoint_folder.name(new.saved(second).step)
 
@@ -243,7 +232,7 @@ def test_ranks_of_an_agent_that_stands_still_save_and_leave(fresh):
     os.kill(fresh.agent.pid, signal.SIGSTOP)
     assert gone(pids, timeout_s=30)
     (saved,) = checkpoint_folder.newest_first(Path(launch.folder) / "checkpoints")
-    assert saved.name == checkpoint_folder.name(int(steps_of(launch)[-1]["step"]))
+    assert saved.name == checkpoint_folder.name(int(steps_of(launch.folder)[-1]["step"]))
     assert "agent has been silent for 4 s" in log_of(launch)
     revive(fresh.agent.pid)
     fresh.ends(launch, "paused")
@@ -285,7 +274,8 @@ def test_killed_forkserver_or_agent_leaves_nothing(fresh, tmp_path, victim):
     wait_until(lambda: len(list(note.iterdir())) >= 64, 60)
     mine = [*left(fresh, note), *fresh.idle]
     assert len(mine) > 64
-    end(forkserver(fresh.agent.pid) if victim == "forkserver" else fresh.agent.pid)
+    (parent,) = forkservers(fresh.agent.pid)
+    os.kill(parent if victim == "forkserver" else fresh.agent.pid, signal.SIGKILL)
     if victim == "forkserver":
         fresh.ends(launch, "lost")
         assert fresh.agent.wait(20) == 1
@@ -295,7 +285,7 @@ def test_killed_forkserver_or_agent_leaves_nothing(fresh, tmp_path, victim):
 def test_forkserver_that_stands_still_is_noticed_and_ended_with_its_workers(fresh):
     launch = fresh.launch("Plain", SLOW, work=1e6)
     fresh.started(launch)
-    pids, parent = fresh.workers(), forkserver(fresh.agent.pid)
+    pids, (parent,) = fresh.workers(), forkservers(fresh.agent.pid)
     os.kill(parent, signal.SIGSTOP)
     assert fresh.ended(launch, timeout_s=15).outcome == "lost"
     assert gone([parent, *pids])
@@ -312,9 +302,6 @@ def test_agent_whose_forkserver_stands_still_before_it_has_started_leaves_with_t
         controller.close()
         assert agent.wait(30) == 1
         assert gone(started)
-
-
-# What is said of a run
 
 
 def said(rank, reason, **more):
@@ -360,7 +347,7 @@ def test_a_process_that_user_code_ends_is_not_done_whatever_its_code(code):
     assert (result, f"exit code {code}" in reason) == ("failed", True)
 
 
-def test_job_that_needs_more_memory_than_it_may_fails_of_it(fresh, tmp_path):
-    launch = fresh.launch("Straying", {"way": "hoard", "note": str(tmp_path)}, memory_gb_per_slot=0.75)
+def test_job_that_needs_more_memory_than_it_may_fails_of_it(fresh):
+    launch = fresh.launch("Breaking", {"way": "hoard"}, memory_gb_per_slot=0.75)
     ended = fresh.ends(launch, "failed")
     assert ("MemoryError" in ended.reason, ended.out_of_memory) == (True, True)

@@ -7,15 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from exec.pretended import refuses
-from exec.real import JOBS, asked, descendants, wait_until
+from exec.real import JOBS, Service, command_line, descendants, wait_until
 
-from synergy_exec.commands._asking import Client, client_for
+from synergy_exec.commands._asking import Client
 from synergy_exec.controller.journal import open_journal
 from synergy_exec.job_folder import described, folders
 from synergy_exec.run import recorded
@@ -26,44 +25,27 @@ QUICK = ("round_s=0.3", "hang_s=1.5", "leave_s=15", "checkpoint_interval_s=1")
 SLOW = {"pause_s": 0.02}
 
 
-class Served:
-    """`python -m synergy_exec serve=true` on two cores of this machine, for whom a test submits jobs.
-
-    given: more of its keys. seen: every process that it started, directly or not, with when that began; looked for as
-    long as it runs.
-    """
+class Served(Service):
+    """A service on two cores of this machine, for whom a test submits jobs. given: more of its keys."""
 
     def __init__(self, results, *given):
-        self.results, self.given = results, given
-        self.seen = set()
-        self._process = None
-        self._over = threading.Event()
-        threading.Thread(target=self._look, daemon=True).start()
+        super().__init__(results)
+        self.given = given
 
     def start(self):
         given = ("serve=true", "policy=[las]", f"results_dir={self.results}", "figures=false")
-        command = [sys.executable, "-m", "synergy_exec", *given, *QUICK, *self.given, "backend.options.slots=2"]
-        said = self.results / "said.txt"
-        self._process = subprocess.Popen(command, stderr=said.open("ab"))
-        wait_until(lambda: asked(self.results, "GET", "/state"), 60.0, said.read_text)
+        super().start(*given, *QUICK, *self.given, "backend.options.slots=2")
 
     @property
     def work(self):
         (work,) = self.results.glob("served/*-*_*/las-0.work")
         return work
 
-    def client(self):
-        return client_for(self.results, None)
-
     def submit(self, name, kind, arguments=None, **more):
         values = {"initial_batch": 8, "work": 100, "slots": 1, "arguments": arguments or {}, **more, "name": name}
         self.client().ask("POST", "/jobs", {"class": f"{JOBS}:{kind}", **values})
 
-    def jobs(self):
-        return {each["name"]: each for each in self.client().ask("GET", "/jobs")}
-
     def ended(self, patience_s=120.0):
-        """All jobs, once each has ended."""
         wait_until(lambda: all(each["state"] in ("done", "failed") for each in self.jobs().values()), patience_s)
         return self.jobs()
 
@@ -83,46 +65,18 @@ class Served:
         """Its process, when it has one; after it come its parent of workers and those, in `descendants`."""
 
         def there():
-            mine = [pid for pid, began in set(self.seen) if processes.lives(pid, began)]
+            mine = [pid for pid, began in self.seen if processes.lives(pid, began)]
             found = [pid for pid in mine if "synergy_exec.agent" in command_line(pid)]
             return found if len(found) == 1 else []
 
         return wait_until(there, DETECTION_S)[0]
 
-    def kill(self):
-        self._process.kill()
-        self._process.wait()
-
-    def leave(self):
-        """As Ctrl-C does it; then nobody is left."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
-            self._process.wait(30)
-        self._over.set()
-        wait_until(lambda: not [each for each in self.seen if processes.lives(*each)], 10.0)
-
-    def _look(self):
-        while not self._over.wait(0.05):
-            if self._process is not None:
-                for pid in descendants(self._process.pid):
-                    with contextlib.suppress(OSError, ValueError, IndexError):
-                        self.seen.add((pid, processes.began(pid)))
-
-
-def command_line(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return ""
-
 
 @pytest.fixture
 def served(request, tmp_path):
-    made = Served(tmp_path, *getattr(request, "param", ()))
-    made.start()
-    try:
+    with Served(tmp_path, *getattr(request, "param", ())) as made:
+        made.start()
         yield made
-    finally:
-        made.leave()
 
 
 def test_jobs_that_fail_say_why_and_the_others_run_on(served):
@@ -130,14 +84,14 @@ def test_jobs_that_fail_say_why_and_the_others_run_on(served):
     served.submit("good", "Plain", SLOW, work=150)
     served.submit("wide", "Plain", SLOW, slots=2)
     served.submit("odd", "Plain", initial_batch=3, max_batch=4, work=20, slots=2)
-    served.submit("greedy", "Greedy", work=40, initial_batch=16)
+    served.submit("greedy", "Odd", {"way": "greedy"}, work=40, initial_batch=16)
     served.submit("sparing", "Sparing", work=40, slots=2)
     said = {"raise": "the data is gone", "out_of_memory": "memory", "kill": "SIGKILL", "hang": "no step for"}
     for way in said:
         served.submit(way, "Breaking", {"way": way})
-    said |= {"Unbuilt": "width", "Nothing": "Nothing"}
-    for kind in ("Unbuilt", "Nothing"):
-        served.submit(kind, kind)
+    served.submit("unbuilt", "Odd", {"way": "unbuilt"})
+    served.submit("nothing", "Nothing")
+    said |= {"unbuilt": "width", "nothing": "Nothing"}
     says = "batch of 3 does not divide among slots=2, and max_batch=3"
     refuses(says, served.submit, "undivided", "Plain", initial_batch=3, work=20, slots=2)
     refuses("token", Client(served.client().url, "a guess").ask, "GET", "/jobs")

@@ -109,14 +109,12 @@ def holding(work):
 
 
 def test_later_policies_of_a_command_are_held_from_its_beginning(typed, tmp_path):
-    class Asking(TaskBackend):
-        async def start(self, node, meeting):
-            (work,) = tmp_path.glob("r/small/*-*_*/synergy-0.work")
-            with pytest.raises(InputError, match=f"process {os.getpid()}"), lock(work):
-                raise AssertionError
-            await super().start(node, meeting)
+    async def held(*_):
+        (work,) = tmp_path.glob("r/small/*-*_*/synergy-0.work")
+        with pytest.raises(InputError, match=f"process {os.getpid()}"), lock(work):
+            raise AssertionError
 
-    assert len(typed("fifo", "synergy", backend=lambda: Asking(1, 1))) == 2
+    assert len(typed("fifo", "synergy", backend=lambda: TaskBackend(1, 1, starting=held))) == 2
 
 
 def test_repetition_that_is_broken_off_goes_on_where_it_was(typed, tmp_path):

@@ -86,7 +86,8 @@ def test_committed_facts_outlive_a_kill(tmp_path):
     assert len(kept) <= len(acknowledged) + 1
 
 
-def test_damaged_foreign_and_newer_files_are_refused(tmp_path):
+def test_damaged_foreign_and_newer_files_and_disks_that_refuse_are_said(tmp_path):
+    refuses("journal cannot be used", Journal, Path("/proc/nowhere/j"))
     (tmp_path / "text").write_text("not a database, but long enough to look at" * 100)
     refuses("cannot be used", Journal, tmp_path / "text")
     for name, statement, says in (
@@ -99,10 +100,6 @@ def test_damaged_foreign_and_newer_files_are_refused(tmp_path):
         other.execute(statement)
         other.close()
         refuses(says, Journal, tmp_path / name)
-
-
-def test_a_disk_that_refuses_is_said_in_a_sentence():
-    refuses("journal cannot be used", Journal, Path("/proc/nowhere/j"))
 
 
 def test_while_the_disk_is_full_nothing_recorded_is_lost(tmp_path, monkeypatch):
@@ -171,19 +168,15 @@ def overwritten(content, draw):
     return content[:at] + draw.randbytes(4096) + content[at + 4096 :]
 
 
-def cut(content, draw):
-    return content[: draw.randrange(1, len(content))]
+HARMS = {
+    "overwritten": overwritten,
+    "cut": lambda content, draw: content[: draw.randrange(1, len(content))],
+    "emptied": lambda content, draw: b"",
+    "removed": lambda content, draw: None,
+}
 
 
-def emptied(content, draw):
-    return b""
-
-
-def removed(content, draw):
-    return None
-
-
-@pytest.mark.parametrize("harm", [overwritten, cut, emptied, removed])
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_journal_is_put_aside_and_its_copy_used(tmp_path, capsys, harm):
     work = tmp_path / "run"
     journal = journal_of(work / "journal.sqlite")
@@ -192,7 +185,7 @@ def test_a_damaged_journal_is_put_aside_and_its_copy_used(tmp_path, capsys, harm
     journal.close()
     content = (work / "journal.sqlite").read_bytes()
     for number in range(1, 13):
-        harmed = harm(content, random.Random(number))
+        harmed = HARMS[harm](content, random.Random(number))
         (work / "journal.sqlite").unlink() if harmed is None else (work / "journal.sqlite").write_bytes(harmed)
         with lock(work):
             found = Journal(work / "journal.sqlite")
@@ -204,7 +197,7 @@ def test_a_damaged_journal_is_put_aside_and_its_copy_used(tmp_path, capsys, harm
         if said and harmed is not None:
             aside = max(work.glob("journal.sqlite.damaged-*"), key=lambda each: int(each.name.rpartition("-")[2]))
             assert aside.read_bytes() == harmed
-    assert harm is removed or len(list(work.glob("journal.sqlite.damaged-*"))) >= 11
+    assert harm == "removed" or len(list(work.glob("journal.sqlite.damaged-*"))) >= 11
 
 
 def test_damage_without_a_copy_is_said_and_nothing_is_touched(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from exec.pretended import refuses
 from exec.real import Controller, log_of
 from exec.saved import PLANS
-from test_users_jobs import WIDTH, Normed
+from test_users_jobs import WIDTH, Normed, Tied
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
@@ -20,18 +20,6 @@ from synergy_exec.training.meta_model import on_meta_device
 from synergy_exec.training.trainer import Trainer
 
 SEED, STEPS = 7, 2
-
-
-class Tied(Normed):
-    """Two blocks have one weight, and so have what is before the blocks and what is after them."""
-
-    blocks = ""
-
-    def change(self, model):
-        model.layers[3].up.weight = model.layers[0].up.weight
-        before, after = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        after.weight = before.weight
-        model.first, model.last_norm = nn.Sequential(model.first, before), nn.Sequential(after, model.last_norm)
 
 
 class Reading(Normed):
@@ -175,11 +163,11 @@ def test_workers_draw_numbers_once_and_none_where_a_checkpoint_has_them(tmp_path
     with Controller(tmp_path) as controller:
         controller.start_agent(slots=2)
         plan = Plan(data=2, zero=3, micro_batch=4)
-        first = controller.launch("Saying", {"pause_s": 0.02}, world=2, plan=plan, work=1e6)
+        first = controller.launch("Odd", {"way": "saying", "pause_s": 0.02}, world=2, plan=plan, work=1e6)
         controller.reached(first, 3)
         controller.stop(first)
         work = controller.saved(first).work + 2
-        second = controller.done("Saying", world=2, plan=plan, work=work, folder=first.folder)
+        second = controller.done("Odd", {"way": "saying"}, world=2, plan=plan, work=work, folder=first.folder)
         made = [sorted(line for line in log_of(each).splitlines() if "made" in line) for each in (first, second)]
         # Before the first start one rank builds it once more, to see whether the plan is admitted.
         assert made == [["made on cpu", *3 * ["made on meta"]], 2 * ["made on meta"]]

@@ -67,8 +67,6 @@ def test_negative_and_infinite_estimates_do_no_harm():
     assert statistics(nothing) is None
 
 
-# Learning rates
-
 STATISTICS = (0.5, 2.0)
 
 

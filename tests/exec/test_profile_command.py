@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
-from pathlib import Path
 
 import pytest
 from exec import served
@@ -15,12 +14,7 @@ from exec.pretended import FakeAgent, refuses
 from exec.served import TaskBackend
 
 from synergy_core.errors import InputError
-from synergy_core.jobs.testbed_profiles import (
-    NoiseFrom,
-    Profile,
-    ProfiledCosts,
-    ProfiledModel,
-)
+from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
 from synergy_core.planner.families import architecture_named
 from synergy_core.planner.machine import constants_for, machine_named, software_named
 from synergy_core.planner.plan import Plan, plans_of
@@ -30,7 +24,7 @@ from synergy_exec.commands import profile as command
 from synergy_exec.commands.profile import table
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Launch
-from synergy_exec.plans import Candidates, batches_of, plans, sizes_of, write_candidates
+from synergy_exec.plans import Candidates, batches_of, plans, sizes_of
 from synergy_exec.profiling import profile as profiling
 from synergy_exec.profiling.machine import Part
 from synergy_exec.profiling.profile import QUICK, Effort, Made, add_to_profile, current_profile
@@ -43,13 +37,13 @@ TINY = Effort(seconds=0.1, noise_s=0.0)
 LONG = Settings(profile_s=600.0)
 
 
-def SILENT(words):  # noqa: N802
+def quiet(words):
     pass
 
 
-def file_of(name, **more):
+def file_of(name, initial_batch=8, max_batch=16, **more):
     values = {"job_class": "synergy_exec.examples.mlp:Mlp", "arguments": {"width": 16, "depth": 2}, **more}
-    return JobFile(**{"name": name, "initial_batch": 8, "max_batch": 16, "work": 1.0, **values})
+    return JobFile(name=name, initial_batch=initial_batch, max_batch=max_batch, work=1.0, **values)
 
 
 def test_two_slots_are_measured_under_every_plan(tmp_path):
@@ -114,7 +108,7 @@ class Fatal(Mlp):
 def test_model_that_cannot_be_built_is_left_out_with_the_reason(tmp_path):
     (tmp_path / "odd.py").write_text(ODD_MODELS)
     files = [file_of(name, job_class=f"{tmp_path / 'odd.py'}:{name}") for name in ("Broken", "Fatal")]
-    made = add_to_profile(tmp_path / "p.json", files, get_backend("local", {"slots": 1}), HERE, TINY, SILENT, LONG)
+    made = add_to_profile(tmp_path / "p.json", files, get_backend("local", {"slots": 1}), HERE, TINY, quiet, LONG)
     assert made.models == []
     broken, fatal = made.remarks
     assert "Broken: rank 0, building: OSError: no data here" in broken
@@ -135,7 +129,7 @@ def test_models_are_measured_once_and_again_where_something_changed(tmp_path, mo
 
     def names(*files, where=HERE):
         measured.clear()
-        profile, _ = current_profile(path, list(files), lambda: None, where, lambda _: None, Settings())
+        profile, _ = current_profile(path, list(files), lambda: None, where, quiet, Settings())
         assert {each.name for each in files} - {"broken"} <= set(profile)
         return list(measured)
 
@@ -159,11 +153,10 @@ def _model(file):
 def test_what_is_no_profile_is_said(tmp_path):
     path = tmp_path / "profile.json"
     path.write_text('{"format": 1}')
-    refuses("profile again", current_profile, path, [file_of("a")], lambda: None, HERE, lambda _: None, Settings())
+    refuses("profile again", current_profile, path, [file_of("a")], lambda: None, HERE, quiet, Settings())
 
 
 # Measuring keeps to its time, its memory and its settings; agents only pretend
-BRIEF = Effort(seconds=0.1, noise_s=0.0)
 LARGE = 16
 """Samples of a micro-batch that do not fit."""
 
@@ -180,9 +173,6 @@ class Forgetful(FakeAgent):
     def hear(self, message, now_s):
         if isinstance(message, Launch):
             self.launches.append(message)
-            if message.plans_on and message.first_rank == 0:
-                there = {size: plans(size, message.plans_at, self.refusal) for size in message.plans_on}
-                write_candidates(Path(message.folder), Candidates(there))
         return super().hear(message, now_s)
 
     @staticmethod
@@ -213,18 +203,14 @@ def launches(monkeypatch):
     return Forgetful.launches
 
 
-def unbuilt(name, **more):
-    return JobFile(**{"job_class": "a.b:C", "name": name, "initial_batch": 4, "max_batch": 8, "work": 1.0, **more})
-
-
 def test_time_that_is_up_ends_measuring_and_what_there_was_none_for_is_predicted(tmp_path, launches, monkeypatch):
     """Of two models, each of which trains on one slot and stands still on two; nobody else would end that. What stands
     still takes half of the model's time, and leaves the rest to other plans.
     """
     monkeypatch.setattr(Forgetful, "stuck", True)
     path, said = tmp_path / "profile.json", list[str]()
-    files = [unbuilt("first"), unbuilt("second")]
-    made = add_to_profile(path, files, TaskBackend(2), HERE, BRIEF, said.append, Settings(profile_s=24.0))
+    files = [file_of(name, 4, 8) for name in ("first", "second")]
+    made = add_to_profile(path, files, TaskBackend(2), HERE, TINY, said.append, Settings(profile_s=24.0))
     assert [each.name for each in made.models] == ["first", "second"]
     for model in read_profile(path).models.values():
         known = {(row.plan.gpus, row.plan.global_batch, row.predicted) for row in model.rows}
@@ -247,7 +233,7 @@ def test_agent_that_is_lost_for_good_ends_profiling_with_what_to_type(tmp_path, 
 
     says = "profiling ended: node 0: its agent was lost 4 times within an hour; at last: .*nothing was measured .*again"
     with pytest.raises(InputError, match=re.compile(says, re.DOTALL)):
-        add_to_profile(tmp_path / "profile.json", [file_of("small")], Dying(2), HERE, TINY, lambda _: None, LONG)
+        add_to_profile(tmp_path / "profile.json", [file_of("small")], Dying(2), HERE, TINY, quiet, LONG)
 
 
 def test_smaller_pieces_are_measured_where_memory_ran_out(tmp_path, launches):
@@ -255,8 +241,8 @@ def test_smaller_pieces_are_measured_where_memory_ran_out(tmp_path, launches):
     tried then; on two stages two pieces of 16 do not fit, and four of 8 do.
     """
     path = tmp_path / "profile.json"
-    file = unbuilt("large", initial_batch=8, max_batch=32)
-    made = add_to_profile(path, [file], TaskBackend(2), HERE, BRIEF, lambda _: None, Settings())
+    file = file_of("large", 8, 32)
+    made = add_to_profile(path, [file], TaskBackend(2), HERE, TINY, quiet, Settings())
     rows = made.models[0].rows
     known = {(each.plan.gpus, each.plan.pipeline, each.plan.global_batch, each.plan.micro_batch) for each in rows}
     assert {(1, 1, 8, 4), (1, 1, 16, 8), (2, 1, 8, 4), (2, 1, 16, 8), (2, 2, 32, 8)} <= known
@@ -281,8 +267,8 @@ def test_plan_is_measured_again_where_its_agent_was_lost_meanwhile(tmp_path, lau
             return super().pass_time(now_s)
 
     monkeypatch.setattr(served, "FakeAgent", Leaving)
-    path, file = tmp_path / "profile.json", unbuilt("small", max_batch=4)
-    made = add_to_profile(path, [file], TaskBackend(2), HERE, BRIEF, lambda _: None, Settings(profile_s=60.0))
+    path, file = tmp_path / "profile.json", file_of("small", 4, 4)
+    made = add_to_profile(path, [file], TaskBackend(2), HERE, TINY, quiet, Settings(profile_s=60.0))
     assert made.remarks == []
     assert len(left) == 1
     assert {(row.plan.gpus, row.plan.pipeline) for row in made.models[0].rows} == {(1, 1), (2, 1), (2, 2)}
@@ -292,12 +278,10 @@ def test_command_measures_as_a_run_would(tmp_path, launches, monkeypatch, capfd)
     """On two nodes that reach the controller by another address than its own."""
     urls = []
 
-    class Elsewhere(TaskBackend):
-        async def start(self, node, meeting):
-            urls.append(meeting.url)
-            await super().start(node, meeting)
+    async def note(node, meeting):
+        urls.append(meeting.url)
 
-    monkeypatch.setattr(command, "get_backend", lambda name, options: Elsewhere(*[1] * options["nodes"]))
+    monkeypatch.setattr(command, "get_backend", lambda _, options: TaskBackend(*[1] * options["nodes"], starting=note))
     job = tmp_path / "job.yaml"
     job.write_text(json.dumps({"class": "a.b:C", "name": "small", "initial_batch": 4, "work": 1}))
     of_run = ["host=127.0.0.2", "interface=lo", "bfloat16=false", "memory_gb_per_slot=3", "start_s=77", "profile_s=60"]

@@ -8,7 +8,6 @@ from exec.served import ask, job, refused, served, until
 
 from synergy_core.errors import InputError
 from synergy_exec.controller import api
-from synergy_exec.controller.controller import resume
 from synergy_exec.settings import QuotaSettings, Settings
 from synergy_runs.settings import build, defaults
 
@@ -69,7 +68,6 @@ def test_a_job_whose_tenant_is_gone_fails_with_the_reason_when_a_controller_begi
         execution.submit(name, file_of(virtual_cluster=name), 0.0)
     execution.journal.close()
     after = execution_of(tmp_path, "fifo", dataclasses.replace(before, virtual_clusters={"vision": 2}))
-    resume(after, 1.0)
     assert [each.state for each in after.jobs.values()] == ["waiting", "failed"]
     assert "unknown virtual cluster" in after.jobs[1].reason
     after.decide(1.0)

@@ -8,7 +8,6 @@ from exec.saved import checkpoint_of, saved, trained
 
 from synergy_core.errors import InputError
 from synergy_exec import job_folder
-from synergy_exec.controller.controller import resume
 from synergy_exec.controller.journal import back_up
 from synergy_exec.folders import lock
 from synergy_exec.messages import Saved
@@ -17,28 +16,17 @@ from synergy_exec.training.integrity import Progress
 WORK = 10_000.0
 
 
-def begun(folder):
-    """What a controller makes of a folder when it begins."""
-    execution = execution_of(folder, cluster=4)
-    resume(execution, execution.journal.last_s())
-    return execution
-
-
 def stage_of(execution, jobs=0):
     """With an agent that has nearly finished so many jobs."""
     return Stage(execution, [FakeAgent(0, 4, dict.fromkeys(range(jobs), WORK - 5))])
 
 
-def states(execution):
-    return {number: job.state for number, job in sorted(execution.jobs.items())}
-
-
 def broken_off(folder, jobs=3):
     """A run whose jobs have all saved at step 5, and whose controller is gone; the UUIDs of its jobs."""
-    stage = stage_of(begun(folder))
+    stage = stage_of(execution_of(folder, cluster=4))
     execution = stage.execution
     stage.submit(*[WORK] * jobs)
-    stage.seconds(2)
+    stage.advance(1.0, 1.0)
     for run in list(execution.runs.runs.values()):
         job = execution.jobs[run.job]
         checkpoint_of(execution.folder_of(job), 5, job.uuid)
@@ -53,8 +41,8 @@ def said(capsys):
 
 def test_where_both_agree_nothing_is_said_and_jobs_wait_with_what_they_saved(tmp_path, capsys):
     uuids = broken_off(tmp_path)
-    execution = begun(tmp_path)
-    assert states(execution) == dict.fromkeys(range(3), "waiting")
+    execution = execution_of(tmp_path, cluster=4)
+    assert [job.state for job in execution.jobs.values()] == ["waiting"] * 3
     assert said(capsys) == []
     assert [job.uuid for job in execution.jobs.values()] == uuids
     assert len(set(uuids)) == 3
@@ -64,7 +52,7 @@ def test_where_both_agree_nothing_is_said_and_jobs_wait_with_what_they_saved(tmp
 
 def test_workers_are_told_whose_checkpoints_and_which(tmp_path):
     uuids = broken_off(tmp_path, 1)
-    stage = stage_of(begun(tmp_path))
+    stage = stage_of(execution_of(tmp_path, cluster=4))
     stage.advance(1.0)
     launch = stage.launch()
     assert (launch.job_uuid, launch.saved_step, launch.keep_checkpoints) == (uuids[0], 5, 2)
@@ -73,7 +61,7 @@ def test_workers_are_told_whose_checkpoints_and_which(tmp_path):
 def test_folder_without_a_row_is_said_and_its_number_and_its_runs_are_not_given_away(tmp_path, capsys):
     checkpoint_of(tmp_path / "jobs" / "7", 9)
     (tmp_path / "jobs" / "7" / "checkpoints" / ".run-00000041").mkdir()
-    execution = begun(tmp_path)
+    execution = execution_of(tmp_path, cluster=4)
     (sentence,) = said(capsys)
     assert f"{tmp_path}/jobs/7: the journal does not know this job" in sentence
     assert execution.submit("new", file_of(), 0.0).job_id == 8
@@ -84,7 +72,7 @@ def test_folder_without_a_row_is_said_and_its_number_and_its_runs_are_not_given_
 def test_job_whose_number_has_foreign_checkpoints_does_not_train_on_them(tmp_path, capsys):
     """The row of a trace is its job's number, whatever lies there."""
     left = checkpoint_of(tmp_path / "jobs" / "0", 9)
-    execution = begun(tmp_path)
+    execution = execution_of(tmp_path, cluster=4)
     execution.submit("first", file_of(), 0.0, row=0)
     assert not left.exists()
     assert (tmp_path / "jobs" / "0" / "given-up-1" / "checkpoints" / "step-00000009").is_dir()
@@ -115,14 +103,11 @@ def test_nothing_is_trained_from_step_0_where_a_checkpoint_had_been_saved(tmp_pa
         job.load(tmp_path / "checkpoints", saved_step=7)
 
 
-# The copy of a damaged journal
-
-
 def test_jobs_go_on_where_the_journal_is_damaged_and_what_the_copy_lacks_is_said(tmp_path, capsys):
     """Its copy knows two of three jobs."""
     uuids = broken_off(tmp_path, 2)
     back_up(tmp_path)
-    execution = begun(tmp_path)
+    execution = execution_of(tmp_path, cluster=4)
     stage_of(execution).submit(WORK)
     execution.cancel(execution.jobs[0], 3.0)
     execution.journal.close()
@@ -132,7 +117,7 @@ def test_jobs_go_on_where_the_journal_is_damaged_and_what_the_copy_lacks_is_said
     path.write_bytes(content)
     said(capsys)
     with lock(tmp_path):
-        execution = begun(tmp_path)
+        execution = execution_of(tmp_path, cluster=4)
     told = said(capsys)
     assert "its copy of" in told[0]
     assert "/jobs/2: the journal does not know this job" in told[1]
@@ -140,5 +125,6 @@ def test_jobs_go_on_where_the_journal_is_damaged_and_what_the_copy_lacks_is_said
         (uuid, "waiting", 5) for uuid in uuids
     ]
     assert execution.next_job == 3
-    stage_of(execution, 2).finish()
-    assert states(execution) == dict.fromkeys(range(2), "done")
+    stage = stage_of(execution, 2)
+    stage.finish()
+    assert stage.states() == {0: "done", 1: "done"}

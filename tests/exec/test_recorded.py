@@ -71,20 +71,6 @@ def train_run(folder, number):
     return began
 
 
-def trained_chain(work):
-    folder = job_folder(work, 0, "chain")
-    cases = [(train_run, folder, number) for number in range(len(CHAIN))]
-    began = groups.run({2: cases[:2], 1: cases[2:]})
-    assert [began[case] for case in cases] == [0, 4, 8]
-    journal = Journal(work / "journal.sqlite")
-    journal.set_meta("settings", {"seed": SEED})
-    add_runs(journal, 0, "chain", CHAIN)
-    for number, plan in enumerate(CHAIN):
-        retuned = {"micro_batch": 2 * plan.micro_batch, "accumulation": plan.accumulation}
-        journal.timing(number, number + 0.5, "plan", retuned)
-    journal.close()
-
-
 def job_folder(work, number, name, job_class=SGD):
     folder = work / "jobs" / str(number)
     folder.mkdir(parents=True)
@@ -113,14 +99,6 @@ def add_runs(journal, job, name, plans, *, first=0):
         journal.ended(run, "done" if last else "paused", "")
 
 
-def write_steps(folder, losses, *, run, seconds=0.01):
-    """Steps 1, 2, … of one run at the initial batch."""
-    steps = StepsFile(folder / "steps.csv", run)
-    for number, loss in enumerate(losses, 1):
-        steps.add(number, BATCH, 1.0, loss, seconds)
-    steps.close()
-
-
 # Loss curves of jobs that changed their plans are those of one process; what is not is found
 
 
@@ -138,10 +116,21 @@ class DropoutMlp(Mlp):
 def work(tmp_path_factory):
     """The chain, really trained, and two jobs that no record could be judged of."""
     folder = tmp_path_factory.mktemp("runs") / "synergy-0.work"
-    trained_chain(folder)
+    chain = job_folder(folder, 0, "chain")
+    cases = [(train_run, chain, number) for number in range(len(CHAIN))]
+    began = groups.run({2: cases[:2], 1: cases[2:]})
+    assert [began[case] for case in cases] == [0, 4, 8]
     journal = Journal(folder / "journal.sqlite")
+    journal.set_meta("settings", {"seed": SEED})
+    add_runs(journal, 0, "chain", CHAIN)
+    for number, plan in enumerate(CHAIN):
+        retuned = {"micro_batch": 2 * plan.micro_batch, "accumulation": plan.accumulation}
+        journal.timing(number, number + 0.5, "plan", retuned)
     for job, kind in ((1, "AdamGpt"), (2, "DropoutMlp")):
-        write_steps(job_folder(folder, job, kind, f"test_recorded:{kind}"), [9.0, 9.0], run=2 + job)
+        steps = StepsFile(job_folder(folder, job, kind, f"test_recorded:{kind}") / "steps.csv", 2 + job)
+        for number in (1, 2):
+            steps.add(number, BATCH, 1.0, 9.0, 0.01)
+        steps.close()
         add_runs(journal, job, kind, [ONE], first=2 + job)
     journal.close()
     return folder
@@ -231,39 +220,17 @@ def test_what_a_user_can_mend_is_said(work, tmp_path):
     refuses("job j: class: there is no module", replayed, elsewhere, [CHAIN[2]] * len(job.steps), SEED)
 
 
-def test_later_run_counts_to_the_last_bit_and_a_line_cut_off_does_not(tmp_path):
-    """Six digits of learning rates had made ReLU networks drift apart by 0.02 in a few hundred steps."""
-    folder, rate = job_folder(tmp_path, 3, "j"), 1.0 + 1.0 / 3.0
-    write_steps(folder, [2.5, 2.25], run=0)
-    (folder / "steps.csv").open("a").write("3,16,1,2")
-    steps = StepsFile(folder / "steps.csv", 1)
-    steps.add(2, 16, rate, 2.125, 0.1)
-    steps.close()
-    (job,) = recorded_jobs(tmp_path)
-    assert (job.number, job.name, job.file.job_class) == (3, "j", SGD)
-    assert [(step.number, step.loss, step.run) for step in job.steps] == [(1, 2.5, 0), (2, 2.125, 1)]
-    assert job.steps[1].rate == rate
-
-
 # Logs in bounded space, and the command that prints them
-
-
-def launch(folder, run, **more):
-    return launch_of(folder=str(folder), run=run, log_mb=0.008, **more)
-
-
-def size(folder):
-    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def test_a_job_keeps_the_last_of_what_it_printed_within_its_space(tmp_path):
     for run in range(5):
-        given = launch(tmp_path, run)
+        given = launch_of(folder=str(tmp_path), run=run, log_mb=0.008)
         with open(open_log(given), "wb", buffering=0) as log:  # held open, as workers do
             for line in range(40):
                 log.write(f"run {run} line {line:02} ".encode().ljust(99, b".") + b"\n")
                 bound_log(given)
-                assert size(tmp_path) <= 8_000 + 200
+                assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 8_000 + 200
     lines = [line for name in ("log-old.txt", "log.txt") for line in (tmp_path / name).read_text().splitlines()]
     printed = [f"run {run} line {line:02}" for run in range(5) for line in range(40)]
     assert [line[:13] for line in lines] == printed[-len(lines) :]
@@ -284,12 +251,7 @@ def three_jobs(tmp_path):
 
 @pytest.mark.parametrize(
     ("typed", "printed"),
-    [
-        (["a"], "zero\n--- run 3\nthree\n"),
-        (["0"], "zero\n--- run 3\nthree\n"),
-        (["b"], "two\n"),
-        (["c"], ""),
-    ],
+    [(["a"], "zero\n--- run 3\nthree\n"), (["0"], "zero\n--- run 3\nthree\n"), (["b"], "two\n"), (["c"], "")],
 )
 def test_logs_of_a_job_are_printed_in_order(three_jobs, typed, printed, capfdbinary):
     for folder in (three_jobs, three_jobs.parents[1]):
@@ -343,8 +305,7 @@ def test_following_goes_on_until_the_job_has_ended(three_jobs):
 PARTS = {"launch_s": 0.1, "build_s": 0.05, "load_s": 0.025, "first_step_s": 0.2}
 
 
-@pytest.fixture
-def timed(tmp_path):
+def test_times_are_told_apart(tmp_path):
     """A job of two runs: decided and launched at 0 and 1 s, first steps told of 0.5 s later, the first stopped."""
     folder = tmp_path / "las-0.work"
     journal = Journal(folder / "journal.sqlite")
@@ -359,11 +320,7 @@ def timed(tmp_path):
     results = tmp_path / "las-0"
     results.mkdir()
     (results / "summary.json").write_text(json.dumps({"simulation_cpu_s": 0.01}))
-    return folder
-
-
-def test_times_are_told_apart(timed):
-    found = overheads(timed)
+    found = overheads(folder)
     first, restart = found.starts
     assert (first.fresh, restart.fresh) == (True, False)
     assert (first.total_s, first.waited_s, first.parts) == (0.5, 0.0, PARTS)

@@ -37,13 +37,6 @@ class Unreadable(Numbers):
         return super().item(number)
 
 
-@pytest.fixture
-def cache():
-    descriptor = Cache.create(1e6)
-    yield Cache(descriptor)
-    os.close(descriptor)
-
-
 def rows_taken(supply, steps, size, first=0, end=None):
     found = []
     for step in steps:
@@ -62,9 +55,9 @@ def test_every_epoch_takes_each_sample_once_in_an_order_of_its_own(loaders):
     assert [epoch for epoch, _ in found] == sorted(epoch for epoch, _ in found)
 
 
-def test_batches_are_the_same_whoever_makes_them(cache):
+def test_batches_are_the_same_whoever_makes_them(descriptor):
     """Also where loaders and batch change on the way, and steps begin late, as after a checkpoint."""
-    plain, loaded = Supply(Numbers()), Supply(Numbers(), loaders=2, cache=cache)
+    plain, loaded = Supply(Numbers()), Supply(Numbers(), loaders=2, cache=Cache(descriptor))
     for loaders, steps, size in (
         (2, range(5, 9), 4),
         (1, range(9, 11), 4),

@@ -1,14 +1,14 @@
 """Jobs that are commands: a script that knows nothing of Synergy is scheduled, moved and finished; limits of jobs."""
 
-import dataclasses
 import json
 import sys
 
 import pytest
 from exec.pretended import file_of, refuses, staged
-from exec.real import answer, asked, serving, wait_until
+from exec.real import Service, answer
 
 from synergy_exec.job_file import job_of
+from synergy_exec.run import SOME_FAILED
 
 TRAIN = """
 import os, sys, time
@@ -39,26 +39,6 @@ for step in range(first, 60):
         time.sleep(0.05)
     distributed.barrier()
 """
-PLAIN = """
-name: plain
-command: [{python}, -m, torch.distributed.run, train.py]
-slots: 2
-grace_s: 10
-"""
-URGENT = """
-name: urgent
-command: [{python}, -c, "import time; time.sleep(1)"]
-slots: 2
-priority: 5
-"""
-ELASTIC = """
-name: elastic
-command: [{python}, scales.py]
-slots: 1
-max_slots: 2
-batch: 64
-work: 200
-"""
 SCALES = """
 import os, time
 from synergy_exec.reporting import report
@@ -73,38 +53,39 @@ for step in range(first, 200):
         file.write(str(step + 1))
     report(step + 1, 1.0)
 """
-BROKEN = """
-name: broken
-command: [{python}, -c, "import sys; print('no data'); sys.exit(3)"]
-"""
+PYTHON = sys.executable
+JOBS = {
+    "plain": {"command": [PYTHON, "-m", "torch.distributed.run", "train.py"], "slots": 2, "grace_s": 10},
+    "urgent": {"command": [PYTHON, "-c", "import time; time.sleep(1)"], "slots": 2, "priority": 5},
+    "broken": {"command": [PYTHON, "-c", "import sys; print('no data'); sys.exit(3)"]},
+}
+ELASTIC = {"command": [PYTHON, "scales.py"], "slots": 1, "max_slots": 2, "batch": 64, "work": 200}
 
 
 def test_a_torchrun_script_that_knows_nothing_is_scheduled_moved_and_finished(tmp_path):
-    results, said = tmp_path / "r", tmp_path / "said.txt"
+    results = tmp_path / "r"
     (tmp_path / "train.py").write_text(TRAIN)
-    for name, text in (("plain", PLAIN), ("urgent", URGENT), ("broken", BROKEN)):
-        (tmp_path / f"{name}.yaml").write_text(text.format(python=sys.executable))
-
-    def states():
-        return {job["name"]: job["state"] for job in asked(results, "GET", "/jobs") or []}
-
-    def until(true):
-        wait_until(true, 240, said.read_text)
-
+    for name, job in JOBS.items():
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({"name": name, **job}))
     serve = ("serve=true", "policy=[priority]", f"results_dir={results}", "backend.options.slots=2", "round_s=0.2")
-    with serving(said, *serve, "figures=false", code=1):
-        until(lambda: asked(results, "GET", "/state"))
+    with Service(results) as service:
+
+        def ended(name, state):
+            service.until(lambda: service.jobs()[name]["state"] == state)
+
+        service.start(*serve, "figures=false")
         answer("submit", tmp_path / "plain.yaml", "--dir", results)
-        until(lambda: (tmp_path / "state.pt").exists())
+        service.until((tmp_path / "state.pt").exists)
         answer("submit", tmp_path / "urgent.yaml", "--dir", results)
-        until(lambda: states().get("urgent") == "done")
+        ended("urgent", "done")
         (tmp_path / "go").touch()
-        until(lambda: states()["plain"] == "done")
+        ended("plain", "done")
         answer("submit", tmp_path / "broken.yaml", "--dir", results)
-        until(lambda: states().get("broken") == "failed")
-        plain, _, broken = asked(results, "GET", "/jobs")
-    assert plain["restarts"] == 1
-    assert "exit code 3" in broken["reason"]
+        ended("broken", "failed")
+        jobs = service.jobs()
+        assert service.leave() == SOME_FAILED
+    assert jobs["plain"]["restarts"] == 1
+    assert "exit code 3" in jobs["broken"]["reason"]
     logs = answer("logs", "plain", "--dir", results)
     begun = [int(line.rpartition(" ")[2]) for line in logs.splitlines() if line.startswith("rank 0 of 2 begins")]
     assert begun[0] == 0
@@ -115,26 +96,26 @@ def test_a_torchrun_script_that_knows_nothing_is_scheduled_moved_and_finished(tm
 
 
 def test_a_script_that_accepts_several_numbers_of_slots_has_more_while_it_is_alone(tmp_path):
-    results, said = tmp_path / "r", tmp_path / "said.txt"
+    results = tmp_path / "r"
     (tmp_path / "scales.py").write_text(SCALES)
-    (tmp_path / "elastic.yaml").write_text(ELASTIC.format(python=sys.executable))
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({"name": name, **ELASTIC}))
     serve = ("serve=true", "policy=[synergy]", f"results_dir={results}", "backend.options.slots=2", "round_s=0.5")
-    with serving(said, *serve, "figures=false", "restart_s=1"):
-        wait_until(lambda: asked(results, "GET", "/state"), 240, said.read_text)
-        answer("submit", tmp_path / "elastic.yaml", "--dir", results)
-        wait_until(lambda: asked(results, "GET", "/jobs")[0]["goodput"], 240, said.read_text)
-        answer("submit", tmp_path / "elastic.yaml", "--dir", results)
-        done = lambda: all(job["state"] == "done" for job in asked(results, "GET", "/jobs"))  # noqa: E731
-        wait_until(done, 240, said.read_text)
-        jobs = asked(results, "GET", "/jobs")
-    begun = [
-        [line for line in answer("logs", number, "--dir", results).splitlines() if line.startswith("on ")]
-        for number in (0, 1)
-    ]
-    assert begun[0][0] == "on 2 slots from step 0"
-    assert begun[0][1].startswith("on 1 slots from step ")
-    assert begun[1][0] == "on 1 slots from step 0"
-    assert [(job["work"], job["step"]) for job in jobs] == [(200, 200), (200, 200)]
+    with Service(results) as service:
+        service.start(*serve, "figures=false", "restart_s=1")
+        answer("submit", tmp_path / "first.yaml", "--dir", results)
+        service.until(lambda: service.jobs()["first"]["goodput"])
+        answer("submit", tmp_path / "second.yaml", "--dir", results)
+        service.until(lambda: all(job["state"] == "done" for job in service.jobs().values()))
+        jobs = service.jobs()
+    first, second = (
+        [line for line in answer("logs", name, "--dir", results).splitlines() if line.startswith("on ")]
+        for name in ("first", "second")
+    )
+    assert first[0] == "on 2 slots from step 0"
+    assert first[1].startswith("on 1 slots from step ")
+    assert second[0] == "on 1 slots from step 0"
+    assert [(job["work"], job["step"]) for job in jobs.values()] == [(200, 200), (200, 200)]
 
 
 @pytest.mark.parametrize(
@@ -184,8 +165,7 @@ def test_a_job_that_hangs_twice_at_one_step_fails_with_its_stack(tmp_path):
         (run,) = stage.execution.runs.of_job(job.job_id)
         folder = stage.execution.folder_of(job)
         (folder / "log.txt").write_text(f"--- run {run}\nrank 0 stands at:\n  File mine.py, line 3\n")
-        ended = stage.agents[0].end(run, "lost", "rank 0: no step for 60 s")
-        stage.execution.heard(0, dataclasses.replace(ended, hung=True), stage.now_s)
+        stage.ends(0, run, "lost", "rank 0: no step for 60 s", hung=True)
         stage.advance(float(turn))
     assert job.state == "failed"
     assert "it hung twice" in job.reason

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import groups
-import models
 import pytest
 import torch
 from exec.pretended import refuses
 from exec.saved import MICRO, PLANS
+from exported_model import Layer, Net
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import orthogonal
@@ -55,12 +55,13 @@ class Small(TrainingJob):
 
 
 class MaskedModel(nn.Module):
-    """Means over words that are there; a dict of two outputs."""
+    """Means over words that are there; a dict of two outputs; a weight that tensor parallelism splits is frozen."""
 
     def __init__(self):
         super().__init__()
         self.words = nn.Embedding(32, WIDTH)
-        self.layers = nn.ModuleList(models.Layer(WIDTH) for _ in range(2))
+        self.layers = nn.ModuleList(Layer(WIDTH) for _ in range(2))
+        self.layers[1].up.weight.requires_grad_(False)
         self.scores = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, ids, mask, *, extra, flag):
@@ -96,7 +97,7 @@ class Masked(Small):
         return functional.cross_entropy(output["scores"], labels) + ((sizes - more["small"]) ** 2).mean()
 
 
-class NormedLayer(models.Layer):
+class NormedLayer(Layer):
     """Statistics, a frozen weight, a single number, and constants that are drawn and that no checkpoint has."""
 
     def __init__(self, momentum):
@@ -110,12 +111,16 @@ class NormedLayer(models.Layer):
         return x + self.scale * self.turns * self.down(torch.tanh(self.up(self.norm(x))))
 
 
-class NormedModel(models.Net):
-    """BatchNorm before, in and after the blocks, one of which averages over all it has seen; an infinite constant."""
+class NormedModel(Net):
+    """BatchNorm before, in and after the blocks, one of which averages over all it has seen, and weights there that do
+    not train; an infinite constant.
+    """
 
     def __init__(self):
         super().__init__(4, WIDTH, CLASSES, 4, lambda at: NormedLayer(None if at == 1 else 0.2))
         self.first_norm, self.last_norm = nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH)
+        for each in (self.first.bias, self.last_norm.bias):
+            each.requires_grad_(False)
         self.register_buffer("constant", torch.tensor([float("-inf"), 1.0]))
 
     def embed(self, x):
@@ -175,6 +180,19 @@ class Unusual(Normed):
         return super().build_optimizer(each for each in parameters if each.shape != (CLASSES,))
 
 
+class Tied(Dropping):
+    """Two blocks have one weight, and so have what is before the blocks and what is after them."""
+
+    blocks = ""
+
+    def change(self, model):
+        super().change(model)
+        model.layers[3].up.weight = model.layers[0].up.weight
+        before, after = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        after.weight = before.weight
+        model.first, model.last_norm = nn.Sequential(model.first, before), nn.Sequential(after, model.last_norm)
+
+
 class Sparse(Small):
     """An embedding with sparse gradients, clipped; a scheduler of torch that the job keeps."""
 
@@ -196,6 +214,7 @@ CHAINS = {
     Normed: ("ddp2", "pp2", "fsdp2", "ppi2", "single"),
     Dropping: ("ddp2", "fsdp2", "zero2", "single"),
     Unusual: ("pp2", "fsdp2", "ddp2", "single"),
+    Tied: ("fsdp2", "zero2", "single"),
     Sparse: ("ddp2", "single"),
 }
 """Plans that a job goes through, a run each; a single process comes last."""
@@ -261,7 +280,7 @@ def difference(one, other):
 
 @pytest.mark.parametrize("job", CHAINS)
 def test_a_job_through_all_its_plans_is_one_run_without_a_break(answers, job, tmp_path):
-    """Nested batches, clipping, schedule and evaluation; BatchNorm; dropout; odd tensors; sparse gradients."""
+    """Nested batches, clipping, schedule, evaluation; BatchNorm; dropout; odd and tied tensors; sparse gradients."""
     through = [seen for case in links(job) for seen in answers[case]]
     alone = run(job, "single", tmp_path, STEPS * len(CHAINS[job]))
     assert difference(through, alone) <= TOLERANCE
