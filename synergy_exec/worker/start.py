@@ -98,8 +98,10 @@ def work(start: Start, descriptors: Descriptors) -> NoReturn:
         os.setpgid(0, 0)
         die_with(os.getppid(), signal.SIGKILL)
         adopt_orphans()
-        for stream in (1, 2):
-            os.dup2(descriptors.log, stream)
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            os.dup2(descriptors.log, number)
+            # All ranks print into one file. Each line is written at once, even with PYTHONUNBUFFERED, so none is torn.
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
         _limit_memory(start.launch)
         code = importlib.import_module(_module_for(start.launch)).run(start, descriptors)
     except BaseException:

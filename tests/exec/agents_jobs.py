@@ -50,6 +50,12 @@ class Saying(Plain):
         return model
 
 
+class Talking(Plain):
+    def before(self, step: int) -> None:
+        for _ in range(100):
+            print("one whole line")
+
+
 class Unsavable(Plain):
     """Its model has state that is no tensor."""
 
