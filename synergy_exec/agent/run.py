@@ -16,7 +16,7 @@ from synergy_core.errors import InputError
 from synergy_core.units import MB
 from synergy_exec.agent.cores import CoreGrant, Slot
 from synergy_exec.agent.forkserver import Forkserver
-from synergy_exec.job_folder import LOG, LOG_HEADING, OLD_LOG
+from synergy_exec.job_folder import LOG, OLD_LOG
 from synergy_exec.messages import (
     LOST_PEERS,
     PAUSED,
@@ -234,9 +234,6 @@ class NodeRun:
         )
         ours, theirs = socket.socketpair()
         heartbeat, log = Heartbeat.create(), open_log(launch)
-        if rank == 0:
-            with suppress(OSError):  # the disk may be full
-                os.write(log, f"{LOG_HEADING} {launch.run}\n".encode())
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         beats = Heartbeat(heartbeat)
         beats.beat(launch.start_s)
