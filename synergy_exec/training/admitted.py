@@ -14,7 +14,7 @@ from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.plans import Candidates, plans
 from synergy_exec.training import trees
-from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer
+from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer, sparse_layer
 from synergy_exec.training.compression.schemes import schemes
 from synergy_exec.training.job import Batch, LoadedJob, TrainingJob, Tree
 from synergy_exec.training.meta_model import keeping_random_state, on_meta_device, sharing
@@ -213,10 +213,8 @@ class Admission:
 
     @cached_property
     def _sparse(self) -> str | None:
-        for name, module in self._structure.named_modules():
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-                return f"{name} has sparse gradients; take zero 0 and compressor none, or sparse=False"
-        return None
+        name = sparse_layer(self._structure)
+        return f"{name} has sparse gradients; take zero 0 and compressor none, or sparse=False" if name else None
 
     @cached_property
     def _hooked(self) -> str | None:

@@ -223,7 +223,7 @@ class Rank:
             launch_s=launched_s,
             build_s=build_s,
             load_s=load_s,
-            layers=layers_of(trainer.parts) if launch.say_layers else [],
+            layers=layers_of(trainer.parts) if launch.say_layers and start.rank == 0 else [],
             codecs=codecs,
         )
         return Loop(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,9 +22,18 @@ from synergy_core.goodput.compression._compressor import Compressor, Gradients, 
 from synergy_core.goodput.compression.powersgd import PowerSgd
 from synergy_core.goodput.efficiency import GradientErrors, Offer
 from synergy_core.planner.plan import Plan
-from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer, GradientLayer, HeldBack, Piece
+from synergy_exec.training.compression.layers import (
+    PLAIN,
+    CompressorByLayer,
+    GradientLayer,
+    HeldBack,
+    Piece,
+    sparse_layer,
+)
 from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.wire import LoneWire, Sketch, Watch, Wire
+
+_log = logging.getLogger(__name__)
 
 FIRST_MEASURED, MEASURED_EVERY = 20, 10
 """The first `FIRST_MEASURED` steps of a run are measured, and then every step whose number `MEASURED_EVERY` divides."""
@@ -267,8 +277,14 @@ class Exchanges:
         }
 
 
-def layers_of(parts: Iterable[nn.Module]) -> list[tuple[str, int, int]]:
-    """Name, rows and columns of every trained, non-empty parameter, as replicas exchange it."""
+def layers_of(parts: Sequence[nn.Module]) -> list[tuple[str, int, int]]:
+    """Name, rows and columns of every trained, non-empty parameter, as replicas exchange it.
+
+    Empty for a model with sparse gradients, so that the controller never chooses a compressor for it.
+    """
+    if name := next(filter(None, map(sparse_layer, parts)), ""):
+        _log.warning("%s has sparse gradients, so nothing is compressed", name)
+        return []
     every = (each for part in parts for each in part.named_parameters())
     layers = (GradientLayer.of_shape(name, each.shape, 4) for name, each in every if each.requires_grad)
     return [(each.name, each.rows, each.columns) for each in layers if each.numbers]
