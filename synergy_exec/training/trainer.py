@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from synergy_core.errors import InputError
 from synergy_core.goodput.efficiency import UNDISTORTED, Distortion, GradientErrors
@@ -439,6 +440,12 @@ def _optimizer(job: TrainingJob, part: nn.Module) -> Optimizer:
     name = f"{type(job).__name__}.build_optimizer"
     if not isinstance(optimizer, Optimizer):
         raise InputError(f"{name} gave a {type(optimizer).__name__}; give one torch.optim.Optimizer.")
+    inner = [each for each in tree_leaves(vars(optimizer)) if isinstance(each, Optimizer)]
+    if lost := [each for each in inner if each.state is not optimizer.state]:
+        raise InputError(
+            f"{name} gave a {type(optimizer).__name__} around a {type(lost[0]).__name__}, and checkpoints hold the "
+            "outer one's state only; write one optimizer that keeps everything in its own `state` and groups."
+        )
     try:
         # Of the class, because a learning-rate scheduler replaces the method of the object.
         inspect.signature(type(optimizer).step).bind(optimizer)

@@ -191,6 +191,19 @@ class Sparse(Small):
         return optimizer
 
 
+class Both(torch.optim.Optimizer):
+    """Two optimizers, which keep their own state."""
+
+    def __init__(self, parameters):
+        parameters = list(parameters)
+        super().__init__(parameters, {"lr": 0.1})
+        self.each = [torch.optim.SGD(parameters[:2], lr=0.1, momentum=0.9), torch.optim.AdamW(parameters[2:])]
+
+    def step(self):
+        for each in self.each:
+            each.step()
+
+
 CHAINS = {
     Masked: ("ddp2", "fsdp2", "tp2", "zero2", "single"),
     Normed: ("ddp2", "pp2", "fsdp2", "ppi2", "single"),
@@ -338,6 +351,7 @@ def test_what_a_pipeline_cannot_send_is_refused_before_the_start():
         ("build_optimizer", lambda job, parameters: [torch.optim.SGD(parameters, lr=1.0)], "gave a list"),
         ("build_optimizer", lambda job, parameters: torch.optim.LBFGS(parameters), "LBFGS, whose step needs arguments"),
         ("build_optimizer", lambda job, parameters: torch.optim.SGD(MaskedModel().parameters()), "did not receive"),
+        ("build_optimizer", lambda job, parameters: Both(parameters), "gave a Both around a SGD"),
     ],
 )
 def test_what_a_method_may_not_give_is_an_error(method, odd, says):
