@@ -299,11 +299,13 @@ class Trainer:
         self._buffers.end(self.plan.accumulation)
         exchanged = self.exchange.end() if self.exchange is not None else None
         sums = self._sums(loss, exchanged)
+        if self.plan.zero and sums[3].item():
+            self._check_used()
         if self._job.max_grad_norm is not None:
             self._clip(self._job.max_grad_norm, sums[1].sqrt())
         for optimizer in self.optimizers:
             optimizer.step()
-        mean_loss, big, small, *totals = sums.tolist()
+        mean_loss, big, small, _, *totals = sums.tolist()
         return StepResult(mean_loss, big**0.5, self._squared(big, small, totals), exchanged)
 
     def evaluate(self, number: int, beat: Callable[[], None] = lambda: None) -> dict[str, float]:
@@ -387,16 +389,18 @@ class Trainer:
             torch.cuda.manual_seed(seed)
 
     def _sums(self, loss: Tensor | None, exchanged: Exchanged | None) -> Tensor:
-        """Sums over all ranks: loss, squared norm of the gradient, sum of the micro-batches' squared norms, and the
-        `totals` of the exchange on steps that measured them.
+        """Sums over all ranks: loss, squared norm of the gradient, sum of the micro-batches' squared norms, number of
+        parameters without a gradient, and the `totals` of the exchange on steps that measured them.
         """
-        gradients = (each.grad for part in self.parts for each in part.parameters() if each.grad is not None)
+        parameters = [each for part in self.parts for each in part.parameters() if each.requires_grad]
+        gradients = [each.grad for each in parameters if each.grad is not None]
         nothing = torch.zeros((), dtype=torch.float32, device=self._device)
         sums = torch.stack(
             [
                 nothing if loss is None else loss.float() / self._copies,
                 squared_norm(gradients, self._copies, self._device),
                 nothing if self._squares is None else self._squares.take(),
+                nothing + (len(parameters) - len(gradients)),
             ]
         )
         if exchanged is not None and exchanged.totals is not None:
@@ -404,6 +408,22 @@ class Trainer:
         if self._mesh is not None:
             distributed.all_reduce(sums)
         return sums
+
+    def _check_used(self) -> None:
+        """Raises InputError if a parameter had no part in the losses of some replicas under FSDP.
+
+        FSDP then averages gradients of different parameters, unless their sizes differ, at which gloo aborts.
+        """
+        assert self._mesh is not None
+        named = [each for part in self.parts for each in part.named_parameters() if each[1].requires_grad]
+        used = torch.tensor([each.grad is not None for _, each in named], dtype=torch.int32, device=self._device)
+        distributed.all_reduce(used, group=self._mesh["data"].get_group())
+        odd = [name for (name, _), replicas in zip(named, used.tolist(), strict=True) if 0 < replicas < self.plan.data]
+        if odd:
+            raise InputError(
+                f"{odd[0]} had a part in the loss of some replicas only, which FSDP cannot train; give each parameter "
+                "a part in each loss, such as 0 times its sum."
+            )
 
     def _squared(self, big: float, small: float, totals: list[float]) -> GradientSquares | None:
         plan = self.plan
