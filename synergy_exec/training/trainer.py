@@ -136,48 +136,6 @@ class _PartBuffers:
             self.passes.append(self.values())
 
 
-# Evaluation: a job's metrics on its evaluation batches, the same under every plan.
-
-
-def evaluated(
-    job: TrainingJob,
-    parts: Sequence[nn.Module],
-    pipeline: OwnedStages | None,
-    plan: Plan,
-    replica: int,
-    device: torch.device,
-    beat: Callable[[], None],
-) -> dict[str, float]:
-    """Returns the mean of each metric over all samples. All ranks call it together and get the same result.
-
-    Each batch is cut by rows among the replicas, and further into pieces no larger than the plan's micro-batch, which
-    is known to fit into memory. beat: called before each batch. Raises InputError for malformed or missing batches.
-    """
-    sums: dict[str, tuple[float, int]] = {}
-    batches = 0
-    with _evaluating(parts), torch.no_grad():
-        for batch in job.evaluation():
-            beat()
-            batches += 1
-            for samples, inputs, targets in _pieces(job, batch, plan, replica):
-                inputs, targets = trees.moved((inputs, targets), device)
-                output = trees.called(parts[0], inputs) if pipeline is None else pipeline.forward(inputs)
-                if output is not None and samples:
-                    for name, value in job.metrics(output, targets).items():
-                        total, of = sums.get(name, (0.0, 0))
-                        sums[name] = total + float(value) * samples, of + samples
-    found = Ranks().together(lambda: sums)
-    if not batches:
-        raise InputError(
-            f"{type(job).__name__}: evaluate_every is {job.evaluate_every}, and evaluation() gives no batches; give "
-            "some, or leave evaluate_every at 0."
-        )
-    names = dict.fromkeys(name for each in found for name in each)
-    # All ranks that split a replica's layers report the replica's result, so every replica counts equally often.
-    every = {name: [each[name] for each in found if name in each] for name in names}
-    return {name: math.fsum(total for total, _ in each) / sum(of for _, of in each) for name, each in every.items()}
-
-
 def _pieces(job: TrainingJob, batch: Any, plan: Plan, replica: int) -> Iterator[tuple[int, Any, Any]]:
     """Yields (samples, inputs, targets), equally often on every replica; an empty piece has one row that is ignored."""
     inputs, targets = trees.pair(f"{type(job).__name__}.evaluation()", batch)
@@ -309,9 +267,36 @@ class Trainer:
         return StepResult(mean_loss, big**0.5, self._squared(big, small, totals), exchanged)
 
     def evaluate(self, number: int, beat: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """Returns the job's metrics on its evaluation batches after step `number`; see `evaluated`."""
+        """Evaluates after step `number`: returns the mean of each of the job's metrics over all samples of its batches.
+
+        All ranks call it together and get the same result. Each batch is cut by rows among the replicas, and further
+        into pieces no larger than the plan's micro-batch, which is known to fit into memory. beat: called before each
+        batch. Raises InputError for malformed or missing batches.
+        """
         self._draw_from(number, self._replica)
-        return evaluated(self._job, self.parts, self._pipeline, self.plan, self._replica, self._device, beat)
+        job, sums, batches = self._job, dict[str, tuple[float, int]](), 0
+        with _evaluating(self.parts), torch.no_grad():
+            for batch in job.evaluation():
+                beat()
+                batches += 1
+                for samples, inputs, targets in _pieces(job, batch, self.plan, self._replica):
+                    inputs, targets = trees.moved((inputs, targets), self._device)
+                    forward = self._pipeline.forward if self._pipeline else partial(trees.called, self.parts[0])
+                    output = forward(inputs)
+                    if output is not None and samples:
+                        for name, value in job.metrics(output, targets).items():
+                            total, of = sums.get(name, (0.0, 0))
+                            sums[name] = total + float(value) * samples, of + samples
+        found = Ranks().together(lambda: sums)
+        if not batches:
+            raise InputError(
+                f"{type(job).__name__}: evaluate_every is {job.evaluate_every}, and evaluation() gives no batches; "
+                "give some, or leave evaluate_every at 0."
+            )
+        names = dict.fromkeys(name for each in found for name in each)
+        # All ranks that split a replica's layers report the replica's result, so every replica counts equally often.
+        every = {name: [each[name] for each in found if name in each] for name in names}
+        return {name: math.fsum(total for total, _ in each) / sum(of for _, of in each) for name, each in every.items()}
 
     def retune(self, micro_batch: int, accumulation: int, compressor: str | None = None) -> None:
         """Sets micro-batch, accumulation and compressor (None: unchanged) from the next step on.
