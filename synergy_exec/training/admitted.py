@@ -14,7 +14,8 @@ from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.plans import Candidates, plans
 from synergy_exec.training import trees
-from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer, sparse_layer
+from synergy_exec.training.compression.exchange import sparse_layer
+from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer
 from synergy_exec.training.compression.schemes import schemes
 from synergy_exec.training.job import Batch, LoadedJob, TrainingJob, Tree
 from synergy_exec.training.meta_model import keeping_random_state, on_meta_device, sharing

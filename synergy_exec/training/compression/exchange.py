@@ -6,7 +6,7 @@ import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,14 +22,7 @@ from synergy_core.goodput.compression._compressor import Compressor, Gradients, 
 from synergy_core.goodput.compression.powersgd import PowerSgd
 from synergy_core.goodput.efficiency import GradientErrors, Offer
 from synergy_core.planner.plan import Plan
-from synergy_exec.training.compression.layers import (
-    PLAIN,
-    CompressorByLayer,
-    GradientLayer,
-    HeldBack,
-    Piece,
-    sparse_layer,
-)
+from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer, GradientLayer, HeldBack, Piece
 from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.wire import LoneWire, Sketch, Watch, Wire
 
@@ -114,7 +107,8 @@ class Exchange:
         before, replicas = self.compressors, self._wire.replicas
         self.compressors = {name: self._choices.of(layer, replicas) for name, layer in self.layers.items()}
         if self.compresses and not self._hooked:  # without compression DDP's own exchange, in C++, is used
-            self._module.register_comm_hook(None, _hook(self._exchange))
+            # DDP checks a hook's annotations and refuses those that are strings.
+            self._module.register_comm_hook(None, lambda _state, bucket: self._exchange(bucket))
             self._hooked = True
         for name, memory in list(self._memories.items()):
             if self.compressors[name].unbiased:
@@ -212,11 +206,6 @@ class Exchange:
                 memory.start = start.to(self._wire.device)
 
 
-def _hook(exchange: Callable[[GradBucket], Future[Tensor]]) -> Callable[[object, GradBucket], Future[Tensor]]:
-    # DDP checks the hook's annotations and refuses those that are strings.
-    return lambda _state, bucket: exchange(bucket)
-
-
 class Exposed:
     """Measures how long replicas exchange gradients while nothing is computed.
 
@@ -275,6 +264,14 @@ class Exchanges:
             "codec_s": statistics.median(self._codec_s) if self._codec_s else 0.0,
             "layers": {name: list(squares) for name, squares in layers.items()},
         }
+
+
+def sparse_layer(model: nn.Module) -> str:
+    """Name of the first layer with sparse gradients, which no compressor takes; "" if there is none."""
+    for name, each in model.named_modules():
+        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse:
+            return name or type(each).__name__
+    return ""
 
 
 def layers_of(parts: Sequence[nn.Module]) -> list[tuple[str, int, int]]:

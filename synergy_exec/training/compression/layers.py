@@ -11,21 +11,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from synergy_core.errors import InputError
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.compression._compressor import Compressor, LayerSizes, all_reduced
 
 PLAIN = compressor_named("none")
-
-
-def sparse_layer(model: nn.Module) -> str:
-    """Name of the first layer with sparse gradients, which no compressor takes; "" if there is none."""
-    for name, each in model.named_modules():
-        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse:
-            return name or type(each).__name__
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
