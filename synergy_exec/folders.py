@@ -166,10 +166,7 @@ class FoundJob(NamedTuple):
     work: Path
     number: int
     name: str
-
-    @property
-    def folder(self) -> Path:
-        return self.work / "jobs" / str(self.number)
+    folder: Path
 
 
 def find_job(folder: Path, wanted: str) -> FoundJob:
@@ -179,7 +176,7 @@ def find_job(folder: Path, wanted: str) -> FoundJob:
     or if several jobs of that run have the name.
     """
     jobs = [
-        FoundJob(work, number, _name(path))
+        FoundJob(work, number, _name(path), path)
         for work in works(folder)
         for number, path in job_folder.folders(work).items()
     ]
