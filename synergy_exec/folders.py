@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from synergy_core.errors import InputError, unknown
 from synergy_exec import job_folder
-from synergy_exec.controller.journal import Journal, open_journal, restore_if_damaged
+from synergy_exec.controller.journal import NAME, Journal, open_journal, restore_if_damaged
 from synergy_exec.settings import CHANGEABLE
-from synergy_runs.results import same_run
+from synergy_runs.results import is_unended, same_run
 
 LOCK = "lock"
 WORK = ".work"
@@ -48,6 +48,8 @@ def unfinished(parent: Path, settings: Mapping[str, dict[str, Any]]) -> Path | N
         if works.keys() != set(into.glob(f"*{WORK}")):
             continue
         try:
+            if not is_unended(into) and all((work / NAME).is_file() for work in works):
+                continue  # there may be hundreds, and opening a journal takes long
             metas = {work: meta_of(work) for work in works}
         except InputError as error:
             print(error, file=sys.stderr)
@@ -164,10 +166,7 @@ class FoundJob(NamedTuple):
     work: Path
     number: int
     name: str
-
-    @property
-    def folder(self) -> Path:
-        return self.work / "jobs" / str(self.number)
+    folder: Path
 
 
 def find_job(folder: Path, wanted: str) -> FoundJob:
@@ -177,7 +176,7 @@ def find_job(folder: Path, wanted: str) -> FoundJob:
     or if several jobs of that run have the name.
     """
     jobs = [
-        FoundJob(work, number, _name(path))
+        FoundJob(work, number, _name(path), path)
         for work in works(folder)
         for number, path in job_folder.folders(work).items()
     ]

@@ -78,6 +78,12 @@ def described(folder: Path) -> Filed:
     return Filed(number, uuid, name, job_of(values, str(path)))
 
 
+def begin_log(folder: Path, run: int) -> None:
+    """Writes the heading of a run into the log, before any worker of any node may print."""
+    with contextlib.suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:  # the disk may be full
+        log.write(f"{LOG_HEADING} {run}\n")
+
+
 def newest_run(folder: Path) -> int:
     """The highest number of a run with a staging folder here; −1 for none."""
     return max((int(each.name.rpartition("-")[2]) for each in folder.glob(f"{CHECKPOINTS}/.run-*")), default=-1)

@@ -85,9 +85,8 @@ def _with_slots(settings: Settings) -> Settings:
 
 def _failed(place: Place) -> list[str]:
     """A message about the failed jobs of a run."""
-    journal = open_journal(place.work)
-    jobs = journal.jobs()
-    journal.close()
+    with contextlib.closing(open_journal(place.work)) as journal:
+        jobs = journal.jobs()
     failed = [each for each in jobs if each.state == "failed"]
     if not failed:
         return []

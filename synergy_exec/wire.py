@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from aiohttp import ClientWebSocketResponse, WSMsgType, web
+from aiohttp import ClientError, ClientWebSocketResponse, WSMsgType, web
 
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError
@@ -101,6 +101,15 @@ class Ear:
         # Sending never ends if the other end reads nothing more. The next `receive` reports a broken connection.
         with contextlib.suppress(TimeoutError, ConnectionError):
             await asyncio.wait_for(sending, PING_S)
+
+
+async def speak(queue: asyncio.Queue[Message], channel: web.WebSocketResponse | ClientWebSocketResponse) -> None:
+    """Sends queued messages in order until it is cancelled. Those for a lost connection are dropped: `Ear` notices."""
+    while True:
+        message = await queue.get()
+        with contextlib.suppress(ConnectionError, ClientError):
+            await channel.send_str(encode(message))
+        queue.task_done()
 
 
 # Files that grow line by line. A crash or a full disk may have cut off the last line.

@@ -240,7 +240,7 @@ def new_run(parent: Path, program: str, words: Sequence[str], *, name: str | Non
 def resumed_run(folder: Path) -> Iterator[Path]:
     """Records that this process resumes the run in the folder. At the end of the block, marks the run as complete."""
     mine = new_record("", [])
-    here = replace(_record(folder), host=mine.host, pid=mine.pid, version=mine.version, commit=mine.commit)
+    here = replace(_record(folder), ended=None, host=mine.host, pid=mine.pid, version=mine.version, commit=mine.commit)
     write_record(here, folder)
     yield folder
     _mark_ended(folder, latest=True)

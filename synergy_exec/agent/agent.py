@@ -31,7 +31,7 @@ from synergy_exec.messages import (
     Shutdown,
     Stop,
 )
-from synergy_exec.wire import Ear, decode, encode, farewell
+from synergy_exec.wire import Ear, decode, farewell, speak
 from synergy_exec.worker import processes
 
 # The port at which the ranks of a run meet. The agent of rank 0 opens it, and rank 0's store uses the open socket.
@@ -98,7 +98,7 @@ class Agent:
             self._forkserver = await self._started()
             try:
                 await self._converse(connection, hearing)
-                _log(f"exiting: {self._why}")
+                print(f"agent: exiting: {self._why}", file=sys.stderr, flush=True)
             finally:
                 await self._forkserver.close()
         if self._forkserver.died.is_set():
@@ -129,7 +129,7 @@ class Agent:
                 memory_bytes=_memory_bytes() * self._cpus // (os.cpu_count() or self._cpus),
             )
         )
-        speaking = asyncio.create_task(self._speak(connection))
+        speaking = asyncio.create_task(speak(self._outbox, connection))
         ends = (hearing, asyncio.create_task(self._leave.wait()), asyncio.create_task(self._forkserver.died.wait()))
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if self._forkserver.died.is_set():
@@ -149,17 +149,6 @@ class Agent:
         while (text := await ear.text()) is not None:
             self._obey(decode(text), connection)
         self._leave_because(f"the controller is gone: {ear.gone}")
-
-    async def _speak(self, connection: aiohttp.ClientWebSocketResponse) -> None:
-        while True:
-            message = await self._outbox.get()
-            try:
-                await connection.send_str(encode(message))
-            except (ConnectionError, aiohttp.ClientError):
-                # `_hear` notices the lost connection, too, and makes the agent exit.
-                _log(f"the controller did not get {type(message).__name__}")
-            finally:
-                self._outbox.task_done()
 
     def _obey(self, message: Message, connection: aiohttp.ClientWebSocketResponse) -> None:
         match message:
@@ -274,7 +263,3 @@ async def _connect(session: aiohttp.ClientSession, url: str) -> aiohttp.ClientWe
         raise InputError(f"the controller at {url} answered {error.status} {error.message}{hint}") from None
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise InputError(f"no controller at {url}: {error or 'it does not answer'}") from None
-
-
-def _log(text: str) -> None:
-    print(f"agent: {text}", file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from synergy_core.errors import InputError
 from synergy_core.units import MB
 from synergy_exec.agent.cores import CoreGrant, Slot
 from synergy_exec.agent.forkserver import Forkserver
-from synergy_exec.job_folder import LOG, LOG_HEADING, OLD_LOG
+from synergy_exec.job_folder import LOG, OLD_LOG
 from synergy_exec.messages import (
     LOST_PEERS,
     PAUSED,
@@ -213,6 +213,8 @@ class NodeRun:
         codes = {rank: worker.code for rank, worker in self._workers.items() if worker.code is not None}
         meant = {rank: worker.meant for rank, worker in self._workers.items()}
         result, reason = outcome(codes, meant, self._failures, self._killed, self._verdict)
+        if self.launch.plan.zero and -signal.SIGABRT in codes.values():
+            reason += "; FSDP aborts where a parameter has no part in the loss of some replicas, see its log"
         cause = next((each for each in self._failures.values() if each.reason == reason), None)
         flags = ("out_of_memory", "unused", "broken_device") if cause else ()
         of_cause = {name: getattr(cause, name) for name in flags}
@@ -234,9 +236,6 @@ class NodeRun:
         )
         ours, theirs = socket.socketpair()
         heartbeat, log = Heartbeat.create(), open_log(launch)
-        if rank == 0:
-            with suppress(OSError):  # the disk may be full
-                os.write(log, f"{LOG_HEADING} {launch.run}\n".encode())
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         beats = Heartbeat(heartbeat)
         beats.beat(launch.start_s)

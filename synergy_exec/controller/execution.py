@@ -330,6 +330,7 @@ class Execution:
             self.journal.fact(now_s, START, job.job_id, gpus_in(run.placed), run.placed)
             if not (self.folder_of(job) / job_folder.DESCRIPTION).exists():
                 job_folder.describe(self.folder_of(job), job.filed)
+            job_folder.begin_log(self.folder_of(job), run.number)
         elif (started := what.started) is not None:
             job.first_step_s = now_s
             job.stands_at(started.step, started.samples, started.work)

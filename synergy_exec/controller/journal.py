@@ -471,12 +471,9 @@ def reopen(journal: Journal, folder: Path, number: int, name: str, state: str, *
 
 def retry_in(work: Path, number: int, *, from_start: bool) -> None:
     """Calls `reopen` for a job in the folder of a run that has no controller. Raises InputError."""
-    journal = Journal(work / NAME)
-    try:
+    with contextlib.closing(Journal(work / NAME)) as journal:
         row = next((each for each in journal.jobs() if each.job == number), None)
         if row is None:
             raise InputError(f"{work}: its journal does not know job {number}; submit it again.")
         reopen(journal, work / "jobs" / str(number), number, row.name, row.state, from_start=from_start)
         journal.set_meta("written", False)  # they are written again when this job has ended
-    finally:
-        journal.close()

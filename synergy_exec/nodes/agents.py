@@ -24,7 +24,7 @@ from synergy_core.units import HOUR_S
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.messages import Hello, Message, Shutdown
 from synergy_exec.plain import MOST_SHOWN, plain, plain_lines
-from synergy_exec.wire import Ear, decode, encode, farewell
+from synergy_exec.wire import Ear, decode, farewell, speak
 from synergy_runs.files import atomic_file
 
 MAX_MESSAGE_BYTES = 1_000_000
@@ -51,15 +51,6 @@ class AgentLink:
     hello: Hello
     left: asyncio.Future[str]
     queue: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
-
-    async def send_all(self, channel: web.WebSocketResponse) -> None:
-        """Sends queued messages in order until it is cancelled or the connection is lost."""
-        while True:
-            message = await self.queue.get()
-            try:
-                await channel.send_str(encode(message))
-            except ConnectionError:
-                return
 
 
 def cluster_of(hellos: list[Hello], *, storage_bytes_per_s: float | None = None) -> tuple[Cluster, list[int]]:
@@ -188,7 +179,7 @@ class Agents:
             await channel.close(code=1008, message=farewell(str(error)))
             return channel
         link = self.links[hello.node] = AgentLink(hello, asyncio.get_running_loop().create_future())
-        sender = asyncio.create_task(link.send_all(channel))
+        sender = asyncio.create_task(speak(link.queue, channel))
         try:
             self._came(hello)
             while (text := await ear.text()) is not None:

@@ -29,7 +29,7 @@ from synergy_exec.messages import (
     Stop,
 )
 
-Stage = Literal["waiting", "reserving", "launched", "started", "ended"]
+Stage = Literal["waiting", "reserving", "launched", "started"]
 Slot = tuple[int, int]
 """Node and slot."""
 LaunchOf = Callable[["Run"], Launch]
@@ -111,7 +111,7 @@ class Runs:
         if run.stage in ("waiting", "reserving"):
             if run.stage == "reserving":
                 self._send(run.nodes[0], Kill(run=run.number))
-            self._release(run)
+            del self.runs[run.number]
             self.happened.append(Happened("dropped", run))
             self._launch_waiting()
             return
@@ -236,12 +236,8 @@ class Runs:
             ended = _together(list(run.said.values()))
             if run.killed and ended.outcome != "done":
                 ended = dataclasses.replace(ended, outcome="lost")
-            self._release(run)
+            del self.runs[run.number]
             self.happened.append(Happened("left", run, ended=ended))
-
-    def _release(self, run: Run) -> None:
-        run.stage = "ended"
-        del self.runs[run.number]
 
     def _send(self, node: int, message: Message) -> None:
         if node in self.connected:

@@ -14,6 +14,7 @@ from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.plans import Candidates, plans
 from synergy_exec.training import trees
+from synergy_exec.training.compression.exchange import sparse_layer
 from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer
 from synergy_exec.training.compression.schemes import schemes
 from synergy_exec.training.job import Batch, LoadedJob, TrainingJob, Tree
@@ -213,10 +214,8 @@ class Admission:
 
     @cached_property
     def _sparse(self) -> str | None:
-        for name, module in self._structure.named_modules():
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-                return f"{name} has sparse gradients; take zero 0 and compressor none, or sparse=False"
-        return None
+        name = sparse_layer(self._structure)
+        return f"{name} has sparse gradients; take zero 0 and compressor none, or sparse=False" if name else None
 
     @cached_property
     def _hooked(self) -> str | None:
@@ -258,7 +257,7 @@ class Admission:
         count = len(list(model.get_submodule(self._job.blocks).children()))
         if count < stages:
             return f"the model has {count} blocks for {stages} stages; take at most {count} stages"
-        return self._mixed_ends
+        return self._mixed_ends or self._dropped
 
     @cached_property
     def _mixed_ends(self) -> str | None:
@@ -267,4 +266,26 @@ class Admission:
             used_by_head(model, self._job.blocks, sample)
         except InputError as error:
             return str(error)
+        return None
+
+    @cached_property
+    def _dropped(self) -> str | None:
+        """Why optimizers of parts of the model might not train what one optimizer of the whole model trains."""
+        # Other objects, because an optimizer may put hooks on its parameters.
+        every = self._outline[0].named_parameters()
+        named = {name: nn.Parameter(each.detach(), each.requires_grad) for name, each in every}
+        names, half = list(named), len(named) // 2
+
+        def trained(names: list[str]) -> set[str]:
+            groups = self._job.build_optimizer(named[name] for name in names).param_groups
+            given = {id(each) for group in groups for each in group["params"]}
+            return {name for name in names if id(named[name]) in given}
+
+        # An optimizer need not accept tensors without numbers. If it fails with others, too, training will say so.
+        with contextlib.suppress(Exception):
+            if odd := sorted(trained(names) ^ (trained(names[:half]) | trained(names[half:]))):
+                return (
+                    f"build_optimizer trains {odd[0]} or not, depending on which other parameters it gets, and a stage "
+                    "has only some; choose parameters one by one, such as by their shape, or take pipeline 1"
+                )
         return None

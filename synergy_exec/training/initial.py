@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from synergy_exec.training.ranks import Ranks
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class Initial:
     """Builds the parts that a rank begins with.
 
@@ -38,29 +40,23 @@ class Initial:
     contains then need no initial values.
     """
 
-    def __init__(
-        self,
-        job: TrainingJob,
-        plan: Plan,
-        mesh: DeviceMesh | None,
-        device: torch.device,
-        seed: int,
-        weights: Path | None,
-        *,
-        begun: bool,
-    ) -> None:
-        self._job, self._plan, self._mesh, self._device = job, plan, mesh, device
-        self._seed, self._weights, self._begun = seed, weights, begun
-        self._outline: nn.Module | None = None
-        self._drawn: dict[str, Tensor] = {}
+    job: TrainingJob
+    plan: Plan
+    mesh: DeviceMesh | None
+    device: torch.device
+    seed: int
+    weights: Path | None
+    begun: bool
+    _outline: nn.Module | None = None
+    _drawn: dict[str, Tensor] = field(default_factory=dict)
 
     def parts(self) -> list[nn.Module]:
         """One part per stage that the rank owns; FSDP2 may have sharded them already.
 
         All ranks of the plan call it together.
         """
-        plan = self._plan
-        if self._mesh is None or (plan.gpus == plan.data and not plan.zero):
+        plan = self.plan
+        if self.mesh is None or (plan.gpus == plan.data and not plan.zero):
             return self._whole()
         ranks = Ranks()
         verdicts = ranks.together(lambda: self._verdict(ranks.rank))
@@ -75,38 +71,38 @@ class Initial:
         return self._filled(self._outline, verdicts[0][2], ranks)
 
     def _whole(self) -> list[nn.Module]:
-        model = self._built(self._job)
+        model = self._built(self.job)
         parts = self._cut(model, self._of_head(model))
         for part in parts:
-            part.to(self._device)
+            part.to(self.device)
             self._split(part)
         return parts
 
     def _built(self, job: TrainingJob) -> nn.Module:
         """Builds the model with the weights that a single process would draw."""
-        torch.manual_seed(self._seed)
+        torch.manual_seed(self.seed)
         model = job.build_model()
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 # An expanded buffer (stride 0) cannot be written in place.
                 if buffer is not None and buffer.layout == torch.strided and 0 in buffer.stride():
                     module._buffers[name] = buffer.contiguous()
-        if self._weights is not None:
-            read_into(model, self._weights)
+        if self.weights is not None:
+            read_into(model, self.weights)
         return model
 
     def _of_head(self, model: nn.Module, device: str = "cpu") -> list[str] | None:
         """The parameters that go with a pipeline's last stage; None without a pipeline."""
-        if self._plan.pipeline == 1:
+        if self.plan.pipeline == 1:
             return None
-        inputs, _ = self._job.batch(0, 1)
-        return used_by_head(model, self._job.blocks, trees.moved(inputs, torch.device(device)))
+        inputs, _ = self.job.batch(0, 1)
+        return used_by_head(model, self.job.blocks, trees.moved(inputs, torch.device(device)))
 
     def _verdict(self, rank: int) -> tuple[str, str, list[str] | None]:
         """Builds the model on the meta device. Returns why that is impossible ("" if it worked), a digest of its
         structure, and on rank 0 `_of_head`. After this, rank 0 has drawn the weights that it will send.
         """
-        outline, reason, form = on_meta_device(self._job)
+        outline, reason, form = on_meta_device(self.job)
         if outline is None or reason:
             return reason, "", None
         self._outline = outline
@@ -121,7 +117,7 @@ class Initial:
         try:
             # Build from a copy of the job: if the job keeps a reference to its model, that must be the trained one.
             with keeping_random_state():
-                model = self._built(copy.copy(self._job))
+                model = self._built(copy.copy(self.job))
         except Exception as error:  # every rank then builds the model itself and raises its own error
             return f"building it failed: {error}", "", None
         if digest(model) != form:
@@ -136,14 +132,14 @@ class Initial:
 
     def _wanted(self, model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shape and type of each tensor that rank 0 sends: all on the meta device that the checkpoint does not have."""
-        saved = model.state_dict(keep_vars=True) if self._begun else {}
+        saved = model.state_dict(keep_vars=True) if self.begun else {}
         tensors = {id(each): (name, each) for name, each in reversed(list(named_tensors(model)))}
         missing = ((name, each) for name, each in reversed(tensors.values()) if each.is_meta and name not in saved)
         return {name: (each.shape, each.dtype) for name, each in missing}
 
     def _filled(self, model: nn.Module, of_head: list[str] | None, ranks: Ranks) -> list[nn.Module]:
-        plan = self._plan
-        assert self._mesh is not None
+        plan = self.plan
+        assert self.mesh is not None
         wanted = self._wanted(model)
         first: dict[int, str] = {}
         names = {name: first.setdefault(id(each), name) for name, each in named_tensors(model)}
@@ -153,13 +149,13 @@ class Initial:
             for module in part.modules():
                 for name, buffer in module._buffers.items():
                     if buffer is not None and not buffer.is_meta:
-                        module._buffers[name] = buffer.to(self._device)
+                        module._buffers[name] = buffer.to(self.device)
             self._split(part)
             if plan.data > 1 and plan.zero:
-                share_out(part, self._job.blocks, plan.zero, self._mesh["data"])
+                share_out(part, self.job.blocks, plan.zero, self.mesh["data"])
             for name, each in named_tensors(part):
                 if each.is_meta:
-                    _give_memory(each, self._device)
+                    _give_memory(each, self.device)
                     places.setdefault(names[name], []).append(each)
         for name, (shape, dtype) in wanted.items():
             whole = self._drawn.pop(name).detach().contiguous() if ranks.rank == 0 else torch.empty(shape, dtype=dtype)
@@ -171,15 +167,15 @@ class Initial:
         return parts
 
     def _cut(self, model: nn.Module, of_head: list[str] | None) -> list[nn.Module]:
-        plan = self._plan
-        if self._mesh is None or of_head is None:
+        plan = self.plan
+        if self.mesh is None or of_head is None:
             return [model]
-        owned, count = owned_stages(self._mesh["pipeline"].get_local_rank(), plan), plan.pipeline * plan.interleave
-        return [cut(model, self._job.blocks, of_head, stage, count) for stage in owned]
+        owned, count = owned_stages(self.mesh["pipeline"].get_local_rank(), plan), plan.pipeline * plan.interleave
+        return [cut(model, self.job.blocks, of_head, stage, count) for stage in owned]
 
     def _split(self, part: nn.Module) -> None:
-        if self._mesh is not None and self._plan.tensor > 1:
-            split(part, self._job.tensor_plan, self._mesh["tensor"])
+        if self.mesh is not None and self.plan.tensor > 1:
+            split(part, self.job.tensor_plan, self.mesh["tensor"])
 
 
 def _give_memory(tensor: Tensor, device: torch.device) -> None:

@@ -23,7 +23,7 @@ for a second gradient and mistake the movement of the parameters for noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -118,10 +118,7 @@ class MicroBatchSquares:
         self._seen.update((id(each), each) for each in part.parameters())
         for module in part.modules():
             if isinstance(module, FSDPModule):
-                module.register_forward_pre_hook(self._gathered())
-
-    def _gathered(self) -> Callable[[nn.Module, object], None]:
-        return lambda module, _inputs: self._watch(module.parameters())
+                module.register_forward_pre_hook(lambda module, _inputs: self._watch(module.parameters()))
 
     def _count(self, gradient: Tensor) -> None:
         _add(self._total, gradient, self._copies)

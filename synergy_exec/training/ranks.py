@@ -16,9 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-# A rank that has written its part waits here for the slowest rank, far longer than a training step may take. A dead
-# rank is noticed at once by its closed connection.
-_TIMEOUT = timedelta(minutes=30)
+LONGEST_WAIT = timedelta(minutes=30)
+"""A rank that waits longer for another gives up. A dead rank is noticed at once by its closed connection."""
 
 _LENGTH_BYTES, _SHORT_BYTES = 8, 1024
 
@@ -40,7 +39,7 @@ class Ranks:
             self.group = dist.group.WORLD
             if aside:
                 if self.group not in _aside:
-                    _aside[self.group] = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+                    _aside[self.group] = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
                 self.group = _aside[self.group]
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -30,7 +30,8 @@ class Supply:
         self.loaders = loaders
         self.waited_s = 0.0
         self.meanwhile: Callable[[bool], None] = lambda waiting: None
-        self._loading: _Loading | None = None
+        self._next: tuple[_Cut, int] | None = None
+        self._prepared: Iterator[Batch] = iter(())
 
     @property
     def loads(self) -> bool:
@@ -71,15 +72,26 @@ class Supply:
         batches = _Batches(job, cut, self._cache)
         if not cut.loaders:
             return batches[step]
-        if self._loading is None or (self._loading.cut, self._loading.step) != (cut, step):
+        if self._next != (cut, step):
             # Batch size or number of loaders has changed: drop what was prepared, and end the old loaders first.
-            self._loading = None
-            self._loading = _Loading(batches, cut, step)
-        return self._loading.take()
+            self._prepared = iter(())
+            self._prepared = iter(
+                DataLoader(
+                    batches,
+                    batch_size=None,
+                    sampler=range(step, sys.maxsize),
+                    num_workers=cut.loaders,
+                    multiprocessing_context="fork",
+                    # A DataLoader with torch's default generator would change the model's random numbers.
+                    generator=torch.Generator(),
+                )
+            )
+        self._next = cut, step + 1
+        inputs, targets = next(self._prepared)
+        return inputs, targets
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
+class _Cut(NamedTuple):
     """How batches are loaded: samples first … end − 1 of `whole`, by this many processes."""
 
     whole: int
@@ -98,27 +110,3 @@ class _Batches(Dataset[Batch]):
     def __getitem__(self, step: int) -> Batch:
         places = (step * self._cut.whole + each for each in (self._cut.first, self._cut.end))
         return self._job.stretch(range(*places), self._item)
-
-
-class _Loading:
-    """Loader processes that prepare the batches from one step on. step: the step whose batch comes next."""
-
-    def __init__(self, batches: _Batches, cut: _Cut, step: int) -> None:
-        self.cut, self.step = cut, step
-        self._made: Iterator[Batch] = iter(
-            DataLoader(
-                batches,
-                batch_size=None,
-                sampler=range(step, sys.maxsize),
-                num_workers=cut.loaders,
-                multiprocessing_context="fork",
-                # A DataLoader with torch's default generator would change the model's random numbers.
-                generator=torch.Generator(),
-            )
-        )
-
-    def take(self) -> Batch:
-        """The next batch."""
-        self.step += 1
-        inputs, targets = next(self._made)
-        return inputs, targets

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from synergy_core.errors import InputError
 from synergy_core.goodput.efficiency import UNDISTORTED, Distortion, GradientErrors
@@ -133,48 +134,6 @@ class _PartBuffers:
     def _end_pass(self, *_: Any) -> None:
         if self.before is not None:
             self.passes.append(self.values())
-
-
-# Evaluation: a job's metrics on its evaluation batches, the same under every plan.
-
-
-def evaluated(
-    job: TrainingJob,
-    parts: Sequence[nn.Module],
-    pipeline: OwnedStages | None,
-    plan: Plan,
-    replica: int,
-    device: torch.device,
-    beat: Callable[[], None],
-) -> dict[str, float]:
-    """Returns the mean of each metric over all samples. All ranks call it together and get the same result.
-
-    Each batch is cut by rows among the replicas, and further into pieces no larger than the plan's micro-batch, which
-    is known to fit into memory. beat: called before each batch. Raises InputError for malformed or missing batches.
-    """
-    sums: dict[str, tuple[float, int]] = {}
-    batches = 0
-    with _evaluating(parts), torch.no_grad():
-        for batch in job.evaluation():
-            beat()
-            batches += 1
-            for samples, inputs, targets in _pieces(job, batch, plan, replica):
-                inputs, targets = trees.moved((inputs, targets), device)
-                output = trees.called(parts[0], inputs) if pipeline is None else pipeline.forward(inputs)
-                if output is not None and samples:
-                    for name, value in job.metrics(output, targets).items():
-                        total, of = sums.get(name, (0.0, 0))
-                        sums[name] = total + float(value) * samples, of + samples
-    found = Ranks().together(lambda: sums)
-    if not batches:
-        raise InputError(
-            f"{type(job).__name__}: evaluate_every is {job.evaluate_every}, and evaluation() gives no batches; give "
-            "some, or leave evaluate_every at 0."
-        )
-    names = dict.fromkeys(name for each in found for name in each)
-    # All ranks that split a replica's layers report the replica's result, so every replica counts equally often.
-    every = {name: [each[name] for each in found if name in each] for name in names}
-    return {name: math.fsum(total for total, _ in each) / sum(of for _, of in each) for name, each in every.items()}
 
 
 def _pieces(job: TrainingJob, batch: Any, plan: Plan, replica: int) -> Iterator[tuple[int, Any, Any]]:
@@ -298,17 +257,46 @@ class Trainer:
         self._buffers.end(self.plan.accumulation)
         exchanged = self.exchange.end() if self.exchange is not None else None
         sums = self._sums(loss, exchanged)
+        if self.plan.zero and sums[3].item():
+            self._check_used()
         if self._job.max_grad_norm is not None:
             self._clip(self._job.max_grad_norm, sums[1].sqrt())
         for optimizer in self.optimizers:
             optimizer.step()
-        mean_loss, big, small, *totals = sums.tolist()
+        mean_loss, big, small, _, *totals = sums.tolist()
         return StepResult(mean_loss, big**0.5, self._squared(big, small, totals), exchanged)
 
     def evaluate(self, number: int, beat: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """Returns the job's metrics on its evaluation batches after step `number`; see `evaluated`."""
+        """Evaluates after step `number`: returns the mean of each of the job's metrics over all samples of its batches.
+
+        All ranks call it together and get the same result. Each batch is cut by rows among the replicas, and further
+        into pieces no larger than the plan's micro-batch, which is known to fit into memory. beat: called before each
+        batch. Raises InputError for malformed or missing batches.
+        """
         self._draw_from(number, self._replica)
-        return evaluated(self._job, self.parts, self._pipeline, self.plan, self._replica, self._device, beat)
+        job, sums, batches = self._job, dict[str, tuple[float, int]](), 0
+        with _evaluating(self.parts), torch.no_grad():
+            for batch in job.evaluation():
+                beat()
+                batches += 1
+                for samples, inputs, targets in _pieces(job, batch, self.plan, self._replica):
+                    inputs, targets = trees.moved((inputs, targets), self._device)
+                    forward = self._pipeline.forward if self._pipeline else partial(trees.called, self.parts[0])
+                    output = forward(inputs)
+                    if output is not None and samples:
+                        for name, value in job.metrics(output, targets).items():
+                            total, of = sums.get(name, (0.0, 0))
+                            sums[name] = total + float(value) * samples, of + samples
+        found = Ranks().together(lambda: sums)
+        if not batches:
+            raise InputError(
+                f"{type(job).__name__}: evaluate_every is {job.evaluate_every}, and evaluation() gives no batches; "
+                "give some, or leave evaluate_every at 0."
+            )
+        names = dict.fromkeys(name for each in found for name in each)
+        # All ranks that split a replica's layers report the replica's result, so every replica counts equally often.
+        every = {name: [each[name] for each in found if name in each] for name in names}
+        return {name: math.fsum(total for total, _ in each) / sum(of for _, of in each) for name, each in every.items()}
 
     def retune(self, micro_batch: int, accumulation: int, compressor: str | None = None) -> None:
         """Sets micro-batch, accumulation and compressor (None: unchanged) from the next step on.
@@ -386,16 +374,18 @@ class Trainer:
             torch.cuda.manual_seed(seed)
 
     def _sums(self, loss: Tensor | None, exchanged: Exchanged | None) -> Tensor:
-        """Sums over all ranks: loss, squared norm of the gradient, sum of the micro-batches' squared norms, and the
-        `totals` of the exchange on steps that measured them.
+        """Sums over all ranks: loss, squared norm of the gradient, sum of the micro-batches' squared norms, number of
+        parameters without a gradient, and the `totals` of the exchange on steps that measured them.
         """
-        gradients = (each.grad for part in self.parts for each in part.parameters() if each.grad is not None)
+        parameters = [each for part in self.parts for each in part.parameters() if each.requires_grad]
+        gradients = [each.grad for each in parameters if each.grad is not None]
         nothing = torch.zeros((), dtype=torch.float32, device=self._device)
         sums = torch.stack(
             [
                 nothing if loss is None else loss.float() / self._copies,
                 squared_norm(gradients, self._copies, self._device),
                 nothing if self._squares is None else self._squares.take(),
+                nothing + (len(parameters) - len(gradients)),
             ]
         )
         if exchanged is not None and exchanged.totals is not None:
@@ -403,6 +393,22 @@ class Trainer:
         if self._mesh is not None:
             distributed.all_reduce(sums)
         return sums
+
+    def _check_used(self) -> None:
+        """Raises InputError if a parameter had no part in the losses of some replicas under FSDP.
+
+        FSDP then averages gradients of different parameters, unless their sizes differ, at which gloo aborts.
+        """
+        assert self._mesh is not None
+        named = [each for part in self.parts for each in part.named_parameters() if each[1].requires_grad]
+        used = torch.tensor([each.grad is not None for _, each in named], dtype=torch.int32, device=self._device)
+        distributed.all_reduce(used, group=self._mesh["data"].get_group())
+        odd = [name for (name, _), replicas in zip(named, used.tolist(), strict=True) if 0 < replicas < self.plan.data]
+        if odd:
+            raise InputError(
+                f"{odd[0]} had a part in the loss of some replicas only, which FSDP cannot train; give each parameter "
+                "a part in each loss, such as 0 times its sum."
+            )
 
     def _squared(self, big: float, small: float, totals: list[float]) -> GradientSquares | None:
         plan = self.plan
@@ -439,6 +445,12 @@ def _optimizer(job: TrainingJob, part: nn.Module) -> Optimizer:
     name = f"{type(job).__name__}.build_optimizer"
     if not isinstance(optimizer, Optimizer):
         raise InputError(f"{name} gave a {type(optimizer).__name__}; give one torch.optim.Optimizer.")
+    inner = [each for each in tree_leaves(vars(optimizer)) if isinstance(each, Optimizer)]
+    if lost := [each for each in inner if each.state is not optimizer.state]:
+        raise InputError(
+            f"{name} gave a {type(optimizer).__name__} around a {type(lost[0]).__name__}, and checkpoints hold the "
+            "outer one's state only; write one optimizer that keeps everything in its own `state` and groups."
+        )
     try:
         # Of the class, because a learning-rate scheduler replaces the method of the object.
         inspect.signature(type(optimizer).step).bind(optimizer)

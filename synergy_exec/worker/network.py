@@ -13,7 +13,6 @@ from pathlib import Path
 from synergy_core.errors import unknown
 
 _SIOCGIFADDR = 0x8915
-LOOPBACK = "127.0.0.1"
 _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -35,7 +34,7 @@ def talk_over(interface: str | None, store_host: str) -> None:
     """
     if interface is not None:
         check_interface(interface)
-    within = interface_to(LOOPBACK) if not store_host else ""
+    within = "" if store_host else "lo"
     chosen = within or interface or interface_to(store_host)
     for each in _VARIABLES:
         if chosen and (within or interface or each not in os.environ):

@@ -34,7 +34,7 @@ from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.parallel import UnusedParametersError
-from synergy_exec.training.ranks import Ranks
+from synergy_exec.training.ranks import LONGEST_WAIT, Ranks
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import resources
@@ -109,10 +109,6 @@ def sentence(rank: int, doing: str, error: BaseException) -> str:
     return f"rank {rank}, {doing}: {kind}{text}"
 
 
-LONGEST_WAIT = timedelta(minutes=30)
-"""A rank that waits longer than this for another rank gives up."""
-
-
 def run(start: Start, descriptors: Descriptors) -> int:
     """Trains until done, stopped or failed; returns the exit code. Errors go to the log and to the agent."""
     agent, heartbeat = AgentConnection(descriptors.agent), Heartbeat(descriptors.heartbeat)
@@ -184,7 +180,9 @@ class Rank:
         launched_s, began = time.time() - start.launched_s, time.monotonic()
         bare_bytes = resources.held_bytes()
         job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
-        make_data(job, folder / "data")
+        if isinstance(job, LoadedJob):  # rank 0 makes the data before all other ranks find them
+            Ranks().first(lambda: job.make_data(folder / "data"))
+            job.make_data(folder / "data")
         if not begun and (reason := Ranks().first(lambda: Admission(job).refusal(launch.plan))):
             raise InputError(reason)
         if launch.plans_on and start.rank == 0:
@@ -223,7 +221,7 @@ class Rank:
             launch_s=launched_s,
             build_s=build_s,
             load_s=load_s,
-            layers=layers_of(trainer.parts) if launch.say_layers else [],
+            layers=layers_of(trainer.parts) if launch.say_layers and start.rank == 0 else [],
             codecs=codecs,
         )
         return Loop(
@@ -314,10 +312,3 @@ def _takes_over(staging: Staging, folder: Path) -> bool:
     except OSError as error:
         raise UnsavedError(f"{folder} cannot be written: {error.strerror}") from error
     return bool(checkpoint_folder.newest_first(folder / "checkpoints"))
-
-
-def make_data(job: TrainingJob, folder: Path) -> None:
-    """Has the job make its data in `folder`; rank 0 does so before all other ranks."""
-    if isinstance(job, LoadedJob):
-        Ranks().first(lambda: job.make_data(folder))
-        job.make_data(folder)

@@ -98,10 +98,13 @@ def work(start: Start, descriptors: Descriptors) -> NoReturn:
         os.setpgid(0, 0)
         die_with(os.getppid(), signal.SIGKILL)
         adopt_orphans()
-        for stream in (1, 2):
-            os.dup2(descriptors.log, stream)
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            os.dup2(descriptors.log, number)
+            # All ranks print into one file. Each line is written at once, even with PYTHONUNBUFFERED, so none is torn.
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
         _limit_memory(start.launch)
-        code = importlib.import_module(_module_for(start.launch)).run(start, descriptors)
+        kind = "script" if start.launch.command else "rank"
+        code = importlib.import_module(f"synergy_exec.worker.{kind}").run(start, descriptors)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -118,11 +121,6 @@ def _limit_memory(launch: Launch) -> None:
         slots = len(launch.slots) if launch.command else 1
         limit_bytes = int(launch.memory_gb_per_slot * slots * GB)
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
-
-
-def _module_for(launch: Launch) -> str:
-    """The module whose `run` executes this launch."""
-    return "synergy_exec.worker.script" if launch.command else "synergy_exec.worker.rank"
 
 
 # Exit codes of a worker, besides 0 (done) and PAUSED (saved and left on request).

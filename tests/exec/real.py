@@ -23,7 +23,7 @@ from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.backends import Meeting
 from synergy_exec.commands._asking import Client, client_for
-from synergy_exec.job_folder import LOG, LOG_HEADING
+from synergy_exec.job_folder import LOG, LOG_HEADING, begin_log
 from synergy_exec.messages import Ended, Hello, Launch, Message, Report, Reserve, Reserved, Saved, Started, Stop
 from synergy_exec.wire import decode, encode
 from synergy_exec.worker import processes
@@ -252,6 +252,8 @@ class Controller:
         values |= {"slots": list(range(world)), "store_host": address.host, "store_port": address.port}
         values |= {"folder": str(self.folder / f"job-{run}"), "report_s": 0.1}
         launch = launch_of(**values | more)
+        Path(launch.folder).mkdir(exist_ok=True)
+        begin_log(Path(launch.folder), run)
         self.say(launch)
         return launch
 

@@ -32,8 +32,31 @@ REFUSED = [
 ]
 
 
-def test_more_micro_batches_than_stages_need_be_no_multiple_of_them():
-    assert Admission(Cnn()).refusal(Plan(data=2, zero=2, pipeline=3, accumulation=5)) is None
+class Choosing(Mlp):
+    """Its optimizer trains the parameters that are chosen."""
+
+    def __init__(self, chosen):
+        super().__init__(width=8, depth=2, features=4, classes=3)
+        self.chosen = chosen
+
+    def build_optimizer(self, parameters):
+        return super().build_optimizer(self.chosen(list(parameters)))
+
+
+REFUSED += [
+    (Choosing(chosen), {"pipeline": 2, "accumulation": 2}, "depending on which other parameters it gets")
+    for chosen in (lambda every: every[1:], lambda every: every[:5])
+]
+ADMITTED = [
+    (Choosing(lambda every: [each for each in every if each.dim() > 1]), {"pipeline": 2, "accumulation": 2}),
+    (Choosing(lambda every: every[1:]), {"data": 2, "zero": 3}),
+    (Cnn(), {"data": 2, "zero": 2, "pipeline": 3, "accumulation": 5}),
+]
+
+
+@pytest.mark.parametrize(("job", "fields"), ADMITTED)
+def test_these_are_admitted(job, fields):
+    assert Admission(job).refusal(Plan(**fields)) is None
 
 
 class Borrowing(Perceptron):

@@ -22,7 +22,8 @@ MLP = {"job_class": "synergy_exec.examples.mlp:Mlp", "work": 1e6}
 
 @pytest.fixture(scope="module")
 def controller(tmp_path_factory):
-    with Controller(tmp_path_factory.mktemp("agent")) as controller:
+    with Controller(tmp_path_factory.mktemp("agent")) as controller, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONUNBUFFERED", "1")  # as in many containers
         controller.start_agent()
         yield controller
 
@@ -147,6 +148,11 @@ def test_first_error_is_told_and_not_that_of_its_peer(controller, way):
 
 
 # What jobs are told, and what they may say beside their four methods
+
+
+def test_lines_that_ranks_print_at_once_stay_whole(controller):
+    lines = log_of(controller.done("Talking", world=2)).splitlines()
+    assert {each for each in lines if "line" in each or not each} == {"one whole line"}
 
 
 def noting(controller, note, arguments=None, **more):

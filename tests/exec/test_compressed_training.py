@@ -5,6 +5,7 @@ from dataclasses import replace
 import groups
 import pytest
 import torch
+from torch import nn
 from torch.distributed import all_gather, all_gather_object, get_rank, get_world_size, group
 
 from synergy_core.goodput.compression import compressors
@@ -14,7 +15,7 @@ from synergy_exec.examples.gpt import Gpt
 from synergy_exec.training.admitted import Admission
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression import wire as wiring
-from synergy_exec.training.compression.exchange import MEASURED_EVERY, measured_codecs
+from synergy_exec.training.compression.exchange import MEASURED_EVERY, layers_of, measured_codecs
 from synergy_exec.training.compression.layers import CompressorByLayer, GradientLayer, HeldBack, Piece
 from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.schemes.quantised import row_bytes
@@ -416,6 +417,13 @@ def test_only_whole_replicas_compress():
     for split in ({"zero": 3}, {"zero": 2}, {"pipeline": 2, "accumulation": 2}):
         assert "take zero 0, tensor 1 and pipeline 1" in admission.refusal(Plan(data=2, compressor="q4", **split))
     assert admission.refusal(Plan(data=2, compressor="q4,layers.*=powersgd-4")) is None
+
+
+def test_a_model_with_sparse_gradients_tells_of_no_layers_so_that_no_compressor_is_chosen(caplog):
+    large = nn.Linear(64, 64)
+    assert layers_of([nn.Sequential(nn.Embedding(64, 64), large)])
+    assert layers_of([nn.Sequential(nn.Embedding(64, 64, sparse=True), large)]) == []
+    assert "0 has sparse gradients, so nothing is compressed" in caplog.text
 
 
 def test_training_goes_on_under_another_plan(tmp_path):

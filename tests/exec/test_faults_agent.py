@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from exec.real import Controller, descendants, forkservers, gone, log_of, steps_of, wait_until
 
+from synergy_core.planner.plan import Plan
 from synergy_exec.agent.run import outcome
 from synergy_exec.messages import LOST_PEERS, Ended, Failure, Kill, Noted, Report, Saved
 from synergy_exec.training import checkpoint_folder
@@ -49,6 +50,11 @@ def test_killed_worker_loses_the_run_and_its_peers_are_gone(shared, world):
     assert ended.outcome == "lost"
     assert f"rank {world - 1} was killed by SIGKILL" in ended.reason
     assert gone(pids, timeout_s=0)
+
+
+def test_parameters_that_one_replica_does_without_under_fsdp_are_the_reason_of_its_abort(shared):
+    launch = shared.launch("Sparing", world=2, plan=Plan(data=2, zero=3, micro_batch=4))
+    assert "SIGABRT; FSDP aborts where a parameter has no part" in shared.ends(launch, "lost").reason
 
 
 @pytest.mark.parametrize("world", [1, 2])

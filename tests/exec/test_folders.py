@@ -14,7 +14,7 @@ from exec.served import TaskBackend, executed, trace_of
 
 from synergy_core.errors import InputError
 from synergy_exec.folders import lock, meta_of, works_below
-from synergy_runs.results import is_unended
+from synergy_runs.results import is_unended, resumed_run
 from synergy_runs.results import main as results_main
 
 HOLDER = """
@@ -128,6 +128,18 @@ def test_repetition_that_is_broken_off_goes_on_where_it_was(typed, tmp_path):
     assert typed("fifo", "las") == [broken / "fifo-0", broken / "las-0"]
     assert (broken / "fifo-0" / "summary.json").stat().st_mtime_ns == done
     assert latest.resolve() == broken
+
+
+def test_the_journal_of_a_run_that_has_ended_is_not_opened(typed):
+    (first,) = typed("fifo")
+    (first.parent / "fifo-0.work" / "journal.sqlite").write_bytes(b"no journal")
+    kept = contents(first.parent)
+    (second,) = typed("fifo")
+    assert second.parent != first.parent
+    assert contents(first.parent) == kept
+    with resumed_run(second.parent):  # as after a retry
+        assert is_unended(second.parent)
+    assert not is_unended(second.parent)
 
 
 def test_a_run_whose_journal_and_copy_are_gone_is_named_and_left_alone(typed, capsys):

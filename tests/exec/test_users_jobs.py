@@ -8,10 +8,11 @@ import torch
 from exec.pretended import refuses
 from exec.saved import MICRO, PLANS
 from exported_model import Layer, Net
-from torch import nn
+from torch import distributed, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import orthogonal
 
+from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.training import noise
 from synergy_exec.training.admitted import Admission
@@ -209,6 +210,19 @@ class Sparse(Small):
         return optimizer
 
 
+class Both(torch.optim.Optimizer):
+    """Two optimizers, which keep their own state."""
+
+    def __init__(self, parameters):
+        parameters = list(parameters)
+        super().__init__(parameters, {"lr": 0.1})
+        self.each = [torch.optim.SGD(parameters[:2], lr=0.1, momentum=0.9), torch.optim.AdamW(parameters[2:])]
+
+    def step(self):
+        for each in self.each:
+            each.step()
+
+
 CHAINS = {
     Masked: ("ddp2", "fsdp2", "tp2", "zero2", "single"),
     Normed: ("ddp2", "pp2", "fsdp2", "ppi2", "single"),
@@ -253,6 +267,38 @@ PIECES = [(run, Dropping, "pp2", *where) for where in (("paused", 2), ("paused",
 HALF = run_in_half, "pp2", "half"
 
 
+class Taking(Small):
+    """From step 2 on each replica uses a layer of its own, which is as large as the other's."""
+
+    def build_model(self):
+        return Turns(WIDTH, CLASSES)
+
+    def batch(self, step, size):
+        return (numbers(step, size, WIDTH), torch.full((size,), step)), torch.zeros(size, dtype=torch.int64)
+
+
+class Turns(nn.Module):
+    def __init__(self, width, classes):
+        super().__init__()
+        self.each = nn.ModuleList(nn.Linear(width, classes) for _ in range(2))
+
+    def forward(self, x, step):
+        return self.each[0](x) + self.each[1](x) if step[0] < 2 else self.each[distributed.get_rank()](x)
+
+
+def takes_turns(plan):
+    """The step at which it is refused, and why."""
+    trainer = Trainer(Taking(), PLANS[plan], seed=SEED)
+    for number in range(4):
+        try:
+            trainer.step(number)
+        except InputError as error:
+            return number, str(error)
+
+
+TURNS = [(takes_turns, plan) for plan in ("fsdp2", "zero2")]
+
+
 def links(job):
     return [(run, job, plan, job.__name__) for plan in CHAINS[job]]
 
@@ -262,7 +308,7 @@ def answers(tmp_path_factory):
     """Every job of CHAINS through its plans, run by run from checkpoint to checkpoint."""
     chained = [case for job in CHAINS for case in links(job)]
     two = [case for case in chained if case[2] != "single"]
-    two += [*PIECES, HALF]
+    two += [*PIECES, HALF, *TURNS]
     return groups.run_once(
         tmp_path_factory, "users-jobs", {2: two, 1: [case for case in chained if case[2] == "single"]}
     )
@@ -290,6 +336,13 @@ def test_dropout_under_a_pipeline_goes_on_as_if_it_had_not_been_paused(answers):
     """Though the first step of every run sends something through the stages to learn shapes."""
     first, second, whole = (answers[case] for case in PIECES)
     assert difference([*first, *second], whole) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", TURNS)
+def test_parameters_that_only_some_replicas_use_are_refused_under_fsdp(answers, case):
+    step, reason = answers[case]
+    assert step == 2
+    assert "each.0.weight had a part in the loss of some replicas only" in reason
 
 
 def test_a_job_in_bfloat16_trains_under_a_pipeline(answers, tmp_path):
@@ -357,6 +410,7 @@ def test_what_a_pipeline_cannot_send_is_refused_before_the_start():
         ("build_optimizer", lambda job, parameters: [torch.optim.SGD(parameters, lr=1.0)], "gave a list"),
         ("build_optimizer", lambda job, parameters: torch.optim.LBFGS(parameters), "LBFGS, whose step needs arguments"),
         ("build_optimizer", lambda job, parameters: torch.optim.SGD(MaskedModel().parameters()), "did not receive"),
+        ("build_optimizer", lambda job, parameters: Both(parameters), "gave a Both around a SGD"),
     ],
 )
 def test_what_a_method_may_not_give_is_an_error(method, odd, says):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer, GradientLayer, HeldBack, Piece
 from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.wire import LoneWire, Sketch, Watch, Wire
+
+_log = logging.getLogger(__name__)
 
 FIRST_MEASURED, MEASURED_EVERY = 20, 10
 """The first `FIRST_MEASURED` steps of a run are measured, and then every step whose number `MEASURED_EVERY` divides."""
@@ -104,7 +107,8 @@ class Exchange:
         before, replicas = self.compressors, self._wire.replicas
         self.compressors = {name: self._choices.of(layer, replicas) for name, layer in self.layers.items()}
         if self.compresses and not self._hooked:  # without compression DDP's own exchange, in C++, is used
-            self._module.register_comm_hook(None, _hook(self._exchange))
+            # DDP checks a hook's annotations and refuses those that are strings.
+            self._module.register_comm_hook(None, lambda _state, bucket: self._exchange(bucket))
             self._hooked = True
         for name, memory in list(self._memories.items()):
             if self.compressors[name].unbiased:
@@ -202,11 +206,6 @@ class Exchange:
                 memory.start = start.to(self._wire.device)
 
 
-def _hook(exchange: Callable[[GradBucket], Future[Tensor]]) -> Callable[[object, GradBucket], Future[Tensor]]:
-    # DDP checks the hook's annotations and refuses those that are strings.
-    return lambda _state, bucket: exchange(bucket)
-
-
 class Exposed:
     """Measures how long replicas exchange gradients while nothing is computed.
 
@@ -267,8 +266,22 @@ class Exchanges:
         }
 
 
-def layers_of(parts: Iterable[nn.Module]) -> list[tuple[str, int, int]]:
-    """Name, rows and columns of every trained, non-empty parameter, as replicas exchange it."""
+def sparse_layer(model: nn.Module) -> str:
+    """Name of the first layer with sparse gradients, which no compressor takes; "" if there is none."""
+    for name, each in model.named_modules():
+        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse:
+            return name or type(each).__name__
+    return ""
+
+
+def layers_of(parts: Sequence[nn.Module]) -> list[tuple[str, int, int]]:
+    """Name, rows and columns of every trained, non-empty parameter, as replicas exchange it.
+
+    Empty for a model with sparse gradients, so that the controller never chooses a compressor for it.
+    """
+    if name := next(filter(None, map(sparse_layer, parts)), ""):
+        _log.warning("%s has sparse gradients, so nothing is compressed", name)
+        return []
     every = (each for part in parts for each in part.named_parameters())
     layers = (GradientLayer.of_shape(name, each.shape, 4) for name, each in every if each.requires_grad)
     return [(each.name, each.rows, each.columns) for each in layers if each.numbers]

@@ -40,7 +40,7 @@ class Wire:
 
     def sum(self, tensor: Tensor) -> None:
         """Makes a tensor the sum over the replicas."""
-        self.sent_bytes += 2 * (self.replicas - 1) / self.replicas * _bytes(tensor)
+        self.sent_bytes += 2 * (self.replicas - 1) / self.replicas * tensor.nbytes
         with self._clocks["sending"].running():
             distributed.all_reduce(tensor, group=self.group)
 
@@ -50,7 +50,7 @@ class Wire:
         If the receiver sums the rows, this is a reduce-scatter that can add in fp32 whatever type was sent; gloo's own
         reduce-scatter sends twice as much as necessary.
         """
-        self.sent_bytes += (self.replicas - 1) / self.replicas * _bytes(tensor)
+        self.sent_bytes += (self.replicas - 1) / self.replicas * tensor.nbytes
         swapped = torch.empty_like(tensor, memory_format=torch.contiguous_format)
         with self._clocks["sending"].running():
             if self.device.type == "cuda":
@@ -61,7 +61,7 @@ class Wire:
 
     def gather(self, tensor: Tensor) -> Tensor:
         """(numbers,) → (replicas, numbers): collects the tensors of all ranks."""
-        self.sent_bytes += (self.replicas - 1) * _bytes(tensor)
+        self.sent_bytes += (self.replicas - 1) * tensor.nbytes
         gathered = tensor.new_empty(self.replicas, tensor.numel())
         with self._clocks["sending"].running():
             if self.device.type == "cuda":
@@ -147,10 +147,6 @@ class _Clock:
             seconds += begin.elapsed_time(end) / 1000
         self._events.clear()
         return seconds
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _clocks(device: torch.device) -> dict[str, _Clock]:
