@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import settings
 
 # Before NumPy and torch are imported: tests run side by side, and threads of each on all cores wait for one another.
 os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
@@ -14,6 +15,9 @@ os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
 # on record hold on every x86 machine.
 os.environ["NPY_DISABLE_CPU_FEATURES"] = "X86_V4 AVX512_ICL AVX512_SPR"
 os.environ["OPENBLAS_CORETYPE"] = "Haswell"
+# How long an example takes says nothing: other tests run beside it.
+settings.register_profile("untimed", settings(), deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -45,7 +45,7 @@ def test_srtf_orders_jobs_that_moved_by_what_is_left_of_them_now(placement, rest
     assert simulated(trace, "srtf") == by_definition(trace, "srtf")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 60), st.sampled_from([1, 1, 2, 3, 4, 8, 16]), st.integers(0, 9_000)),

@@ -37,7 +37,7 @@ def two_rounds(draw):
     return machines, rounds
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(two_rounds(), st.booleans())
 def test_only_who_must_is_stopped_and_only_moves_of_the_same_shape_are_free(made, packs):
     machines, (first, second) = made

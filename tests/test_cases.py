@@ -37,7 +37,7 @@ def case(truth, rows, policy, nodes, *, columns=TIMES, models=None, **keys):
     return Case(truth, columns, tuple(rows), named | keys)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1))
 @example(seed=0)
 def test_random_case_ends_with_a_log_that_can_be_true(seed):

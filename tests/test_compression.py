@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from synergy_core.catalog import gpu_sheet
@@ -110,7 +110,6 @@ def test_layers_that_are_alike_count_as_often_as_they_are(name):
     assert lost[0] == pytest.approx(lost[1])
 
 
-@settings(deadline=None)
 @given(shapes, st.integers(2, 64))
 def test_more_bits_ranks_and_numbers_send_more_and_lose_less(sizes, replicas):
     layers, spread = LayerSizes.of_shapes(sizes), Gradients().signal
@@ -125,7 +124,6 @@ def test_more_bits_ranks_and_numbers_send_more_and_lose_less(sizes, replicas):
             assert np.all(less.error(layers, spread) >= more.error(layers, spread) - 1e-12)
 
 
-@settings(deadline=None)
 @given(st.integers(1_024, 5_000), st.integers(2, 5), st.sampled_from([8, 4, 2]))
 def test_quantised_bytes_are_those_of_buckets_dealt_to_ranks(numbers, replicas, bits):
     layers = LayerSizes(np.array([1]), np.array([numbers]), np.array([1]))

@@ -213,7 +213,7 @@ def test_doubt_falls_with_rows_and_rises_away_from_them():
     assert across > 0.2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 512), st.floats(1e-4, 1e3), st.floats(0, 0.99)),

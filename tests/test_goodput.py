@@ -109,7 +109,7 @@ def naive(theta, sqr, var, first, largest, low, high, nodes, gpus):
 limits = st.tuples(st.integers(1, 256), st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(constants, st.floats(0.0, 10.0), st.floats(1e-3, 1e4), limits), min_size=1, max_size=4),
     st.lists(shapes, min_size=1, max_size=4),

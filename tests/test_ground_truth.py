@@ -125,7 +125,7 @@ def check_sound(app, kind, shape):
     return steps
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(application=st.sampled_from(APPLICATIONS), kind=KINDS, shape=SHAPES)
 def test_catalog_has_a_sound_answer_for_any_shape_on_any_gpu_type(application, kind, shape):
     steps = check_sound(CATALOG.application(application), kind, shape)
@@ -133,7 +133,7 @@ def test_catalog_has_a_sound_answer_for_any_shape_on_any_gpu_type(application, k
 
 
 @needs_profiles
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(application=st.sampled_from(APPLICATIONS), kind=KINDS, shape=SHAPES)
 @example(application="yolov3", kind="t4", shape=(1, 1))  # synchronisation grows faster than the step it is part of
 def test_measured_tables_have_a_sound_answer_for_any_shape_on_any_gpu_type(application, kind, shape):
@@ -152,7 +152,7 @@ def test_beyond_the_largest_batch_a_larger_one_is_not_faster_on_more_gpus_than_w
     assert steps_s == sorted(steps_s)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(application=st.sampled_from(APPLICATIONS), batch=st.integers(1, 100_000))
 def test_gains_lie_between_nothing_gained_and_perfect_scaling(application, batch):
     app = CATALOG.application(application)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from synergy_core.goodput.layerwise import BUCKETS, frontier, least_bytes
@@ -48,7 +48,6 @@ def cases(draw):
     return sizes, errors, float(low + draw(st.floats(-0.2, 1.1)) * (high - low)) if high > low else float(low)
 
 
-@settings(deadline=None)
 @given(cases())
 def test_fewest_bytes_are_those_of_trying_everything_up_to_the_grid(case):
     sizes, errors, budget = case
@@ -67,7 +66,6 @@ def test_fewest_bytes_are_those_of_trying_everything_up_to_the_grid(case):
     assert answer.sent_bytes <= tried(sizes, errors, budget - len(sizes) * budget / BUCKETS) * (1.0 + 1e-9)
 
 
-@settings(deadline=None)
 @given(cases())
 def test_points_of_the_frontier_are_as_good_as_trying_everything(case):
     sizes, errors, _ = case

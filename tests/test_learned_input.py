@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from composed import composed
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from synergy_core.catalog import load_model
@@ -68,7 +68,6 @@ truths = st.builds(
 )
 
 
-@settings(deadline=None)  # the first call imports scipy
 @given(truth=truths)
 def test_the_search_ends_where_the_job_is_as_fast_as_it_can_be_with_hardly_more_cpus_than_that_takes(truth):
     tried, learned = search(truth)
@@ -81,7 +80,6 @@ def test_the_search_ends_where_the_job_is_as_fast_as_it_can_be_with_hardly_more_
         assert learned.found.cpu_s.value == pytest.approx(truth.cpu_s, rel=1e-6)
 
 
-@settings(deadline=None)  # the first call imports scipy
 @given(truth=truths)
 def test_without_noise_at_most_two_shares_are_slower_than_the_proportional_one_and_none_by_more_than_half(truth):
     tried, _ = search(truth)

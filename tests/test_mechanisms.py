@@ -164,7 +164,7 @@ def test_who_runs_and_fits_by_its_gpus_stays_where_it_is(round):
             assert not moved or any(not job.held for job in round.jobs)
 
 
-@settings(max_examples=100, deadline=None)  # integer programmes
+@settings(max_examples=100)  # integer programmes
 @given(rounds(), st.booleans(), st.booleans())
 def test_the_upper_bound_is_no_slower_than_any_other_mechanism(round, sticky, hand_out):
     bound = total_speed(round, get_mechanism("opt").with_parameters(sticky=sticky).share_out(round))
@@ -174,7 +174,7 @@ def test_the_upper_bound_is_no_slower_than_any_other_mechanism(round, sticky, ha
         assert bound >= total_speed(round, other) * (1 - 1e-9)
 
 
-@settings(max_examples=40, deadline=None)  # an integer programme each
+@settings(max_examples=40)  # an integer programme each
 @given(rounds())
 def test_the_upper_bound_is_one_where_all_nodes_of_a_type_are_alike(round):
     """No more is given out than all nodes have, and nobody is slower than with its proportional share."""
@@ -192,14 +192,12 @@ def test_the_upper_bound_is_one_where_all_nodes_of_a_type_are_alike(round):
         assert memory <= sum(each.nodes * each.memory_bytes for each in nodes) * (1 + 1e-6)
 
 
-@settings(deadline=None)  # an integer programme among them
 @given(rounds(), st.sampled_from(sorted(mechanism_names())))
 def test_the_same_round_has_the_same_answer(round, name):
     share_out = get_mechanism(name).share_out
     assert share_out(round) == share_out(round)
 
 
-@settings(deadline=None)  # an integer programme among them
 @given(rounds(), st.sampled_from(sorted(mechanism_names())), st.booleans(), st.data())
 def test_pinned_jobs_keep_what_they_were_given_whoever_else_comes(round, name, sticky, data):
     share_out = get_mechanism(name).with_parameters(sticky=sticky).share_out

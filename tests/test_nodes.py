@@ -30,7 +30,7 @@ DRAWN = {
 LARGE = {"jobs": st.integers(0, 40), "most_nodes": st.integers(1, 6), "levels": st.integers(1, 4)}
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.fixed_dictionaries(DRAWN | LARGE))
 def test_everything_allocated_is_placed(drawn: dict[str, Any]) -> None:
     problem = random_round(**drawn)
@@ -41,7 +41,7 @@ def test_everything_allocated_is_placed(drawn: dict[str, Any]) -> None:
     check(held, allocate(held, prices=found.prices))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.fixed_dictionaries(DRAWN | {"jobs": st.integers(1, 7)}))
 def test_no_placement_is_worth_more_than_the_bound(drawn: dict[str, Any]) -> None:
     problem = random_round(**drawn, most_nodes=2)

@@ -69,7 +69,7 @@ def nodes_needed(size: int, node_gpus: int) -> int:
     return -(-size // node_gpus)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     sizes=st.sampled_from([DIVISIBLE, ANY_SIZE]),
@@ -104,7 +104,7 @@ def test_rounds_of_comings_and_goings(
         gpus, kinds, current = gpus + more, kinds + of_kind, [*current, *([()] * len(more))]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), sizes=st.sampled_from([DIVISIBLE, ANY_SIZE]))
 def test_jobs_are_placed_beside_others_that_keep_their_gpus(seed: int, sizes: tuple[int, ...]) -> None:
     rng = np.random.default_rng(seed)

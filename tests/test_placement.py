@@ -65,7 +65,7 @@ def test_job_does_not_mix_types():
 
 
 @pytest.mark.parametrize("scattered", [True, False])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=st.lists(st.one_of(st.integers(1, 40), st.integers(-20, -1)), max_size=60))
 def test_no_gpu_is_given_twice_and_all_come_back(scattered, steps):
     machines = Cluster((NodeType("a", "a100", 3, 8), NodeType("b", "a100", 2, 4)))
@@ -97,7 +97,7 @@ def test_no_gpu_is_given_twice_and_all_come_back(scattered, steps):
     assert placement.place(32) is not None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([1, 2, 4, 8, 16, 24]), max_size=40))
 def test_powers_of_two_and_whole_nodes_fit_without_spreading_if_the_total_fits(sizes):
     placement = Placement(cluster(8))

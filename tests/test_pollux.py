@@ -98,7 +98,7 @@ QUICK = {"population": 20, "generations": 15}
 
 
 @pytest.mark.parametrize("machines", [ONE_TYPE, MIXED], ids=["one-type", "types"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(jobs=JOBS)
 def test_answers_keep_to_nodes_types_and_limits_and_the_same_state_gives_the_same_answer(machines, jobs):
     state = fake(machines, jobs)

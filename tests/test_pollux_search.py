@@ -64,7 +64,6 @@ def repaired_by_hand(matrix, capacity, most):
     return result
 
 
-@settings(deadline=None)
 @given(drawn_matrices())
 def test_repair_is_the_rule_read_one_entry_at_a_time_and_its_bounds_hold(given_):
     matrices, capacity, most = given_
@@ -199,7 +198,7 @@ def all_matrices(bounds, jobs, nodes, most):
 
 
 @pytest.mark.parametrize("p", [-1.0, 0.5])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), base=st.lists(st.integers(0, 2), min_size=4, max_size=4))
 def test_search_finds_the_best_of_all_and_settled_never_overlooks_a_better_one(p, seed, base):
     base = np.array(base).reshape(2, 2)

@@ -112,7 +112,7 @@ TRES_TEXT = st.builds(
 SLURM_COLUMNS = ("ReqTRES", "AllocTRES", "ReqMem", "ReqCPUS", "NNodes", "Submit", "Elapsed", "Timelimit")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     text=ANY_TEXT | TRES_TEXT,
     column=st.sampled_from([*SLURM_COLUMNS, "cpus", "memory_bytes"]),

@@ -184,7 +184,7 @@ microseconds = st.integers(0, 10**10)
 csv_rows = st.lists(st.tuples(minutes, microseconds, st.integers(1, 16), st.sampled_from(["6214e9", "103959"])))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(jobs=csv_rows.filter(bool))
 def test_the_same_log_as_csv_and_as_json_is_the_same_workload(
     tmp_path_factory: pytest.TempPathFactory, jobs: list[tuple[int, int, int, str]]

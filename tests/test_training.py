@@ -185,7 +185,7 @@ def test_rigid_policies_replay_a_mixed_log_as_if_run_times_were_all_there_is(nam
     np.testing.assert_allclose(ends[0], ends[1], atol=MEASURED_S)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @with_examples(
     gpus=st.sampled_from([1, 2, 3, 4, 6, 8, 16]),
     duration_s=st.floats(1.0, 500_000.0),

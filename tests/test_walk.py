@@ -21,7 +21,7 @@ def run(work, machines, name, restart_s=30.0, **more):
     return simulate(work, machines, policy, ExecutionModel(Costs(restart_s=restart_s)), **more)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 60), st.sampled_from([1, 1, 2, 3, 4, 5, 8, 12, 16]), st.integers(0, 6_000)),

@@ -163,7 +163,7 @@ def test_one_report_that_says_something_else_is_noticed(name, kind, what, given,
         replayed(other, scene, policy, states=states)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10**6), jobs=st.integers(1, 8), count=st.integers(1, 2), kind=st.booleans())
 @pytest.mark.parametrize("name", ["synergy", "sia+plans", "tiresias"])
 def test_any_small_workload_is_decided_alike(name, seed, jobs, count, kind):

@@ -114,7 +114,7 @@ def test_beyond_a_bridge_messages_go_through_the_host() -> None:
 
 
 @given(groups, st.floats(0, 64 * GIB), st.floats(1, 4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_times_are_finite_rise_with_bytes_and_all_reduce_is_the_longest(
     group: tuple[str, int, int], nbytes: float, factor: float
 ) -> None:
@@ -130,7 +130,7 @@ def test_times_are_finite_rise_with_bytes_and_all_reduce_is_the_longest(
 
 
 @given(groups, st.floats(0, 64 * GIB))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_across_nodes_takes_no_less_than_each_part(group: tuple[str, int, int], nbytes: float) -> None:
     node, ranks, per_node = group
     links = links_for(machine_named(node))

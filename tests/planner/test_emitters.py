@@ -35,7 +35,7 @@ def test_the_table_of_readers_has_every_form():
     assert set(READERS) == set(emitter_names())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(PLANS, st.sampled_from((DENSE, SPARSE)), st.sampled_from([(f, s) for f, all_ in READERS.items() for s in all_]))
 def test_what_is_emitted_is_read_back(plan, model, form_and_software):
     """Or refused, with what to fix."""

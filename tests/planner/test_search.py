@@ -70,7 +70,7 @@ def test_best_is_the_best_of_all_plans(gpus, memory_gb, kv_heads):
         assert table.timed < len(plans)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     layers=st.integers(1, 24),
     heads=st.sampled_from([4, 7, 12, 25]),

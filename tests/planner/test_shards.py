@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from synergy_core.catalog import gpu_sheet
@@ -48,7 +48,6 @@ def test_stages_hold_the_parameters_of_the_model(name, tensor, pipeline):
     assert any(each.expert.any() for each in stages) == bool(expert[0])
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 3).flatmap(
         lambda stages: st.tuples(

@@ -166,7 +166,7 @@ def test_recomputed_modules_are_their_products_traffic_and_all_reduces_once_more
 
 
 @given(stages=st.integers(2, 6), layers_each=st.integers(1, 5), micro=st.integers(1, 20), logits=st.floats(0, 6))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_pipeline_takes_as_long_as_its_schedule_played_out(stages, layers_each, micro, logits):
     """1F1B event by event, with a last stage that is as heavy as the others or heavier."""
     work = traffic(stages * layers_each, after=logits)

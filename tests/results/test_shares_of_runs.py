@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given as drawn
-from hypothesis import settings
 from hypothesis import strategies as st
 from small_runs import cluster, drawn_workload, simulate, workload
 
@@ -129,7 +128,6 @@ def naive(run, at_s):
     return total
 
 
-@settings(deadline=None)
 @drawn(st.integers(0, 1_000), st.integers(1, 12))
 def test_what_is_in_use_is_what_a_plain_reading_of_the_rows_says(seed, jobs):
     random = np.random.default_rng(seed)
