@@ -213,11 +213,11 @@ class NodeRun:
         codes = {rank: worker.code for rank, worker in self._workers.items() if worker.code is not None}
         meant = {rank: worker.meant for rank, worker in self._workers.items()}
         result, reason = outcome(codes, meant, self._failures, self._killed, self._verdict)
-        if self.launch.plan.zero and -signal.SIGABRT in codes.values():
-            reason += "; FSDP aborts where a parameter has no part in the loss of some replicas, see its log"
         cause = next((each for each in self._failures.values() if each.reason == reason), None)
         flags = ("out_of_memory", "unused", "broken_device") if cause else ()
         of_cause = {name: getattr(cause, name) for name in flags}
+        if cause is None and self.launch.plan.zero and -signal.SIGABRT in codes.values():
+            reason += "; FSDP aborts if a parameter has no part in the loss of some replicas; see the job's log"
         self._say(Ended(run=self.launch.run, outcome=result, reason=reason, hung=self._hung, **of_cause))
 
     async def _start(self, rank: int, slot: Slot, store: int | None, own: list[Slot]) -> asyncio.Task[None]:

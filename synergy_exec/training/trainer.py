@@ -395,7 +395,7 @@ class Trainer:
         return sums
 
     def _check_used(self) -> None:
-        """Raises InputError if a parameter had no part in the losses of some replicas under FSDP.
+        """Raises InputError if, under FSDP, some replicas used a parameter in their loss and others did not.
 
         FSDP then averages gradients of different parameters, unless their sizes differ, at which gloo aborts.
         """

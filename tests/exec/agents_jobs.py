@@ -44,14 +44,14 @@ class Plain(TrainingJob):
 
 
 class Counting(nn.Linear):
-    """It has state that is no tensor."""
+    """A layer whose state includes something other than a tensor."""
 
     def get_extra_state(self) -> dict[str, int]:
         return {"calls": 0}
 
 
 class Odd(Plain):
-    """way: what of it is odd from the beginning."""
+    """A job with one defect that shows at the start. way: which defect."""
 
     def __init__(self, way: str, pause_s: float = 0.0) -> None:
         super().__init__(pause_s)
@@ -84,7 +84,7 @@ class Talking(Plain):
 
 
 class Wide(Plain):
-    """Its layers are worth compressing, but for the last."""
+    """All its layers are large enough to be compressed, except the last."""
 
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 2))

@@ -488,7 +488,7 @@ def listening(decider: WatchedDecider) -> Iterator[None]:
 
 
 def staged(folder: Path, policy: Policy, cluster: Cluster, profile: Profile, **more: Any) -> Stage:
-    """An executor over pretended agents, whose decider is watched."""
+    """An executor with pretended agents; the decisions of its decider are recorded."""
     (kind,) = cluster.node_types
     slots = (kind.gpus_per_node,) * kind.nodes
     stage = pretended.staged(folder, policy, slots, cluster=cluster, profile=profile, **more)

@@ -205,12 +205,12 @@ class Stage:
         return [self.execution.submit(f"j{first + at}", file, self.now_s) for at, file in enumerate(files)]
 
     def ends(self, node: int, run: int, outcome: Outcome, reason: str, **what: Any) -> None:
-        """A run, by itself. what: more of what its agent says."""
+        """One run ends without an order to. what: further fields of the agent's message."""
         ended = self.agents[node].end(run, outcome, reason)
         self.execution.heard(node, replace(ended, **what), self.now_s)
 
     def lose(self, node: int) -> FakeAgent:
-        """Its agent is gone, and all runs there."""
+        """The node loses its agent and with it all runs on the node."""
         gone = self.agents.pop(node)
         gone.runs.clear()
         self.execution.agent_left(node, self.now_s)

@@ -284,7 +284,7 @@ class Controller:
         return launch
 
     def stop(self, launch: Launch) -> None:
-        """It saves and pauses."""
+        """Stops the run, which saves and pauses."""
         self.say(Stop(run=launch.run))
         self.ends(launch, "paused")
 

@@ -22,11 +22,11 @@ from synergy_exec.training.trainer import Trainer
 from synergy_exec.workload import models
 
 NANOGPT = read_job_file(Path(examples.__file__).with_name("nanogpt.yaml"))
-"""Written as strangers write jobs, with a job file."""
+"""The example that is written like a user's own job, with a job file."""
 
 
 def nanogpt():
-    """Small. Adam divides small gradients by smaller ones: at a low rate rounding stays rounding."""
+    """A small model. Its learning rate is low because Adam magnifies rounding errors of small gradients."""
     given = {"tokens": 8, "width": 16, "depth": 2, "heads": 2, "learning_rate": 1e-4, "dropout": 0.0}
     return load_job(NANOGPT.job_class, given)
 

@@ -54,7 +54,7 @@ def test_killed_worker_loses_the_run_and_its_peers_are_gone(shared, world):
 
 def test_parameters_that_one_replica_does_without_under_fsdp_are_the_reason_of_its_abort(shared):
     launch = shared.launch("Sparing", world=2, plan=Plan(data=2, zero=3, micro_batch=4))
-    assert "SIGABRT; FSDP aborts where a parameter has no part" in shared.ends(launch, "lost").reason
+    assert "FSDP aborts" in shared.ends(launch, "lost").reason
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -113,8 +113,9 @@ class NormedLayer(Layer):
 
 
 class NormedModel(Net):
-    """BatchNorm before, in and after the blocks, one of which averages over all it has seen, and weights there that do
-    not train; an infinite constant.
+    """A model with BatchNorm before, inside and after its blocks, frozen weights and an infinite constant.
+
+    The BatchNorm of block 1 has momentum None: it averages over all batches so far.
     """
 
     def __init__(self):
