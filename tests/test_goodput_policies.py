@@ -195,6 +195,16 @@ def test_job_that_arrives_at_a_decision_and_restarts_for_nothing_has_a_worth(nam
     assert np.isfinite(finish_s(run(made, t4s(), name, Costs(restart_s=0.0)))).all()
 
 
+def test_job_shorter_than_its_start_takes_fewer_gpus_than_one_that_lasts():
+    """A start takes as long on many GPUs as on few."""
+    for short_s, expected in ((20, 2), (20_000, 4)):
+        policy, seen = watched(get_policy("synergy"))
+        rows = [(0, 4, 3_000, "bert"), (600, 4, short_s, "bert"), (600, 4, 3_000, "bert"), (600, 4, 3_000, "bert")]
+        run(training(rows, t4s()), t4s(), policy, Costs(launch_s=300.0, restart_s=300.0))
+        (gpus,) = (answer.gpus[state.job_id == 1] for state, answer in seen if state.now_s == 660)
+        assert gpus == expected
+
+
 def test_parameters_that_let_nobody_run_end_with_a_sentence(monkeypatch):
     monkeypatch.setattr(rounds, "MAX_IDLE_ROUNDS", 50)
     policy = get_policy("sia").with_parameters(queueing_penalty=0.0)

@@ -49,6 +49,7 @@ def synergy(
     are served shortest first, a second of a job's work delays i jobs: itself and those with more time left (the
     marginal cost under heSRPT, Berg et al., 2020, where speed is proportional to GPUs). lateness: `_stretch` ÷
     (late_after · its mean over jobs), at least 1, so that the longest jobs do not pay for the gains of all others.
+    If a waiting job has declared its work, its time left and its goodput include its start (`_with_start`).
     growth, first_gpus, batch_limit: limits of a job's rows (`GoodputState.allowed`, `GoodputState.goodput`). method: of
     the allocator. shares: whether to share out CPUs and memory if nodes list them; else jobs have proportional shares.
     """
@@ -59,6 +60,7 @@ def synergy(
         goodput = goodput * levels.speed[:, :, 0]
     time_s = _remaining_s(state, rows, goodput, unknown)
     kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=restart_charge, lost_charge=lost_charge)
+    goodput, time_s = _with_start(state, goodput, time_s)
     size_s, reference = _size(state, rows, goodput, time_s)
     # The assumed work grows with the work done; rounding it up to powers of two keeps identical jobs from taking turns.
     undeclared = np.isnan(state.remaining_work)
@@ -93,6 +95,17 @@ def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unk
         work[unknown] = UNKNOWN_REMAINING_S * single.min(axis=1)
     with np.errstate(divide="ignore"):
         return np.where(goodput > 0, work[:, None] / goodput, np.inf)
+
+
+def _with_start(state: GoodputState, goodput: Floats, time_s: Floats) -> tuple[Floats, Floats]:
+    """(jobs, rows) each: goodput and remaining time, with the start of a waiting job of declared work counted.
+
+    A start takes as long on many GPUs as on few, so a short job gains little from many.
+    """
+    start_s = np.where((state.held_gpus == 0) & ~np.isnan(state.remaining_work), state.restart_s, 0.0)[:, None]
+    ends_s = time_s + start_s
+    trained = np.divide(time_s, ends_s, out=np.ones_like(time_s), where=np.isfinite(time_s) & (ends_s > 0))
+    return goodput * trained, ends_s
 
 
 def _median(goodput: Floats) -> Floats:
