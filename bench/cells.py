@@ -116,6 +116,7 @@ def tune(
         model.limits,
         [gpus],
         global_batch,
+        software,
         micro_batches=MICRO_BATCHES,
         max_tensor=machine.gpus_per_node,
         fixed={"pipeline": stages, "context": 1},

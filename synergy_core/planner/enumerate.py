@@ -3,10 +3,10 @@
 Rules: tensor divides the heads; it also divides the key-value heads or is a multiple of them. There are at most as many
 stages as layers; stages may be uneven. data divides the global batch, and the micro-batch divides each replica's part.
 Interleaving needs a number of micro-batches that is a multiple of the stages (Megatron's schedule), and chunks with
-equally many layers, except for the few that the software allows to be shorter. Sequence parallelism needs a sequence
-that tensor × context divides. expert divides data × context; under sequence parallelism, if the software keeps experts
-whole, it may divide tensor × data × context instead. ZeRO 2 and 3 exclude pipeline stages, because every micro-batch
-would gather the weights again.
+equally many layers, except for the few that the software allows to be shorter; only the first and the last may have no
+layer, because they have the embedding and the logits. Sequence parallelism needs a sequence that tensor × context
+divides. expert divides data × context; under sequence parallelism, if the software keeps experts whole, it may divide
+tensor × data × context instead. Few stacks combine ZeRO 2 or 3 with pipeline stages (`Software.staged_zeros`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from synergy_core.errors import InputError, unknown
+from synergy_core.planner.machine import Software
 from synergy_core.planner.plan import RISING, ZEROS, Plans, Recompute
 from synergy_core.planner.work import Limits, divisors
 from synergy_core.units import Bools, Ints
@@ -35,20 +36,16 @@ def candidates(
     limits: Limits,
     counts: Sequence[int],
     global_batch: int,
+    software: Software,
     *,
     micro_batches: Sequence[int],
     max_tensor: int,
     fixed: Mapping[str, int] | None = None,
-    zeros: Sequence[int] = ZEROS,
-    short_chunks: int = 0,
-    whole_experts: bool = False,
-    plain_tensor: bool = True,
 ) -> Plans:
     """Lists the plans for all counts, before ZeRO and recomputation are chosen; (plans,), always in the same order.
 
-    fixed: values that degrees must have. zeros: ZeRO stages that the software supports; plans that allow none of these
-    stages are left out. short_chunks, whole_experts, plain_tensor: as in `Software`. Raises InputError for a degree
-    that the model cannot have.
+    fixed: values that degrees must have. Plans that allow none of the software's ZeRO stages are left out. Raises
+    InputError for a degree that the model cannot have.
     """
     held = _checked(limits, fixed or {}, global_batch)
 
@@ -82,48 +79,48 @@ def candidates(
     cross("interleave", range(1, MAX_STAGES_PER_GPU + 1))
     stages, per_gpu = columns["pipeline"], columns["interleave"]
     chunks = stages * per_gpu
-    even = (chunks <= limits.layers) & (-limits.layers % chunks <= short_chunks)
+    even = (-limits.layers % chunks <= software.short_chunks) & (chunks <= limits.layers + 2)
     keep((per_gpu == 1) | (even & (stages > 1) & (columns["accumulation"] % stages == 0)))
     cross("expert", divisors(limits.experts))
     cross("sequence", [0, 1])
     ranks, experts = columns["data"] * columns["context"], columns["expert"]
     spread = (columns["sequence"] == 1) & (columns["tensor"] * ranks % experts == 0)
-    keep((ranks % experts == 0) | (spread & whole_experts))
+    keep((ranks % experts == 0) | (spread & software.whole_experts))
     pieces = columns["tensor"] * columns["context"]
     keep((columns["sequence"] == 0) | ((columns["tensor"] > 1) & (limits.seq_len % pieces == 0) & (limits.seq_len > 0)))
-    keep((columns["sequence"] == 1) | (columns["tensor"] == 1) | plain_tensor)
+    keep((columns["sequence"] == 1) | (columns["tensor"] == 1) | software.plain_tensor)
     replicas, wanted = columns["data"] * columns["context"], [held["zero"]] if "zero" in held else ZEROS
-    keep(np.any([_may_shard(replicas, columns["pipeline"], each, zeros) for each in wanted], axis=0))
+    keep(np.any([_may_shard(replicas, columns["pipeline"], each, software) for each in wanted], axis=0))
     sequence = columns.pop("sequence").astype(bool)
     nothing = np.zeros(len(sequence), dtype=np.int64)
     return Plans(**columns, zero=nothing, recompute=nothing, sequence=sequence)
 
 
 def with_options(
-    plans: Plans, fixed: Mapping[str, int] | None, zeros: Sequence[int], kinds: Sequence[Recompute]
+    plans: Plans, fixed: Mapping[str, int] | None, software: Software, kinds: Sequence[Recompute]
 ) -> tuple[Plans, Ints]:
     """Each plan with every possible ZeRO stage and recomputation mode, and the index of each variant's plan.
 
-    zeros: as in `candidates`. kinds: recomputation modes to try.
+    kinds: recomputation modes to try.
     """
     held = fixed or {}
     tried = np.array([held["zero"]] if "zero" in held else ZEROS)
     again = np.array([held["recompute"]] if "recompute" in held else kinds)
     of, zero, recompute = (each.ravel() for each in np.meshgrid(np.arange(len(plans)), tried, again, indexing="ij"))
-    possible = _may_shard((plans.data * plans.context)[of], plans.pipeline[of], zero, zeros)
+    possible = _may_shard((plans.data * plans.context)[of], plans.pipeline[of], zero, software)
     of, zero, recompute = of[possible], zero[possible], recompute[possible]
     return replace(plans.take(of), zero=zero, recompute=recompute), of
 
 
-def leanest(plans: Plans, fixed: Mapping[str, int] | None = None, zeros: Sequence[int] = ZEROS) -> Plans:
-    """Each plan with the ZeRO stage and recomputation that need the least memory. zeros: as in `candidates`."""
+def leanest(plans: Plans, fixed: Mapping[str, int] | None, software: Software) -> Plans:
+    """Each plan with the ZeRO stage and recomputation that need the least memory."""
     held, zero = fixed or {}, np.zeros(len(plans), dtype=np.int64)
-    for each in sorted(zeros):
-        zero[_may_shard(plans.data * plans.context, plans.pipeline, each, zeros)] = each
+    for each in sorted(software.zeros):
+        zero[_may_shard(plans.data * plans.context, plans.pipeline, each, software)] = each
     return replace(
         plans,
         zero=np.full_like(zero, held["zero"]) if "zero" in held else zero,
-        recompute=np.full_like(zero, held.get("recompute", Recompute.FULL)),
+        recompute=np.full_like(zero, held.get("recompute", software.kinds[-1])),
     )
 
 
@@ -192,12 +189,11 @@ def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int) -> Map
     return fixed
 
 
-def _may_shard(replicas: Ints, stages: Ints, zero: Ints | int, zeros: Sequence[int]) -> Bools:
-    """Whether the ZeRO stage is possible: 1 to 3 need replicas to shard over, 2 and 3 exclude pipeline stages.
+def _may_shard(replicas: Ints, stages: Ints, zero: Ints | int, software: Software) -> Bools:
+    """Whether the ZeRO stage is possible: the software supports it, also with pipeline stages if there are any.
 
-    zeros: stages that the software supports. A single replica is never sharded.
+    A single replica is never sharded.
     """
-    zero = np.asarray(zero)
-    sharded = np.isin(zero, zeros) & ((zero <= 1) | (stages == 1))
-    result: Bools = np.where(replicas == 1, zero == 0, sharded)
+    sharded = np.isin(zero, software.zeros) & ((stages == 1) | np.isin(zero, software.staged_zeros))
+    result: Bools = np.where(replicas == 1, np.asarray(zero) == 0, sharded)
     return result

@@ -104,9 +104,10 @@ class Software:
     bucket_elements: gradients in each of DeepSpeed's two buckets under ZeRO 1 and 2; while one is reduced, the other is
     filled. 0: no such buckets.
     splits: those of `SPLITS` that are supported. zeros: ZeRO stages that are supported for several replicas; 0 is plain
-    data parallelism. recomputes: names of the supported recomputation modes. offload: whether the host keeps optimizer
-    states (under ZeRO 2 and 3 also gradients) and updates the weights (ZeRO-Offload, ATC 2021). short_chunks: number of
-    interleaved chunks that may have one layer fewer than the others, such as those with the embedding and the logits.
+    data parallelism. staged_zeros: those of them that are also supported with pipeline stages. recomputes: names of the
+    supported recomputation modes. offload: whether the host keeps optimizer states (under ZeRO 2 and 3 also gradients)
+    and updates the weights (ZeRO-Offload, ATC 2021). short_chunks: number of interleaved chunks that may have one layer
+    fewer than the others, such as those with the embedding and the logits.
     plain_tensor: whether tensor parallelism without sequence parallelism is supported. async_tensor: whether the
     backward pass reduces input gradients while it computes weight gradients.
     whole_experts: whether tensor-parallel ranks hold different whole experts instead of parts of the same experts.
@@ -139,6 +140,7 @@ class Software:
     sends_once: bool = False
     splits: tuple[str, ...] = SPLITS
     zeros: tuple[int, ...] = ZEROS
+    staged_zeros: tuple[int, ...] = (0, 1)
     recomputes: tuple[str, ...] = ("none", "selective", "full")
     offload: bool = False
     short_chunks: int = 0

@@ -39,9 +39,10 @@ class Memory:
 
     optimizer: fp32 master copy and moments. activations: what all micro-batches in flight keep for the backward pass,
     plus the peak of one block's backward pass. logits: the logits with loss and gradient, if the last stage needs most;
-    else 0. buffers: gathered layers and gradients under ZeRO-3, DeepSpeed's buckets, the libraries' workspace, and the
-    part of the optimizer's temporary array that exceeds what a micro-batch frees. workspace: the part of buffers that
-    stays between steps. groups: number of process groups of several GPUs that include the GPU.
+    else 0. buffers: gathered layers and gradients under ZeRO-3, a chunk's gradients under ZeRO-2 with stages,
+    DeepSpeed's buckets, the libraries' workspace, and the part of the optimizer's temporary array that exceeds what a
+    micro-batch frees. workspace: the part of buffers that stays between steps. groups: number of process groups of
+    several GPUs that include the GPU.
     """
 
     weights: Floats
@@ -191,6 +192,10 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
         unit = np.maximum(unit, np.where(count > 0, block.parameters + block.expert_parameters, 0.0))
     per_gathered = software.prefetch * software.weight_bytes + software.gradient_bytes
     gathered = np.where((plans.zero >= 3) & (shards > 1), per_gathered * unit, 0.0)
+    # With stages, the gradients of a chunk are scattered once all micro-batches have passed it.
+    whole, gradients = software.gradient_bytes * (dense + experts), sharded(software.gradient_bytes, 2)
+    chunk = np.minimum(whole / plans.interleave, whole - gradients)
+    gathered = gathered + np.where((plans.zero >= 2) & (plans.pipeline > 1), chunk, 0.0)
     in_buckets = (plans.zero >= 1) & (plans.zero < 3) & (shards > 1)
     buckets = np.where(in_buckets, 2.0 * software.bucket_elements * software.gradient_bytes, 0.0)
     # After the activations are freed, torch's foreach Adam makes an fp32 copy of a moment.
@@ -202,7 +207,7 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     groups = sum(np.asarray(each > 1, np.int64) for each in (plans.tensor, plans.pipeline, plans.context, plans.data))
     return Memory(
         weights=weights,
-        gradients=np.where(software.offload & (plans.zero >= 2), 0.0, sharded(software.gradient_bytes, 2)),
+        gradients=np.where(software.offload & (plans.zero >= 2), 0.0, gradients),
         optimizer=sharded(0.0 if software.offload else software.optimizer_bytes, 1),
         activations=activations,
         logits=_broad(plans, logits)[0],

@@ -192,7 +192,7 @@ def fitting(
     software = model.software
     # Fused attention keeps no scores, so recomputing it alone saves nothing.
     kinds = [each for each in software.kinds if each != Recompute.SELECTIVE or not software.flash]
-    variants, of = with_options(plans, fixed, software.zeros, kinds)
+    variants, of = with_options(plans, fixed, software, kinds)
     needed = memory(model.work(variants), variants, software)
     fits = np.broadcast_to(needed.fits(machine), len(variants))
     kept = np.zeros(len(variants), dtype=np.bool_)
@@ -220,7 +220,7 @@ def sized_plans(model: Model, machine: Machine, counts: Ints, global_batch: int,
 
     def sized(counts: Ints, max_tensor: int) -> Sized:
         plans = _candidates(model, machine, counts, global_batch, max_tensor, fixed)
-        lean = leanest(plans, fixed, model.software.zeros)
+        lean = leanest(plans, fixed, model.software)
         needed = memory(model.work(lean), lean, model.software)
         return Sized(plans, needed.needed, needed.fits(machine), beyond)
 
@@ -244,13 +244,10 @@ def _candidates(
         model.limits,
         counts.tolist(),
         global_batch,
+        model.software,
         micro_batches=MICRO_BATCHES,
         max_tensor=max(max_tensor, fixed.get("tensor", 1)),
         fixed={**dict.fromkeys(set(SPLITS) - set(model.software.splits), 1), **fixed},
-        zeros=model.software.zeros,
-        short_chunks=model.software.short_chunks,
-        whole_experts=model.software.whole_experts,
-        plain_tensor=model.software.plain_tensor,
     )
     return plans.take(laid_out(plans, machine))
 
@@ -269,7 +266,7 @@ def _reason(
     limits = model.limits
     if rows.size:
         row = rows[[sized.least_bytes[rows].argmin()]]
-        lean = leanest(sized.plans.take(row), fixed, model.software.zeros)
+        lean = leanest(sized.plans.take(row), fixed, model.software)
         needed, usable = float(sized.least_bytes[row[0]]), usable_bytes(machine)
         message = (
             f"the leanest plan ({lean.plan(0).describe()}) needs {needed / 2**30:.1f} GiB on the fullest GPU, "

@@ -122,8 +122,8 @@ def computation(work: Work, plans: Plans, machine: Machine, software: Software, 
 def _slowest_stage(work: Work, runs: PlannedRuns) -> tuple[Floats, Floats]:
     """Seconds of a micro-batch on the slowest stage, (6, plans) as in `_block_s`, and the others' total, (plans,).
 
-    Layers are spread evenly over stages. The first stage also has the embedding, the last the logits; neither is
-    recomputed.
+    Layers are spread evenly over stages. The first stage also has the embedding, the last the logits, alone in a chunk
+    if there are more chunks than layers; neither is recomputed.
     """
     plans, count = runs.plans, np.asarray(work.layer_count, float)
     before, after = (_block_s(each, runs, is_layer=False) for each in (work.before, work.after))
@@ -131,7 +131,7 @@ def _slowest_stage(work: Work, runs: PlannedRuns) -> tuple[Floats, Floats]:
     layer = layers * (1.0 / count)
     chunks = (plans.pipeline * plans.interleave).astype(float)
     most = np.minimum(np.ceil(count / chunks) * plans.interleave, count)
-    least = np.maximum(np.floor(count / chunks), 1.0) * plans.interleave
+    least = np.where(chunks > count, most - 1.0, np.floor(count / chunks) * plans.interleave)
     stages = layer * most, layer * most + before, layer * least + after
     slowest = np.choose(np.argmax([sum(each) for each in stages], axis=0), stages)
     whole = layers + before + after

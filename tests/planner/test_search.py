@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from planner_setup import CONSTANTS, SOFTWARE, gpt, machine
 
 from synergy_core.errors import InputError
+from synergy_core.planner.emitters import stages
 from synergy_core.planner.enumerate import candidates
-from synergy_core.planner.families import mixture, transformer
+from synergy_core.planner.families import architecture_named, mixture, transformer
+from synergy_core.planner.machine import constants_for, machine_named, software_named
 from synergy_core.planner.memory import memory
 from synergy_core.planner.plan import Plan, Recompute, plans_of
 from synergy_core.planner.search import MICRO_BATCHES, search
@@ -100,19 +102,33 @@ def test_any_table(layers, heads, batch, counts, memory_gb):
 
 @pytest.mark.parametrize(
     ("layers", "stages", "interleaves"),
-    [(126, 16, [1, 2, 4]), (94, 8, [1, 2, 3, 4, 6]), (61, 16, [1, 2]), (12, 5, [1]), (96, 8, [1, 2, 3, 4, 6])],
+    [(126, 16, [1, 2, 4, 8]), (94, 8, [1, 2, 3, 4, 6]), (61, 16, [1, 2]), (12, 5, [1]), (96, 8, [1, 2, 3, 4, 6])],
 )
 def test_three_interleaved_chunks_may_lack_a_layer(layers, stages, interleaves):
     """126, 94 and 61 layers are those of llama-3-405b, qwen3-235b and deepseek-v3."""
 
     def tried(short_chunks):
         limits, batch = Limits(layers, 8, 8, 4_096), 4 * stages
-        plans = candidates(limits, [stages], batch, micro_batches=(1,), max_tensor=1, fixed={"pipeline": stages},
-                           short_chunks=short_chunks)  # fmt: skip
+        software = replace(SOFTWARE, short_chunks=short_chunks)
+        fixed = {"pipeline": stages}
+        plans = candidates(limits, [stages], batch, software, micro_batches=(1,), max_tensor=1, fixed=fixed)
         return sorted({*plans.interleave.tolist()})
 
     assert tried(3) == interleaves
     assert all(layers % (stages * each) == 0 for each in tried(0) if each > 1)
+
+
+def test_plan_that_meta_published_for_llama_3_405b_is_found_and_as_fast():
+    """400 TFLOP/s on each of 16,384 H100, so 6.46 s a step (arXiv 2407.21783, table 4)."""
+    family, architecture = architecture_named("llama-3-405b")
+    h100, software = machine_named("h100"), software_named("meta-llama3")
+    fixed = {"tensor": 8, "pipeline": 16, "context": 1, "data": 128}
+    constants = constants_for(h100, software)
+    table = search(family, architecture, h100, software, constants, counts=[16_384], global_batch=2_048, fixed=fixed)
+    plan = table.plans.plan(0)
+    assert (plan.interleave, plan.zero, plan.recompute) == (8, 2, Recompute.NONE)
+    assert stages(126, plan) == [0, *[1] * 126, 0]
+    assert table.step_time_s[0] == pytest.approx(6.46, rel=0.1)
 
 
 def test_single_modules_are_recomputed_where_the_software_can_and_less_does_not_fit():
@@ -140,7 +156,8 @@ def test_experts_spread_over_tensor_parallel_ranks_where_the_software_keeps_them
 
     def tried(**options):
         fixed = {"tensor": 2, "pipeline": 8, "context": 1}
-        plans = candidates(limits, [256], 128, micro_batches=(1,), max_tensor=8, fixed=fixed, **options)
+        software = replace(SOFTWARE, **options)
+        plans = candidates(limits, [256], 128, software, micro_batches=(1,), max_tensor=8, fixed=fixed)
         return {*zip(plans.expert.tolist(), plans.sequence.tolist(), strict=True)}
 
     every = {(1 << each, sequence) for each in range(5) for sequence in (False, True)}

@@ -95,10 +95,18 @@ def refuse(name: str, *refusals: tuple[Any, str]) -> None:
 
 
 def stages(layers: int, plan: Plan) -> list[int]:
-    """Number of layers of each stage, in the order in which a sample passes them; as even as possible."""
+    """Number of layers of each stage, in the order in which a sample passes them; as even as possible.
+
+    With interleaving, the last stage is the first to have a layer fewer, then the first, then the one before the last.
+    """
     parts = plan.pipeline * plan.interleave
     cuts = [ceil(each * layers / parts) for each in range(parts + 1)]
-    return [after - before for before, after in pairwise(cuts)]
+    sizes = [after - before for before, after in pairwise(cuts)]
+    if plan.interleave > 1:
+        sizes.sort(reverse=True)
+        if sizes[-2] < sizes[0]:
+            sizes.insert(0, sizes.pop())
+    return sizes
 
 
 def replicas(gpus: int, model_parallel: int, words: str) -> int:
