@@ -11,10 +11,9 @@ left out. --write replaces synergy_core/catalog/constants/{alpa,alpa-fp32}.yaml.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -214,16 +213,9 @@ def main() -> None:
 
 def show(told: dict[str, Floats], rows: Columns, only: tuple[str, ...] = ()) -> None:
     lines = [
-        [
-            name,
-            part,
-            str(s.n),
-            *(f"{getattr(s, key):.1%}" for key in ("mape", "median", "p90", "max")),
-            f"{s.bias:+.1%}",
-            f"{s.spearman:.3f}",
-        ]
+        [name, part, *planner_bands.figures(score), f"{score.spearman:.3f}"]
         for name, values in told.items()
-        for part, s in by_part(values, rows).items()
+        for part, score in by_part(values, rows).items()
         if not only or part in only
     ]
     print(table(("rows", "part", "n", "mape", "median", "p90", "max", "bias", "rank"), lines, left=2), flush=True)
@@ -232,20 +224,12 @@ def show(told: dict[str, Floats], rows: Columns, only: tuple[str, ...] = ()) -> 
 def write(software: str, found: Fit, told: dict[str, Floats], rows: Columns, path: Path, unseen: list[HeldOut]) -> None:
     """The same constants under every GPU type of the table, with what was measured on it."""
     gpu_types = {}
-    for gpu_type in dict.fromkeys(rows.gpu):
-        errors = {
-            name: {"n": s.n, "mape": round(s.mape, 4), "median": round(s.median, 4)}
-            for name, values in told.items()
-            for s in [
-                accuracy(*(each[(rows.gpu == gpu_type) & np.isfinite(values)] for each in (values, rows.measured)))
-            ]
-        }
-        gpu_types[str(gpu_type)] = {
-            "constants": {name: float(f"{value:.4g}") for name, value in asdict(found.constants).items()},
-            "fit": f"arena-{software}",
-            "inputs_sha256": {path.stem: hashlib.sha256(path.read_bytes()).hexdigest()},
-            "errors": {path.stem: errors},
-            **planner_bands.entry(unseen, software, str(gpu_type)),
+    for gpu_type in dict.fromkeys(rows.gpu.tolist()):
+        own = {name: np.isfinite(values) & (rows.gpu == gpu_type) for name, values in told.items()}
+        errors = {name: accuracy(told[name][mask], rows.measured[mask]) for name, mask in own.items()}
+        gpu_types[gpu_type] = {
+            **planner_bands.fitted_entry(f"arena-{software}", found.constants, {path.stem: path}, {path.stem: errors}),
+            **planner_bands.entry(unseen, software, gpu_type),
         }
     content = {"search_loss": float(f"{found.loss:.4g}"), "gpu_types": gpu_types}
     text = yaml.safe_dump(content, sort_keys=False, width=120)

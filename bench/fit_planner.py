@@ -13,10 +13,12 @@ that were not measured $SYNERGY_DATA/arena.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
+import math
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +26,22 @@ import fit_arena
 import numpy as np
 import planner_bands
 import yaml
-from planner_bands import FILE, GPU_TYPE, MEASURED, MODEL, NODE, SOFTWARE, HeldOut
+from planner_bands import FILE, GPU_TYPE, MEASURED, MODEL, NODE, SOFTWARE, HeldOut, figures
 
+from synergy_core.catalog import gpu_sheets
 from synergy_core.commands._scoring import Fitted, fit
 from synergy_core.commands._settings import table, write_whole
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.training_times import Case
 from synergy_core.goodput.calibration import Accuracy, accuracy
-from synergy_core.planner.machine import Constants, constants_for
+from synergy_core.planner.bands import family_name
+from synergy_core.planner.machine import CORE, PHYSICAL, Constants, constants_for, constants_like, work_per_clock
 
 HERE = Path(__file__).resolve().parents[1]
 CONSTANTS = HERE / "synergy_core" / "catalog" / "constants"
 
-KERNELS = ("gemm_efficiency", "gemm_depth", "wave_loss", "memory_efficiency", "kernel_s")
+KERNELS = tuple(name for name in PHYSICAL if name not in CORE)
 MEMORY_BOUND = ("backward_traffic", "backward_kernels", "optimizer_bytes_factor")
-FLASH = ("attention_efficiency", "attention_fill", "attention_backward")
 OVERLAP = ("data_overlap", "data_exposed")
 CUDNN = {"attention_efficiency": 0.5, "attention_backward": 2.5}
 NO_OVERLAP = {"data_overlap": 0.0, "data_exposed": 1.0}
@@ -74,31 +77,22 @@ FITS = (
             "korthikanti_table5": 1.0,
         },
         shared=(
-            *KERNELS,
-            *MEMORY_BOUND,
-            "tensor_efficiency",
-            "card_collisions",
-            "host_s",
-            "host_jitter",
-            "score_passes",
+            *(*KERNELS, *MEMORY_BOUND),
+            *("tensor_efficiency", "card_collisions", "host_s", "host_jitter", "score_passes"),
         ),
         own={"megatron": (*OVERLAP, "network_efficiency"), "megatron-deepspeed": ("network_efficiency", "step_s")},
         # Megatron-LM v3 and Megatron-DeepSpeed reduce gradients after the backward pass: nothing hides them.
         start={"megatron": {}, "megatron-v3": NO_OVERLAP, "megatron-deepspeed": NO_OVERLAP},
     ),
-    Fit(
-        "a100-fsdp",
-        "a100",
-        {"llmfoundry_a100_80gb_bf16": 1.0},
-        own={"fsdp": (*KERNELS, *MEMORY_BOUND, *FLASH, *OVERLAP, "network_efficiency", "host_s", "step_s")},
-        start={"fsdp": {}},
-    ),
-    Fit(
-        "h100-fsdp",
-        "h100",
-        {"llmfoundry_h100_80gb_bf16": 1.0},
-        own={"fsdp": (*KERNELS, *MEMORY_BOUND, *FLASH, *OVERLAP, "network_efficiency", "host_s", "step_s")},
-        start={"fsdp": {}},
+    *(
+        Fit(
+            f"{gpu}-fsdp",
+            gpu,
+            {f"llmfoundry_{gpu}_80gb_bf16": 1.0},
+            own={"fsdp": (*KERNELS, *MEMORY_BOUND, *CORE, *OVERLAP, "network_efficiency", "host_s", "step_s")},
+            start={"fsdp": {}},
+        )
+        for gpu in ("a100", "h100")
     ),
     Fit(
         "h100-nanotron",
@@ -113,10 +107,9 @@ FITS = (
         "h100-torchtitan",
         "h100",
         {"torchtitan_h100_h200": 1.0},
-        own={
-            "torchtitan": ("gemm_efficiency", "memory_efficiency", "attention_efficiency"),
-            "torchtitan-fp8": ("gemm_efficiency", "memory_efficiency", "attention_efficiency"),
-        },
+        own=dict.fromkeys(
+            ("torchtitan", "torchtitan-fp8"), ("gemm_efficiency", "memory_efficiency", "attention_efficiency")
+        ),
         start={"torchtitan": {}, "torchtitan-fp8": {}},
         after="h100-fsdp",
     ),
@@ -124,13 +117,7 @@ FITS = (
         "h100-megatron-fp8",
         "h100",
         {"mbridge_dense": 2.0, "mbridge_moe_and_other": 0.5},
-        shared=(
-            "network_efficiency",
-            *OVERLAP,
-            "attention_efficiency",
-            "memory_efficiency",
-            "step_s",
-        ),
+        shared=("network_efficiency", *OVERLAP, "attention_efficiency", "memory_efficiency", "step_s"),
         own={"megatron-core-fp8": ("gemm_efficiency", "host_s")},
         # cuDNN's attention, whose backward pass does 2.5 times the forward pass's work at about its rate.
         start={"megatron-core-fp8": CUDNN, "megatron-core": CUDNN},
@@ -155,14 +142,39 @@ FITS = (
 
 @dataclass(frozen=True)
 class Rows:
-    """A file's rows as groups of a fit; model: (rows,) of each; parameters: (rows,); baseline_s: FLOPs at the peak."""
+    """A file's rows that a fit reads: as its cases, and as columns (rows,) over all cases in turn.
 
-    fit: str
+    known: what the bands need of each row, still without `how` and `error`. ideal_s: FLOPs at the peak.
+    """
+
     file: str
-    groups: list[Case]
-    model: list[np.ndarray]
-    parameters: list[np.ndarray]
-    ideal_s: list[np.ndarray]
+    cases: list[Case]
+    known: list[HeldOut]
+    measured_s: np.ndarray
+    ideal_s: np.ndarray
+    on_several_nodes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    @property
+    def model(self) -> np.ndarray:
+        return np.array([row.model for row in self.known])
+
+    def off(self, constants: dict[str, Constants]) -> np.ndarray:
+        """(rows,): predicted ÷ measured − 1."""
+        return np.concatenate([np.exp(case.residuals(constants[case.owner])) - 1.0 for case in self.cases])
+
+    def score(self, off: np.ndarray, rows: np.ndarray) -> Accuracy:
+        """Scores the errors `off` of some rows: a mask or indices."""
+        return accuracy((1.0 + off[rows]) * self.measured_s[rows], self.measured_s[rows])
+
+    def held_out(self, how: str, off: np.ndarray, mask: np.ndarray) -> list[HeldOut]:
+        return with_errors(how, compress(self.known, mask), off[mask])
+
+
+def with_errors(how: str, rows: Iterable[HeldOut], off: np.ndarray) -> list[HeldOut]:
+    return [row._replace(how=how, error=-math.log1p(each)) for row, each in zip(rows, off.tolist(), strict=True)]
 
 
 def path_of(file: str) -> Path:
@@ -172,18 +184,24 @@ def path_of(file: str) -> Path:
 
 def rows_of(fit: str, file: str, share: float) -> Rows:
     found: Any = read(path_of(file))
-    every = [each for each in found.cases() if not each.software.offload]  # bench/fit_offload.py has those
-    cases = [each for each in every if np.isfinite(each.iter_time_s).any()]
-    total = sum(len(each) for each in cases)
-    groups, models, parameters, ideal = [], [], [], []
+    every = [case for case in found.cases() if not case.software.offload]  # bench/fit_offload.py has those
+    timed = [case for case in every if np.isfinite(case.iter_time_s).any()]
+    total = sum(map(len, timed))
+    cases = [replace(case, owner=case.software.fitted_as, share=share * len(case) / total) for case in timed]
+    known = []
     for case in cases:
-        group = replace(case, owner=case.software.fitted_as, share=share * len(case) / total)
-        groups.append(group)
-        models.append(np.array([found.rows[at].model for at in case.rows]))
-        size = np.broadcast_to(np.asarray(case.architecture.parameters(), float), (len(case),))
-        parameters.append(size)
-        ideal.append(ideal_s(group))
-    return Rows(fit, file, groups, models, parameters, ideal)
+        names = case.owner, constants_like(case.machine.gpu), family_name(case.architecture), case.software.precision
+        sizes = np.broadcast_to(np.asarray(case.architecture.parameters(), float), (len(case),))
+        for at, size, gpus in zip(case.rows.tolist(), sizes.tolist(), case.plans.gpus.tolist(), strict=True):
+            known.append(HeldOut("", fit, file, *names, found.rows[at].model, size, gpus, math.nan))
+    return Rows(
+        file,
+        cases,
+        known,
+        measured_s=np.concatenate([case.iter_time_s for case in cases]),
+        ideal_s=np.concatenate([ideal_s(case) for case in cases]),
+        on_several_nodes=np.concatenate([case.plans.gpus > case.machine.gpus_per_node for case in cases]),
+    )
 
 
 def ideal_s(group: Case) -> np.ndarray:
@@ -204,96 +222,57 @@ def starts(each: Fit, done: dict[str, Fitted]) -> dict[str, Constants]:
     return {owner: replace(base, **values) for owner, values in each.start.items()}
 
 
-def residuals(rows: Rows, constants: dict[str, Constants]) -> list[np.ndarray]:
-    return [np.exp(group.residuals(constants[group.owner])) - 1.0 for group in rows.groups]
-
-
-def scored_on(off: list[np.ndarray], masks: list[np.ndarray], rows: Rows) -> Accuracy:
-    """Scores relative errors of some rows of a file."""
-    measured = np.concatenate([group.iter_time_s[mask] for group, mask in zip(rows.groups, masks, strict=True)])
-    return accuracy((1.0 + np.concatenate([o[m] for o, m in zip(off, masks, strict=True)])) * measured, measured)
-
-
-def left_out(rows: Rows, among: tuple[str, ...]) -> dict[str, list[list[np.ndarray]]]:
+def left_out(rows: Rows, among: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
     """Masks of what is held out: each model in turn, and the largest quarter of the models (at least one)."""
-    models = np.unique(np.concatenate(rows.model))
-    models = models[np.isin(models, among or models)]
-    size = {
-        name: max(p[m == name].max(initial=0) for m, p in zip(rows.model, rows.parameters, strict=True))
-        for name in models
-    }
-    result: dict[str, list[list[np.ndarray]]] = {}
-    if len(models) > 1:
-        result["family out"] = [[m == name for m in rows.model] for name in models]
-        big = sorted(models, key=lambda name: size[name])[-max(1, len(models) // 4) :]
-        result["largest out"] = [[np.isin(m, big) for m in rows.model]]
-    return result
+    models = [name for name in np.unique(rows.model).tolist() if name in among or not among]
+    if len(models) < 2:
+        return {}
+    sizes = {name: max(row.parameters for row in rows.known if row.model == name) for name in models}
+    largest = sorted(models, key=sizes.__getitem__)[-max(1, len(models) // 4) :]
+    return {MODEL: [rows.model == name for name in models], "largest out": [np.isin(rows.model, largest)]}
 
 
 def scores(each: Fit, done: dict[str, Fitted], unseen: list[HeldOut]) -> tuple[Fitted, dict[str, dict[str, Accuracy]]]:
     """The fit, and by file how well it holds. unseen: takes the rows that a fit did not see, and those it read."""
     files = [rows_of(each.name, file, share) for file, share in each.files.items()]
-    groups = [group for rows in files for group in rows.groups]
+    cases = [case for rows in files for case in rows.cases]
     start = starts(each, done)
-    mine = [np.isin(m, each.models or m) for rows in files for m in rows.model]
+    used = {rows.file: np.isin(rows.model, each.models or rows.model) for rows in files}
 
-    def fitted(keep: list[np.ndarray] | None = None) -> Fitted:
-        return fit(groups, each.shared, each.own, start, [a & b for a, b in zip(mine, keep or mine, strict=True)])
+    def fitted(without: dict[str, np.ndarray]) -> Fitted:
+        """A fit that does not see some rows. without: their mask, by file."""
+        masks = [used[rows.file] & ~without.get(rows.file, np.False_) for rows in files]
+        ends = np.cumsum([len(case) for case in cases])[:-1]
+        return fit(cases, each.shared, each.own, start, np.split(np.concatenate(masks), ends))
 
-    whole = fitted()
+    whole = fitted({})
     result: dict[str, dict[str, Accuracy]] = {}
     for rows in files:
-        measured = np.concatenate([group.iter_time_s for group in rows.groups])
-
-        def told(off: list[np.ndarray], measured: np.ndarray = measured) -> Accuracy:
-            return accuracy((1.0 + np.concatenate(off)) * measured, measured)
-
-        off, used = residuals(rows, whole.constants), [np.isin(m, each.models or m) for m in rows.model]
-        found = {"in sample": scored_on(off, used, rows)}
-        unseen += held_out(MEASURED, rows, whole.constants, used)
+        off, own = rows.off(whole.constants), used[rows.file]
+        found = {MEASURED: rows.score(off, own)}
+        unseen += rows.held_out(MEASURED, off, own)
         if each.models:
-            others = [~mask for mask in used]
-            found["other models"] = scored_on(off, others, rows)
-            unseen += held_out(MODEL, rows, whole.constants, others)
-        if len(files) > 1:  # nothing of this file at all
-            without = fitted([np.full(len(g), other is not rows) for other in files for g in other.groups]).constants
-            found[FILE] = told(residuals(rows, without))
-            unseen += held_out(FILE, rows, without)
-        for name, turns in left_out(rows, each.models).items():
-            collected, truth = [], []
-            for masks in turns:
-                keep = []
-                for other in files:
-                    keep += (
-                        [~mask for mask in masks]
-                        if other is rows
-                        else [np.full(len(g.iter_time_s), True) for g in other.groups]
-                    )
-                partly = fitted(keep)
-                for group, mask, off in zip(rows.groups, masks, residuals(rows, partly.constants), strict=True):
-                    collected.append(off[mask])
-                    truth.append(group.iter_time_s[mask])
-                if name == MODEL:
-                    unseen += held_out(MODEL, rows, partly.constants, masks)
-            joined = np.concatenate(truth)
-            found[name] = accuracy((1.0 + np.concatenate(collected)) * joined, joined)
-        ideal = np.concatenate(rows.ideal_s)
-        found["one constant"] = accuracy(ideal * np.median(measured / ideal), measured)
+            found["other models"] = rows.score(off, ~own)
+            unseen += rows.held_out(MODEL, off, ~own)
+        turns = left_out(rows, each.models)
+        if len(files) > 1:
+            turns = {FILE: [np.full(len(rows), True)], **turns}
+        for how, masks in turns.items():
+            off = np.full(len(rows), np.nan)
+            for mask in masks:
+                off[mask] = rows.off(fitted({rows.file: mask}).constants)[mask]
+                if how in (MODEL, FILE):
+                    unseen += rows.held_out(how, off, mask)
+            found[how] = rows.score(off, np.concatenate([np.flatnonzero(mask) for mask in masks]))
+        best = np.median(rows.measured_s / rows.ideal_s)
+        found["one constant"] = accuracy(rows.ideal_s * best, rows.measured_s)
         result[rows.file] = found
-    near = [group.plans.gpus <= group.machine.gpus_per_node for group in groups]
-    if 0 < sum(each.sum() for each in near) < sum(map(len, groups)):
-        one_node = fitted(near).constants
+    across = {rows.file: rows.on_several_nodes for rows in files}
+    if 0 < sum(mask.sum() for mask in across.values()) < sum(map(len, files)):
+        one_node = fitted(across).constants
         for rows in files:
-            unseen += held_out(NODE, rows, one_node, [g.plans.gpus > g.machine.gpus_per_node for g in rows.groups])
+            unseen += rows.held_out(NODE, rows.off(one_node), across[rows.file])
     return whole, result
-
-
-def held_out(
-    how: str, rows: Rows, constants: dict[str, Constants], masks: list[np.ndarray] | None = None
-) -> list[HeldOut]:
-    """The rows of the masks, or all, as predicted with these constants."""
-    parts = zip(rows.groups, rows.model, residuals(rows, constants), masks or [None] * len(rows.groups), strict=True)
-    return [row for part in parts for row in planner_bands.held_out(how, rows.fit, rows.file, *part)]
 
 
 def not_measured(done: dict[str, Fitted]) -> list[HeldOut]:
@@ -310,28 +289,14 @@ def not_measured(done: dict[str, Fitted]) -> list[HeldOut]:
                 others.setdefault(owner, {})[other.gpu] = constants
         seen = {gpu for fits in others.values() for gpu in fits}
         for rows in (rows_of(each.name, file, share) for file, share in each.files.items()):
-            for group, models in zip(rows.groups, rows.model, strict=True):
-                known = [(SOFTWARE, constants_for(group.machine, group.software, others))] if each.gpu in seen else []
-                known += [(GPU_TYPE, fit) for fit in others.get(group.owner, {}).values()]
-                for how, constants in known:
-                    off = np.exp(group.residuals(constants)) - 1.0
-                    result += planner_bands.held_out(how, rows.fit, rows.file, group, models, off)
+            known = iter(rows.known)
+            for case in rows.cases:
+                members = list(islice(known, len(case)))
+                tried = [(SOFTWARE, constants_for(case.machine, case.software, others))] if each.gpu in seen else []
+                tried += [(GPU_TYPE, fit) for fit in others.get(case.owner, {}).values()]
+                for how, constants in tried:
+                    result += with_errors(how, members, np.exp(case.residuals(constants)) - 1.0)
     return result
-
-
-def entry(each: Fit, constants: Constants, found: dict[str, dict[str, Accuracy]]) -> dict[str, Any]:
-    return {
-        "constants": {name: float(f"{value:.4g}") for name, value in asdict(constants).items()},
-        "fit": each.name,
-        "inputs_sha256": {file: hashlib.sha256(path_of(file).read_bytes()).hexdigest() for file in each.files},
-        "errors": {
-            file: {
-                name: {"n": score.n, "mape": round(score.mape, 4), "median": round(score.median, 4)}
-                for name, score in parts.items()
-            }
-            for file, parts in found.items()
-        },
-    }
 
 
 def main() -> None:
@@ -349,24 +314,13 @@ def main() -> None:
     everything = []
     unseen: list[HeldOut] = []
     for each in FITS:
-        if (
-            chosen.only
-            and each.name not in chosen.only
-            and not any(f.after == each.name for f in FITS if f.name in chosen.only)
-        ):
+        needed = [
+            name for other in FITS if other.name in (chosen.only or [other.name]) for name in (other.name, other.after)
+        ]
+        if each.name not in needed:
             continue
         done[each.name], found = scores(each, done, unseen)
-        lines = [
-            [
-                file,
-                name,
-                str(s.n),
-                *(f"{getattr(s, key):.1%}" for key in ("mape", "median", "p90", "max")),
-                f"{s.bias:+.1%}",
-            ]
-            for file, parts in found.items()
-            for name, s in parts.items()
-        ]
+        lines = [[file, how, *figures(score)] for file, parts in found.items() for how, score in parts.items()]
         print(f"\n{each.name}; at a bound: {', '.join(done[each.name].at_bounds) or 'none'}")
         print(table(("file", "rows", "n", "mape", "median", "p90", "max", "bias"), lines, left=2))
         values = [
@@ -375,7 +329,8 @@ def main() -> None:
         ]
         print(table(("constant", *done[each.name].constants), values), flush=True)
         for owner, constants in done[each.name].constants.items():
-            catalog.setdefault(owner, {})[each.gpu] = entry(each, constants, found)
+            paths = {file: path_of(file) for file in each.files}
+            catalog.setdefault(owner, {})[each.gpu] = planner_bands.fitted_entry(each.name, constants, paths, found)
         everything += [
             {"fit": each.name, "file": file, "rows": name, **asdict(score)}
             for file, parts in found.items()
@@ -416,9 +371,6 @@ def main() -> None:
 
 def write_transfer(done: dict[str, Fitted], bands: dict[str, Any]) -> None:
     """How much less efficient the generation with twice the work per clock is, under the same software; and bands."""
-    from synergy_core.catalog import gpu_sheets
-    from synergy_core.planner.machine import work_per_clock
-
     old, new = done["a100-fsdp"].constants["fsdp"], done["h100-fsdp"].constants["fsdp"]
     more = np.log(work_per_clock(gpu_sheets()["h100"]) / work_per_clock(gpu_sheets()["a100"]))
     powers = {

@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import fit_memory
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
-from synergy_core.commands.measurements.training_times import Case
-from synergy_core.planner.bands import ANY, COVERAGE, MIN_MODELS, family_name, log_interval, summary
-from synergy_core.planner.machine import constants_like
+from synergy_core.goodput.calibration import Accuracy
+from synergy_core.planner.bands import ANY, COVERAGE, MIN_MODELS, log_interval, summary
+from synergy_core.planner.machine import Constants, constants_like
 
 MODEL, FILE, NODE, SOFTWARE, GPU_TYPE = "family out", "file out", "one node only", "software out", "GPU type out"
 """What a fit did not see: the row's model; its file; rows on several nodes; its software on its GPU type; its software
@@ -48,19 +50,31 @@ class HeldOut(NamedTuple):
     error: float
 
 
-def held_out(
-    how: str, fit: str, file: str, case: Case, models: NDArray[Any], off: NDArray[Any], mask: Any = None
-) -> list[HeldOut]:
-    """A case's rows. off: (rows,), predicted ÷ measured − 1; mask: those that were held out, None for all."""
-    names = how, fit, file, case.software.fitted_as, constants_like(case.machine.gpu), family_name(case.architecture)
-    sizes = np.broadcast_to(np.asarray(case.architecture.parameters(), float), (len(case),))
+def figures(score: Accuracy) -> list[str]:
+    """The cells of a printed score: n, mean, median, p90 and max of the errors, and the bias."""
     return [
-        HeldOut(
-            *names, case.software.precision, str(models[at]), float(sizes[at]), int(case.plans.gpus[at]),
-            -math.log1p(off[at]),
-        )
-        for at in np.flatnonzero(np.ones(len(case), bool) if mask is None else mask)
-    ]  # fmt: skip
+        str(score.n),
+        *(f"{each:.1%}" for each in (score.mape, score.median, score.p90, score.max)),
+        f"{score.bias:+.1%}",
+    ]
+
+
+def fitted_entry(
+    fit: str, constants: Constants, paths: Mapping[str, Path], errors: Mapping[str, Mapping[str, Accuracy]]
+) -> dict[str, Any]:
+    """A fit's entry in the catalog. paths: of the files that it read; errors: by file, then by what was left out."""
+    return {
+        "constants": {name: float(f"{value:.4g}") for name, value in asdict(constants).items()},
+        "fit": fit,
+        "inputs_sha256": {file: hashlib.sha256(path.read_bytes()).hexdigest() for file, path in paths.items()},
+        "errors": {
+            file: {
+                how: {"n": score.n, "mape": round(score.mape, 4), "median": round(score.median, 4)}
+                for how, score in scores.items()
+            }
+            for file, scores in errors.items()
+        },
+    }
 
 
 Key = Callable[[HeldOut], Any]
@@ -103,15 +117,12 @@ def pools(rows: Sequence[HeldOut], software: str, gpu: str, family: str) -> list
     the next nearest."""
     result = []
     for words, wanted in (
-        (
-            f"{family} models under {software} on {gpu}",
-            lambda row: (row.software, row.gpu, row.family) == (software, gpu, family),
-        ),
-        (f"{family} models on {gpu}", lambda row: (row.gpu, row.family) == (gpu, family)),
-        (f"{family} models", lambda row: row.family == family),
-        ("all models", lambda row: True),
+        (f"{family} models under {software} on {gpu}", {"software": software, "gpu": gpu, "family": family}),
+        (f"{family} models on {gpu}", {"gpu": gpu, "family": family}),
+        (f"{family} models", {"family": family}),
+        ("all models", {}),
     ):
-        if found := [row for row in rows if wanted(row)]:
+        if found := [row for row in rows if all(getattr(row, name) == value for name, value in wanted.items())]:
             result.append((found, words))
             if len(set(map(of_model, found))) >= MIN_MODELS:
                 break
