@@ -15,16 +15,16 @@ import argparse
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy.optimize import least_squares
 
 from synergy_core.commands.calibrate import as_yaml
-from synergy_core.commands.measurements._table import read_table
 from synergy_core.goodput.calibration import Accuracy, accuracy
 from synergy_core.planner.communication import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from synergy_core.planner.machine import Link, Links, rings
@@ -41,7 +41,6 @@ SCALE = 0.1
 # Arena's send rows equal its all-gather rows in time, and exceed the link as one-way transfers: taken as what they are.
 OPERATIONS = {
     "all-reduce": all_reduce_s,
-    "all_reduce": all_reduce_s,
     "all-gather": all_gather_s,
     "send": all_gather_s,
     "reduce-scatter": reduce_scatter_s,
@@ -75,82 +74,86 @@ START = Link(
 NETWORK_START = replace(START, hop_s=14e-6, low_hop_s=5e-6, ramp_s=14e-6, switch_efficiency=0.0)
 SHARES = ("efficiency", "low_share", "exchange", "switch_efficiency")
 DISPATCH_RANK_S = 10e-6
+IN_NODE = ("efficiency", "fixed_s", "hop_s", "ramp_s", "low_fixed_s", "low_hop_s", "low_share")
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Measured collectives as columns; network is '' within a node."""
+class Stage(NamedTuple):
+    """What is fitted to the rows of one kind of link: its free constants, and the time per rank of some hosts."""
 
-    gpu: np.ndarray
-    software: np.ndarray
-    operation: np.ndarray
-    groups: np.ndarray
-    network: np.ndarray
-    in_switch: np.ndarray
-    ranks: np.ndarray
-    per_node: np.ndarray
-    nodes: np.ndarray
-    nbytes: np.ndarray
-    time_s: np.ndarray
+    start: Link
+    free: tuple[str, ...]
+    hosts: tuple[str, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.gpu)
 
-    def take(self, mask: np.ndarray) -> Rows:
-        return Rows(*(getattr(self, name)[mask] for name in Rows.__dataclass_fields__))
+STAGES = {
+    "nvswitch": Stage(START, (*IN_NODE, "exchange", "switch_efficiency"), ("V100",)),
+    "nvlink": Stage(START, IN_NODE),
+    "pcie": Stage(START, (*IN_NODE, "exchange"), ("A40", "P100")),
+    "infiniband": Stage(NETWORK_START, (*IN_NODE, "exchange")),
+    "ethernet": Stage(NETWORK_START, (*IN_NODE, "exchange")),
+}
+"""By kind of link, in the order in which they are fitted."""
+
+
+Rows = pd.DataFrame
+"""Measured collectives. network is '' within a node; link is the kind that is fitted to the row."""
+
+
+def read_csv(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, keep_default_na=False, na_values={"time_us": ""}, float_precision="round_trip")
 
 
 def nccl_rows(folder: Path) -> Rows:
-    table = read_table(folder / NCCL)
-    timed = np.array([bool(each) for each in table.cells("time_us")])
-    size, ranks = (np.array([float(each) for each in table.cells(name)]) for name in ("size_bytes", "n_gpus"))
-    time = np.array([float(each or "nan") for each in table.cells("time_us")]) * 1e-6
-    rows = Rows(
-        gpu=np.array([each.split("-")[0] for each in table.cells("gpu")]),
-        software=np.full(len(size), "nccl"),
-        operation=np.array(table.cells("collective")),
-        groups=np.array(table.cells("cluster")),
-        network=np.full(len(size), "", dtype="<U10"),
-        in_switch=np.array(["NVLS" in each and "off" not in each for each in table.cells("algo")]),
-        ranks=ranks,
-        per_node=ranks,
-        nodes=np.ones(len(size)),
-        nbytes=size,
-        time_s=time,
+    cells = read_csv(folder / NCCL).dropna(subset="time_us")
+    return pd.DataFrame(
+        {
+            "gpu": cells["gpu"].str.split("-").str[0],
+            "software": "nccl",
+            "operation": cells["collective"].str.replace("_", "-"),
+            "groups": cells["cluster"],
+            "network": "",
+            "in_switch": cells["algo"].str.contains("NVLS") & ~cells["algo"].str.contains("off"),
+            "ranks": cells["n_gpus"].astype(float),
+            "per_node": cells["n_gpus"].astype(float),
+            "nodes": 1.0,
+            "nbytes": cells["size_bytes"].astype(float),
+            "time_s": cells["time_us"] * 1e-6,
+        }
     )
-    return rows.take(timed)
 
 
 def arena_rows(folder: Path) -> tuple[Rows, dict[str, float]]:
     """Rows that exchange something, and each GPU type's median time (s) of those that do not."""
-    table = read_table(folder / ARENA)
-    lists = [json.loads(each) for each in table.cells("groups")]
-    node = [int(each) for each in table.cells("gpus_per_node")]
-    # How many nodes the first group spans.
-    spans = np.array([len({rank // g for rank in each[0]}) for each, g in zip(lists, node, strict=True)], dtype=float)
-    ranks, size, time, elements = (
-        np.array([float(each) for each in table.cells(name)]) for name in ("group_size", "bytes", "time_s", "elements")
-    )
-    between = np.array(["ethernet" if each == "default" else each for each in table.cells("network")])
-    rows = Rows(
-        gpu=np.array(table.cells("gpu")),
-        software=np.full(len(size), "jax"),
-        operation=np.array(table.cells("operation")),
-        groups=np.array([f"{a}:{b}" for a, b in zip(table.cells("n_nodes"), table.cells("groups"), strict=True)]),
-        network=np.where(spans > 1, between, ""),
-        in_switch=np.zeros(len(size), dtype=bool),
-        ranks=ranks,
-        per_node=ranks / spans,
-        nodes=spans,
-        nbytes=size,
-        time_s=time,
+    cells = read_csv(folder / ARENA)
+    first_groups = (json.loads(each)[0] for each in cells["groups"])
+    spans = [len({rank // g for rank in group}) for group, g in zip(first_groups, cells["gpus_per_node"], strict=True)]
+    rows = pd.DataFrame(
+        {
+            "gpu": cells["gpu"],
+            "software": "jax",
+            "operation": cells["operation"],
+            "groups": cells["n_nodes"].astype(str) + ":" + cells["groups"],
+            "network": cells["network"].replace("default", "ethernet").where(np.array(spans) > 1, ""),
+            "in_switch": False,
+            "ranks": cells["group_size"].astype(float),
+            "per_node": cells["group_size"] / spans,
+            "nodes": np.array(spans, dtype=float),
+            "nbytes": cells["bytes"].astype(float),
+            "time_s": cells["time_s"],
+        }
     )
     # Fewer elements than parts: nothing moves.
-    operation = rows.operation
-    parts = np.select([operation == "all-reduce", operation == "all-to-all"], [np.ones_like(ranks), ranks**2], ranks)
-    idle = elements < parts
-    idle_s = {each: float(np.median(time[idle & (rows.gpu == each)])) for each in np.unique(rows.gpu).tolist()}
-    return rows.take(~idle), idle_s
+    ranks, operation = rows["ranks"], rows["operation"]
+    idle = cells["elements"] < ranks.mask(operation == "all-reduce", 1.0).mask(operation == "all-to-all", ranks**2)
+    return rows[~idle], rows[idle].groupby("gpu")["time_s"].median().to_dict()
+
+
+def all_rows(folder: Path) -> tuple[Rows, dict[str, float]]:
+    """The rows of both files, and JAX's own time (s) by GPU type."""
+    arena, idle_s = arena_rows(folder)
+    rows = pd.concat([nccl_rows(folder), arena], ignore_index=True)
+    kinds = [MACHINES[each][0] for each in zip(rows["gpu"], rows["software"], strict=True)]
+    return rows.assign(link=rows["network"].where(rows["network"] != "", kinds)), idle_s
 
 
 @dataclass(frozen=True)
@@ -164,8 +167,9 @@ class Fitted:
 def predict(rows: Rows, fitted: Fitted) -> np.ndarray:
     """(rows,): s."""
     result = np.full(len(rows), np.nan)
-    keys = list(zip(rows.gpu, rows.software, rows.network, rows.in_switch, rows.operation, strict=True))
-    for key in sorted(set(keys)):
+    sizes = rows[["nbytes", "ranks", "per_node"]].to_numpy()
+    keys = ["gpu", "software", "network", "in_switch", "operation"]
+    for key, at in rows.groupby(keys, sort=False).indices.items():
         gpu, software, network, in_switch, operation = key
         kind, rate, group = MACHINES[gpu, software]
         inside = fitted.kinds[kind]
@@ -182,38 +186,33 @@ def predict(rows: Rows, fitted: Fitted) -> np.ndarray:
             dispatch_s=idle_s,
             dispatch_rank_s=rank_s,
         )
-        at = np.array([each == key for each in keys])
-        result[at] = OPERATIONS[operation](rows.nbytes[at], rows.ranks[at], rows.per_node[at], links)
+        result[at] = OPERATIONS[operation](*sizes[at].T, links)
     return result
 
 
 def weights(rows: Rows) -> np.ndarray:
     """(rows,): every (GPU, operation, group) counts alike; messages below 1 MiB count less."""
-    names = np.array(
-        ["|".join(map(str, each)) for each in zip(rows.gpu, rows.operation, rows.groups, rows.ranks, strict=True)]
-    )
-    _, group, counts = np.unique(names, return_inverse=True, return_counts=True)
-    return np.sqrt(counts.mean() / counts[group]) * np.where(rows.nbytes < MIB, SMALL_WEIGHT, 1.0)
+    groups = rows.groupby(["gpu", "operation", "groups", "ranks"])
+    counts = groups["gpu"].transform("size").to_numpy()
+    return np.sqrt(len(rows) / groups.ngroups / counts) * np.where(rows["nbytes"] < MIB, SMALL_WEIGHT, 1.0)
 
 
-def fit_kind(kind: str, rows: Rows, known: Fitted, free: Sequence[str], hosts: Sequence[str]) -> Fitted:
+def fit_kind(kind: str, rows: Rows, known: Fitted) -> Fitted:
     """Fits a kind's constants and its hosts' time per rank; the rest of `known` stays."""
-    start = known.kinds[kind]
+    start, (_, free, hosts) = known.kinds[kind], STAGES[kind]
     first = np.log([getattr(start, name) for name in free] + [known.dispatch[host][1] for host in hosts])
     upper = np.log([1.0 if name in SHARES else 5e-3 for name in free] + [1e-3 for _ in hosts])
     lower = np.log([0.02 if name in SHARES else 1e-8 for name in free] + [1e-7 for _ in hosts])
-    weight = weights(rows)
+    weight, measured_s = weights(rows), rows["time_s"].to_numpy()
 
     def build(values: np.ndarray) -> Fitted:
-        link = replace(start, **dict(zip(free, np.exp(values[: len(free)]).tolist(), strict=True)))
-        dispatch = {
-            host: (known.dispatch[host][0], float(np.exp(each)))
-            for host, each in zip(hosts, values[len(free) :], strict=True)
-        }
+        found = dict(zip((*free, *hosts), np.exp(values).tolist(), strict=True))
+        link = replace(start, **{name: found[name] for name in free})
+        dispatch = {host: (known.dispatch[host][0], found[host]) for host in hosts}
         return Fitted({**known.kinds, kind: link}, {**known.dispatch, **dispatch})
 
     def residuals(values: np.ndarray) -> np.ndarray:
-        off = weight * np.log(predict(rows, build(values)) / rows.time_s)
+        off = weight * np.log(predict(rows, build(values)) / measured_s)
         soft = SCALE * np.sign(off) * np.sqrt(2.0 * (np.sqrt(1.0 + (off / SCALE) ** 2) - 1.0))
         return np.concatenate([soft, PRIOR_WEIGHT * np.sqrt(len(rows)) * SCALE * (values - first)])
 
@@ -221,91 +220,62 @@ def fit_kind(kind: str, rows: Rows, known: Fitted, free: Sequence[str], hosts: S
     return build(found.x)
 
 
-IN_NODE = ("efficiency", "fixed_s", "hop_s", "ramp_s", "low_fixed_s", "low_hop_s", "low_share")
-BETWEEN = ("efficiency", "fixed_s", "hop_s", "ramp_s", "low_fixed_s", "low_hop_s", "low_share", "exchange")
-
-
-def stages(rows: Rows) -> list[tuple[str, np.ndarray, tuple[str, ...], tuple[str, ...]]]:
-    """What is fitted, in order: kind, its rows, free constants, hosts."""
-    kind = np.array([MACHINES[each][0] for each in zip(rows.gpu, rows.software, strict=True)])
-    near = rows.network == ""
-    return [
-        ("nvswitch", near & (kind == "nvswitch"), (*IN_NODE, "exchange", "switch_efficiency"), ("V100",)),
-        ("nvlink", near & (kind == "nvlink"), IN_NODE, ()),
-        ("pcie", near & (kind == "pcie"), (*IN_NODE, "exchange"), ("A40", "P100")),
-        ("infiniband", rows.network == "infiniband", BETWEEN, ()),
-        ("ethernet", rows.network == "ethernet", BETWEEN, ()),
-    ]
-
-
-def fit_all(
-    rows: Rows, idle_s: dict[str, float], kept: np.ndarray, only: str | None = None, base: Fitted | None = None
-) -> Fitted:
-    """Fits every stage, or one on top of `base`, to the rows kept."""
-    fitted = base or Fitted(
-        dict.fromkeys(("nvswitch", "nvlink", "pcie"), START) | dict.fromkeys(("infiniband", "ethernet"), NETWORK_START),
-        {host: (idle_s[host], DISPATCH_RANK_S) for host in idle_s},
-    )
-    for kind, mask, free, hosts in stages(rows):
+def fit_all(rows: Rows, fitted: Fitted, only: str | None = None) -> Fitted:
+    """Fits every kind of link, or one, to the rows. fitted: where the fit starts."""
+    for kind in STAGES:
         if kind == "nvlink":  # No all-to-all was measured on a mesh: as on switches.
             mesh = replace(fitted.kinds[kind], exchange=fitted.kinds["nvswitch"].exchange)
             fitted = Fitted({**fitted.kinds, kind: mesh}, fitted.dispatch)
-        if only in (None, kind) and (mask & kept).any():
-            fitted = fit_kind(kind, rows.take(mask & kept), fitted, free, hosts)
+        own = rows[rows["link"] == kind]
+        if only in (None, kind) and len(own):
+            fitted = fit_kind(kind, own, fitted)
     return fitted
 
 
-def bands(rows: Rows) -> dict[str, np.ndarray]:
+def bands(rows: Rows) -> dict[str, pd.Series]:
     return {
-        "< 1 MiB": rows.nbytes < MIB,
-        "1-16 MiB": (rows.nbytes >= MIB) & (rows.nbytes < 16 * MIB),
-        ">= 16 MiB": rows.nbytes >= 16 * MIB,
-        ">= 1 MiB": rows.nbytes >= MIB,
+        "< 1 MiB": rows["nbytes"] < MIB,
+        "1-16 MiB": rows["nbytes"].between(MIB, 16 * MIB, inclusive="left"),
+        ">= 16 MiB": rows["nbytes"] >= 16 * MIB,
+        ">= 1 MiB": rows["nbytes"] >= MIB,
     }
 
 
 def report(rows: Rows, predicted: np.ndarray, how: str) -> list[dict[str, Any]]:
     """Errors for each GPU type, link, group size and band of sizes; 'all' sums over group sizes and operations."""
-    columns = zip(rows.gpu, rows.software, rows.network, strict=True)
-    link = np.array([network or MACHINES[gpu, software][0] for gpu, software, network in columns])
-    simple = np.char.replace(rows.operation, "_", "-")
     result = []
-    for gpu, where in sorted(set(zip(rows.gpu.tolist(), link.tolist(), strict=True))):
-        here = (rows.gpu == gpu) & (link == where)
-        split: list[tuple[str, np.ndarray]] = [("all", here)]
-        split += [(each, here & (simple == each)) for each in np.unique(simple[here]).tolist()]
-        split += [
-            (f"all-reduce of {n:g} on {k:g}", here & (simple == "all-reduce") & (rows.ranks == n) & (rows.nodes == k))
-            for n, k in sorted(set(zip(rows.ranks[here].tolist(), rows.nodes[here].tolist(), strict=True)))
-        ]
-        for name, mask in split:
-            for band, sized in bands(rows).items():
-                chosen = mask & sized & np.isfinite(predicted)
-                if chosen.any():
-                    found = accuracy(predicted[chosen], rows.time_s[chosen])
-                    result.append({"how": how, "gpu": gpu, "link": where, "group": name, "band": band} | asdict(found))
+    for (gpu, link), here in rows.assign(predicted=predicted).groupby(["gpu", "link"]):
+        split = {"all": here, **{str(each): members for each, members in here.groupby("operation")}}
+        reduced = here[here["operation"] == "all-reduce"]
+        for (n, k), members in reduced.groupby(["ranks", "nodes"]):
+            split[f"all-reduce of {n:g} on {k:g}"] = members
+        for name, members in split.items():
+            for band, sized in bands(members).items():
+                chosen = members[sized & np.isfinite(members["predicted"])]
+                if len(chosen):
+                    found = accuracy(chosen["predicted"].to_numpy(), chosen["time_s"].to_numpy())
+                    result.append({"how": how, "gpu": gpu, "link": link, "group": name, "band": band} | asdict(found))
     return result
 
 
-def held_out(rows: Rows, idle_s: dict[str, float], full: Fitted) -> dict[str, np.ndarray]:
+def held_out(rows: Rows, full: Fitted) -> dict[str, np.ndarray]:
     """(rows,) for each way of holding out: predicted by fits that saw no row of its part; NaN if there is no other."""
-    parts: dict[str, np.ndarray] = {
-        "without its group size": np.where(rows.network == "", rows.ranks, rows.nodes).astype("U8"),
-        "without its GPU type": np.char.add(rows.gpu, rows.software),
-        "without its decade of sizes": np.floor(np.log10(rows.nbytes)).astype("U8"),
+    parts = {
+        "without its group size": rows["ranks"].where(rows["network"] == "", rows["nodes"]),
+        "without its GPU type": rows["gpu"] + rows["software"],
+        "without its decade of sizes": np.floor(np.log10(rows["nbytes"])),
     }
     result = {}
     for how, label in parts.items():
         predicted = np.full(len(rows), np.nan)
-        for kind, mask, _, hosts in stages(rows):
-            values = np.unique(label[mask])
-            for value in values.tolist() if len(values) > 1 else []:
+        for kind, (start, _, hosts) in STAGES.items():
+            mask = rows["link"] == kind
+            values = label[mask].unique()
+            for value in values if len(values) > 1 else []:
                 tested = mask & (label == value)
-                hosts_of = dict.fromkeys(hosts, DISPATCH_RANK_S)
-                dispatch = {host: (idle, hosts_of.get(host, rank)) for host, (idle, rank) in full.dispatch.items()}
-                start = START if rows.network[mask][0] == "" else NETWORK_START
-                fitted = fit_all(rows, idle_s, ~tested, kind, Fitted({**full.kinds, kind: start}, dispatch))
-                predicted[tested] = predict(rows.take(tested), fitted)
+                own = {host: (full.dispatch[host][0], DISPATCH_RANK_S) for host in hosts}
+                first = Fitted({**full.kinds, kind: start}, {**full.dispatch, **own})
+                predicted[tested] = predict(rows[tested], fit_all(rows[~tested], first, kind))
         result[how] = predicted
     return result
 
@@ -331,19 +301,20 @@ def write(folder: Path, rows: Rows, fitted: Fitted, held: dict[str, np.ndarray])
     OUT.mkdir(exist_ok=True)
 
     def error(values: np.ndarray, mask: np.ndarray) -> dict[str, float]:
-        found: Accuracy = accuracy(values[mask], rows.time_s[mask])
+        found: Accuracy = accuracy(values[mask], rows["time_s"].to_numpy()[mask])
         return {"n": found.n, **{name: round(getattr(found, name), 4) for name in ("mape", "median", "p90", "max")}}
 
-    for kind, mask, free, _ in stages(rows):
+    for kind, (_, free, _) in STAGES.items():
+        mask = (rows["link"] == kind).to_numpy()
         link = asdict(fitted.kinds[kind])
         link = {k: float(f"{v:.4g}") for k, v in link.items() if k != "switch_efficiency" or k in free}
-        sized = mask & (rows.nbytes >= MIB)
+        sized = mask & (rows["nbytes"] >= MIB).to_numpy()
         errors = {"in sample": error(predicted, sized)}
         for how, values in held.items():
             known = sized & np.isfinite(values)
             if known.any():
                 errors[how] = error(values, known)
-        used = sorted({NCCL if each == "nccl" else ARENA for each in rows.software[mask]})
+        used = sorted({NCCL if each == "nccl" else ARENA for each in rows["software"][mask]})
         content = {
             "constants": link,
             "fitted": list(free),
@@ -368,15 +339,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every group as JSON")
     chosen = parser.parse_args()
     folder = Path(os.environ["SYNERGY_DATA"])
-    arena, idle_s = arena_rows(folder)
-    nccl = nccl_rows(folder)
-    rows = Rows(*(np.concatenate([getattr(nccl, name), getattr(arena, name)]) for name in Rows.__dataclass_fields__))
-    fitted = fit_all(rows, idle_s, np.ones(len(rows), dtype=bool))
+    rows, idle_s = all_rows(folder)
+    dispatch = {gpu: (seconds, DISPATCH_RANK_S) for gpu, seconds in idle_s.items()}
+    fitted = fit_all(rows, Fitted({kind: stage.start for kind, stage in STAGES.items()}, dispatch))
     for kind, link in fitted.kinds.items():
         print(kind, {name: float(f"{value:.4g}") for name, value in asdict(link).items()})
     print("jax", fitted.dispatch)
     found = report(rows, predict(rows, fitted), "in sample")
-    held = {} if chosen.no_held_out else held_out(rows, idle_s, fitted)
+    held = {} if chosen.no_held_out else held_out(rows, fitted)
     for how, values in held.items():
         found += report(rows, values, how)
     show(found, lambda each: chosen.all or each["how"] == "in sample" or each["group"] in ("all", "all-reduce"))

@@ -42,6 +42,7 @@ CONSTANTS = HERE / "synergy_core" / "catalog" / "constants"
 
 KERNELS = tuple(name for name in PHYSICAL if name not in CORE)
 MEMORY_BOUND = ("backward_traffic", "backward_kernels", "optimizer_bytes_factor")
+HOST = ("host_s", "host_jitter")
 OVERLAP = ("data_overlap", "data_exposed")
 CUDNN = {"attention_efficiency": 0.5, "attention_backward": 2.5}
 NO_OVERLAP = {"data_overlap": 0.0, "data_exposed": 1.0}
@@ -76,10 +77,7 @@ FITS = (
             "megatron_v1_2020_v100_a100": 1.0,
             "korthikanti_table5": 1.0,
         },
-        shared=(
-            *(*KERNELS, *MEMORY_BOUND),
-            *("tensor_efficiency", "card_collisions", "host_s", "host_jitter", "score_passes"),
-        ),
+        shared=(*KERNELS, *MEMORY_BOUND, "tensor_efficiency", "card_collisions", *HOST, "score_passes"),
         own={"megatron": (*OVERLAP, "network_efficiency"), "megatron-deepspeed": ("network_efficiency", "step_s")},
         # Megatron-LM v3 and Megatron-DeepSpeed reduce gradients after the backward pass: nothing hides them.
         start={"megatron": {}, "megatron-v3": NO_OVERLAP, "megatron-deepspeed": NO_OVERLAP},
@@ -313,23 +311,23 @@ def main() -> None:
     catalog: dict[str, dict[str, Any]] = {}
     everything = []
     unseen: list[HeldOut] = []
+    wanted = chosen.only or [each.name for each in FITS]
+    wanted = {*wanted, *(each.after for each in FITS if each.name in wanted)}
     for each in FITS:
-        needed = [
-            name for other in FITS if other.name in (chosen.only or [other.name]) for name in (other.name, other.after)
-        ]
-        if each.name not in needed:
+        if each.name not in wanted:
             continue
         done[each.name], found = scores(each, done, unseen)
         lines = [[file, how, *figures(score)] for file, parts in found.items() for how, score in parts.items()]
         print(f"\n{each.name}; at a bound: {', '.join(done[each.name].at_bounds) or 'none'}")
         print(table(("file", "rows", "n", "mape", "median", "p90", "max", "bias"), lines, left=2))
+        by_owner = done[each.name].constants
         values = [
-            [name.name, *(f"{getattr(c, name.name):.4g}" for c in done[each.name].constants.values())]
+            [name.name, *(f"{getattr(constants, name.name):.4g}" for constants in by_owner.values())]
             for name in fields(Constants)
         ]
-        print(table(("constant", *done[each.name].constants), values), flush=True)
-        for owner, constants in done[each.name].constants.items():
-            paths = {file: path_of(file) for file in each.files}
+        print(table(("constant", *by_owner), values), flush=True)
+        paths = {file: path_of(file) for file in each.files}
+        for owner, constants in by_owner.items():
             catalog.setdefault(owner, {})[each.gpu] = planner_bands.fitted_entry(each.name, constants, paths, found)
         everything += [
             {"fit": each.name, "file": file, "rows": name, **asdict(score)}
@@ -378,10 +376,8 @@ def write_transfer(done: dict[str, Fitted], bands: dict[str, Any]) -> None:
         for name in ("gemm_efficiency", "attention_efficiency")
     }
     text = yaml.safe_dump({"powers": powers, "from": "fsdp on a100 and on h100", "bands": bands}, sort_keys=False)
-    write_whole(
-        CONSTANTS / "transfer.yaml",
-        f"# Fitted by bench/fit_planner.py; constants.transferred says how it is used.\n{text}",
-    )
+    comment = "# Fitted by bench/fit_planner.py; constants.transferred says how it is used.\n"
+    write_whole(CONSTANTS / "transfer.yaml", comment + text)
 
 
 if __name__ == "__main__":
