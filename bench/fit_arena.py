@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import planner_bands
 import yaml
-from numpy.typing import NDArray
 from planner_bands import HeldOut
 from scipy.optimize import least_squares
 
@@ -90,10 +90,8 @@ def fitted(groups: Sequence[Candidates], names: Sequence[str], measured: Floats,
     high = np.minimum(centre + 5.0 * spread, np.log([*(UPPER_BOUNDS.get(name, np.inf) for name in names), 1.0]))
 
     def of(x: Floats) -> Fit:
-        values = np.exp(x)
-        return Fit(
-            replace(XLA, **{name: float(v) for name, v in zip(names, values[:-1], strict=True)}), float(values[-1])
-        )
+        *values, loss = np.exp(x).tolist()
+        return Fit(replace(XLA, **dict(zip(names, values, strict=True))), loss)
 
     def costs(x: Floats) -> Floats:
         off = np.log(predicted(used, of(x), len(measured))[rows] / measured[rows])
@@ -103,25 +101,17 @@ def fitted(groups: Sequence[Candidates], names: Sequence[str], measured: Floats,
     return of(least_squares(costs, centre, bounds=(low, high), diff_step=1e-2, max_nfev=12).x)
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The table's rows, arrays (rows,); size: parameters."""
-
-    measured: Floats
-    family: NDArray[Any]
-    gpu: NDArray[Any]
-    size: Floats
-
-
-def read_rows() -> tuple[Path, Any, Columns]:
-    """Where the table is, the table, and its columns."""
+def read_rows() -> tuple[Path, Any, pd.DataFrame]:
+    """Where the table is, the table, and what the scores need of its rows."""
     path = Path(os.environ["SYNERGY_DATA"]) / "arena" / TABLE
     file: Any = read(path)
-    rows = Columns(
-        measured=np.array([each.iter_time_s for each in file.rows]),
-        family=np.array([each.model.split("-")[0] for each in file.rows]),
-        gpu=np.array([each.gpu_type for each in file.rows]),
-        size=np.array([float(each.architecture.parameters()) for each in file.rows]),
+    rows = pd.DataFrame(
+        {
+            "measured": [each.iter_time_s for each in file.rows],
+            "family": [each.model.split("-")[0] for each in file.rows],
+            "gpu": [each.gpu_type for each in file.rows],
+            "parameters": [float(each.architecture.parameters()) for each in file.rows],
+        }
     )
     return path, file, rows
 
@@ -138,52 +128,47 @@ def held_out() -> list[HeldOut]:
     return result
 
 
-def in_bands(software: str, told: Floats, rows: Columns, file: Any, path: Path) -> list[HeldOut]:
+def in_bands(software: str, told: Floats, rows: pd.DataFrame, file: Any, path: Path) -> list[HeldOut]:
     precision = software_named(software).precision
+    errors = np.log(rows["measured"] / told)
     return [
         HeldOut(
-            planner_bands.GPU_TYPE, f"arena-{software}", path.stem, software, str(rows.gpu[at]),
-            family_name(each.architecture), precision, each.model, float(rows.size[at]), each.gpus,
-            float(np.log(rows.measured[at] / told[at])),
+            planner_bands.GPU_TYPE, f"arena-{software}", path.stem, software, each.gpu_type,
+            family_name(each.architecture), precision, each.model, parameters, each.gpus, error,
         )
-        for at, each in enumerate(file.rows)
-        if np.isfinite(told[at])
+        for each, parameters, error in zip(file.rows, rows["parameters"].tolist(), errors.tolist(), strict=True)
+        if np.isfinite(error)
     ]  # fmt: skip
 
 
-def scores(groups: Sequence[Candidates], names: Sequence[str], rows: Columns) -> tuple[Fit, dict[str, Floats]]:
+def scores(groups: Sequence[Candidates], names: Sequence[str], rows: pd.DataFrame) -> tuple[Fit, dict[str, Floats]]:
     """The fit to all rows, and by what was left out the predictions of that."""
-    count = len(rows.measured)
-    inside = np.zeros(count, dtype=bool)
-    inside[np.concatenate([each.rows for each in groups])] = True
-    whole = fitted(groups, names, rows.measured, inside)
-    told = {"in sample": predicted(groups, whole, count)}
+    measured, count = rows["measured"].to_numpy(), len(rows)
+    inside = np.isin(np.arange(count), np.concatenate([each.rows for each in groups]))
+    own = rows[inside]
+    whole = fitted(groups, names, measured, inside)
     other = np.full(count, np.nan)
-    for gpu_type in np.unique(rows.gpu[inside]):
-        rest = [each for each in np.unique(rows.gpu[inside]) if each != gpu_type]
-        partly = fitted(groups, names, rows.measured, inside & (rows.gpu != gpu_type))
-        at = inside & (rows.gpu == gpu_type)
-        other[at] = predicted(groups, partly, count, str(rest[0]))[at]
-    told["GPU type out"] = other
-    large = np.zeros(count, dtype=bool)
-    for family in np.unique(rows.family[inside]):
-        own = inside & (rows.family == family)
-        large |= own & (rows.size >= np.unique(rows.size[own])[-2])
-    partly = fitted(groups, names, rows.measured, inside & ~large)
-    told["largest out"] = np.where(large, predicted(groups, partly, count), np.nan)
+    for gpu_type in own["gpu"].unique():
+        rest = min(own["gpu"][own["gpu"] != gpu_type])
+        at = inside & (rows["gpu"] == gpu_type).to_numpy()
+        other[at] = predicted(groups, fitted(groups, names, measured, inside & ~at), count, rest)[at]
+    second_largest = own.groupby("family")["parameters"].agg(lambda sizes: np.unique(sizes)[-2])
+    large = inside & (rows["parameters"] >= rows["family"].map(second_largest)).to_numpy()
+    partly = predicted(groups, fitted(groups, names, measured, inside & ~large), count)
+    told = {
+        "in sample": predicted(groups, whole, count),
+        "GPU type out": other,
+        "largest out": np.where(large, partly, np.nan),
+    }
     return whole, told
 
 
-def by_part(told: Floats, rows: Columns) -> dict[str, Accuracy]:
+def by_part(told: Floats, rows: pd.DataFrame) -> dict[str, Accuracy]:
     """Accuracy of every family on every GPU type, and of all."""
-    result = {}
-    for family in dict.fromkeys(rows.family):
-        for gpu_type in dict.fromkeys(rows.gpu):
-            at = (rows.family == family) & (rows.gpu == gpu_type) & np.isfinite(told)
-            if at.any():
-                result[f"{family} {gpu_type}"] = accuracy(told[at], rows.measured[at])
-    at = np.isfinite(told)
-    return {**result, "all": accuracy(told[at], rows.measured[at])}
+    every = rows.assign(told=told)
+    parts = {f"{family} {gpu}": members for (family, gpu), members in every.groupby(["family", "gpu"], sort=False)}
+    known = {name: members[np.isfinite(members["told"])] for name, members in {**parts, "all": every}.items()}
+    return {name: accuracy(*each[["told", "measured"]].to_numpy().T) for name, each in known.items() if len(each)}
 
 
 def main() -> None:
@@ -211,7 +196,7 @@ def main() -> None:
     show(together, rows, only=("all",))
 
 
-def show(told: dict[str, Floats], rows: Columns, only: tuple[str, ...] = ()) -> None:
+def show(told: dict[str, Floats], rows: pd.DataFrame, only: tuple[str, ...] = ()) -> None:
     lines = [
         [name, part, *planner_bands.figures(score), f"{score.spearman:.3f}"]
         for name, values in told.items()
@@ -221,12 +206,14 @@ def show(told: dict[str, Floats], rows: Columns, only: tuple[str, ...] = ()) -> 
     print(table(("rows", "part", "n", "mape", "median", "p90", "max", "bias", "rank"), lines, left=2), flush=True)
 
 
-def write(software: str, found: Fit, told: dict[str, Floats], rows: Columns, path: Path, unseen: list[HeldOut]) -> None:
+def write(
+    software: str, found: Fit, told: dict[str, Floats], rows: pd.DataFrame, path: Path, unseen: list[HeldOut]
+) -> None:
     """The same constants under every GPU type of the table, with what was measured on it."""
     gpu_types = {}
-    for gpu_type in dict.fromkeys(rows.gpu.tolist()):
-        own = {name: np.isfinite(values) & (rows.gpu == gpu_type) for name, values in told.items()}
-        errors = {name: accuracy(told[name][mask], rows.measured[mask]) for name, mask in own.items()}
+    for gpu_type in rows["gpu"].unique():
+        own = (rows["gpu"] == gpu_type).to_numpy()
+        errors = {name: by_part(values[own], rows[own])["all"] for name, values in told.items()}
         gpu_types[gpu_type] = {
             **planner_bands.fitted_entry(f"arena-{software}", found.constants, {path.stem: path}, {path.stem: errors}),
             **planner_bands.entry(unseen, software, gpu_type),
