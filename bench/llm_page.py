@@ -15,6 +15,7 @@ from typing import Any
 
 from accuracy_runs import ROOT, typed_command, write_atomically
 from accuracy_tables import table
+from llm import FIGURES
 
 HEAD = """# Language models on clusters of several GPU types
 
@@ -26,19 +27,15 @@ policy reads the planner's whole tables, as `synergy` and `crius` always do. The
 follows from the size of the checkpoint. `synergy` and `crius` know declared work and the observations of all jobs of a
 model (`all`), `gavel` and `sia` only each job's own (`own`), unless the command has `--information`.
 """
-COLUMNS = ("avg JCT h", "p99 h", "makespan h", "mean FTF", "worst FTF", "restarts", "p99 decision ms", "CPU s")
+COLUMNS = tuple(title for _, title, _ in FIGURES)
 
 
 def section(run: dict[str, Any]) -> str:
     """A run: its command, and a line per policy."""
-    lines = [
-        [
-            row["policy"],
-            *(f"{row[name]:.4g}" for name in COLUMNS),
-            f"{row['synergy ÷ it']:.3f}" if "synergy ÷ it" in row else "–",
-        ]
-        for row in run["rows"]
-    ]
+    lines = []
+    for row in run["rows"]:
+        ratio = f"{row['synergy ÷ it']:.3f}" if "synergy ÷ it" in row else "–"
+        lines.append([row["policy"], *(f"{row[name]:.4g}" for name in COLUMNS), ratio])
     told = f"`{run['command']}`; {run['date']}; {run['machine']}; version {run['version']}."
     return f"{told}\n\n{table(['policy', *COLUMNS, 'synergy ÷ it'], lines)}"
 
