@@ -25,7 +25,7 @@ from planner_bands import HeldOut
 from scipy.optimize import least_squares
 
 from synergy_core.catalog import gpu_sheets
-from synergy_core.commands._scoring import SPREAD, UPPER_BOUNDS
+from synergy_core.commands._scoring import SPREAD, UPPER_BOUNDS, soft_l1
 from synergy_core.commands._settings import table, write_whole
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.best_plans import Candidates, candidates
@@ -95,8 +95,7 @@ def fitted(groups: Sequence[Candidates], names: Sequence[str], measured: Floats,
 
     def costs(x: Floats) -> Floats:
         off = np.log(predicted(used, of(x), len(measured))[rows] / measured[rows])
-        soft = np.sqrt(2.0 * (np.sqrt(1.0 + (off / SCALE) ** 2) - 1.0)) * SCALE
-        return np.concatenate([soft / np.sqrt(len(rows)), PRIOR * (x - centre) / spread])
+        return np.concatenate([soft_l1(off, SCALE) / np.sqrt(len(rows)), PRIOR * (x - centre) / spread])
 
     return of(least_squares(costs, centre, bounds=(low, high), diff_step=1e-2, max_nfev=12).x)
 

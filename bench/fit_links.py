@@ -24,9 +24,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from synergy_core.commands.calibrate import as_yaml
-from synergy_core.goodput.calibration import Accuracy, accuracy
-from synergy_core.planner.communication import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
+from synergy_core.commands._scoring import COLLECTIVES, soft_l1
+from synergy_core.commands.calibrate import as_yaml, rounded_errors
+from synergy_core.goodput.calibration import accuracy
 from synergy_core.planner.machine import Link, Links, rings
 
 OUT = Path(__file__).parent.parent / "synergy_core" / "catalog" / "links"
@@ -39,13 +39,7 @@ SCALE = 0.1
 """Log residual from which the loss grows only linearly."""
 
 # Arena's send rows equal its all-gather rows in time, and exceed the link as one-way transfers: taken as what they are.
-OPERATIONS = {
-    "all-reduce": all_reduce_s,
-    "all-gather": all_gather_s,
-    "send": all_gather_s,
-    "reduce-scatter": reduce_scatter_s,
-    "all-to-all": all_to_all_s,
-}
+OPERATIONS = {**COLLECTIVES, "send": COLLECTIVES["all-gather"]}
 # Kind of link, rate of a GPU one way (bytes/s), GPUs that it joins. Vendors' data sheets: NVLink 3 and 4 of A100 and
 # H200, NVLink 2 of V100 (DGX-1V's mesh; Arena's 16 on switches), PCIe 4.0 and 3.0 ×16.
 MACHINES = {
@@ -213,7 +207,7 @@ def fit_kind(kind: str, rows: Rows, known: Fitted) -> Fitted:
 
     def residuals(values: np.ndarray) -> np.ndarray:
         off = weight * np.log(predict(rows, build(values)) / measured_s)
-        soft = SCALE * np.sign(off) * np.sqrt(2.0 * (np.sqrt(1.0 + (off / SCALE) ** 2) - 1.0))
+        soft = np.sign(off) * soft_l1(off, SCALE)
         return np.concatenate([soft, PRIOR_WEIGHT * np.sqrt(len(rows)) * SCALE * (values - first)])
 
     found = least_squares(residuals, np.clip(first, lower + 1e-6, upper - 1e-6), bounds=(lower, upper), max_nfev=60)
@@ -300,20 +294,16 @@ def write(folder: Path, rows: Rows, fitted: Fitted, held: dict[str, np.ndarray])
     comment = "Fitted by bench/fit_links.py; what the constants mean: synergy_core/planner/machine.py."
     OUT.mkdir(exist_ok=True)
 
-    def error(values: np.ndarray, mask: np.ndarray) -> dict[str, float]:
-        found: Accuracy = accuracy(values[mask], rows["time_s"].to_numpy()[mask])
-        return {"n": found.n, **{name: round(getattr(found, name), 4) for name in ("mape", "median", "p90", "max")}}
-
     for kind, (_, free, _) in STAGES.items():
         mask = (rows["link"] == kind).to_numpy()
         link = asdict(fitted.kinds[kind])
         link = {k: float(f"{v:.4g}") for k, v in link.items() if k != "switch_efficiency" or k in free}
         sized = mask & (rows["nbytes"] >= MIB).to_numpy()
-        errors = {"in sample": error(predicted, sized)}
-        for how, values in held.items():
+        errors = {}
+        for how, values in {"in sample": predicted, **held}.items():
             known = sized & np.isfinite(values)
             if known.any():
-                errors[how] = error(values, known)
+                errors[how] = rounded_errors(values[known], rows["time_s"].to_numpy()[known])
         used = sorted({NCCL if each == "nccl" else ARENA for each in rows["software"][mask]})
         content = {
             "constants": link,

@@ -106,18 +106,16 @@ def must_fit(report: Report) -> None:
     """Timed plans ran on their GPUs, so one of the settings that a row may have had must fit into each memory size."""
     print(f"\n{'plans that ran':<34}{'memory':>7}{'n':>5}{'refused':>9}  largest share of the GPU's memory")
     for name in RAN:
-        least: dict[float, dict[int, float]] = {}  # by memory size: the row's least needed ÷ visible bytes
         file: Any = read(DATA / f"{name}.csv")
+        needed = []
         for case in file.cases(every_setting=True):
-            shares = memory(case.work, case.plans, case.software).needed / visible_bytes(case.machine)
-            of_size = least.setdefault(case.machine.memory_bytes, {})
-            for row, share in zip(case.rows.tolist(), shares.tolist(), strict=True):
-                of_size[row] = min(share, of_size.get(row, share))
-        for size, shares_of in sorted(least.items(), reverse=True):
-            kind, refused = f"{size / 1e9:.0f} GB", sum(share > 1.0 - MARGIN for share in shares_of.values())
-            print(f"{name:<34}{kind:>7}{len(shares_of):>5}{refused:>9}  {max(shares_of.values()):.2f}")
-            group = {"file": name, "group": f"must fit {kind}", "n": len(shares_of), "false_refusals": refused}
-            report.append(group)
+            share = memory(case.work, case.plans, case.software).needed / visible_bytes(case.machine)
+            needed.append(pd.DataFrame({"size": case.machine.memory_bytes, "row": case.rows, "share": share}))
+        least = pd.concat(needed).groupby(["size", "row"])["share"].min()
+        for size, shares in reversed(list(least.groupby(level="size"))):
+            kind, refused = f"{size / 1e9:.0f} GB", int((shares > 1.0 - MARGIN).sum())
+            print(f"{name:<34}{kind:>7}{len(shares):>5}{refused:>9}  {shares.max():.2f}")
+            report.append({"file": name, "group": f"must fit {kind}", "n": len(shares), "false_refusals": refused})
 
 
 def constants(report: Report) -> None:

@@ -51,12 +51,10 @@ def run(small: bool, seeds: int, only: list[str], information: str) -> dict[str,
 
     overrides = [EXPERIMENT, f"seed=[{','.join(map(str, range(seeds)))}]"]
     overrides += [f"information={information}"] if information else []
+    overrides += [f"policy=[{','.join(only)}]"] if only else []
+    settings, _ = compose(overrides)
     if small:
-        overrides += [EIGHTH]
-    settings, _ = compose([*overrides, *([f"policy=[{','.join(only)}]"] if only else [])])
-    if small:
-        overrides += [f"trace.sample={settings.trace.sample / 8:g}"]
-        settings, _ = compose([*overrides, *([f"policy=[{','.join(only)}]"] if only else [])])
+        settings, _ = compose([*overrides, EIGHTH, f"trace.sample={settings.trace.sample / 8:g}"])
     found: dict[str, list[dict[str, Any]]] = {}
     for each in prepared_runs(settings):
         done = simulate(each.workload, each.cluster, each.policy, each.execution, truth=each.truth, seed=each.seed)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import cells
@@ -31,15 +32,17 @@ def machines(names: tuple[str, ...], software_name: str) -> list[tuple[Any, Any,
     return [(each, software, constants_for(each, software)) for each in found]
 
 
-def cpu_seconds(call: Callable[[], Any], repeat: int, before: Callable[[], Any] = lambda: None) -> tuple[float, Any]:
-    """Median CPU seconds, and the last result. `before` is not counted."""
+def cpu_seconds(
+    calls: Sequence[Callable[[], Any]], repeat: int, before: Callable[[], Any] = lambda: None
+) -> tuple[float, list[Any]]:
+    """Median CPU seconds of all calls together, and their last results. `before` is not counted."""
     times = []
     for _ in range(repeat):
         before()
         started = time.process_time()
-        result = call()
+        results = [call() for call in calls]
         times.append(time.process_time() - started)
-    return statistics.median(times), result
+    return statistics.median(times), results
 
 
 def speed(software: str, repeat: int) -> None:
@@ -49,21 +52,12 @@ def speed(software: str, repeat: int) -> None:
         ("gpt-1t", 3072, TYPES[:1], (16384,), 3.0),
     ):
         family, architecture = architecture_named(model)
-        on = machines(types, software)
-
-        def ask(
-            family: Any = family,
-            architecture: Any = architecture,
-            on: Any = on,
-            counts: Any = counts,
-            batch: int = batch,
-        ) -> Any:
-            return [
-                search.search(family, architecture, *each, counts=counts, global_batch=batch, keep=3) for each in on
-            ]
-
-        cold, tables = cpu_seconds(ask, repeat, search._remembered.cache_clear)
-        cached, _ = cpu_seconds(ask, 20 * repeat)
+        asked = [
+            partial(search.search, family, architecture, *on, counts=counts, global_batch=batch, keep=3)
+            for on in machines(types, software)
+        ]
+        cold, tables = cpu_seconds(asked, repeat, search._remembered.cache_clear)
+        cached, _ = cpu_seconds(asked, 20 * repeat)
         rows.append(
             [
                 f"{model}, {len(counts)} counts to {max(counts)}, {len(types)} types",

@@ -133,11 +133,8 @@ def predicted(file: TrainingTimes, choose: Choose = constants_for) -> pd.DataFra
     )
     ran_out = rows["out_of_memory"].loc[row_of].to_numpy(dtype=bool)
     closest = (distance + MISFIT_PENALTY * ~(every["fits"].to_numpy(dtype=bool) | ran_out)).groupby(row_of).idxmin()
-    for name in MEASURED:
-        rows[name] = pd.Series(every[name].loc[closest].to_numpy(), closest.index, dtype=np.float64)
-    fits = pd.Series(every["fits"].loc[closest].astype(bool).to_numpy(), closest.index)
-    rows["fits"] = fits.reindex(rows.index, fill_value=False)
-    return rows
+    rows = rows.join(every.loc[closest].set_index("row"))
+    return rows.assign(fits=rows["fits"].eq(True))
 
 
 def _predict_settings(case: Case, measured: pd.DataFrame, choose: Choose, of_layers: bool) -> pd.DataFrame:
@@ -300,7 +297,7 @@ def _best_plans(file: BestPlans, choose: Choose) -> list[ScoredGroup]:
     return result
 
 
-_COLLECTIVES: dict[str, Callable[..., Any]] = {
+COLLECTIVES: dict[str, Callable[..., Any]] = {
     "all-reduce": communication.all_reduce_s,
     "all-gather": communication.all_gather_s,
     "reduce-scatter": communication.reduce_scatter_s,
@@ -313,7 +310,7 @@ def _collectives(file: Collectives) -> list[ScoredGroup]:
     if not file.rows:
         return []
     rows = pd.DataFrame(file.rows)
-    rows = rows[rows["operation"].isin(_COLLECTIVES)].assign(model=rows["operation"])
+    rows = rows[rows["operation"].isin(COLLECTIVES)].assign(model=rows["operation"])
     result = []
     group: Any
     for group, members in rows.groupby(["gpu_type", "operation", "ranks", "per_node"], sort=False):
@@ -321,15 +318,12 @@ def _collectives(file: Collectives) -> list[ScoredGroup]:
         time_s, reasons = np.full(len(members), np.nan), {}
         try:
             links = links_for(machine_named(gpu_type))
-            time_s = _COLLECTIVES[operation](members["nbytes"].to_numpy(), ranks, per_node, links)
+            time_s = COLLECTIVES[operation](members["nbytes"].to_numpy(), ranks, per_node, links)
         except InputError as error:
             reasons = {str(error): len(members)}
         name = f"{gpu_type} {operation} ranks={ranks} per node={per_node}"
-        result.append(
-            _group(
-                name, members.assign(predicted_s=time_s), "predicted_s", "time_s", kind="collective", reasons=reasons
-            )
-        )
+        both = members.assign(predicted_s=time_s)
+        result.append(_group(name, both, "predicted_s", "time_s", kind="collective", reasons=reasons))
     return result
 
 
@@ -455,6 +449,12 @@ PRIOR_WEIGHT = 0.003
 """Cost of moving a constant by one prior standard deviation, relative to the mean loss of a row."""
 
 
+def soft_l1(residuals: Floats, scale: float) -> Floats:
+    """Residuals whose squares are the soft-L1 loss: as the given ones up to `scale`, beyond it as their square root."""
+    result: Floats = np.sqrt(2.0 * (np.sqrt(1.0 + (residuals / scale) ** 2) - 1.0)) * scale
+    return result
+
+
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """Fitted constants by owner. at_bounds: `owner.name` of the constants that ended at a bound."""
@@ -496,8 +496,7 @@ def fit(
             residuals = case.residuals(tried[case.owner])[rows]
             weight = case.weight[rows]
             if len(residuals) and weight.sum() > 0:
-                soft = np.sqrt(2.0 * (np.sqrt(1.0 + (residuals / LOSS_SCALE) ** 2) - 1.0)) * LOSS_SCALE
-                parts.append(np.sqrt(case.share * weight / weight.sum()) * soft)
+                parts.append(np.sqrt(case.share * weight / weight.sum()) * soft_l1(residuals, LOSS_SCALE))
         return np.concatenate([*parts, PRIOR_WEIGHT * (x - centre) / spread])
 
     first = np.clip(centre, low + 1e-9, high - 1e-9)
@@ -560,13 +559,11 @@ def refitted(files: Sequence[TrainingTimes], names: str) -> dict[tuple[str, str]
         start = constants_for(members[0].machine, members[0].software)
         found = fit(shared, wanted, {}, {"": start}, keep).constants[""]
         residuals = _residuals(shared, found, keep)
-        part_of = np.random.default_rng(0).permutation(rows) % min(rows, REFIT_PARTS)
+        part_of = np.full(sum(map(len, members)), -1)
+        part_of[np.concatenate(keep)] = np.random.default_rng(0).permutation(rows) % min(rows, REFIT_PARTS)
         held_out = []
         for part in range(part_of.max() + 1):
-            left_out = [np.zeros(len(kept), dtype=bool) for kept in keep]
-            ends = np.cumsum([kept.sum() for kept in keep])[:-1]
-            for mask, kept, in_part in zip(left_out, keep, np.split(part_of == part, ends), strict=True):
-                mask[kept] = in_part
+            left_out = np.split(part_of == part, np.cumsum([len(case) for case in members])[:-1])
             rest = [kept & ~mask for kept, mask in zip(keep, left_out, strict=True)]
             held_out.append(-_residuals(shared, fit(shared, wanted, {}, {"": start}, rest).constants[""], left_out))
         error = float(np.abs(np.expm1(residuals)).mean())

@@ -142,26 +142,28 @@ def measured_gpu_type(
     def rounded(values: Floats) -> list[float]:
         return [float(f"{each:.{_DIGITS}g}") for each in values.tolist()]
 
-    def error(predicted_s: Floats) -> dict[str, float]:
-        score = accuracy(predicted_s, step_s)
-        return {"n": score.n, **{name: round(getattr(score, name), 4) for name in _ERRORS.values()}}
-
     content = {
         "min_local": int(batch.min()),
         "max_local": int(batch.max()),
         "nodes": int(nodes.max()),
         "gpus": int(gpus.max()),
-        "pollux": {"theta": rounded(theta), "error": error(step_time(theta, nodes, gpus, batch))},
+        "pollux": {"theta": rounded(theta), "error": rounded_errors(step_time(theta, nodes, gpus, batch), step_s)},
         "calibrated": {
             "form": best.form.name,
             "theta": rounded(best.theta),
             "knots": rounded(best.knots),
             "log_factors": [round(each, 4) for each in best.log_factors.tolist()],
             "alone_log_factor": round(best.alone_log_factor, 4),
-            "error": error(best.step_time(nodes, gpus, batch, crowd)),
+            "error": rounded_errors(best.step_time(nodes, gpus, batch, crowd), step_s),
         },
     }
     return content, best, fits
+
+
+def rounded_errors(predicted_s: Floats, measured_s: Floats) -> dict[str, float]:
+    """The catalog's entry of a model's errors."""
+    score = accuracy(predicted_s, measured_s)
+    return {"n": score.n, **{name: round(getattr(score, name), 4) for name in _ERRORS.values()}}
 
 
 def as_yaml(content: dict[str, Any], comment: str) -> str:

@@ -335,7 +335,10 @@ def _alike(software: Software) -> tuple[str, ...]:
 @cache
 def shipped_fits() -> Fits:
     """Every fit of the catalog."""
-    return {name: measured(name) for name in measured_software()}
+    return {
+        name: {gpu_type: constants_of(each["constants"]) for gpu_type, each in content_of(name).items()}
+        for name in measured_software()
+    }
 
 
 def transferred(constants: Constants, source: GpuSheet, target: GpuSheet) -> Constants:
@@ -354,12 +357,6 @@ def work_per_clock(gpu: GpuSheet) -> float:
     """Peak 16-bit FLOPs per clock and multiprocessor."""
     peak = gpu.tensor_flops_per_s.get("bf16", gpu.tensor_flops_per_s.get("fp16", gpu.fp32_flops_per_s))
     return peak / (gpu.multiprocessors * gpu.clock_hz)
-
-
-@cache
-def measured(software: str) -> dict[str, Constants]:
-    """Fitted constants by GPU type; empty for software that was not measured."""
-    return {gpu_type: constants_of(each["constants"]) for gpu_type, each in content_of(software).items()}
 
 
 @cache

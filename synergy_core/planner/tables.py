@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -98,7 +99,7 @@ def planned_tables(
     rows: list[tuple[int, int, float, Plan]] = []
     for at, each in enumerate(nodes):
         fixed = _smallest(architecture_name, each, global_batch) if data_parallel_only else {}
-        shards = 0 if fixed is None else int(np.prod(list(fixed.values()), dtype=int))
+        shards = 0 if fixed is None else math.prod(fixed.values())
         wanted = tuple(count for count in counts if shards and count % shards == 0)
         best = {count: (np.inf, Plan(data=count)) for count in counts}
         if wanted:
@@ -139,7 +140,7 @@ def compressed_plans(
     data_parallel_only: as in `planned_tables`.
     """
     fixed: Mapping[str, int] | None = _smallest(architecture_name, nodes, global_batch) if data_parallel_only else {}
-    if fixed is None or gpus % int(np.prod(list(fixed.values()), dtype=int)):
+    if fixed is None or gpus % math.prod(fixed.values()):
         return None
     machine = machine_named(*nodes)
     if share_bytes_per_s is not None:
