@@ -24,7 +24,7 @@ import yaml
 from planner_bands import HeldOut
 from scipy.optimize import least_squares
 
-from synergy_core.catalog import gpu_sheets
+from synergy_core.catalog import CATALOG, gpu_sheets
 from synergy_core.commands._scoring import SPREAD, UPPER_BOUNDS, soft_l1
 from synergy_core.commands._settings import table, write_whole
 from synergy_core.commands.measurements import read
@@ -34,8 +34,7 @@ from synergy_core.planner.bands import family_name
 from synergy_core.planner.machine import Constants, software_named, transferred
 from synergy_core.units import Bools, Floats
 
-HERE = Path(__file__).resolve().parents[1]
-CONSTANTS = HERE / "synergy_core" / "catalog" / "constants"
+CONSTANTS = CATALOG / "constants"
 TABLE = "best_plan_iteration_time.csv"
 
 XLA = replace(

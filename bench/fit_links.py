@@ -24,12 +24,13 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
+from synergy_core.catalog import CATALOG
 from synergy_core.commands._scoring import COLLECTIVES, soft_l1
 from synergy_core.commands.calibrate import as_yaml, rounded_errors
 from synergy_core.goodput.calibration import accuracy
 from synergy_core.planner.machine import Link, Links, rings
 
-OUT = Path(__file__).parent.parent / "synergy_core" / "catalog" / "links"
+OUT = CATALOG / "links"
 NCCL, ARENA = "parallel/nccl_bandwidth.csv", "arena/collectives.csv"
 MIB = 2.0**20
 SMALL_WEIGHT = 0.3

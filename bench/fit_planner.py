@@ -28,7 +28,7 @@ import planner_bands
 import yaml
 from planner_bands import FILE, GPU_TYPE, MEASURED, MODEL, NODE, SOFTWARE, HeldOut, figures
 
-from synergy_core.catalog import gpu_sheets
+from synergy_core.catalog import CATALOG, gpu_sheets
 from synergy_core.commands._scoring import Fitted, fit
 from synergy_core.commands._settings import table, write_whole
 from synergy_core.commands.measurements import read
@@ -37,8 +37,7 @@ from synergy_core.goodput.calibration import Accuracy, accuracy
 from synergy_core.planner.bands import family_name
 from synergy_core.planner.machine import CORE, PHYSICAL, Constants, constants_for, constants_like, work_per_clock
 
-HERE = Path(__file__).resolve().parents[1]
-CONSTANTS = HERE / "synergy_core" / "catalog" / "constants"
+CONSTANTS = CATALOG / "constants"
 
 KERNELS = tuple(name for name in PHYSICAL if name not in CORE)
 MEMORY_BOUND = ("backward_traffic", "backward_kernels", "optimizer_bytes_factor")
@@ -215,11 +214,6 @@ def ideal_s(group: Case) -> np.ndarray:
     return flops * plans.passes * plans.accumulation / group.machine.gpu.matrix_flops_per_s(group.software.precision)
 
 
-def starts(each: Fit, done: dict[str, Fitted]) -> dict[str, Constants]:
-    base = next(iter(done[each.after].constants.values())) if each.after else Constants()
-    return {owner: replace(base, **values) for owner, values in each.start.items()}
-
-
 def left_out(rows: Rows, among: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
     """Masks of what is held out: each model in turn, and the largest quarter of the models (at least one)."""
     models = [name for name in np.unique(rows.model).tolist() if name in among or not among]
@@ -234,7 +228,8 @@ def scores(each: Fit, done: dict[str, Fitted], unseen: list[HeldOut]) -> tuple[F
     """The fit, and by file how well it holds. unseen: takes the rows that a fit did not see, and those it read."""
     files = [rows_of(each.name, file, share) for file, share in each.files.items()]
     cases = [case for rows in files for case in rows.cases]
-    start = starts(each, done)
+    base = next(iter(done[each.after].constants.values())) if each.after else Constants()
+    start = {owner: replace(base, **values) for owner, values in each.start.items()}
     used = {rows.file: np.isin(rows.model, each.models or rows.model) for rows in files}
 
     def fitted(without: dict[str, np.ndarray]) -> Fitted:

@@ -54,8 +54,10 @@ def rubick(draws: int) -> list[list[str]]:
         mine = file.only(model, None)
         cases = [each for each in mine.cases() if not each.software.offload]
         at = sorted({row for case in cases for row in case.rows.tolist()})
-        keys = [(each.gpus, str(each.settings[0].machine)) if each.settings else at for each in mine.rows]
-        plans = [each.settings[0].plan if each.settings else None for each in mine.rows]
+        measured = {row: mine.rows[row].iter_time_s for row in at}
+        settings = [mine.rows[row].settings[0] for row in at]
+        keys = [(setting.plan.gpus, str(setting.machine)) for setting in settings]
+        plans = [setting.plan for setting in settings]
         cells = [f"{len(at)}"]
         for count in COUNTS:
             errors, losses = [], []
@@ -63,11 +65,9 @@ def rubick(draws: int) -> list[list[str]]:
                 random = np.random.default_rng((draw, count))
                 drawn = set(random.choice(at, min(count, len(at) // 2), replace=False).tolist())
                 seconds = learnt(cases, drawn)
-                measured = {row: mine.rows[row].iter_time_s for row in at}
                 errors += [abs(seconds[row] / measured[row] - 1) for row in at if row not in drawn]
                 believed = [measured[row] if row in drawn else seconds[row] for row in at]
-                losses += regrets(believed, [measured[row] for row in at], [keys[row] for row in at],
-                                  [plans[row] for row in at])  # fmt: skip
+                losses += regrets(believed, list(measured.values()), keys, plans)
             cells += [f"{np.mean(errors):.1%}", f"{np.mean(losses):.1%}" if losses else NONE]
         rows.append([model, *cells])
     return rows

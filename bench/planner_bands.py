@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 
 from synergy_core.goodput.calibration import Accuracy
-from synergy_core.planner.bands import ANY, COVERAGE, MIN_MODELS, log_interval, summary
+from synergy_core.planner.bands import ANY, COVERAGE, MIN_MODELS, log_interval
 from synergy_core.planner.machine import Constants, constants_like
 
 MODEL, FILE, NODE, SOFTWARE, GPU_TYPE = "family out", "file out", "one node only", "software out", "GPU type out"
@@ -151,8 +151,10 @@ def nearest(rows: Sequence[HeldOut], software: str, gpu: str, family: str) -> di
 
 
 def told(rows: Sequence[HeldOut], of: str, key: Key = of_model, *, mirrored: bool = False) -> dict[str, Any]:
-    groups = [str(key(row)) for row in rows]
-    return summary(np.array([row.error for row in rows]), groups, of, mirrored=mirrored)
+    """The entry of a catalog file for the errors of these rows. of: which rows they are, in words."""
+    errors, groups = np.array([row.error for row in rows]), [str(key(row)) for row in rows]
+    low, high = log_interval(errors, groups, mirrored=mirrored)
+    return {"low": round(low, 4), "high": round(high, 4), "rows": len(rows), "of": of}
 
 
 def entry(rows: Sequence[HeldOut], software: str, gpu: str) -> dict[str, Any]:
@@ -229,7 +231,7 @@ def parts_of_errors(rows: Iterable[HeldOut]) -> tuple[float, float, int]:
         if row.how == MODEL:
             groups.setdefault((row.software, row.gpu, row.model), []).append(row.error)
     errors = [np.array(each) for each in groups.values() if len(each) >= MIN_PLANS]
-    own = [np.median(np.abs(each - np.median(each))) for each in errors]
+    own = [stats.median_abs_deviation(each) for each in errors]
     shared = [abs(np.median(each)) for each in errors]
     return 1.4826 * float(np.median(shared)), 1.4826 * float(np.median(own)), len(errors)
 

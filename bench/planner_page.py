@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -448,15 +448,14 @@ def page(
 
 def output_of(*command: str) -> str:
     """What a command of this repository prints."""
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True, text=True)
-    return done.stdout
+    return subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-def scores_of(make: Callable[[str], Sequence[str]]) -> list[Score]:
-    """What a command writes as JSON; make: its arguments, from the file's name."""
+def scores_of(*command: str) -> list[Score]:
+    """What a command of this repository writes with --json."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "scores.json"
-        output_of(*make(str(path)))
+        output_of(*command, "--json", str(path))
         result: list[Score] = json.loads(path.read_text(encoding="utf-8"))
         return result
 
@@ -474,9 +473,9 @@ def main() -> None:
         chosen.out,
         page(
             json.loads(chosen.fit.read_text(encoding="utf-8")),
-            scores_of(lambda out: ("-m", "synergy_core", "validate", *timed, "--json", out)),
-            scores_of(lambda out: ("bench/fit_memory.py", "--json", out)),
-            scores_of(lambda out: ("bench/fit_links.py", "--json", out)),
+            scores_of("-m", "synergy_core", "validate", *timed),
+            scores_of("bench/fit_memory.py"),
+            scores_of("bench/fit_links.py"),
             rubicks_hosts(data / "rubick" / "iteration_times.csv"),
             output_of("bench/planner.py"),
             f"{datetime.fromtimestamp(chosen.fit.stat().st_mtime, UTC):%Y-%m-%d %H:%M} UTC",

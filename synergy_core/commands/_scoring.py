@@ -206,14 +206,13 @@ def _training(file: TrainingTimes, choose: Choose) -> list[ScoredGroup]:
         settings = (file.rows[index].settings for index in members.index)
         plans = [possible[0].plan if possible else None for possible in settings]
         losses = regrets(*times, [keys[index] for index in members.index], plans)
-        extra = {
-            "kind": "time",
+        figures = {
             "regret_mean": float(np.mean(losses)) if losses else math.nan,
             "regret_max": max(losses, default=math.nan),
             "baseline_mape": _accuracy(members, "baseline_s", "iter_time_s").mape,
             "false_refusals": int(((members["failure"] == "") & ~members["fits"]).sum()),
         }
-        result.append(group(name, members, "time_s", "iter_time_s", **extra))
+        result.append(group(name, members, "time_s", "iter_time_s", kind="time", **figures))
     of_memory = rows[np.isfinite(rows["peak_mem_bytes"])]
     for kind, members in of_memory.groupby("memory_kind", sort=False):
         result.append(group(f"memory: {kind}", members, "peak_bytes", "peak_mem_bytes", kind="memory"))
@@ -285,15 +284,10 @@ def _best_plans(file: BestPlans, choose: Choose) -> list[ScoredGroup]:
         groups += [(f"{key}={value}", members) for value, members in rows.groupby(column, sort=False)]
     result = []
     for name, members in groups:
-        extra = {
-            "kind": "time",
-            "regret_mean": math.nan,
-            "regret_max": math.nan,
-            "baseline_mape": _accuracy(members, "baseline_s", "iter_time_s").mape,
-            "banded": 0,
-            "reasons": dict(Counter(members["reason"][members["time_s"].isna()])),
-        }
-        result.append(_group(name, members, "time_s", "iter_time_s", **extra))
+        baseline = _accuracy(members, "baseline_s", "iter_time_s").mape
+        why = dict(Counter(members["reason"][members["time_s"].isna()]))
+        figures = {"regret_mean": math.nan, "regret_max": math.nan, "baseline_mape": baseline, "banded": 0}
+        result.append(_group(name, members, "time_s", "iter_time_s", kind="time", **figures, reasons=why))
     return result
 
 

@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from synergy_core.catalog import CATALOG, read_yaml
 from synergy_core.planner.machine import (
@@ -177,9 +176,3 @@ def shared_bands() -> Mapping[str, Any]:
     """
     result: Mapping[str, Any] = read_yaml(CATALOG / "constants" / "transfer.yaml")["bands"]
     return result
-
-
-def summary(errors: NDArray[np.float64], groups: Sequence[Any], of: str, *, mirrored: bool = False) -> dict[str, Any]:
-    """Builds the entry of a catalog file for these held-out errors."""
-    low, high = log_interval(errors, groups, mirrored=mirrored)
-    return {"low": round(low, 4), "high": round(high, 4), "rows": len(errors), "of": of}

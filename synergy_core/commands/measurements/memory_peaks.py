@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 from synergy_core.catalog import gpu_sheet
 from synergy_core.commands.measurements._table import Table, TableRow
@@ -65,7 +66,7 @@ def _step(row: TableRow, model: str) -> TrainingStep:
     # No column states whether the experts' matrix products are grouped in four streams, each with a workspace.
     grouped = (0.0, 4.0 * (32 if is_hopper else 4) * MIB) if row.text("n_experts") else (0.0,)
     is_whole = row.whole("etp") == 1  # Megatron splits experts like other layers by default.
-    options = {"dropout": True, "workspace_bytes": float(workspace), "whole_experts": is_whole}
+    options: dict[str, Any] = {"dropout": True, "workspace_bytes": float(workspace), "whole_experts": is_whole}
     settings = tuple(
         replace(each, software=replace(each.software, **options, grouped_bytes=size))
         for each in found.settings

@@ -107,10 +107,7 @@ def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
         pipeline=found.pipeline,
         global_batch=batch,
         iter_time_s=seconds,
-        peak_mem_bytes=float("nan"),
-        memory_kind="",
         weight=0.0 if setting.software.offload else 1.0,
-        out_of_memory=False,
         settings=() if failure else (setting,),
         failure=failure,
     )

@@ -69,11 +69,11 @@ class TrainingStep:
     pipeline: int
     global_batch: int
     iter_time_s: float
-    peak_mem_bytes: float
-    memory_kind: str
     weight: float
-    out_of_memory: bool
     settings: tuple[Setting, ...]
+    peak_mem_bytes: float = math.nan
+    memory_kind: str = ""
+    out_of_memory: bool = False
     unstated: tuple[str, ...] = ()
     failure: str = ""
     held_bytes: float = math.nan
