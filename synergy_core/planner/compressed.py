@@ -285,13 +285,12 @@ class CompressedSearch:
             own = [offers[split].get(name) for split in splits]
             allowed = np.array(
                 [
-                    each is not None
-                    and (zero == 0 or each.errors.unbiased is True)
-                    and each.state_bytes <= free
-                    and (name == NO_COMPRESSOR or (count > 1 and each.compresses))
-                    for each, zero, free, count in zip(own, plans.zero, free_bytes, ranks, strict=True)
+                    each is not None and (zero == 0 or each.errors.unbiased is True) and each.state_bytes <= free
+                    for each, zero, free in zip(own, plans.zero, free_bytes, strict=True)
                 ]
             )
+            if name != NO_COMPRESSOR:
+                allowed &= (ranks > 1) & np.array([each is not None and each.compresses for each in own])
             if not allowed.any():
                 continue
             terms = None if name == NO_COMPRESSOR else self._terms(plans, own, machine)
