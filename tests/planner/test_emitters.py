@@ -148,6 +148,29 @@ def test_arguments_on_one_line_are_recognised_by_one_form(line):
     assert [each for each in emitter_names() if emitter_named(each).recognises(line)] == ["megatron"]
 
 
+def test_a_launch_script_may_shard_over_a_single_rank_as_megatron_itself_allows():
+    words = "--micro-batch-size 1 --global-batch-size 8 --sequence-parallel --use-distributed-optimizer"
+    megatron = emitter_named("megatron")
+    assert megatron.read(f"{words} --tensor-model-parallel-size 8", 8) == Plan(8, accumulation=8, sequence=True)
+    assert megatron.read(words, 8) == Plan(data=8, zero=1)
+
+
+def test_experts_laid_out_unlike_the_planners_are_refused():
+    megatron, words = emitter_named("megatron"), "--tensor-model-parallel-size 2 --expert-model-parallel-size 4"
+    for stated in ("", " --expert-tensor-parallel-size 2"):
+        with pytest.raises(InputError, match="--expert-tensor-parallel-size 1"):
+            megatron.read(words + stated, 8)
+    assert megatron.read(f"{words} --expert-tensor-parallel-size 1", 8).expert == 4
+    assert megatron.read("--expert-model-parallel-size 4", 8).expert == 4
+    with pytest.raises(InputError, match="expert=1"):
+        emitted("megatron", launch(Plan(data=4, expert=4), "megatron", SPARSE))
+    titan, tables = emitter_named("torchtitan"), "[activation_checkpoint]\nmode = 'none'\n[parallelism]\n"
+    tables += "tensor_parallel_degree = 2\nexpert_parallel_degree = 4\n"
+    with pytest.raises(InputError, match="expert_tensor_parallel_degree = 2"):
+        titan.read(tables, 8)
+    assert titan.read(f"{tables}expert_tensor_parallel_degree = 2", 8).expert == 4
+
+
 def test_a_launch_script_of_ones_own_is_read():
     assert emitter_named("megatron").recognises(LAUNCH_SCRIPT)
     read = emitter_named("megatron").read(LAUNCH_SCRIPT, 16)
