@@ -198,9 +198,12 @@ def test_gpus_without_bf16_run_fp16(capsys, tmp_path, gpu, precision):
 
 
 def test_fixed_degrees_are_blamed_for_what_they_rule_out(capsys):
-    status, printed, _ = asked(capsys, "plan model=gpt-125m gpu=h100 gpus=8 tensor=3")
+    """Groups of three do not fill nodes of eight, so nine GPUs have no plan, but six within a node do."""
+    question = "plan model=gpt-125m gpu=h100 tensor=3 gpus="
+    status, printed, _ = asked(capsys, f"{question}8")
     assert status == 1
-    assert "degrees: tensor=3 needs a multiple of 3 GPUs; use gpus=9" in printed
+    assert "degrees: tensor=3 needs a multiple of 3 GPUs; use gpus=6 or free a degree" in printed
+    assert [asked(capsys, f"{question}{gpus}")[0] for gpus in (6, 9)] == [0, 1]
 
 
 def test_seconds():
