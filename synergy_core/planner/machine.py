@@ -63,7 +63,7 @@ def machine_named(
     node = nodes.get(name) or usual
     if node is None and (gpus_per_node is None or network_bytes_per_s is None):
         raise InputError(
-            f"no node type of GPU '{gpu.name}' is known; give gpus_per_node and network_bytes_per_s, or add "
+            f"no node type of GPU '{gpu.name}' is known; give gpus_per_node= and network=, bytes/s per GPU, or add "
             f"synergy_core/catalog/nodes/<type>.yaml."
         )
     count = gpus_per_node or (node.gpus_per_node if node else 1)

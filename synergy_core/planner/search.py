@@ -282,7 +282,7 @@ def _reason(
 
         if gpus % product:
             multiples = (-(-gpus // product) * product, gpus // product * product)
-            use = "".join(f"use gpus={count} or " for count in multiples if count and is_possible(count, fixed))
+            use = "".join(f"use gpus={each}, or " for each in multiples if each and is_possible(each, fixed))
             message = f"{named} needs a multiple of {product} GPUs; {use}free a degree"
             return Infeasible(gpus, "degrees", message)
         at_fault = [name for name in fixed if is_possible(gpus, {key: fixed[key] for key in fixed if key != name})]

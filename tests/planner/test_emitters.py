@@ -1,5 +1,6 @@
 """Plans as what training software reads: every one comes back as it was, or is refused with what to fix."""
 
+import itertools
 import json
 
 import pytest
@@ -104,15 +105,15 @@ def test_what_a_tool_cannot_express_is_refused(name, software, plan, says):
         emitted(name, launch(plan, software))
 
 
-def test_experts_need_sequence_parallelism_and_images_are_no_transformers():
+def test_experts_need_sequence_parallelism_and_images_and_encoders_are_no_decoders():
     with pytest.raises(InputError, match="fix sequence=1 or tensor=1"):
         emitted("megatron", launch(Plan(tensor=2), model=SPARSE))
     with pytest.raises(InputError, match="sliding-window attention cannot be written"):
         emitted("megatron", launch(Plan(), model=architecture_named("gpt-oss-20b")[1]))
-    resnet = architecture_named("resnet-50")[1]
-    for name, software in (("megatron", "megatron-core"), ("torchtitan", "torchtitan")):
-        with pytest.raises(InputError, match="trains transformers; mine is not one"):
-            emitted(name, launch(Plan(), software, resnet))
+    forms = (("megatron", "megatron-core"), ("torchtitan", "torchtitan"))
+    for model, (name, software) in itertools.product(("resnet-50", "vit-base", "bert-large", "mt5-large"), forms):
+        with pytest.raises(InputError, match="trains decoders; mine is not one"):
+            emitted(name, launch(Plan(), software, architecture_named(model)[1]))
 
 
 def test_stages_are_as_even_as_layers_allow():

@@ -202,7 +202,7 @@ def test_fixed_degrees_are_blamed_for_what_they_rule_out(capsys):
     question = "plan model=gpt-125m gpu=h100 tensor=3 gpus="
     status, printed, _ = asked(capsys, f"{question}8")
     assert status == 1
-    assert "degrees: tensor=3 needs a multiple of 3 GPUs; use gpus=6 or free a degree" in printed
+    assert "degrees: tensor=3 needs a multiple of 3 GPUs; use gpus=6, or free a degree" in printed
     assert [asked(capsys, f"{question}{gpus}")[0] for gpus in (6, 9)] == [0, 1]
 
 

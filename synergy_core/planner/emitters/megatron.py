@@ -43,8 +43,8 @@ VOCABULARY_UNIT = 128
 def emit(launch: PlannedLaunch) -> str:
     """Writes the arguments. Raises InputError for plans and models that Megatron-LM does not run."""
     a, plan, precision = launch.architecture, launch.plan, launch.software.precision
-    if not isinstance(a, transformer.Architecture):
-        raise InputError(f"--emit megatron: Megatron-LM trains transformers; {launch.model} is not one.")
+    if not isinstance(a, transformer.Architecture) or not a.causal:
+        raise InputError(f"--emit megatron: pretrain_gpt.py trains decoders; {launch.model} is not one.")
     _check(plan, a)
     spreads = launch.software.whole_experts
     refuse("megatron", (plan.expert > 1 and not spreads, f"{launch.software.title} spreads no experts; fix expert=1."))

@@ -51,8 +51,8 @@ def beside(launch: PlannedLaunch) -> str:
 def tables(launch: PlannedLaunch) -> Tables:
     """The tables by name. Raises InputError as `emit`."""
     a, plan = launch.architecture, launch.plan
-    if not isinstance(a, transformer.Architecture):
-        raise InputError(f"--emit torchtitan: the planner's torchtitan trains transformers; {launch.model} is not one.")
+    if not isinstance(a, transformer.Architecture) or not a.causal:
+        raise InputError(f"--emit torchtitan: torchtitan trains decoders; {launch.model} is not one.")
     _check(plan)
     share = plan.micro_batch * (plan.accumulation if plan.pipeline > 1 else 1)
     parallelism: dict[str, Any] = {
