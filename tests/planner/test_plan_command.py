@@ -101,6 +101,9 @@ def test_settings_that_rule_each_other_out_are_named(capsys, settings, free):
         ("fsdp", lambda plan: plan["tensor"] == plan["pipeline"] == plan["context"] == 1 != plan["zero"]),
         ("torchtitan", lambda plan: plan["zero"] in (2, 3) or plan["data"] * plan["context"] == 1),
         ("nanotron", lambda plan: plan["context"] == plan["interleave"] == 1 and plan["zero"] in (0, 1)),
+        ("alpa", lambda plan: plan["context"] == plan["interleave"] == 1 and plan["zero"] in (0, 2)),
+        ("megatron-v3", lambda plan: plan["context"] == 1 and plan["zero"] in (0, 1)),
+        ("megatron-deepspeed", lambda plan: plan["context"] == plan["interleave"] == 1),
     ],
 )
 def test_no_plan_is_proposed_that_the_software_does_not_have(capsys, tmp_path, software, allowed):
