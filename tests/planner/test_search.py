@@ -212,6 +212,15 @@ def test_tensor_groups_cross_nodes_only_where_nothing_else_fits():
     assert (roomy.plans.tensor <= 8).all()
 
 
+def test_megatron_core_has_experts_under_tensor_parallelism_only_with_sequence_parallelism():
+    """megatron/core/transformer/moe/moe_layer.py refuses to train otherwise, and --emit would refuse the plan."""
+    family, architecture = architecture_named("mixtral-8x7b")
+    told = (family, architecture, machine("h100"), software_named("megatron-core"), CONSTANTS)
+    plans = search(*told, counts=[16], global_batch=64, keep=10_000).plans
+    assert (plans.tensor > 1).any()
+    assert (plans.sequence | (plans.tensor == 1)).all()
+
+
 def test_long_sequences_may_be_split_and_short_ones_not():
     long = found(gpt(seq_len=131072), counts=[8], global_batch=1, keep=200)
     assert (long.plans.context > 1).any()

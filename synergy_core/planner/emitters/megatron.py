@@ -46,8 +46,8 @@ def emit(launch: PlannedLaunch) -> str:
     if not isinstance(a, transformer.Architecture) or not a.causal:
         raise InputError(f"--emit megatron: pretrain_gpt.py trains decoders; {launch.model} is not one.")
     _check(plan, a)
-    spreads = launch.software.whole_experts
-    refuse("megatron", (plan.expert > 1 and not spreads, f"{launch.software.title} spreads no experts; fix expert=1."))
+    old = plan.expert > 1 and not launch.software.whole_experts
+    refuse("megatron", (old, "only Megatron Core spreads experts; fix expert=1, or type software=megatron-core."))
     lines = _model(a, dispatcher="flex" if plan.expert > 1 and launch.software.sends_once else "alltoall")
     lines += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp8": ["--bf16", "--fp8-format hybrid"]}.get(precision, [])
     lines += ["--grad-reduce-in-bf16"] if launch.software.gradient_bytes == GRADIENT_BYTES["bf16"] else []
