@@ -51,6 +51,8 @@ def machine_named(
     """
     if gpus_per_node is not None and gpus_per_node < 1:
         raise InputError(f"{gpus_per_node} GPUs per node; expected at least 1.")
+    if network_bytes_per_s is not None and network_bytes_per_s < 1e6:
+        raise InputError(f"network={network_bytes_per_s:g}: expected bytes/s per GPU; 25 GB/s are 25e9.")
     nodes = node_sheets()
     wanted = nodes[name].gpu if name in nodes else name
     gpu = gpu_sheet(wanted)

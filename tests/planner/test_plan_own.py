@@ -137,6 +137,13 @@ def test_a_gpu_type_without_a_node_type_names_the_keys_to_type(capsys):
     assert asked(capsys, "plan model=gpt-1.3b gpu=titan_rtx gpus=8 gpus_per_node=4 network=1e9")[0] == 0
 
 
+@pytest.mark.parametrize("network", ["25", "1e-320"])
+def test_a_network_in_another_unit_than_bytes_is_refused(capsys, network):
+    status, _, errors = asked(capsys, f"plan model=gpt-1.3b gpu=a100 gpus=16 network={network}")
+    assert status == 2
+    assert f"network={float(network):g}" in errors
+
+
 def test_a_longer_sequence_is_another_question(capsys, tmp_path):
     short_one, _ = found(capsys, tmp_path, *ASKED)
     long_one, _ = found(capsys, tmp_path, *ASKED, "seq_len=4096")
