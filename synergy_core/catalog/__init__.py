@@ -308,6 +308,9 @@ class GpuSheet:
     inline_ecc: bool = False
 
     def __post_init__(self) -> None:
+        for kind in self.tensor_flops_per_s:
+            if kind not in _WIDER:
+                raise unknown(f"precision in tensor_flops_per_s of data sheet {self.name}:", kind, _WIDER)
         tensor_rates = {f"tensor_flops_per_s.{kind}": rate for kind, rate in self.tensor_flops_per_s.items()}
         rates = {**tensor_rates, "fp32_flops_per_s": self.fp32_flops_per_s}
         figures = {

@@ -373,7 +373,7 @@ def _smallest_fitting(table: PlanTable, find: Callable[..., PlanTable]) -> str:
         if len(found):
             plan = found.plans.plan(0).describe()
             return f"The model fits on {int(found.gpus[0])} GPUs, the fewest among powers of two of nodes: {plan}."
-    return f"The model fits on no power of two of nodes up to {MAX_GPUS} GPUs; change the settings named above."
+    return f"No power of two of nodes up to {MAX_GPUS} GPUs has a plan; change the settings named above."
 
 
 def _print_training(answer: PlanAnswer, tokens: float) -> None:

@@ -5,8 +5,9 @@ stages as layers; stages may be uneven. data divides the global batch, and the m
 Interleaving needs a number of micro-batches that is a multiple of the stages (Megatron's schedule), and chunks with
 equally many layers, except for the few that the software allows to be shorter; only the first and the last may have no
 layer, because they have the embedding and the logits. Sequence parallelism needs a sequence that tensor × context
-divides. expert divides data × context; under sequence parallelism, if the software keeps experts whole, it may divide
-tensor × data × context instead. Few stacks combine ZeRO 2 or 3 with pipeline stages (`Software.staged_zeros`).
+divides; software that keeps experts whole needs it for experts under tensor parallelism. expert divides data × context;
+under sequence parallelism, if the software keeps experts whole, it may divide tensor × data × context instead. Few
+stacks combine ZeRO 2 or 3 with pipeline stages (`Software.staged_zeros`).
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def candidates(
     keep((ranks % experts == 0) | (spread & software.whole_experts))
     pieces = columns["tensor"] * columns["context"]
     keep((columns["sequence"] == 0) | ((columns["tensor"] > 1) & (limits.seq_len % pieces == 0) & (limits.seq_len > 0)))
-    keep((columns["sequence"] == 1) | (columns["tensor"] == 1) | software.plain_tensor)
+    plain = software.plain_tensor and (limits.experts == 1 or not software.whole_experts)
+    keep((columns["sequence"] == 1) | (columns["tensor"] == 1) | plain)
     replicas, wanted = columns["data"] * columns["context"], [held["zero"]] if "zero" in held else ZEROS
     keep(np.any([_may_shard(replicas, columns["pipeline"], each, software) for each in wanted], axis=0))
     sequence = columns.pop("sequence").astype(bool)

@@ -51,6 +51,8 @@ def machine_named(
     """
     if gpus_per_node is not None and gpus_per_node < 1:
         raise InputError(f"{gpus_per_node} GPUs per node; expected at least 1.")
+    if network_bytes_per_s is not None and network_bytes_per_s < 1e6:
+        raise InputError(f"network={network_bytes_per_s:g}: expected bytes/s per GPU; 25 GB/s are 25e9.")
     nodes = node_sheets()
     wanted = nodes[name].gpu if name in nodes else name
     gpu = gpu_sheet(wanted)
@@ -63,7 +65,7 @@ def machine_named(
     node = nodes.get(name) or usual
     if node is None and (gpus_per_node is None or network_bytes_per_s is None):
         raise InputError(
-            f"no node type of GPU '{gpu.name}' is known; give gpus_per_node and network_bytes_per_s, or add "
+            f"no node type of GPU '{gpu.name}' is known; give gpus_per_node= and network=, bytes/s per GPU, or add "
             f"synergy_core/catalog/nodes/<type>.yaml."
         )
     count = gpus_per_node or (node.gpus_per_node if node else 1)

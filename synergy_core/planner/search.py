@@ -276,31 +276,26 @@ def _reason(
     if fixed:
         named = " and ".join(f"{name}={value}" for name, value in fixed.items())
         product = prod(fixed.get(name, 1) for name in ("tensor", "pipeline", "context", "data"))
+
+        def is_possible(count: int, held: Mapping[str, int]) -> bool:
+            return len(_candidates(model, machine, np.array([count]), global_batch, sized.max_tensor, held)) > 0
+
         if gpus % product:
-            multiple = -(-gpus // product) * product
-            message = f"{named} needs a multiple of {product} GPUs; use gpus={multiple} or free a degree"
+            multiples = (-(-gpus // product) * product, gpus // product * product)
+            use = "".join(f"use gpus={each}, or " for each in multiples if each and is_possible(each, fixed))
+            message = f"{named} needs a multiple of {product} GPUs; {use}free a degree"
             return Infeasible(gpus, "degrees", message)
-
-        def is_possible_without(name: str) -> bool:
-            others = {other: value for other, value in fixed.items() if other != name}
-            return len(_candidates(model, machine, np.array([gpus]), global_batch, sized.max_tensor, others)) > 0
-
-        at_fault = [name for name in fixed if is_possible_without(name)]
+        at_fault = [name for name in fixed if is_possible(gpus, {key: fixed[key] for key in fixed if key != name})]
         free = f"free {' or '.join(at_fault)}, or use" if at_fault else "use"
         message = f"no plan has {named}; {free} another batch or GPU count"
         return Infeasible(gpus, "degrees", message)
-    tensors = limits.tensors(sized.max_tensor)
-    shares = {gpus // tensor for tensor in tensors if gpus % tensor == 0}
-    replicas = min(share // p for share in shares for p in range(1, limits.layers + 1) if share % p == 0)
-    if replicas > global_batch:
-        message = (
-            f"at least {replicas} replicas for a batch of {global_batch}, because {limits.layers} layers and "
-            f"{limits.heads} heads cannot be split further; use batch={replicas} or more, or fewer GPUs"
-        )
-    else:
-        message = (
-            f"no split by tensor ({', '.join(map(str, tensors))}) and up to {limits.layers} stages leaves replicas "
-            f"that divide the batch of {global_batch}; use batch={-(-global_batch // replicas) * replicas} or another "
-            "GPU count"
-        )
-    return Infeasible(gpus, "batch", message)
+    # A batch of one sample a GPU allows every number of replicas that this number of GPUs allows.
+    replicas = np.unique(_candidates(model, machine, np.array([gpus]), gpus, sized.max_tensor, {}).data)
+    nearest = int((-(-global_batch // replicas) * replicas).min())
+    message = (
+        f"at least {replicas[0]} replicas for a batch of {global_batch}, because {model.software.name} cannot split "
+        f"{limits.layers} layers and {limits.heads} heads further"
+        if replicas[0] > global_batch
+        else f"no plan has a number of replicas that divides the batch of {global_batch}"
+    )
+    return Infeasible(gpus, "batch", f"{message}; use batch={nearest} or another GPU count")

@@ -49,7 +49,7 @@ def synergy(
     are served shortest first, a second of a job's work delays i jobs: itself and those with more time left (the
     marginal cost under heSRPT, Berg et al., 2020, where speed is proportional to GPUs). lateness: `_stretch` ÷
     (late_after · its mean over jobs), at least 1, so that the longest jobs do not pay for the gains of all others.
-    If a waiting job has declared its work, its time left and its goodput include its start (`_with_start`).
+    If a waiting job has declared its work, its time left includes its start, and so does its goodput (`_from_start`).
     growth, first_gpus, batch_limit: limits of a job's rows (`GoodputState.allowed`, `GoodputState.goodput`). method: of
     the allocator. shares: whether to share out CPUs and memory if nodes list them; else jobs have proportional shares.
     """
@@ -60,8 +60,10 @@ def synergy(
         goodput = goodput * levels.speed[:, :, 0]
     time_s = _remaining_s(state, rows, goodput, unknown)
     kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=restart_charge, lost_charge=lost_charge)
-    goodput, time_s = _with_start(state, goodput, time_s)
-    size_s, reference = _size(state, rows, goodput, time_s)
+    starting = (state.held_gpus == 0) & ~np.isnan(state.remaining_work) & valid.any(axis=1)
+    ends_s = time_s + np.where(starting, state.restart_s, 0.0)[:, None]
+    size_s, reference = _size(state, rows, goodput, ends_s)
+    goodput[starting] = _from_start(goodput[starting], ends_s[starting])
     # The assumed work grows with the work done; rounding it up to powers of two keeps identical jobs from taking turns.
     undeclared = np.isnan(state.remaining_work)
     size_s = np.where(undeclared, np.exp2(np.ceil(np.log2(np.maximum(size_s, 1.0)))), size_s)
@@ -97,15 +99,16 @@ def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unk
         return np.where(goodput > 0, work[:, None] / goodput, np.inf)
 
 
-def _with_start(state: GoodputState, goodput: Floats, time_s: Floats) -> tuple[Floats, Floats]:
-    """(jobs, rows) each: goodput and remaining time, with the start of a waiting job of declared work counted.
+def _from_start(goodput: Floats, ends_s: Floats) -> Floats:
+    """(jobs, rows): goodput of waiting jobs, less on fast rows, because a start takes as long there as on slow ones.
 
-    A start takes as long on many GPUs as on few, so a short job gains little from many.
+    The slowest row keeps its goodput: if it had more than once the job runs, jobs would start and be stopped in turns.
+    ends_s: time from a start to the end on each row, (jobs, rows); inf where the job cannot run.
     """
-    start_s = np.where((state.held_gpus == 0) & ~np.isnan(state.remaining_work), state.restart_s, 0.0)[:, None]
-    ends_s = time_s + start_s
-    trained = np.divide(time_s, ends_s, out=np.ones_like(time_s), where=np.isfinite(time_s) & (ends_s > 0))
-    return goodput * trained, ends_s
+    slowest = np.where(goodput > 0, goodput, np.inf).min(axis=1, keepdims=True)
+    last_s = np.where(goodput > 0, ends_s, 0.0).max(axis=1, keepdims=True)
+    faster: Floats = np.divide(slowest * last_s, ends_s, out=goodput.copy(), where=ends_s > 0)
+    return faster
 
 
 def _median(goodput: Floats) -> Floats:

@@ -1,5 +1,6 @@
 """Plans as what training software reads: every one comes back as it was, or is refused with what to fix."""
 
+import itertools
 import json
 
 import pytest
@@ -104,15 +105,15 @@ def test_what_a_tool_cannot_express_is_refused(name, software, plan, says):
         emitted(name, launch(plan, software))
 
 
-def test_experts_need_sequence_parallelism_and_images_are_no_transformers():
+def test_experts_need_sequence_parallelism_and_images_and_encoders_are_no_decoders():
     with pytest.raises(InputError, match="fix sequence=1 or tensor=1"):
         emitted("megatron", launch(Plan(tensor=2), model=SPARSE))
     with pytest.raises(InputError, match="sliding-window attention cannot be written"):
         emitted("megatron", launch(Plan(), model=architecture_named("gpt-oss-20b")[1]))
-    resnet = architecture_named("resnet-50")[1]
-    for name, software in (("megatron", "megatron-core"), ("torchtitan", "torchtitan")):
-        with pytest.raises(InputError, match="trains transformers; mine is not one"):
-            emitted(name, launch(Plan(), software, resnet))
+    forms = (("megatron", "megatron-core"), ("torchtitan", "torchtitan"))
+    for model, (name, software) in itertools.product(("resnet-50", "vit-base", "bert-large", "mt5-large"), forms):
+        with pytest.raises(InputError, match="trains decoders; mine is not one"):
+            emitted(name, launch(Plan(), software, architecture_named(model)[1]))
 
 
 def test_stages_are_as_even_as_layers_allow():
@@ -146,6 +147,29 @@ torchrun --nproc-per-node 8 pretrain_gpt.py \\
 )
 def test_arguments_on_one_line_are_recognised_by_one_form(line):
     assert [each for each in emitter_names() if emitter_named(each).recognises(line)] == ["megatron"]
+
+
+def test_a_launch_script_may_shard_over_a_single_rank_as_megatron_itself_allows():
+    words = "--micro-batch-size 1 --global-batch-size 8 --sequence-parallel --use-distributed-optimizer"
+    megatron = emitter_named("megatron")
+    assert megatron.read(f"{words} --tensor-model-parallel-size 8", 8) == Plan(8, accumulation=8, sequence=True)
+    assert megatron.read(words, 8) == Plan(data=8, zero=1)
+
+
+def test_experts_laid_out_unlike_the_planners_are_refused():
+    megatron, words = emitter_named("megatron"), "--tensor-model-parallel-size 2 --expert-model-parallel-size 4"
+    for stated in ("", " --expert-tensor-parallel-size 2"):
+        with pytest.raises(InputError, match="--expert-tensor-parallel-size 1"):
+            megatron.read(words + stated, 8)
+    assert megatron.read(f"{words} --expert-tensor-parallel-size 1", 8).expert == 4
+    assert megatron.read("--expert-model-parallel-size 4", 8).expert == 4
+    with pytest.raises(InputError, match="expert=1"):
+        emitted("megatron", launch(Plan(data=4, expert=4), "megatron", SPARSE))
+    titan, tables = emitter_named("torchtitan"), "[activation_checkpoint]\nmode = 'none'\n[parallelism]\n"
+    tables += "tensor_parallel_degree = 2\nexpert_parallel_degree = 4\n"
+    with pytest.raises(InputError, match="expert_tensor_parallel_degree = 2"):
+        titan.read(tables, 8)
+    assert titan.read(f"{tables}expert_tensor_parallel_degree = 2", 8).expert == 4
 
 
 def test_a_launch_script_of_ones_own_is_read():

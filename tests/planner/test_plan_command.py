@@ -101,6 +101,9 @@ def test_settings_that_rule_each_other_out_are_named(capsys, settings, free):
         ("fsdp", lambda plan: plan["tensor"] == plan["pipeline"] == plan["context"] == 1 != plan["zero"]),
         ("torchtitan", lambda plan: plan["zero"] in (2, 3) or plan["data"] * plan["context"] == 1),
         ("nanotron", lambda plan: plan["context"] == plan["interleave"] == 1 and plan["zero"] in (0, 1)),
+        ("alpa", lambda plan: plan["context"] == plan["interleave"] == 1 and plan["zero"] in (0, 2)),
+        ("megatron-v3", lambda plan: plan["context"] == 1 and plan["zero"] in (0, 1)),
+        ("megatron-deepspeed", lambda plan: plan["context"] == plan["interleave"] == 1),
     ],
 )
 def test_no_plan_is_proposed_that_the_software_does_not_have(capsys, tmp_path, software, allowed):
@@ -198,9 +201,12 @@ def test_gpus_without_bf16_run_fp16(capsys, tmp_path, gpu, precision):
 
 
 def test_fixed_degrees_are_blamed_for_what_they_rule_out(capsys):
-    status, printed, _ = asked(capsys, "plan model=gpt-125m gpu=h100 gpus=8 tensor=3")
+    """Groups of three do not fill nodes of eight, so nine GPUs have no plan, but six within a node do."""
+    question = "plan model=gpt-125m gpu=h100 tensor=3 gpus="
+    status, printed, _ = asked(capsys, f"{question}8")
     assert status == 1
-    assert "degrees: tensor=3 needs a multiple of 3 GPUs; use gpus=9" in printed
+    assert "degrees: tensor=3 needs a multiple of 3 GPUs; use gpus=6, or free a degree" in printed
+    assert [asked(capsys, f"{question}{gpus}")[0] for gpus in (6, 9)] == [0, 1]
 
 
 def test_seconds():

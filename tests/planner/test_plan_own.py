@@ -122,6 +122,28 @@ def test_a_data_sheet_of_ones_own_is_planned_on(capsys, tmp_path, own_sheet):
     assert "give gpus_per_node=, such as 8, and network=" in errors
 
 
+def test_a_misspelt_precision_in_a_data_sheet_is_refused(capsys, own_sheet):
+    """Otherwise its rate is ignored, and products in bf16 run on the fp32 lanes, ten times slower."""
+    own_sheet.write_text(own_sheet.read_text().replace("  bf16: ", "  bf-16: "))
+    status, _, errors = asked(capsys, f"plan model=gpt-1.3b gpu={own_sheet} gpus=8 gpus_per_node=8 network=50e9")
+    assert status == 2
+    assert "'bf-16'" in errors
+
+
+def test_a_gpu_type_without_a_node_type_names_the_keys_to_type(capsys):
+    status, _, errors = asked(capsys, "plan model=gpt-1.3b gpu=titan_rtx gpus=8")
+    assert status == 2
+    assert all(key in errors for key in ("gpus_per_node=", "network="))
+    assert asked(capsys, "plan model=gpt-1.3b gpu=titan_rtx gpus=8 gpus_per_node=4 network=1e9")[0] == 0
+
+
+@pytest.mark.parametrize("network", ["25", "1e-320"])
+def test_a_network_in_another_unit_than_bytes_is_refused(capsys, network):
+    status, _, errors = asked(capsys, f"plan model=gpt-1.3b gpu=a100 gpus=16 network={network}")
+    assert status == 2
+    assert f"network={float(network):g}" in errors
+
+
 def test_a_longer_sequence_is_another_question(capsys, tmp_path):
     short_one, _ = found(capsys, tmp_path, *ASKED)
     long_one, _ = found(capsys, tmp_path, *ASKED, "seq_len=4096")

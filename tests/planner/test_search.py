@@ -1,6 +1,7 @@
 """The search against every plan there is, and what must hold of any table."""
 
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -211,6 +212,15 @@ def test_tensor_groups_cross_nodes_only_where_nothing_else_fits():
     assert (roomy.plans.tensor <= 8).all()
 
 
+def test_megatron_core_has_experts_under_tensor_parallelism_only_with_sequence_parallelism():
+    """megatron/core/transformer/moe/moe_layer.py refuses to train otherwise, and --emit would refuse the plan."""
+    family, architecture = architecture_named("mixtral-8x7b")
+    told = (family, architecture, machine("h100"), software_named("megatron-core"), CONSTANTS)
+    plans = search(*told, counts=[16], global_batch=64, keep=10_000).plans
+    assert (plans.tensor > 1).any()
+    assert (plans.sequence | (plans.tensor == 1)).all()
+
+
 def test_long_sequences_may_be_split_and_short_ones_not():
     long = found(gpt(seq_len=131072), counts=[8], global_batch=1, keep=200)
     assert (long.plans.context > 1).any()
@@ -232,6 +242,16 @@ def test_reasons_name_the_factor():
     assert (reason.factor, "batch=74" in reason.message) == ("batch", True)
     (reason,) = found(gpt(layers=2, heads=2), counts=[64], global_batch=4).infeasible
     assert "at least 16 replicas for a batch of 4" in reason.message
+
+
+@pytest.mark.parametrize("name", ["test", "deepspeed-tf32", "megatron-tf32", "torchtitan", "meta-llama3"])
+def test_a_batch_that_a_reason_advises_has_a_plan(name):
+    software = SOFTWARE if name == "test" else software_named(name)
+    told = (transformer, gpt(), machine("a10", memory_bytes=1e15), software, CONSTANTS)
+    for gpus, batch in itertools.product((6, 24, 37), (1, 5, 64)):
+        for reason in search(*told, counts=[gpus], global_batch=batch).infeasible:
+            (advised,) = re.findall(r"use batch=(\d+)", reason.message)
+            assert len(search(*told, counts=[gpus], global_batch=int(advised)))
 
 
 @pytest.mark.parametrize(

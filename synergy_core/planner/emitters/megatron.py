@@ -43,9 +43,11 @@ VOCABULARY_UNIT = 128
 def emit(launch: PlannedLaunch) -> str:
     """Writes the arguments. Raises InputError for plans and models that Megatron-LM does not run."""
     a, plan, precision = launch.architecture, launch.plan, launch.software.precision
-    if not isinstance(a, transformer.Architecture):
-        raise InputError(f"--emit megatron: Megatron-LM trains transformers; {launch.model} is not one.")
+    if not isinstance(a, transformer.Architecture) or not a.causal:
+        raise InputError(f"--emit megatron: pretrain_gpt.py trains decoders; {launch.model} is not one.")
     _check(plan, a)
+    old = plan.expert > 1 and not launch.software.whole_experts
+    refuse("megatron", (old, "only Megatron Core spreads experts; fix expert=1, or type software=megatron-core."))
     lines = _model(a, dispatcher="flex" if plan.expert > 1 and launch.software.sends_once else "alltoall")
     lines += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp8": ["--bf16", "--fp8-format hybrid"]}.get(precision, [])
     lines += ["--grad-reduce-in-bf16"] if launch.software.gradient_bytes == GRADIENT_BYTES["bf16"] else []
@@ -105,7 +107,7 @@ def read(text: str, gpus: int) -> Plan:
     for degree, name in _DEGREES.items():
         parser.add_argument(f"--{name}", dest=degree, type=_whole, default=1)
     for name in (
-        *("global-batch-size", "num-layers"),
+        *("global-batch-size", "num-layers", "expert-tensor-parallel-size"),
         *("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"),
     ):
         parser.add_argument(f"--{name}", type=_whole)
@@ -137,14 +139,20 @@ def read(text: str, gpus: int) -> Plan:
         if strategy not in _SHARDED:
             raise InputError(f"--data-parallel-sharding-strategy {strategy}: expected {', '.join(_SHARDED)}.")
         zero = _SHARDED.index(strategy)
+    if given.expert > 1 and tensor > 1 and given.expert_tensor_parallel_size != 1:
+        raise InputError(
+            "experts split over tensor-parallel ranks, Megatron-LM's default, are not planned; expected "
+            "--expert-tensor-parallel-size 1."
+        )
+    # Launch scripts often set ZeRO and sequence parallelism whatever the degrees; without ranks, they do nothing.
     return Plan(
         **{degree: getattr(given, degree) for degree in _DEGREES},
         data=data,
         interleave=_interleave(given),
         accumulation=accumulated(given.global_batch_size or given.micro_batch * data, data, given.micro_batch),
-        zero=zero,
+        zero=zero if data * context > 1 else 0,
         recompute=recompute.value,
-        sequence=given.sequence_parallel,
+        sequence=given.sequence_parallel and tensor > 1,
     )
 
 

@@ -51,8 +51,8 @@ def beside(launch: PlannedLaunch) -> str:
 def tables(launch: PlannedLaunch) -> Tables:
     """The tables by name. Raises InputError as `emit`."""
     a, plan = launch.architecture, launch.plan
-    if not isinstance(a, transformer.Architecture):
-        raise InputError(f"--emit torchtitan: the planner's torchtitan trains transformers; {launch.model} is not one.")
+    if not isinstance(a, transformer.Architecture) or not a.causal:
+        raise InputError(f"--emit torchtitan: torchtitan trains decoders; {launch.model} is not one.")
     _check(plan)
     share = plan.micro_batch * (plan.accumulation if plan.pipeline > 1 else 1)
     parallelism: dict[str, Any] = {
@@ -123,6 +123,12 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Plan:
         )
     if copies > 1 and shards * context > 1:
         raise InputError("the planner has no plans that shard within groups of replicas (HSDP).")
+    expert = degree("expert_parallel_degree")
+    if expert > 1 and degree("expert_tensor_parallel_degree") != tensor:
+        raise InputError(
+            "whole experts on tensor-parallel ranks, torchtitan's default, are not planned; expected "
+            f"expert_tensor_parallel_degree = {tensor}."
+        )
     share, batch = number("training", "local_batch_size", 8), number("training", "global_batch_size", -1)
     micro_batch = degree("pipeline_parallel_microbatch_size") if pipeline > 1 else share
     parts = given.get("module_fqns_per_model_part")
@@ -131,7 +137,7 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Plan:
         pipeline=pipeline,
         context=context,
         data=data,
-        expert=degree("expert_parallel_degree"),
+        expert=expert,
         interleave=len(parts) // pipeline if parts and pipeline > 1 else 1,
         micro_batch=micro_batch,
         accumulation=accumulated(batch if batch > 0 else share * data, data, micro_batch),
