@@ -44,9 +44,9 @@ def ours_body(asked: Asked) -> str:
         "rank weights and lateness were chosen among 40 variants on all six files and on real Philly from\n"
         "2017-10-30 and 2017-11-06. sia's parameters are as published. So no file here was held out, and a gain of\n"
         "about a point on the first four files may come from that choice. *Against offered load*, below, uses other\n"
-        "days. How starts count was chosen on Rubick's trace. On 64 T4, `sia` ends much later than published,\n"
-        "but sia given the same does not; so ratios of p99 and makespan to `sia` say more about `sia` than about\n"
-        "synergy there."
+        "days. How starts count was chosen among nine variants, on Rubick's trace, philly-2 and newtrace-2. On 64\n"
+        "T4, `sia` ends much later than published, but sia given the same does not; so ratios of p99 and makespan\n"
+        "to `sia` say more about `sia` than about synergy there."
     ]
     for cluster, more in CLUSTERS:
         parts.append(f"### {cluster[0].upper()}{cluster[1:]}\n\n" + _ratio_table(asked, more))
