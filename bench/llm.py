@@ -1,7 +1,7 @@
 """Language models with parallel plans on clusters of several GPU types: synergy against crius, sia and gavel.
 
-    SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/llm.py [--small] [--seeds N] [--only POLICY …]
-        [--information all] [--json FILE]
+    SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/llm.py [KEY=VALUE …] [--small] [--seeds N] [--only POLICY …]
+        [--json FILE]
 
 Jobs: Philly's, those of 2 GPUs or more, as language models (conf/experiment/llm_heterogeneous.yaml). Cluster: Arena's
 1,280 GPUs; --small: an eighth of them, and of the jobs. What a policy may know of plans stands in its name: sia+plans
@@ -42,15 +42,14 @@ FIGURES = (
 )
 
 
-def run(small: bool, seeds: int, only: list[str], information: str) -> dict[str, list[dict[str, Any]]]:
+def run(small: bool, seeds: int, only: list[str], more: list[str]) -> dict[str, list[dict[str, Any]]]:
     """By policy, a summary per seed; `jct_s` beside it. Every job must have finished."""
     from synergy_runs.invariants import check
     from synergy_runs.metrics import summarise
     from synergy_sim.prepare import prepared_runs
     from synergy_sim.simulate import simulate
 
-    overrides = [EXPERIMENT, f"seed=[{','.join(map(str, range(seeds)))}]"]
-    overrides += [f"information={information}"] if information else []
+    overrides = [EXPERIMENT, f"seed=[{','.join(map(str, range(seeds)))}]", *more]
     overrides += [f"policy=[{','.join(only)}]"] if only else []
     settings, _ = compose(overrides)
     if small:
@@ -88,10 +87,10 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="an eighth of the cluster and of the jobs")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[], metavar="POLICY")
-    parser.add_argument("--information", default="", help="own, declared, shared or all: the same for every policy")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as information=all, for every policy")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
     chosen = parser.parse_args()
-    rows = table(run(chosen.small, chosen.seeds, chosen.only, chosen.information))
+    rows = table(run(chosen.small, chosen.seeds, chosen.only, chosen.overrides))
     titles = ["policy", *(title for _, title, _ in FIGURES), "synergy ÷ it"]
     print("  ".join(f"{title:>{max(12, len(title))}}" for title in titles))
     for row in rows:

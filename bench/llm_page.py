@@ -25,7 +25,8 @@ cluster and policies are set in `conf/experiment/llm_heterogeneous.yaml`. Every 
 *synergy ÷ it*: ratio of average JCTs, without an interval, since samples of one log are one workload. `+plans`: the
 policy reads the planner's whole tables, as `synergy` and `crius` always do. The cost of starts, stops and changes
 follows from the size of the checkpoint. `synergy` and `crius` know declared work and the observations of all jobs of a
-model (`all`), `gavel` and `sia` only each job's own (`own`), unless the command has `--information`.
+model (`all`), `gavel` and `sia` only each job's own (`own`), unless the command has `information=`. With
+`truth.planned.known=true`, policies know the true step time of every plan, so that no belief is wrong.
 """
 COLUMNS = tuple(title for _, title, _ in FIGURES)
 
