@@ -107,7 +107,8 @@ def _from_start(goodput: Floats, ends_s: Floats) -> Floats:
     """
     slowest = np.where(goodput > 0, goodput, np.inf).min(axis=1, keepdims=True)
     last_s = np.where(goodput > 0, ends_s, 0.0).max(axis=1, keepdims=True)
-    faster: Floats = np.divide(slowest * last_s, ends_s, out=goodput.copy(), where=ends_s > 0)
+    known = np.isfinite(ends_s) & (ends_s > 0)  # inf: nothing is observed, and not one GPU is allowed
+    faster: Floats = np.divide(slowest * last_s, ends_s, out=goodput.copy(), where=known)
     return faster
 
 
