@@ -100,7 +100,7 @@ def fitted(groups: Sequence[Candidates], names: Sequence[str], measured: Floats,
 
 
 def read_rows() -> tuple[Path, Any, pd.DataFrame]:
-    """Where the table is, the table, and what the scores need of its rows."""
+    """The table's path, the table as read, and its rows with the columns that the scores need."""
     path = Path(os.environ["SYNERGY_DATA"]) / "arena" / TABLE
     file: Any = read(path)
     rows = pd.DataFrame(

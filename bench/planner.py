@@ -35,7 +35,7 @@ def machines(names: tuple[str, ...], software_name: str) -> list[tuple[Any, Any,
 def cpu_seconds(
     calls: Sequence[Callable[[], Any]], repeat: int, before: Callable[[], Any] = lambda: None
 ) -> tuple[float, list[Any]]:
-    """Median CPU seconds of all calls together, and their last results. `before` is not counted."""
+    """Median CPU seconds of making all calls once, and the results of the last time. `before` is not timed."""
     times = []
     for _ in range(repeat):
         before()

@@ -348,7 +348,7 @@ HELD_OUT_GOALS: tuple[tuple[str, str, str, dict[str, float]], ...] = (
     ("FSDP, more GPUs or other memory", "llmfoundry_a100_80gb_bf16", "family out", {"mape": 0.06}),
     ("FSDP, more GPUs or other memory", "llmfoundry_h100_80gb_bf16", "family out", {"mape": 0.06}),
 )
-"""What is asked, the file, what its fit did not see, and the largest errors."""
+"""Of each goal: its name, the file, the rows that the fit did not see, and the largest allowed errors."""
 
 
 def goals(fit: Sequence[Score], scores: Sequence[Score], needed: Sequence[Score]) -> str:

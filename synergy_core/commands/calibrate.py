@@ -161,7 +161,7 @@ def measured_gpu_type(
 
 
 def rounded_errors(predicted_s: Floats, measured_s: Floats) -> dict[str, float]:
-    """The catalog's entry of a model's errors."""
+    """The errors of predictions as the catalog stores them, rounded."""
     score = accuracy(predicted_s, measured_s)
     return {"n": score.n, **{name: round(getattr(score, name), 4) for name in _ERRORS.values()}}
 

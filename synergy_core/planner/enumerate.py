@@ -192,7 +192,7 @@ def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int) -> Map
 
 
 def _may_shard(replicas: Ints, stages: Ints, zero: Ints | int, software: Software) -> Bools:
-    """Whether the ZeRO stage is possible: the software supports it, also with pipeline stages if there are any.
+    """Whether the software supports the ZeRO stage, and for plans with pipeline stages, supports it together with them.
 
     A single replica is never sharded.
     """

@@ -100,16 +100,18 @@ def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unk
 
 
 def _from_start(goodput: Floats, ends_s: Floats) -> Floats:
-    """(jobs, rows): goodput of waiting jobs, less on fast rows, because a start takes as long there as on slow ones.
+    """(jobs, rows): goodput of waiting jobs, lowered on fast rows, because a start takes equally long on all rows.
 
-    The slowest row keeps its goodput: if it had more than once the job runs, jobs would start and be stopped in turns.
+    The slowest row keeps its goodput. If it were raised instead, a job would be worth less once it runs, and jobs would
+    start and be stopped in turns.
     ends_s: time from a start to the end on each row, (jobs, rows); inf where the job cannot run.
     """
     slowest = np.where(goodput > 0, goodput, np.inf).min(axis=1, keepdims=True)
     last_s = np.where(goodput > 0, ends_s, 0.0).max(axis=1, keepdims=True)
-    known = np.isfinite(ends_s) & (ends_s > 0)  # inf: nothing is observed, and not one GPU is allowed
-    faster: Floats = np.divide(slowest * last_s, ends_s, out=goodput.copy(), where=known)
-    return faster
+    # Without observations, the time left of a job that may not run on a single GPU is unknown (inf).
+    known = np.isfinite(ends_s) & (ends_s > 0)
+    lowered: Floats = np.divide(slowest * last_s, ends_s, out=goodput.copy(), where=known)
+    return lowered
 
 
 def _median(goodput: Floats) -> Floats:
