@@ -1,0 +1,166 @@
+"""What parameters of las, tiresias and themis do, and what themis owes to estimates: docs/policies.md."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from runner.experiment import Experiment, Measurement, Results, measurement
+from runner.tables import number, table
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.goodput.calibration import spearman
+from synergy_core.jobs.state import Allocations, ClusterState, OracleClusterState
+from synergy_core.policies import Policy, get_policy
+from synergy_core.units import DAY_S, HOUR_S, on_grid
+from synergy_runs.generators import generate
+from synergy_runs.metrics import job_table, mean, percentile
+from synergy_runs.workload import Workload, from_rows
+from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.simulate import simulate
+
+CLUSTER = Cluster((NodeType("v100", "v100", 60, 8),))
+Parameters = tuple[tuple[str, Any], ...]
+
+
+@cache
+def philly() -> Workload:
+    """Four generated weeks, seed 0."""
+    return from_rows(generate("philly", window_s=28 * DAY_S, seed=np.random.SeedSequence(0)), name="philly")
+
+
+@cache
+def estimates() -> dict[str, np.ndarray]:
+    """Run times that users could have declared, by what they are."""
+    random = np.random.default_rng(0)
+    true_s = philly().duration_s
+    return {
+        "true": true_s,
+        "true × (1 + 4·U)": on_grid(true_s * (1 + 4 * random.random(len(true_s)))),
+        "true × (1 + 100·U)": on_grid(true_s * (1 + 100 * random.random(len(true_s)))),
+        "true × 10^N(0, 1)": on_grid(true_s * 10 ** random.normal(size=len(true_s))),
+        "another job's": random.permutation(true_s),
+        "an hour": np.full(len(true_s), HOUR_S),
+    }
+
+
+SPREAD = "true × (1 + 4·U)"
+
+
+def replay(policy: str, parameters: Parameters = (), estimate: str = SPREAD) -> dict[str, Any]:
+    """Figures of one policy, or of a variant of themis, on the four weeks."""
+    chosen = VARIANTS[policy]() if policy in VARIANTS else get_policy(policy).with_parameters(**dict(parameters))
+    jobs = dataclasses.replace(philly(), estimate_s=estimates()[estimate])
+    done = simulate(jobs, CLUSTER, chosen, ExecutionModel(Costs(restart_s=30.0)))
+    found = job_table(done)
+    jct_h = found.jct_s / HOUR_S
+    return {
+        "mean_jct_h": mean(jct_h),
+        "p50_jct_h": percentile(jct_h, 50),
+        "p99_jct_h": percentile(jct_h, 99),
+        "preemptions": int(found.preemptions.sum()),
+        "decisions": len(done.decisions.time_s),
+        "rank_correlation": spearman(estimates()[estimate], philly().duration_s),
+    }
+
+
+def _themis(*, contention: bool = True, waiting: bool = True) -> Policy:
+    """themis without one of its terms."""
+
+    def allocate(state: ClusterState) -> Allocations:
+        ran_s = state.attained_service_gpu_s / state.gpus
+        left_s = np.maximum(state.estimate_s - ran_s, 0.0)
+        crowd = np.maximum(1.0, state.gpus * (len(state) / state.cluster.gpus)) if contention else 1.0
+        age_s = state.now_s - state.submit_time_s if waiting else 0.0
+        rho = (age_s + left_s) / (np.maximum(state.estimate_s, 1.0) * crowd)
+        return state.in_order(np.lexsort((state.job_id, state.submit_time_s, -rho)))
+
+    return dataclasses.replace(get_policy("themis"), allocate=allocate)  # type: ignore[call-arg]
+
+
+def _shortest_service_first() -> Policy:
+    """srtf in themis's rounds, by remaining GPU-time rather than time."""
+
+    def allocate(state: OracleClusterState) -> Allocations:
+        return state.in_order(np.lexsort((state.job_id, state.remaining_s * state.gpus)))
+
+    return dataclasses.replace(get_policy("themis"), allocate=allocate, view=OracleClusterState)  # type: ignore[call-arg]
+
+
+VARIANTS: dict[str, Callable[[], Policy]] = {
+    "`srtf*` by remaining GPU-time, in rounds": _shortest_service_first,
+    "`themis` without contention": lambda: _themis(contention=False),
+    "`themis` without time since submission": lambda: _themis(waiting=False),
+}
+COLUMNS = ("mean JCT, h", "median, h", "p99, h", "preemptions", "decisions")
+
+
+def _cells(found: dict[str, Any]) -> list[str]:
+    jct = [number(found["mean_jct_h"]), number(found["p50_jct_h"]), number(found["p99_jct_h"], 1)]
+    return [*jct, f"{found['preemptions']:,}", f"{found['decisions']:,}"]
+
+
+def _run(policy: str, parameters: Parameters = (), estimate: str = SPREAD) -> Measurement:
+    known = (policy,) if policy not in VARIANTS else ()
+    return measurement(replay, policies=known, policy=policy, parameters=parameters, estimate=estimate)
+
+
+LAS_ROWS = {
+    **{
+        f"`las`, {quantum_s:,.0f} s{' (default)' * (quantum_s == 3_600.0)}": _run("las", (("quantum_s", quantum_s),))
+        for quantum_s in (360.0, 1_800.0, 3_600.0, 14_400.0)
+    },
+    "`mlfq`": _run("mlfq"),
+}
+
+
+def _las_tables(results: Results) -> dict[str, str]:
+    return {"quanta": table(("policy", *COLUMNS), ([name, *_cells(results[run])] for name, run in LAS_ROWS.items()))}
+
+
+LAS = Experiment(lambda: list(LAS_ROWS.values()), _las_tables)
+
+TIRESIAS_ROWS = {
+    (limits, knob): _run("tiresias", (("queue_limits_gpu_s", limits), ("promote_knob", knob)))
+    for limits, knob in (
+        ((3_250.0, 7_200.0), 0.0),
+        ((3_250.0, 57_600.0), 0.0),
+        ((57_600.0,), 0.0),
+        ((3_250.0, 7_200.0), 1.0),
+        ((3_250.0, 7_200.0), 8.0),
+    )
+}
+
+
+def _tiresias_tables(results: Results) -> dict[str, str]:
+    rows = [
+        [", ".join(f"{each:,.0f}" for each in limits), f"{knob:g}" if knob else "0 (off)", *_cells(results[run])]
+        for (limits, knob), run in TIRESIAS_ROWS.items()
+    ]
+    return {"limits": table(("limits, GPU-s", "`promote_knob`", *COLUMNS), rows, 2)}
+
+
+TIRESIAS = Experiment(lambda: list(TIRESIAS_ROWS.values()), _tiresias_tables)
+
+THEMIS_ROWS = {
+    **{(name, "not read"): _run(name.strip("`*") if name == "`srtf*`" else name) for name in ("`srtf*`", *VARIANTS)},
+    **{("`themis`", estimate): _run("themis", estimate=estimate) for estimate in (
+        SPREAD, "true", "true × (1 + 100·U)", "true × 10^N(0, 1)", "another job's", "an hour")},
+    **{(f"`{name}`", "not read"): _run(name) for name in ("las", "backfill")},
+}  # fmt: skip
+
+
+def _themis_tables(results: Results) -> dict[str, str]:
+    rows = []
+    for (name, estimate), run in THEMIS_ROWS.items():
+        found = results[run]
+        reads = "themis" in name
+        rank = number(found["rank_correlation"]) if reads else ""
+        rows.append([name, SPREAD if reads and estimate == "not read" else estimate, rank, *_cells(found)])
+    return {"estimates": table(("policy", "estimates", "rank correlation", *COLUMNS), rows, 3)}
+
+
+THEMIS = Experiment(lambda: list(THEMIS_ROWS.values()), _themis_tables, policies=("themis",))
