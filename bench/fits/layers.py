@@ -1,6 +1,4 @@
-"""Writes synergy_core/catalog/layers/*.yaml: the parameters of applications as matrices, from their architectures.
-
-    python bench/make_layers.py
+"""The parameters of applications as matrices, from their architectures.
 
 Sizes follow from the papers and reference implementations named in each file; nothing is measured. Vectors (biases,
 normalisation) are left out: they are hundredths of the whole, and no compressor touches them.
@@ -9,9 +7,10 @@ normalisation) are left out: they are hundredths of the whole, and no compressor
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[1] / "synergy_core" / "catalog" / "layers"
+from fits import Made
+
+SUMMARY = "catalog/layers: the matrices of applications, from their architectures"
 Shapes = list[tuple[int, int]]
 
 
@@ -76,29 +75,19 @@ def neumf() -> Shapes:
     return [*tables, (128, 256), (64, 128), (32, 64), (1, 64)]
 
 
-MODELS = {
-    "cifar10": resnet18,
-    "imagenet": resnet50,
-    "bert": bert,
-    "yolov3": yolov3,
-    "deepspeech2": deepspeech2,
-    "ncf": neumf,
-}
+MODELS = dict(cifar10=resnet18, imagenet=resnet50, bert=bert, yolov3=yolov3, deepspeech2=deepspeech2, ncf=neumf)
 CONVOLUTIONAL = ("cifar10", "imagenet", "yolov3")
 """Whose gradients are taken to be spread as the shipped CNN's; the others' as the shipped GPT's."""
 
 
-def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
+def fit() -> Made:
+    files, report = {}, []
     for name, shapes_of in MODELS.items():
         shapes = shapes_of()
         rows = ", ".join(f"[{rows}, {columns}, {count}]" for (rows, columns), count in Counter(shapes).items())
-        text = "# Written by bench/make_layers.py; do not edit.\n"
+        text = "# Written by bench/fits.py layers; do not edit.\n"
         text += f'source: "{shapes_of.__doc__}"\n# rows, columns, how many\nmatrices: [{rows}]\n'
         text += f"convolutional: {str(name in CONVOLUTIONAL).lower()}\n"
-        (FOLDER / f"{name}.yaml").write_text(text, encoding="utf-8")
-        print(f"{name}: {sum(a * b for a, b in shapes) / 1e6:.1f} million parameters in {len(shapes)} matrices")
-
-
-if __name__ == "__main__":
-    main()
+        files[f"synergy_core/catalog/layers/{name}.yaml"] = text
+        report.append(f"{name}: {sum(a * b for a, b in shapes) / 1e6:.1f} million parameters in {len(shapes)} matrices")
+    return Made(files, "\n".join(report))
