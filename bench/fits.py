@@ -51,14 +51,15 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     made = importlib.import_module(f"fits.{chosen.name}").fit()
     print(made.report)
-    changed = {path: text for path, text in made.files.items() if text and changes(path, text)}
+    changed = {path: text for path, text in made.files.items() if changes(path, text)}
     for path, text in changed.items():
         print(changes(path, text))
         if chosen.write:
             from synergy_core.commands._settings import write_whole
 
             write_whole(ROOT / path, text)
-    print(f"{len(changed)} of {len(made.files)} files {'written' if chosen.write else 'would change (--write)'}")
+    if made.files:
+        print(f"{len(changed)} of {len(made.files)} files {'written' if chosen.write else 'would change (--write)'}")
 
 
 if __name__ == "__main__":

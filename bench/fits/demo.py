@@ -26,7 +26,7 @@ STEP_S = {
     "mlp": {1: 0.320, 2: 0.200},
     "texts": {2: 0.500},
 }
-"""Time of such a step by slots that share two cores of an AMD EPYC, about: so that no model's jobs are the long ones."""
+"""Time of such a step, about, by slots that share two cores of an AMD EPYC. No model's jobs are the long ones."""
 TWO_SLOTS_FRACTION = 0.4
 COLUMNS = ("submit_s", "model", "iterations", "job", "gpus")
 

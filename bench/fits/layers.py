@@ -19,7 +19,7 @@ def conv(inputs: int, outputs: int, area: int = 9) -> tuple[int, int]:
     return outputs, inputs * area
 
 
-def resnet18() -> Shapes:
+def cifar10() -> Shapes:
     """He et al. (arXiv 1512.03385) with two convolutions a block, for images of 32 pixels."""
     shapes, inputs = [conv(3, 64)], 64
     for width in (64, 128, 256, 512):
@@ -30,7 +30,7 @@ def resnet18() -> Shapes:
     return [*shapes, (10, 512)]
 
 
-def resnet50() -> Shapes:
+def imagenet() -> Shapes:
     """He et al. (arXiv 1512.03385), table 1."""
     shapes, inputs = [conv(3, 64, 49)], 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -69,21 +69,21 @@ def deepspeech2() -> Shapes:
     return [*shapes, (29, 800)]
 
 
-def neumf() -> Shapes:
+def ncf() -> Shapes:
     """He et al. (arXiv 1708.05031) on MovieLens-1M: factors of 32, and an MLP of three layers above twice 128."""
     tables = [(6040, 32), (3706, 32), (6040, 128), (3706, 128)]
     return [*tables, (128, 256), (64, 128), (32, 64), (1, 64)]
 
 
-MODELS = dict(cifar10=resnet18, imagenet=resnet50, bert=bert, yolov3=yolov3, deepspeech2=deepspeech2, ncf=neumf)
+MODELS = (cifar10, imagenet, bert, yolov3, deepspeech2, ncf)
 CONVOLUTIONAL = ("cifar10", "imagenet", "yolov3")
 """Whose gradients are taken to be spread as the shipped CNN's; the others' as the shipped GPT's."""
 
 
 def fit() -> Made:
     files, report = {}, []
-    for name, shapes_of in MODELS.items():
-        shapes = shapes_of()
+    for shapes_of in MODELS:
+        name, shapes = shapes_of.__name__, shapes_of()
         rows = ", ".join(f"[{rows}, {columns}, {count}]" for (rows, columns), count in Counter(shapes).items())
         text = "# Written by bench/fits.py layers; do not edit.\n"
         text += f'source: "{shapes_of.__doc__}"\n# rows, columns, how many\nmatrices: [{rows}]\n'

@@ -24,6 +24,7 @@ CHECKED = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 CLASSES = {"all": (1, 999), "1": (1, 1), "2-4": (2, 4), "5-8": (5, 8), ">8": (9, 999)}
 JOBS_BEYOND_A_QUANTILE = 10
 
+
 def quantiles(seconds: pd.Series, at: tuple[float, ...]) -> dict[str, float]:
     return {f"{p:g}": round(float(seconds.quantile(p)), 1) for p in at}
 

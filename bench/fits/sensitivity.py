@@ -1,34 +1,32 @@
-"""Fits the published profiles by CPUs and memory, and writes their applications into synergy_core/catalog/models/.
+"""Constants of the published profiles by CPUs and memory (the simulator of Mohan et al., OSDI 2022).
 
-    SYNERGY_DATA=… python bench/fit_sensitivity.py            prints, and writes
-    SYNERGY_DATA=… python bench/fit_sensitivity.py --print    prints only
-
-Reads $SYNERGY_DATA/resource_sensitivity (the simulator of Mohan et al., OSDI 2022). What it writes is fitted, or
-assumed with its source, never a measured row.
+They are fitted, or assumed with their source, from $SYNERGY_DATA/resource_sensitivity.
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import yaml
+from runner.experiment import ROOT, data_file
 
+from fits import Made
 from synergy_core.catalog import gpu_sheet, node_sheets
+from synergy_core.commands._settings import table
 from synergy_core.commands.calibrate import as_yaml
 from synergy_core.goodput.calibration import accuracy
 from synergy_core.goodput.pipeline import FittedPipeline, ObservedInputs, Pipeline, fit_pipeline
 from synergy_core.goodput.throughput import SATURATING, TINY, step_time
 from synergy_core.units import GB
 
-OUT = Path(__file__).parent.parent / "synergy_core" / "catalog" / "models"
+SUMMARY = "catalog/models: ten applications by CPUs and memory, as profiled for OSDI 2022 (needs: data)"
+MODELS_FOLDER = "synergy_core/catalog/models"
 STORAGE_BYTES_PER_S = 62.5e6
 """What a GPU reads at: 500 MB/s of the published simulator's nodes, for 8 GPUs."""
-LEAST_MEASURED_BYTES = 62.5 * GB
+MIN_MEASURED_BYTES = 62.5 * GB
 """Below, the table has a stand-in."""
 HELD_OUT_CPUS = (2, 4, 5, 9, 24)
 SIZES = np.geomspace(63.0, 1_000.0, 600) * GB
@@ -39,81 +37,57 @@ PUBLISHED_GPUS = 16
 SMALLEST_PART = 16
 """A GPU takes at least this part of the published batch: nobody measured smaller ones."""
 DIGITS = 6
-IMAGES = "ILSVRC 2012: 1,281,167 images, 140 GB of JPEG"
-PAIRS = "WMT English-German: 4.5 million pairs of sentences (Vaswani et al., 2017), 1.3 GB of text"
 
 
 @dataclass(frozen=True)
 class Assumed:
-    """What the published tables do not say. Each is an assumption with its source.
-
-    parameters: of the model. samples: of the data set, an epoch; 0 where data_bytes ÷ bytes per sample says it.
-    data_bytes: 0 where the table must say it. noise: the catalog's application whose curve is taken, or the loss at
-    the start and the end and the tokens of a sample, for Kaplan's formula.
-    """
+    """What the published tables do not say. Each is an assumption with its source."""
 
     title: str
     parameters: float
+    """Of the model."""
     parameters_source: str
-    samples: float
-    data_bytes: float
-    data: str
     epochs: int
+    samples: float
+    """Of the data set, an epoch; 0 where data_bytes ÷ bytes per sample says it."""
+    data_bytes: float
+    """0 where the table must say it."""
+    data: str
     noise: str | tuple[float, float, float]
+    """The catalog's application whose curve is taken, or the loss at the start and the end and the tokens of a sample,
+    for Kaplan's formula."""
 
 
-TORCHVISION = "torchvision's model page"
+IMAGES = (1_281_167, 140 * GB, "ILSVRC 2012: 1,281,167 images, 140 GB of JPEG", "imagenet")
+PAIRS = (
+    *(4.5e6, 1.3 * GB, "WMT English-German: 4.5 million pairs of sentences (Vaswani et al., 2017), 1.3 GB of text"),
+    (5.0, 3.0, 25.0),
+)
+WORDS = (
+    *(2.09e6 / 35, 0.011 * GB),
+    "WikiText-2: 2.09 million words (Merity et al., 2016) in sequences of 35, 11 MB of text",
+    (6.0, 4.6, 35.0),
+)
+SPEECH = (
+    *(281_241, 60 * GB, "LibriSpeech: 281,241 utterances, 960 h (Panayotov et al., 2015), 60 GB of FLAC"),
+    "deepspeech2",
+)
+CLIPS = (0, 0, "a corpus of clips, whose size follows from the table", "cifar10")
+VISION = "torchvision's model page"
+LSTM_SIZE = "two layers of 200 and 33,278 words, as in PyTorch's example"
 MODELS = {
-    "alexnet": Assumed("AlexNet on ImageNet", 61.1e6, TORCHVISION, 1_281_167, 140 * GB, IMAGES, 90, "imagenet"),
-    "res18": Assumed("ResNet-18 on ImageNet", 11.7e6, TORCHVISION, 1_281_167, 140 * GB, IMAGES, 90, "imagenet"),
-    "res50": Assumed("ResNet-50 on ImageNet", 25.6e6, TORCHVISION, 1_281_167, 140 * GB, IMAGES, 90, "imagenet"),
-    "mobilenet": Assumed("MobileNet v2 on ImageNet", 3.5e6, TORCHVISION, 1_281_167, 140 * GB, IMAGES, 150, "imagenet"),
-    "shufflenet": Assumed(
-        "ShuffleNet v2 on ImageNet", 2.3e6, TORCHVISION, 1_281_167, 140 * GB, IMAGES, 240, "imagenet"
-    ),
-    "gnmt": Assumed(
-        "GNMT on WMT English-German", 160e6, "MLPerf training v0.5", 4.5e6, 1.3 * GB, PAIRS, 6, (5.0, 3.0, 25.0)
-    ),
+    "alexnet": Assumed("AlexNet on ImageNet", 61.1e6, VISION, 90, *IMAGES),
+    "res18": Assumed("ResNet-18 on ImageNet", 11.7e6, VISION, 90, *IMAGES),
+    "res50": Assumed("ResNet-50 on ImageNet", 25.6e6, VISION, 90, *IMAGES),
+    "mobilenet": Assumed("MobileNet v2 on ImageNet", 3.5e6, VISION, 150, *IMAGES),
+    "shufflenet": Assumed("ShuffleNet v2 on ImageNet", 2.3e6, VISION, 240, *IMAGES),
+    "gnmt": Assumed("GNMT on WMT English-German", 160e6, "MLPerf training v0.5", 6, *PAIRS),
     "transformer": Assumed(
-        "Transformer (base) on WMT English-German",
-        65e6,
-        "Vaswani et al., 2017, table 3",
-        4.5e6,
-        1.3 * GB,
-        PAIRS,
-        10,
-        (5.0, 3.0, 25.0),
+        "Transformer (base) on WMT English-German", 65e6, "Vaswani et al., 2017, table 3", 10, *PAIRS
     ),
-    "lstm": Assumed(
-        "LSTM language model on WikiText-2",
-        14e6,
-        "two layers of 200 and 33,278 words, as in PyTorch's example",
-        2.09e6 / 35,
-        0.011 * GB,
-        "WikiText-2: 2.09 million words (Merity et al., 2016) in sequences of 35, 11 MB of text",
-        40,
-        (6.0, 4.6, 35.0),
-    ),
-    "m5": Assumed(
-        "M5 on raw audio",
-        0.5e6,
-        "Dai et al., 2017, table 1",
-        0,
-        0,
-        "a corpus of clips, whose size follows from the table",
-        20,
-        "cifar10",
-    ),
-    "deepspeech": Assumed(
-        "DeepSpeech 2 on LibriSpeech",
-        38e6,
-        "Amodei et al., 2016, table 3",
-        281_241,
-        60 * GB,
-        "LibriSpeech: 281,241 utterances, 960 h (Panayotov et al., 2015), 60 GB of FLAC",
-        15,
-        "deepspeech2",
-    ),
+    "lstm": Assumed("LSTM language model on WikiText-2", 14e6, LSTM_SIZE, 40, *WORDS),
+    "m5": Assumed("M5 on raw audio", 0.5e6, "Dai et al., 2017, table 1", 20, *CLIPS),
+    "deepspeech": Assumed("DeepSpeech 2 on LibriSpeech", 38e6, "Amodei et al., 2016, table 3", 15, *SPEECH),
 }
 
 
@@ -145,20 +119,19 @@ class Published:
         )
 
 
-def published(folder: Path) -> dict[str, Published]:
+def published() -> dict[str, Published]:
     """Every model of `MODELS`, without the rows of too little memory."""
-    with open(folder / "cpu_memory_throughput.csv", newline="") as file:
-        speeds = list(csv.DictReader(file))
+    speeds = pd.read_csv(data_file("resource_sensitivity", "cpu_memory_throughput.csv"), float_precision="round_trip")
+    models = pd.read_csv(data_file("resource_sensitivity", "models.csv"), float_precision="round_trip")
     found = {}
-    with open(folder / "models.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            columns = ("cpus_per_gpu", "memory_gb_per_gpu", "relative_throughput")
-            mine = [[float(each[key]) for key in columns] for each in speeds if each["model"] == row["model"]]
-            cpus, memory_gb, relative = np.array(mine).T
-            step_s = float(row["iter_time_s_at_proportional"])
-            gpu_step_s = step_s / float(row["best_speedup"])
-            whole = Published(int(row["batch_size"]), gpu_step_s, step_s, cpus, memory_gb * GB, step_s / relative)
-            found[row["model"]] = whole.at(whole.memory_bytes >= LEAST_MEASURED_BYTES)
+    for row in models.itertuples():
+        mine = speeds[speeds["model"] == row.model]
+        columns = ("cpus_per_gpu", "memory_gb_per_gpu", "relative_throughput")
+        cpus, memory_gb, relative = (mine[name].to_numpy(dtype=float) for name in columns)
+        step_s = float(row.iter_time_s_at_proportional)
+        gpu_step_s = step_s / float(row.best_speedup)
+        whole = Published(int(row.batch_size), gpu_step_s, step_s, cpus, memory_gb * GB, step_s / relative)
+        found[row.model] = whole.at(whole.memory_bytes >= MIN_MEASURED_BYTES)
     return {name: found[name] for name in MODELS}
 
 
@@ -179,18 +152,14 @@ def fitted(rows: Published, assumed: Assumed) -> tuple[FittedPipeline, Pipeline]
     return best, Pipeline(*(_rounded(each) for each in constants))
 
 
-def held_out(rows: Published, assumed: Assumed) -> np.ndarray:
-    """Relative errors of throughput at `HELD_OUT_CPUS`, by the fit to the other CPU counts."""
-    away = np.isin(rows.cpus, HELD_OUT_CPUS)
-    _, pipeline = fitted(rows.at(~away), assumed)
-    scored = rows.at(away)
-    return scored.step_s / scored.predicted_s(pipeline) - 1.0
-
-
-def error(rows: Published, pipeline: Pipeline) -> dict[str, float]:
+def error(rows: Published, pipeline: Pipeline, digits: int = 4) -> dict[str, float]:
     """Of throughput, over the rows."""
-    off = accuracy(1.0 / rows.predicted_s(pipeline), 1.0 / rows.step_s)
-    return {"n": off.n, **{key: round(getattr(off, key), 4) for key in ("mape", "median", "p90", "max")}}
+    return errors(1.0 / rows.predicted_s(pipeline), 1.0 / rows.step_s, digits)
+
+
+def errors(predicted: np.ndarray, measured: np.ndarray, digits: int) -> dict[str, float]:
+    off = accuracy(predicted, measured)
+    return {"n": off.n, **{key: round(getattr(off, key), digits) for key in ("mape", "median", "p90", "max")}}
 
 
 def gpu_entry(rows: Published, parameters: float) -> dict[str, Any]:
@@ -215,8 +184,7 @@ def gpu_entry(rows: Published, parameters: float) -> dict[str, Any]:
     saturating |= {"beta_c": theta[1], "alpha_n": steps[0], "rho_n": steps[0], "alpha_r": steps[2], "rho_r": steps[2]}
     saturating["gamma"] = 1.0
     alone_s = float(SATURATING.step_time(np.array(list(saturating.values())), 1, 1, rows.batch))
-    off = accuracy(np.array([alone_s]), np.array([rows.gpu_step_s]))
-    known = {"n": off.n, **{key: round(getattr(off, key), 6) for key in ("mape", "median", "p90", "max")}}
+    known = errors(np.array([alone_s]), np.array([rows.gpu_step_s]), 6)
     return {
         "min_local": max(1, rows.batch // SMALLEST_PART),
         "max_local": rows.batch,
@@ -236,10 +204,8 @@ def gpu_entry(rows: Published, parameters: float) -> dict[str, Any]:
 
 def noise(assumed: Assumed) -> tuple[dict[str, Any], str]:
     """The curve and where it is from."""
-    import yaml  # type: ignore[import-untyped]
-
     if isinstance(assumed.noise, str):
-        taken = yaml.safe_load((OUT / f"{assumed.noise}.yaml").read_text(encoding="utf-8"))["noise"]
+        taken = yaml.safe_load((ROOT / MODELS_FOLDER / f"{assumed.noise}.yaml").read_text(encoding="utf-8"))["noise"]
         curve = {key: taken[key] for key in ("fractions", "log_noise_scale")}
         where = f"assumed to be that of {assumed.noise} in this catalog, by samples"
     else:
@@ -258,11 +224,12 @@ def noise(assumed: Assumed) -> tuple[dict[str, Any], str]:
 
 
 def content(rows: Published, assumed: Assumed) -> dict[str, Any]:
-    """An application's file."""
+    """An application's file. Errors are held out at `HELD_OUT_CPUS`, by the fit to the other CPU counts."""
     found, pipeline = fitted(rows, assumed)
+    away = np.isin(rows.cpus, HELD_OUT_CPUS)
+    unseen = error(rows.at(away), fitted(rows.at(~away), assumed)[1])
     curve, curve_from = noise(assumed)
     samples = assumed.samples or pipeline.data_bytes / pipeline.sample_bytes
-    off = np.abs(held_out(rows, assumed))
     return {
         "title": f"{assumed.title}, as profiled for OSDI 2022",
         "initial_batch": rows.batch,
@@ -277,7 +244,7 @@ def content(rows: Published, assumed: Assumed) -> dict[str, Any]:
             "cpu_s_is": found.cpu_s.state,
             "sample_bytes_is": found.sample_bytes.state,
             "error": error(rows, pipeline),
-            "held_out_error": {"n": len(off), "mape": round(float(off.mean()), 4), "max": round(float(off.max()), 4)},
+            "held_out_error": {name: unseen[name] for name in ("n", "mape", "max")},
             "source": (
                 "Relative throughput by CPUs and memory in the published simulator of Mohan et al. (OSDI 2022), "
                 "msr-fiddle/synergy, a V100; fitted here, no measured row is included. Storage of "
@@ -304,28 +271,17 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--print", action="store_true", help="write nothing")
-    chosen = parser.parse_args()
-    folder = Path(os.environ["SYNERGY_DATA"]) / "resource_sensitivity"
-    print("model          ms/sample (rows)        kB/sample (rows)      data, GB   error    max   held out    max")
-    for name, rows in published(folder).items():
+def fit() -> Made:
+    files, lines = {}, []
+    for name, rows in published().items():
         made = content(rows, MODELS[name])
-        found, _ = fitted(rows, MODELS[name])
-        pipeline = made["pipeline"]
+        files[f"{MODELS_FOLDER}/{name}.yaml"] = as_yaml(made, "Written by bench/fits.py sensitivity; do not edit.")
+        inputs = made["pipeline"]
         shown = [
-            f"{pipeline[key] * factor:9.3g} {pipeline[f'{key}_is']:>8} ({getattr(found, key).steps:2})"
+            f"{inputs[key] * factor:.3g} ({inputs[f'{key}_is']})"
             for key, factor in (("cpu_s", 1e3), ("sample_bytes", 1e-3))
         ]
-        off, away = pipeline["error"], pipeline["held_out_error"]
-        print(
-            f"{name:11}{shown[0]:>22}{shown[1]:>24}{pipeline['data_bytes'] / GB:12.4g}"
-            f"{off['mape']:8.1%}{off['max']:8.1%}{away['mape']:9.1%}{away['max']:8.1%}"
-        )
-        if not chosen.print:
-            (OUT / f"{name}.yaml").write_text(as_yaml(made, "Written by bench/fit_sensitivity.py; do not edit."))
-
-
-if __name__ == "__main__":
-    main()
+        off = [f"{inputs[which][key]:.1%}" for which in ("error", "held_out_error") for key in ("mape", "max")]
+        lines.append([name, *shown, f"{inputs['data_bytes'] / GB:.4g}", *off])
+    head = ("model", "ms/sample", "kB/sample", "data, GB", "error", "max", "held out", "max")
+    return Made(files, table(head, lines))
