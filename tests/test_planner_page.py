@@ -1,4 +1,4 @@
-"""Tables of docs/accuracy_planner.md: a goal is judged by the figure that it is about, and what is unknown is a dash."""
+"""Tables of docs/accuracy_planner.md: a goal is judged by its own figure, and what is unknown is a dash."""
 
 from __future__ import annotations
 

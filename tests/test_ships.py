@@ -1,5 +1,6 @@
 """What ships is whole and ours: nothing in it needs a file that git ignores, and no wheel holds one."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -70,6 +71,22 @@ def test_demo_is_what_its_script_draws(tracked):
     assert "traces/demo.csv" in tracked
     # So that a window of five seconds, which continuous integration runs, shows each of its models.
     assert {model for at_s, model, *_ in demo.rows() if at_s <= 5} == set(demo.STEP_S) <= set(models())
+
+
+def test_a_fit_shows_how_its_files_would_change_and_writes_them_if_told(tmp_path, monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location("driver", ROOT / "bench" / "fits.py")
+    driver = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(driver)
+    monkeypatch.setattr(driver, "ROOT", tmp_path)
+    shipped = (ROOT / "traces" / "demo.csv").read_text()
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "demo.csv").write_text(shipped.replace("gpt-01,", "gpt-99,"))
+    driver.main(["demo"])
+    said = capsys.readouterr().out
+    assert {name for name in ("gpt-99", "gpt-01", "cnn-00") if name in said} == {"gpt-99", "gpt-01"}
+    assert "gpt-99" in (tmp_path / "traces" / "demo.csv").read_text()
+    driver.main(["demo", "--write"])
+    assert (tmp_path / "traces" / "demo.csv").read_text() == shipped
 
 
 def test_scripts_in_bench_start_without_data(tracked, tmp_path):
