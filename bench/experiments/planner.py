@@ -10,26 +10,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from fits import memory
 from runner.dependencies import PLANS
 from runner.experiment import Experiment, Result, Results, data_file, measurement
-from runner.tables import GOAL_HEAD, goal, met, number, percent, table
+from runner.tables import ERRORS, GOAL_HEAD, errors, goal, met, number, percent, table
 
 from synergy_core.commands import _scoring
 from synergy_core.commands.measurements import read
 from synergy_core.goodput.calibration import accuracy
 
 Score = dict[str, Any]
-ERRORS = ("mape", "median", "p90", "max")
-FIGURES = ("n", *ERRORS, "bias")
 CATALOG = tuple(f"synergy_core/catalog/{name}" for name in ("architectures", "gpus", "links", "nodes", "software"))
 CONSTANTS = "synergy_core/catalog/constants"
 RUBICK = "rubick/iteration_times"
 ARENA = "arena/best_plan_iteration_time"
-
-
-def figures(score: Score) -> list[str]:
-    """The cells of `FIGURES`."""
-    return [str(score["n"]), *(percent(score[name]) for name in ERRORS), percent(score["bias"], sign="+")]
 
 
 def found_in(scores: Iterable[Score], **wanted: Any) -> Score:
@@ -93,8 +87,8 @@ def fit_tables(results: Results) -> dict[str, str]:
         one = found_in(bands, file=file, kind=kind)
         return f"{percent(one['inside'], 0)} of {one['n']} ({one['low']:.2f} to {one['high']:.2f})" if one else "–"
 
-    errors = [
-        [each["fit"], each["file"], *figures(each), *(held_out(each["file"], how) for how in HOW)]
+    fitted = [
+        [each["fit"], each["file"], *errors(each), *(held_out(each["file"], how) for how in HOW)]
         for each in scores
         if each["rows"] == "in sample"
     ]
@@ -105,7 +99,7 @@ def fit_tables(results: Results) -> dict[str, str]:
         [each["file"], str(each["n"]), percent(each["inside"], 0), percent(each["alike"], 0), number(each["width"])]
         for each in families
     ]
-    memory = [
+    in_memory = [
         [each["file"], each["kind"].removeprefix("memory, "), covered(each["file"], each["kind"])]
         for each in bands
         if each["kind"] not in BANDS
@@ -121,10 +115,10 @@ def fit_tables(results: Results) -> dict[str, str]:
         goals.append(["bands hold 85 to 95 %", f"{each['file']}, model out", inside, holds])
     return {
         "goals": table(GOAL_HEAD, goals, 3),
-        "errors": table(("fit", "file", *FIGURES, *HOW.values()), errors, 2),
+        "errors": table(("fit", "file", *ERRORS, *HOW.values()), fitted, 2),
         "bands": table(("file or family", *BANDS.values()), by_file),
         "families": table(("family", "rows", "inside", "inside, each model alike", "width"), shares),
-        "memory": table(("file", "family", "inside"), memory, 2),
+        "memory": table(("file", "family", "inside"), in_memory, 2),
         "parts": f"{number(parts[0])} and {number(parts[1])} ({parts[2]} models)",
     }
 
@@ -187,23 +181,23 @@ def shipped_tables(results: Results) -> dict[str, str]:
     scores = [each for task in SHIPPED for each in results[task]["groups"]]
     timed = [each for each in scores if (each["group"], each["kind"]) == ("all", "time")]
     choices = [
-        [each["file"], *figures(each), number(each["spearman"], 3)]
+        [each["file"], *errors(each), number(each["spearman"], 3)]
         + [percent(each[name]) for name in ("baseline_mape", "regret_mean", "regret_max")]
         + [str(each.get(name, "–")) for name in ("banded", "false_refusals", "failures")]
         for each in timed
     ]
     unseen = [
-        [each["file"], each["group"], *figures(each), number(each["spearman"], 3)]
+        [each["file"], each["group"], *errors(each), number(each["spearman"], 3)]
         for each in scores
         if each["file"] in UNSEEN and each["group"].startswith(UNSEEN[each["file"]])
     ]
-    odd = {name: [[*each["names"], *figures(each)] for each in scores] for name, scores in results[ODD_ROWS].items()}
+    odd = {name: [[*each["names"], *errors(each)] for each in scores] for name, scores in results[ODD_ROWS].items()}
     return {
         "goals": table(GOAL_HEAD, shipped_goals(scores, timed), 3),
-        "choices": table(("file", *FIGURES, "Spearman", *CHOICES), choices),
-        "unseen": table(("file", "group", *FIGURES, "Spearman"), unseen, 2),
-        "hosts": table(("model", "rows", *FIGURES), odd["hosts"], 2),
-        "offloaded": table(("model", *FIGURES), odd["offloaded"]),
+        "choices": table(("file", *ERRORS, "Spearman", *CHOICES), choices),
+        "unseen": table(("file", "group", *ERRORS, "Spearman"), unseen, 2),
+        "hosts": table(("model", "rows", *ERRORS), odd["hosts"], 2),
+        "offloaded": table(("model", *ERRORS), odd["offloaded"]),
     }
 
 
@@ -245,8 +239,6 @@ PLANNER_SHIPPED = Experiment(
 
 def peaks(file: str) -> Result:
     """Errors of a file's peaks by group; of Megatron's tests also of the bytes between steps, and what a step adds."""
-    from fits import memory
-
     result = []
     for (family, group), rows in memory.rows_of(file).groupby(["family", "group"], sort=False):
         pairs = {"peak": (rows["peak_bytes"], rows["peak_mem_bytes"])}
@@ -260,22 +252,11 @@ def peaks(file: str) -> Result:
     return {"scores": result}
 
 
-def refused() -> Result:
-    from fits import memory
-
-    return {"files": memory.refused()}
-
-
-PEAKS = [
-    measurement(peaks, file=file) for file in ("megatron_ci_memory", "nanotron_llama1b_h100", "torchtitan_h100_h200")
-]
-REFUSED = measurement(refused)
-OLDER = ", older"
-"""Megatron's tests of older generations, which are not shown."""
+PEAKS = [measurement(peaks, file=file) for file in memory.MEASURED]
 
 
 def memory_tables(results: Results) -> dict[str, str]:
-    scores = [each for task in PEAKS for each in results[task]["scores"] if OLDER not in each["group"]]
+    scores = [each for task in PEAKS for each in results[task]["scores"] if memory.OLDER not in each["group"]]
     plain = [each for each in scores if each["what"] == "peak" and "," not in each["group"]]
     goals = []
     for each in plain:
@@ -285,22 +266,14 @@ def memory_tables(results: Results) -> dict[str, str]:
     return {
         "goals": table(GOAL_HEAD, goals, 3),
         "scores": table(
-            ("file", "group", *FIGURES),
-            ([each["file"], f"{each['group']}: {each['what']}", *figures(each)] for each in scores),
-            2,
-        ),
-        "refused": table(
-            ("file", "memory", "n", "refused"),
-            (
-                [each["file"], f"{each['memory_gb']:.0f} GB", str(each["n"]), str(each["refused"])]
-                for each in results[REFUSED]["files"]
-            ),
+            ("file", "group", *ERRORS),
+            ([each["file"], f"{each['group']}: {each['what']}", *errors(each)] for each in scores),
             2,
         ),
     }
 
 
-PLANNER_MEMORY = Experiment(lambda: [*PEAKS, REFUSED], memory_tables, needs=("data",), reads=CATALOG)
+PLANNER_MEMORY = Experiment(lambda: PEAKS, memory_tables, needs=("data",), reads=CATALOG)
 
 
 # Collectives.
@@ -317,8 +290,8 @@ LINKS = measurement(collectives)
 
 
 def collectives_tables(results: Results) -> dict[str, str]:
-    rows = ([each["how"], each["gpu"], each["link"], *figures(each)] for each in results[LINKS]["scores"])
-    return {"scores": table(("rows", "GPU", "link", *FIGURES), rows, 3)}
+    rows = ([each["how"], each["gpu"], each["link"], *errors(each)] for each in results[LINKS]["scores"])
+    return {"scores": table(("rows", "GPU", "link", *ERRORS), rows, 3)}
 
 
 COLLECTIVES = Experiment(lambda: [LINKS], collectives_tables, needs=("data",))

@@ -9,20 +9,20 @@ left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
 from runner.experiment import data_file
+from runner.tables import ERRORS, errors, table
 from scipy.optimize import least_squares
 
 from fits import Made, bands
 from fits.bands import HeldOut
 from synergy_core.catalog import gpu_sheets
 from synergy_core.commands._scoring import SPREAD, UPPER_BOUNDS, soft_l1
-from synergy_core.commands._settings import table
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.best_plans import Candidates, candidates
 from synergy_core.goodput.calibration import Accuracy, accuracy
@@ -145,7 +145,7 @@ def scores(groups: Sequence[Candidates], names: Sequence[str], rows: pd.DataFram
     return whole, told
 
 
-def error(told: Floats, rows: pd.DataFrame) -> Accuracy:
+def accuracy_of(told: Floats, rows: pd.DataFrame) -> Accuracy:
     known = np.isfinite(told)
     return accuracy(told[known], rows["measured"].to_numpy()[known])
 
@@ -166,16 +166,17 @@ def fit() -> Made:
     files, report = {}, []
     for software, whole, told, rows, unseen in every_fit():
         constants = (f"{name} {getattr(whole.constants, name):.4g}" for name in FITTED[software])
-        lines = [[how, *bands.figures(error(values, rows))] for how, values in told.items()]
-        head = ("rows", "n", "mape", "median", "p90", "max", "bias")
-        report.append(f"{software}: search_loss {whole.loss:.3f}, {', '.join(constants)}\n{table(head, lines)}")
+        lines = [[how, *errors(asdict(accuracy_of(values, rows)))] for how, values in told.items()]
+        report.append(
+            f"{software}: search_loss {whole.loss:.3f}, {', '.join(constants)}\n{table(('rows', *ERRORS), lines)}"
+        )
         gpu_types = {}
         for gpu_type in rows["gpu"].unique():
             own = (rows["gpu"] == gpu_type).to_numpy()
-            errors = {name: error(values[own], rows[own]) for name, values in told.items()}
+            scored = {name: accuracy_of(values[own], rows[own]) for name, values in told.items()}
             paths = {TABLE: data_file("arena", f"{TABLE}.csv")}
             gpu_types[gpu_type] = {
-                **bands.fitted_entry(f"arena-{software}", whole.constants, paths, {TABLE: errors}),
+                **bands.fitted_entry(f"arena-{software}", whole.constants, paths, {TABLE: scored}),
                 **bands.entry(unseen, software, gpu_type),
             }
         content = {"search_loss": float(f"{whole.loss:.4g}"), "gpu_types": gpu_types}

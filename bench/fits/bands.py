@@ -49,15 +49,6 @@ class HeldOut(NamedTuple):
     error: float
 
 
-def figures(score: Accuracy) -> list[str]:
-    """The cells of a printed score: n, mean, median, p90 and max of the errors, and the bias."""
-    return [
-        str(score.n),
-        *(f"{each:.1%}" for each in (score.mape, score.median, score.p90, score.max)),
-        f"{score.bias:+.1%}",
-    ]
-
-
 def fitted_entry(
     fit: str, constants: Constants, paths: Mapping[str, Path], errors: Mapping[str, Mapping[str, Accuracy]]
 ) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from runner.experiment import data_file
+from runner.tables import ERRORS, errors, table
 from scipy.optimize import least_squares
 
 from fits import Made
 from synergy_core.commands._scoring import COLLECTIVES, soft_l1
-from synergy_core.commands._settings import table
 from synergy_core.commands.calibrate import as_yaml, rounded_errors
 from synergy_core.goodput.calibration import accuracy
 from synergy_core.planner.machine import Link, Links, rings
@@ -304,11 +304,8 @@ def fit() -> Made:
         for host, (idle_s, rank_s) in fitted.dispatch.items()
     }
     add("jax", {"hosts": hosts, "inputs_sha256": {ARENA: sums[ARENA]}})
-    lines = [
-        [each["how"], each["gpu"], each["link"], str(each["n"]), f"{each['mape']:.1%}", f"{each['median']:.1%}"]
-        for each in scores(rows, told)
-    ]
-    return Made(files, table(("rows", "GPU", "link", "n", "mape", "median"), lines, left=3))
+    lines = ([each["how"], each["gpu"], each["link"], *errors(each)] for each in scores(rows, told))
+    return Made(files, table(("rows", "GPU", "link", *ERRORS), lines, 3))
 
 
 def rounded(value: float) -> float:

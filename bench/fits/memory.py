@@ -18,14 +18,8 @@ from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements._table import read_table
 from synergy_core.planner.bands import family_name
 from synergy_core.planner.machine import constants_like
-from synergy_core.planner.memory import MARGIN, memory, visible_bytes
 
 MEASURED = ("megatron_ci_memory", "nanotron_llama1b_h100", "torchtitan_h100_h200")
-RAN = (
-    *("vtrain_multi_a100", "vtrain_single_a100", "megatron_v1_2020_v100_a100", "korthikanti_table5"),
-    *("llmfoundry_a100_80gb_bf16", "llmfoundry_h100_80gb_bf16", "nanotron_llama1b_h100", "torchtitan_h100_h200"),
-    *("mbridge_dense", "mbridge_moe_and_other"),
-)
 UNSTATED = (
     "uneven_pipeline|account_for|tunable_overlap|cross_entropy|defer_embedding"
     "|modelopt|uninstall_te|multi_dist|qk_layer|muon|gpt3_moe|a2a_ovlp"
@@ -80,23 +74,4 @@ def held_out() -> list[HeldOut]:
             names = "", name, one.software.fitted_as, constants_like(one.machine.gpu), row.family
             size = float(one.architecture.parameters())
             result.append(HeldOut(MODEL, *names, one.software.precision, row.test, size, row.gpus, error))
-    return result
-
-
-def refused() -> list[dict[str, Any]]:
-    """Plans that the model refuses although they ran, by file and size of memory.
-
-    One of the settings that a row may have had must fit into each memory size.
-    """
-    result = []
-    for name in RAN:
-        file: Any = read(data_file("parallel", f"{name}.csv"))
-        needed = []
-        for case in file.cases(every_setting=True):
-            share = memory(case.work, case.plans, case.software).needed / visible_bytes(case.machine)
-            needed.append(pd.DataFrame({"size": case.machine.memory_bytes, "row": case.rows, "share": share}))
-        least = pd.concat(needed).groupby(["size", "row"])["share"].min()
-        for size, shares in reversed(list(least.groupby(level="size"))):
-            count = int((shares > 1.0 - MARGIN).sum())
-            result.append({"file": name, "memory_gb": size / 1e9, "n": len(shares), "refused": count})
     return result

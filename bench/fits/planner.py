@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import compress, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 from runner.experiment import data_file
+from runner.tables import ERRORS, table
+from runner.tables import errors as errors_of
 
 from fits import Made, arena, bands, memory
 from fits.bands import FILE, GPU_TYPE, MEASURED, MODEL, NODE, SOFTWARE, HeldOut
 from synergy_core.catalog import gpu_sheets
 from synergy_core.commands._scoring import Fitted
 from synergy_core.commands._scoring import fit as fit_constants
-from synergy_core.commands._settings import table
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.training_times import Case
 from synergy_core.goodput.calibration import Accuracy, accuracy
@@ -306,9 +307,11 @@ def fit() -> Made:
         for owner, constants in fitted.constants.items():
             entry = bands.fitted_entry(each.name, constants, paths, errors)
             catalog.setdefault(owner, {})[each.gpu] = entry | bands.entry(found.rows, owner, each.gpu)
-        lines = [[file, how, *bands.figures(score)] for file, parts in errors.items() for how, score in parts.items()]
+        lines = [
+            [file, how, *errors_of(asdict(score))] for file, parts in errors.items() for how, score in parts.items()
+        ]
         report.append(f"{each.name}; at a bound: {', '.join(fitted.at_bounds) or 'none'}")
-        report.append(table(("file", "rows", "n", "mape", "median", "p90", "max", "bias"), lines, left=2) + "\n")
+        report.append(table(("file", "rows", *ERRORS), lines, 2) + "\n")
     files = {f"{CONSTANTS}/transfer.yaml": transfer(found)}
     for owner, gpu_types in catalog.items():
         text = yaml.safe_dump({"gpu_types": gpu_types}, sort_keys=False, width=120)

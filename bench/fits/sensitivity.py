@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import yaml
 from runner.experiment import ROOT, data_file
+from runner.tables import percent, table
 
 from fits import Made
-from synergy_core.commands._settings import table
 from synergy_core.commands.calibrate import as_yaml
 from synergy_core.goodput.calibration import Accuracy, accuracy
 from synergy_core.goodput.pipeline import FittedPipeline, InputPipeline, ObservedInputs, Pipeline, fit_pipeline
@@ -130,7 +130,7 @@ def fit() -> Made:
             f"{inputs[key] * factor:.3g} ({inputs[f'{key}_is']})"
             for key, factor in (("cpu_s", 1e3), ("sample_bytes", 1e-3))
         ]
-        off = [f"{inputs[which][key]:.1%}" for which in ("error", "held_out_error") for key in ("mape", "max")]
+        off = [percent(inputs[which][key]) for which in ("error", "held_out_error") for key in ("mape", "max")]
         lines.append([name, *shown, f"{inputs['data_bytes'] / GB:.4g}", *off])
     head = ("model", "ms/sample", "kB/sample", "data, GB", "error", "max", "held out", "max")
     return Made(files, table(head, lines))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -119,6 +120,16 @@ def percent(fraction: float | None, digits: int = 1, sign: str = "") -> str:
     if fraction is None or not np.isfinite(fraction):
         return NONE
     return f"{100.0 * fraction:{sign}.{digits}f} %"
+
+
+ERRORS = ("n", "mape", "median", "p90", "max", "bias")
+"""Figures of an `Accuracy` in a table."""
+
+
+def errors(score: Mapping[str, Any]) -> list[str]:
+    """The cells of `ERRORS`."""
+    shares = (percent(score[name]) for name in ERRORS[1:-1])
+    return [str(score["n"]), *shares, percent(score["bias"], sign="+")]
 
 
 GOAL_HEAD = ("goal", "figure", "found (goal)", "")
