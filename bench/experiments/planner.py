@@ -136,30 +136,29 @@ def shipped(file: str) -> Result:
 
 
 def rubicks_rows() -> Result:
-    """Errors of Rubick's rows with offloading by model, and of its t5 and vit by kind of row, as the page describes
-    them."""
+    """Errors of Rubick's t5 and vit by kind of row, as the page describes them, and of rows with offloading."""
     from synergy_core.commands.measurements._table import read_table
 
     path = data_file(f"{RUBICK}.csv")
     rows = _scoring.predicted(read(path))  # type: ignore[arg-type]
     cells = {row.line: row.cells for row in read_table(path).rows}
-    rows["is_offloaded"] = rows["line"].map(lambda line: cells[line]["plan"] == "zero-offload")
+    rows["plan"] = [cells[line]["plan"] for line in rows["line"]]
+    offloaded = rows[(rows["plan"] == "zero-offload") & np.isfinite(rows["time_s"])]
 
     def kind(line: int) -> str:
         nodes, plan = cells[line]["gpus_per_node_used"], cells[line]["plan"]
         is_odd = plan != "zero-offload" and len(nodes) > 1 and any(int(gpus) % 2 for gpus in nodes)
         return "3d" if plan == "3d" else "odd nodes" if is_odd else "the others"
 
-    def scores(which: Any, names: list[str]) -> list[Score]:
+    def scores(which: Any, *names: str) -> list[Score]:
         return [
             {"names": key, **asdict(accuracy(*members[["time_s", "iter_time_s"]].to_numpy().T))}
-            for key, members in which.groupby(names, sort=False)
-            if np.isfinite(members["time_s"]).any()
+            for key, members in which.groupby(list(names))
         ]
 
     rows["kind"] = rows["line"].map(kind)
-    hosts = scores(rows[rows["model"].isin(("t5", "vit"))].sort_values(["model", "kind"]), ["model", "kind"])
-    return {"hosts": hosts, "offloaded": scores(rows[rows["is_offloaded"]], ["model"])}
+    hosts = scores(rows[rows["model"].isin(("t5", "vit"))], "model", "kind")
+    return {"hosts": hosts, "offloaded": scores(offloaded, "model")}
 
 
 TRAINING = (
@@ -300,19 +299,18 @@ COLLECTIVES = Experiment(lambda: [LINKS], collectives_tables, needs=("data",))
 # Speed.
 
 TYPES = ("a100-80gb", "h100", "v100", "a40")
-SOFTWARE = "megatron-core"
 RUNS = 3
 
 
-def search_speed(model: str, batch: int, types: tuple[str, ...], counts: tuple[int, int]) -> Result:
+def search_speed(model: str, software: str, batch: int, types: tuple[str, ...], counts: tuple[int, int]) -> Result:
     """CPU seconds of a search with nothing remembered, and of the same search again: medians."""
     from synergy_core.planner import search
     from synergy_core.planner.families import architecture_named
     from synergy_core.planner.machine import constants_for, machine_named, software_named
 
-    software, family = software_named(SOFTWARE), architecture_named(model)
+    family, stack = architecture_named(model), software_named(software)
     asked = {"counts": range(counts[0], counts[1] + 1), "global_batch": batch, "keep": 3}
-    machines = [(machine, software, constants_for(machine, software)) for machine in map(machine_named, types)]
+    machines = [(machine, stack, constants_for(machine, stack)) for machine in map(machine_named, types)]
     times: dict[bool, list[float]] = {False: [], True: []}
     for run in range(21 * RUNS):
         if run < RUNS:
@@ -324,15 +322,13 @@ def search_speed(model: str, batch: int, types: tuple[str, ...], counts: tuple[i
     return {"cold_s": statistics.median(times[False]), "again_s": statistics.median(times[True]), **plans}
 
 
+timed_search = partial(measurement, search_speed, is_timed=True, software="megatron-core")
 SEARCHES = {
     "gpt-175b on every count from 8 to 1,024 of four GPU types": (
         1.0,
-        measurement(search_speed, is_timed=True, model="gpt-175b", batch=1536, types=TYPES, counts=(8, 1024)),
+        timed_search(model="gpt-175b", batch=1536, types=TYPES, counts=(8, 1024)),
     ),
-    "gpt-1t on 16,384 GPUs": (
-        3.0,
-        measurement(search_speed, is_timed=True, model="gpt-1t", batch=3072, types=TYPES[:1], counts=(16384, 16384)),
-    ),
+    "gpt-1t on 16,384 GPUs": (3.0, timed_search(model="gpt-1t", batch=3072, types=TYPES[:1], counts=(16384, 16384))),
 }
 """Goal in seconds and measurement, by question."""
 
@@ -358,7 +354,7 @@ COUNTS = (0, 1, 3, 7)
 DRAWS = 5
 
 
-def learnt(cases: list[Any], drawn: set[int]) -> dict[int, float]:
+def learnt(cases: list[Any], names: tuple[str, ...], drawn: set[int]) -> dict[int, float]:
     """Predicted seconds by row, after the drawn rows were measured."""
     from synergy_core.planner.machine import constants_for
 
@@ -369,13 +365,13 @@ def learnt(cases: list[Any], drawn: set[int]) -> dict[int, float]:
         keep = [np.isin(case.rows, list(drawn)) for case in mine]
         if known := sum(int(each.sum()) for each in keep):
             shared = [replace(case, share=each.sum() / known) for case, each in zip(mine, keep, strict=True)]
-            constants = _scoring.fit(shared, REFITTED, {}, {"": constants}, keep).constants[""]
+            constants = _scoring.fit(shared, names, {}, {"": constants}, keep).constants[""]
         for case in mine:
             seconds.update(zip(case.rows.tolist(), case.step_s(constants).tolist(), strict=True))
     return seconds
 
 
-def learning(model: str, measured: int, draws: int) -> Result:
+def learning(model: str, measured: int, draws: int, constants: tuple[str, ...]) -> Result:
     """Mean error of all plans but those drawn; and regret, where drawn plans count with the measured time."""
     mine = read(data_file(f"{RUBICK}.csv")).only(model, None)
     cases = [each for each in mine.cases() if not each.software.offload]
@@ -387,7 +383,7 @@ def learning(model: str, measured: int, draws: int) -> Result:
     for draw in range(draws if measured else 1):
         random = np.random.default_rng((draw, measured))
         drawn = set(random.choice(at, min(measured, len(at) // 2), replace=False).tolist())
-        seconds = learnt(cases, drawn)
+        seconds = learnt(cases, constants, drawn)
         errors += [abs(seconds[row] / time_s[row] - 1) for row in at if row not in drawn]
         believed = [time_s[row] if row in drawn else seconds[row] for row in at]
         losses += _scoring.regrets(believed, list(time_s.values()), keys, [each.plan for each in settings])
@@ -395,7 +391,7 @@ def learning(model: str, measured: int, draws: int) -> Result:
 
 
 LEARNT = {
-    (model, count): measurement(learning, model=model, measured=count, draws=DRAWS)
+    (model, count): measurement(learning, model=model, measured=count, draws=DRAWS, constants=REFITTED)
     for model in ("bert", "gpt2", "llama30", "llama7", "roberta", "t5", "vit")
     for count in COUNTS
 }
