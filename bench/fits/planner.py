@@ -32,7 +32,7 @@ from synergy_core.goodput.calibration import Accuracy, accuracy
 from synergy_core.planner.bands import family_name
 from synergy_core.planner.machine import CORE, PHYSICAL, Constants, constants_for, constants_like, work_per_clock
 
-SUMMARY = "catalog/constants: the planner's constants and bands, from measured steps (needs: data; minutes)"
+SUMMARY = "catalog/constants: the planner's constants and bands, from measured steps (needs: data; minutes: 4)"
 CONSTANTS = "synergy_core/catalog/constants"
 
 KERNELS = tuple(name for name in PHYSICAL if name not in CORE)
