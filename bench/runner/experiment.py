@@ -51,7 +51,9 @@ class Simulation:
 
     def settings(self) -> Any:
         """What was set, defaults of the experiment included."""
-        return [list(self.overrides), self.seed, self.workload, _base_settings(self.overrides[0])]
+        collected = self.collect and f"{self.collect.__module__}.{self.collect.__qualname__}"
+        own = [self.policy, list(self.overrides), self.seed, self.workload, collected]
+        return [*own, _base_settings(self.overrides[0])]
 
     def execute(self) -> Result:
         """Simulates; the numbers of summary.json, and what `collect` adds."""
