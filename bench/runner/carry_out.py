@@ -23,10 +23,14 @@ THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Tasks run side by side, one per core."""
 
 
-def kept(task: Task, experiment: Experiment, folder: Path = KEPT) -> Result | None:
+def kept(task: Task, experiment: Experiment) -> Result | None:
     """The record of an earlier run: result, cpu_s, date, version, machine."""
-    path = folder / experiment.name / f"{dependencies.of_task(task, experiment)}.json"
+    path = _path(task, experiment)
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _path(task: Task, experiment: Experiment) -> Path:
+    return KEPT / experiment.name / f"{dependencies.of_task(task, experiment)}.json"
 
 
 def run(task: Task, path: Path) -> float:
@@ -51,13 +55,13 @@ def run(task: Task, path: Path) -> float:
     return cpu_s
 
 
-def carry_out(asked: Sequence[Experiment], workers: int, *, again: bool = False, folder: Path = KEPT) -> set[str]:
+def carry_out(asked: Sequence[Experiment], workers: int, *, again: bool = False) -> set[str]:
     """Runs every task that has no result yet, or all of them; returns the names of experiments with a failed task."""
     os.environ.update({name: os.environ.get(name, value) for name, value in THREADS.items()})
     waiting: dict[Path, tuple[Task, str]] = {}
     for experiment in asked:
         for task in experiment.tasks():
-            path = folder / experiment.name / f"{dependencies.of_task(task, experiment)}.json"
+            path = _path(task, experiment)
             if again or not path.is_file():
                 waiting[path] = (task, experiment.name)
     failed: set[str] = set()
