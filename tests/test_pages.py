@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 import pages
+import pytest
 from runner import blocks, carry_out, dependencies
 from runner.experiment import Experiment, Simulation, experiments, measurement
 
