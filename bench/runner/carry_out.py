@@ -21,6 +21,8 @@ from runner.experiment import ROOT, Experiment, Result, Task
 KEPT = ROOT / "results" / "bench"
 THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Tasks run side by side, one per core."""
+MAX_LABEL = 160
+"""Maximum number of characters of a task's description in a line of progress."""
 
 
 def kept(task: Task, experiment: Experiment) -> Result | None:
@@ -42,7 +44,7 @@ def run(task: Task, path: Path) -> float:
     after = os.times()
     cpu_s = sum(after[:4]) - sum(before[:4])
     record = {
-        "settings": task.settings()[:3],
+        "task": str(task),
         "result": result,
         "cpu_s": round(cpu_s, 2),
         "date": time.strftime("%Y-%m-%d"),
@@ -80,14 +82,6 @@ def carry_out(asked: Sequence[Experiment], workers: int, *, again: bool = False)
                 if error is not None:
                     failed.add(name)
                 told = f"failed: {type(error).__name__}: {error}" if error else f"{future.result():.1f} CPU s"
-                spent_s = time.monotonic() - began_s
-                print(
-                    f"{done}/{len(waiting)} {spent_s:,.0f} s  {name}: {_label(task)}: {told}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                where = f"{done}/{len(waiting)} {time.monotonic() - began_s:,.0f} s"
+                print(f"{where}  {name}: {str(task)[:MAX_LABEL]}: {told}", file=sys.stderr, flush=True)
     return failed
-
-
-def _label(task: Task) -> str:
-    return " ".join(str(each) for each in task.settings()[:2])[:140]
