@@ -32,10 +32,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from verify import recorded_jobs
-
 from synergy_core.errors import InputError
 from synergy_exec.commands._asking import Client, client_for
+from synergy_exec.commands.verify import recorded_jobs
 from synergy_exec.controller.journal import open_journal
 from synergy_exec.worker import processes
 from synergy_exec.worker.processes import children, descendants
@@ -328,7 +327,7 @@ def wrong(service: Service, jobs: int, left: list[str]) -> list[str]:
     found += [f"{each} is left" for each in left]
     found += [f"a traceback: {each}" for each in _tracebacks(service.said.read_text(errors="replace"))]
     environment = os.environ | {"CHAOS_STEP_S": "0"}
-    command = [sys.executable, str(Path(__file__).with_name("verify.py")), str(service.work), "--limit", LIMIT]
+    command = [sys.executable, "-m", "synergy_exec", "verify", str(service.work), "--limit", LIMIT]
     verified = subprocess.run(command, capture_output=True, text=True, env=environment)
     if verified.returncode:
         found.append(f"verify: {verified.stdout[-3000:]}{verified.stderr[-500:]}")

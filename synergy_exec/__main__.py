@@ -59,6 +59,7 @@ Trains the jobs of a trace for real, placed, sized and tuned by a scheduling pol
   python -m synergy_exec resume [RUN.work] [KEY=VALUE…]      goes on with a run, with the settings it was started with
   python -m synergy_exec sbatch --nodes=N … -- KEY=VALUE…    prints a script for Slurm's sbatch
   python -m synergy_exec export JOB [--step N] [--out FILE]  its weights, to load without Synergy
+  python -m synergy_exec verify RUN.work [--jobs NAME…]      compares losses and weights with uninterrupted training
   python -m synergy_exec profile [MODEL…]                    measures every plan here, to schedule and simulate by
   eval "$(python -m synergy_exec --completion=bash)"         keys and values complete as you type; or zsh
 
