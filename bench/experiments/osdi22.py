@@ -6,20 +6,10 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
-from runner.experiment import (
-    Experiment,
-    Result,
-    Results,
-    Simulation,
-    Tables,
-    Task,
-    compose,
-    data_file,
-    measurement,
-    simulations,
-)
+from runner.experiment import Experiment, Results, Simulation, Tables, compose, data_file, measurement, simulations
 from runner.tables import NONE, Ratios, below, mean_half, met, number, paired, table, with_half
 
 from synergy_core.units import HOUR_S
@@ -65,12 +55,11 @@ def _at(load: float) -> tuple[str, ...]:
     return (*LOADS[load], f"trace.jobs_per_hour={load:g}")
 
 
-def capacity() -> Result:
+def capacity() -> dict[str, float]:
     """Jobs an hour that the cluster can serve in the long run, by the law of run times and the published profiles."""
     trace = compose([EXPERIMENT])[0].trace
-    run_s = sum(
-        share * 60 * (10**last - 10**first) / (last - first) / np.log(10) for share, first, last in trace.run_times
-    )
+    share, first, last = np.array(trace.run_times).T  # log-uniform between these powers of ten of minutes
+    run_s = float((share * 60 * (10**last - 10**first) / (last - first)).sum() / np.log(10))
     with data_file("resource_sensitivity", "models.csv").open(newline="", encoding="utf-8") as stream:
         fastest = {row["model"]: float(row["best_speedup"]) for row in csv.DictReader(stream)}
     classes = zip(trace.class_mix, CLASSES, strict=True)
@@ -82,7 +71,7 @@ def capacity() -> Result:
 CAPACITY = measurement(capacity)
 
 
-def _tasks() -> list[Task]:
+def _tasks() -> list[Any]:
     runs = [_published(each) for each in (TUNE, PROPORTIONAL, GREEDY, DEFAULT, OPT)]
     cases = [*product((PROPORTIONAL, GREEDY, TUNE, DEFAULT), map(_at, LOADS))]
     cases += product((PROPORTIONAL, GREEDY, TUNE), MIXES.values())
