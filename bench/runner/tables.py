@@ -113,3 +113,24 @@ def marked(value: float, limit: float, digits: int = 2) -> str:
 def each(values: Iterable[float], form: Callable[[float], str] = number, by: str = " / ") -> str:
     """Several numbers in one cell."""
     return by.join(form(value) for value in values)
+
+
+def percent(fraction: float | None, digits: int = 1, sign: str = "") -> str:
+    """`3.1 %`; a dash for what is not known. sign: `+` to show it always."""
+    if fraction is None or not np.isfinite(fraction):
+        return NONE
+    return f"{100.0 * fraction:{sign}.{digits}f} %"
+
+
+GOAL_HEAD = ("goal", "figure", "found (goal)", "")
+"""Header of a table of `goal`s, of which three columns are words."""
+
+
+def goal(
+    what: str, figure: str, value: float | None, limit: float, *, is_least: bool = False, form: Callable = percent
+) -> list[str]:
+    """A row of a table of goals: the value must be at most the limit, or at least. Unknown values are not judged."""
+    if value is None or not np.isfinite(value):
+        return [what, figure, NONE, met(None)]
+    holds = value >= limit if is_least else value <= limit
+    return [what, figure, f"{form(value)} ({'≥' if is_least else '≤'} {form(limit)})", met(bool(holds))]
