@@ -35,7 +35,7 @@ def test_seeds_move_submissions_by_up_to_a_second(tmp_path):
     assert times[1] != 100
 
 
-@pytest.mark.parametrize("name", ["pollux", "sia", "ours", "osdi22"])
+@pytest.mark.parametrize("name", ["pollux", "sia", "ours", "osdi22", "shares"])
 def test_every_block_gets_its_table(name):
     experiment = experiments()[name]
     tables = experiment.tables({task: defaultdict(lambda: 1.0) for task in experiment.tasks()})
