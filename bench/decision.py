@@ -2,9 +2,9 @@
 
     OPENBLAS_NUM_THREADS=1 python bench/decision.py [--sizes 10000 65536] [--policy synergy] [--rounds 8] [--profile]
 
-Training jobs of the catalog's models, with the sizes and run times of bench/overload.py, on nodes of 8 GPUs of four
-types. All jobs are new in the first round, when nothing is known of their models; in each later round a twentieth as
-many arrive, and some end. Costs are in units: CPU seconds ÷ those of bench/yardstick.py, the least of three.
+Training jobs of the catalog's models, with the sizes and run times of bench/experiments/metrics.py, on nodes of 8 GPUs of
+four types. All jobs are new in the first round, when nothing is known of their models; in each later round a twentieth
+as many arrive, and some end. Costs are in units: CPU seconds ÷ those of bench/yardstick.py, the least of three.
 median, greatest: of the later rounds' decisions. between: the simulator's own work from one decision to the next.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from overload import CHANCES, SIZES, durations_s
+from experiments.metrics import CHANCES, SIZES, durations_s
 from yardstick import simpy_cpu_s
 
 from synergy_core.cluster import Cluster, NodeType
