@@ -2,10 +2,10 @@
 
     OPENBLAS_NUM_THREADS=1 python bench/decision.py [--sizes 10000 65536] [--policy synergy] [--rounds 8] [--profile]
 
-Training jobs of the catalog's models, with the sizes and run times of bench/experiments/metrics.py, on nodes of 8 GPUs of
-four types. All jobs are new in the first round, when nothing is known of their models; in each later round a twentieth
-as many arrive, and some end. Costs are in units: CPU seconds ÷ those of bench/yardstick.py, the least of three.
-median, greatest: of the later rounds' decisions. between: the simulator's own work from one decision to the next.
+Training jobs of the catalog's models, with the sizes and run times of bench/experiments/metrics.py, on nodes of 8 GPUs
+of four types. All jobs are new in the first round, when nothing is known of their models; in each later round a
+twentieth as many arrive, and some end. Costs are in units: CPU seconds ÷ those of bench/yardstick.py, the least of
+three. median, greatest: of later rounds' decisions. between: the simulator's own work from one decision to the next.
 """
 
 from __future__ import annotations
