@@ -20,6 +20,8 @@ from torch import distributed, nn
 from synergy_core.planner.plan import Plan
 from synergy_exec.agent.run import bound_log, open_log
 from synergy_exec.commands import logs as logs_command
+from synergy_exec.commands import verify
+from synergy_exec.commands.verify import RecordedJob, RecordedStep, Replayed, recorded_jobs, replayed
 from synergy_exec.controller.journal import JobRow, Journal, RunRow
 from synergy_exec.examples.mlp import Mlp
 from synergy_exec.job_file import JobFile
@@ -32,9 +34,7 @@ from synergy_runs.facts import Kind
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
-import verify  # noqa: E402
 from executor import overheads  # noqa: E402
-from verify import RecordedJob, RecordedStep, Replayed, recorded_jobs, replayed  # noqa: E402
 
 SEED, BATCH = 7, 16
 SGD = "test_equality:SgdGpt"
@@ -138,7 +138,7 @@ def work(tmp_path_factory):
 
 def verified(work, *arguments):
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    command = [sys.executable, BENCH / "verify.py", work, *arguments]
+    command = [sys.executable, "-m", "synergy_exec", "verify", work, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths})
 
 

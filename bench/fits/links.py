@@ -1,0 +1,315 @@
+"""Constants of links: latencies and efficiencies of collectives.
+
+Reads parallel/nccl_bandwidth.csv (NCCL alone, one node) and arena/collectives.csv (under JAX, one node and several).
+A soft-L1 loss of log residuals; every group of ranks and operation counts alike, whatever its number of rows. Rows in
+which ranks have nothing to exchange measure the software's own time.
+
+Held out: each group size (in a node) or number of nodes in turn; each GPU type; each decade of sizes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from runner.experiment import data_file
+from scipy.optimize import least_squares
+
+from fits import Made
+from synergy_core.commands._scoring import COLLECTIVES, soft_l1
+from synergy_core.commands._settings import table
+from synergy_core.commands.calibrate import as_yaml, rounded_errors
+from synergy_core.goodput.calibration import accuracy
+from synergy_core.planner.machine import Link, Links, rings
+
+SUMMARY = "catalog/links: latencies and efficiencies of collectives (needs: data)"
+NCCL, ARENA = "parallel/nccl_bandwidth.csv", "arena/collectives.csv"
+MIB = 2.0**20
+SMALL_WEIGHT = 0.3
+"""Of messages below 1 MiB, which training rarely sends."""
+PRIOR_WEIGHT = 0.05
+SCALE = 0.1
+"""Log residual from which the loss grows only linearly."""
+
+# Arena's send rows equal its all-gather rows in time, and exceed the link as one-way transfers: taken as what they are.
+OPERATIONS = {**COLLECTIVES, "send": COLLECTIVES["all-gather"]}
+# Kind of link, rate of a GPU one way (bytes/s), GPUs that it joins. Vendors' data sheets: NVLink 3 and 4 of A100 and
+# H200, NVLink 2 of V100 (DGX-1V's mesh; Arena's 16 on switches), PCIe 4.0 and 3.0 ×16.
+MACHINES = {
+    ("A100", "nccl"): ("nvswitch", 300e9, 8),
+    ("H200", "nccl"): ("nvswitch", 450e9, 8),
+    ("V100", "nccl"): ("nvlink", 150e9, 8),
+    ("V100", "jax"): ("nvswitch", 150e9, 16),
+    ("A40", "jax"): ("pcie", 31.5e9, 2),
+    ("P100", "jax"): ("pcie", 15.75e9, 4),
+}
+# Of a node, bytes/s. Arena does not state its InfiniBand; 100 Gb/s is the slowest that its fastest rows fit into.
+NETWORKS = {"infiniband": 100e9 / 8.0, "ethernet": 1e9 / 8.0}
+A40_NODE = 2
+# Where fits start and what they are weakly held to: NCCL's own latencies (src/graph/tuning.cc), no loss of rate.
+START = Link(
+    efficiency=0.8,
+    fixed_s=10e-6,
+    hop_s=3.4e-6,
+    ramp_s=3e-6,
+    low_fixed_s=6.6e-6,
+    low_hop_s=1.0e-6,
+    low_share=0.25,
+    exchange=0.8,
+    switch_efficiency=0.75,
+)
+NETWORK_START = replace(START, hop_s=14e-6, low_hop_s=5e-6, ramp_s=14e-6, switch_efficiency=0.0)
+SHARES = ("efficiency", "low_share", "exchange", "switch_efficiency")
+DISPATCH_RANK_S = 10e-6
+IN_NODE = ("efficiency", "fixed_s", "hop_s", "ramp_s", "low_fixed_s", "low_hop_s", "low_share")
+
+
+class Stage(NamedTuple):
+    """What is fitted to the rows of one kind of link: its free constants, and the time per rank of some hosts."""
+
+    start: Link
+    free: tuple[str, ...]
+    hosts: tuple[str, ...] = ()
+
+
+STAGES = {
+    "nvswitch": Stage(START, (*IN_NODE, "exchange", "switch_efficiency"), ("V100",)),
+    "nvlink": Stage(START, IN_NODE),
+    "pcie": Stage(START, (*IN_NODE, "exchange"), ("A40", "P100")),
+    "infiniband": Stage(NETWORK_START, (*IN_NODE, "exchange")),
+    "ethernet": Stage(NETWORK_START, (*IN_NODE, "exchange")),
+}
+"""By kind of link, in the order in which they are fitted."""
+
+
+Rows = pd.DataFrame
+"""Measured collectives. network is '' within a node; link is the kind that is fitted to the row."""
+
+
+def read_csv(name: str) -> pd.DataFrame:
+    return pd.read_csv(data_file(name), keep_default_na=False, na_values={"time_us": ""}, float_precision="round_trip")
+
+
+def nccl_rows() -> Rows:
+    cells = read_csv(NCCL).dropna(subset="time_us")
+    ranks = cells["n_gpus"].astype(float)
+    return pd.DataFrame(
+        {
+            "gpu": cells["gpu"].str.split("-").str[0],
+            "software": "nccl",
+            "operation": cells["collective"].str.replace("_", "-"),
+            "groups": cells["cluster"],
+            "network": "",
+            "in_switch": cells["algo"].str.contains("NVLS") & ~cells["algo"].str.contains("off"),
+            "ranks": ranks,
+            "per_node": ranks,
+            "nodes": 1.0,
+            "nbytes": cells["size_bytes"].astype(float),
+            "time_s": cells["time_us"] * 1e-6,
+        }
+    )
+
+
+def arena_rows() -> tuple[Rows, dict[str, float]]:
+    """Rows that exchange something, and each GPU type's median time (s) of those that do not."""
+    cells = read_csv(ARENA)
+    first_groups = (json.loads(each)[0] for each in cells["groups"])
+    spans = [len({rank // g for rank in group}) for group, g in zip(first_groups, cells["gpus_per_node"], strict=True)]
+    ranks, operation = cells["group_size"].astype(float), cells["operation"]
+    rows = pd.DataFrame(
+        {
+            "gpu": cells["gpu"],
+            "software": "jax",
+            "operation": operation,
+            "groups": cells["n_nodes"].astype(str) + ":" + cells["groups"],
+            "network": cells["network"].replace("default", "ethernet").where(np.array(spans) > 1, ""),
+            "in_switch": False,
+            "ranks": ranks,
+            "per_node": ranks / spans,
+            "nodes": np.array(spans, dtype=float),
+            "nbytes": cells["bytes"].astype(float),
+            "time_s": cells["time_s"],
+        }
+    )
+    # Fewer elements than parts: nothing moves.
+    idle = cells["elements"] < ranks.mask(operation == "all-reduce", 1.0).mask(operation == "all-to-all", ranks**2)
+    return rows[~idle], rows[idle].groupby("gpu")["time_s"].median().to_dict()
+
+
+def all_rows() -> tuple[Rows, dict[str, float]]:
+    """The rows of both files, and JAX's own time (s) by GPU type."""
+    arena, idle_s = arena_rows()
+    rows = pd.concat([nccl_rows(), arena], ignore_index=True)
+    kinds = [MACHINES[each][0] for each in zip(rows["gpu"], rows["software"], strict=True)]
+    return rows.assign(link=rows["network"].where(rows["network"] != "", kinds)), idle_s
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Constants of each kind of link, and of JAX on each host: s, and s per rank."""
+
+    kinds: dict[str, Link]
+    dispatch: dict[str, tuple[float, float]]
+
+
+def predict(rows: Rows, fitted: Fitted) -> np.ndarray:
+    """(rows,): s."""
+    result = np.full(len(rows), np.nan)
+    sizes = rows[["nbytes", "ranks", "per_node"]].to_numpy()
+    keys = ["gpu", "software", "network", "in_switch", "operation"]
+    for key, at in rows.groupby(keys, sort=False).indices.items():
+        gpu, software, network, in_switch, operation = key
+        kind, rate, group = MACHINES[gpu, software]
+        inside = fitted.kinds[kind]
+        idle_s, rank_s = fitted.dispatch[gpu] if software == "jax" else (0.0, 0.0)
+        links = Links(
+            inside=inside if in_switch else replace(inside, switch_efficiency=0.0),
+            inside_bytes_per_s=rate,
+            link_group=group,
+            rings=rings(kind, group),
+            host=inside,
+            host_bytes_per_s=rate,
+            network=fitted.kinds.get(network, NETWORK_START),
+            network_bytes_per_s=NETWORKS.get(network, 1.0) / A40_NODE,
+            dispatch_s=idle_s,
+            dispatch_rank_s=rank_s,
+        )
+        result[at] = OPERATIONS[operation](*sizes[at].T, links)
+    return result
+
+
+def weights(rows: Rows) -> np.ndarray:
+    """(rows,): every (GPU, operation, group) counts alike; messages below 1 MiB count less."""
+    groups = rows.groupby(["gpu", "operation", "groups", "ranks"])
+    counts = groups["gpu"].transform("size").to_numpy()
+    return np.sqrt(len(rows) / groups.ngroups / counts) * np.where(rows["nbytes"] < MIB, SMALL_WEIGHT, 1.0)
+
+
+def fit_kind(kind: str, rows: Rows, known: Fitted) -> Fitted:
+    """Fits a kind's constants and its hosts' time per rank; the rest of `known` stays."""
+    start, (_, free, hosts) = known.kinds[kind], STAGES[kind]
+    first = np.log([getattr(start, name) for name in free] + [known.dispatch[host][1] for host in hosts])
+    upper = np.log([1.0 if name in SHARES else 5e-3 for name in free] + [1e-3 for _ in hosts])
+    lower = np.log([0.02 if name in SHARES else 1e-8 for name in free] + [1e-7 for _ in hosts])
+    weight, measured_s = weights(rows), rows["time_s"].to_numpy()
+
+    def build(values: np.ndarray) -> Fitted:
+        found = dict(zip((*free, *hosts), np.exp(values).tolist(), strict=True))
+        link = replace(start, **{name: found[name] for name in free})
+        dispatch = {host: (known.dispatch[host][0], found[host]) for host in hosts}
+        return Fitted({**known.kinds, kind: link}, {**known.dispatch, **dispatch})
+
+    def residuals(values: np.ndarray) -> np.ndarray:
+        off = weight * np.log(predict(rows, build(values)) / measured_s)
+        soft = np.sign(off) * soft_l1(off, SCALE)
+        return np.concatenate([soft, PRIOR_WEIGHT * np.sqrt(len(rows)) * SCALE * (values - first)])
+
+    found = least_squares(residuals, np.clip(first, lower + 1e-6, upper - 1e-6), bounds=(lower, upper), max_nfev=60)
+    return build(found.x)
+
+
+def fit_all(rows: Rows, fitted: Fitted, only: str | None = None) -> Fitted:
+    """Fits every kind of link, or one, to the rows. fitted: where the fit starts."""
+    for kind in STAGES:
+        if kind == "nvlink":  # No all-to-all was measured on a mesh: as on switches.
+            mesh = replace(fitted.kinds[kind], exchange=fitted.kinds["nvswitch"].exchange)
+            fitted = Fitted({**fitted.kinds, kind: mesh}, fitted.dispatch)
+        own = rows[rows["link"] == kind]
+        if only in (None, kind) and len(own):
+            fitted = fit_kind(kind, own, fitted)
+    return fitted
+
+
+def in_sample() -> tuple[Rows, Fitted]:
+    """All rows, and the fit to them."""
+    rows, idle_s = all_rows()
+    dispatch = {gpu: (seconds, DISPATCH_RANK_S) for gpu, seconds in idle_s.items()}
+    return rows, fit_all(rows, Fitted({kind: stage.start for kind, stage in STAGES.items()}, dispatch))
+
+
+def held_out(rows: Rows, full: Fitted) -> dict[str, np.ndarray]:
+    """(rows,) for each way of holding out: predicted by fits that saw no row of its part; NaN if there is no other."""
+    parts = {
+        "without its group size": rows["ranks"].where(rows["network"] == "", rows["nodes"]),
+        "without its GPU type": rows["gpu"] + rows["software"],
+        "without its decade of sizes": np.floor(np.log10(rows["nbytes"])),
+    }
+    result = {}
+    for how, label in parts.items():
+        predicted = np.full(len(rows), np.nan)
+        for kind, (start, _, hosts) in STAGES.items():
+            mask = rows["link"] == kind
+            values = label[mask].unique()
+            for value in values if len(values) > 1 else []:
+                tested = mask & (label == value)
+                own = {host: (full.dispatch[host][0], DISPATCH_RANK_S) for host in hosts}
+                first = Fitted({**full.kinds, kind: start}, {**full.dispatch, **own})
+                predicted[tested] = predict(rows[tested], fit_all(rows[~tested], first, kind))
+        result[how] = predicted
+    return result
+
+
+def scores(rows: Rows, told: dict[str, np.ndarray], operation: str = "") -> list[dict[str, Any]]:
+    """Errors for messages of 1 MiB and more, by GPU type and link. told: predictions by what the fit did not see.
+
+    operation: only its rows.
+    """
+    result = []
+    for how, values in told.items():
+        known = np.isfinite(values) & (rows["nbytes"] >= MIB) & rows["operation"].str.contains(operation)
+        for (gpu, link), here in rows.assign(told=values)[known].groupby(["gpu", "link"]):
+            score = accuracy(here["told"].to_numpy(), here["time_s"].to_numpy())
+            result.append({"how": how, "gpu": gpu, "link": link} | asdict(score))
+    return result
+
+
+def everything() -> tuple[Rows, Fitted, dict[str, np.ndarray]]:
+    """All rows, the fit to them, and what is predicted in sample and held out."""
+    rows, fitted = in_sample()
+    return rows, fitted, {"in sample": predict(rows, fitted), **held_out(rows, fitted)}
+
+
+def fit() -> Made:
+    rows, fitted, told = everything()
+    files = {}
+
+    def add(name: str, content: dict[str, Any]) -> None:
+        comment = "Fitted by bench/fits.py links; what the constants mean: synergy_core/planner/machine.py."
+        files[f"synergy_core/catalog/links/{name}.yaml"] = as_yaml(content, comment)
+
+    sums = {name: hashlib.sha256(data_file(name).read_bytes()).hexdigest() for name in (NCCL, ARENA)}
+    for kind, (_, free, _) in STAGES.items():
+        mask = (rows["link"] == kind).to_numpy()
+        sized = mask & (rows["nbytes"] >= MIB).to_numpy()
+        link = asdict(fitted.kinds[kind])
+        known = {how: sized & np.isfinite(values) for how, values in told.items()}
+        used = sorted({NCCL if each == "nccl" else ARENA for each in rows["software"][mask]})
+        time_s = rows["time_s"].to_numpy()
+        content = {
+            "constants": {k: rounded(v) for k, v in link.items() if k != "switch_efficiency" or k in free},
+            "fitted": list(free),
+            "rows": int(mask.sum()),
+            "inputs_sha256": {name: sums[name] for name in used},
+            "errors_from_1_mib": {
+                how: rounded_errors(told[how][at], time_s[at]) for how, at in known.items() if at.any()
+            },
+        }
+        add(kind, content)
+    hosts = {
+        host.lower(): {"dispatch_s": rounded(idle_s), "dispatch_rank_s": rounded(rank_s)}
+        for host, (idle_s, rank_s) in fitted.dispatch.items()
+    }
+    add("jax", {"hosts": hosts, "inputs_sha256": {ARENA: sums[ARENA]}})
+    lines = [
+        [each["how"], each["gpu"], each["link"], str(each["n"]), f"{each['mape']:.1%}", f"{each['median']:.1%}"]
+        for each in scores(rows, told)
+    ]
+    return Made(files, table(("rows", "GPU", "link", "n", "mape", "median"), lines, left=3))
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.4g}")
