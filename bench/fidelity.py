@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import mean
 
 import executor
-import make_demo
 import numpy as np
 from accuracy_runs import SIMULATED, commit, typed_command
+from fits import demo
 from scipy.stats import kendalltau
 
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
@@ -147,7 +147,7 @@ def measure(path: Path, seconds: float) -> None:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         longest = (f"backend.options.slots={SLOTS}", f"profile_s={PROFILE_S}")
-        typed("synergy_exec", "profile", *make_demo.STEP_S, "--out", path, "--seconds", seconds, *longest)
+        typed("synergy_exec", "profile", *demo.STEP_S, "--out", path, "--seconds", seconds, *longest)
 
 
 def simulate(trace: str, policies: list[str], profile: Path, into: Path) -> Path:
