@@ -1,0 +1,255 @@
+"""Runs of the executor against their simulation, and what carrying decisions out cost in them: docs/fidelity.md."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from runner.experiment import ROOT, Experiment, Result, Results, measurement
+from runner.tables import met, number, table
+
+from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
+from synergy_core.planner.plan import Plan
+from synergy_runs.stored import StoredRun, find_runs
+
+POLICIES = ("fifo", "sia+plans", "synergy")
+MODELS = ("cnn", "gpt", "mlp", "texts")
+"""Of the demo."""
+SLOTS, PROFILE_S = 4, 150.0
+MAX_MEAN_ERROR, MAX_JOB_ERROR = 0.05, 0.10
+"""The goals."""
+
+
+def compare(names: Sequence[str], models: Sequence[str], slots: int, profile_s: float) -> Result:
+    """The demo profiled, run for real under each policy, profiled again, and simulated with the mean of both."""
+    from synergy_runs.inputs import read_profile, write_profile
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        before, after, between = (folder / f"{each}.json" for each in ("before", "after", "between"))
+        measured = ("--seconds", 1.0, f"backend.options.slots={slots}", f"profile_s={profile_s}")
+        common = ("+trace=demo", f"policy=[{','.join(names)}]", "figures=false")
+        _type("synergy_exec", "profile", *models, "--out", before, *measured)
+        _type("synergy_exec", *common, f"profile={before}", f"results_dir={folder / 'real'}")
+        _type("synergy_exec", "profile", *models, "--out", after, *measured)
+        profiles = [read_profile(before), read_profile(after)]
+        write_profile(_mean_profile(profiles), between)
+        testbed = ("testbed=executor", f"truth.profile={between}", "cluster.gpu_type=cpu", "same_information=false")
+        _type("synergy_sim", *common, *testbed, f"results_dir={folder / 'simulated'}")
+        runs = {policy: [_run(folder / each, policy) for each in ("real", "simulated")] for policy in names}
+        work = folder / "real" / "demo" / "latest" / f"{names[-1]}-0.work"
+        return {
+            "policies": {policy: _compared(*pair) for policy, pair in runs.items()},
+            "step_time_ratios": _ratios(*profiles),
+            "overheads": overheads(work),
+            "losses": _verified(work, folder / "verify.json"),
+        }
+
+
+def _type(module: str, *arguments: object, accepts: Iterable[int] = (0,)) -> None:
+    """Runs `python -m module …` as a person would. Raises CalledProcessError."""
+    done = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    if done.returncode not in accepts:
+        done.check_returncode()
+
+
+def _run(folder: Path, policy: str) -> StoredRun:
+    return next(run for run in find_runs(folder) if run.policy == policy)
+
+
+def _mean_profile(profiles: list[Profile]) -> Profile:
+    """Everything averaged over the profiles that have it."""
+    first = profiles[0]
+    models = {name: _mean_model([each[name] for each in profiles if name in each]) for name in first}
+    return Profile(models, first.machine, " and ".join(each.date for each in profiles))
+
+
+def _mean_model(models: list[ProfiledModel]) -> ProfiledModel:
+    rows: dict[tuple[str, int, Plan], list[ProfiledRow]] = defaultdict(list)
+    noise: dict[float, list[float]] = defaultdict(list)
+    for model in models:
+        for row in model.rows:
+            rows[row.gpu_type, row.nodes, row.plan].append(row)
+        for each in model.noise:
+            noise[each.work].append(each.ratio)
+    costs = [dataclasses.astuple(model.costs) for model in models]
+    return dataclasses.replace(
+        models[0],
+        costs=ProfiledCosts(*(mean(each) for each in zip(*costs, strict=True))),
+        noise=tuple(NoiseFrom(work, mean(noise[work])) for work in sorted(noise)),
+        rows=tuple(dataclasses.replace(same[0], step_s=mean(row.step_s for row in same)) for same in rows.values()),
+    )
+
+
+def _compared(real: StoredRun, predicted: StoredRun) -> dict[str, Any]:
+    return {
+        "real_jct_s": real.jobs("jct_s")["jct_s"].tolist(),
+        "predicted_jct_s": predicted.jobs("jct_s")["jct_s"].tolist(),
+        "makespan_error": predicted.summary["makespan_s"] / real.summary["makespan_s"] - 1,
+        "restarts": int(real.jobs("restarts")["restarts"].sum()),
+        "failed": int(real.summary["jobs_failed"]),
+    }
+
+
+def _ratios(before: Profile, after: Profile) -> list[float]:
+    """Step time ÷ step time before, of every plan in both."""
+    old = {(name, row.gpu_type, row.nodes, row.plan): row.step_s for name in before for row in before[name].rows}
+    keyed = (((name, row.gpu_type, row.nodes, row.plan), row) for name in after for row in after[name].rows)
+    return [row.step_s / old[key] for key, row in keyed if key in old]
+
+
+def _verified(work: Path, out: Path) -> list[dict[str, Any]]:
+    _type("synergy_exec", "verify", work, "--json", out, accepts=(0, 1))
+    found: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))["jobs"]
+    return found
+
+
+def overheads(work: Path) -> dict[str, list[float]]:
+    """Seconds that carrying decisions out took in a run, each time, by what it was. Raises InputError."""
+    from synergy_exec.controller.execution import STARTED_PARTS
+    from synergy_exec.controller.journal import open_journal
+
+    with contextlib.closing(open_journal(work)) as journal:
+        runs, timings = journal.runs(), journal.timings()
+        spans = _spans(runs, journal.facts())
+        decisions_s = journal.decisions().decisions().decision_s.tolist()
+    started = {each.run: each for each in timings if each.kind == "started"}
+    found: dict[str, list[float]] = defaultdict(list)
+    seen: set[int] = set()
+    for run in runs:
+        if run.run not in spans:
+            continue
+        kind = "restart" if run.job in seen else "first start"
+        seen.add(run.job)
+        if run.run in started:
+            first, (launched_s, _) = started[run.run], spans[run.run]
+            waited_s, total_s = launched_s - run.decided_s, first.time_s - run.decided_s
+            parts = {name: first.parts[name] for name in STARTED_PARTS}
+            found[f"{kind}: decision to end of first step"].append(total_s)
+            found[f"{kind}: waiting for the slots"].append(waited_s)
+            for name, seconds in parts.items():
+                found[f"{kind}: {name.removesuffix('_s').replace('_', ' ')}"].append(seconds)
+            found[f"{kind}: messages and all else"].append(total_s - waited_s - sum(parts.values()))
+    stops = {each.run: each.time_s for each in reversed(timings) if each.kind == "stop"}
+    # A run that was stopped before its launch held no slots.
+    found["stop decided until slots are free"] = [spans[run][1] - at_s for run, at_s in stops.items() if run in spans]
+    found["saving, as it delayed training"] = [each.parts["save_s"] for each in timings if each.kind == "saved"]
+    return found | {"computing a decision": decisions_s}
+
+
+def _spans(runs: Iterable[Any], facts: Iterable[Any]) -> dict[int, tuple[float, float]]:
+    """When each launched run was launched and when it had left, by its number; infinite while it had not.
+
+    A job's runs are launched one after the other, so its n-th start and its n-th end belong to its n-th launched run.
+    """
+    from synergy_runs.facts import Kind
+
+    starts, ends = defaultdict(list), defaultdict(list)
+    for fact in facts:
+        if fact.kind == Kind.START:
+            starts[fact.job].append(fact.time_s)
+        elif fact.kind in (Kind.STOP, Kind.FINISH):
+            ends[fact.job].append(fact.time_s)
+    left = {job: iter([*times_s, math.inf]) for job, times_s in ends.items()}
+    began = {job: iter(times_s) for job, times_s in starts.items()}
+    launched = (run for run in runs if run.launched)
+    return {run.run: (next(began[run.job]), next(left.get(run.job, iter(())), math.inf)) for run in launched}
+
+
+TASK = measurement(
+    compare, policies=POLICIES, is_timed=True, names=POLICIES, models=MODELS, slots=SLOTS, profile_s=PROFILE_S
+)
+
+
+def _tables(results: Results) -> dict[str, str]:
+    found = results[TASK]
+    jct_s = {
+        policy: [np.array(each[kind]) for kind in ("real_jct_s", "predicted_jct_s")]
+        for policy, each in found["policies"].items()
+    }
+    return {
+        "errors": _errors_table(found["policies"], jct_s),
+        "pairs": _pairs_table({policy: [float(each.mean()) for each in pair] for policy, pair in jct_s.items()}),
+        "drift": _drift_table(np.array(found["step_time_ratios"])),
+        "overheads": _overheads_table(found["overheads"]),
+        "losses": _losses_table(found["losses"]),
+    }
+
+
+def _percent(value: float) -> str:
+    return f"{value:+.1%}"
+
+
+def _goal(error: float, limit: float, shown: str) -> str:
+    return f"{shown} ({met(abs(error) <= limit)})"
+
+
+def _errors_table(policies: dict[str, Any], jct_s: dict[str, list[Any]]) -> str:
+    from scipy.stats import kendalltau
+
+    rows = []
+    for policy, each in policies.items():
+        real_s, predicted_s = jct_s[policy]
+        mean_error, makespan_error = predicted_s.mean() / real_s.mean() - 1, each["makespan_error"]
+        errors = predicted_s / real_s - 1
+        median = float(np.median(np.abs(errors)))
+        rows.append([
+            policy,
+            f"{real_s.mean():.1f} s",
+            *(_goal(error, MAX_MEAN_ERROR, _percent(error)) for error in (mean_error, makespan_error)),
+            _goal(median, MAX_JOB_ERROR, f"{median:.1%}"),
+            f"{np.quantile(np.abs(errors), 0.9):.1%}",
+            _percent(np.median(errors)),
+            number(float(kendalltau(predicted_s, real_s).statistic)),
+            str(each["restarts"]),
+            str(each["failed"]),
+        ])  # fmt: skip
+    header = ("policy", "mean JCT, real", "error (goal: 5 %)", "makespan (5 %)", "per job, median of absolute (10 %)",
+              "p90", "signed median", "Kendall τ", "restarts, real", "failed")  # fmt: skip
+    return table(header, rows)
+
+
+def _pairs_table(mean_s: dict[str, list[float]]) -> str:
+    rows = []
+    for a, b in combinations(mean_s, 2):
+        real, predicted = (x / y for x, y in zip(mean_s[a], mean_s[b], strict=True))
+        rows.append([f"{a} ÷ {b}", number(real, 3), number(predicted, 3), _percent(predicted / real - 1)])
+    return table(("pair", "real ratio of mean JCT", "predicted", "error"), rows)
+
+
+def _drift_table(ratios: Any) -> str:
+    cells = [number(float(each)) for each in np.quantile(ratios, (0.5, 0.1, 0.9))]
+    return table(("plans in both profiles", "median", "10 %", "90 %"), [[str(len(ratios)), *cells]])
+
+
+def _overheads_table(found: dict[str, list[float]]) -> str:
+    rows = []
+    for what, seconds in found.items():
+        quantiles = np.quantile(seconds, (0.5, 0.9, 1.0)).tolist() if seconds else [math.nan] * 3
+        rows.append([what, str(len(seconds)), *(number(each, 4) for each in quantiles)])
+    return table(("seconds", "times", "median", "p90", "max"), rows)
+
+
+def _losses_table(jobs: list[dict[str, Any]]) -> str:
+    rows = []
+    for each in jobs:
+        verdict = f"{each['verdict']} ({each['remark']})" if each["remark"] else each["verdict"]
+        apart = (f"{each[name]:.2g}".replace("nan", "–") for name in ("largest", "after_changes", "weights"))
+        rows.append([each["job"], each["optimizer"], " → ".join(each["plans"]), verdict, str(each["steps"]), *apart])
+    header = ("job", "optimizer", "plans", "verdict", "steps", "loss", "after changes", "weights")
+    return table(header, rows, 4)
+
+
+FIDELITY = Experiment(lambda: [TASK], _tables)
