@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import subprocess
@@ -20,9 +19,7 @@ import numpy as np
 from runner.experiment import ROOT, Experiment, Result, Results, measurement
 from runner.tables import met, number, table
 
-from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
-from synergy_core.planner.plan import Plan
-from synergy_runs.stored import StoredRun, find_runs
+from synergy_runs.stored import find_runs
 
 POLICIES = ("fifo", "sia+plans", "synergy")
 MODELS = ("cnn", "gpt", "mlp", "texts")
@@ -33,26 +30,23 @@ MAX_MEAN_ERROR, MAX_JOB_ERROR = 0.05, 0.10
 
 
 def compare(names: Sequence[str], models: Sequence[str], slots: int, profile_s: float) -> Result:
-    """The demo profiled, run for real under each policy, profiled again, and simulated with the mean of both."""
-    from synergy_runs.inputs import read_profile, write_profile
-
+    """The demo profiled, run for real under each policy, profiled again, and simulated with either profile."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        before, after, between = (folder / f"{each}.json" for each in ("before", "after", "between"))
-        measured = ("--seconds", 1.0, f"backend.options.slots={slots}", f"profile_s={profile_s}")
+        profiles = folder / "before.json", folder / "after.json"
         common = ("+trace=demo", f"policy=[{','.join(names)}]", "figures=false")
-        _type("synergy_exec", "profile", *models, "--out", before, *measured)
-        _type("synergy_exec", *common, f"profile={before}", f"results_dir={folder / 'real'}")
-        _type("synergy_exec", "profile", *models, "--out", after, *measured)
-        profiles = [read_profile(before), read_profile(after)]
-        write_profile(_mean_profile(profiles), between)
-        testbed = ("testbed=executor", f"truth.profile={between}", "cluster.gpu_type=cpu", "same_information=false")
-        _type("synergy_sim", *common, *testbed, f"results_dir={folder / 'simulated'}")
-        runs = {policy: [_run(folder / each, policy) for each in ("real", "simulated")] for policy in names}
+        for profile in profiles:
+            measured = ("--seconds", 1.0, f"backend.options.slots={slots}", f"profile_s={profile_s}")
+            _type("synergy_exec", "profile", *models, "--out", profile, *measured)
+            if profile == profiles[0]:
+                _type("synergy_exec", *common, f"profile={profile}", f"results_dir={folder / 'real'}")
+        testbed = ("testbed=executor", "cluster.gpu_type=cpu", "same_information=false")
+        for profile in profiles:
+            into = f"results_dir={folder / profile.stem}"
+            _type("synergy_sim", *common, *testbed, f"truth.profile={profile}", into)
         work = folder / "real" / "demo" / "latest" / f"{names[-1]}-0.work"
         return {
-            "policies": {policy: _compared(*pair) for policy, pair in runs.items()},
-            "step_time_ratios": _ratios(*profiles),
+            "policies": {policy: _compared(folder, policy) for policy in names},
             "overheads": overheads(work),
             "losses": _verified(work, folder / "verify.json"),
         }
@@ -65,49 +59,18 @@ def _type(module: str, *arguments: object, accepts: Iterable[int] = (0,)) -> Non
         done.check_returncode()
 
 
-def _run(folder: Path, policy: str) -> StoredRun:
-    return next(run for run in find_runs(folder) if run.policy == policy)
-
-
-def _mean_profile(profiles: list[Profile]) -> Profile:
-    """Everything averaged over the profiles that have it."""
-    first = profiles[0]
-    models = {name: _mean_model([each[name] for each in profiles if name in each]) for name in first}
-    return Profile(models, first.machine, " and ".join(each.date for each in profiles))
-
-
-def _mean_model(models: list[ProfiledModel]) -> ProfiledModel:
-    rows: dict[tuple[str, int, Plan], list[ProfiledRow]] = defaultdict(list)
-    noise: dict[float, list[float]] = defaultdict(list)
-    for model in models:
-        for row in model.rows:
-            rows[row.gpu_type, row.nodes, row.plan].append(row)
-        for each in model.noise:
-            noise[each.work].append(each.ratio)
-    costs = [dataclasses.astuple(model.costs) for model in models]
-    return dataclasses.replace(
-        models[0],
-        costs=ProfiledCosts(*(mean(each) for each in zip(*costs, strict=True))),
-        noise=tuple(NoiseFrom(work, mean(noise[work])) for work in sorted(noise)),
-        rows=tuple(dataclasses.replace(same[0], step_s=mean(row.step_s for row in same)) for same in rows.values()),
+def _compared(folder: Path, policy: str) -> dict[str, Any]:
+    """The real run of a policy, and its simulations with the profiles before and after."""
+    real, *simulated = (
+        next(run for run in find_runs(folder / each) if run.policy == policy) for each in ("real", "before", "after")
     )
-
-
-def _compared(real: StoredRun, predicted: StoredRun) -> dict[str, Any]:
     return {
         "real_jct_s": real.jobs("jct_s")["jct_s"].tolist(),
-        "predicted_jct_s": predicted.jobs("jct_s")["jct_s"].tolist(),
-        "makespan_error": predicted.summary["makespan_s"] / real.summary["makespan_s"] - 1,
+        "predicted_jct_s": [each.jobs("jct_s")["jct_s"].tolist() for each in simulated],
+        "makespan_error": mean(each.summary["makespan_s"] for each in simulated) / real.summary["makespan_s"] - 1,
         "restarts": int(real.jobs("restarts")["restarts"].sum()),
         "failed": int(real.summary["jobs_failed"]),
     }
-
-
-def _ratios(before: Profile, after: Profile) -> list[float]:
-    """Step time ÷ step time before, of every plan in both."""
-    old = {(name, row.gpu_type, row.nodes, row.plan): row.step_s for name in before for row in before[name].rows}
-    keyed = (((name, row.gpu_type, row.nodes, row.plan), row) for name in after for row in after[name].rows)
-    return [row.step_s / old[key] for key, row in keyed if key in old]
 
 
 def _verified(work: Path, out: Path) -> list[dict[str, Any]]:
@@ -175,63 +138,53 @@ TASK = measurement(
 
 def _tables(results: Results) -> dict[str, str]:
     found = results[TASK]
-    jct_s = {
-        policy: [np.array(each[kind]) for kind in ("real_jct_s", "predicted_jct_s")]
-        for policy, each in found["policies"].items()
-    }
     return {
-        "errors": _errors_table(found["policies"], jct_s),
-        "pairs": _pairs_table({policy: [float(each.mean()) for each in pair] for policy, pair in jct_s.items()}),
-        "drift": _drift_table(np.array(found["step_time_ratios"])),
+        "errors": _errors_table(found["policies"]),
+        "pairs": _pairs_table(found["policies"]),
         "overheads": _overheads_table(found["overheads"]),
         "losses": _losses_table(found["losses"]),
     }
-
-
-def _percent(value: float) -> str:
-    return f"{value:+.1%}"
 
 
 def _goal(error: float, limit: float, shown: str) -> str:
     return f"{shown} ({met(abs(error) <= limit)})"
 
 
-def _errors_table(policies: dict[str, Any], jct_s: dict[str, list[Any]]) -> str:
+def _errors_table(policies: dict[str, Any]) -> str:
     from scipy.stats import kendalltau
 
     rows = []
     for policy, each in policies.items():
-        real_s, predicted_s = jct_s[policy]
-        mean_error, makespan_error = predicted_s.mean() / real_s.mean() - 1, each["makespan_error"]
-        errors = predicted_s / real_s - 1
+        real_s, both_s = np.array(each["real_jct_s"]), np.array(each["predicted_jct_s"])
+        predicted_s, makespan_error = both_s.mean(axis=0), each["makespan_error"]
+        mean_error, errors = predicted_s.mean() / real_s.mean() - 1, predicted_s / real_s - 1
         median = float(np.median(np.abs(errors)))
         rows.append([
             policy,
             f"{real_s.mean():.1f} s",
-            *(_goal(error, MAX_MEAN_ERROR, _percent(error)) for error in (mean_error, makespan_error)),
+            f"{both_s[0].mean():.1f} s, {both_s[1].mean():.1f} s",
+            *(_goal(error, MAX_MEAN_ERROR, f"{error:+.1%}") for error in (mean_error, makespan_error)),
             _goal(median, MAX_JOB_ERROR, f"{median:.1%}"),
             f"{np.quantile(np.abs(errors), 0.9):.1%}",
-            _percent(np.median(errors)),
+            f"{np.median(errors):+.1%}",
             number(float(kendalltau(predicted_s, real_s).statistic)),
             str(each["restarts"]),
             str(each["failed"]),
         ])  # fmt: skip
-    header = ("policy", "mean JCT, real", "error (goal: 5 %)", "makespan (5 %)", "per job, median of absolute (10 %)",
-              "p90", "signed median", "Kendall τ", "restarts, real", "failed")  # fmt: skip
+    header = ("policy", "mean JCT, real", "predicted", "error (goal: 5 %)", "makespan (5 %)",
+              "per job, median of absolute (10 %)", "p90", "signed median", "Kendall τ", "restarts, real",
+              "failed")  # fmt: skip
     return table(header, rows)
 
 
-def _pairs_table(mean_s: dict[str, list[float]]) -> str:
+def _pairs_table(policies: dict[str, Any]) -> str:
     rows = []
-    for a, b in combinations(mean_s, 2):
-        real, predicted = (x / y for x, y in zip(mean_s[a], mean_s[b], strict=True))
-        rows.append([f"{a} ÷ {b}", number(real, 3), number(predicted, 3), _percent(predicted / real - 1)])
+    for a, b in combinations(policies, 2):
+        real, predicted = (
+            np.mean(policies[a][of]) / np.mean(policies[b][of]) for of in ("real_jct_s", "predicted_jct_s")
+        )
+        rows.append([f"{a} ÷ {b}", number(real, 3), number(predicted, 3), f"{predicted / real - 1:+.1%}"])
     return table(("pair", "real ratio of mean JCT", "predicted", "error"), rows)
-
-
-def _drift_table(ratios: Any) -> str:
-    cells = [number(float(each)) for each in np.quantile(ratios, (0.5, 0.1, 0.9))]
-    return table(("plans in both profiles", "median", "10 %", "90 %"), [[str(len(ratios)), *cells]])
 
 
 def _overheads_table(found: dict[str, list[float]]) -> str:
