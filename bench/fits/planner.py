@@ -1,43 +1,38 @@
-"""Fits the planner's constants to measured step times, and tells how well they hold on what was left out.
+"""The planner's constants, fitted to measured step times; how well they hold on what was left out; and bands.
 
-    SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/fit_planner.py [--write] [--only a100-fsdp] [--json OUT]
-
-For every fit (a GPU type, and the software that ran on it) and every file: n, mean, median, p90 and max of
-|predicted − measured|/measured, and the signed mean; in sample, with each family left out in turn (a model, or a file),
-and with the largest models left out. Beside them the one-constant baseline: FLOPs ÷ (peak × e), e the best for that
-file. Then, of every file, how many rows lie inside bands that were made without them (planner_bands.py). --write
-replaces synergy_core/catalog/constants/*.yaml, bands included. Reads $SYNERGY_DATA/parallel, and for bands of GPU types
-that were not measured $SYNERGY_DATA/arena.
+For every fit (a GPU type, and the software that ran on it) and every file: errors in sample, with each family left out
+in turn (a model, or a file), and with the largest models left out. Then, of every file, how many rows lie inside bands
+that were made without them (`bands`). Reads $SYNERGY_DATA/parallel, rubick, and for bands of GPU types that were not
+measured arena.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import fit_arena
 import numpy as np
-import planner_bands
 import yaml
-from planner_bands import FILE, GPU_TYPE, MEASURED, MODEL, NODE, SOFTWARE, HeldOut, figures
+from runner.experiment import data_file
 
-from synergy_core.catalog import CATALOG, gpu_sheets
-from synergy_core.commands._scoring import Fitted, fit
-from synergy_core.commands._settings import table, write_whole
+from fits import Made, arena, bands, memory
+from fits.bands import FILE, GPU_TYPE, MEASURED, MODEL, NODE, SOFTWARE, HeldOut
+from synergy_core.catalog import gpu_sheets
+from synergy_core.commands._scoring import Fitted
+from synergy_core.commands._scoring import fit as fit_constants
+from synergy_core.commands._settings import table
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.training_times import Case
 from synergy_core.goodput.calibration import Accuracy, accuracy
 from synergy_core.planner.bands import family_name
 from synergy_core.planner.machine import CORE, PHYSICAL, Constants, constants_for, constants_like, work_per_clock
 
-CONSTANTS = CATALOG / "constants"
+SUMMARY = "catalog/constants: the planner's constants and bands, from measured steps (needs: data; minutes)"
+CONSTANTS = "synergy_core/catalog/constants"
 
 KERNELS = tuple(name for name in PHYSICAL if name not in CORE)
 MEMORY_BOUND = ("backward_traffic", "backward_kernels", "optimizer_bytes_factor")
@@ -141,14 +136,13 @@ FITS = (
 class Rows:
     """A file's rows that a fit reads: as its cases, and as columns (rows,) over all cases in turn.
 
-    known: what the bands need of each row, still without `how` and `error`. ideal_s: FLOPs at the peak.
+    known: what the bands need of each row, still without `how` and `error`.
     """
 
     file: str
     cases: list[Case]
     known: list[HeldOut]
     measured_s: np.ndarray
-    ideal_s: np.ndarray
     on_several_nodes: np.ndarray
 
     def __len__(self) -> int:
@@ -176,12 +170,12 @@ def with_errors(how: str, rows: Iterable[HeldOut], off: np.ndarray) -> list[Held
 
 def path_of(file: str) -> Path:
     """A file of the measurements, in parallel/ if its name has no folder."""
-    return Path(os.environ["SYNERGY_DATA"]) / (f"{file}.csv" if "/" in file else f"parallel/{file}.csv")
+    return data_file(f"{file}.csv" if "/" in file else f"parallel/{file}.csv")
 
 
 def rows_of(fit: str, file: str, share: float) -> Rows:
     found: Any = read(path_of(file))
-    every = [case for case in found.cases() if not case.software.offload]  # bench/fit_offload.py has those
+    every = [case for case in found.cases() if not case.software.offload]  # fits/offload.py has those
     timed = [case for case in every if np.isfinite(case.iter_time_s).any()]
     total = sum(map(len, timed))
     cases = [replace(case, owner=case.software.fitted_as, share=share * len(case) / total) for case in timed]
@@ -196,22 +190,8 @@ def rows_of(fit: str, file: str, share: float) -> Rows:
         cases,
         known,
         measured_s=np.concatenate([case.iter_time_s for case in cases]),
-        ideal_s=np.concatenate([ideal_s(case) for case in cases]),
         on_several_nodes=np.concatenate([case.plans.gpus > case.machine.gpus_per_node for case in cases]),
     )
-
-
-def ideal_s(group: Case) -> np.ndarray:
-    """Seconds at the peak: three forward passes' products, four with full recomputation."""
-    work, plans = group.work, group.plans
-    flops: Any = sum(np.asarray(each.flops) for each in work.after.gemms) / plans.pipeline
-    for run in work.layers:
-        products: Any = sum(np.asarray(each.flops) for each in run.block.gemms)
-        for each in run.block.attention:
-            half = 0.5 if each.causal and group.software.flash else 1.0
-            products = products + 2.0 * each.count * each.queries * each.keys * (each.width + each.value_width) * half
-        flops = flops + products * run.count / plans.pipeline
-    return flops * plans.passes * plans.accumulation / group.machine.gpu.matrix_flops_per_s(group.software.precision)
 
 
 def left_out(rows: Rows, among: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
@@ -224,8 +204,12 @@ def left_out(rows: Rows, among: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
     return {MODEL: [rows.model == name for name in models], "largest out": [np.isin(rows.model, largest)]}
 
 
-def scores(each: Fit, done: dict[str, Fitted], unseen: list[HeldOut]) -> tuple[Fitted, dict[str, dict[str, Accuracy]]]:
-    """The fit, and by file how well it holds. unseen: takes the rows that a fit did not see, and those it read."""
+Scores = dict[str, dict[str, Accuracy]]
+"""By file, then by what was left out."""
+
+
+def scores(each: Fit, done: dict[str, Fitted], unseen: list[HeldOut]) -> tuple[Fitted, Scores]:
+    """The fit, and how well it holds. unseen: takes the rows that a fit did not see, and those it read."""
     files = [rows_of(each.name, file, share) for file, share in each.files.items()]
     cases = [case for rows in files for case in rows.cases]
     base = next(iter(done[each.after].constants.values())) if each.after else Constants()
@@ -236,10 +220,10 @@ def scores(each: Fit, done: dict[str, Fitted], unseen: list[HeldOut]) -> tuple[F
         """A fit that does not see some rows. without: their mask, by file."""
         masks = [used[rows.file] & ~without.get(rows.file, np.False_) for rows in files]
         ends = np.cumsum([len(case) for case in cases])[:-1]
-        return fit(cases, each.shared, each.own, start, np.split(np.concatenate(masks), ends))
+        return fit_constants(cases, each.shared, each.own, start, np.split(np.concatenate(masks), ends))
 
     whole = fitted({})
-    result: dict[str, dict[str, Accuracy]] = {}
+    result: Scores = {}
     for rows in files:
         off, own = rows.off(whole.constants), used[rows.file]
         found = {MEASURED: rows.score(off, own)}
@@ -257,8 +241,6 @@ def scores(each: Fit, done: dict[str, Fitted], unseen: list[HeldOut]) -> tuple[F
                 if how in (MODEL, FILE):
                     unseen += rows.held_out(how, off, mask)
             found[how] = rows.score(off, np.concatenate([np.flatnonzero(mask) for mask in masks]))
-        best = np.median(rows.measured_s / rows.ideal_s)
-        found["one constant"] = accuracy(rows.ideal_s * best, rows.measured_s)
         result[rows.file] = found
     across = {rows.file: rows.on_several_nodes for rows in files}
     if 0 < sum(mask.sum() for mask in across.values()) < sum(map(len, files)):
@@ -292,88 +274,56 @@ def not_measured(done: dict[str, Fitted]) -> list[HeldOut]:
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--only", nargs="+", metavar="FIT")
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    chosen = parser.parse_args()
-    if chosen.json:  # before the minutes that the fits take
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    if chosen.write and chosen.only:
-        parser.error("--write needs every fit: a file holds several, and bands are made of all; leave --only out")
-    done: dict[str, Fitted] = {}
-    catalog: dict[str, dict[str, Any]] = {}
-    everything = []
-    unseen: list[HeldOut] = []
-    wanted = chosen.only or [each.name for each in FITS]
-    wanted = {*wanted, *(each.after for each in FITS if each.name in wanted)}
+class Everything(NamedTuple):
+    """All fits. rows: what bands are made of, of step times and of memory."""
+
+    fitted: dict[str, Fitted]
+    scores: dict[str, Scores]
+    rows: list[HeldOut]
+    memory: list[HeldOut]
+
+
+def everything() -> Everything:
+    """Minutes of CPU time."""
+    fitted: dict[str, Fitted] = {}
+    found: dict[str, Scores] = {}
+    rows: list[HeldOut] = []
     for each in FITS:
-        if each.name not in wanted:
-            continue
-        done[each.name], found = scores(each, done, unseen)
-        lines = [[file, how, *figures(score)] for file, parts in found.items() for how, score in parts.items()]
-        print(f"\n{each.name}; at a bound: {', '.join(done[each.name].at_bounds) or 'none'}")
-        print(table(("file", "rows", "n", "mape", "median", "p90", "max", "bias"), lines, left=2))
-        by_owner = done[each.name].constants
-        values = [
-            [name.name, *(f"{getattr(constants, name.name):.4g}" for constants in by_owner.values())]
-            for name in fields(Constants)
-        ]
-        print(table(("constant", *by_owner), values), flush=True)
+        fitted[each.name], found[each.name] = scores(each, fitted, rows)
+    rows += not_measured(fitted)
+    for *_, unseen in arena.every_fit():
+        rows += unseen
+    return Everything(fitted, found, rows, memory.held_out())
+
+
+def fit() -> Made:
+    found = everything()
+    catalog: dict[str, dict[str, Any]] = {}
+    report = []
+    for each in FITS:
+        fitted, errors = found.fitted[each.name], found.scores[each.name]
         paths = {file: path_of(file) for file in each.files}
-        for owner, constants in by_owner.items():
-            catalog.setdefault(owner, {})[each.gpu] = planner_bands.fitted_entry(each.name, constants, paths, found)
-        everything += [
-            {"fit": each.name, "file": file, "rows": name, **asdict(score)}
-            for file, parts in found.items()
-            for name, score in parts.items()
-        ]
-    if not chosen.only:
-        unseen += [*not_measured(done), *fit_arena.held_out()]
-        memory = planner_bands.memory_rows()
-        inside = planner_bands.coverage(unseen, memory)
-        lines = [
-            [
-                e["kind"], e["file"], str(e["n"]), f"{e['inside']:.0%}", f"{e['alike']:.0%}",
-                *(f"{e[name]:.2f}" for name in ("low", "high", "width")),
-            ]
-            for e in inside
-        ]  # fmt: skip
-        print(
-            "\nbands: rows inside, the band made without the row's own group; the same with each model counting alike;"
-        )
-        print("median ends, factors of the prediction; geometric mean of high ÷ low")
-        print(table(("left out", "file", "n", "inside", "alike", "low", "high", "width"), lines, left=2))
-        everything += [{"rows": "bands", **each} for each in inside]
-        shared, own, models = planner_bands.parts_of_errors(unseen)
-        print(f"\nstandard deviation of the error that a model's plans share: {shared:.3f}, of a plan's own: {own:.3f}")
-        print(f"({models} models, each held out)")
-        everything.append({"rows": "parts of errors", "shared": shared, "own": own, "models": models})
-    if chosen.json:
-        write_whole(chosen.json, json.dumps(everything, indent=1) + "\n")
-    if chosen.write:
-        CONSTANTS.mkdir(exist_ok=True)
-        for owner, gpu_types in catalog.items():
-            for gpu, found in gpu_types.items():
-                found |= planner_bands.entry(unseen, owner, gpu)
-            text = yaml.safe_dump({"gpu_types": gpu_types}, sort_keys=False, width=120)
-            write_whole(CONSTANTS / f"{owner}.yaml", f"# Fitted by bench/fit_planner.py.\n{text}")
-        write_transfer(done, planner_bands.shared(unseen, memory))
+        for owner, constants in fitted.constants.items():
+            entry = bands.fitted_entry(each.name, constants, paths, errors)
+            catalog.setdefault(owner, {})[each.gpu] = entry | bands.entry(found.rows, owner, each.gpu)
+        lines = [[file, how, *bands.figures(score)] for file, parts in errors.items() for how, score in parts.items()]
+        report.append(f"{each.name}; at a bound: {', '.join(fitted.at_bounds) or 'none'}")
+        report.append(table(("file", "rows", "n", "mape", "median", "p90", "max", "bias"), lines, left=2) + "\n")
+    files = {f"{CONSTANTS}/transfer.yaml": transfer(found)}
+    for owner, gpu_types in catalog.items():
+        text = yaml.safe_dump({"gpu_types": gpu_types}, sort_keys=False, width=120)
+        files[f"{CONSTANTS}/{owner}.yaml"] = f"# Fitted by bench/fits.py planner.\n{text}"
+    return Made(files, "\n".join(report))
 
 
-def write_transfer(done: dict[str, Fitted], bands: dict[str, Any]) -> None:
+def transfer(found: Everything) -> str:
     """How much less efficient the generation with twice the work per clock is, under the same software; and bands."""
-    old, new = done["a100-fsdp"].constants["fsdp"], done["h100-fsdp"].constants["fsdp"]
+    old, new = (found.fitted[f"{gpu}-fsdp"].constants["fsdp"] for gpu in ("a100", "h100"))
     more = np.log(work_per_clock(gpu_sheets()["h100"]) / work_per_clock(gpu_sheets()["a100"]))
     powers = {
         name: float(round(-np.log(getattr(new, name) / getattr(old, name)) / more, 3))
         for name in ("gemm_efficiency", "attention_efficiency")
     }
-    text = yaml.safe_dump({"powers": powers, "from": "fsdp on a100 and on h100", "bands": bands}, sort_keys=False)
-    comment = "# Fitted by bench/fit_planner.py; constants.transferred says how it is used.\n"
-    write_whole(CONSTANTS / "transfer.yaml", comment + text)
-
-
-if __name__ == "__main__":
-    main()
+    content = {"powers": powers, "from": "fsdp on a100 and on h100", "bands": bands.shared(found.rows, found.memory)}
+    comment = "# Fitted by bench/fits.py planner; constants.transferred says how it is used.\n"
+    return comment + yaml.safe_dump(content, sort_keys=False)

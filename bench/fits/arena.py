@@ -1,32 +1,28 @@
-"""Fits Alpa's constants to Arena's table of best plans, and tells how well they hold on GPU types left out.
-
-    SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/fit_arena.py [--write]
+"""Alpa's constants, fitted to Arena's table of best plans ($SYNERGY_DATA/arena).
 
 Two fits: transformers and mixtures in fp16 (`alpa`), Wide-ResNets in fp32 (`alpa-fp32`). One set of constants for all
 GPU types, and one exponent for what the search loses with each doubling of the GPUs (`measurements._alpa`). By family
 and GPU type: in sample; with the other GPU type's rows only, through `constants.transferred`; with the largest models
-left out. --write replaces synergy_core/catalog/constants/{alpa,alpa-fp32}.yaml. Reads $SYNERGY_DATA/arena only.
+left out.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import planner_bands
 import yaml
-from planner_bands import HeldOut
+from runner.experiment import data_file
 from scipy.optimize import least_squares
 
-from synergy_core.catalog import CATALOG, gpu_sheets
+from fits import Made, bands
+from fits.bands import HeldOut
+from synergy_core.catalog import gpu_sheets
 from synergy_core.commands._scoring import SPREAD, UPPER_BOUNDS, soft_l1
-from synergy_core.commands._settings import table, write_whole
+from synergy_core.commands._settings import table
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.best_plans import Candidates, candidates
 from synergy_core.goodput.calibration import Accuracy, accuracy
@@ -34,8 +30,8 @@ from synergy_core.planner.bands import family_name
 from synergy_core.planner.machine import Constants, software_named, transferred
 from synergy_core.units import Bools, Floats
 
-CONSTANTS = CATALOG / "constants"
-TABLE = "best_plan_iteration_time.csv"
+SUMMARY = "catalog/constants: Alpa's, from Arena's table of best plans (needs: data)"
+TABLE = "best_plan_iteration_time"
 
 XLA = replace(
     Constants(),
@@ -99,10 +95,9 @@ def fitted(groups: Sequence[Candidates], names: Sequence[str], measured: Floats,
     return of(least_squares(costs, centre, bounds=(low, high), diff_step=1e-2, max_nfev=12).x)
 
 
-def read_rows() -> tuple[Path, Any, pd.DataFrame]:
-    """The table's path, the table as read, and its rows with the columns that the scores need."""
-    path = Path(os.environ["SYNERGY_DATA"]) / "arena" / TABLE
-    file: Any = read(path)
+def read_rows() -> tuple[Any, pd.DataFrame]:
+    """The table as read, and its rows with the columns that the scores need."""
+    file: Any = read(data_file("arena", f"{TABLE}.csv"))
     rows = pd.DataFrame(
         {
             "measured": [each.iter_time_s for each in file.rows],
@@ -111,27 +106,16 @@ def read_rows() -> tuple[Path, Any, pd.DataFrame]:
             "parameters": [float(each.architecture.parameters()) for each in file.rows],
         }
     )
-    return path, file, rows
+    return file, rows
 
 
-def held_out() -> list[HeldOut]:
+def held_out(software: str, told: Floats, rows: pd.DataFrame, file: Any) -> list[HeldOut]:
     """The rows as predicted by a fit to the other GPU type's, for the planner's bands."""
-    path, file, rows = read_rows()
-    every, _ = candidates(file.rows)
-    result = []
-    for software, names in FITTED.items():
-        groups = [each for each in every if each.software.name == software]
-        told = scores(groups, names, rows)[1]["GPU type out"]
-        result += in_bands(software, told, rows, file, path)
-    return result
-
-
-def in_bands(software: str, told: Floats, rows: pd.DataFrame, file: Any, path: Path) -> list[HeldOut]:
     precision = software_named(software).precision
     errors = np.log(rows["measured"] / told)
     return [
         HeldOut(
-            planner_bands.GPU_TYPE, f"arena-{software}", path.stem, software, each.gpu_type,
+            bands.GPU_TYPE, f"arena-{software}", TABLE, software, each.gpu_type,
             family_name(each.architecture), precision, each.model, parameters, each.gpus, error,
         )
         for each, parameters, error in zip(file.rows, rows["parameters"].tolist(), errors.tolist(), strict=True)
@@ -169,57 +153,39 @@ def by_part(told: Floats, rows: pd.DataFrame) -> dict[str, Accuracy]:
     return {name: accuracy(*each[["told", "measured"]].to_numpy().T) for name, each in known.items() if len(each)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true")
-    chosen = parser.parse_args()
-    path, file, rows = read_rows()
+def every_fit() -> Iterator[tuple[str, Fit, dict[str, Floats], pd.DataFrame, list[HeldOut]]]:
+    """Of each software: its fit, predictions by what was left out, the rows, and those for the planner's bands."""
+    file, rows = read_rows()
     every, reasons = candidates(file.rows)
     for at, reason in reasons.items():
         print(f"line {file.rows[at].line}: {reason}")
-    together: dict[str, Floats] = {}
     for software, names in FITTED.items():
-        groups = [each for each in every if each.software.name == software]
-        whole, told = scores(groups, names, rows)
-        print(
-            f"\n{software}: search_loss {whole.loss:.3f}, "
-            + ", ".join(f"{n} {getattr(whole.constants, n):.4g}" for n in names)
-        )
-        show(told, rows)
-        for name, values in told.items():
-            together[name] = np.fmax(together.get(name, np.full(len(values), np.nan)), values)
-        if chosen.write:
-            write(software, whole, told, rows, path, in_bands(software, told["GPU type out"], rows, file, path))
-    print("\nboth")
-    show(together, rows, only=("all",))
+        whole, told = scores([each for each in every if each.software.name == software], names, rows)
+        yield software, whole, told, rows, held_out(software, told["GPU type out"], rows, file)
 
 
-def show(told: dict[str, Floats], rows: pd.DataFrame, only: tuple[str, ...] = ()) -> None:
-    lines = [
-        [name, part, *planner_bands.figures(score), f"{score.spearman:.3f}"]
-        for name, values in told.items()
-        for part, score in by_part(values, rows).items()
-        if not only or part in only
-    ]
-    print(table(("rows", "part", "n", "mape", "median", "p90", "max", "bias", "rank"), lines, left=2), flush=True)
-
-
-def write(
-    software: str, found: Fit, told: dict[str, Floats], rows: pd.DataFrame, path: Path, unseen: list[HeldOut]
-) -> None:
+def fit() -> Made:
     """The same constants under every GPU type of the table, with what was measured on it."""
-    gpu_types = {}
-    for gpu_type in rows["gpu"].unique():
-        own = (rows["gpu"] == gpu_type).to_numpy()
-        errors = {name: by_part(values[own], rows[own])["all"] for name, values in told.items()}
-        gpu_types[gpu_type] = {
-            **planner_bands.fitted_entry(f"arena-{software}", found.constants, {path.stem: path}, {path.stem: errors}),
-            **planner_bands.entry(unseen, software, gpu_type),
-        }
-    content = {"search_loss": float(f"{found.loss:.4g}"), "gpu_types": gpu_types}
-    text = yaml.safe_dump(content, sort_keys=False, width=120)
-    write_whole(CONSTANTS / f"{software}.yaml", f"# Fitted by bench/fit_arena.py.\n{text}")
-
-
-if __name__ == "__main__":
-    main()
+    files, report = {}, []
+    for software, whole, told, rows, unseen in every_fit():
+        constants = (f"{name} {getattr(whole.constants, name):.4g}" for name in FITTED[software])
+        lines = [
+            [name, part, *bands.figures(score), f"{score.spearman:.3f}"]
+            for name, values in told.items()
+            for part, score in by_part(values, rows).items()
+        ]
+        head = ("rows", "part", "n", "mape", "median", "p90", "max", "bias", "rank")
+        report.append(f"{software}: search_loss {whole.loss:.3f}, {', '.join(constants)}\n{table(head, lines, left=2)}")
+        gpu_types = {}
+        for gpu_type in rows["gpu"].unique():
+            own = (rows["gpu"] == gpu_type).to_numpy()
+            errors = {name: by_part(values[own], rows[own])["all"] for name, values in told.items()}
+            paths = {TABLE: data_file("arena", f"{TABLE}.csv")}
+            gpu_types[gpu_type] = {
+                **bands.fitted_entry(f"arena-{software}", whole.constants, paths, {TABLE: errors}),
+                **bands.entry(unseen, software, gpu_type),
+            }
+        content = {"search_loss": float(f"{whole.loss:.4g}"), "gpu_types": gpu_types}
+        text = yaml.safe_dump(content, sort_keys=False, width=120)
+        files[f"synergy_core/catalog/constants/{software}.yaml"] = f"# Fitted by bench/fits.py arena.\n{text}"
+    return Made(files, "\n\n".join(report))

@@ -1,4 +1,4 @@
-"""Writes traces/demo.csv, the jobs of `python -m synergy_exec +trace=demo`: `python bench/make_demo.py`.
+"""The jobs of `python -m synergy_exec +trace=demo`.
 
 Drawn, with a fixed seed, so that four slots on two CPU cores have work for about two minutes: one job of each model
 within seconds, then pairs, a long job and soon a short one beside it: the long one has all slots, then two, then all
@@ -8,27 +8,25 @@ fastest, or the only one that fits (conf/jobs). Nobody's log stands behind it.
 
 from __future__ import annotations
 
-import argparse
-import csv
-from pathlib import Path
-
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+from fits import Made
+
+SUMMARY = "traces/demo.csv: draws the demo's jobs"
 SEED = 1
 LONG, SHORT = {"gpt": 2, "mlp": 6}, {"cnn": 4, "texts": 3, "gpt": 1}
-"""How many jobs of each model: first of a pair, and second."""
+"""Number of jobs of each model: first of a pair, and second."""
 PAIR_S, WITHIN_S, FIRST_S = (11.0, 13.0), (3.0, 5.0), 1.5
-"""From one pair to the next, within it, and between the first four jobs: least and most."""
+"""Time from one pair to the next, within a pair, and between the first four jobs: minimum and maximum."""
 LONG_S, SHORT_S = (15.0, 20.0), (4.0, 6.0)
-"""Of training at the initial batch on as many slots as a job asks for, as data-parallel replicas: least and most."""
+"""Training time at the initial batch on the requested slots, as data-parallel replicas: minimum and maximum."""
 STEP_S = {
     "cnn": {1: 0.046, 2: 0.033},
     "gpt": {1: 0.160, 2: 0.100},
     "mlp": {1: 0.320, 2: 0.200},
     "texts": {2: 0.500},
 }
-"""Of such a step on slots that share two cores of an AMD EPYC, about: so that no model's jobs are the long ones."""
+"""Time of such a step, about, by slots that share two cores of an AMD EPYC. No model's jobs are the long ones."""
 TWO_SLOTS_FRACTION = 0.4
 COLUMNS = ("submit_s", "model", "iterations", "job", "gpus")
 
@@ -53,13 +51,6 @@ def rows() -> list[tuple[float, str, int, str, int]]:
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "traces" / "demo.csv")
-    with parser.parse_args().out.open("w", encoding="utf-8", newline="") as stream:
-        table = csv.writer(stream, lineterminator="\n")
-        table.writerows([COLUMNS, *rows()])
-
-
-if __name__ == "__main__":
-    main()
+def fit() -> Made:
+    lines = [",".join(map(str, row)) for row in (COLUMNS, *rows())]
+    return Made({"traces/demo.csv": "\n".join(lines) + "\n"}, f"{len(lines) - 1} jobs")

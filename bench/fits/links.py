@@ -1,36 +1,32 @@
-"""Fits the constants in synergy_core/catalog/links/ to measured collectives, and says how well they predict.
-
-    SYNERGY_DATA=… python bench/fit_links.py [--write] [--no-held-out] [--json OUT]
+"""Constants of links: latencies and efficiencies of collectives.
 
 Reads parallel/nccl_bandwidth.csv (NCCL alone, one node) and arena/collectives.csv (under JAX, one node and several).
 A soft-L1 loss of log residuals; every group of ranks and operation counts alike, whatever its number of rows. Rows in
-which ranks have nothing to exchange measure the software's own time. What is written is fitted, never a measured row.
+which ranks have nothing to exchange measure the software's own time.
 
 Held out: each group size (in a node) or number of nodes in turn; each GPU type; each decade of sizes.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from runner.experiment import data_file
 from scipy.optimize import least_squares
 
-from synergy_core.catalog import CATALOG
+from fits import Made
 from synergy_core.commands._scoring import COLLECTIVES, soft_l1
+from synergy_core.commands._settings import table
 from synergy_core.commands.calibrate import as_yaml, rounded_errors
 from synergy_core.goodput.calibration import accuracy
 from synergy_core.planner.machine import Link, Links, rings
 
-OUT = CATALOG / "links"
+SUMMARY = "catalog/links: latencies and efficiencies of collectives (needs: data)"
 NCCL, ARENA = "parallel/nccl_bandwidth.csv", "arena/collectives.csv"
 MIB = 2.0**20
 SMALL_WEIGHT = 0.3
@@ -94,12 +90,13 @@ Rows = pd.DataFrame
 """Measured collectives. network is '' within a node; link is the kind that is fitted to the row."""
 
 
-def read_csv(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, keep_default_na=False, na_values={"time_us": ""}, float_precision="round_trip")
+def read_csv(name: str) -> pd.DataFrame:
+    return pd.read_csv(data_file(name), keep_default_na=False, na_values={"time_us": ""}, float_precision="round_trip")
 
 
-def nccl_rows(folder: Path) -> Rows:
-    cells = read_csv(folder / NCCL).dropna(subset="time_us")
+def nccl_rows() -> Rows:
+    cells = read_csv(NCCL).dropna(subset="time_us")
+    ranks = cells["n_gpus"].astype(float)
     return pd.DataFrame(
         {
             "gpu": cells["gpu"].str.split("-").str[0],
@@ -108,8 +105,8 @@ def nccl_rows(folder: Path) -> Rows:
             "groups": cells["cluster"],
             "network": "",
             "in_switch": cells["algo"].str.contains("NVLS") & ~cells["algo"].str.contains("off"),
-            "ranks": cells["n_gpus"].astype(float),
-            "per_node": cells["n_gpus"].astype(float),
+            "ranks": ranks,
+            "per_node": ranks,
             "nodes": 1.0,
             "nbytes": cells["size_bytes"].astype(float),
             "time_s": cells["time_us"] * 1e-6,
@@ -117,36 +114,36 @@ def nccl_rows(folder: Path) -> Rows:
     )
 
 
-def arena_rows(folder: Path) -> tuple[Rows, dict[str, float]]:
+def arena_rows() -> tuple[Rows, dict[str, float]]:
     """Rows that exchange something, and each GPU type's median time (s) of those that do not."""
-    cells = read_csv(folder / ARENA)
+    cells = read_csv(ARENA)
     first_groups = (json.loads(each)[0] for each in cells["groups"])
     spans = [len({rank // g for rank in group}) for group, g in zip(first_groups, cells["gpus_per_node"], strict=True)]
+    ranks, operation = cells["group_size"].astype(float), cells["operation"]
     rows = pd.DataFrame(
         {
             "gpu": cells["gpu"],
             "software": "jax",
-            "operation": cells["operation"],
+            "operation": operation,
             "groups": cells["n_nodes"].astype(str) + ":" + cells["groups"],
             "network": cells["network"].replace("default", "ethernet").where(np.array(spans) > 1, ""),
             "in_switch": False,
-            "ranks": cells["group_size"].astype(float),
-            "per_node": cells["group_size"] / spans,
+            "ranks": ranks,
+            "per_node": ranks / spans,
             "nodes": np.array(spans, dtype=float),
             "nbytes": cells["bytes"].astype(float),
             "time_s": cells["time_s"],
         }
     )
     # Fewer elements than parts: nothing moves.
-    ranks, operation = rows["ranks"], rows["operation"]
     idle = cells["elements"] < ranks.mask(operation == "all-reduce", 1.0).mask(operation == "all-to-all", ranks**2)
     return rows[~idle], rows[idle].groupby("gpu")["time_s"].median().to_dict()
 
 
-def all_rows(folder: Path) -> tuple[Rows, dict[str, float]]:
+def all_rows() -> tuple[Rows, dict[str, float]]:
     """The rows of both files, and JAX's own time (s) by GPU type."""
-    arena, idle_s = arena_rows(folder)
-    rows = pd.concat([nccl_rows(folder), arena], ignore_index=True)
+    arena, idle_s = arena_rows()
+    rows = pd.concat([nccl_rows(), arena], ignore_index=True)
     kinds = [MACHINES[each][0] for each in zip(rows["gpu"], rows["software"], strict=True)]
     return rows.assign(link=rows["network"].where(rows["network"] != "", kinds)), idle_s
 
@@ -227,30 +224,11 @@ def fit_all(rows: Rows, fitted: Fitted, only: str | None = None) -> Fitted:
     return fitted
 
 
-def bands(rows: Rows) -> dict[str, pd.Series]:
-    return {
-        "< 1 MiB": rows["nbytes"] < MIB,
-        "1-16 MiB": rows["nbytes"].between(MIB, 16 * MIB, inclusive="left"),
-        ">= 16 MiB": rows["nbytes"] >= 16 * MIB,
-        ">= 1 MiB": rows["nbytes"] >= MIB,
-    }
-
-
-def report(rows: Rows, predicted: np.ndarray, how: str) -> list[dict[str, Any]]:
-    """Errors for each GPU type, link, group size and band of sizes; 'all' sums over group sizes and operations."""
-    result = []
-    for (gpu, link), here in rows.assign(predicted=predicted).groupby(["gpu", "link"]):
-        split = {"all": here, **{str(each): members for each, members in here.groupby("operation")}}
-        reduced = here[here["operation"] == "all-reduce"]
-        for (n, k), members in reduced.groupby(["ranks", "nodes"]):
-            split[f"all-reduce of {n:g} on {k:g}"] = members
-        for name, members in split.items():
-            for band, sized in bands(members).items():
-                chosen = members[sized & np.isfinite(members["predicted"])]
-                if len(chosen):
-                    found = accuracy(chosen["predicted"].to_numpy(), chosen["time_s"].to_numpy())
-                    result.append({"how": how, "gpu": gpu, "link": link, "group": name, "band": band} | asdict(found))
-    return result
+def in_sample() -> tuple[Rows, Fitted]:
+    """All rows, and the fit to them."""
+    rows, idle_s = all_rows()
+    dispatch = {gpu: (seconds, DISPATCH_RANK_S) for gpu, seconds in idle_s.items()}
+    return rows, fit_all(rows, Fitted({kind: stage.start for kind, stage in STAGES.items()}, dispatch))
 
 
 def held_out(rows: Rows, full: Fitted) -> dict[str, np.ndarray]:
@@ -275,77 +253,63 @@ def held_out(rows: Rows, full: Fitted) -> dict[str, np.ndarray]:
     return result
 
 
-def show(found: list[dict[str, Any]], keep: Callable[[dict[str, Any]], bool]) -> None:
-    print(
-        f"{'how':28} {'GPU':5} {'link':10} {'group':22} {'band':10} {'n':>5} "
-        f"{'MAPE':>7} {'median':>7} {'p90':>7} {'max':>8} {'bias':>7}"
-    )
-    for each in filter(keep, found):
-        figures = " ".join(f"{each[name]:7.1%}" for name in ("mape", "median", "p90"))
-        print(
-            f"{each['how']:28} {each['gpu']:5} {each['link']:10} {each['group']:22} {each['band']:10} {each['n']:5d} "
-            f"{figures} {each['max']:8.1%} {each['bias']:+7.1%}"
-        )
+def scores(rows: Rows, told: dict[str, np.ndarray], operation: str = "") -> list[dict[str, Any]]:
+    """Errors for messages of 1 MiB and more, by GPU type and link. told: predictions by what the fit did not see.
+
+    operation: only its rows.
+    """
+    result = []
+    for how, values in told.items():
+        known = np.isfinite(values) & (rows["nbytes"] >= MIB) & rows["operation"].str.contains(operation)
+        for (gpu, link), here in rows.assign(told=values)[known].groupby(["gpu", "link"]):
+            score = accuracy(here["told"].to_numpy(), here["time_s"].to_numpy())
+            result.append({"how": how, "gpu": gpu, "link": link} | asdict(score))
+    return result
 
 
-def write(folder: Path, rows: Rows, fitted: Fitted, held: dict[str, np.ndarray]) -> None:
-    """One file for each kind, and jax.yaml."""
-    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (NCCL, ARENA)}
-    predicted = predict(rows, fitted)
-    comment = "Fitted by bench/fit_links.py; what the constants mean: synergy_core/planner/machine.py."
-    OUT.mkdir(exist_ok=True)
+def everything() -> tuple[Rows, Fitted, dict[str, np.ndarray]]:
+    """All rows, the fit to them, and what is predicted in sample and held out."""
+    rows, fitted = in_sample()
+    return rows, fitted, {"in sample": predict(rows, fitted), **held_out(rows, fitted)}
 
+
+def fit() -> Made:
+    rows, fitted, told = everything()
+    files = {}
+
+    def add(name: str, content: dict[str, Any]) -> None:
+        comment = "Fitted by bench/fits.py links; what the constants mean: synergy_core/planner/machine.py."
+        files[f"synergy_core/catalog/links/{name}.yaml"] = as_yaml(content, comment)
+
+    sums = {name: hashlib.sha256(data_file(name).read_bytes()).hexdigest() for name in (NCCL, ARENA)}
     for kind, (_, free, _) in STAGES.items():
         mask = (rows["link"] == kind).to_numpy()
-        link = asdict(fitted.kinds[kind])
-        link = {k: float(f"{v:.4g}") for k, v in link.items() if k != "switch_efficiency" or k in free}
         sized = mask & (rows["nbytes"] >= MIB).to_numpy()
-        errors = {}
-        for how, values in {"in sample": predicted, **held}.items():
-            known = sized & np.isfinite(values)
-            if known.any():
-                errors[how] = rounded_errors(values[known], rows["time_s"].to_numpy()[known])
+        link = asdict(fitted.kinds[kind])
+        known = {how: sized & np.isfinite(values) for how, values in told.items()}
         used = sorted({NCCL if each == "nccl" else ARENA for each in rows["software"][mask]})
+        time_s = rows["time_s"].to_numpy()
         content = {
-            "constants": link,
+            "constants": {k: rounded(v) for k, v in link.items() if k != "switch_efficiency" or k in free},
             "fitted": list(free),
             "rows": int(mask.sum()),
             "inputs_sha256": {name: sums[name] for name in used},
-            "errors_from_1_mib": errors,
+            "errors_from_1_mib": {
+                how: rounded_errors(told[how][at], time_s[at]) for how, at in known.items() if at.any()
+            },
         }
-        (OUT / f"{kind}.yaml").write_text(as_yaml(content, comment), encoding="utf-8")
+        add(kind, content)
     hosts = {
-        host.lower(): {"dispatch_s": float(f"{idle:.4g}"), "dispatch_rank_s": float(f"{rank:.4g}")}
-        for host, (idle, rank) in fitted.dispatch.items()
+        host.lower(): {"dispatch_s": rounded(idle_s), "dispatch_rank_s": rounded(rank_s)}
+        for host, (idle_s, rank_s) in fitted.dispatch.items()
     }
-    content = {"hosts": hosts, "inputs_sha256": {ARENA: sums[ARENA]}}
-    (OUT / "jax.yaml").write_text(as_yaml(content, comment), encoding="utf-8")
+    add("jax", {"hosts": hosts, "inputs_sha256": {ARENA: sums[ARENA]}})
+    lines = [
+        [each["how"], each["gpu"], each["link"], str(each["n"]), f"{each['mape']:.1%}", f"{each['median']:.1%}"]
+        for each in scores(rows, told)
+    ]
+    return Made(files, table(("rows", "GPU", "link", "n", "mape", "median"), lines, left=3))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the catalog's files")
-    parser.add_argument("--no-held-out", action="store_true", help="only in sample: quicker")
-    parser.add_argument("--all", action="store_true", help="print every group, not only sums and all-reduces")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write every group as JSON")
-    chosen = parser.parse_args()
-    folder = Path(os.environ["SYNERGY_DATA"])
-    rows, idle_s = all_rows(folder)
-    dispatch = {gpu: (seconds, DISPATCH_RANK_S) for gpu, seconds in idle_s.items()}
-    fitted = fit_all(rows, Fitted({kind: stage.start for kind, stage in STAGES.items()}, dispatch))
-    for kind, link in fitted.kinds.items():
-        print(kind, {name: float(f"{value:.4g}") for name, value in asdict(link).items()})
-    print("jax", fitted.dispatch)
-    found = report(rows, predict(rows, fitted), "in sample")
-    held = {} if chosen.no_held_out else held_out(rows, fitted)
-    for how, values in held.items():
-        found += report(rows, values, how)
-    show(found, lambda each: chosen.all or each["how"] == "in sample" or each["group"] in ("all", "all-reduce"))
-    if chosen.json:
-        chosen.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    if chosen.write:
-        write(folder, rows, fitted, held)
-
-
-if __name__ == "__main__":
-    main()
+def rounded(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,6 +1,6 @@
 """Bands of the planner's predictions: quantiles of the errors of held-out rows, and how many rows they hold.
 
-`fit_planner.py` and `fit_arena.py` collect the rows and write the entries; synergy_core/planner/bands.py reads them.
+`planner` and `arena` collect the rows and write the entries; synergy_core/planner/bands.py reads them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fit_memory
 import numpy as np
 from scipy import stats
 
 from synergy_core.goodput.calibration import Accuracy
 from synergy_core.planner.bands import ANY, COVERAGE, MIN_MODELS, log_interval
-from synergy_core.planner.machine import Constants, constants_like
+from synergy_core.planner.machine import Constants
 
 MODEL, FILE, NODE, SOFTWARE, GPU_TYPE = "family out", "file out", "one node only", "software out", "GPU type out"
 """What a fit did not see: the row's model; its file; rows on several nodes; its software on its GPU type; its software
@@ -203,20 +202,6 @@ def memory_pool(rows: Sequence[HeldOut], software: str, family: str) -> list[Hel
     kin = [row for row in rows if row.family == family]
     own = [row for row in kin if row.software == software]
     return next((found for found in (own, kin) if len(set(map(of_model, found))) >= MIN_TESTS), list(rows))
-
-
-def memory_rows() -> list[HeldOut]:
-    """Peak memory, measured and predicted, of the rows whose options the memory model knows. Each of Megatron's tests
-    counts as a model."""
-    result = []
-    for name in fit_memory.MEASURED:
-        rows = fit_memory.rows_of(name)
-        for row in rows[rows["group"] == fit_memory.PLAIN].itertuples():
-            one, error = row.setting, float(np.log(row.peak_mem_bytes / row.peak_bytes))
-            names = "", name, one.software.fitted_as, constants_like(one.machine.gpu), row.family
-            size = float(one.architecture.parameters())
-            result.append(HeldOut(MODEL, *names, one.software.precision, row.test, size, row.gpus, error))
-    return result
 
 
 def parts_of_errors(rows: Iterable[HeldOut]) -> tuple[float, float, int]:

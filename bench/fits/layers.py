@@ -1,6 +1,4 @@
-"""Writes synergy_core/catalog/layers/*.yaml: the parameters of applications as matrices, from their architectures.
-
-    python bench/make_layers.py
+"""The parameters of applications as matrices, from their architectures.
 
 Sizes follow from the papers and reference implementations named in each file; nothing is measured. Vectors (biases,
 normalisation) are left out: they are hundredths of the whole, and no compressor touches them.
@@ -9,9 +7,10 @@ normalisation) are left out: they are hundredths of the whole, and no compressor
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[1] / "synergy_core" / "catalog" / "layers"
+from fits import Made
+
+SUMMARY = "catalog/layers: the matrices of applications, from their architectures"
 Shapes = list[tuple[int, int]]
 
 
@@ -20,7 +19,7 @@ def conv(inputs: int, outputs: int, area: int = 9) -> tuple[int, int]:
     return outputs, inputs * area
 
 
-def resnet18() -> Shapes:
+def cifar10() -> Shapes:
     """He et al. (arXiv 1512.03385) with two convolutions a block, for images of 32 pixels."""
     shapes, inputs = [conv(3, 64)], 64
     for width in (64, 128, 256, 512):
@@ -31,7 +30,7 @@ def resnet18() -> Shapes:
     return [*shapes, (10, 512)]
 
 
-def resnet50() -> Shapes:
+def imagenet() -> Shapes:
     """He et al. (arXiv 1512.03385), table 1."""
     shapes, inputs = [conv(3, 64, 49)], 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -70,35 +69,25 @@ def deepspeech2() -> Shapes:
     return [*shapes, (29, 800)]
 
 
-def neumf() -> Shapes:
+def ncf() -> Shapes:
     """He et al. (arXiv 1708.05031) on MovieLens-1M: factors of 32, and an MLP of three layers above twice 128."""
     tables = [(6040, 32), (3706, 32), (6040, 128), (3706, 128)]
     return [*tables, (128, 256), (64, 128), (32, 64), (1, 64)]
 
 
-MODELS = {
-    "cifar10": resnet18,
-    "imagenet": resnet50,
-    "bert": bert,
-    "yolov3": yolov3,
-    "deepspeech2": deepspeech2,
-    "ncf": neumf,
-}
+MODELS = (cifar10, imagenet, bert, yolov3, deepspeech2, ncf)
 CONVOLUTIONAL = ("cifar10", "imagenet", "yolov3")
 """Whose gradients are taken to be spread as the shipped CNN's; the others' as the shipped GPT's."""
 
 
-def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    for name, shapes_of in MODELS.items():
-        shapes = shapes_of()
+def fit() -> Made:
+    files, report = {}, []
+    for shapes_of in MODELS:
+        name, shapes = shapes_of.__name__, shapes_of()
         rows = ", ".join(f"[{rows}, {columns}, {count}]" for (rows, columns), count in Counter(shapes).items())
-        text = "# Written by bench/make_layers.py; do not edit.\n"
+        text = "# Written by bench/fits.py layers; do not edit.\n"
         text += f'source: "{shapes_of.__doc__}"\n# rows, columns, how many\nmatrices: [{rows}]\n'
         text += f"convolutional: {str(name in CONVOLUTIONAL).lower()}\n"
-        (FOLDER / f"{name}.yaml").write_text(text, encoding="utf-8")
-        print(f"{name}: {sum(a * b for a, b in shapes) / 1e6:.1f} million parameters in {len(shapes)} matrices")
-
-
-if __name__ == "__main__":
-    main()
+        files[f"synergy_core/catalog/layers/{name}.yaml"] = text
+        report.append(f"{name}: {sum(a * b for a, b in shapes) / 1e6:.1f} million parameters in {len(shapes)} matrices")
+    return Made(files, "\n".join(report))

@@ -1,0 +1,218 @@
+"""How long fits of step times take, and how exact they are on measurements that they have not seen: docs/accuracy.md;
+and what an all-reduce across nodes depends on: docs/resources.md."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from runner.experiment import Experiment, Result, Results, data_file, measurement
+from runner.tables import GOAL_HEAD, NONE, goal, number, table
+
+from synergy_core.commands.measurements import read
+from synergy_core.goodput import calibration
+from synergy_core.goodput.calibration import Calibrated, calibrate
+from synergy_core.goodput.fit import fit
+from synergy_core.goodput.throughput import BETA_N, CROWDED, NODES, POLLUX, SATURATING, Form, ObservedSteps, joined
+
+APPLICATIONS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
+GPU_TYPES = ("t4", "rtx2080ti", "a100")
+
+
+@cache
+def profile(application: str, gpu_type: str, which: str) -> ObservedSteps:
+    """A measured table; which: placements (up to 4 nodes, or 2) or scalability (larger clusters)."""
+    return read(data_file("profiles", application, f"{which}-{gpu_type}.csv")).profile  # type: ignore[union-attr]
+
+
+def part(profile: ObservedSteps, rows: np.ndarray) -> ObservedSteps:
+    return ObservedSteps(*(np.asarray(getattr(profile, name))[rows] for name in ObservedSteps.__slots__))
+
+
+def error(model: Calibrated, profile: ObservedSteps) -> float:
+    """Mean error of step times."""
+    told = model.step_time(profile.nodes, profile.gpus, profile.local_batch, profile.crowd)
+    return float(np.abs(told / np.asarray(profile.step_time_s) - 1).mean())
+
+
+# Speed and accuracy
+
+FORMS = {each.name: each for each in (POLLUX, SATURATING)}
+FITS_PER_SPEED = 160
+PROFILE_ROWS = (1, 2, 3, 5, 8, 15, 30, 60)
+SPEEDS = ((1, (5,)), (1, (60,)), (1, PROFILE_ROWS), (10, PROFILE_ROWS), (100, PROFILE_ROWS))
+"""Fits at once, and numbers of rows of their profiles in turn."""
+
+
+def speed(form: str, count: int, sizes: tuple[int, ...]) -> Result:
+    """CPU milliseconds per fit of profiles drawn from the measured tables."""
+    tables = [profile(name, gpu_type, "placements") for name in APPLICATIONS for gpu_type in GPU_TYPES]
+    random = np.random.default_rng(0)
+
+    def drawn(first: int) -> list[ObservedSteps]:
+        chosen = [tables[random.integers(len(tables))] for _ in range(count)]
+        rows = (sizes[(first + at) % len(sizes)] for at in range(count))
+        return [part(each, random.choice(len(each), n, replace=False)) for each, n in zip(chosen, rows, strict=True)]
+
+    spent_ms = []
+    for at in range(FITS_PER_SPEED // count + 4):
+        profiles = drawn(at)
+        began_s = time.process_time()
+        fit(profiles, form=FORMS[form])
+        spent_ms.append((time.process_time() - began_s) / count * 1e3)
+    return {"mean_ms": float(np.mean(spent_ms[1:])), "p90_ms": float(np.quantile(spent_ms[1:], 0.9))}
+
+
+SPLITS = ("all", "half", "larger", "clusters", "batch")
+
+
+def splits(application: str, gpu_type: str) -> Iterator[tuple[str, ObservedSteps, ObservedSteps]]:
+    """Name, what is fitted, what is scored."""
+    placements, scalability = (profile(application, gpu_type, which) for which in ("placements", "scalability"))
+    nodes, gpus, batch = (np.asarray(each) for each in (placements.nodes, placements.gpus, placements.local_batch))
+    yield "all", placements, placements
+    shapes = np.unique(nodes * 1000 + gpus)
+    chosen = np.random.default_rng(0).permutation(shapes)[: len(shapes) // 2]
+    half = np.isin(nodes * 1000 + gpus, chosen) | (gpus == 1)
+    yield "half", part(placements, half), part(placements, ~half)
+    small = gpus <= (8 if gpu_type == "t4" else 6)
+    yield "larger", part(placements, small), part(placements, ~small)
+    beyond = np.asarray(scalability.nodes) > nodes.max()
+    if beyond.any():
+        yield "clusters", placements, part(scalability, beyond)
+    for size in np.unique(batch)[1:-1]:
+        yield "batch", part(placements, batch != size), part(placements, batch == size)
+
+
+def held_out(application: str, gpu_type: str) -> Result:
+    """Mean errors by split, with Pollux's form and as `calibrate` fits."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for split, known, wanted in splits(application, gpu_type):
+        pollux, _ = calibrate(known, form=POLLUX, robust=False, deviations=False)
+        found.setdefault(split, []).append((error(pollux, wanted), error(calibrate(known)[0], wanted)))
+    return {split: np.mean(pairs, axis=0).tolist() for split, pairs in found.items()}
+
+
+SPEED = {
+    (form, count, sizes): measurement(speed, is_timed=True, form=form, count=count, sizes=sizes)
+    for form in FORMS
+    for count, sizes in SPEEDS
+}
+ERRORS = {
+    (name, gpu_type): measurement(held_out, application=name, gpu_type=gpu_type)
+    for name in APPLICATIONS
+    for gpu_type in GPU_TYPES
+}
+
+
+def fit_tables(results: Results) -> dict[str, str]:
+    speeds = [
+        [form, str(count), f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])]
+        + [number(results[task][which]) for which in ("mean_ms", "p90_ms")]
+        for (form, count, sizes), task in SPEED.items()
+    ]
+    errors = {key: results[task] for key, task in ERRORS.items()}
+
+    def cells(of: dict[str, Any]) -> list[str]:
+        return [" → ".join(f"{100 * each:.1f}" for each in of[split]) if split in of else NONE for split in SPLITS]
+
+    rows = [[*key, *cells(found)] for key, found in errors.items()]
+    for what, summary in (("mean", np.mean), ("median", np.median)):
+        known = {split: [found[split] for found in errors.values() if split in found] for split in SPLITS}
+        rows.append([what, "", *cells({split: summary(pairs, axis=0) for split, pairs in known.items()})])
+    worse = sum(found["all"][1] > found["all"][0] for found in errors.values())
+    slowest = max(results[SPEED[form, *SPEEDS[-1]]]["mean_ms"] for form in FORMS)
+    goals = [
+        goal("at most 2 ms CPU per fit", "in a batch of 100, the slower form: ms", slowest, 2.0, form=number),
+        goal(
+            "no table fitted worse than in Pollux's form", f"column *all*: tables of {len(errors)}", worse, 0, form=str
+        ),
+    ]
+    return {
+        "goals": table(GOAL_HEAD, goals, 3),
+        "speed": table(("form", "fits at once", "rows of each", "mean ms/fit", "p90 ms/fit"), speeds),
+        "errors": table(("application", "GPU type", *SPLITS), rows, 2),
+    }
+
+
+FIT = Experiment(lambda: [*SPEED.values(), *ERRORS.values()], fit_tables, needs=("data",))
+
+
+# What an all-reduce across nodes depends on, by what each form foretells, not by how well it fits.
+
+
+@dataclass(frozen=True)
+class WithoutTotal(Form):
+    """The crowded form without its term in all GPUs."""
+
+    def design(self, nodes: np.ndarray, gpus: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+        result = super().design(nodes, gpus, crowd)
+        result[BETA_N] = 0.0
+        return result
+
+
+ALONE = WithoutTotal(**{name: getattr(CROWDED, name) for name in CROWDED.__dataclass_fields__})
+MEASURED_ON = ("placements", "clusters")
+COMPARED = {"N, M": SATURATING, "N, C": ALONE, "N, M, C": CROWDED, "as chosen": None}
+
+
+def compared(application: str, gpu_type: str) -> Result:
+    """Errors of each form: on placements across nodes, fitted to four fifths of the others, and on larger clusters.
+
+    saved: fraction of the error on held-out placements that the crowded form saves. growth: of an all-reduce as nodes
+    double at equal crowd, as a fraction of the mean one, by the form without all GPUs; without T4's two nodes, which
+    exchange over one pair of links.
+    """
+    placements, scalability = (profile(application, gpu_type, which) for which in ("placements", "scalability"))
+    rows = calibrate(placements, form=SATURATING)[1].rows
+    across = calibration.placements_across(rows)
+    beyond = np.asarray(scalability.nodes) > np.asarray(placements.nodes).max()
+    result: Result = {name: {} for name in MEASURED_ON}
+    for what, form in COMPARED.items():
+        if form:
+            errors = calibration.held_out_error(rows, form, across)[across >= 0]
+            result["placements"][what] = float(errors.mean())
+        if beyond.any():
+            result["clusters"][what] = error(calibrate(placements, form=form)[0], part(scalability, beyond))
+    both = joined([placements, scalability])
+    tables = (rows, calibrate(both, form=SATURATING)[1].rows)
+    result["saved"] = max(calibration.saved_by_crowd(each) for each in tables)
+    if gpu_type != "a100":
+        known = part(both, np.asarray(both.nodes) != 2) if gpu_type == "t4" else both
+        model, _ = calibrate(known, form=ALONE)
+        wide = part(known, np.asarray(known.nodes) > 1)
+        mean_s = model.form.sync_time(model.theta, wide.nodes, wide.gpus, wide.crowd).mean()
+        result["growth"] = float(model.theta[NODES] / mean_s)
+    return result
+
+
+COMPARISONS = {
+    (gpu_type, name): measurement(compared, application=name, gpu_type=gpu_type)
+    for gpu_type in GPU_TYPES
+    for name in APPLICATIONS
+}
+
+
+def forms_tables(results: Results) -> dict[str, str]:
+    rows = []
+    for gpu_type in GPU_TYPES:
+        found = [results[COMPARISONS[gpu_type, name]] for name in APPLICATIONS]
+        for what in COMPARED:
+            known = (
+                [each[which][what] for each in found if what in each[which]] for which in ("placements", "clusters")
+            )
+            rows.append([gpu_type, what, *(f"{100 * np.mean(each):.1f}" if each else NONE for each in known)])
+    every = [results[task] for task in COMPARISONS.values()]
+    growth = [each["growth"] for each in every if "growth" in each]
+    return {
+        "errors": table(("GPU type", "all-reduces depend on", *MEASURED_ON), rows, 2),
+        "saved": f"{100 * max(each['saved'] for each in every):.1f} %",
+        "growth": f"{np.median(growth):.2f} (median of {len(growth)} tables; {min(growth):.2f} to {max(growth):.2f})",
+    }
+
+
+FORMS_OF_ALL_REDUCE = Experiment(lambda: list(COMPARISONS.values()), forms_tables, needs=("data",))

@@ -1,0 +1,129 @@
+"""The memory model on measured peaks ($SYNERGY_DATA/parallel).
+
+Megatron's tests log the last rank, nanotron rank 0, torchtitan the worst rank.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from runner.experiment import data_file
+
+from fits import Made
+from fits.bands import MODEL, HeldOut
+from synergy_core.commands._scoring import predicted
+from synergy_core.commands.measurements import read
+from synergy_core.commands.measurements._table import read_table
+from synergy_core.planner.bands import family_name
+from synergy_core.planner.machine import constants_like
+from synergy_core.planner.memory import FRAGMENTATION, MARGIN, memory, visible_bytes
+
+SUMMARY = "writes nothing: the two constants of memory that data can tell, beside those that ship (needs: data)"
+MEASURED = ("megatron_ci_memory", "nanotron_llama1b_h100", "torchtitan_h100_h200")
+RAN = (
+    *("vtrain_multi_a100", "vtrain_single_a100", "megatron_v1_2020_v100_a100", "korthikanti_table5"),
+    *("llmfoundry_a100_80gb_bf16", "llmfoundry_h100_80gb_bf16", "nanotron_llama1b_h100", "torchtitan_h100_h200"),
+    *("mbridge_dense", "mbridge_moe_and_other"),
+)
+UNSTATED = (
+    "uneven_pipeline|account_for|tunable_overlap|cross_entropy|defer_embedding"
+    "|modelopt|uninstall_te|multi_dist|qk_layer|muon|gpt3_moe|a2a_ovlp"
+)
+"""Parts of tests' names for options that change memory and have no column: gpt3_moe has narrower experts
+(--moe-ffn-hidden-size 1024), a2a_ovlp overlaps all-to-alls (NVIDIA/Megatron-LM, tests/functional_tests/test_cases/moe).
+
+The other parts were collected from tests that were far off, so the rows without them are no held-out set.
+"""
+PLAIN, OTHER, RESUMED, OLDER = "", ", other options", ", resumed", ", older"
+"""Groups of Megatron's tests: of its present generation; with options of `UNSTATED`; read from a checkpoint, which
+their peak includes; of older generations."""
+
+
+def rows_of(name: str) -> pd.DataFrame:
+    """A file's rows: the columns of `_scoring.predicted`, and setting (the first that the row may have had, which has
+    its software and sizes), family, test (name of the test, or else of the model) and group (of the test)."""
+    path = data_file("parallel", f"{name}.csv")
+    file: Any = read(path)
+    cells = {row.line: row.cells for row in read_table(path).rows}
+    rows = predicted(file)
+    rows = rows[np.isfinite(rows["peak_mem_bytes"]) & np.isfinite(rows["peak_bytes"])]
+    first = [file.rows[at].settings[0] for at in rows.index]
+    own = [cells[line] for line in rows["line"]]
+    return rows.assign(
+        setting=first,
+        family=[family_name(each.architecture) for each in first],
+        test=[each.get("test") or each["model"] for each in own],
+        group=[_group(each) for each in own],
+    )
+
+
+def _group(cells: dict[str, str]) -> str:
+    generation = re.search(r"golden_values_(\w+)", cells["source"].replace("-", "_"))
+    if "test" not in cells:
+        return PLAIN
+    if not generation or not generation[1].startswith("dev_dgx_"):
+        return OLDER
+    if re.search(UNSTATED, cells["test"]):
+        return OTHER
+    return RESUMED if generation[1].endswith("_2nd") else PLAIN
+
+
+def held_out() -> list[HeldOut]:
+    """Peak memory, measured and predicted, of the rows whose options the memory model knows, for bands. Each of
+    Megatron's tests counts as a model."""
+    result = []
+    for name in MEASURED:
+        rows = rows_of(name)
+        for row in rows[rows["group"] == PLAIN].itertuples():
+            one, error = row.setting, float(np.log(row.peak_mem_bytes / row.peak_bytes))
+            names = "", name, one.software.fitted_as, constants_like(one.machine.gpu), row.family
+            size = float(one.architecture.parameters())
+            result.append(HeldOut(MODEL, *names, one.software.precision, row.test, size, row.gpus, error))
+    return result
+
+
+def refused() -> list[dict[str, Any]]:
+    """Plans that the model refuses although they ran, by file and size of memory.
+
+    One of the settings that a row may have had must fit into each memory size.
+    """
+    result = []
+    for name in RAN:
+        file: Any = read(data_file("parallel", f"{name}.csv"))
+        needed = []
+        for case in file.cases(every_setting=True):
+            share = memory(case.work, case.plans, case.software).needed / visible_bytes(case.machine)
+            needed.append(pd.DataFrame({"size": case.machine.memory_bytes, "row": case.rows, "share": share}))
+        least = pd.concat(needed).groupby(["size", "row"])["share"].min()
+        for size, shares in reversed(list(least.groupby(level="size"))):
+            count = int((shares > 1.0 - MARGIN).sum())
+            result.append({"file": name, "memory_gb": size / 1e9, "n": len(shares), "refused": count})
+    return result
+
+
+def fit() -> Made:
+    """The workspace, also without one degree at a time and scored on it, and fragmentation."""
+    rows = rows_of("megatron_ci_memory")
+    rows = rows[(rows["group"] == PLAIN) & (rows["family"] == "transformer") & (rows["gpu_type"] == "h100")]
+    workspace = np.array([each.software.workspace_bytes for each in rows["setting"]])
+    rows, shipped = rows[workspace == workspace.max()], workspace.max()
+    held = rows["held_bytes"].to_numpy()
+    left = held - (rows["between_bytes"].to_numpy() - shipped)
+    mib = 2.0**20
+    lines = [f"workspace: {np.median(left) / mib:.0f} MiB over {len(rows)} rows, {shipped / mib:.0f} shipped"]
+    for name in ("tensor", "pipeline"):
+        for value in sorted(rows[name].unique()):
+            out = (rows[name] == value).to_numpy()
+            found = float(np.median(left[~out]))
+            error = float(np.mean(np.abs(found - left[out]) / held[out]))
+            lines.append(f"  without {name}={value}: {found / mib:.0f} MiB, {error:.1%} on its {out.sum()} rows")
+    rows = rows_of("torchtitan_h100_h200")
+    reserved = rows["peak_bytes"].to_numpy()
+    freed = (reserved - rows["between_bytes"].to_numpy()) / (1.0 + FRAGMENTATION)
+    over = (rows["peak_mem_bytes"].to_numpy() - (reserved - FRAGMENTATION * freed)) / freed
+    spread = f"{over.min():.1%} to {over.max():.1%}"
+    lines.append(f"fragmentation: {np.median(over):.1%} over {len(rows)} rows ({spread}), {FRAGMENTATION:.1%} shipped")
+    return Made({}, "\n".join(lines))

@@ -1,0 +1,136 @@
+"""Input pipelines of the published profiles by CPUs and memory (the simulator of Mohan et al., OSDI 2022).
+
+Reads $SYNERGY_DATA/resource_sensitivity. Only what follows from the table is replaced; what is assumed is written by
+hand, with its source, in the catalog's file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from runner.experiment import ROOT, data_file
+
+from fits import Made
+from synergy_core.commands._settings import table
+from synergy_core.commands.calibrate import as_yaml
+from synergy_core.goodput.calibration import Accuracy, accuracy
+from synergy_core.goodput.pipeline import FittedPipeline, InputPipeline, ObservedInputs, Pipeline, fit_pipeline
+from synergy_core.units import GB
+
+SUMMARY = "catalog/models: input pipelines of ten applications, as profiled for OSDI 2022 (needs: data)"
+MODELS = (
+    *("alexnet", "res18", "res50", "mobilenet", "shufflenet"),
+    *("gnmt", "transformer", "lstm", "m5", "deepspeech"),
+)
+UNKNOWN_SIZE = ("m5",)
+"""Models with an unknown data set: its size follows from the table."""
+COMMENT = "pipeline: fitted by bench/fits.py sensitivity. The rest is written by hand."
+STORAGE_BYTES_PER_S = 62.5e6
+"""What a GPU reads at: 500 MB/s of the published simulator's nodes, for 8 GPUs."""
+MIN_MEASURED_BYTES = 62.5 * GB
+"""Below, the table has a stand-in."""
+HELD_OUT_CPUS = (2, 4, 5, 9, 24)
+SIZES = np.geomspace(63.0, 1_000.0, 600) * GB
+"""Data sets to try where nobody says how large it is."""
+DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Published:
+    """One model's rows at a measured memory: arrays (rows,); and its GPU's step."""
+
+    batch: int
+    gpu_step_s: float
+    cpus: np.ndarray
+    memory_bytes: np.ndarray
+    step_s: np.ndarray
+
+    def at(self, kept: np.ndarray) -> Published:
+        """Some of the rows."""
+        return Published(self.batch, self.gpu_step_s, self.cpus[kept], self.memory_bytes[kept], self.step_s[kept])
+
+    def predicted_s(self, pipeline: InputPipeline) -> np.ndarray:
+        """The step at each row, by a formula or a table."""
+        sample_s = pipeline.sample_s(self.cpus, self.memory_bytes, storage_bytes_per_s=STORAGE_BYTES_PER_S)
+        return np.maximum(self.gpu_step_s, self.batch * sample_s)
+
+    def error(self, pipeline: InputPipeline) -> Accuracy:
+        """Of throughput, over the rows."""
+        return accuracy(1.0 / self.predicted_s(pipeline), 1.0 / self.step_s)
+
+    def observed(self) -> ObservedInputs:
+        """The rows as a job would report them."""
+        return ObservedInputs(
+            self.cpus, self.memory_bytes, STORAGE_BYTES_PER_S, 1, self.batch, self.gpu_step_s, self.step_s
+        )
+
+
+def published() -> dict[str, Published]:
+    """Every model of `MODELS`, without the rows of too little memory."""
+    speeds = pd.read_csv(data_file("resource_sensitivity", "cpu_memory_throughput.csv"), float_precision="round_trip")
+    models = pd.read_csv(data_file("resource_sensitivity", "models.csv"), float_precision="round_trip")
+    found = {}
+    for row in models.itertuples():
+        mine = speeds[speeds["model"] == row.model]
+        columns = ("cpus_per_gpu", "memory_gb_per_gpu", "relative_throughput")
+        cpus, memory_gb, relative = (mine[name].to_numpy(dtype=float) for name in columns)
+        step_s = float(row.iter_time_s_at_proportional)
+        whole = Published(row.batch_size, step_s / row.best_speedup, cpus, memory_gb * GB, step_s / relative)
+        found[row.model] = whole.at(whole.memory_bytes >= MIN_MEASURED_BYTES)
+    return {name: found[name] for name in MODELS}
+
+
+def fitted(rows: Published, samples: float, data_bytes: float) -> tuple[FittedPipeline, Pipeline]:
+    """The fit, and the formula that goes into the catalog.
+
+    data_bytes: infinite where nobody says how large the data set is; then the size with the least error. Bytes per
+    sample that no row shows are the data set's, or fewer where the table allows no more.
+    """
+    fits = [fit_pipeline(rows.observed(), size) for size in ([data_bytes] if np.isfinite(data_bytes) else SIZES)]
+    off = [np.abs(np.log(rows.predicted_s(each.pipeline) / rows.step_s)).sum() for each in fits]
+    best = fits[int(np.argmin(off))]
+    stated = data_bytes / samples
+    by_state = {"measured": best.sample_bytes.value, "bounded": min(stated, best.sample_bytes.value), "unseen": stated}
+    constants = (best.cpu_s.value, by_state[best.sample_bytes.state], best.pipeline.data_bytes)
+    return best, Pipeline(*(float(f"{each:.{DIGITS}g}") for each in constants))
+
+
+def refitted(name: str, content: dict[str, Any], rows: Published) -> None:
+    """Replaces in the content of a catalog file what is fitted. Errors are held out at `HELD_OUT_CPUS`, by the fit to
+    the other CPU counts."""
+    inputs, epochs, batch = (content[key] for key in ("pipeline", "epochs", "initial_batch"))
+    is_known = name not in UNKNOWN_SIZE
+    data = (content["total_work"] * batch / epochs, inputs["data_bytes"] if is_known else np.inf)
+    found, pipeline = fitted(rows, *data)
+    away = np.isin(rows.cpus, HELD_OUT_CPUS)
+    if not is_known:
+        content["total_work"] = round(epochs * pipeline.data_bytes / pipeline.sample_bytes / batch, 2)
+    inputs |= {key: getattr(pipeline, key) for key in ("cpu_s", "sample_bytes", "data_bytes")}
+    inputs |= {f"{key}_is": getattr(found, key).state for key in ("cpu_s", "sample_bytes")}
+    for key, error in (
+        ("error", rows.error(pipeline)),
+        ("held_out_error", rows.at(away).error(fitted(rows.at(~away), *data)[1])),
+    ):
+        inputs[key] = {each: round(getattr(error, each), 4) for each in inputs[key]}
+
+
+def fit() -> Made:
+    files, lines = {}, []
+    for name, rows in published().items():
+        path = f"synergy_core/catalog/models/{name}.yaml"
+        content = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+        refitted(name, content, rows)
+        files[path] = as_yaml(content, COMMENT)
+        inputs = content["pipeline"]
+        shown = [
+            f"{inputs[key] * factor:.3g} ({inputs[f'{key}_is']})"
+            for key, factor in (("cpu_s", 1e3), ("sample_bytes", 1e-3))
+        ]
+        off = [f"{inputs[which][key]:.1%}" for which in ("error", "held_out_error") for key in ("mape", "max")]
+        lines.append([name, *shown, f"{inputs['data_bytes'] / GB:.4g}", *off])
+    head = ("model", "ms/sample", "kB/sample", "data, GB", "error", "max", "held out", "max")
+    return Made(files, table(head, lines))
