@@ -70,6 +70,7 @@ def _compared(folder: Path, policy: str) -> dict[str, Any]:
         "makespan_error": mean(each.summary["makespan_s"] for each in simulated) / real.summary["makespan_s"] - 1,
         "restarts": int(real.jobs("restarts")["restarts"].sum()),
         "failed": int(real.summary["jobs_failed"]),
+        "controller_cores": real.summary["simulation_cpu_s"] / real.summary["makespan_s"],
     }
 
 
@@ -170,10 +171,11 @@ def _errors_table(policies: dict[str, Any]) -> str:
             number(float(kendalltau(predicted_s, real_s).statistic)),
             str(each["restarts"]),
             str(each["failed"]),
+            f"{each['controller_cores']:.2%} of a core",
         ])  # fmt: skip
     header = ("policy", "mean JCT, real", "predicted", "error (goal: 5 %)", "makespan (5 %)",
               "per job, median of absolute (10 %)", "p90", "signed median", "Kendall τ", "restarts, real",
-              "failed")  # fmt: skip
+              "failed", "controller's CPU")  # fmt: skip
     return table(header, rows)
 
 
