@@ -11,7 +11,7 @@ from synergy_core.errors import InputError
 from synergy_core.policies import policy_names
 from synergy_exec.backends import backend_names
 from synergy_exec.settings import EXECUTOR, Settings
-from synergy_runs.command_line import composed, options, text_asked_for
+from synergy_runs.command_line import composed, key_table, options, text_asked_for
 from synergy_runs.settings import keys
 
 
@@ -34,7 +34,7 @@ def _main() -> None:
     if arguments and arguments[0] in module_names(commands.__name__):
         command = importlib.import_module(f"{commands.__name__}.{arguments[0]}")
         sys.exit(command.main(arguments[1:]))
-    if (text := text_asked_for(EXECUTOR, arguments, usage)) is not None:
+    if (text := text_asked_for(EXECUTOR, arguments, usage, page)) is not None:
         print(text, end="")
         return
     values = composed(EXECUTOR, arguments)
@@ -59,7 +59,9 @@ Trains the jobs of a trace for real, placed, sized and tuned by a scheduling pol
   python -m synergy_exec resume [RUN.work] [KEY=VALUE…]      goes on with a run, with the settings it was started with
   python -m synergy_exec sbatch --nodes=N … -- KEY=VALUE…    prints a script for Slurm's sbatch
   python -m synergy_exec export JOB [--step N] [--out FILE]  its weights, to load without Synergy
+  python -m synergy_exec verify RUN.work [--jobs NAME…]      compares losses and weights with uninterrupted training
   python -m synergy_exec profile [MODEL…]                    measures every plan here, to schedule and simulate by
+  python -m synergy_exec --help=markdown                     every key with its default and possible values
   eval "$(python -m synergy_exec --completion=bash)"         keys and values complete as you type; or zsh
 
 Ctrl-C has every job save and leave; the same command, or resume, goes on from there.
@@ -75,6 +77,14 @@ Keys
 {keys}
 """
 
+PAGE = """
+## The executor
+
+These are the keys of `python -m synergy_exec`, as `python -m synergy_exec --help=markdown` prints them. The keys of a
+trace are those of the simulator.
+
+"""
+
 
 def usage() -> str:
     """The whole --help text."""
@@ -87,6 +97,11 @@ def usage() -> str:
         policies="\n".join(f"  {name:12} {summary}" for name, summary in policy_names().items()),
         keys="\n".join(f"  {each.name:32} {each.meaning}" for each in keys(Settings)),
     )
+
+
+def page() -> str:
+    """Returns the text of `--help=markdown`, the second part of docs/configuration.md."""
+    return PAGE + key_table(EXECUTOR, without="trace.")
 
 
 if __name__ == "__main__":

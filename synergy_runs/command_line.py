@@ -14,7 +14,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, is_dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,12 +146,17 @@ def is_sweep(arguments: Sequence[str]) -> bool:
     return any(each in _SWEEP for each in arguments)
 
 
-def text_asked_for(program: Program, arguments: Sequence[str], usage: Callable[[], str]) -> str | None:
+def text_asked_for(
+    program: Program, arguments: Sequence[str], usage: Callable[[], str], page: Callable[[], str]
+) -> str | None:
     """The text to print instead of a run: help, version, completion script, or settings in YAML. None for a run.
 
-    usage: returns the text of --help. Raises InputError for invalid settings, and for a shell without completion."""
+    usage: returns the text of --help. page: that of --help=markdown, the program's part of docs/configuration.md.
+    Raises InputError for invalid settings, and for a shell without completion."""
     if "--help" in arguments or "-h" in arguments:
         return usage()
+    if "--help=markdown" in arguments:
+        return page()
     if "--version" in arguments:
         return f"{__version__}\n"
     if arguments and arguments[0].startswith("--completion="):
@@ -203,8 +208,8 @@ def _no_option(argument: str, program: Program) -> InputError:
         return InputError(f"{argument}: keys have no dashes; type {as_key}={value if equals else 'VALUE'}.")
     sweeps = ", -m for a sweep" if program.sweeps else ""
     return InputError(
-        f"unknown option {argument!r}. Known: --help, --version, --cfg=job to show all settings{sweeps}; "
-        "all else is typed as key=value, such as seed=1."
+        f"unknown option {argument!r}. Known: --help, --help=markdown, --version, --cfg=job to show all settings"
+        f"{sweeps}; all else is typed as key=value, such as seed=1."
     )
 
 
@@ -360,6 +365,26 @@ def default_values(program: Program) -> dict[str, str]:
         if at is not MISSING and (not isinstance(at, dict) or not at):
             found[each.name] = typed(at)
     return found
+
+
+def key_table(program: Program, *, without: str = "-") -> str:
+    """A Markdown table of every key, with its default and possible values.
+
+    without: leaves out the keys whose names begin so."""
+    defaults, rows = default_values(program), ["| key | default | takes | meaning |", "|---|---|---|---|"]
+    for each in keys(program.settings):
+        if each.name.startswith(without):
+            continue
+        takes = expected(each.kind, each.bounds)
+        if each.name in program.groups:
+            takes = ", ".join(options(each.name))
+        elif any(map(is_dataclass, alternatives(each.kind))):
+            takes = "its keys below"
+        default = defaults.get(each.name)
+        shown = "" if default is None else f"`{default}`" if default else "none"
+        cells = (f"`{each.name}`", shown, takes, each.meaning)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
 
 
 SHELLS = ("bash", "zsh")

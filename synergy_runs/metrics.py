@@ -39,8 +39,8 @@ MIN_JOBS_FOR_OVERLOAD = 100
 """Smaller workloads are never called overloaded."""
 POINTS = 400
 OVERLOAD_FRACTION = 0.03
-"""Minimum growth of the waiting work, as a fraction of the cluster's capacity, that counts as overload. Chosen with
-`bench/overload.py`; docs/metrics.md says how often the verdict is wrong."""
+"""Minimum growth of the waiting work, as a fraction of the cluster's capacity, that counts as overload. Chosen on
+arrivals of known load; docs/metrics.md, "Overloaded", says how often the verdict is wrong."""
 MIN_WAITING_JOBS = 10
 """Fewer waiting jobs never reach `OVERLOAD_FRACTION`, because a single wide job that starves is no overload."""
 OF_WHOLE_JOBS = (

@@ -14,7 +14,7 @@ from synergy_core.units import Floats
 MIN_WORKLOADS = 5
 MIN_WAITING_FRACTION = 0.4
 """Minimum waiting time ÷ the longer mean JCT. Below it, there is no interval: most workloads lack the long queue that a
-few have, and agree on a wrong ratio. Source of both minima: bench/coverage.py; docs/metrics.md, "Interval"."""
+few have, and agree on a wrong ratio. Source of both minima: docs/metrics.md, "Interval"."""
 
 
 @dataclass(frozen=True, slots=True)

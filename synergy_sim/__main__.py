@@ -8,7 +8,7 @@ import sys
 from synergy_core import commands
 from synergy_core.policies import get_policy, policy_names
 from synergy_core.policies.mechanisms import mechanism_names
-from synergy_runs.command_line import composed_of, is_sweep, options, prepared, text_asked_for
+from synergy_runs.command_line import composed_of, is_sweep, key_table, options, prepared, text_asked_for
 from synergy_runs.settings import keys
 from synergy_sim.settings import SIMULATOR, Settings
 
@@ -23,6 +23,7 @@ Replays a job log on a simulated GPU cluster under several scheduling policies a
   python -m synergy_sim experiment=sia_sosp23                          jobs whose speed depends on their GPUs
   python -m synergy_sim.results DIR                                    all runs below DIR in one table (--csv, --latex)
   python -m synergy_sim.explain DIR/philly/latest/synergy-0 JOB        why a job ran or waited
+  python -m synergy_sim --help=markdown                                every key with its default and possible values
   eval "$(python -m synergy_sim --completion=bash)"                    completes keys and values as you type (or zsh)
 
 Traces     {traces}
@@ -41,6 +42,17 @@ declare theirs: cluster.cpus_per_node=24 cluster.memory_gb_per_node=500 'policy=
 
 Keys
 {keys}
+"""
+
+PAGE = """\
+# Configuration
+
+The table lists every key of `python -m synergy_sim` with its default and possible values, as
+`python -m synergy_sim --help=markdown` prints it. Defaults are those of `+trace=philly`; other traces, clusters,
+testbeds and experiments set their own in `conf/`. Names end in units: `_s` is seconds, `_gb` GB, `_mb` MB, `_gbps`
+Gb/s. Type text and paths as they are, with any characters, and lists and mappings as in YAML, in the shell's quotes.
+Both programs complete keys and values in bash and zsh: `eval "$(python -m synergy_sim --completion=bash)"`.
+
 """
 
 
@@ -64,9 +76,14 @@ def usage() -> str:
     )
 
 
+def page() -> str:
+    """Returns the text of `--help=markdown`, the first part of docs/configuration.md."""
+    return PAGE + key_table(SIMULATOR)
+
+
 def _main() -> None:
     arguments = sys.argv[1:]
-    if (text := text_asked_for(SIMULATOR, arguments, usage)) is not None:
+    if (text := text_asked_for(SIMULATOR, arguments, usage, page)) is not None:
         print(text, end="")
         return
     overrides = prepared(arguments, SIMULATOR)

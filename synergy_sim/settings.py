@@ -63,7 +63,9 @@ class TestbedSettings:
     startup_s: float = key(
         "startup seconds of a job with parallel plans, in addition to saving and loading", bounds=NOT_NEGATIVE
     )
-    by_model: dict[str, dict[str, float]] = key("costs that differ for a model: {resnet50: {launch_s: 20}}")
+    by_model: dict[str, dict[str, float]] = key(
+        "costs that differ for a model (launch_s, restart_s, exit_s, checkpoint_interval_s): {resnet50: {launch_s: 20}}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,8 +45,6 @@ SHORTER = (
     (r"synergy_sim \+trace=philly$", "trace.window=2017-11-21/3h trace.carry_in=false", "with figures and report"),
     (r"synergy_sim .*\+trace=philly", "trace.window=2017-11-21/3h trace.carry_in=false figures=false", "fewer jobs"),
     (r"\+trace=saturn", "trace.window=12h figures=false", "as above"),
-    (r"bench/compression_hooks", "--width 64 --depth 2 --steps 2", "every hook still"),
-    (r"bench/compression_training", "--steps 10 --seeds 1 --jobs gpt cnn", "every compressor on both models"),
     (r"serve=true", "profile=null", "what it learned would replace the profile that readers bring"),
     (r"synergy_exec \+trace=demo$", "trace.window=5s profile=null", "a job of each model; measuring takes minutes"),
     (r"synergy_exec \+trace=demo", "trace.window=2s profile=null figures=false", "one job under each policy"),

@@ -35,16 +35,16 @@ class Made:
     cpu_s: float
 
 
-def pages(root: Path = ROOT) -> list[Path]:
+def pages() -> list[Path]:
     """Pages that may have blocks."""
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def made(root: Path = ROOT) -> dict[str, Made]:
+def made() -> dict[str, Made]:
     """By experiment."""
     return {
         name: Made(path, digest, float(cpu_s))
-        for path in pages(root)
+        for path in pages()
         for name, digest, cpu_s in MADE.findall(path.read_text(encoding="utf-8"))
     }
 

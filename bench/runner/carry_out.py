@@ -21,12 +21,18 @@ from runner.experiment import ROOT, Experiment, Result, Task
 KEPT = ROOT / "results" / "bench"
 THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Tasks run side by side, one per core."""
+MAX_LABEL = 160
+"""Maximum number of characters of a task's description in a line of progress."""
 
 
-def kept(task: Task, experiment: Experiment, folder: Path = KEPT) -> Result | None:
+def kept(task: Task, experiment: Experiment) -> Result | None:
     """The record of an earlier run: result, cpu_s, date, version, machine."""
-    path = folder / experiment.name / f"{dependencies.of_task(task, experiment)}.json"
+    path = _path(task, experiment)
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _path(task: Task, experiment: Experiment) -> Path:
+    return KEPT / experiment.name / f"{dependencies.of_task(task, experiment)}.json"
 
 
 def run(task: Task, path: Path) -> float:
@@ -38,7 +44,7 @@ def run(task: Task, path: Path) -> float:
     after = os.times()
     cpu_s = sum(after[:4]) - sum(before[:4])
     record = {
-        "settings": task.settings()[:3],
+        "task": str(task),
         "result": result,
         "cpu_s": round(cpu_s, 2),
         "date": time.strftime("%Y-%m-%d"),
@@ -51,13 +57,13 @@ def run(task: Task, path: Path) -> float:
     return cpu_s
 
 
-def carry_out(asked: Sequence[Experiment], workers: int, *, again: bool = False, folder: Path = KEPT) -> set[str]:
+def carry_out(asked: Sequence[Experiment], workers: int, *, again: bool = False) -> set[str]:
     """Runs every task that has no result yet, or all of them; returns the names of experiments with a failed task."""
     os.environ.update({name: os.environ.get(name, value) for name, value in THREADS.items()})
     waiting: dict[Path, tuple[Task, str]] = {}
     for experiment in asked:
         for task in experiment.tasks():
-            path = folder / experiment.name / f"{dependencies.of_task(task, experiment)}.json"
+            path = _path(task, experiment)
             if again or not path.is_file():
                 waiting[path] = (task, experiment.name)
     failed: set[str] = set()
@@ -76,14 +82,6 @@ def carry_out(asked: Sequence[Experiment], workers: int, *, again: bool = False,
                 if error is not None:
                     failed.add(name)
                 told = f"failed: {type(error).__name__}: {error}" if error else f"{future.result():.1f} CPU s"
-                spent_s = time.monotonic() - began_s
-                print(
-                    f"{done}/{len(waiting)} {spent_s:,.0f} s  {name}: {_label(task)}: {told}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                where = f"{done}/{len(waiting)} {time.monotonic() - began_s:,.0f} s"
+                print(f"{where}  {name}: {str(task)[:MAX_LABEL]}: {told}", file=sys.stderr, flush=True)
     return failed
-
-
-def _label(task: Task) -> str:
-    return " ".join(str(each) for each in task.settings()[:2])[:140]

@@ -12,6 +12,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
+import subprocess
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -100,23 +102,25 @@ def _recorded() -> dict[str, Any]:
     return json.loads((ROOT / "tests" / "digests.json").read_text(encoding="utf-8"))
 
 
+PROGRAMS = ("synergy_core", "synergy_runs", "synergy_sim", "synergy_exec", "conf", "bench")
+
+
+@cache
 def version() -> str:
-    """The current commit, with a + if tracked files have changed since."""
-    import subprocess
+    """The last commit that changed a program or a setting, with a + if one has changed since."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        command = ["git", *words, "--", *PROGRAMS]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short=8", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+        return git("log", "-1", "--format=%h") + ("+" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
 def machine() -> str:
     """CPU model and number of cores."""
-    import os
-
     model = "unknown CPU"
     path = Path("/proc/cpuinfo")
     if path.is_file():

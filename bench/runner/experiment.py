@@ -49,9 +49,13 @@ class Simulation:
     def is_timed(self) -> bool:
         return False
 
+    def __str__(self) -> str:
+        collected = self.collect.__qualname__ if self.collect else ""
+        return " ".join(filter(None, [self.policy, *self.overrides, f"seed={self.seed}", self.workload, collected]))
+
     def settings(self) -> Any:
-        """What was set, defaults of the experiment included."""
-        return [list(self.overrides), self.seed, self.workload, _base_settings(self.overrides[0])]
+        """What was set, and the defaults of the experiment that it names."""
+        return [str(self), _base_settings(self.overrides[0])]
 
     def execute(self) -> Result:
         """Simulates; the numbers of summary.json, and what `collect` adds."""
@@ -85,8 +89,12 @@ class Measurement:
     is_timed: bool = False
     """Whether it measures time, so that no other task may run beside it."""
 
+    def __str__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments)
+        return f"{self.function.__module__}.{self.function.__qualname__}({arguments})"
+
     def settings(self) -> Any:
-        return [f"{self.function.__module__}.{self.function.__qualname__}", dict(self.arguments)]
+        return str(self)
 
     def execute(self) -> Result:
         return self.function(**dict(self.arguments))

@@ -1,22 +1,23 @@
-"""Numbers → Markdown for docs/accuracy.md: ratios paired by seed, their intervals, tables."""
+"""Numbers → Markdown: ratios paired by seed, their intervals, tables."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from runner.experiment import Results, Task
+
 NONE = "–"
 
 
 @dataclass(frozen=True)
 class Ratios:
-    """Ratios of a policy to another on several files, each under the seeds that both have.
+    """Ratios of a policy to another on several files, each under several seeds.
 
-    files: the ratio of means per file, NaN where nothing is known. half: per file, half its 95 % interval over seeds.
+    files: the ratio of means per file. half: per file, half its 95 % interval over seeds.
     mean: of the files. mean_half: half its 95 % interval over seeds. files_half: half the one over files.
     """
 
@@ -26,40 +27,45 @@ class Ratios:
     mean_half: float
     files_half: float
 
-    @property
-    def known(self) -> int:
-        """How many files there is something of."""
-        return sum(np.isfinite(self.files))
-
-    @property
-    def complete(self) -> bool:
-        """Whether that is all of them."""
-        return self.known == len(self.files)
-
     def said(self) -> str:
-        """The mean with its interval, and of how many files if not of all."""
-        short = "" if self.complete or not self.known else f" (only {self.known} files)"
-        return with_half(self.mean, self.mean_half) + short
+        """The mean with its interval."""
+        return with_half(self.mean, self.mean_half)
+
+
+def paired(
+    results: Results, tops: Sequence[Sequence[Task]], bottoms: Sequence[Sequence[Task]], figure: str = "mean_jct_s"
+) -> Ratios:
+    """Ratios of a figure of runs to that of other runs: per file a list with one run for each seed."""
+    return ratios(
+        [
+            [(results[a][figure], results[b][figure]) for a, b in zip(top, bottom, strict=True)]
+            for top, bottom in zip(tops, bottoms, strict=True)
+        ]
+    )
 
 
 def ratios(pairs: Sequence[Sequence[tuple[float, float]]]) -> Ratios:
-    """Of (value, value of the other) per file and seed.
+    """Ratios from (value, value of the other) per file and seed.
 
     The spread between seeds is taken to be alike on all files and pooled, so that a file with two seeds has an
     interval of use; Student's t with the pooled degrees of freedom. Over files: Student's t of the files' ratios.
     """
     per_file = [np.array([a / b for a, b in each]) for each in pairs]
-    files = [sum(a for a, _ in each) / sum(b for _, b in each) if each else np.nan for each in pairs]
-    present = [each for each in per_file if len(each)]
-    free = sum(len(each) - 1 for each in present)
-    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in present)
+    files = [sum(a for a, _ in each) / sum(b for _, b in each) for each in pairs]
+    free = sum(len(each) - 1 for each in per_file)
+    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in per_file)
     factor = student(free) * np.sqrt(squares / free) if free else np.nan
-    half = [float(factor / np.sqrt(len(each))) if len(each) else np.nan for each in per_file]
-    known = np.array([value for value in files if np.isfinite(value)])
-    count = len(known)
-    error = np.sqrt(sum(1 / len(each) for each in present)) / count if count else np.nan
-    spread = student(count - 1) * float(known.std(ddof=1)) / np.sqrt(count) if count > 1 else np.nan
-    return Ratios(files, half, float(known.mean()) if count else np.nan, float(factor * error), spread)
+    half = [float(factor / np.sqrt(len(each))) for each in per_file]
+    count = len(files)
+    error = np.sqrt(sum(1 / len(each) for each in per_file)) / count
+    spread = student(count - 1) * float(np.std(files, ddof=1)) / np.sqrt(count) if count > 1 else np.nan
+    return Ratios(files, half, float(np.mean(files)), float(factor * error), spread)
+
+
+def mean_half(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half its 95 % interval by Student's t."""
+    spread = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    return float(np.mean(values)), float(student(len(values) - 1) * spread)
 
 
 def student(free: int) -> float:
@@ -75,11 +81,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -
     lines.append("|" + "|".join(["---"] * left + ["---:"] * (len(header) - left)) + "|")
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines)
-
-
-def wrapped(*sentences: str) -> str:
-    """A paragraph, in lines of at most 118 characters."""
-    return textwrap.fill(" ".join(sentences), 118, break_long_words=False, break_on_hyphens=False)
 
 
 def number(value: float | None, digits: int = 2) -> str:

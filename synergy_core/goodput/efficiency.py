@@ -110,7 +110,7 @@ class Distortion:
 MEASURED_ERROR_WEIGHT = 0.8
 """λ for the eps² that running jobs measure. They measure it on the compressor's input, which contains residuals of
 earlier gradients; error feedback delays these, but does not lose them. 0.8 is the 0.9 quantile over jobs, compressors
-and seeds (`python bench/compression_training.py`). For the eps² of gradients alone, as in the formulas, λ is 1."""
+and seeds (docs/compression.md, "Measured progress"). For the eps² of gradients alone, as in the formulas, λ is 1."""
 MAX_HELD_BACK_STEPS = 100.0
 """Limit on `held_back_steps`, for compressors that send almost nothing."""
 UNDISTORTED = Distortion()

@@ -158,7 +158,7 @@ class Reservation:
             self._extra -= job.gpus
 
 
-# Chosen with bench/prediction.py on generated traces; no public log was used.
+# Chosen by rank correlation on generated traces; no public log was used.
 PRIOR_JOBS = 4.0
 FADE = 0.9
 

@@ -83,8 +83,8 @@ class Spread:
 class Gradients:
     """Distributions of a model's gradients: of their mean (signal), and of single samples' deviations from it (noise).
 
-    The defaults are medians over the layers of the shipped GPT after 300 steps, as printed by `python
-    bench/compression.py spreads`. They are assumed for other models.
+    The defaults are medians over the layers of the shipped GPT after 300 steps (`python
+    bench/pages.py spreads`). They are assumed for other models.
     """
 
     signal: Spread = field(default_factory=lambda: Spread(tail=1.32, decay=1.08, bucket_range=42.3))

@@ -20,7 +20,7 @@ _all_gather: Any = getattr(distributed, "all_gather_single", None) or distribute
 
 PIECE_BYTES = 2**20
 """Bytes that `Wire` sends at once by gloo. Gloo's own collectives send a large tensor first one way and then the other:
-for 4 MB each way between two ranks they take twice as long (bench/compression_network.py collectives)."""
+for 4 MB each way between two ranks they take twice as long."""
 
 
 class Wire:

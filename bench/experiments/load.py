@@ -1,0 +1,85 @@
+"""Synergy against sia given the same information, by offered load, on generated and real Philly: docs/accuracy.md."""
+
+from __future__ import annotations
+
+import numpy as np
+from runner.experiment import ROOT, Experiment, Result, Results, compose, measurement
+from runner.tables import student, table, with_half
+
+OURS, THEIRS = "synergy", "sia(like=synergy)"
+JOBS = ("+trace=philly", "trace.window=2017-10-16/4d", "trace.sample=0.25", "cluster.nodes=15", "trace.carry_in=false")
+"""No parameter was chosen on these days."""
+TRACES = {"generated Philly": (*JOBS, "trace.find=[]"), "real Philly": JOBS}
+LOADS, SEEDS = (0.7, 1.0, 1.3), range(4)
+FIGURES = {
+    "mean_jct_s": "mean JCT",
+    "p99_jct_s": "p99 JCT",
+    "makespan_s": "makespan",
+    "worst_finish_time_fairness": "worst ρ",
+    "p99_waiting_s": "p99 wait",
+    "p99_slowdown": "p99 slowdown",
+}
+
+
+def measure(overrides: tuple[str, ...], load: float, seed: int) -> Result:
+    """Synergy's figures ÷ sia's. Load is run time × GPUs in the log ÷ what the cluster has until the last arrival."""
+    from synergy_runs.metrics import summarise
+    from synergy_sim.prepare import prepared_runs
+    from synergy_sim.simulate import simulate
+
+    words = (*overrides, f"seed={seed}", f"policy=[{THEIRS},{OURS}]")
+    logged = next(prepared_runs(compose(words)[0]))
+    by_log = logged.workload.offered_load_fraction(logged.cluster.gpus)
+    theirs, ours = (
+        summarise(simulate(run.workload, run.cluster, run.policy, run.execution, truth=run.truth, seed=seed))
+        for run in prepared_runs(compose((*words, f"cluster.load={load / by_log}"))[0])
+    )
+    return {name: ours[name] / theirs[name] for name in FIGURES}
+
+
+RUNS = {
+    (trace, load): [
+        measurement(measure, policies=(OURS, "sia"), overrides=overrides, load=load, seed=seed) for seed in SEEDS
+    ]
+    for trace, overrides in TRACES.items()
+    for load in LOADS
+}
+
+
+def tables(results: Results) -> dict[str, str]:
+    """Also draws docs/load.png."""
+    rows, means = [], {}
+    for (trace, load), runs in RUNS.items():
+        ratios = {name: np.array([results[run][name] for run in runs]) for name in FIGURES}
+        jct = ratios.pop("mean_jct_s")
+        half = student(len(jct) - 1) * float(jct.std(ddof=1)) / len(jct) ** 0.5
+        means.setdefault(trace, []).append((load, jct.mean(), half))
+        rows.append(
+            [trace, f"{load:g}", with_half(jct.mean(), half), *(f"{each.mean():.2f}" for each in ratios.values())]
+        )
+    _draw(means)
+    return {"ratios": table(("trace", "load", *FIGURES.values()), rows, 2)}
+
+
+def _draw(means: dict[str, list[tuple[float, float, float]]]) -> None:
+    """Ratios of mean JCTs with their intervals over load, a line for each trace."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(1.0, color="0.6", linewidth=1)
+    for trace, points in means.items():
+        axes.errorbar(*zip(*points, strict=True), marker="o", capsize=3, label=trace)
+    axes.set(xlabel="offered load", ylabel="mean JCT ÷ sia's, given the same")
+    axes.set_ylim(bottom=0.0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(ROOT / "docs" / "load.png", dpi=150)
+
+
+LOAD = Experiment(
+    lambda: [run for runs in RUNS.values() for run in runs],
+    tables,
+    needs=("data",),
+    reads=("conf/trace/philly.yaml", "traces/philly.json", "synergy_core/catalog/models"),
+)

@@ -1,0 +1,82 @@
+"""What README's commands print: the comparison of eight policies, with its figure, and the plan of a model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from runner.carry_out import THREADS
+from runner.experiment import ROOT, Experiment, Results, measurement
+from yardstick import simpy_cpu_s
+
+FIGURE = ROOT / "docs" / "main.png"
+NOTES = "\nRun time compared with the log"
+"""The table's first note that README leaves out, and all notes after it."""
+
+
+def compared() -> dict[str, Any]:
+    """Runs README's first command as a new user would, without the real log. Copies its figure into docs/."""
+    with tempfile.TemporaryDirectory() as folder:
+        began_s = time.monotonic()
+        said = printed("synergy_sim", "+trace=philly", "trace.find=false", f"results_dir={folder}")
+        wall_s = time.monotonic() - began_s
+        shutil.copyfile(Path(folder) / "philly" / "latest" / "jct_cdf.png", FIGURE)
+    unit_s = min(simpy_cpu_s() for _ in range(3))
+    return {"table": said.partition(NOTES)[0], "wall_s": wall_s, "unit_s": unit_s, "cores": os.cpu_count()}
+
+
+def planned(model: str, gpu: str, gpus: str) -> dict[str, Any]:
+    """Prints the two fastest plans of a model."""
+    return {"table": printed("synergy_core", "plan", f"model={model}", f"gpu={gpu}", f"gpus={gpus}", "top=2")}
+
+
+def printed(program: str, *words: str) -> str:
+    """The program's output, in 80 columns where it fits the terminal."""
+    own = {name: value for name, value in os.environ.items() if name not in ("SYNERGY_DATA", *THREADS)}
+    command = [sys.executable, "-m", program, *words]
+    return subprocess.run(
+        command, cwd=ROOT, env={**own, "COLUMNS": "80"}, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def _indented(text: str) -> str:
+    """A code block of Markdown."""
+    return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
+
+
+RUN = measurement(compared, is_timed=True)
+
+
+def _main_tables(results: Results) -> dict[str, str]:
+    found = results[RUN]
+    seconds = (
+        f"{found['wall_s']:.0f} s on {found['cores']} cores, on a machine where `python bench/yardstick.py` takes "
+        f"{found['unit_s']:.2f} s"
+    )
+    return {"table": _indented(found["table"]), "seconds": seconds}
+
+
+CONFIGURATION = ("config", "cluster/default", "testbed/ideal", "trace/default", "trace/philly", "truth/default")
+MAIN = Experiment(
+    lambda: [RUN],
+    _main_tables,
+    reads=(
+        "traces/philly.json",
+        "synergy_core/catalog/models",
+        "synergy_core/catalog/gpus",
+        *(f"conf/{name}.yaml" for name in CONFIGURATION),
+    ),
+    policies=("fifo", "easy", "srtf", "tiresias", "gavel", "sia", "sia(like=synergy)", "synergy"),
+)
+PLANNED = measurement(planned, model="llama-3-70b", gpu="a100-80gb", gpus="64,128")
+PLAN = Experiment(
+    lambda: [PLANNED],
+    lambda results: {"table": _indented(results[PLANNED]["table"])},
+    reads=("plans", *(f"synergy_core/catalog/{name}" for name in ("constants", "gpus", "links", "nodes", "software"))),
+)

@@ -1,0 +1,156 @@
+"""How far intervals and the verdict `overloaded` can be trusted, and which windows of Philly queue: docs/metrics.md."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+from runner.experiment import Experiment, Measurement, Result, Results, Simulation, measurement
+from runner.tables import number, table
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.policies import get_policy
+from synergy_core.units import DAY_S, HOUR_S, Floats
+from synergy_runs.generators import generate
+from synergy_runs.inputs import cut
+from synergy_runs.metrics import OVERLOAD_FRACTION, growth_until, job_table
+from synergy_runs.numbers import Means, mean_jcts, ratio_of_means
+from synergy_runs.traces.rows import TraceRows
+from synergy_runs.workload import Workload, from_rows, with_estimates
+from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.simulate import simulate
+
+
+def _nodes(count: int) -> Cluster:
+    return Cluster((NodeType("v100", "v100", count, 8),))
+
+
+# How often an interval contains the truth
+
+FIRST, OTHERS = "fifo", ("backfill", "easy", "srtf", "las")
+WORKLOADS_DRAWN, DRAWS = (5, 20), 2_000
+
+
+def window(days: int, nodes: int, seed: int) -> Result:
+    """Offered load, and for every policy the arguments of `Means`, on one window like Philly's."""
+    jobs = from_rows(generate("philly", window_s=days * DAY_S, seed=seed), name="philly")
+    jobs = with_estimates(jobs, 4.0, np.random.default_rng(seed))
+    cluster, model = _nodes(nodes), ExecutionModel(Costs(restart_s=0.0))
+    jct_s = {name: job_table(simulate(jobs, cluster, get_policy(name), model)).jct_s for name in (FIRST, *OTHERS)}
+    found: Result = {"load": jobs.offered_load_fraction(cluster.gpus)}
+    for name in OTHERS:
+        means_s = mean_jcts(jct_s[name], jct_s[FIRST])
+        found[name] = [*means_s, max(means_s) - float(jobs.duration_s.mean())]  # restarts cost nothing here
+    return found
+
+
+WINDOWS_DRAWN = {
+    (days, nodes): [measurement(window, policies=(FIRST, *OTHERS), days=days, nodes=nodes, seed=seed) for seed in seeds]
+    for days, nodes, seeds in ((14, 60, range(20)), (14, 48, range(20)), (7, 60, range(20)))
+}
+
+
+def _covered(windows: list[Means], count: int) -> str:
+    """Share of intervals over so many windows, drawn with replacement, that contain the ratio over all windows."""
+    truth, random = ratio_of_means(windows).value, np.random.default_rng(count)
+    drawn = [[windows[at] for at in random.integers(0, len(windows), count)] for _ in range(DRAWS)]
+    printed, every = [
+        [each for each in (ratio_of_means(means, limits=limits) for means in drawn) if math.isfinite(each.low)]
+        for limits in (True, False)
+    ]
+    shares = [np.mean([each.low <= truth <= each.high for each in some]) for some in (printed, every) if some]
+    if len(printed) == len(every):
+        return f"{shares[0]:.0%}"
+    return f"{f'{shares[0]:.0%}' if printed else 'none'} ({len(printed) / DRAWS:.0%}; {shares[-1]:.0%})"
+
+
+def _coverage_tables(results: Results) -> dict[str, str]:
+    rows = []
+    for ((days, nodes), runs), count in itertools.product(WINDOWS_DRAWN.items(), WORKLOADS_DRAWN):
+        load = np.mean([results[run]["load"] for run in runs])
+        cells = [_covered([Means(*results[run][name]) for run in runs], count) for name in OTHERS]
+        rows.append([f"{days} d, {nodes} nodes, S = {len(runs)}", f"{load:.0%}", f"{count}", *cells])
+    return {"intervals": table(("windows", "offered load", "n", *OTHERS), rows)}
+
+
+COVERAGE = Experiment(
+    lambda: list(itertools.chain(*WINDOWS_DRAWN.values())), _coverage_tables, reads=("traces/philly.json",)
+)
+
+# How often a run is called overloaded, by its load
+
+SIZES, CHANCES = np.array([1, 2, 4, 8, 16]), np.array([0.7, 0.1, 0.1, 0.08, 0.02])
+MEAN_S, SPREAD, LONGEST_S = 12 * HOUR_S, 1.8, 30 * DAY_S
+HISTORY_S, LENGTHS_DAYS = 35 * DAY_S, (7, 14, 28)
+LOADS, ORDERS = (0.8, 0.9, 0.95, 1.05, 1.1, 1.2), ("fifo", "srtf")
+
+
+def durations_s(random: np.random.Generator, jobs: int) -> Floats:
+    """Log-normal, mean `MEAN_S` before they are cut at `LONGEST_S`."""
+    return np.minimum(np.exp(random.normal(np.log(MEAN_S) - SPREAD**2 / 2, SPREAD, jobs)), LONGEST_S)
+
+
+def arrivals(load: float, seed: int, gpus: int) -> Workload:
+    """Poisson arrivals of that load on average, and what was running when their window started."""
+    random = np.random.default_rng((seed, int(load * 100)))
+    work_gpu_s = durations_s(np.random.default_rng(0), 400_000).mean() * (SIZES @ CHANCES)
+    length_s = max(LENGTHS_DAYS) * DAY_S + HISTORY_S
+    jobs = random.poisson(load * gpus / work_gpu_s * length_s)
+    rows = TraceRows(Path("generated"), "bench/experiments/metrics.py")
+    rows.add(
+        np.zeros(jobs),
+        submit_s=np.sort(random.uniform(0, length_s, jobs)),
+        duration_s=durations_s(random, jobs),
+        gpus=random.choice(SIZES, jobs, p=CHANCES),
+        job_name=[str(number) for number in range(jobs)],
+    )
+    return cut(from_rows(rows, name="poisson", first_s=HISTORY_S, before=True))
+
+
+def verdicts(load: float, seed: int) -> Result:
+    """For every policy, whether each length of window is called overloaded. What comes later changes nothing in it."""
+    cluster, found = _nodes(60), {}
+    work = arrivals(load, seed, cluster.gpus)
+    for policy in ORDERS:
+        run = simulate(work, cluster, get_policy(policy))
+        found[policy] = [min(growth_until(run, days * DAY_S)) >= OVERLOAD_FRACTION for days in LENGTHS_DAYS]
+    return found
+
+
+POISSON = {load: [measurement(verdicts, policies=ORDERS, load=load, seed=seed) for seed in range(4)] for load in LOADS}
+
+
+def _overload_tables(results: Results) -> dict[str, str]:
+    def called(policy: str, at: int, runs: list[Measurement]) -> str:
+        return f"{sum(results[run][policy][at] for run in runs)} of {len(runs)}"
+
+    rows = [
+        [policy, f"{days}", *(called(policy, at, runs) for runs in POISSON.values())]
+        for policy in ORDERS
+        for at, days in enumerate(LENGTHS_DAYS)
+    ]
+    return {"called": table(("policy", "days", *(f"load {load:g}" for load in LOADS)), rows)}
+
+
+OVERLOAD = Experiment(lambda: list(itertools.chain(*POISSON.values())), _overload_tables)
+
+# Which windows of Philly are overloaded
+
+PHILLY = {
+    start: [Simulation(policy, ("experiment=classical", f"trace.window={start}/14d")) for policy in ORDERS]
+    for start in ("2017-10-02", "2017-10-16", "2017-10-30", "2017-11-13", "2017-11-27")
+}
+
+
+def _windows_tables(results: Results) -> dict[str, str]:
+    rows = []
+    for start, runs in PHILLY.items():
+        found = [results[run] for run in runs]
+        delays = [number(each["mean_queueing_delay_s"] / HOUR_S) + " !" * each["overloaded"] for each in found]
+        rows.append([start, f"{found[0]['jobs']:,}", number(found[0]["offered_load_fraction"]), *delays])
+    return {"waits": table(("14 days from", "jobs", "offered load", *(f"{policy}, h" for policy in ORDERS)), rows)}
+
+
+WINDOWS = Experiment(lambda: list(itertools.chain(*PHILLY.values())), _windows_tables, needs=("data",))
