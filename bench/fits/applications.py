@@ -1,7 +1,7 @@
-"""Constants of Pollux's six applications: times of steps, by GPU type, and noise of gradients.
+"""Constants of applications: times of steps, by GPU type, and noise of gradients.
 
 Measured by the artifacts of Pollux and Sia ($SYNERGY_DATA/profiles). Only what follows from measurements is replaced:
-title, batches, epochs, the input pipeline and sources are written by hand, in the catalog's file.
+title, batches, epochs, the input pipeline and sources are written by hand, in the catalog's file, which must exist.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from synergy_core.commands.calibrate import as_yaml, measured_gpu_type
 from synergy_core.commands.measurements import read
 from synergy_core.goodput.throughput import SATURATING, joined
 
-SUMMARY = "catalog/models: Pollux's six applications: times of steps, noise of gradients (needs: data)"
-APPLICATIONS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
-GPU_TYPES = ("t4", "rtx2080ti", "a100")
+SUMMARY = "catalog/models: Pollux's applications: times of steps, noise of gradients (needs: data)"
+FOLDER = "synergy_core/catalog/models"
 COMMENT = "total_work, noise and gpu_types: fitted by bench/fits.py applications. The rest is written by hand."
 KNOTS = 12
 
@@ -62,17 +61,19 @@ def noise_curve(folder: Path, initial_batch: int) -> tuple[dict[str, Any], float
 
 def fit() -> Made:
     files, report = {}, []
-    for name in APPLICATIONS:
-        path, folder = f"synergy_core/catalog/models/{name}.yaml", data_file("profiles", name)
+    for folder in sorted(data_file("profiles").iterdir()):
+        name, path = folder.name, f"{FOLDER}/{folder.name}.yaml"
+        if not (ROOT / path).exists():
+            continue
         content = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
         content["noise"], total = noise_curve(folder, content["initial_batch"])
         content["total_work"] = round(total, 2)
-        for gpu_type in GPU_TYPES:
+        for gpu_type in sorted(each.stem.partition("-")[2] for each in folder.glob("placements-*.csv")):
             # Not the form that predicts held-out placements best: on these tables it saves less than a tenth of the
             # error (docs/resources.md), and every run without measured tables would be another.
             tables = [read(folder / f"{table}-{gpu_type}.csv").profile for table in ("placements", "scalability")]
             entry, _, _ = measured_gpu_type(joined(tables), form=SATURATING)
-            content["gpu_types"][gpu_type] = entry
+            content.setdefault("gpu_types", {})[gpu_type] = entry
             pollux, best = (entry[key]["error"]["mape"] for key in ("pollux", "calibrated"))
             report.append(f"{name:12} {gpu_type:10} mean error: Pollux's form {pollux:6.1%}, catalog {best:6.1%}")
         errors = ", ".join(f"{key} {content['noise'][key]}" for key in ("rms_log_error", "mean_efficiency_error"))
