@@ -15,6 +15,7 @@ import difflib
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 FOLDER = Path(__file__).with_suffix("")
@@ -38,12 +39,12 @@ def changes(path: str, text: str) -> str:
     return "\n".join(difflib.unified_diff(old.splitlines(), text.splitlines(), path, path, n=0, lineterm=""))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     known = summaries()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="?", choices=known, metavar="NAME", help="the fit; by default, all are listed")
     parser.add_argument("--write", action="store_true", help="write its files")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     if not chosen.name:
         print(*(f"{name:14}{text}" for name, text in known.items()), sep="\n")
         return

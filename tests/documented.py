@@ -3,7 +3,7 @@
 A command is a line of a code block, or a span of code in a sentence, that starts with python, pip or .ci/run. What it
 needs stands beside it: in a comment at the end of its line, or in parentheses behind the span:
 
-    python bench/reproduce.py        # needs: data; minutes: 40
+    python bench/pages.py accuracy   # needs: data; minutes: 40
 
 The same in parentheses in the sentence before a code block is said of the whole block. What is said of a command holds
 for the same command with more arguments on the same page, and where it ends in `as all commands here`, for the page.

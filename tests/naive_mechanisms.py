@@ -7,10 +7,8 @@ its proportional share, and its best. Nothing here uses the project's order, mec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from csv import DictReader
 from dataclasses import dataclass, field
 from math import ceil, floor
-from pathlib import Path
 from typing import NamedTuple
 
 
@@ -58,16 +56,6 @@ class NaiveCluster(NamedTuple):
     cpus: float = 24.0
     memory_gb: float = 500.0
     round_s: float = 300.0
-
-
-def published_jobs(folder: Path) -> tuple[list[NaiveRow], dict[str, NaiveProfile]]:
-    """The published jobs and profiles: SYNERGY_DATA's resource_sensitivity."""
-    with (folder / "models.csv").open(newline="", encoding="utf-8") as stream:
-        columns = ("iter_time_s_at_proportional", "best_cpus_per_gpu", "best_memory_gb_per_gpu", "best_speedup")
-        profiles = {row["model"]: NaiveProfile(*(float(row[each]) for each in columns)) for row in DictReader(stream)}
-    with (folder / "workload_9_per_hour_seed42.csv").open(newline="", encoding="utf-8") as stream:
-        rows = list(DictReader(stream))
-    return [NaiveRow(float(row["arrival_s"]), float(row["duration_s"]), row["model"]) for row in rows], profiles
 
 
 def finish_times_s(

@@ -218,7 +218,7 @@ def test_three_and_one_are_slower_than_two_and_two_where_nodes_are_crowded():
     assert plain.step("t4", (3, 1), 64) == plain.step("t4", (2, 2), 64)
 
 
-# Mean errors on the scalability tables' larger clusters with the form that knew nodes and GPUs only (bench/fit.py).
+# Mean errors on the scalability tables' larger clusters with the form that knew nodes and GPUs only (docs/accuracy.md).
 BY_TOTALS = {"bert": 0.047, "cifar10": 0.096, "deepspeech2": 0.067, "imagenet": 0.103, "ncf": 0.131, "yolov3": 0.076}
 
 

@@ -1,4 +1,4 @@
-"""The generator of docs/accuracy_planner.md: figures stand where they belong, and what is not known is a dash."""
+"""Tables of docs/accuracy_planner.md: a goal is judged by its own figure, and what is unknown is a dash."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
-import planner_page
+from experiments import planner
 
 
 def score(mape: float, **fields: Any) -> dict[str, Any]:
@@ -18,67 +18,64 @@ def score(mape: float, **fields: Any) -> dict[str, Any]:
     return {**errors, "spearman": 0.99, "failures": 0, **fields}
 
 
-def timed(file: str, mape: float, regret: float | None = None) -> dict[str, Any]:
-    told = {"group": "all", "kind": "time", "regret_mean": regret, "regret_max": regret, "false_refusals": 0}
-    return score(mape, file=f"/data/{file}.csv", **told)
+def timed(file: str, mape: float, **fields: Any) -> dict[str, Any]:
+    unknown = dict.fromkeys(("regret_mean", "regret_max", "baseline_mape"))
+    return score(mape, file=file, group="all", kind="time", **{"false_refusals": 0, **unknown, **fields})
 
 
 def band(name: str, inside: float) -> dict[str, Any]:
     ends = {"low": 0.9, "high": 1.2, "width": 1.35}
-    return {"rows": "bands", "kind": "family out", "file": name, "n": 40, "inside": inside, "alike": 0.93, **ends}
+    return {"kind": "family out", "file": name, "n": 40, "inside": inside, "alike": 0.93, **ends}
 
 
-FIT = [
-    score(0.01, fit="a100-megatron", file="vtrain_multi_a100", rows="in sample"),
-    score(0.05, fit="a100-megatron", file="vtrain_multi_a100", rows="file out", median=0.02, p90=0.1),
-    score(0.20, fit="a100-megatron", file="vtrain_multi_a100", rows="one constant"),
-    band("transformer models", 0.89),
-    band("vtrain_multi_a100", 0.95),
-    band("mixture models", 0.84),
-]
-SHIPPED = [timed("vtrain_single_a100", 0.04, 0.02), timed("best_plan_iteration_time", 0.5)]
+@pytest.fixture(scope="module")
+def of_fits() -> dict[str, str]:
+    file = {"fit": "a100-megatron", "file": "vtrain_multi_a100"}
+    scores = [score(0.01, **file, rows="in sample"), score(0.05, **file, rows="file out", median=0.04)]
+    bands = [band("transformer models", 0.89), band("vtrain_multi_a100", 0.95), band("mixture models", 0.84)]
+    return planner.fit_tables({planner.FITS: {"scores": scores, "bands": bands, "parts": (0.04, 0.02, 20)}})
 
 
-def goal(name: str, shipped: list[dict[str, Any]] = SHIPPED) -> str:
-    return next(line for line in planner_page.goals(FIT, shipped, []).splitlines() if name in line)
+def of_shipped(*scores: dict[str, Any]) -> dict[str, str]:
+    first, *others = planner.SHIPPED
+    known = [timed("vtrain_single_a100", 0.04, regret_mean=0.02), timed("best_plan_iteration_time", 0.5)]
+    results = {first: {"groups": [*known, *scores]}, planner.ODD_ROWS: {"hosts": [], "offloaded": []}}
+    return planner.shipped_tables(results | {task: {"groups": []} for task in others})
 
 
-def test_goals_are_judged_by_what_was_held_out():
-    assert "mape 5.0 % (≤ 6 %)" in goal("multi-node A100")
-    assert "| met |" in goal("multi-node A100")
-    assert "**not met**" in goal("best_plan_iteration_time, all")
+def judged(tables: dict[str, str], what: str) -> str:
+    """The last cell of a goal."""
+    (line,) = (line for line in tables["goals"].splitlines() if what in line)
+    return line.split(" | ")[-1].strip("| ")
 
 
-def test_bands_are_judged_by_family_and_shown_by_file_too():
-    assert "89 % of 40 | met |" in goal("transformer models")
-    assert "84 % of 40 | **not met** |" in goal("mixture models")
-    assert "| vtrain_multi_a100 | 95 % of 40 (0.90 to 1.20) | – |" in planner_page.bands(FIT)
-    assert "| transformer models | 40 | 89 % | 93 % | 1.35 |" in planner_page.bands(FIT)
+def test_goals_are_judged_by_what_was_held_out(of_fits):
+    assert judged(of_fits, "vtrain_multi_a100, file out: mape") == "met"
+    assert judged(of_fits, "vtrain_multi_a100, file out: median") == "**not met**"
+    assert judged(of_fits, "korthikanti_table5, file out: mape") == "–"
 
 
-def test_a_goal_about_which_nothing_is_known_is_neither_met_nor_missed():
-    assert goal("korthikanti_table5").count("–") == 3
+def test_bands_are_judged_by_family_and_shown_by_file_too(of_fits):
+    assert judged(of_fits, "transformer models") == "met"
+    assert judged(of_fits, "mixture models") == "**not met**"
+    assert "| vtrain_multi_a100 | 95 % of 40 (0.90 to 1.20) | – |" in of_fits["bands"]
+    assert "vtrain_multi_a100" not in of_fits["families"]
 
 
-@pytest.mark.parametrize(("regret", "told"), [(0.03, "| met |"), (0.031, "**not met**")])
-def test_the_worst_file_decides_on_regret(regret, told):
-    assert told in goal("regret", [*SHIPPED, timed("other", 0.1, regret)])
+@pytest.mark.parametrize(("regret", "judgement"), [(0.03, "met"), (0.031, "**not met**")])
+def test_the_worst_file_decides_on_regret(regret, judgement):
+    assert judged(of_shipped(timed("other", 0.1, regret_mean=regret)), "regret") == judgement
 
 
-@pytest.mark.parametrize(("reasons", "told"), [({}, "| met |"), ({planner_page.NO_PLAN: 1}, "**not met**")])
-def test_what_ran_and_has_no_plan_counts_as_refused(reasons, told):
-    assert told in goal("no row that fits", [*SHIPPED, {**timed("other", 0.1), "reasons": reasons}])
+@pytest.mark.parametrize(
+    ("fields", "judgement"),
+    [({}, "met"), ({"reasons": {planner.NO_PLAN: 1}}, "**not met**"), ({"false_refusals": 1}, "**not met**")],
+)
+def test_what_ran_and_has_no_plan_counts_as_refused(fields, judgement):
+    assert judged(of_shipped(timed("other", 0.1, **fields)), "no row that fits") == judgement
 
 
-def test_the_page_has_no_nan_where_little_is_known():
-    links = [score(0.1, how="in sample", gpu="A100", link="nvswitch", group="all", band=">= 1 MiB")]
-    memory = [
-        score(0.02, file="megatron_ci_memory", group="transformer: peak"),
-        {"file": "vtrain_multi_a100", "group": "must fit 40 GB", "n": 41, "false_refusals": 20},
-    ]
-    page = planner_page.page(
-        FIT, SHIPPED, memory, links, "| t5 |", "question  cold s\n", "2026-11-21", Path("fit.json")
-    )
-    assert "| vtrain_multi_a100 | 40 GB | 41 | 20 |" in page
-    assert "nan" not in page.lower().replace("nanotron", "")
-    assert "None" not in page
+def test_no_table_has_nan_where_little_is_known(of_fits):
+    text = "".join([*of_fits.values(), *of_shipped().values()]).lower()
+    assert "nan" not in text
+    assert "none" not in text

@@ -1,5 +1,6 @@
 """What ships is whole and ours: nothing in it needs a file that git ignores, and no wheel holds one."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from synergy_runs.generators.laws import laws
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
-import make_demo
+from fits import demo
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
@@ -65,11 +66,27 @@ def test_every_trace_ships_or_is_drawn_or_the_pages_say_that_it_does_not(typed, 
 
 
 def test_demo_is_what_its_script_draws(tracked):
-    lines = [",".join(map(str, row)) for row in (make_demo.COLUMNS, *make_demo.rows())]
+    lines = [",".join(map(str, row)) for row in (demo.COLUMNS, *demo.rows())]
     assert (ROOT / "traces" / "demo.csv").read_text().splitlines() == lines
     assert "traces/demo.csv" in tracked
     # So that a window of five seconds, which continuous integration runs, shows each of its models.
-    assert {model for at_s, model, *_ in make_demo.rows() if at_s <= 5} == set(make_demo.STEP_S) <= set(models())
+    assert {model for at_s, model, *_ in demo.rows() if at_s <= 5} == set(demo.STEP_S) <= set(models())
+
+
+def test_a_fit_shows_how_its_files_would_change_and_writes_them_if_told(tmp_path, monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location("driver", ROOT / "bench" / "fits.py")
+    driver = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(driver)
+    monkeypatch.setattr(driver, "ROOT", tmp_path)
+    shipped = (ROOT / "traces" / "demo.csv").read_text()
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "demo.csv").write_text(shipped.replace("gpt-01,", "gpt-99,"))
+    driver.main(["demo"])
+    said = capsys.readouterr().out
+    assert {name for name in ("gpt-99", "gpt-01", "cnn-00") if name in said} == {"gpt-99", "gpt-01"}
+    assert "gpt-99" in (tmp_path / "traces" / "demo.csv").read_text()
+    driver.main(["demo", "--write"])
+    assert (tmp_path / "traces" / "demo.csv").read_text() == shipped
 
 
 def test_scripts_in_bench_start_without_data(tracked, tmp_path):
@@ -97,5 +114,5 @@ def test_wheel_has_the_demo_and_no_downloaded_log(tracked, tmp_path):
     profile = Path(__file__).with_name("documented_files") / "results" / "profile.json"
     asked = ("+trace=demo", "policy=fifo", f"truth.profile={profile}", "testbed=executor", "cluster.gpu_type=cpu")
     said = _said(sys.executable, "-m", "synergy_sim", *asked, cwd=elsewhere, PYTHONPATH=str(installed))
-    assert f"{len(make_demo.rows())} jobs" in said
+    assert f"{len(demo.rows())} jobs" in said
     assert [each.name for each in elsewhere.iterdir()] == ["results"]

@@ -1,11 +1,9 @@
-"""How long fits of step times take, and how exact they are on measurements that they have not seen: docs/accuracy.md;
-and what an all-reduce across nodes depends on: docs/resources.md."""
+"""How long fits of step times take, and how exact they are on rows that they have not seen: docs/accuracy.md."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,10 +12,9 @@ from runner.experiment import Experiment, Result, Results, data_file, measuremen
 from runner.tables import GOAL_HEAD, NONE, goal, number, table
 
 from synergy_core.commands.measurements import read
-from synergy_core.goodput import calibration
 from synergy_core.goodput.calibration import Calibrated, calibrate
 from synergy_core.goodput.fit import fit
-from synergy_core.goodput.throughput import BETA_N, CROWDED, NODES, POLLUX, SATURATING, Form, ObservedSteps, joined
+from synergy_core.goodput.throughput import POLLUX, SATURATING, ObservedSteps
 
 APPLICATIONS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 GPU_TYPES = ("t4", "rtx2080ti", "a100")
@@ -38,8 +35,6 @@ def error(model: Calibrated, profile: ObservedSteps) -> float:
     told = model.step_time(profile.nodes, profile.gpus, profile.local_batch, profile.crowd)
     return float(np.abs(told / np.asarray(profile.step_time_s) - 1).mean())
 
-
-# Speed and accuracy
 
 FORMS = {each.name: each for each in (POLLUX, SATURATING)}
 FITS_PER_SPEED = 160
@@ -140,79 +135,3 @@ def fit_tables(results: Results) -> dict[str, str]:
 
 
 FIT = Experiment(lambda: [*SPEED.values(), *ERRORS.values()], fit_tables, needs=("data",))
-
-
-# What an all-reduce across nodes depends on, by what each form foretells, not by how well it fits.
-
-
-@dataclass(frozen=True)
-class WithoutTotal(Form):
-    """The crowded form without its term in all GPUs."""
-
-    def design(self, nodes: np.ndarray, gpus: np.ndarray, crowd: np.ndarray) -> np.ndarray:
-        result = super().design(nodes, gpus, crowd)
-        result[BETA_N] = 0.0
-        return result
-
-
-ALONE = WithoutTotal(**{name: getattr(CROWDED, name) for name in CROWDED.__dataclass_fields__})
-MEASURED_ON = ("placements", "clusters")
-COMPARED = {"N, M": SATURATING, "N, C": ALONE, "N, M, C": CROWDED, "as chosen": None}
-
-
-def compared(application: str, gpu_type: str) -> Result:
-    """Errors of each form: on placements across nodes, fitted to four fifths of the others, and on larger clusters.
-
-    saved: fraction of the error on held-out placements that the crowded form saves. growth: of an all-reduce as nodes
-    double at equal crowd, as a fraction of the mean one, by the form without all GPUs; without T4's two nodes, which
-    exchange over one pair of links.
-    """
-    placements, scalability = (profile(application, gpu_type, which) for which in ("placements", "scalability"))
-    rows = calibrate(placements, form=SATURATING)[1].rows
-    across = calibration.placements_across(rows)
-    beyond = np.asarray(scalability.nodes) > np.asarray(placements.nodes).max()
-    result: Result = {name: {} for name in MEASURED_ON}
-    for what, form in COMPARED.items():
-        if form:
-            errors = calibration.held_out_error(rows, form, across)[across >= 0]
-            result["placements"][what] = float(errors.mean())
-        if beyond.any():
-            result["clusters"][what] = error(calibrate(placements, form=form)[0], part(scalability, beyond))
-    both = joined([placements, scalability])
-    tables = (rows, calibrate(both, form=SATURATING)[1].rows)
-    result["saved"] = max(calibration.saved_by_crowd(each) for each in tables)
-    if gpu_type != "a100":
-        known = part(both, np.asarray(both.nodes) != 2) if gpu_type == "t4" else both
-        model, _ = calibrate(known, form=ALONE)
-        wide = part(known, np.asarray(known.nodes) > 1)
-        mean_s = model.form.sync_time(model.theta, wide.nodes, wide.gpus, wide.crowd).mean()
-        result["growth"] = float(model.theta[NODES] / mean_s)
-    return result
-
-
-COMPARISONS = {
-    (gpu_type, name): measurement(compared, application=name, gpu_type=gpu_type)
-    for gpu_type in GPU_TYPES
-    for name in APPLICATIONS
-}
-
-
-def forms_tables(results: Results) -> dict[str, str]:
-    rows = []
-    for gpu_type in GPU_TYPES:
-        found = [results[COMPARISONS[gpu_type, name]] for name in APPLICATIONS]
-        for what in COMPARED:
-            known = (
-                [each[which][what] for each in found if what in each[which]] for which in ("placements", "clusters")
-            )
-            rows.append([gpu_type, what, *(f"{100 * np.mean(each):.1f}" if each else NONE for each in known)])
-    every = [results[task] for task in COMPARISONS.values()]
-    growth = [each["growth"] for each in every if "growth" in each]
-    return {
-        "errors": table(("GPU type", "all-reduces depend on", *MEASURED_ON), rows, 2),
-        "saved": f"{100 * max(each['saved'] for each in every):.1f} %",
-        "growth": f"{np.median(growth):.2f} (median of {len(growth)} tables; {min(growth):.2f} to {max(growth):.2f})",
-    }
-
-
-FORMS_OF_ALL_REDUCE = Experiment(lambda: list(COMPARISONS.values()), forms_tables, needs=("data",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -141,26 +141,31 @@ def shipped(file: str) -> Result:
     return {"groups": [each.as_json(file.rpartition("/")[2], "") for each in scored]}
 
 
-def rubicks_hosts() -> Result:
-    """Errors of Rubick's t5 and vit by kind of row, as the page describes them."""
+def rubicks_rows() -> Result:
+    """Errors of Rubick's rows with offloading by model, and of its t5 and vit by kind of row, as the page describes
+    them."""
     from synergy_core.commands.measurements._table import read_table
 
     path = data_file(f"{RUBICK}.csv")
     rows = _scoring.predicted(read(path))  # type: ignore[arg-type]
     cells = {row.line: row.cells for row in read_table(path).rows}
+    rows["is_offloaded"] = rows["line"].map(lambda line: cells[line]["plan"] == "zero-offload")
 
     def kind(line: int) -> str:
         nodes, plan = cells[line]["gpus_per_node_used"], cells[line]["plan"]
         is_odd = plan != "zero-offload" and len(nodes) > 1 and any(int(gpus) % 2 for gpus in nodes)
         return "3d" if plan == "3d" else "odd nodes" if is_odd else "the others"
 
-    rows["kind"] = rows["line"].map(kind)
-    return {
-        "groups": [
-            {"model": model, "rows": name, **asdict(accuracy(*members[["time_s", "iter_time_s"]].to_numpy().T))}
-            for (model, name), members in rows[rows["model"].isin(("t5", "vit"))].groupby(["model", "kind"])
+    def scores(which: Any, names: list[str]) -> list[Score]:
+        return [
+            {"names": key, **asdict(accuracy(*members[["time_s", "iter_time_s"]].to_numpy().T))}
+            for key, members in which.groupby(names, sort=False)
+            if np.isfinite(members["time_s"]).any()
         ]
-    }
+
+    rows["kind"] = rows["line"].map(kind)
+    hosts = scores(rows[rows["model"].isin(("t5", "vit"))].sort_values(["model", "kind"]), ["model", "kind"])
+    return {"hosts": hosts, "offloaded": scores(rows[rows["is_offloaded"]], ["model"])}
 
 
 TRAINING = (
@@ -169,7 +174,7 @@ TRAINING = (
     *("nanotron_llama1b_h100", "torchtitan_h100_h200", "vtrain_multi_a100", "vtrain_single_a100"),
 )
 SHIPPED = [measurement(shipped, file=file) for file in (*(f"parallel/{each}" for each in TRAINING), ARENA, RUBICK)]
-HOSTS = measurement(rubicks_hosts)
+ODD_ROWS = measurement(rubicks_rows)
 NO_PLAN = "no plan fits"
 """The reason that `validate` gives where the planner has no plan for what ran."""
 UNSEEN = {"cnn_resnet50": "", "best_plan_iteration_time": "", "iteration_times": "model="}
@@ -192,12 +197,13 @@ def shipped_tables(results: Results) -> dict[str, str]:
         for each in scores
         if each["file"] in UNSEEN and each["group"].startswith(UNSEEN[each["file"]])
     ]
-    hosts = [[each["model"], each["rows"], *figures(each)] for each in results[HOSTS]["groups"]]
+    odd = {name: [[*each["names"], *figures(each)] for each in scores] for name, scores in results[ODD_ROWS].items()}
     return {
         "goals": table(GOAL_HEAD, shipped_goals(scores, timed), 3),
         "choices": table(("file", *FIGURES, "Spearman", *CHOICES), choices),
         "unseen": table(("file", "group", *FIGURES, "Spearman"), unseen, 2),
-        "hosts": table(("model", "rows", *FIGURES), hosts, 2),
+        "hosts": table(("model", "rows", *FIGURES), odd["hosts"], 2),
+        "offloaded": table(("model", *FIGURES), odd["offloaded"]),
     }
 
 
@@ -230,7 +236,7 @@ def shipped_goals(scores: list[Score], timed: list[Score]) -> list[list[str]]:
 
 
 PLANNER_SHIPPED = Experiment(
-    lambda: [*SHIPPED, HOSTS], shipped_tables, needs=("data",), reads=(*CATALOG, CONSTANTS, PLANS)
+    lambda: [*SHIPPED, ODD_ROWS], shipped_tables, needs=("data",), reads=(*CATALOG, CONSTANTS, PLANS)
 )
 
 
@@ -331,27 +337,18 @@ def search_speed(model: str, batch: int, types: tuple[str, ...], counts: tuple[i
     from synergy_core.planner.families import architecture_named
     from synergy_core.planner.machine import constants_for, machine_named, software_named
 
-    software, which = software_named(SOFTWARE), {"counts": range(counts[0], counts[1] + 1), "global_batch": batch}
-    asked = []
-    for machine in map(machine_named, types):
-        on = (*architecture_named(model), machine, software, constants_for(machine, software))
-        asked.append(partial(search.search, *on, **which, keep=3))
-
-    def cpu_s(runs: int, before: Callable[[], object]) -> float:
-        times = []
-        for _ in range(runs):
-            before()
-            began_s = time.process_time()
-            for each in asked:
-                each()
-            times.append(time.process_time() - began_s)
-        return statistics.median(times)
-
-    cold_s = cpu_s(RUNS, search._remembered.cache_clear)
-    again_s = cpu_s(20 * RUNS, lambda: None)
-    found = [each() for each in asked]
+    software, family = software_named(SOFTWARE), architecture_named(model)
+    asked = {"counts": range(counts[0], counts[1] + 1), "global_batch": batch, "keep": 3}
+    machines = [(machine, software, constants_for(machine, software)) for machine in map(machine_named, types)]
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for run in range(21 * RUNS):
+        if run < RUNS:
+            search._remembered.cache_clear()
+        began_s = time.process_time()
+        found = [search.search(*family, *on, **asked) for on in machines]
+        times[run >= RUNS].append(time.process_time() - began_s)
     plans = {"timed": sum(each.timed for each in found), "best": sum(len(each.best()) for each in found)}
-    return {"cold_s": cold_s, "again_s": again_s, **plans}
+    return {"cold_s": statistics.median(times[False]), "again_s": statistics.median(times[True]), **plans}
 
 
 SEARCHES = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from runner.experiment import Experiment, Results, Simulation, Tables, simulations
-from runner.tables import NONE, below, met, number, table
+from runner.experiment import Experiment, Results, Simulation, Tables
+from runner.tables import below, met, number, table
 
 from experiments.pollux import READS
 from synergy_core.units import HOUR_S
@@ -17,6 +17,7 @@ SHORT = ("philly/workload-1", "philly/workload-2", "saturn/workload-1", "saturn/
 """Files of 160 jobs; those of LONG have 960."""
 LONG = ("newtrace/workload-1", "newtrace/workload-2")
 
+NAN = float("nan")
 PUBLISHED = {  # family: policy: average JCT h ±, p99 h, makespan h ±, GPU-h per job ±  (Sia, SOSP 2023, table 3)
     "philly": {
         "sia": (0.6, 0.1, 9.5, 14.2, 1.9, 4.0, 0.7),
@@ -43,11 +44,10 @@ ARTIFACT = {
 }
 HOMOGENEOUS_PUBLISHED = {  # philly on 64 T4, no intervals (table 4)
     "sia": (1.9, 18.1, 21.4, 8.4, 2.6),
-    "pollux": (2.0, 19.3, 21.7, 8.6, 5.1),
-    "gavel": (4.3, 37.1, 44.3, 15.3, np.nan),
+    "gavel": (4.3, 37.1, 44.3, 15.3, NAN),
 }
 HOMOGENEOUS_ARTIFACT = {("philly/workload-1", "gavel"): (12_026.29 / HOUR_S, 24.71, 116_298 / HOUR_S, 10.73, 1.96)}
-UNKNOWN = (np.nan,) * 5
+UNKNOWN = (NAN,) * 5
 
 
 def short(file: str) -> str:
@@ -55,19 +55,14 @@ def short(file: str) -> str:
     return file.replace("/workload", "")
 
 
-def runs(policy: str, file: str, overrides: Sequence[str] = (), seeds: Sequence[int] = (0,)) -> list[Simulation]:
-    """On one of Sia's workloads."""
-    return simulations((SIA_SOSP23, *overrides), [policy], seeds, [f"sia/{file}"])
-
-
 def _run(policy: str, file: str, overrides: Sequence[str] = ()) -> Simulation:
-    return runs(policy, file, overrides)[0]
+    return Simulation(policy, (SIA_SOSP23, *overrides), workload=f"sia/{file}")
 
 
 MIXED = [(policy, file) for policy in ("sia", "gavel") for file in (*SHORT, *LONG)]
 MIXED += [("pollux", SHORT[0]), ("pollux", SHORT[2])]
 """Pollux's search takes about a minute of CPU time on 160 jobs, so it runs on two files."""
-ON_T4 = [("sia", SHORT[0]), ("sia", SHORT[1]), ("gavel", SHORT[0]), ("gavel", SHORT[1]), ("pollux", SHORT[0])]
+ON_T4 = [(policy, file) for policy in ("sia", "gavel") for file in SHORT[:2]]
 
 
 def _tasks() -> list[Simulation]:
@@ -102,26 +97,21 @@ def _row(results: Results, policy: str, file: str) -> list[str]:
     jct_h, p99_h, makespan_h, gpu_h, restarts = _figures(results, _run(policy, file))
     jct, around, p99, makespan, makespan_around, gpu, gpu_around = PUBLISHED[file.split("/")[0]][policy]
     theirs = ARTIFACT.get((file, policy), UNKNOWN)
-    return [
-        policy,
-        short(file),
-        number(jct_h),
-        f"{jct} ± {around}",
-        inside(jct_h, jct, around),
-        number(theirs[0], 3),
-        beside(p99_h, f"{p99}", theirs[1]),
-        beside(makespan_h, f"{makespan} ± {makespan_around}", theirs[2], abs(makespan_h - makespan) > makespan_around),
-        beside(gpu_h, f"{gpu} ± {gpu_around}", theirs[3], abs(gpu_h - gpu) > gpu_around),
-        beside(restarts, "", theirs[4]),
-    ]
+    first = [policy, short(file), number(jct_h), f"{jct} ± {around}", inside(jct_h, jct, around), number(theirs[0], 3)]
+    beside_ours = (
+        (p99_h, p99, 0),
+        (makespan_h, makespan, makespan_around),
+        (gpu_h, gpu, gpu_around),
+        (restarts, NAN, 0),
+    )
+    return first + [beside(*each, artifact) for each, artifact in zip(beside_ours, theirs[1:], strict=True)]
 
 
 def _homogeneous_row(results: Results, policy: str, file: str) -> list[str]:
     here = _figures(results, _run(policy, file, HOMOGENEOUS))
     theirs = HOMOGENEOUS_ARTIFACT.get((file, policy), UNKNOWN)
-    published = [f"{each}" if np.isfinite(each) else "" for each in HOMOGENEOUS_PUBLISHED[policy]]
-    cells = [beside(*each, digits=2) for each in zip(here, published, theirs, strict=True)]
-    return [policy, short(file), *cells]
+    figures = zip(here, HOMOGENEOUS_PUBLISHED[policy], theirs, strict=True)
+    return [policy, short(file), *(beside(ours, published, 0, code, digits=2) for ours, published, code in figures)]
 
 
 def inside(value: float, middle: float, around: float) -> str:
@@ -132,11 +122,13 @@ def inside(value: float, middle: float, around: float) -> str:
     return met(False) + (" (rounded to 0.1: inside)" if rounded else "")
 
 
-def beside(value: float, published: str, artifact: float, outside: bool = False, digits: int = 1) -> str:
+def beside(value: float, published: float, around: float, artifact: float, digits: int = 1) -> str:
     """Ours, bold if outside the published interval, with the published and the artifact's own behind it."""
-    notes = "; ".join(each for each in (published, number(artifact, digits)) if each not in ("", NONE))
-    text = f"**{number(value, digits)}**" if outside else number(value, digits)
-    return text + (f" ({notes})" if notes else "")
+    interval = f" ± {around}" if around else ""
+    notes = [f"{published}{interval}"] * bool(np.isfinite(published))
+    notes += [number(artifact, digits)] * bool(np.isfinite(artifact))
+    text = f"**{number(value, digits)}**" if around and abs(value - published) > around else number(value, digits)
+    return text + (f" ({'; '.join(notes)})" if notes else "")
 
 
 SIA = Experiment(_tasks, _tables, needs=("data",), reads=READS)

@@ -145,12 +145,9 @@ def scores(groups: Sequence[Candidates], names: Sequence[str], rows: pd.DataFram
     return whole, told
 
 
-def by_part(told: Floats, rows: pd.DataFrame) -> dict[str, Accuracy]:
-    """Accuracy of every family on every GPU type, and of all."""
-    every = rows.assign(told=told)
-    parts = {f"{family} {gpu}": members for (family, gpu), members in every.groupby(["family", "gpu"], sort=False)}
-    known = {name: members[np.isfinite(members["told"])] for name, members in {**parts, "all": every}.items()}
-    return {name: accuracy(*each[["told", "measured"]].to_numpy().T) for name, each in known.items() if len(each)}
+def error(told: Floats, rows: pd.DataFrame) -> Accuracy:
+    known = np.isfinite(told)
+    return accuracy(told[known], rows["measured"].to_numpy()[known])
 
 
 def every_fit() -> Iterator[tuple[str, Fit, dict[str, Floats], pd.DataFrame, list[HeldOut]]]:
@@ -169,17 +166,13 @@ def fit() -> Made:
     files, report = {}, []
     for software, whole, told, rows, unseen in every_fit():
         constants = (f"{name} {getattr(whole.constants, name):.4g}" for name in FITTED[software])
-        lines = [
-            [name, part, *bands.figures(score), f"{score.spearman:.3f}"]
-            for name, values in told.items()
-            for part, score in by_part(values, rows).items()
-        ]
-        head = ("rows", "part", "n", "mape", "median", "p90", "max", "bias", "rank")
-        report.append(f"{software}: search_loss {whole.loss:.3f}, {', '.join(constants)}\n{table(head, lines, left=2)}")
+        lines = [[how, *bands.figures(error(values, rows))] for how, values in told.items()]
+        head = ("rows", "n", "mape", "median", "p90", "max", "bias")
+        report.append(f"{software}: search_loss {whole.loss:.3f}, {', '.join(constants)}\n{table(head, lines)}")
         gpu_types = {}
         for gpu_type in rows["gpu"].unique():
             own = (rows["gpu"] == gpu_type).to_numpy()
-            errors = {name: by_part(values[own], rows[own])["all"] for name, values in told.items()}
+            errors = {name: error(values[own], rows[own]) for name, values in told.items()}
             paths = {TABLE: data_file("arena", f"{TABLE}.csv")}
             gpu_types[gpu_type] = {
                 **bands.fitted_entry(f"arena-{software}", whole.constants, paths, {TABLE: errors}),

@@ -12,16 +12,14 @@ import numpy as np
 import pandas as pd
 from runner.experiment import data_file
 
-from fits import Made
 from fits.bands import MODEL, HeldOut
 from synergy_core.commands._scoring import predicted
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements._table import read_table
 from synergy_core.planner.bands import family_name
 from synergy_core.planner.machine import constants_like
-from synergy_core.planner.memory import FRAGMENTATION, MARGIN, memory, visible_bytes
+from synergy_core.planner.memory import MARGIN, memory, visible_bytes
 
-SUMMARY = "writes nothing: the two constants of memory that data can tell, beside those that ship (needs: data)"
 MEASURED = ("megatron_ci_memory", "nanotron_llama1b_h100", "torchtitan_h100_h200")
 RAN = (
     *("vtrain_multi_a100", "vtrain_single_a100", "megatron_v1_2020_v100_a100", "korthikanti_table5"),
@@ -102,28 +100,3 @@ def refused() -> list[dict[str, Any]]:
             count = int((shares > 1.0 - MARGIN).sum())
             result.append({"file": name, "memory_gb": size / 1e9, "n": len(shares), "refused": count})
     return result
-
-
-def fit() -> Made:
-    """The workspace, also without one degree at a time and scored on it, and fragmentation."""
-    rows = rows_of("megatron_ci_memory")
-    rows = rows[(rows["group"] == PLAIN) & (rows["family"] == "transformer") & (rows["gpu_type"] == "h100")]
-    workspace = np.array([each.software.workspace_bytes for each in rows["setting"]])
-    rows, shipped = rows[workspace == workspace.max()], workspace.max()
-    held = rows["held_bytes"].to_numpy()
-    left = held - (rows["between_bytes"].to_numpy() - shipped)
-    mib = 2.0**20
-    lines = [f"workspace: {np.median(left) / mib:.0f} MiB over {len(rows)} rows, {shipped / mib:.0f} shipped"]
-    for name in ("tensor", "pipeline"):
-        for value in sorted(rows[name].unique()):
-            out = (rows[name] == value).to_numpy()
-            found = float(np.median(left[~out]))
-            error = float(np.mean(np.abs(found - left[out]) / held[out]))
-            lines.append(f"  without {name}={value}: {found / mib:.0f} MiB, {error:.1%} on its {out.sum()} rows")
-    rows = rows_of("torchtitan_h100_h200")
-    reserved = rows["peak_bytes"].to_numpy()
-    freed = (reserved - rows["between_bytes"].to_numpy()) / (1.0 + FRAGMENTATION)
-    over = (rows["peak_mem_bytes"].to_numpy() - (reserved - FRAGMENTATION * freed)) / freed
-    spread = f"{over.min():.1%} to {over.max():.1%}"
-    lines.append(f"fragmentation: {np.median(over):.1%} over {len(rows)} rows ({spread}), {FRAGMENTATION:.1%} shipped")
-    return Made({}, "\n".join(lines))

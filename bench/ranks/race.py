@@ -43,18 +43,11 @@ DECISION_STEPS = 10
 MAX_STEPS = 1_000
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is trained, until what loss."""
-
-    job: TrainingJob
-    loss: float
-
-
-TASKS = {
-    "mlp": Task(Mlp(width=512, depth=3, features=128, classes=32, learning_rate=2e-3), 1.0),
-    "short": Task(Gpt(hidden=256, depth=6, tokens=8, vocabulary=2048, learning_rate=5e-4), 1.5),
+TASKS: dict[str, tuple[TrainingJob, float]] = {
+    "mlp": (Mlp(width=512, depth=3, features=128, classes=32, learning_rate=2e-3), 1.0),
+    "short": (Gpt(hidden=256, depth=6, tokens=8, vocabulary=2048, learning_rate=5e-4), 1.5),
 }
+"""What is trained, until what loss."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +58,9 @@ class Timings:
     codecs: dict[str, tuple[float, ...]]
 
 
-def timings_of(task: Task, rank: int) -> Timings:
+def timings_of(job: TrainingJob, rank: int) -> Timings:
     """Measures as the executor does; both ranks get what rank 0 saw."""
-    trainer = Trainer(task.job, Plan(data=RANKS, micro_batch=TIMED_BATCHES[0]))
+    trainer = Trainer(job, Plan(data=RANKS, micro_batch=TIMED_BATCHES[0]))
     steps = []
     for micro_batch in TIMED_BATCHES:
         trainer.retune(micro_batch, 1)
@@ -175,18 +168,18 @@ class Run:
 
 def race(rank: int, task: str, methods: dict[str, tuple[Compression, str]], seed: int) -> dict[str, Any]:
     """By method, seconds to the loss, None if it was not reached; and the exchange's share of a step by micro-batch."""
-    chosen = TASKS[task]
-    timings = timings_of(chosen, rank)
+    job, target = TASKS[task]
+    timings = timings_of(job, rank)
     start = Plan(data=RANKS, micro_batch=INITIAL_BATCH // RANKS)
     running, seconds = [], {}
     for method, (mode, compressor) in methods.items():
-        trainer = Trainer(chosen.job, start, seed=seed)
+        trainer = Trainer(job, start, seed=seed)
         core = task_of(timings, layers_of(trainer.parts), mode, compressor)
-        running.append(Run(method, chosen.job, seed, trainer, *core, start))
+        running.append(Run(method, job, seed, trainer, *core, start))
     while running:
         for each in list(running):
             each.step()
-            if each.loss <= chosen.loss or len(each.losses) >= MAX_STEPS:
+            if each.loss <= target or len(each.losses) >= MAX_STEPS:
                 running.remove(each)
-                seconds[each.method] = each.seconds if each.loss <= chosen.loss else None
+                seconds[each.method] = each.seconds if each.loss <= target else None
     return {"seconds": seconds, "exchange_share": {batch: sync / step for batch, step, sync in timings.steps}}

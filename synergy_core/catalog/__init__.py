@@ -1,8 +1,8 @@
 """The shipped catalog: applications with fitted constants, GPU and node data sheets, and layer sizes.
 
-bench/make_catalog.py and bench/fit_sensitivity.py write `models/<application>.yaml`, bench/make_layers.py writes
-`layers/<application>.yaml`; `gpus/<type>.yaml` and `nodes/<type>.yaml` are written by hand from vendors' pages. Adding
-a file to a folder registers it. The planner reads the other folders.
+bench/fits.py writes the constants of `models/<application>.yaml`. `layers/<application>.yaml` is written by hand from
+papers, `gpus/<type>.yaml` and `nodes/<type>.yaml` from vendors' pages. Adding a file to a folder registers it. The
+planner reads the other folders.
 """
 
 from __future__ import annotations

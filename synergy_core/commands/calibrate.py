@@ -118,7 +118,7 @@ def _print(name: str, profile: ObservedSteps, entry: dict[str, Any], best: Calib
     print(f"  step predicted at {batch:g} samples per GPU (± 1 sd), GPUs on nodes: {predictions}\n")
 
 
-# Fitted constants in the catalog's format, as `calibrate --out` and bench/make_catalog.py write them.
+# Fitted constants in the catalog's format, as `calibrate --out` and bench/fits.py write them.
 
 
 _DIGITS = 6

@@ -10,7 +10,7 @@ few rows prove little. For one or two rows, n is the sum of their weights in the
 
 A form with more constants always fits better, but may predict unmeasured placements worse. So the form is chosen by
 five-fold cross-validation over the placements across nodes. The crowded form must win by a margin: where both do
-equally well, as on most tables measured so far (bench/fit.py --forms), the saturating form predicts larger clusters
+equally well, as on most tables measured so far, the saturating form predicts larger clusters
 better.
 """
 

@@ -229,7 +229,7 @@ UNSEEN_NODES_FACTOR = 1.1
 """Minimum time of an all-reduce across nodes ÷ within a node, until a job has spanned nodes (Pollux's artifact)."""
 UNSEEN_NODES_GROWTH = 0.06
 """Minimum relative growth of the all-reduce time when the number of nodes doubles, until a job has spanned more than
-two nodes. In 11 of 12 measured tables the time grows more; the median is 0.17 (bench/fit.py --forms)."""
+two nodes. In 11 of 12 tables of Pollux and Sia the time grows more; the median is 0.17."""
 _START_GAMMAS = (1.0, 1.7, 4.0)
 _ROBUST_ROUNDS = 8
 _CAUCHY = 2.385

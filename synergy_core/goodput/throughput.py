@@ -87,7 +87,7 @@ def step_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike, local_batch: 
 # Three functional forms of the throughput model: `POLLUX`, `SATURATING` and `CROWDED`.
 #
 # All have the seven constants of `PARAMETERS` and  T_opt = (T_grad^γ + T_sync^γ)^(1/γ).  `SATURATING` was developed on
-# held-out placements, node counts and batch sizes (bench/fit.py prints the evidence). It changes four things:
+# held-out placements, node counts and batch sizes (docs/accuracy.md, Fits). It changes four things:
 #
 # - An all-reduce grows with its GPUs by a bandwidth term that saturates, like a ring's (M − 1)/M, and by a logarithmic
 #   term for latency and stragglers (trees are log M deep, the slowest of M lags by about log M). Across or within nodes

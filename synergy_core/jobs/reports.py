@@ -200,8 +200,9 @@ Point = tuple[int, int, int]
 
 RATIO_SHARED, RATIO_OWN = 0.10, 0.08
 """Standard deviations of the two parts of log(true ÷ planned step time): the part that all plans of a model share on a
-GPU type, and a plan's own part. Our choice, as in conf/truth/default.yaml: bench/fit_planner.py finds 0.04 and 0.02 for
-held-out models if their GPU type was measured. If not, its 90 % interval is ± 0.48: a standard deviation of 0.29."""
+GPU type, and a plan's own part. Our choice, as in conf/truth/default.yaml: docs/accuracy_planner.md has 0.04 and 0.02
+for held-out models if their GPU type was measured. If not, its 90 % interval is ± 0.48, so its standard deviation is
+0.29."""
 MAX_OBSERVED = 60
 """Maximum number of observations in a fit, taken evenly from all. More would hardly change its seven constants."""
 

@@ -1,6 +1,6 @@
 """Bands of predicted step times and memory: intervals that contained 9 of 10 held-out measurements.
 
-Errors are log(measured ÷ predicted) of rows that the constants were not fitted to. bench/fit_planner.py computes them
+Errors are log(measured ÷ predicted) of rows that the constants were not fitted to. bench/fits.py computes them
 and writes only their quantiles and counts: for each software, GPU type and model family to
 catalog/constants/<software>.yaml, for memory and unmeasured settings to catalog/constants/transfer.yaml.
 """

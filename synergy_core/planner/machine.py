@@ -226,7 +226,7 @@ def running_on(software: Software, gpu: GpuSheet) -> Software:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Constants fitted per GPU type and software (`catalog/constants/`, by bench/fit_planner.py). Those in _s: seconds.
+    """Constants fitted per GPU type and software (`catalog/constants/`, by bench/fits.py). Those in _s: seconds.
 
     gemm_efficiency: fraction of the peak that very large products reach. gemm_depth: elements of the summed dimension
     that each tile loses to filling and draining. wave_loss: fraction of an unfilled last wave of tiles that is lost.

@@ -26,7 +26,8 @@ HOST_UPDATE_S = 8.5e-10
 HOST_COPY_EFFICIENCY = 0.44
 """Fraction of PCIe's rate at which an offloaded step copies a GPU's gradients before they are sharded.
 
-Both constants are fitted to Rubick's rows of bert and gpt2 by bench/fit_offload.py, which scores them on other models.
+Both constants are fitted to Rubick's rows of bert and gpt2, by least squares of log(predicted ÷ measured).
+docs/accuracy_planner.md has their errors on other models.
 """
 
 

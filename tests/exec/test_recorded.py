@@ -34,7 +34,7 @@ from synergy_runs.facts import Kind
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
-from executor import overheads  # noqa: E402
+from experiments.fidelity import overheads  # noqa: E402
 
 SEED, BATCH = 7, 16
 SGD = "test_equality:SgdGpt"
@@ -317,14 +317,14 @@ def test_times_are_told_apart(tmp_path):
     counts = {"started": 1, "stopped": 0, "running": 1, "queued": 0, "gpus_used": 1}
     journal.decision(time_s=0.0, decision_s=0.002, **counts, objective=math.nan, bound=math.nan)
     journal.close()
-    results = tmp_path / "las-0"
-    results.mkdir()
-    (results / "summary.json").write_text(json.dumps({"simulation_cpu_s": 0.01}))
     found = overheads(folder)
-    first, restart = found.starts
-    assert (first.fresh, restart.fresh) == (True, False)
-    assert (first.total_s, first.waited_s, first.parts) == (0.5, 0.0, PARTS)
-    assert first.told_s == pytest.approx(0.5 - 0.375)
-    assert (found.freed_s, found.saved_s, found.decided_s) == ((0.25,), (0.0625,), (0.002,))
-    assert (found.jobs, found.most_at_once, found.clock_s) == (1, 1, 2.0)
-    assert found.cpu_fraction == pytest.approx(0.005)
+    assert found["first start: decision to end of first step"] == [0.5]
+    assert found["first start: waiting for the slots"] == [0.0]
+    assert [found[f"first start: {part}"] for part in ("launch", "build", "load", "first step")] == [
+        [seconds] for seconds in PARTS.values()
+    ]
+    assert found["first start: messages and all else"] == [pytest.approx(0.5 - 0.375)]
+    assert found["restart: decision to end of first step"] == [0.5]
+    assert found["stop decided until slots are free"] == [0.25]
+    assert found["saving, as it delayed training"] == [0.0625]
+    assert found["computing a decision"] == [0.002]

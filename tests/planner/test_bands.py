@@ -17,8 +17,8 @@ from synergy_core.planner.machine import machine_named, software_named
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-import planner_bands
-from planner_bands import FILE, GPU_TYPE, MEASURED, MODEL, NODE, SOFTWARE, HeldOut
+from fits import bands
+from fits.bands import FILE, GPU_TYPE, MEASURED, MODEL, NODE, SOFTWARE, HeldOut
 
 DENSE, MOE, SMALL = (card_named(name).architecture for name in ("gpt-22b", "mixtral-8x7b", "gpt-125m"))
 
@@ -89,7 +89,7 @@ def errors_of(rng, how, *, software="megatron", models=40, rows=20, shift=0.0) -
 def test_nested_bands_hold_nine_of_ten_rows_of_models_that_they_were_not_made_of():
     rng = np.random.default_rng(0)
     rows = errors_of(rng, MODEL)
-    for each in planner_bands.coverage(rows, rows):
+    for each in bands.coverage(rows, rows):
         assert 0.85 <= each["inside"] <= 0.95
         assert each["n"] == (400 if each["file"].startswith("megatron") else 800)
         # The sum of both kinds of noise is normal; this is its 95 % quantile.
@@ -104,7 +104,7 @@ def test_errors_of_few_models_widen_a_band_but_do_not_make_it_narrower():
     far = [row._replace(error=1.0) for row in close]
 
     def high(*own: HeldOut) -> float:
-        return planner_bands.nearest([*own, *others], "own", "a100", "transformer")["high"]
+        return bands.nearest([*own, *others], "own", "a100", "transformer")["high"]
 
     assert high(*close) == 0.001
     few = close[: -len(close) // MIN_MODELS]
@@ -120,7 +120,7 @@ def test_bands_of_few_models_hold_nine_of_ten_rows_of_a_further_model_if_others_
     for _ in range(200):
         others = errors_of(rng, MODEL, software="other", models=MIN_MODELS, rows=4)
         own = errors_of(rng, MODEL, software="own", models=few, rows=4)
-        end = planner_bands.nearest([*own, *others], "own", "a100", "transformer")["high"]
+        end = bands.nearest([*own, *others], "own", "a100", "transformer")["high"]
         inside.append(1.0 - 2.0 * stats.norm.sf(end, scale=0.05 * math.sqrt(2.0)))
     assert COVERAGE < np.mean(inside) < COVERAGE + 0.06
 
@@ -132,11 +132,11 @@ def test_models_smaller_than_any_that_a_fit_saw_are_counted_with_what_such_model
     seen = [row._replace(how=MEASURED) for row in large]
     small = [row._replace(file="small", parameters=1e8, how=MEASURED) for row in large]
     lost = [row._replace(how=FILE, error=-0.7) for row in small]
-    before = planner_bands.coverage([*large, *seen, *small, *lost], [])
+    before = bands.coverage([*large, *seen, *small, *lost], [])
     other = [row._replace(fit="other", file="other") for row in large]
     off = [row._replace(fit="other", file="tiny", how=FILE, parameters=1e8, error=0.8) for row in large]
     told = [row._replace(how=MEASURED) for row in (*other, *off)]
-    after = planner_bands.coverage([*large, *seen, *small, *lost, *off, *told], [])
+    after = bands.coverage([*large, *seen, *small, *lost, *off, *told], [])
     inside = [[one["inside"] for one in each if one["file"] == "small"] for each in (before, after)]
     assert inside == [[0.0], [1.0]]
 
@@ -145,7 +145,7 @@ def test_what_is_written_are_quantiles_counts_and_what_was_measured():
     rng = np.random.default_rng(0)
     rows = errors_of(rng, MODEL, models=4)
     seen = [row._replace(how=MEASURED, gpus=512) for row in rows]
-    entry = planner_bands.entry([*rows, *seen], "megatron", "a100")
+    entry = bands.entry([*rows, *seen], "megatron", "a100")
     assert entry["measured"] == {
         "gpus": 512,
         "smallest_parameters": 1e9,
@@ -155,7 +155,7 @@ def test_what_is_written_are_quantiles_counts_and_what_was_measured():
     assert set(entry["bands"]["transformer"]) == {"low", "high", "rows", "of"}
     assert entry["bands"]["transformer"]["rows"] == 80
     hows = {GPU_TYPE: "GPU type", SOFTWARE: "software", NODE: "GPUs"}
-    shared = planner_bands.shared([*rows, *seen, *(row._replace(how=how) for how in hows for row in rows)], rows)
+    shared = bands.shared([*rows, *seen, *(row._replace(how=how) for how in hows for row in rows)], rows)
     assert all(shared[name]["low"] == -shared[name]["high"] for name in (*hows.values(), "size"))
 
 
