@@ -325,21 +325,8 @@ def run(given: argparse.Namespace, folder: Path, *, own_disk: bool) -> int:
     return 1 if found else 0
 
 
-def on_own_disk(folder: Path) -> int | None:
-    """Runs the same command on a disk in memory that is mounted for it alone; None if that is not allowed."""
-    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
-    mount = ["sh", "-c", f'mount -t tmpfs -o size={DISK_MB}m none {folder} && exec "$@"', "sh"]
-    if shutil.which("unshare") is None or subprocess.run([*namespace, *mount, "true"], capture_output=True).returncode:
-        print("no disk of its own can be mounted here, so it is never filled", file=sys.stderr)
-        return None
-    again = subprocess.Popen([*namespace, *mount, sys.executable, *sys.argv], env=os.environ | {OWN_DISK: str(folder)})
-    try:
-        return again.wait()
-    except KeyboardInterrupt:
-        return again.wait()
-
-
 def main() -> int:
+    """Runs itself again on a disk in memory that is mounted for it alone, or else here if that is not allowed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seed", type=int)
     parser.add_argument("minutes", type=float)
@@ -349,8 +336,12 @@ def main() -> int:
     if mounted := os.environ.get(OWN_DISK):
         return run(given, Path(mounted), own_disk=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        code = on_own_disk(Path(folder))
-        return run(given, Path(folder), own_disk=False) if code is None else code
+        mount = ["sh", "-c", f'mount -t tmpfs -o size={DISK_MB}m none {folder} && exec "$@"', "sh"]
+        mount = ["unshare", *(() if os.geteuid() == 0 else ("--map-root-user",)), "--mount", *mount]
+        if shutil.which("unshare") and subprocess.run([*mount, "true"], capture_output=True).returncode == 0:
+            return subprocess.call([*mount, sys.executable, *sys.argv], env=os.environ | {OWN_DISK: folder})
+        print("no disk of its own can be mounted here, so it is never filled", file=sys.stderr)
+        return run(given, Path(folder), own_disk=False)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ docs/resources.md."""
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,10 @@ from runner.experiment import Experiment, Results, measurement
 from runner.tables import NONE, number, table
 from yardstick import simpy_cpu_s
 
+from experiments.metrics import submitted
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
-from synergy_core.units import DAY_S, GB, HOUR_S
-from synergy_runs.traces.rows import TraceRows
-from synergy_runs.workload import Workload, from_rows
+from synergy_core.units import GB
 from synergy_sim.assignment import by_class, mixed
 from synergy_sim.execution import ExecutionModel
 from synergy_sim.simulate import Simulation
@@ -29,22 +27,21 @@ NODES = {
 }
 """GPU type, quarters of the nodes, CPUs and GB of each node; without CPUs, shares are ignored. Nodes have 8 GPUs."""
 ROUND_S = 60.0
-GPUS, CHANCES = (1, 2, 4, 8, 16), (0.7, 0.1, 0.1, 0.08, 0.02)
-MEAN_LOG_S, SPREAD, MAX_S = np.log(12 * HOUR_S) - 1.8**2 / 2, 1.8, 30 * DAY_S
-"""Run times on the requested GPUs: log-normal with a mean of 12 hours, cut at 30 days."""
 
 
 def decisions(nodes: str, gpus: int, jobs: int, classes: tuple[float, ...], later_rounds: int) -> dict[str, Any]:
     """Units (CPU seconds ÷ those of the yardstick) of each decision, active jobs and the gap, by round.
 
-    All jobs arrive before the first round, when nothing is known of their models. In each later round a twentieth as
-    many arrive, and some end. classes: image, language and speech jobs in %; () for the models of Pollux.
+    All jobs arrive before the first round, when nothing is known of their models. In the middle of each later round a
+    twentieth as many arrive, and some end. classes: image, language and speech jobs in %; () for the models of Pollux.
     """
     cluster, truth = Cluster(tuple(
         NodeType(f"{gpu_type}-{cpus:g}", gpu_type, quarters * gpus // 32, 8, cpus, memory_gb * GB)
         for gpu_type, quarters, cpus, memory_gb in NODES[nodes]
     )), Truth(None)  # fmt: skip
-    workload = arrivals(jobs, later_rounds)
+    later_s = ROUND_S * (np.repeat(np.arange(later_rounds), jobs // 20) + 0.5)
+    submit_s = np.concatenate((np.zeros(jobs), later_s))
+    workload = submitted(submit_s, np.random.default_rng(0), name="rounds", first_s=0.0)
     if classes:
         workload = by_class(workload, cluster, truth, classes)
     else:
@@ -68,45 +65,26 @@ def decisions(nodes: str, gpus: int, jobs: int, classes: tuple[float, ...], late
     return {"units": [each / unit_s for each in cpu_s], "jobs": active.tolist(), "gaps": found.gap.tolist()}
 
 
-def arrivals(jobs: int, later_rounds: int) -> Workload:
-    """That many jobs at once, and a twentieth as many in the middle of each later round."""
-    random = np.random.default_rng(0)
-    later_s = ROUND_S * (np.repeat(np.arange(later_rounds), jobs // 20) + 0.5)
-    submit_s = np.concatenate((np.zeros(jobs), later_s))
-    count = len(submit_s)
-    rows = TraceRows(Path("generated"), "bench/experiments/decisions.py")
-    rows.add(
-        np.zeros(count),
-        submit_s=submit_s,
-        duration_s=np.minimum(random.lognormal(MEAN_LOG_S, SPREAD, count), MAX_S),
-        gpus=random.choice(GPUS, count, p=CHANCES),
-        job_name=[str(job) for job in range(count)],
-    )
-    return from_rows(rows, name="rounds", first_s=0.0)
-
-
-ROWS = (
-    ("four GPU types", 10_000, 2_000, ()),
-    ("four GPU types", 65_536, 20_000, ()),
-    ("24 CPUs", 2_048, 1_000, (20, 70, 10)),
-    ("24 CPUs", 2_048, 3_000, (20, 70, 10)),
-    ("24 CPUs", 2_048, 2_000, (33, 34, 33)),
-    ("24, 48 and 96 CPUs", 2_048, 2_000, (50, 0, 50)),
-    ("24 CPUs", 10_000, 10_000, (20, 70, 10)),
-)
 RUNS = {
-    row: measurement(
-        decisions,
-        **{"policies": ["synergy"], "is_timed": True, "later_rounds": 8},
-        **dict(zip(("nodes", "gpus", "jobs", "classes"), row, strict=True)),
+    (nodes, gpus, classes, jobs): measurement(
+        decisions, policies=["synergy"], is_timed=True,
+        later_rounds=8, nodes=nodes, gpus=gpus, jobs=jobs, classes=classes,
     )
-    for row in ROWS
-}
+    for nodes, gpus, jobs, classes in (
+        ("four GPU types", 10_000, 2_000, ()),
+        ("four GPU types", 65_536, 20_000, ()),
+        ("24 CPUs", 2_048, 1_000, (20, 70, 10)),
+        ("24 CPUs", 2_048, 3_000, (20, 70, 10)),
+        ("24 CPUs", 2_048, 2_000, (33, 34, 33)),
+        ("24, 48 and 96 CPUs", 2_048, 2_000, (50, 0, 50)),
+        ("24 CPUs", 10_000, 10_000, (20, 70, 10)),
+    )
+}  # fmt: skip
 
 
 def _tables(results: Results) -> dict[str, str]:
     rows = []
-    for (nodes, gpus, _, classes), run in RUNS.items():
+    for (nodes, gpus, classes, _), run in RUNS.items():
         first, *later = results[run]["units"]
         jobs, gap = np.median(results[run]["jobs"][1:]), max(results[run]["gaps"])
         units = (first, float(np.median(later)), max(later))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from runner.experiment import Experiment, Measurement, Result, Results, Simulation, measurement
@@ -88,25 +89,26 @@ LOADS, ORDERS = (0.8, 0.9, 0.95, 1.05, 1.1, 1.2), ("fifo", "srtf")
 
 
 def durations_s(random: np.random.Generator, jobs: int) -> Floats:
-    """Log-normal, mean `MEAN_S` before they are cut at `LONGEST_S`."""
-    return np.minimum(np.exp(random.normal(np.log(MEAN_S) - SPREAD**2 / 2, SPREAD, jobs)), LONGEST_S)
+    """Log-normal run times with mean `MEAN_S`, cut at `LONGEST_S`."""
+    return np.minimum(random.lognormal(np.log(MEAN_S) - SPREAD**2 / 2, SPREAD, jobs), LONGEST_S)
+
+
+def submitted(submit_s: Floats, random: np.random.Generator, **window: Any) -> Workload:
+    """Jobs with random run times and sizes. window: arguments of `from_rows`."""
+    jobs, rows = len(submit_s), TraceRows(Path("generated"), "bench/experiments/metrics.py")
+    duration_s = durations_s(random, jobs)
+    gpus = random.choice(SIZES, jobs, p=CHANCES)
+    rows.add(np.arange(jobs), job_name="", submit_s=submit_s, duration_s=duration_s, gpus=gpus)
+    return from_rows(rows, **window)
 
 
 def arrivals(load: float, seed: int, gpus: int) -> Workload:
-    """Poisson arrivals of that load on average, and what was running when their window started."""
+    """Poisson arrivals with this mean load, and the jobs that were active when their window started."""
     random = np.random.default_rng((seed, int(load * 100)))
     work_gpu_s = durations_s(np.random.default_rng(0), 400_000).mean() * (SIZES @ CHANCES)
     length_s = max(LENGTHS_DAYS) * DAY_S + HISTORY_S
-    jobs = random.poisson(load * gpus / work_gpu_s * length_s)
-    rows = TraceRows(Path("generated"), "bench/experiments/metrics.py")
-    rows.add(
-        np.zeros(jobs),
-        submit_s=np.sort(random.uniform(0, length_s, jobs)),
-        duration_s=durations_s(random, jobs),
-        gpus=random.choice(SIZES, jobs, p=CHANCES),
-        job_name=[str(number) for number in range(jobs)],
-    )
-    return cut(from_rows(rows, name="poisson", first_s=HISTORY_S, before=True))
+    submit_s = np.sort(random.uniform(0, length_s, random.poisson(load * gpus / work_gpu_s * length_s)))
+    return cut(submitted(submit_s, random, name="poisson", first_s=HISTORY_S, before=True))
 
 
 def verdicts(load: float, seed: int) -> Result:
