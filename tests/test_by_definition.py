@@ -5,8 +5,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import WALKING, cluster, facts, workload
-from naive import Naive, NaiveJob
+from jobs import WALKING, cluster, workload
 from naive_traces import Trace, by_definition, differing, random_trace, simulated
 
 from synergy_core.cluster import Cluster, NodeType
@@ -57,11 +56,10 @@ def test_srtf_orders_jobs_that_moved_by_what_is_left_of_them_now(placement, rest
 )
 def test_promotion_is_decided_as_defined(rows, restart_s, promote_knob):
     policy = get_policy("tiresias").with_parameters(promote_knob=promote_knob)
-    done = simulate(workload(rows), cluster(2), policy, ExecutionModel(Costs(restart_s=restart_s)))
-    work = done.workload
-    columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
-    naive = [NaiveJob(i, *row) for i, row in enumerate(zip(*(each.tolist() for each in columns), strict=True))]
-    assert facts(done) == Naive(naive, [16], "tiresias", restart_s, promote_knob).run()
+    trace = Trace(workload(rows), cluster(2), restart_s)
+    wanted = by_definition(trace, "tiresias", promote_knob=promote_knob)
+    for how in ({}, {"make_scheduler": WALKING}):
+        assert simulated(trace, policy, **how) == wanted
 
 
 @pytest.mark.parametrize("more", [{}, {"make_scheduler": WALKING}], ids=["lanes", "walk"])

@@ -1,4 +1,4 @@
-"""Attacks: each test is the smallest case of a defect."""
+"""Quotas, borrowing, GPU types and rounds by hand; most tests are the smallest case of a defect."""
 
 from dataclasses import replace
 
@@ -10,6 +10,7 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.record import Job
 from synergy_core.policies import get_policy
 from synergy_core.scheduling.scheduler import scheduler_for
+from synergy_runs.facts import Kind
 from synergy_runs.inputs import _scaled_quotas
 from synergy_runs.invariants import check
 from synergy_sim import engine
@@ -143,3 +144,40 @@ def test_jobs_that_swap_before_they_get_anything_done_end_with_a_sentence(monkey
     costs = Costs(launch_s=restart_s, restart_s=restart_s, checkpoint_interval_s=interval_s)
     with pytest.raises(InputError, match=r"the last 5[0-9] runs were each stopped before they made progress: 1-GPU"):
         simulate(workload([(0, 1, 1000), (0, 1, 1000)]), cluster(1, 1), policy, ExecutionModel(costs))
+
+
+def test_job_runs_on_the_type_it_asks_for():
+    work = workload([(0, 4, 100), (0, 4, 100)], kinds=["t4", "a100"])
+    events = run(work, two_types(), "fifo").events
+    nodes = dict(zip(events.job_id[events.kind == Kind.START], events.node[events.kind == Kind.START], strict=True))
+    assert nodes[0] == 1
+    assert nodes[1] == 0
+
+
+def test_tenant_borrows_idle_gpus_and_gives_them_back_to_a_preempting_owner():
+    machines = cluster(2, virtual_clusters={"a": 8, "b": 8}, borrowing=True)
+    work = workload([(0, 16, 1_000), (100, 8, 100)], tenants=["a", "b"])
+    assert finish_s(run(work, machines, "backfill")).tolist() == [1_000, 1_100]
+    assert finish_s(run(work, machines, "mlfq")).tolist() == [1_100, 200]
+
+
+def test_tenant_without_borrowing_stays_within_its_quota():
+    work = workload([(0, 8, 1_000), (0, 8, 1_000)], tenants=["a", "a"])
+    machines = cluster(2, virtual_clusters={"a": 8, "b": 8})
+    assert finish_s(run(work, machines, "backfill")).tolist() == [1_000, 2_000]
+
+
+def test_several_heads_of_one_tenant_borrow_at_once():
+    work = workload([(0, 8, 100), (0, 8, 100), (0, 8, 100)], tenants=["a"] * 3)
+    machines = cluster(3, virtual_clusters={"a": 8, "b": 16}, borrowing=True)
+    assert finish_s(run(work, machines, "fifo")).tolist() == [100, 100, 100]
+
+
+def test_wide_job_waits_for_whole_nodes_only_where_it_must():
+    rows = [(0, 4, 1_000), (0, 4, 1_000), (0, 4, 1_000), (1, 16, 100), (2, 8, 500)]
+    loose = finish_s(run(workload(rows), cluster(4), "backfill"))
+    strict = finish_s(run(workload(rows), cluster(4, placement="consolidate"), "backfill"))
+    assert loose[3] == strict[3] == 101
+    fragmented = [(0, 5, 1_000), (0, 5, 1_000), (0, 5, 1_000), (1, 9, 100)]
+    assert finish_s(run(workload(fragmented), cluster(3), "backfill"))[3] == 101
+    assert finish_s(run(workload(fragmented), cluster(3, placement="consolidate"), "backfill"))[3] == 1_100
