@@ -33,30 +33,18 @@ def test_ends_are_the_order_statistics_of_split_conformal_prediction(rows, rank)
     assert log_interval(errors, range(rows)) == (rows + 1 - rank, rank)
 
 
-@pytest.mark.parametrize("noise", [stats.norm(), stats.laplace(0.3, 2.0), stats.expon(-1.0)])
-@pytest.mark.parametrize("rows", [39, 99, 19])
-def test_coverage_is_what_order_statistics_promise_whatever_the_distribution(noise, rows):
-    """Of n exchangeable errors, those between the k-th least and the k-th greatest hold (n + 1 − 2k)/(n + 1)."""
-    draws = noise.rvs(size=(1000, rows), random_state=np.random.default_rng(rows))
-    inside = np.mean([np.diff(noise.cdf(log_interval(each, range(rows)))) for each in draws])
-    k = rows + 1 - math.ceil((rows + 1) * (1.0 + COVERAGE) / 2.0)
-    expected = (rows + 1 - 2 * k) / (rows + 1)
-    assert expected >= COVERAGE
-    assert inside == pytest.approx(expected, abs=4.0 * math.sqrt(expected * (1.0 - expected) / rows / 1000))
-
-
 def test_each_model_counts_alike_however_many_rows_it_has():
     errors = np.append(np.zeros(95), np.linspace(0.4, 0.5, 5))
     assert log_interval(errors, range(100))[1] == pytest.approx(0.4)
     assert 0.4 < log_interval(errors, [0] * 95 + [1] * 5)[1] <= 0.5
 
 
-@pytest.mark.parametrize("models", [MIN_MODELS, 19, 35])
+@pytest.mark.parametrize("models", [MIN_MODELS, 19])
 @pytest.mark.parametrize(("shared", "own"), [(1.0, 0.3), (0.3, 1.0)])
 def test_bands_hold_nine_of_ten_rows_of_a_further_model_whose_rows_share_an_error(models, shared, own):
     rng = np.random.default_rng(models)
     inside = []
-    for _ in range(400):
+    for _ in range(200):
         group = np.repeat(np.arange(models), rng.integers(1, 30, models))
         errors = shared * rng.standard_normal(models)[group] + own * rng.standard_normal(len(group))
         low, high = log_interval(errors, group, mirrored=True)
