@@ -36,7 +36,7 @@ def test_every_method_finds_the_best_of_all_choices(method: str, p: float, seed:
 CAPACITIES = st.lists(st.integers(0, 24), min_size=1, max_size=3).map(tuple)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.fixed_dictionaries(
         {
@@ -63,7 +63,7 @@ def test_methods_agree_and_bounds_hold(drawn: dict[str, Any]) -> None:
     assert loose.bound >= proven[0].objective - 1e-6
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     st.fixed_dictionaries(
         {

@@ -47,16 +47,29 @@ def test_displacing_leaving_jobs_never_exceeds_capacity():
 
 @pytest.mark.parametrize(("round_s", "fraction"), [(7.3, 1.0), (120.0, 0.33), (0.1, 1.0), (100 / 3, 0.5)])
 def test_rounds_keep_to_the_grid_of_times(round_s, fraction):
-    run(random_workload(1, 15), cluster(1), "srtf", round_s=round_s, decide_fraction=fraction)
+    run(
+        random_workload(1, 15, mean_gap_s=6.0, mean_duration_s=300.0),
+        cluster(1),
+        "srtf",
+        round_s=round_s,
+        decide_fraction=fraction,
+    )
 
 
-@pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("fraction", [0.5, 1.0])
+@pytest.mark.parametrize(("fraction", "early"), [(0.5, True), (0.5, False), (1.0, True)])
 @pytest.mark.parametrize("exit_s", [70.0, 130.0, 500.0])
 @pytest.mark.parametrize("policy", ["srtf", "tiresias", "themis"])
 def test_leases_that_take_long_to_leave_hold_their_gpus_until_then(policy, exit_s, fraction, early):
     costs = Costs(15.0, 15.0, exit_s)
-    run(random_workload(6, 250), cluster(5), policy, costs, round_s=120.0, decide_fraction=fraction, early_launch=early)
+    run(
+        random_workload(6, 120),
+        cluster(3, 16),
+        policy,
+        costs,
+        round_s=120.0,
+        decide_fraction=fraction,
+        early_launch=early,
+    )
 
 
 @pytest.mark.parametrize("policy", ["srtf", "las", "tiresias", "themis"])

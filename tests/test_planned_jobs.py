@@ -6,7 +6,6 @@ import numpy as np
 import planned_models
 import pytest
 from composed import composed
-from hash_seeds import printed_with
 from jobs import finish_s, workload
 from training_jobs import run
 
@@ -275,19 +274,6 @@ def test_crius_grows_what_is_alone():
     done = run(given, machines, "crius", truth=EXACT)
     assert finish_s(done)[0] < 0.5 * given.duration_s[0]
     assert done.events.gpus[done.events.kind == int(Kind.START)].max() == 16
-
-
-SCRIPT = """
-
-import planned_models; planned_models.install()
-from test_planned_jobs import MACHINES, BLURRED, run, some
-for name in ("sia", "sia+plans", "crius", "synergy"):
-    print(name, run(some(jobs=10), MACHINES, name, truth=BLURRED).events.digest())
-"""
-
-
-def test_log_is_the_same_in_another_process_with_another_hash_seed():
-    assert len(printed_with(SCRIPT, "1", "2")) == 1
 
 
 def test_tables_have_a_row_for_every_count_whether_or_not_a_plan_fits():
