@@ -28,7 +28,8 @@ def test_every_policy_keeps_the_rules(name):
     ("name", "parameters"),
     [("tiresias", {"promote_knob": 0.5}), ("las", {"quantum_s": 60.0}), ("sia", {"method": "steps"})],
 )
-def test_rules_are_kept_under_other_parameters(name, parameters):
+def test_rules_are_kept_under_other_parameters(name, parameters, monkeypatch):
+    monkeypatch.setattr("synergy_core.scheduling.conformance.JOBS", (3,))
     conforms(get_policy(name).with_parameters(**parameters))
 
 
@@ -191,9 +192,7 @@ def test_every_rule_has_a_policy_that_breaks_it():
 
 SMALLEST = {
     "order": (allocation(lambda state: greedy(state, listed(state))), 2),
-    "starts": (STARTS_NOBODY, 1),
     "ends": (allocation(at_work(only(lambda gpus: gpus == 4))), 1),
-    "placed": (allocation(at_work(lambda state: greedy(state, by_size(state), quotas=False))), 2),
     "repeats": (allocation(at_work(another_way_each_run())), 4),
 }
 """How many jobs it takes to break the rule: two to tell one order from another, four to ask for more than 16 GPUs."""
@@ -208,7 +207,7 @@ def test_the_smallest_case_has_no_job_too_many(rule, monkeypatch):
     assert str(caught.value).partition("Smallest case")[2].count("for tenant") == jobs
 
 
-@pytest.mark.parametrize("round_s", [0.7, 33.3])
+@pytest.mark.parametrize("round_s", [7.7, 33.3])
 def test_round_that_no_float_holds_exactly_is_carried_out(round_s, monkeypatch):
     monkeypatch.setattr("synergy_core.scheduling.conformance.JOBS", (1,))
     conforms(allocation(lambda state: greedy(state, by_size(state)), round_s=round_s))

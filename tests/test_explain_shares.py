@@ -168,13 +168,13 @@ def test_whoever_waits_after_a_decision_has_a_reason_and_whoever_runs_its_share(
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """A run of three policies, of which two make training jobs of all rows."""
+    """A run of two policies, of which one makes training jobs of all rows."""
     folder = tmp_path_factory.mktemp("explain")
     log = folder / "jobs.csv"
     log.write_text(
         "job,submit_time,duration_s,gpus,model\na,0,9000,1,alexnet\nb,0,9000,1,alexnet\nc,400,9000,1,alexnet\n"
     )
-    keys = ["+trace=file", f"trace.path={log}", "policy=[fifo+greedy,sia,synergy]", "cluster.nodes=1", "figures=false"]
+    keys = ["+trace=file", f"trace.path={log}", "policy=[fifo+greedy,synergy]", "cluster.nodes=1", "figures=false"]
     keys += ["cluster.cpus_per_node=24", "cluster.memory_gb_per_node=500", "cluster.storage_mb_per_s=500"]
     values = composed_values(*keys, "progress=false", "truth.measured=false")
     simulate_all(build(Settings, values), values, folder / "out", say=False)

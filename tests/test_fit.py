@@ -22,7 +22,6 @@ from synergy_core.goodput.throughput import (
     ObservedSteps,
     form_named,
     gradient_time,
-    joined,
     padded,
     step_time,
 )
@@ -133,13 +132,12 @@ def scipy_reference(profile) -> float:
     return best
 
 
-@pytest.mark.parametrize("rows", [(1, 3, 6), pytest.param((2, 4, 10, 20, 60), marks=pytest.mark.thorough)], ids=str)
-def test_scipy_finds_nothing_better(rows):
+def test_scipy_finds_nothing_better():
     profiles = [
         measured(
             THETA * np.exp(np.random.default_rng(seed).normal(0, 0.5, 7)).clip(0.5, 3), *shapes(seed, count), noise=0.1
         )
-        for seed, count in enumerate(rows)
+        for seed, count in enumerate((1, 3, 6, 10))
     ]
     found = fit(profiles)
     for at, profile in enumerate(profiles):
@@ -173,7 +171,7 @@ def test_derivatives_are_those_of_the_objective(form):
 
 
 @pytest.mark.parametrize("form", [POLLUX, SATURATING, CROWDED])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_one_wild_row_moves_robust_predictions_by_less_than_five_percent(form, seed):
     nodes, gpus, batch = shapes(seed, 30)
     clean = measured(THETA, nodes, gpus, batch, noise=0.03, seed=seed)
@@ -254,11 +252,6 @@ def test_too_little_is_named():
         calibrate(ObservedSteps([1, 1], [1, 2], [8, 8], [0.5, 0.6], [0.0, 0.1]))
     with pytest.raises(InputError, match="Did you mean 'pollux'"):
         form_named("polux")
-
-
-def test_a_row_in_two_profiles_counts_once():
-    one = ObservedSteps([1, 1], [1, 2], [8, 8], [0.5, 0.6], [0.0, 0.1])
-    assert len(joined([one, ObservedSteps([1], [2], [8], [0.6], [0.1])])) == 2
 
 
 def rows_of(application: str, table: str, kind: str) -> tuple[np.ndarray, ...]:

@@ -84,16 +84,9 @@ def beliefs(information="own", *, plans=True):
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_job_ends_once_and_none_runs_where_no_plan_fits(name):
     """`run` checks the log of facts; a job that is given GPUs on which no plan fits raises."""
-    made = some()
+    made = some(jobs=14)
     done = run(made, MACHINES, name, Costs(0.0, 30.0), truth=BLURRED)
     assert (finish_s(done) > made.submit_time_s).all()
-
-
-@pytest.mark.parametrize("name", ["crius", "gavel+plans", "synergy"])
-def test_quotas_hold_for_jobs_with_plans(name):
-    machines = replace(MACHINES, virtual_clusters={"": 20})
-    done = run(some(machines=machines), machines, name, truth=BLURRED)
-    assert np.isfinite(finish_s(done)).all()
 
 
 def test_fifo_reproduces_the_run_times_of_the_trace():
@@ -285,7 +278,7 @@ def test_tables_have_a_row_for_every_count_whether_or_not_a_plan_fits():
 
 def test_the_experiment_on_an_eighth_of_its_cluster():
     """conf/experiment/llm_heterogeneous.yaml, drawn from Philly's statistics: all jobs end, and knowing plans pays."""
-    asked = "trace.find=[]", "trace.window=1d", "trace.sample=0.3", "policy=[crius,synergy]"
+    asked = "trace.find=[]", "trace.window=1d", "trace.sample=0.15", "policy=[crius,synergy]"
     settings = composed("experiment=llm_heterogeneous", *asked, *EIGHTH)
     mean_s = {}
     for each in prepared_runs(settings):
@@ -317,7 +310,7 @@ def test_gpus_on_which_a_job_ran_out_of_memory_are_not_offered_again():
     np.testing.assert_array_equal(after[1], before[1])
 
 
-@pytest.mark.parametrize("name", ["sia", "sia+plans", "crius", "synergy"])
+@pytest.mark.parametrize("name", ["sia+plans", "crius", "synergy"])
 def test_jobs_end_where_many_plans_run_out_of_memory_and_later_than_where_none_does(name):
     made, ends = some(), []
     for memory_error in (False, True):

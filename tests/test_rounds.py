@@ -1,7 +1,7 @@
 """Rounds by hand: leases that extend, rounds that wait for those that end, launches on idle GPUs."""
 
 import pytest
-from jobs import RIGID, cluster, facts, finish_s, random_workload, workload
+from jobs import cluster, facts, finish_s, random_workload, workload
 
 from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
@@ -78,16 +78,6 @@ def test_job_that_ends_before_its_lease_does_is_not_stopped():
     work = workload([(0, 1, 100), (10, 1, 5)])
     done = run(work, cluster(1, 1), "srtf", round_s=120.0, decide_fraction=0.5)
     assert facts(done) == [(0, "start", 0), (100, "finish", 0), (100, "start", 1), (105, "finish", 1)]
-
-
-@pytest.mark.parametrize("fraction", [0.5, 1.0])
-@pytest.mark.parametrize("name", RIGID)
-def test_every_policy_keeps_every_job_under_rounds(name, fraction):
-    costs = Costs(launch_s=15.0, restart_s=15.0, exit_s=7.0)
-    execution = {"round_s": 120.0, "decide_fraction": fraction, "stretch": "log", "stretch_s": 6.3}
-    done = run(random_workload(6, 250), cluster(5), name, costs, **execution)
-    check(done)
-    assert (finish_s(done) >= done.workload.submit_time_s + done.workload.duration_s).all()
 
 
 def test_slots_that_an_end_frees_are_given_away_between_rounds():

@@ -14,7 +14,7 @@ from synergy_sim.prepare import prepared_runs
 from synergy_sim.simulate import simulate
 
 CROWDED = (
-    "experiment=synergy_osdi22", "trace.jobs=40", "trace.measured_jobs=null", "trace.jobs_per_hour=30",
+    "experiment=synergy_osdi22", "trace.jobs=20", "trace.measured_jobs=null", "trace.jobs_per_hour=30",
     "cluster.nodes=2", "truth.measured=false", "seed=1",
 )  # fmt: skip
 MODELS = ("alexnet", "res18", "res50", "mobilenet", "shufflenet", "gnmt", "transformer", "lstm", "m5", "deepspeech")

@@ -77,12 +77,6 @@ def test_ordering_policy_is_given_a_view_never_the_record(name, monkeypatch):
     assert set(given) == {policy.view}
 
 
-@pytest.mark.parametrize("name", ORDERING)
-def test_what_ships_reads_the_same_of_records_and_needs_no_view(name):
-    policy = get_policy(name)
-    assert policy.of_records() is policy
-
-
 KEPT = []
 
 
