@@ -1,4 +1,4 @@
-"""Quotas, borrowing, GPU types and rounds by hand; most tests are the smallest case of a defect."""
+"""Attacks, most of which are the smallest case of a defect; when jobs end otherwise: test_by_hand.py."""
 
 from dataclasses import replace
 
@@ -10,7 +10,6 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.record import Job
 from synergy_core.policies import get_policy
 from synergy_core.scheduling.scheduler import scheduler_for
-from synergy_runs.facts import Kind
 from synergy_runs.inputs import _scaled_quotas
 from synergy_runs.invariants import check
 from synergy_sim import engine
@@ -81,29 +80,11 @@ def test_a_leaving_job_counts_towards_its_tenants_quota(policy):
     run(workload(rows, tenants="ab" * 100), machines, policy, Costs(15.0, 15.0, 7.0), **execution)
 
 
-def test_running_job_moves_to_the_type_that_the_policy_gives_it():
-    work = workload([(0, 8, 5_000), (400, 8, 100)], kinds=["", "a100"])
-    assert finish_s(run(work, two_types(), "themis"))[1] == 820
-
-
 def test_quotas_of_many_small_tenants_scale_to_the_cluster():
     many = {f"t{i}": 1 for i in range(20)} | {"big": 1_000, "bigger": 2_000}
     quotas = _scaled_quotas(replace(workload([(0, 1, 1)]), quotas=many), 32)
     assert sum(quotas.values()) == 32
     assert min(quotas.values()) == 1
-
-
-@pytest.mark.parametrize("policy", ["fifo", "backfill", "easy", "srtf", "las", "themis"])
-def test_tenant_without_a_quota_only_borrows(policy):
-    work = workload([(0, 8, 100), (0, 8, 100)], tenants=["z", "a"])
-    machines = cluster(1, virtual_clusters={"a": 8}, borrowing=True)
-    assert finish_s(run(work, machines, policy))[1] == 100
-
-
-def test_easy_fills_behind_a_head_that_only_fits_by_borrowing():
-    work = workload([(0, 4, 1_000), (1, 8, 100), (2, 2, 50)], tenants=["b", "a", "a"])
-    machines = cluster(1, virtual_clusters={"a": 4, "b": 4}, borrowing=True)
-    assert finish_s(run(work, machines, "easy")).tolist() == [1_000, 1_100, 52]
 
 
 def test_quota_is_not_kept_for_a_job_that_finds_no_gpus():
@@ -159,38 +140,33 @@ def test_jobs_that_swap_before_they_get_anything_done_end_with_a_sentence(monkey
         simulate(workload([(0, 1, 1000), (0, 1, 1000)]), cluster(1, 1), policy, ExecutionModel(costs))
 
 
-def test_job_runs_on_the_type_it_asks_for():
-    work = workload([(0, 4, 100), (0, 4, 100)], kinds=["t4", "a100"])
-    events = run(work, two_types(), "fifo").events
-    nodes = dict(zip(events.job_id[events.kind == Kind.START], events.node[events.kind == Kind.START], strict=True))
-    assert nodes[0] == 1
-    assert nodes[1] == 0
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+@pytest.mark.parametrize("arrives_s", [14_040.0, 14_039.5, 14_040.5, 14_070.0])
+@pytest.mark.parametrize("refill_s", [0.0, 7.0])
+def test_when_a_job_starts_after_an_idle_time_does_not_depend_on_unrelated_jobs(arrives_s, fraction, refill_s):
+    if refill_s and fraction < 1:
+        pytest.skip("refills are decided and carried out at once")
+    execution = {"round_s": 60.0, "decide_fraction": fraction, "refill_s": refill_s}
+    alone = run(workload([(0, 1, 10), (arrives_s, 1, 10)]), cluster(1, 2), "fifo", **execution)
+    beside = run(workload([(0, 1, 90_000), (arrives_s, 1, 10)]), cluster(1, 2), "fifo", **execution)
+    assert finish_s(alone)[1] == finish_s(beside)[1]
+    if arrives_s == 14_040.0 and fraction == 1.0:
+        assert finish_s(alone)[1] == 14_050.0
 
 
-def test_tenant_borrows_idle_gpus_and_gives_them_back_to_a_preempting_owner():
-    machines = cluster(2, virtual_clusters={"a": 8, "b": 8}, borrowing=True)
-    work = workload([(0, 16, 1_000), (100, 8, 100)], tenants=["a", "b"])
-    assert finish_s(run(work, machines, "backfill")).tolist() == [1_000, 1_100]
-    assert finish_s(run(work, machines, "mlfq")).tolist() == [1_100, 200]
+@pytest.mark.parametrize("policy", ["fifo", "las", "srtf"])
+def test_refilled_rounds_obey_all_laws_and_keep_their_grid(policy):
+    work = random_workload(seed=3, jobs=30)
+    costs = Costs(launch_s=3.0, restart_s=5.0, exit_s=2.0)
+    done = run(work, cluster(2, 4), policy, costs, round_s=60.0, refill_s=0.5)
+    at = done.decisions.time_s
+    assert all(now_s % 0.5 == 0 for now_s in at)
+    assert any(now_s % 60 for now_s in at)
+    # Refills lie between the rounds and do not move them: a decision at each, from the first job on to the last.
+    assert set(range(60 * int(min(at) // 60 + 1), int(max(at)), 60)) <= set(at.tolist())
 
 
-def test_tenant_without_borrowing_stays_within_its_quota():
-    work = workload([(0, 8, 1_000), (0, 8, 1_000)], tenants=["a", "a"])
-    machines = cluster(2, virtual_clusters={"a": 8, "b": 8})
-    assert finish_s(run(work, machines, "backfill")).tolist() == [1_000, 2_000]
-
-
-def test_several_heads_of_one_tenant_borrow_at_once():
-    work = workload([(0, 8, 100), (0, 8, 100), (0, 8, 100)], tenants=["a"] * 3)
-    machines = cluster(3, virtual_clusters={"a": 8, "b": 16}, borrowing=True)
-    assert finish_s(run(work, machines, "fifo")).tolist() == [100, 100, 100]
-
-
-def test_wide_job_waits_for_whole_nodes_only_where_it_must():
-    rows = [(0, 4, 1_000), (0, 4, 1_000), (0, 4, 1_000), (1, 16, 100), (2, 8, 500)]
-    loose = finish_s(run(workload(rows), cluster(4), "backfill"))
-    strict = finish_s(run(workload(rows), cluster(4, placement="consolidate"), "backfill"))
-    assert loose[3] == strict[3] == 101
-    fragmented = [(0, 5, 1_000), (0, 5, 1_000), (0, 5, 1_000), (1, 9, 100)]
-    assert finish_s(run(workload(fragmented), cluster(3), "backfill"))[3] == 101
-    assert finish_s(run(workload(fragmented), cluster(3, placement="consolidate"), "backfill"))[3] == 1_100
+@pytest.mark.parametrize("odd", [{"decide_fraction": 0.5}, {"stretch": "log"}, {"start_delay_s": 5.0}])
+def test_refill_asks_for_plain_ticks(odd):
+    with pytest.raises(InputError, match="refill_s: decisions between rounds are carried out immediately"):
+        ExecutionModel(round_s=60.0, refill_s=1.0, **odd)

@@ -1,4 +1,4 @@
-"""The engine against closed forms, by hand and by queueing theory; determinism in another process."""
+"""The engine against closed forms, and by queueing theory; determinism in another process."""
 
 from math import factorial
 
@@ -48,45 +48,10 @@ def test_preempted_job_pays_to_resume():
     ]
 
 
-@pytest.mark.parametrize(
-    ("rows", "policy", "costs", "ends_s"),
-    [
-        # launch and exit hold GPUs
-        ([(0, 1, 100), (0, 1, 100)], "fifo", {"launch_s": 10.0, "exit_s": 5.0}, [115, 230]),
-        # a newcomer waits until the job that it displaces has left
-        (
-            [(0, 1, 1_000), (100, 1, 50)],
-            *("srtf", {"restart_s": 30.0, "exit_s": 5.0}, [160 + 30 + 900 + 5, 100 + 5 + 50 + 5]),
-        ),
-        # without a save, a job falls back to its last checkpoint
-        (
-            [(0, 1, 1_000), (250, 1, 50)],
-            *("srtf", {"restart_s": 0.0, "checkpoint_interval_s": 100.0}, [300 + 800, 300]),
-        ),
-        # a job of zero seconds ends when it starts
-        ([(0, 1, 0), (0, 1, 0)], "fifo", {}, [0, 0]),
-    ],
-)
-def test_two_jobs_on_one_gpu_end_when_a_hand_computes(rows, policy, costs, ends_s):
-    assert finish_s(run(workload(rows), cluster(1, 1), policy, **costs)).tolist() == ends_s
-
-
 def test_costs_by_model_replace_the_default():
     work = workload([(0, 1, 100), (0, 1, 100)], models=["slow", "other"])
     execution = ExecutionModel(Costs(), costs_by_model={"slow": Costs(launch_s=40.0)})
     assert finish_s(simulate(work, cluster(1), get_policy("fifo"), execution)).tolist() == [140, 100]
-
-
-def test_job_that_finds_no_single_node_spreads():
-    work = workload([(0, 5, 100), (0, 5, 100), (1, 6, 10)])
-    done = run(work, cluster(2), "fifo")
-    assert finish_s(done).tolist() == [100, 100, 11]
-    assert sorted(done.events.node[(done.events.job_id == 2) & (done.events.kind == 1)].tolist()) == [0, 1]
-
-
-def test_another_gpu_never_hurts_a_lone_job():
-    ends = [finish_s(run(workload([(0, 4, 100)]), cluster(nodes, 4), "srtf"))[0] for nodes in (1, 2, 3)]
-    assert ends == [100, 100, 100]
 
 
 @pytest.mark.parametrize(

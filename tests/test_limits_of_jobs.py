@@ -1,5 +1,4 @@
-"""Jobs that may not be stopped once they run, and jobs of a fixed number of GPUs, in whole runs; the rules of all
-policies are in test_conformance.py."""
+"""Jobs that may not be stopped once they run, and jobs of a fixed number of GPUs, in whole runs."""
 
 import numpy as np
 import pytest
