@@ -25,26 +25,14 @@ def first_starts_s(work, machines, **more):
     return [float(events.time_s[(events.kind == Kind.START) & (events.job_id == job)][0]) for job in range(len(work))]
 
 
-@pytest.mark.parametrize("traces", [40, pytest.param(2_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("traces", [80, pytest.param(1_000, marks=pytest.mark.thorough)])
 def test_no_random_trace_differs_from_the_definitions(traces):
     for number in range(traces):
         trace = random_trace(Random(f"1/{number}"))
         assert not differing(trace), trace
 
 
-@pytest.mark.parametrize("restart_s", [0.0, 30.0, 300.0])
-@pytest.mark.parametrize("placement", ["consolidate", "relax", "spread", "even", "most_free"])
-def test_srtf_orders_jobs_that_moved_by_what_is_left_of_them_now(placement, restart_s):
-    random = Random(7)
-    rows, submit_s = [], 0
-    for _ in range(90):
-        submit_s += random.randint(0, 300)
-        rows.append((submit_s, random.choice((1, 1, 2, 4, 5, 8, 11)), random.randint(1, 6_000)))
-    trace = Trace(workload(rows), nodes(8, 8, 4, placement=placement), restart_s)
-    assert simulated(trace, "srtf") == by_definition(trace, "srtf")
-
-
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 60), st.sampled_from([1, 1, 2, 3, 4, 8, 16]), st.integers(0, 9_000)),
