@@ -73,13 +73,13 @@ from test_planned_jobs import BLURRED, MACHINES, some
 from training_jobs import READERS, random_training, run, three_types
 
 for name in RIGID:
-    print(name, simulate(random_workload(4, 100), cluster(5), get_policy(name)).events.digest())
+    print(name, simulate(random_workload(4, 60), cluster(5), get_policy(name)).events.digest())
 for name in READERS:
     made = random_training(3, 6, three_types())
     print(name, run(made, three_types(), name, information="all").events.digest())
 planned_models.install()
 for name in ("sia", "sia+plans", "crius", "synergy"):
-    print(name, run(some(jobs=8), MACHINES, name, truth=BLURRED).events.digest())
+    print(name, run(some(jobs=6), MACHINES, name, truth=BLURRED).events.digest())
 """
 
 

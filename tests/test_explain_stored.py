@@ -32,16 +32,17 @@ def stored(tmp_path, work, machines, name, restart_s=30.0, **parameters):
     return Facts(read_run(tmp_path / name), policy, machines, execution, timed_on=work.timed_on)
 
 
-@pytest.mark.parametrize("quotas", [{}, {"a": 16, "b": 8, "c": 8}])
-@pytest.mark.parametrize("name", [*NINE, "mlfq", "tiresias-promoting"])
-def test_after_every_decision_whoever_waits_has_a_reason_and_whoever_started_would_have_none(name, quotas, tmp_path):
+@pytest.mark.parametrize("name", [*NINE, "mlfq", "tiresias-promoting", "fifo-pooled", "srtf-pooled"])
+def test_after_every_decision_whoever_waits_has_a_reason_and_whoever_started_would_have_none(name, tmp_path):
+    name, _, how = name.partition("-")
+    quotas = {} if how == "pooled" else {"a": 16, "b": 8, "c": 8}
     jobs = 60
     made = random_workload(6, jobs, sizes=(1, 2, 4, 8), mean_gap_s=120.0)
     rows = list(zip(made.submit_time_s.tolist(), made.gpus.tolist(), made.duration_s.tolist(), strict=True))
     estimates = [each * (0.02 if i % 6 == 0 else 1.0) for i, each in enumerate(made.estimate_s.tolist())]
     work = workload(rows, tenants=["abc"[i % 3] for i in range(jobs)], estimates=estimates)
-    parameters = {"promote_knob": 0.3} if name.endswith("-promoting") else {}
-    facts = stored(tmp_path, work, cluster(4, virtual_clusters=quotas), name.removesuffix("-promoting"), **parameters)
+    parameters = {"promote_knob": 0.3} if how == "promoting" else {}
+    facts = stored(tmp_path, work, cluster(4, virtual_clusters=quotas), name, **parameters)
     waited = started = 0
     for time_s in facts.decided_s.tolist():
         after = facts.at(time_s)

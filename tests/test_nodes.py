@@ -27,7 +27,7 @@ DRAWN = {
 }
 
 
-LARGE = {"jobs": st.integers(0, 40), "most_nodes": st.integers(1, 6), "levels": st.integers(1, 4)}
+LARGE = {"jobs": st.integers(0, 25), "most_nodes": st.integers(1, 4), "levels": st.integers(1, 4)}
 
 
 @settings(max_examples=30)

@@ -38,7 +38,7 @@ MACHINES = Cluster(
 )
 EXACT = Truth(None, planned=PlannedTruth(error=0.0))
 BLURRED = Truth(None, disturbance=Disturbance(0.1, 0.1, 1.5, seed=4))
-POLICIES = ("fifo", "srtf", "las", "gavel", "gavel+plans", "sia", "sia+plans", "ftf", "ftf+plans", "crius", "synergy")
+POLICIES = ("srtf", "gavel+plans", "sia", "ftf+plans", "crius")
 NODES = (("a100", 10, 4), ("v100", 2, 16), ("a40", 20, 2), ("a10", 20, 2))
 TYPES = ",".join(f"{{gpu_type:{kind},nodes:{nodes},gpus_per_node:{gpus}}}" for kind, nodes, gpus in NODES)
 EIGHTH = [f"cluster.node_types=[{TYPES}]"]
@@ -312,7 +312,7 @@ def test_gpus_on_which_a_job_ran_out_of_memory_are_not_offered_again():
 
 @pytest.mark.parametrize("name", ["sia+plans", "crius", "synergy"])
 def test_jobs_end_where_many_plans_run_out_of_memory_and_later_than_where_none_does(name):
-    made, ends = some(), []
+    made, ends = some(jobs=14), []
     for memory_error in (False, True):
         truth = replace(BLURRED, planned=PlannedTruth(memory_error=memory_error))
         ends.append(finish_s(run(made, MACHINES, name, Costs(0.0, 30.0), truth=truth)))
@@ -320,7 +320,7 @@ def test_jobs_end_where_many_plans_run_out_of_memory_and_later_than_where_none_d
     assert ends[1].mean() > ends[0].mean()
 
 
-@pytest.mark.parametrize("name", ["sia+plans", "gavel+plans", "ftf+plans", "crius", "rubick", "synergy"])
+@pytest.mark.parametrize("name", ["gavel+plans", "crius", "rubick", "synergy"])
 def test_jobs_end_where_every_plan_runs_out_of_memory_but_on_the_requested_gpus(name, monkeypatch):
     """crius left a job for ever on GPUs where it ran out of memory, if no step up to `most_gpus` led away from them."""
     monkeypatch.setattr(PlannedTruth, "runs_out", lambda self, seed, model, gpu_type, plan: plan.gpus > 1)

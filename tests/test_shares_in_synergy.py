@@ -52,7 +52,7 @@ def test_with_the_columns_off_nodes_that_name_plenty_of_cpus_change_no_decision(
     digests = []
     for host in ((), ("cluster.cpus_per_node=1e6", "cluster.memory_gb_per_node=1e9")):
         settings = composed(
-            "+trace=philly", "trace.find=[]", "trace.window=6h", "trace.models=mix", "trace.sample=0.05",
+            "+trace=philly", "trace.find=[]", "trace.window=3h", "trace.models=mix", "trace.sample=0.03",
             "cluster.nodes=2", "truth.measured=false", "policy=synergy", "++parameters.synergy.shares=false", *host,
         )  # fmt: skip
         (prepared,) = prepared_runs(settings)

@@ -110,7 +110,7 @@ def test_a_job_that_has_saved_nothing_keeps_its_gpus_and_what_stops_lose_is_coun
     assert finish_s(done)[0] == pytest.approx(expected_s + lost_s + waited_s, abs=MEASURED_S)
 
 
-@pytest.mark.parametrize("name", ["synergy", "sia", "ftf"])
+@pytest.mark.parametrize("name", ["synergy", "sia"])
 def test_rounds_decided_by_the_round_before_are_decided_as_if_they_were_solved(name):
     policy = get_policy(name)
     forgets = replace(policy, allocate=lambda state, **more: policy.allocate(replace(state, memory=None), **more))

@@ -112,7 +112,7 @@ def test_a_replaced_key_that_reads_more_than_its_view_shows_is_given_the_view():
         simulate(workload([(0, 8, 60), (1, 8, 60)]), cluster(1), policy)
 
 
-@pytest.mark.parametrize("information", ["own", "shared", "declared", "all"])
+@pytest.mark.parametrize("information", ["own", "all"])
 @pytest.mark.parametrize("name", ALLOCATION)
 def test_no_plain_attribute_of_a_state_leads_to_the_truth(name, information):
     policy = policy_named(name)
@@ -129,7 +129,7 @@ def test_no_plain_attribute_of_a_state_leads_to_the_truth(name, information):
         # What a job reports is a tuple of the simulator's; all else of it is the truth.
         found = [each for each in found if not isinstance(each, tuple)]
         assert not [each for each in found if isinstance(each, Job) or type(each).__module__.startswith("synergy_sim")]
-    if policy.reads_goodput and information in ("own", "shared"):
+    if policy.reads_goodput and information == "own":
         assert {task.spec.declared_work for task in state.tasks} == {float("inf")}
 
 

@@ -77,7 +77,7 @@ def given(choose, *, round_s=60.0, tunes_batch=True, information="own") -> Alloc
 def policy_named(name):
     """The policy; a shorter search where it searches, since what is tested here does not depend on its length."""
     policy = get_policy(name)
-    return policy.with_parameters(generations=5, population=16) if name == "pollux" else policy
+    return policy.with_parameters(generations=2, population=6) if name == "pollux" else policy
 
 
 def run(made, machines, policy, costs=None, *, truth=CATALOG, information=None, **execution):
