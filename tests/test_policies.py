@@ -82,10 +82,6 @@ def test_two_jobs_that_end_at_once_are_learnt_in_one_order():
     assert predictions[0] == predictions[1]
 
 
-def lone(name, **parameters):
-    return simulate(workload([(0, 1, 1)]), cluster(1), get_policy(name).with_parameters(**parameters))
-
-
 @pytest.mark.parametrize(
     ("name", "parameters", "said"),
     [
@@ -96,7 +92,7 @@ def lone(name, **parameters):
 )
 def test_what_a_policy_does_not_have_is_refused(name, parameters, said):
     with pytest.raises(InputError, match=said):
-        lone(name, **parameters)
+        simulate(workload([(0, 1, 1)]), cluster(1), get_policy(name).with_parameters(**parameters))
 
 
 def test_parameter_reaches_key_and_change():

@@ -240,13 +240,13 @@ def test_progress_of_all_runs_adds_up_to_the_work(monkeypatch, execution):
 
 
 def test_more_gpus_never_slow_a_lone_job_that_tunes_its_batch():
-    for application in ("cifar10", "deepspeech2", "imagenet"):
+    for application in ("cifar10", "imagenet"):
         made = training([(0, 1, 20_000, application)], t4s(1, 8))
         ends = [finish_s(run(made, t4s(1, 8), given(lambda state, n=n: [n])))[0] for n in (1, 2, 4, 8)]
         assert ends == sorted(ends, reverse=True)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "sia", "synergy", "gavel", "optimus", "plug-in"])
+@pytest.mark.parametrize("policy", ["fifo", "sia", "synergy", "plug-in"])
 def test_more_gpus_than_the_largest_batch_can_feed_are_survived(policy):
     machine, truth = t4s(70, 8), Truth(None, most_gpus=512)
     chosen = given(lambda state: [512]) if policy == "plug-in" else policy
