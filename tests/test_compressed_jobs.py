@@ -87,16 +87,8 @@ def test_what_policies_are_told_is_what_the_job_then_does():
     told = beliefs.goodput([task], rows(), "max")[0]
     for at, shape in enumerate(SHAPES[1:], 1):
         plan = task.train_on(shape)
-        exchange, statistics = task.exchange, task.believed_statistics
-        theta = task.models["a100"]
-        terms = exchange.terms(plan.compressor, *shape)
-        plain_s, seen = float(sync_time(theta, shape.nodes, shape.gpus)), task.pool.plain_exchanges
-        most_s = max(
-            (step_s ** theta[6] - (step_s - sync_s) ** theta[6]) ** (1 / theta[6])
-            for step_s, sync_s in seen["a100", shape.nodes > 1]
-        )
-        latency, sync_s = terms.latency_s, min(plain_s, most_s)
-        exchanged = terms.collectives * latency + (sync_s - latency) * terms.sent + terms.codec_s + plain_s - sync_s
+        exchange, statistics, theta = task.exchange, task.believed_statistics, task.models["a100"]
+        exchanged = float(task.sync_s(theta, *shape, exchange.terms(plan.compressor, *shape)))
         compute_s = theta[0] + theta[1] * plan.micro_batch
         step_s = (plan.accumulation - 1) * compute_s + float(overlapped(compute_s, exchanged, theta[6]))
         phi = task.spec.initial_batch * statistics[1] / statistics[0]

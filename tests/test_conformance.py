@@ -19,8 +19,14 @@ from synergy_core.scheduling.conformance import conforms
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture
+def few(monkeypatch):
+    """Whole runs of six jobs only."""
+    monkeypatch.setattr("synergy_core.scheduling.conformance.JOBS", (6,))
+
+
 @pytest.mark.parametrize("name", policy_names())
-def test_every_policy_keeps_the_rules(name):
+def test_every_policy_keeps_the_rules(name, few):
     conforms(policy_named(name))
 
 
@@ -28,8 +34,7 @@ def test_every_policy_keeps_the_rules(name):
     ("name", "parameters"),
     [("tiresias", {"promote_knob": 0.5}), ("las", {"quantum_s": 60.0}), ("sia", {"method": "steps"})],
 )
-def test_rules_are_kept_under_other_parameters(name, parameters, monkeypatch):
-    monkeypatch.setattr("synergy_core.scheduling.conformance.JOBS", (3,))
+def test_rules_are_kept_under_other_parameters(name, parameters, few):
     conforms(get_policy(name).with_parameters(**parameters))
 
 
@@ -204,8 +209,7 @@ def test_the_smallest_case_has_no_job_too_many(rule, monkeypatch):
 
 
 @pytest.mark.parametrize("round_s", [7.7, 33.3])
-def test_round_that_no_float_holds_exactly_is_carried_out(round_s, monkeypatch):
-    monkeypatch.setattr("synergy_core.scheduling.conformance.JOBS", (1,))
+def test_round_that_no_float_holds_exactly_is_carried_out(round_s, few):
     conforms(allocation(lambda state: greedy(state, by_size(state)), round_s=round_s))
 
 
