@@ -6,17 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from jobs import finish_s, workload
-from training_jobs import (
-    CATALOG,
-    READERS,
-    given,
-    policy_named,
-    random_training,
-    run,
-    t4s,
-    three_types,
-    training,
-)
+from training_jobs import CATALOG, READERS, given, policy_named, random_training, run, t4s, three_types, training
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError

@@ -164,8 +164,7 @@ FULL = (1 << 64) - 1
             id="jobs of any type leave theirs where otherwise not all would fit",
         ),
         pytest.param(
-            *(TWO, [2], [1], [((0, 0b0011),)], [((1, 0b0011),)], [], []),
-            id="a change of type is no migration",
+            *(TWO, [2], [1], [((0, 0b0011),)], [((1, 0b0011),)], [], []), id="a change of type is no migration"
         ),
         pytest.param(
             *((("a", 1, 8), ("a", 2, 4)), [12, 4], [0, 0], [(), ()]),

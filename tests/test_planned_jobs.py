@@ -29,12 +29,7 @@ from synergy_sim.truth.application import Disturbance
 from synergy_sim.truth.planned import PlannedTruth
 
 MACHINES = Cluster(
-    (
-        NodeType("a", "a100", 2, 4),
-        NodeType("v", "v100", 1, 8),
-        NodeType("x", "a40", 4, 2),
-        NodeType("y", "a10", 4, 2),
-    )
+    (NodeType("a", "a100", 2, 4), NodeType("v", "v100", 1, 8), NodeType("x", "a40", 4, 2), NodeType("y", "a10", 4, 2))
 )
 EXACT = Truth(None, planned=PlannedTruth(error=0.0))
 BLURRED = Truth(None, disturbance=Disturbance(0.1, 0.1, 1.5, seed=4))
@@ -226,8 +221,7 @@ def test_plus_plans_is_a_policy_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
-    [("crius+plans", "Type crius"), ("fifo+plans", "it cannot use plans"), ("sai+plans", "sia")],
+    ("name", "says"), [("crius+plans", "Type crius"), ("fifo+plans", "it cannot use plans"), ("sai+plans", "sia")]
 )
 def test_plus_plans_says_where_it_makes_no_sense(name, says):
     with pytest.raises(InputError, match=says):

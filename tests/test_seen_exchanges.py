@@ -20,9 +20,7 @@ from synergy_core.planner.plan import Plan
 
 Q8 = RatioOf("codec", "q8", "cpu")
 LAYERS = LayerSizes.of_shapes([(1024, 1024), (4096, 1024), (1024,)])
-CODECS = {
-    "cpu": {each: CodecSpeed(1e10, 1e12, 1e-6) for each in ("half", "powersgd", "quantised", "topk")},
-}
+CODECS = {"cpu": {each: CodecSpeed(1e10, 1e12, 1e-6) for each in ("half", "powersgd", "quantised", "topk")}}
 PAIR, ALONE = Shape("cpu", 1, 2), Shape("cpu", 1, 1)
 
 
