@@ -15,7 +15,6 @@ from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.planned import PlannedSpeeds
 from synergy_core.jobs.reports import RATIO_OWN, RATIO_SHARED
 from synergy_core.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
-from synergy_core.planner import tables
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
 from synergy_runs.facts import Kind
@@ -116,21 +115,6 @@ def test_assignment_is_the_same_for_a_seed_and_another_for_another():
 def test_small_traces_without_large_jobs_say_so():
     with pytest.raises(InputError, match=r"trace\.llm_gpus"):
         some(sizes=(1,))
-
-
-def test_one_plan_in_replicas_is_never_faster_than_the_best():
-    counts = ROWS.gpus.tolist()
-    best, fixed = (
-        {
-            (kind, gpus): step_s
-            for kind in MACHINES.gpu_types
-            for gpus, (step_s, _) in PlannedSpeeds(MACHINES, plans=plans).fastest("big-llm", 256, kind, counts).items()
-        }
-        for plans in (True, False)
-    )
-    assert all(fixed[each] >= best[each] for each in best)
-    assert any(fixed[each] > best[each] for each in best)
-    assert any(best[kind, 1] == float("inf") for kind in MACHINES.gpu_types)
 
 
 def step(step_s):
@@ -261,13 +245,6 @@ def test_crius_grows_what_is_alone():
     done = run(given, machines, "crius", truth=EXACT)
     assert finish_s(done)[0] < 0.5 * given.duration_s[0]
     assert done.events.gpus[done.events.kind == int(Kind.START)].max() == 16
-
-
-def test_tables_have_a_row_for_every_count_whether_or_not_a_plan_fits():
-    table = tables.planned_tables("big-llm", (("a10", 2), ("a100", 4)), (1, 2, 4), 256)
-    assert table.nodes.tolist() == [0, 0, 0, 1, 1, 1]
-    assert table.gpus.tolist() == [1, 2, 4] * 2
-    assert (table.plans.gpus == table.gpus)[np.isfinite(table.step_time_s)].all()
 
 
 def test_the_experiment_on_an_eighth_of_its_cluster():
