@@ -25,7 +25,7 @@ def first_starts_s(work, machines, **more):
     return [float(events.time_s[(events.kind == Kind.START) & (events.job_id == job)][0]) for job in range(len(work))]
 
 
-@pytest.mark.parametrize("traces", [80, pytest.param(1_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("traces", [80, pytest.param(400, marks=pytest.mark.thorough)])
 def test_no_random_trace_differs_from_the_definitions(traces):
     for number in range(traces):
         trace = random_trace(Random(f"1/{number}"))
