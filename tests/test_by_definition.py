@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import WALKING, cluster, workload
+from jobs import WALKING, cluster, random_workload, workload
 from naive_traces import Trace, by_definition, differing, random_trace, simulated
 
 from synergy_core.cluster import Cluster, NodeType
@@ -30,6 +30,14 @@ def test_no_random_trace_differs_from_the_definitions(traces):
     for number in range(traces):
         trace = random_trace(Random(f"1/{number}"))
         assert not differing(trace), trace
+
+
+@pytest.mark.parametrize("rule", ["consolidate", "relax"])
+@pytest.mark.parametrize("policy", ["easy", "srtf", "las", "tiresias"])
+def test_walk_over_many_jobs_decides_as_the_queue_does(policy, rule):
+    machines = cluster(5, placement=rule, patience_s=3_600.0)
+    trace = Trace(random_workload(4, 150, mean_gap_s=90.0), machines, 30.0)
+    assert simulated(trace, policy, make_scheduler=WALKING) == simulated(trace, policy)
 
 
 @settings(max_examples=40)

@@ -150,11 +150,15 @@ def test_nobody_compresses_before_layers_are_known_and_everybody_may_then() -> N
     assert [each and each.keeps_batch for each in found] == [None, True, True, False, False]
 
 
-def test_steps_that_do_not_tell_their_exchange_cap_nothing_and_never_raise_it() -> None:
-    _, task = informed(tells=False)
-    plan = task.train_on(PAIR)
-    assert plan.compressor != "none"
-    seen = task.observe(StepReport(PAIR, Plan(data=2, micro_batch=24, compressor="powersgd-1"), 0.24 + 0.1))
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_a_compressed_step_would_take_is_no_longer_than_what_was_seen(tells: bool) -> None:
+    """Also where steps do not tell their exchange, which then caps nothing."""
+    _, task = informed(tells=tells)
+    assert task.train_on(PAIR).compressor != "none"
+    step = StepReport(
+        PAIR, Plan(data=2, micro_batch=24, compressor="powersgd-1"), 0.24 + 0.1, *([0.1] if tells else [])
+    )
+    seen = task.observe(step)
     assert seen is not None
     assert seen.sync_s <= 0.4 * 1.05  # and not 0.1 ÷ what powersgd-1 sends of it
 
