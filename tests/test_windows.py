@@ -145,8 +145,8 @@ def queue_of(load, days=14, seed=0):
     return workload(list(rows))
 
 
-@pytest.mark.parametrize("name", ["fifo", "backfill", "srtf", "tiresias"])
-@pytest.mark.parametrize(("load", "grows"), [(0.7, False), (0.9, False), (1.2, True), (1.5, True)])
+@pytest.mark.parametrize("name", ["fifo", "srtf", "tiresias"])
+@pytest.mark.parametrize(("load", "grows"), [(0.9, False), (1.2, True)])
 def test_a_run_is_overloaded_where_its_queue_grows_as_long_as_jobs_arrive(name, load, grows):
     run = simulate(queue_of(load), cluster(1), get_policy(name))
     assert overloaded(run) == grows
@@ -222,14 +222,14 @@ def test_as_much_work_is_carried_in_as_littles_law_says():
     past = generate("philly", window_s=70 * DAY_S, seed=100)
     gpus, duration_s = np.asarray(past.gpus), np.asarray(past.duration_s, dtype=float)
     expected_gpu_s = float((gpus * duration_s**2).sum()) / 2 / (70 * DAY_S)  # λ·E[g·D²]/2
-    left_gpu_s = []
-    for seed in range(30):
+    left_gpu_s, draws = [], 12
+    for seed in range(draws):
         rows = generate("philly", window_s=DAY_S, seed=1)
         first_s = min(rows.submit_s)
         add_history(rows, "philly", seed=np.random.SeedSequence(seed))
         work = cut(from_rows(rows, name="philly", first_s=first_s, before=True))
         left_gpu_s.append(float((work.duration_s * work.gpus)[work.carried].sum()))
-    standard_error = np.std(left_gpu_s, ddof=1) / np.sqrt(30)
+    standard_error = np.std(left_gpu_s, ddof=1) / np.sqrt(draws)
     assert abs(np.mean(left_gpu_s) - expected_gpu_s) < 3 * standard_error
 
 
