@@ -1,8 +1,8 @@
 """Every documented command that does not say what it needs runs in a clone of HEAD, as for someone new.
 
-All of them under `--thorough`; by default the first of every program of simulator and planner, and the executor's demo.
+All of them under `--thorough`; by default the first of every program of simulator and planner.
 Commit first: what is not in HEAD is not in the clone. `documented` reads the commands off the pages. Simulator and
-planner are imported once for all their commands (`warm`).
+planner are imported once for all their commands (`copies`).
 """
 
 import json
@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from copies import Programs
 from documented import NEEDS, Command, documented
-from warm import Warm
 
 ROOT = Path(__file__).resolve().parents[1]
 THEIRS = Path(__file__).with_name("documented_files")
@@ -48,7 +48,8 @@ SHORTER = (
     (r"\[tiresias,sia,synergy\]", "trace.window=2017-10-02/3h figures=false", "as above"),
     (r"synergy_sim \+trace=philly$", "trace.window=2017-11-21/3h trace.carry_in=false", "with figures and report"),
     (r"synergy_sim .*\+trace=philly", "trace.window=2017-11-21/3h trace.carry_in=false figures=false", "fewer jobs"),
-    (r"\+trace=saturn", "trace.window=12h figures=false", "as above"),
+    (r"\+trace=saturn", "trace.window=2h figures=false", "as above"),
+    (r"experiment=compression", "trace.window=1h figures=false", "as above"),
     (r"bench/compression_hooks", "--width 64 --depth 2 --steps 2", "every hook still"),
     (r"bench/compression_training", "--steps 10 --seeds 1 --jobs gpt cnn", "every compressor on both models"),
     (r"synergy_core compression", "network_gbps=10", "one bandwidth of them all"),
@@ -62,7 +63,6 @@ FIRST = (
         "trace.window=2017-11-21/3h trace.carry_in=false policy=[fifo,synergy]",
         "one that adapts",
     ),
-    (r"synergy_exec \+trace=demo$", "trace.window=1s profile=null figures=false", "its first job"),
     *SHORTER,
 )
 """Of the first commands, where not all are run."""
@@ -101,10 +101,9 @@ def test_documented_commands_run_in_a_clone(clone, part):
 
 
 def test_first_command_of_every_program_runs_in_a_clone(clone):
-    """Of the executor one: tests/exec/ has its other programs."""
     first: dict[str, Command] = {}
     for command in _free(clone):
-        if (_part(command) == SIMULATOR or command.typed.endswith(DEMO)) and (program := PROGRAM.match(command.typed)):
+        if _part(command) == SIMULATOR and (program := PROGRAM.match(command.typed)):
             first.setdefault(program[0], command)
     assert len(_run(list(first.values()), clone, FIRST)) >= FEWEST_PROGRAMS
 
@@ -117,7 +116,7 @@ def _free(clone):
 def _run(chosen, clone, shorter=SHORTER):
     """In the order of the pages, for what one writes another reads; the lines that ran, none of them wrong."""
     wrong, runs = [], set[str]()
-    with ExitStack() as stack, Warm(clone, _environment(clone)) as warm:
+    with ExitStack() as stack, Programs(clone, _environment(clone)) as programs:
         for command in chosen:
             for typed in command.typed.split(" && "):
                 line = _as_run(typed, clone, shorter)
@@ -126,7 +125,7 @@ def _run(chosen, clone, shorter=SHORTER):
                 runs.add(line)
                 if SERVE in typed:
                     stack.enter_context(_served(line, clone))
-                elif said := _fault(line, clone, warm) or (_undone(clone) if DEMO in typed else ""):
+                elif said := _fault(line, clone, programs) or (_undone(clone) if DEMO in typed else ""):
                     wrong.append(f"{command.page}:{command.line}: {typed}\nran as: {line}\n{said}")
         assert not wrong, "\n\n".join(wrong)
     return runs
@@ -174,11 +173,11 @@ def _shell(line, clone, **more):
     return subprocess.Popen(["bash", "-c", line], **given, **more, start_new_session=True)
 
 
-def _fault(line, clone, warm):
+def _fault(line, clone, programs):
     """What is wrong with how the command ended; nothing: nothing."""
     began = os.times()
     if PLAIN.fullmatch(line):
-        status, said, cpu_s = warm.run(shlex.split(line)[2:])
+        status, said, cpu_s = programs.run(shlex.split(line)[2:])
     else:
         shell = _shell(line, clone, stdout=subprocess.PIPE, text=True)
         try:

@@ -85,8 +85,10 @@ def test_a_log_without_starts_is_refused_with_sizes_that_fit_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "policy", ["fifo", "easy", "srtf", "las", "themis", "gavel", "sia", "pollux", "optimus", "synergy", "ftf"]
-)
+    "policy",
+    [*("fifo", "easy", "srtf", "themis", "gavel", "sia", "optimus", "synergy", "ftf"),
+     pytest.param("pollux", marks=pytest.mark.thorough)],
+)  # fmt: skip
 def test_jobs_stay_on_the_nodes_of_their_partition_under_every_policy(policy, tmp_path):
     run = prepared(sacct(tmp_path / "jobs.txt", jobs=28), f"policy={policy}", "cluster.partitions=trace")
     work = run.workload

@@ -15,6 +15,8 @@ from synergy_runs.results import escaped, latex, markdown, write_run
 from synergy_runs.results import main as results_main
 from synergy_runs.stored import commit, find_runs
 
+pytestmark = pytest.mark.usefixtures("unpictured")
+
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):

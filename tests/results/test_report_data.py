@@ -21,6 +21,8 @@ from synergy_runs.report.write import write_comparison
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs, read_run
 
+pytestmark = pytest.mark.usefixtures("unpictured")
+
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):

@@ -184,13 +184,12 @@ def test_numbers_have_three_digits():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_table_is_printed_where_the_terminal_knows_no_greek(tmp_path, encoding):
+def test_table_is_printed_where_the_terminal_knows_no_greek(tmp_path):
     command = [sys.executable, "-m", "synergy_sim.results", str(write_policies(tmp_path))]
-    environment = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "300"}
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "300"}
     done = subprocess.run(command, capture_output=True, env=environment, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert "p99 rho" in done.stdout.decode(encoding)
+    assert "p99 rho" in done.stdout.decode("ascii")
 
 
 @pytest.mark.parametrize("mode", [0o555, 0o444], ids=["read only", "not to be entered"])

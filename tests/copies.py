@@ -24,8 +24,8 @@ IMPORTED_FIRST = ("pandas", "pyarrow.parquet", "scipy.optimize", "matplotlib.fig
 TIMEOUT_S = 600
 
 
-class Warm:
-    """The process. environment: must lead its imports to the copy."""
+class Programs:
+    """environment: leads imports to the copy."""
 
     def __init__(self, copy: Path, environment: dict[str, str]) -> None:
         command = [sys.executable, "-P", "-W", "ignore::RuntimeWarning:runpy", __file__, *IMPORTED_FIRST]
