@@ -11,7 +11,6 @@ from synergy_core.errors import InputError
 from synergy_runs.facts import Kind
 from synergy_runs.invariants import check
 from synergy_sim.prepare import prepared_runs
-from synergy_sim.run import simulate_all
 from synergy_sim.simulate import simulate
 
 HEAD = "JobID|User|Account|Partition|State|Submit|Start|ElapsedRaw|AllocTRES|ReqTRES|NodeList\n"
@@ -45,12 +44,9 @@ def log(tmp_path):
     return sacct(tmp_path / "jobs.txt")
 
 
-def settings(log, *overrides):
-    return composed("+trace=file", f"trace.path={log}", "figures=false", "progress=false", *overrides)
-
-
 def prepared(log, *overrides):
-    (run,) = prepared_runs(settings(log, "same_information=false", *overrides))
+    common = ("figures=false", "progress=false", "same_information=false")
+    (run,) = prepared_runs(composed("+trace=file", f"trace.path={log}", *common, *overrides))
     return run
 
 
@@ -65,14 +61,6 @@ def test_the_cluster_is_the_one_that_the_log_shows(log):
     assert machines(log, "cluster.nodes=7") == [("a100", 7, 4)]
     assert machines(log, "cluster.gpus_per_node=2", "trace.min_gpus=2") == [("a100", 6, 2), ("v100", 2, 2)]
     assert machines(log, "cluster.nodes=2", "cluster.gpus_per_node=8", "cluster.gpu_type=t4") == [("t4", 2, 8)]
-
-
-def test_the_lines_above_the_table_say_where_the_cluster_comes_from(log, tmp_path, typed):
-    done = typed("+trace=file", f"trace.path={log}", "policy=fifo", "figures=false")
-    assert done.returncode == 0, done.stderr
-    assert "3 × 4 a100 + 1 × 4 v100" in done.stderr
-    assert "3 partitions (short, long, old)" in done.stderr
-    assert "as logged" in done.stdout
 
 
 def test_a_log_without_starts_is_refused_with_sizes_that_fit_it(tmp_path):
@@ -141,9 +129,11 @@ def test_partitions_that_share_nodes_or_are_not_in_the_log_are_refused(tmp_path)
         machines(plain, "cluster.partitions=trace")
 
 
-def test_the_summary_holds_the_conversions(log, tmp_path):
-    asked = settings(log, "policy=fifo", "cluster.gpu_type=h100")
-    (folder,) = simulate_all(asked, {"policy": ["fifo"], "seed": [0]}, tmp_path, say=False)
-    told = json.loads((folder / "summary.json").read_text())["run_times_converted"]
+def test_the_summary_holds_the_conversions_and_what_is_said_names_the_cluster(log, tmp_path, typed):
+    done = typed("+trace=file", f"trace.path={log}", "policy=fifo", "figures=false", "cluster.gpu_type=h100")
+    assert done.returncode == 0, done.stderr
+    assert all(each in done.stderr for each in ("3 × 4 h100 + 1 × 4 h100", "3 partitions (short, long, old)"))
+    (path,) = tmp_path.rglob("fifo-0/summary.json")
+    told = json.loads(path.read_text())["run_times_converted"]
     assert {(each["of"], each["on"], each["jobs"]) for each in told} == {("a100", "h100", 45), ("v100", "h100", 15)}
     assert all(each["low"] < each["factor"] == each["high"] for each in told)
