@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from documented import documented
+from exec import warm
 from exec.pretended import refuses, staged
 from exec.real import HERE, JOBS, Service, answer, steps_of, typed, wait_until
 from exec.served import executed, settings_values, trace_of
@@ -236,7 +237,7 @@ def read(work, what):
 def broken_off_by(number, folder, iterations):
     """Results and work folder of a run of two jobs, sent this signal once the first was launched. Agents pretend."""
     trace, results = trace_of(folder, 2, iterations), folder / "r"
-    process = subprocess.Popen([sys.executable, SCRIPT, str(trace), str(results), "fifo"])
+    process = warm.Popen([sys.executable, SCRIPT, str(trace), str(results), "fifo"])
     try:
         work = wait_until(lambda: list(results.glob("small/*/*/controller.json")), 240)[0].parent
         wait_until(lambda: any(each.launched for each in read(work, Journal.runs)), 240)

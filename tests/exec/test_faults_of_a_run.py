@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from exec.pretended import refuses
-from exec.real import JOBS, Service, command_line, descendants, wait_until
+from exec.real import JOBS, Service, descendants, runs, wait_until
 
 from synergy_exec.commands._asking import Client
 from synergy_exec.controller.journal import open_journal
@@ -66,7 +66,7 @@ class Served(Service):
 
         def there():
             mine = [pid for pid, began in self.seen if processes.lives(pid, began)]
-            found = [pid for pid in mine if "synergy_exec.agent" in command_line(pid)]
+            found = [pid for pid in mine if runs(pid, "synergy_exec.agent", "agent")]
             return found if len(found) == 1 else []
 
         return wait_until(there, DETECTION_S)[0]
