@@ -79,7 +79,7 @@ def ranks(tmp_path_factory):
     """Both ranks of a run that trains, by process number."""
     with Controller(tmp_path_factory.mktemp("run")) as controller:
         controller.start_agent(slots=TWO)
-        launch = controller.launch("Plain", world=TWO, work=1e9)
+        launch = controller.launch("Plain", {"pause_s": 0.1}, world=TWO, work=1e9)
         controller.reached(launch, 2)
         yield [pid for pid in processes.descendants(os.getpid()) if stores(pid)]
         controller.say(Kill(run=launch.run))
