@@ -9,7 +9,6 @@ import re
 import shlex
 import signal
 import stat
-import subprocess
 import sys
 from pathlib import Path
 

@@ -46,6 +46,7 @@ def file_of(name, initial_batch=8, max_batch=16, **more):
     return JobFile(name=name, initial_batch=initial_batch, max_batch=max_batch, work=1.0, **values)
 
 
+@pytest.mark.usefixtures("warm_agents")
 def test_two_slots_are_measured_under_every_plan(tmp_path):
     path, said = tmp_path / "profile.json", list[str]()
     files = [file_of("small"), file_of("broken", job_class="synergy_exec.examples.mlp:Nothing")]
@@ -66,6 +67,7 @@ def test_two_slots_are_measured_under_every_plan(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
 
 
+@pytest.mark.usefixtures("warm_agents")
 def test_input_is_measured_in_cpu_seconds_whatever_else_the_machine_does(tmp_path):
     """A job whose samples take 30 ms of CPU to prepare, and whose model takes little beside."""
     path, said = tmp_path / "profile.json", list[str]()
@@ -105,6 +107,7 @@ class Fatal(Mlp):
 """
 
 
+@pytest.mark.usefixtures("warm_agents")
 def test_model_that_cannot_be_built_is_left_out_with_the_reason(tmp_path):
     (tmp_path / "odd.py").write_text(ODD_MODELS)
     files = [file_of(name, job_class=f"{tmp_path / 'odd.py'}:{name}") for name in ("Broken", "Fatal")]

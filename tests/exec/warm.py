@@ -136,7 +136,7 @@ def _take_files(program: Program) -> None:
 
 
 def _writer(number: int, **more: Any) -> io.TextIOWrapper:
-    return io.TextIOWrapper(open(number, "wb", closefd=False), encoding="utf-8", **more)  # noqa: SIM115
+    return io.TextIOWrapper(open(number, "wb", closefd=False), encoding="utf-8", **more)
 
 
 def _reset_signals() -> None:
