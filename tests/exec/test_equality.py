@@ -14,7 +14,7 @@ from synergy_exec.training.trainer import Trainer
 
 GLOBAL_BATCH = 16
 SEED = 3
-STEPS = 3
+STEPS = 2
 
 
 class SgdGpt(Gpt):

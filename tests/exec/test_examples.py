@@ -48,7 +48,13 @@ def train(name, plan, bfloat16=False):
     return [first.loss, second.loss, first.grad_norm, second.grad_norm, *evaluated.values()]
 
 
-OFFERED = dict.fromkeys(SMALL, ("ddp2", "fsdp2", "pp2", "tp2")) | {"cnn": ("ddp2", "fsdp2", "pp2")}
+OFFERED = {
+    "mlp": ("ddp2", "pp2", "tp2"),
+    "cnn": ("fsdp2", "pp2"),
+    "gpt": ("pp2", "tp2"),
+    "nanogpt": ("fsdp2", "pp2", "tp2"),
+}
+"""Each model is cut by stages and by layers, if it can be; replicas know nothing of what a model is made of."""
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.loop import odd_data
 
 SEED, BATCH = 5, 8
-STEPS, TOTAL = 3, 18.0
+STEPS, TOTAL = 2, 18.0
 """Of a run; of a whole job, for its schedule."""
 WORDS, WIDTH, CLASSES = 6, 8, 3
 
