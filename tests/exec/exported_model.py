@@ -1,4 +1,4 @@
-"""A model in plain torch, as its user would load exported weights: `python exported_model.py FILE STEP…` prints losses."""
+"""A model in plain torch, as its user would load exported weights; `exported_model.py FILE STEP…` prints losses."""
 
 from __future__ import annotations
 

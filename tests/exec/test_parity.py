@@ -173,9 +173,3 @@ def test_any_small_workload_is_decided_alike(name, seed, jobs, count, kind):
     moments, driver = compared(scene, policy_named(name))
     assert len(driver.jobs) == jobs
     assert moments
-
-
-@pytest.mark.parametrize("name", ["sia", "pollux"])
-def test_a_batch_that_is_kept_because_it_is_close_is_no_other_choice(name):
-    """It chose 4 × 32 by an older model and keeps it where the simulator, with the newer one, picks 4 × 33."""
-    compared(catalogued(69, 1, cluster=nodes(1, "t4"), mean_s=600.0), policy_named(name))

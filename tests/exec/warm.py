@@ -3,7 +3,7 @@
 Importing them takes seconds of CPU, and an executor imports them in its controller, in every agent, in every agent's
 parent of workers and in every command that is typed. `Popen` and `run` are subprocess's, except that a command that
 begins with `sys.executable` runs in such a fork, and so do the commands that it starts itself. All else is as after an
-exec: arguments, environment, folder, open files, signals and parents. SYNERGY_COLD=1 starts every program as users do.
+exec: arguments, environment, folder, open files, signals and parents. `test_adding.py` starts all as users do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ PROGRAMS = (
 )
 """What they import, beside what workers do."""
 TESTS = Path(__file__).resolve().parents[1]
-COLD = os.environ.get("SYNERGY_COLD") == "1"
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _prctl = ctypes.CDLL(None).prctl
 _OWN_FLAGS = {"-u", "-B"}
@@ -249,8 +248,7 @@ _zygote: _Zygote | None = None
 def prepare() -> None:
     """Before the first test."""
     global _zygote
-    if not COLD:
-        _zygote = _Zygote()
+    _zygote = _Zygote()
 
 
 class Popen(subprocess.Popen[Any]):
