@@ -135,6 +135,13 @@ def with_odd_gradients(compressor, odd, places=1):
     return {"finite": numbers, "kept": kept}
 
 
+def zero_gradients(compressor):
+    """Norms of the mean of zeros, twice."""
+    sent = Sent(compressor)
+    zeros = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    return [float(sum(each.norm() for each in sent.mean(zeros).values())) for _ in range(2)]
+
+
 # Of trainers
 
 
@@ -257,6 +264,7 @@ UNDER_DDP = [trains(each, data=2) for each in ("none", "fp16", "q4", "q2", "topk
 RETUNED = (retuned, Plan(data=2, micro_batch=8), ("none", "powersgd-2", "topk-0.05", "q4", MIXED, "none"))
 NOISES = [*map(noise_of, ("none", "q2", "topk-0.05"))]
 AT_TWO = [*MEANS, *((repeated, each, 100) for each in QUANTISED)]
+AT_TWO += [(zero_gradients, each) for each in SCHEMES]
 AT_TWO += [(with_odd_gradients, each, *odd) for each in SCHEMES for odd in ODD]
 PRECISE = (trained, PreciseGpt, Plan(data=2, micro_batch=4, accumulation=2, compressor=MIXED), STEPS)
 AT_TWO += [*UNDER_DDP, RETUNED, *NOISES, PRECISE]
@@ -315,11 +323,12 @@ def test_what_was_sent_and_what_is_held_back_are_all_gradients(compressor, at_bo
 
 @pytest.mark.parametrize("compressor", SCHEMES)
 @pytest.mark.parametrize(("odd", "places"), ODD)
-def test_what_is_no_number_is_seen_by_all_and_not_kept(compressor, odd, places, at_two):
+def test_what_is_no_number_is_seen_by_all_and_not_kept_and_zeros_stay_zero(compressor, odd, places, at_two):
     found = at_two[with_odd_gradients, compressor, odd, places]
     everything = dict.fromkeys(SHAPES, True)
     assert found["finite"] == [everything, everything | {"wide": False}, everything]
     assert found["kept"] == [True] * 3
+    assert at_two[zero_gradients, compressor] == [0, 0]
 
 
 # Of training

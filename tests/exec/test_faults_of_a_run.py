@@ -187,12 +187,12 @@ def test_full_disk_fails_the_job_that_does_not_fit_alone(tmp_path):
     namespace = ["unshare", "--map-root-user", "--mount"]
     if shutil.which("unshare") is None or subprocess.run([*namespace, "true"], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here without being root")
-    rows = ["0,small-0,cnn,1,40", "0.1,large,mlp,1,8", "0.2,small-1,cnn,1,40"]
+    rows = ["0,small-0,cnn,1,20", "0.1,large,gpt,1,8", "0.2,small-1,cnn,1,20"]
     (tmp_path / "three.csv").write_text("\n".join(["submit_s,job,model,gpus,iterations", *rows]) + "\n")
     small, kept = tmp_path / "small", tmp_path / "kept"
     small.mkdir()
     given = ["+trace=file", f"trace.path={tmp_path / 'three.csv'}", f"results_dir={small}", "policy=[las]", *QUICK]
-    given += ["profile=null", "figures=false", "backend.options.slots=2"]
+    given += ["profile=null", "figures=false", "backend.options.slots=2", "retries=1"]
     done = warm.run([sys.executable, "-c", ON_A_SMALL_DISK, small, kept, *given])
     assert done.returncode == 1, done.stderr
     assert "las-0: 1 of 3 jobs failed:\n  job 1 (large): " in done.stderr

@@ -8,6 +8,7 @@ exec: arguments, environment, folder, open files, signals and parents. `test_add
 
 from __future__ import annotations
 
+import _posixsubprocess
 import atexit
 import contextlib
 import ctypes
@@ -34,12 +35,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from synergy_exec.worker import start
 
-PROGRAMS = (
-    "synergy_exec.run",
-    "synergy_exec.agent.agent",
-    "synergy_exec.agent.forkserver",
-    "synergy_exec.controller.api",
-)
+PROGRAMS = tuple(f"synergy_exec.{each}" for each in ("run", "agent.agent", "agent.forkserver", "controller.api"))
 """What they import, beside what workers do."""
 TESTS = Path(__file__).resolve().parents[1]
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
@@ -80,7 +76,7 @@ def _fork_exec(fork: Callable[[Program], int]) -> Callable[..., int]:
     return fork_exec
 
 
-_exec = subprocess._fork_exec  # type: ignore[attr-defined]
+_exec = subprocess._fork_exec
 
 
 # In a fork
@@ -107,13 +103,13 @@ def _become(program: Program) -> NoReturn:
             os.environ.clear()
             os.environ |= program.environment
         _reset_signals()
-        subprocess._fork_exec = __import__("_posixsubprocess").fork_exec = _fork_exec(_fork_here)  # type: ignore[attr-defined]
+        subprocess._fork_exec = _posixsubprocess.fork_exec = _fork_exec(_fork_here)
         code = _run(program.command[1:])
     except BaseException:
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
-            multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+            multiprocessing.util._exit_function()
         for each in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 each.flush()
@@ -129,9 +125,9 @@ def _take_files(program: Program) -> None:
             with contextlib.suppress(OSError):
                 os.close(each)
     at_once = bool((program.environment or os.environ).get("PYTHONUNBUFFERED"))
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(open(0, "rb", closefd=False))  # type: ignore[misc] # noqa: SIM115
-    sys.stdout = sys.__stdout__ = _writer(1, write_through=at_once)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _writer(2, line_buffering=True, errors="backslashreplace")  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(open(0, "rb", closefd=False))  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _writer(1, write_through=at_once)
+    sys.stderr = sys.__stderr__ = _writer(2, line_buffering=True, errors="backslashreplace")
 
 
 def _writer(number: int, **more: Any) -> io.TextIOWrapper:
@@ -159,9 +155,7 @@ def _run(words: list[str]) -> int:
     try:
         if words[0] == "-m":
             sys.argv, sys.path = words[1:], [os.getcwd(), *filter(None, paths), *ours]
-            for each in (words[1], f"{words[1]}.__main__"):  # runpy warns of what is there already
-                if each.endswith("__main__"):
-                    sys.modules.pop(each, None)
+            sys.modules.pop(f"{words[1]}.__main__", None)  # runpy warns of what is there already
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         elif words[0] == "-c":
             sys.argv, sys.path = ["-c", *words[2:]], ["", *filter(None, paths), *ours]
@@ -256,13 +250,13 @@ class Popen(subprocess.Popen[Any]):
 
     def _execute_child(self, *given: Any) -> None:
         if _zygote is None:
-            super()._execute_child(*given)  # type: ignore[misc]
+            super()._execute_child(*given)
             return
-        subprocess._fork_exec = _fork_exec(_zygote.fork)  # type: ignore[attr-defined]
+        subprocess._fork_exec = _fork_exec(_zygote.fork)
         try:
-            super()._execute_child(*given)  # type: ignore[misc]
+            super()._execute_child(*given)
         finally:
-            subprocess._fork_exec = _exec  # type: ignore[attr-defined]
+            subprocess._fork_exec = _exec
 
 
 def run(command: Sequence[Any], *, timeout: float = 240.0, given: Any = None, text: bool = True, **more: Any) -> Any:
