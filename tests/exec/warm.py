@@ -56,9 +56,10 @@ class Program(NamedTuple):
 
 
 def _is_python(command: Sequence[Any]) -> bool:
-    words = [os.fsdecode(each) for each in command]
-    flags = [each for each in words[1:] if each.startswith("-")][:1]
-    return words[0] == sys.executable and (not flags or flags[0] in {"-m", "-c", *_OWN_FLAGS})
+    if len(command) < 2:
+        return False
+    first, second = (os.fsdecode(each) for each in command[:2])
+    return first == sys.executable and (not second.startswith("-") or second in {"-m", "-c", *_OWN_FLAGS})
 
 
 def _fork_exec(fork: Callable[[Program], int]) -> Callable[..., int]:
