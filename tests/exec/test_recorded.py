@@ -12,6 +12,7 @@ from pathlib import Path
 import groups
 import pytest
 import torch
+from exec import warm
 from exec.pretended import launch_of, refuses
 from exec.real import wait_until
 from test_equality import SgdGpt
@@ -139,7 +140,7 @@ def work(tmp_path_factory):
 def verified(work, *arguments):
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     command = [sys.executable, "-m", "synergy_exec", "verify", work, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths})
+    return warm.run(command, env=os.environ | {"PYTHONPATH": paths})
 
 
 def test_job_under_three_plans_trains_as_one_process_does(work, tmp_path):
