@@ -11,14 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 from documented import documented
+from fits import demo
 
 from synergy_exec.workload import models
 from synergy_runs.generators import generate
 from synergy_runs.generators.laws import laws
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-
-from fits import demo
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"

@@ -15,6 +15,7 @@ import torch
 from exec import warm
 from exec.pretended import launch_of, refuses
 from exec.real import wait_until
+from experiments.fidelity import overheads
 from test_equality import SgdGpt
 from torch import distributed, nn
 
@@ -32,10 +33,6 @@ from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.steps import StepsFile
 from synergy_runs.facts import Kind
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
-from experiments.fidelity import overheads  # noqa: E402
 
 SEED, BATCH = 7, 16
 SGD = "test_equality:SgdGpt"

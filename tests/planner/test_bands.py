@@ -2,23 +2,18 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from fits import bands
+from fits.bands import FILE, MEASURED, MODEL, HeldOut
 from planner_setup import asked
 from scipy import stats
 
 from synergy_core.planner.bands import COVERAGE, MEMORY_UPPER, MIN_MODELS, Band, log_interval, memory_band, time_band
 from synergy_core.planner.families import card_named
 from synergy_core.planner.machine import machine_named, software_named
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-
-from fits import bands
-from fits.bands import FILE, MEASURED, MODEL, HeldOut
 
 DENSE, MOE, SMALL = (card_named(name).architecture for name in ("gpt-22b", "mixtral-8x7b", "gpt-125m"))
 
