@@ -4,19 +4,20 @@
     python bench/fuzz.py --philly
     python bench/fuzz.py --definitions SEED TRACES
 
-SEED CASES: so many cases of tests/cases.py, each simulated as if it had been typed, checked (`synergy_runs.invariants`)
-and, where they apply, compared with a walk over all jobs and with a naive scan (tests/case_checks.py). The smallest
-failing case of each kind is printed as a job log and the keys to type. A case may take 20 CPU-seconds and 4 GiB.
+SEED CASES: it simulates that many cases of tests/cases.py as if each had been typed, checks them
+(`synergy_runs.invariants`) and, where they apply, compares them with a walk over all jobs
+(tests/case_checks.py). It prints the smallest failing case of each kind as a job log and the keys to type. A case may
+take 20 CPU-seconds and 4 GiB.
 
---philly: 21 windows of the real log × 10, 15 and 20 nodes × every policy, with training jobs (trace.models=mix) and
-without, with decisions at once and in rounds.
+--philly: it checks every policy on 21 windows of the real log with 10, 15 and 20 nodes, with training jobs
+(trace.models=mix) and without, with decisions at once and in rounds.
 
---definitions: so many random traces with tenants, with and without quotas, borrowing and restart costs, under every
-placement (tests/naive_traces.py), each under every ordering policy, against a simulator written from the definitions
-(tests/naive.py): every start, stop and end is compared.
+--definitions: it draws random traces with tenants, with and without quotas, borrowing and restart costs, under every
+placement (tests/naive_traces.py). It compares every start, stop and end under every ordering policy with a simulator
+written from the definitions (tests/naive.py).
 
-Ends with the number of cases, of failures and CPU seconds, after a line on standard error every ten seconds; exits 1
-if anything failed.
+The program prints its progress every ten seconds, and at the end the numbers of cases, failures and CPU seconds. The
+exit code is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ from cases import POLICIES, RIGID, SHORTER, Case, random_case, smaller, typed
 from synergy_runs import inputs
 from synergy_runs.invariants import check
 
-MOST_CPU_S = 20.0
-MOST_BYTES = 4 * 2**30
-MOST_TRIALS_S = 60.0
+MAX_CPU_S = 20.0
+"""A case that takes longer has failed."""
+MAX_BYTES = 4 * 2**30
+MAX_TRIALS_S = 60.0
 """CPU seconds for which smaller cases are tried for each kind of failure."""
-MOST_KINDS = 10
+MAX_KINDS = 10
 PROGRESS_S = 10.0
 WINDOWS, EVERY_DAYS, FIRST_DAY = 21, 3, datetime.date(2017, 10, 3)
 NODES = (10, 15, 20)
@@ -61,12 +63,12 @@ class TooSlowError(Exception):
 
 
 def _too_slow(*_: Any) -> None:
-    raise TooSlowError(f"not done after {MOST_CPU_S:g} CPU-seconds")
+    raise TooSlowError(f"not done after {MAX_CPU_S:g} CPU-seconds")
 
 
 def failure_of(examine: Callable[[], Any]) -> str:
-    """What is wrong, in one line; "" for nothing. Slower than `MOST_CPU_S` is wrong too."""
-    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_CPU_S)
+    """What is wrong, in one line; "" for nothing."""
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_CPU_S)
     try:
         examine()
     except Exception as error:
@@ -76,69 +78,50 @@ def failure_of(examine: Callable[[], Any]) -> str:
     return ""
 
 
-def kind_of(text: str) -> str:
-    """The failure without its numbers and names of files, so that those alike are counted together."""
-    return re.sub(r"/\S+|\d+(\.\d+)?", "#", text)
+def kind_of(failure: str) -> str:
+    """The failure without its numbers and file names, so that similar ones are counted together."""
+    return re.sub(r"/\S+|\d+(\.\d+)?", "#", failure)
 
 
 def smallest(case: Case, kind: str) -> Case:
     """The case without the jobs and keys that its failure does not need."""
-    until_s = time.process_time() + MOST_TRIALS_S
-    while True:
-        for each in smaller(case):
-            if time.process_time() > until_s:
-                return case
-            if kind_of(failure_of(partial(case_checks.examine, each))) == kind:
-                case = each
-                break
-        else:
-            return case
+    until_s = time.process_time() + MAX_TRIALS_S
+
+    def fails_alike(each: Case) -> bool:
+        if time.process_time() > until_s:
+            return False
+        return kind_of(failure_of(partial(case_checks.examine, each))) == kind
+
+    while (found := next(filter(fails_alike, smaller(case)), None)) is not None:
+        case = found
+    return case
 
 
-class Tally:
-    """Cases and failures so far, told now and then."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.failures = total, 0, 0
-        self.told_s = time.monotonic()
-
-    def count(self, failure: str) -> None:
-        """Counts a case; prints what failed."""
-        self.done += 1
-        self.failures += bool(failure)
-        if failure:
-            print(f"\n{failure}", flush=True)
-        if time.monotonic() - self.told_s > PROGRESS_S:
-            self.told_s = time.monotonic()
-            print(f"{self.done:,} of {self.total:,} cases, {self.failures} failures", file=sys.stderr, flush=True)
-
-
-def random_cases(seed: int, cases: int) -> Tally:
-    """Examines random cases; prints the smallest that fails in the same way."""
+def random_cases(seed: int, cases: int) -> Iterator[str]:
+    """Examines random cases. The first failure of each kind ends with the smallest case that fails in the same way."""
     seen: set[tuple[str, str]] = set()
     compared: Counter[str] = Counter()
-    tally = Tally(cases)
     for number in range(cases):
         case = random_case(Random(f"{seed}/{number}"))
         failure = failure_of(lambda case=case: compared.update(case_checks.examine(case)))
-        tally.count(failure and f"case {seed}/{number}, {case.keys['policy']}: {failure}")
-        if failure and (found := (case.keys["policy"], kind_of(failure))) not in seen:
-            seen.add(found)
-            print(smallest(case, found[1]), flush=True)
-        if len(seen) == MOST_KINDS:
+        if not failure:
+            yield ""
+            continue
+        policy, kind = case.keys["policy"], kind_of(failure)
+        found = "" if (policy, kind) in seen else f"\n{smallest(case, kind)}"
+        yield f"case {seed}/{number}, {policy}: {failure}{found}"
+        seen.add((policy, kind))
+        if len(seen) == MAX_KINDS:
             break
-    print(f"{compared['walk']:,} compared with a walk over all jobs, {compared['scan']:,} with a naive scan")
-    return tally
+    print(f"{compared['walk']:,} compared with a walk over all jobs")
 
 
-def definitions(seed: int, traces: int) -> Tally:
+def definitions(seed: int, traces: int) -> Iterator[str]:
     """Compares every ordering policy on random traces with its definition."""
-    tally = Tally(traces)
     for number in range(traces):
         trace = naive_traces.random_trace(Random(f"{seed}/{number}"))
         differing = ", ".join(naive_traces.differing(trace))
-        tally.count(differing and f"trace {seed}/{number} differs under {differing}\n{trace}")
-    return tally
+        yield differing and f"trace {seed}/{number} differs under {differing}\n{trace}"
 
 
 def philly_keys() -> Iterator[dict[str, Any]]:
@@ -156,16 +139,29 @@ def philly_keys() -> Iterator[dict[str, Any]]:
         yield {"testbed": "ideal", **common, **window, "policy": readers, **shorter}
 
 
-def philly() -> Tally:
-    """Every policy on every window and size of the real log."""
+def philly() -> Iterator[str]:
+    """Examines every policy on every window and size of the real log."""
     inputs.read_trace = cache(inputs.read_trace)  # the log is read once, not for each of its windows
-    runs = list(philly_keys())
-    tally = Tally(sum(len(keys["policy"]) for keys in runs))
-    for keys in runs:
+    for keys in philly_keys():
         for made in case_checks.prepared_runs_of("philly", keys):
             failure = failure_of(lambda made=made: check(case_checks.simulated(made)))
-            tally.count(failure and f"{made.policy.name}: {failure}\n{typed(keys)}")
-    return tally
+            yield failure and f"{made.policy.name}: {failure}\n{typed(keys)}"
+
+
+def exit_code(outcomes: Iterator[str]) -> int:
+    """Counts cases by their failures, "" for none, and prints failures and progress; 1 if anything failed."""
+    done = failures = 0
+    told_s = time.monotonic()
+    for failure in outcomes:
+        done += 1
+        if failure:
+            failures += 1
+            print(f"\n{failure}", flush=True)
+        if time.monotonic() - told_s > PROGRESS_S:
+            told_s = time.monotonic()
+            print(f"{done:,} cases, {failures} failures", file=sys.stderr, flush=True)
+    print(f"{done:,} cases, {failures} failures, {time.process_time():.0f} CPU-seconds")
+    return 1 if failures else 0
 
 
 def main() -> int:
@@ -177,12 +173,11 @@ def main() -> int:
     if len(chosen.numbers) != (0 if chosen.philly else 2):
         parser.error("expected SEED CASES, such as 0 1000, or --philly")
     signal.signal(signal.SIGVTALRM, _too_slow)
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     planned_models.install()
-    compare = definitions if chosen.definitions else random_cases
-    done = philly() if chosen.philly else compare(*chosen.numbers)
-    print(f"{done.done:,} cases, {done.failures} failures, {time.process_time():.0f} CPU-seconds")
-    return 1 if done.failures else 0
+    if chosen.philly:
+        return exit_code(philly())
+    return exit_code((definitions if chosen.definitions else random_cases)(*chosen.numbers))
 
 
 if __name__ == "__main__":

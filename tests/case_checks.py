@@ -1,4 +1,4 @@
-"""What must hold of every random case (tests/cases.py), and the same case decided by plainer means."""
+"""What must hold of every random case (tests/cases.py); decided by a walk over all jobs, too, where that must agree."""
 
 from __future__ import annotations
 
@@ -12,46 +12,35 @@ import numpy as np
 from cases import Case
 from hydra import compose, initialize_config_dir
 from jobs import WALKING, facts
-from naive import Naive, NaiveJob
 from omegaconf import OmegaConf
 from test_profiled_jobs import PROFILE
 
-from synergy_core.policies import OrderingPolicy, get_policy
+from synergy_core.policies import OrderingPolicy
 from synergy_runs.command_line import prepared
 from synergy_runs.facts import Run
 from synergy_runs.files import conf_folder
 from synergy_runs.inputs import write_profile
 from synergy_runs.invariants import check
 from synergy_runs.settings import build
-from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.prepare import PreparedRun, prepared_runs
 from synergy_sim.settings import SIMULATOR, Settings
 from synergy_sim.simulate import simulate
 
-SCANNED = ("fifo", "backfill", "easy", "sjf", "srtf", "las", "mlfq", "tiresias")
-"""Orders that tests/naive.py knows."""
-BY_COUNTS = ("spread", "even", "most_free")
-"""Rules of placement under which any free GPUs do."""
-
 
 def examine(case: Case) -> tuple[str, ...]:
-    """Simulates the case; returns what it was compared with, "walk" and "scan" where these apply.
+    """Simulates the case; returns what it was compared with: "walk", where the walk over all jobs must decide alike.
 
-    Raises what the simulator raises, InvariantError, or AssertionError for other decisions than theirs.
+    Raises what the simulator raises, InvariantError, or AssertionError for other decisions than the walk's.
     """
     made = prepared_case(case)
     done = simulated(made)
     check(done)
-    compared = []
-    if _walks(made):
-        compared.append("walk")
-        assert facts(done) == facts(simulated(made, make_scheduler=WALKING)), (
-            "the queue and the walk over all jobs decide differently"
-        )
-    if _scans(made):
-        compared.append("scan")
-        assert facts(done) == scanned(made), "the queue and a naive scan decide differently"
-    return tuple(compared)
+    if not _walks(made):
+        return ()
+    assert facts(done) == facts(simulated(made, make_scheduler=WALKING)), (
+        "the queue and the walk over all jobs decide differently"
+    )
+    return ("walk",)
 
 
 def simulated(made: PreparedRun, **more: Any) -> Run:
@@ -107,26 +96,3 @@ def _walks(made: PreparedRun) -> bool:
         and not any(costs.exit_s for costs in (execution.costs, *measured))
         and (execution.round_s is None or execution.decide_fraction == 1)
     )
-
-
-def _scans(made: PreparedRun) -> bool:
-    """Whether tests/naive.py knows all that this case is about."""
-    return (
-        made.policy.name in SCANNED
-        and not made.policy.parameters
-        and made.policy.backfill == get_policy(made.policy.name).backfill
-        and made.execution == ExecutionModel(Costs(restart_s=made.execution.costs.restart_s))
-        and not np.isfinite(made.workload.work_scale).any()
-        and len(made.cluster.gpu_types) == 1
-        and not made.cluster.virtual_clusters
-        and (made.cluster.nodes == 1 or (made.cluster.placement in BY_COUNTS))
-    )
-
-
-def scanned(made: PreparedRun) -> list[tuple[float, str, int]]:
-    """The facts of a scan of the whole queue at every instant."""
-    work = made.workload
-    columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    jobs = [NaiveJob(job_id, *row) for job_id, row in enumerate(rows)]
-    return Naive(jobs, [made.cluster.gpus], made.policy.name, made.execution.costs.restart_s).run()

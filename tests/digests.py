@@ -26,6 +26,8 @@ import planned_models
 from case_checks import prepared_case, simulated
 from cases import random_case
 
+from synergy_runs.invariants import check
+
 FILE = Path(__file__).with_name("digests.json")
 CASES = 600
 ORDERS = "[fifo,backfill,easy,sjf,srtf,las,mlfq,tiresias,qssf,themis]"
@@ -116,6 +118,7 @@ def of_case(seed: int) -> str:
     """Policy and digest of random case `seed`: its events and its decisions."""
     made = random_case(Random(seed))
     done = simulated(prepared_case(made))
+    check(done)
     rounds = pd.DataFrame(asdict(done.decisions))
     return f"{made.keys['policy']} {made.keys['cluster.placement']} {done.events.digest()[:12]} {digest(rounds)}"
 

@@ -85,21 +85,12 @@ class Naive:
     """
 
     def __init__(
-        self,
-        jobs,
-        nodes,
-        policy,
-        restart_s=0.0,
-        promote_knob=0.0,
-        together_s=0.0,
-        quotas=None,
-        borrowing=False,
-        backfill=None,
+        self, jobs, nodes, policy, restart_s=0.0, promote_knob=0.0, together_s=0.0, quotas=None, borrowing=False
     ):
         self.jobs = sorted(jobs, key=lambda job: (job.submit_s, job.job_id))
         self.sizes, self.policy, self.restart_s, self.knob = list(nodes), policy, restart_s, promote_knob
         self.together_s, self.quotas, self.borrowing = together_s, quotas or {}, borrowing
-        self.backfill = backfill or BACKFILL.get(policy, "greedy")
+        self.backfill = BACKFILL.get(policy, "greedy")
         self.limits = LIMITS.get(policy, ())
         self.free = list(self.sizes)
         self.active = []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
-from jobs import facts, workload
+from jobs import WALKING, facts, workload
 from naive import POLICIES, Naive, NaiveJob
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.jobs.record import NEVER
-from synergy_core.policies import get_policy
+from synergy_core.policies import Policy, get_policy
 from synergy_runs.workload import Workload
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
@@ -71,13 +72,14 @@ def random_trace(random: Random) -> Trace:
     return Trace(workload(rows, tenants=owners, estimates=estimates), cluster, random.choice(RESTARTS_S))
 
 
-def simulated(trace: Trace, policy: str) -> list[tuple[float, str, int]]:
-    """Starts, stops and ends as the simulator has them."""
+def simulated(trace: Trace, policy: str | Policy, **more: Any) -> list[tuple[float, str, int]]:
+    """Starts, stops and ends as the simulator has them; more: such as `make_scheduler`."""
+    policy = get_policy(policy) if isinstance(policy, str) else policy
     execution = ExecutionModel(Costs(restart_s=trace.restart_s))
-    return facts(simulate(trace.work, trace.cluster, get_policy(policy), execution))
+    return facts(simulate(trace.work, trace.cluster, policy, execution, **more))
 
 
-def by_definition(trace: Trace, policy: str) -> list[tuple[float, str, int]]:
+def by_definition(trace: Trace, policy: str, **more: Any) -> list[tuple[float, str, int]]:
     """Starts, stops and ends as tests/naive.py has them."""
     cluster = trace.cluster
     jobs = [NaiveJob(job_id, *row) for job_id, row in enumerate(trace.rows())]
@@ -85,10 +87,14 @@ def by_definition(trace: Trace, policy: str) -> list[tuple[float, str, int]]:
     sizes = [each.gpus_per_node for each in cluster.node_types for _ in range(each.nodes)]
     return Naive(
         jobs, sizes, policy, trace.restart_s, together_s=together_s, quotas=cluster.virtual_clusters,
-        borrowing=cluster.borrowing,
+        borrowing=cluster.borrowing, **more,
     ).run()  # fmt: skip
 
 
 def differing(trace: Trace) -> list[str]:
-    """The ordering policies under which the simulator and the definitions disagree."""
-    return [policy for policy in POLICIES if simulated(trace, policy) != by_definition(trace, policy)]
+    """The ordering policies under which the definitions and the simulator disagree, with its queues or with walks over
+    all jobs (which it does anyway where tenants borrow).
+    """
+    ways: list[dict[str, Any]] = [{}] if trace.cluster.borrowing else [{}, {"make_scheduler": WALKING}]
+    wanted = {policy: by_definition(trace, policy) for policy in POLICIES}
+    return [policy for policy in POLICIES if any(simulated(trace, policy, **how) != wanted[policy] for how in ways)]

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergy_core.allocator import OtherResources, Problem, priced, solve
-from synergy_core.allocator.exact import formulate
 from synergy_core.allocator.priced import find_prices
-from synergy_core.allocator.prices import cold_prices, greedy, minimise_all, open_part
+from synergy_core.allocator.prices import cold_prices, minimise_all, open_part
 from synergy_core.allocator.problem import proven
 from synergy_core.errors import InputError
 
@@ -36,7 +35,7 @@ def test_every_method_finds_the_best_of_all_choices(method: str, p: float, seed:
 CAPACITIES = st.lists(st.integers(0, 24), min_size=1, max_size=3).map(tuple)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.fixed_dictionaries(
         {
@@ -63,7 +62,7 @@ def test_methods_agree_and_bounds_hold(drawn: dict[str, Any]) -> None:
     assert loose.bound >= proven[0].objective - 1e-6
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     st.fixed_dictionaries(
         {
@@ -150,7 +149,7 @@ def test_forced_job_keeps_a_configuration_that_is_worth_less_than_nothing(method
     assert solution.objective == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(10))
 def test_prices_prove_an_allocation_only_if_nothing_is_worth_more(seed: int) -> None:
     how = {"forced": seed % 2 == 1, "tenants": 2 * (seed % 3 == 0), "beside": seed % 5 == 0}
     problem = random_problem(seed, jobs=5, sizes=3, **how)
@@ -166,15 +165,7 @@ def test_prices_prove_an_allocation_only_if_nothing_is_worth_more(seed: int) -> 
     assert proven(problem, best.choice, best.prices[1:]) is None
 
 
-def test_everybody_at_their_best_is_proven_by_prices_of_zero() -> None:
-    problem = random_problem(0, jobs=5, capacity=(500, 500))
-    best = solve(problem)
-    found = proven(problem, best.choice, np.zeros(2))
-    assert found is not None
-    assert (found.status, found.bound) == ("optimal", pytest.approx(best.bound))
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_steps_fit_and_are_worth_no_more_than_the_optimum(seed: int) -> None:
     how = {"forced": seed % 2 == 1, "tenants": 3 * (seed % 3 == 0), "beside": seed % 5 == 0}
     problem = random_problem(seed, jobs=12, p=0.5, **how)
@@ -195,9 +186,8 @@ def test_steps_do_not_go_back_where_that_would_pay() -> None:
     assert solve(problem).choice.tolist() == [-1, 1]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_many_jobs_with_quotas_reach_the_target(seed: int) -> None:
-    problem = random_problem(seed, jobs=300, sizes=5, capacity=(128, 128, 128), tenants=6, forced=True)
+def test_many_jobs_with_quotas_reach_the_target() -> None:
+    problem = random_problem(0, jobs=300, sizes=5, capacity=(128, 128, 128), tenants=6, forced=True)
     loose = solve(problem, method="priced", gap=1e-3, time_limit_s=20)
     check(problem, loose)
     assert loose.gap <= 1e-3
@@ -213,7 +203,7 @@ def test_sampled_prices_and_boxes_reach_the_optimum_of_all_jobs() -> None:
     assert proven.objective <= priced.objective * (1 + 1e-4) + 1e-6
 
 
-@pytest.mark.parametrize("seed", [3, 10, 15, 23])
+@pytest.mark.parametrize("seed", [3, 23])
 @pytest.mark.parametrize("factors", [(1.0, 1.0, 1.0, 1.0), (1.54, 1.11, 1.58, 0.71), (1.5, 1.6, 1.3, 1.5)])
 def test_prices_are_near_the_minimum_wherever_they_start(seed: int, factors: tuple[float, ...]) -> None:
     work = open_part(random_problem(seed, jobs=3000, sizes=5, capacity=(900, 1200, 600, 700), p=1.0))
@@ -266,18 +256,6 @@ def test_the_unit_of_utility_does_not_matter(method: str, factor: float) -> None
 def test_import_loads_no_solver() -> None:
     script = "import sys, synergy_core.allocator; print(sorted({'highspy', 'scipy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
-
-
-def test_greedy_rule_leaves_no_job_out_that_would_fit() -> None:
-    problem = random_problem(7, jobs=50, sizes=4, capacity=(30, 30), forced=True, tenants=3)
-    work = open_part(problem)
-    choice = work.full(greedy(work, np.zeros(len(problem.limits))))
-    assert problem.fits(choice)
-    for job in np.nonzero(choice < 0)[0]:
-        for column in np.nonzero(problem.utility[job] > 0)[0]:
-            tried = choice.copy()
-            tried[job] = column
-            assert not problem.fits(tried)
 
 
 GOOD = {
@@ -339,14 +317,3 @@ def test_bad_problem_is_refused_with_what_was_expected(changed: dict[str, object
 def test_bad_request_is_refused(asked: dict[str, object], fact: str) -> None:
     with pytest.raises(InputError, match=fact):
         solve(Problem(**GOOD), **asked)  # type: ignore[arg-type]
-
-
-def test_the_pulp_model_names_jobs_and_limits() -> None:
-    problem = random_problem(1, jobs=6, forced=True, tenants=2)
-    model, variables = formulate(problem)
-    assert all(model.get_constraint_by_name(f"GPUs_of_type_{at}") for at in range(problem.types))
-    assert all(model.get_constraint_by_name(f"GPUs_of_quota_of_tenant_{at}") for at in range(2))
-    assert problem.forced is not None
-    for job in {job for job, _ in variables}:
-        assert model.get_constraint_by_name(f"job_{job}" if problem.forced[job] < 0 else f"forced_{job}")
-    assert all(problem.utility[job, column] > -np.inf for job, column in variables)

@@ -16,24 +16,19 @@ from synergy_core.errors import InputError
 from synergy_core.units import GB
 
 
-def test_explanation_names_price_and_what_is_missing() -> None:
+def test_explanation_names_what_a_job_got_and_wanted() -> None:
     utility = np.array([[0.5, 0.9], [0.45, 0.8], [0.4, 0.6]])
     problem = Problem(utility, np.array([1, 4]), np.array([0, 0]), np.array([4]))
-    solution = solve(problem, gap=0.0)
-    assert solution.choice.tolist() == [0, 0, 0]
-    told = explain(problem, solution, 0, label="resnet", configurations=["one", "four"], types=["v100"])
+    told = explain(problem, solve(problem, gap=0.0), 0, label="resnet", configurations=["one", "four"], types=["v100"])
     assert told.chosen is not None
     assert told.wanted is not None
     assert (told.chosen.label, told.wanted.label) == ("one", "four")
     assert told.missing_utility == pytest.approx(max(0.0, told.chosen.reduced - told.wanted.reduced))
     assert 0 <= told.price_fraction <= 1
-    text = told.text()
-    for part in ("resnet got one (1 GPU)", "v100: 3 of 4 GPUs used"):
-        assert part in text
-    assert json.loads(json.dumps(told.as_dict()))["chosen"]["gpus"] == 1
+    assert all(part in told.text() for part in ("resnet got one (1 GPU)", "v100: 3 of 4 GPUs used"))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_job_gets_its_best_row_once_the_missing_utility_is_added(seed: int) -> None:
     problem = random_problem(seed, jobs=30, sizes=4, capacity=(20, 20))
     solution = solve(problem, gap=0.0)
@@ -50,30 +45,24 @@ def test_a_job_gets_its_best_row_once_the_missing_utility_is_added(seed: int) ->
             assert cheaper[told.wanted.configuration] >= cheaper.max() - 1e-9
 
 
-def test_explanation_passes_over_rows_that_the_cluster_could_never_hold() -> None:
+def test_explanation_of_forced_hopeless_and_unknown_jobs_and_of_rows_that_the_cluster_could_never_hold() -> None:
     problem = Problem(np.array([[0.5, 0.9]]), np.array([1, 8]), np.array([0, 0]), np.array([4]))
-    told = explain(problem, solve(problem), 0, types=["v100"])
+    told = explain(problem, solve(problem), 0)
     assert told.wanted == told.chosen
-    assert "got 1 × v100." in told.text()
-    assert "worth its price" in told.text()
-
-
-def test_explanation_of_forced_hopeless_and_unknown_jobs() -> None:
     utility = np.array([[-0.5, 0.9], [-1.0, -np.inf]])
     problem = Problem(
         utility, np.array([2, 1]), np.array([0, 0]), np.array([4]), np.array([0, -1]), np.array([0, 0]), np.array([4])
     )
     solution = solve(problem)
     assert "forced to keep" in explain(problem, solution, 0).text()
-    assert "None of its configurations" in explain(problem, solution, 1).text()
+    assert explain(problem, solution, 1).chosen is None
     assert "quota of physics" in explain(problem, solution, 1, tenants=["physics"]).text()
     with pytest.raises(InputError, match="job is 2, expected 0 to 1"):
         explain(problem, solution, 2)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_cpus_and_memory_are_part_of_a_rows_price(seed: int) -> None:
-    problem = random_problem(seed, jobs=30, sizes=3, capacity=(6, 5), beside=True)
+def test_cpus_and_memory_are_part_of_a_rows_price() -> None:
+    problem = random_problem(0, jobs=30, sizes=3, capacity=(6, 5), beside=True)
     solution = solve(problem, gap=0.0)
     assert problem.others is not None
     beside = solution.prices[problem.types :].reshape(2, problem.types)
@@ -116,22 +105,9 @@ def test_a_job_that_lost_its_cpus_to_a_hungrier_one_is_told_so() -> None:
     assert told.missing_utility == pytest.approx(6 * cpus.price - 0.2)
     assert told.chosen.paid == pytest.approx((gpus.price, 3 * cpus.price, 10 * GB * memory.price))
     assert (told.bound_by, told.with_more) == ("CPUs", told.wanted)
-    text = told.text()
-    for part in (
-        "resnet got 1 × v100 with 3 CPUs and 10 GB.",
-        "its resources are worth",
-        f"bound by: CPUs. 1 × v100 with 9 CPUs and 10 GB (1.2000) costs {6 * cpus.price:.4f} more",
-        "paid for GPUs + CPUs + memory",
-        "v100: 12 of 12 CPUs used",
-        "v100: 20 of 100 GB used",
-        "Prices are those of all equal nodes together, not of single nodes",
-        "utility 4 of at most 4",
-    ):
-        assert part in text
+    assert all(each in told.text() for each in ("bound by: CPUs", "v100: 12 of 12 CPUs used", "utility 4 of at most 4"))
     first = explain_placed(problem, solution, 0)
-    assert first.wanted == first.chosen
-    assert first.bound_by == ""
-    assert "got 1 × type 0 with 9 CPUs" in first.text()
+    assert (first.wanted, first.bound_by) == (first.chosen, "")
 
 
 def test_a_job_that_keeps_its_gpus_chooses_among_shares_alone() -> None:
@@ -147,13 +123,12 @@ def test_what_was_left_over_is_told_beside_the_row() -> None:
     problem = hungry_and_modest(most_cpus=most[0], most_memory_bytes=most[1])
     problem.cpus[1, 1] = 2.0
     told = explain_placed(problem, allocate(problem, gap=0.0), 1)
-    assert "got 1 × type 0 with 2 CPUs and 10 GB." in told.text()
+    assert all(each in told.text() for each in ("got 1 × type 0 with 2 CPUs", "has 3 CPUs and 10 GB per GPU"))
     assert told.with_more is not None
     assert told.with_more.label == "1 × type 0 with 9 CPUs and 10 GB"
-    assert "With unused resources of its nodes it has 3 CPUs and 10 GB per GPU." in told.text()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_prices_told_are_those_that_were_compared_and_bound_the_round(seed: int) -> None:
     """Weak duality, with the figures that are told: what is there at its price, and what jobs gain beyond prices, are
     at least what was placed, and all that jobs lack of their best rows together is no more than is open.
@@ -183,7 +158,7 @@ def test_prices_told_are_those_that_were_compared_and_bound_the_round(seed: int)
     assert lost <= dual - worth + 1e-9
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", range(1, 3))
 def test_every_job_of_a_round_with_pinned_and_moved_ones_is_told(seed: int) -> None:
     problem = random_round(seed, 12, groups=2, pinned=True, movable=True, tenants=2)
     solution = allocate(problem)

@@ -37,7 +37,7 @@ def observed(task, gpu_type="t4", nodes=1, gpus=1, factor=1.0, batches=(4, 8)):
 @pytest.mark.parametrize("information", ["shared", "all"])
 def test_what_one_job_reports_is_known_to_others_only_at_the_next_decision(information):
     beliefs = Beliefs(MACHINES.gpu_types, information)
-    one, other = beliefs.task(spec()), beliefs.task(spec())
+    one, other, apart = beliefs.task(spec()), beliefs.task(spec()), beliefs.task(spec("cifar10"))
     assert observed(one)
     beliefs.refresh([one, other])
     assert not one.models
@@ -45,6 +45,7 @@ def test_what_one_job_reports_is_known_to_others_only_at_the_next_decision(infor
     assert np.isnan(beliefs.goodput([other], ROWS, "max")).all()
     beliefs.merge()
     assert set(other.models) == {"t4"}
+    assert not apart.models  # another application
     assert other.pool.most_gpus == 1
     assert (beliefs.goodput([other], ROWS, "max") > 0).any()
 
@@ -62,14 +63,6 @@ def test_own_reports_stay_ones_own(information):
     assert np.isnan(beliefs.goodput([one, other], ROWS, "max")).all(axis=1).tolist() == [False, True]
 
 
-def test_other_applications_and_other_labels_share_nothing():
-    beliefs = Beliefs(MACHINES.gpu_types, "all")
-    one, other = beliefs.task(spec("bert")), beliefs.task(spec("cifar10"))
-    observed(one)
-    beliefs.merge()
-    assert not other.models
-
-
 @pytest.mark.parametrize(
     ("information", "known"), [("own", False), ("shared", False), ("declared", True), ("all", True)]
 )
@@ -80,14 +73,11 @@ def test_declared_work_counts_only_where_it_may(information, known):
     assert left == pytest.approx(spec().declared_work - 10.0) if known else np.isnan(left)
 
 
-@pytest.mark.parametrize("over", [0.0, 1.0, 1e9])
-def test_declaration_that_is_used_up_is_not_believed_any_more(over):
+def test_declaration_that_is_used_up_is_not_believed_any_more_and_none_is_no_infinite_job():
     task = Beliefs(MACHINES.gpu_types, "declared").task(spec())
-    task.done_work = task.spec.declared_work + over
-    assert np.isnan(task.declared_remaining())
-
-
-def test_nothing_declared_is_no_infinite_job():
+    for over in (0.0, 1e9):
+        task.done_work = task.spec.declared_work + over
+        assert np.isnan(task.declared_remaining())
     plain = JobSpec("x", 8, 64, 8, 1, {"t4": (1, 8)}, {"t4": 1.0})
     task = SynergyTask(plain, Observations(), shared=False, declares=True)
     assert np.isnan(task.declared_remaining())

@@ -37,7 +37,7 @@ def case(truth, rows, policy, nodes, *, columns=TIMES, models=None, **keys):
     return Case(truth, columns, tuple(rows), named | keys)
 
 
-@settings(max_examples=400, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1))
 @example(seed=0)
 def test_random_case_ends_with_a_log_that_can_be_true(seed):
@@ -50,7 +50,7 @@ def test_random_case_ends_with_a_log_that_can_be_true(seed):
 
 
 def test_random_cases_are_of_every_kind():
-    made = [random_case(Random(seed)) for seed in range(3_000)]
+    made = [random_case(Random(seed)) for seed in range(600)]
     assert {each.truth for each in made} == set(TRUTHS)
     assert {each.keys["policy"] for each in made} == set(POLICIES)
     assert {each.keys["cluster.placement"] for each in made} >= {"consolidate", "relax", "spread", "even", "most_free"}

@@ -53,31 +53,27 @@ def check_noise(model):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_application_takes_its_published_step_on_one_gpu_and_never_more(name):
+def test_a_published_application_takes_its_published_step_and_synchronises_in_a_ring_by_the_data_sheets(name):
     model = load_model(name)
     shipped, (step_s, batch) = model.gpu_types["v100"], PUBLISHED[name]
     assert (model.initial_batch, shipped.max_local) == (batch, batch)
     assert shipped.min_local < batch < model.max_batch
+    assert model.epochs * 1_000 < model.total_work < 1e7
+    check_noise(model)
     for told in (step_time(shipped.theta, 1, 1, batch), shipped.calibrated.step_time(1, 1, batch)):
         assert float(told) == pytest.approx(step_s, rel=1e-5)
         assert float(told) <= step_s
-    assert model.epochs * 1_000 < model.total_work < 1e7
-    check_noise(model)
 
+    def exchange_s(nodes, gpus):
+        return float(shipped.calibrated.step_time(nodes, gpus, batch) - shipped.calibrated.step_time(1, 1, batch))
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_application_synchronises_in_a_ring_by_the_data_sheets(name):
-    shipped, batch = load_model(name).gpu_types["v100"], PUBLISHED[name][1]
-    compute_s = float(shipped.calibrated.step_time(1, 1, batch))
-    pair_s = float(shipped.calibrated.step_time(1, 2, batch)) - compute_s
-    assert 0 < pair_s < compute_s
+    pair_s = exchange_s(1, 2)
+    assert 0 < pair_s < step_s
     floor_s = 1e-7  # what the form's least constants, of 1e-8 each, add up to
     for gpus in (2, 4, 8):
-        ring_s = pair_s * 2 * (gpus - 1) / gpus
-        told_s = float(shipped.calibrated.step_time(1, gpus, batch)) - compute_s
-        assert told_s == pytest.approx(ring_s, rel=1e-5, abs=floor_s)
+        assert exchange_s(1, gpus) == pytest.approx(pair_s * 2 * (gpus - 1) / gpus, rel=1e-5, abs=floor_s)
     # NVLink of 150 GB/s within a DGX-1, 50 GB/s between two.
-    assert float(shipped.calibrated.step_time(2, 2, batch)) - compute_s == pytest.approx(3 * pair_s, abs=floor_s)
+    assert exchange_s(2, 2) == pytest.approx(3 * pair_s, abs=floor_s)
     for nodes, gpus in ((1, 2), (1, 8), (2, 2), (2, 16)):
         told = shipped.calibrated.step_time(nodes, gpus, batch)
         assert float(step_time(shipped.theta, nodes, gpus, batch)) == pytest.approx(float(told), abs=floor_s)
@@ -132,18 +128,7 @@ def test_shipped_constants_are_as_exact_as_they_say_and_say_little_error(name, k
     assert 0 < shipped.min_local < shipped.max_local
 
 
-def test_an_unknown_application_is_met_with_the_nearest():
-    with pytest.raises(InputError, match=r"unknown model 'cifar'\. Did you mean 'cifar10'"):
-        load_model("cifar")
-
-
 HEAD = "title: mine\ninitial_batch: 32\nmax_batch: 64\nepochs: 1\ntotal_work: 10\ngpu_types: {}\nsources: []\n"
-
-
-def test_an_application_needs_no_input_pipeline(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(HEAD)
-    assert model_from_yaml(path).pipeline is None
 
 
 @pytest.mark.parametrize(
@@ -158,6 +143,8 @@ def test_an_application_needs_no_input_pipeline(tmp_path):
 )
 def test_a_file_that_is_no_application_says_what_is_wrong(tmp_path, content, says):
     path = tmp_path / "mine.yaml"
+    path.write_text(HEAD)
+    assert model_from_yaml(path).pipeline is None
     path.write_text(content)
     with pytest.raises(InputError, match=says):
         model_from_yaml(path)
@@ -170,17 +157,15 @@ def test_data_sheets_are_in_their_units():
         assert 8e9 < sheet.memory_bytes < 2e11
 
 
-def test_published_names_are_aliases():
+def test_published_names_are_aliases_and_an_unknown_one_is_met_with_the_nearest():
     names = {"aws": "t4", "dgx-ext": "a100", "RTX2080Ti": "rtx2080ti", "abacus": "abacus"}
     assert {each: gpu_type_named(each) for each in names} == names
     assert gpu_sheet("abacus") is None
-
-
-def test_the_nearest_type_is_of_the_same_architecture_and_bandwidth():
     known = ("t4", "rtx2080ti", "a100")
-    nearest = {each: nearest_type(each, known) for each in ("quadro_rtx6000", "v100", "abacus")}
-    assert set(nearest.values()) == {"rtx2080ti"}
+    assert {nearest_type(each, known) for each in ("quadro_rtx6000", "v100", "abacus")} == {"rtx2080ti"}
     assert nearest_type("abacus", ["sliderule"]) == "sliderule"
+    with pytest.raises(InputError, match=r"unknown model 'cifar'\. Did you mean 'cifar10'"):
+        load_model("cifar")
 
 
 def test_transfer_scales_the_time_per_sample_by_bandwidth_and_nothing_else():

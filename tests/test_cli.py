@@ -23,43 +23,30 @@ from synergy_sim import __main__ as simulator
 from synergy_sim.settings import SIMULATOR, Settings
 
 POLLUX = "name,time,application,num_replicas,batch_size\n"
-SMALL = ["+trace=philly", "trace.window=2d", "figures=false"]
 
 
-def synergy(*arguments, cwd=None, **environment):
-    clean = {name: value for name, value in os.environ.items() if name != "SYNERGY_DATA"}
-    return subprocess.run(
-        [sys.executable, "-m", "synergy_sim", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**clean, **environment},
-        timeout=300,
-    )
-
-
-def test_main_command_compares_policies_and_leaves_results_where_it_was_typed(tmp_path):
-    done = synergy("+trace=philly", "trace.window=1d", "policy=[fifo,las]", cwd=tmp_path)
+def test_results_are_left_where_the_command_was_typed(tmp_path, typed):
+    done = typed("+trace=philly", "trace.window=3h", "policy=[fifo,las]", "figures=false")
     assert done.returncode == 0, done.stderr
     assert "fifo" in done.stdout
     assert "not the real trace" in done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"results"}
-    folder = tmp_path / "results" / "philly" / "latest"
     for policy in ("fifo", "las"):
-        names = {path.name for path in (folder / f"{policy}-0").iterdir()}
+        folder = tmp_path / "results" / "philly" / "latest" / f"{policy}-0"
+        names = {path.name for path in folder.iterdir()}
         assert names == {"jobs.parquet", "rounds.parquet", "events.parquet", "summary.json", "config.yaml"}
-        assert json.loads((folder / f"{policy}-0" / "summary.json").read_text())["policy"] == policy
-    assert (folder / "report.html").is_file()
+        assert json.loads((folder / "summary.json").read_text())["policy"] == policy
 
 
-def test_runs_of_a_sweep_that_can_be_are_collected_though_others_are_refused(tmp_path):
-    done = synergy("-m", *SMALL, "policy=fifo,srtf", "cluster.nodes=40,1,60", f"results_dir={tmp_path}")
+def test_runs_of_a_sweep_that_can_be_are_collected_though_others_are_refused(tmp_path, typed):
+    (tmp_path / "log.csv").write_text("submit_time,duration_s,gpus\n0,100,16\n")
+    swept = ("policy=fifo,srtf", "cluster.nodes=2,1", "hydra/launcher=basic")
+    done = typed("-m", "+trace=file", "trace.path=log.csv", "figures=false", *swept)
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("synergy_sim: 2 of 6 runs were refused; policy=fifo cluster.nodes=1: ")
-    table = pq.read_table(next(tmp_path.glob("sweeps/*/comparison.parquet")))
-    assert table.num_rows == 4
-    assert sorted(set(table["cluster.nodes"].to_pylist())) == ["40", "60"]
+    assert last.startswith("synergy_sim: 2 of 4 runs were refused; policy=fifo cluster.nodes=1: ")
+    table = pq.read_table(next(tmp_path.glob("results/sweeps/*/comparison.parquet")))
+    assert table["policy"].to_pylist() == ["fifo", "srtf"]
     assert "collected: " in done.stdout
 
 
@@ -71,8 +58,8 @@ def test_settings_of_a_run_are_shown_without_starting_it(tmp_path, typed):
     assert not list(tmp_path.iterdir())
 
 
-def test_help_names_every_key_and_is_quick_to_read():
-    done = synergy("--help")
+def test_help_names_every_key(typed):
+    done = typed("--help")
     assert done.returncode == 0
     for each in keys(Settings):
         assert each.name in done.stdout
@@ -119,8 +106,8 @@ def test_impossible_rows_of_both_kinds_stop_the_run_together_or_are_skipped_and_
 def test_interrupt_leaves_whole_results_only(tmp_path, capsys):
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "synergy_sim", "experiment=classical", "trace.window=200d", "figures=false"),
-            *("policy=[fifo,srtf,las,themis]", f"results_dir={tmp_path}"),
+            *(sys.executable, "-m", "synergy_sim", "experiment=classical", "trace.window=30d", "figures=false"),
+            *("policy=[fifo,themis]", f"results_dir={tmp_path}"),  # which takes ten times as long
         ],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -138,19 +125,19 @@ def test_interrupt_leaves_whole_results_only(tmp_path, capsys):
     assert "interrupted" in said
     assert "Traceback" not in said
     whole = {path.parent for path in tmp_path.rglob("summary.json")}
-    assert 1 <= len(whole) < 4
+    assert len(whole) == 1
     (folder,) = (tmp_path / "philly_classical").iterdir()
     assert {path.name for path in folder.iterdir()} == {"run.yaml", *(path.name for path in whole)}
     assert main_of_results([str(tmp_path)]) == 0
     assert "incomplete (ended early)" in capsys.readouterr().out
 
 
-def test_job_list_of_training_jobs_runs_under_policies_that_tune_and_those_that_do_not(tmp_path):
+def test_job_list_of_training_jobs_runs_under_policies_that_tune_and_those_that_do_not(tmp_path, typed):
     log = tmp_path / "jobs.csv"
     log.write_text(POLLUX + "a,0,cifar10,2,512\nb,0,ncf,1,1024\nc,90,cifar10,4,1024\n")
-    done = synergy(
+    done = typed(
         *("experiment=sia_sosp23", f"trace.path={log}", "policy=[fifo,optimus,gavel,sia,synergy]"),
-        *("cluster=homogeneous", "same_information=false", "figures=false", f"results_dir={tmp_path / 'r'}"),
+        *("cluster=homogeneous", "same_information=false", "figures=false"),
     )
     assert done.returncode == 0, done.stderr
     summaries = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
@@ -158,18 +145,18 @@ def test_job_list_of_training_jobs_runs_under_policies_that_tune_and_those_that_
     assert {each["jobs"] for each in summaries} == {3}
 
 
-def test_any_log_runs_under_a_policy_that_reads_goodput(tmp_path):
-    common = ("trace.window=1d", "trace.sample=0.2", "figures=false", f"results_dir={tmp_path}")
-    done = synergy("+trace=philly", "policy=[srtf,synergy]", "information=own", *common)
+def test_any_log_runs_under_a_policy_that_reads_goodput(typed):
+    common = ("trace.window=2017-10-09/6h", "trace.sample=0.2", "figures=false")
+    done = typed("+trace=philly", "policy=[srtf,synergy]", "information=own", *common)
     assert done.returncode == 0, done.stderr
     assert all(model in done.stdout for model in ("cifar10", "bert", "yolov3"))
 
 
-@pytest.mark.parametrize("unbuffered", [(), ("-u",)], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
-    "typed",
-    ["synergy_sim --help", "synergy_sim.traces list", "synergy_sim.explain --help", "synergy_core --help",
-     "synergy_exec --help", "synergy_sim.generators --help"],
+    ("typed", "unbuffered"),
+    [("synergy_sim --help", ()), ("synergy_sim --help", ("-u",)), ("synergy_sim.traces list", ("-u",)),
+     ("synergy_sim.explain --help", ()), ("synergy_core --help", ()), ("synergy_exec --help", ()),
+     ("synergy_sim.generators --help", ())],
 )  # fmt: skip
 def test_output_that_nobody_reads_ends_without_a_traceback(typed, unbuffered, tmp_path):
     """As after `| head`, once it has seen enough. argparse, where it prints itself, takes no offence."""
@@ -182,8 +169,7 @@ def test_output_that_nobody_reads_ends_without_a_traceback(typed, unbuffered, tm
     assert done.returncode == 141 or (done.returncode == 0 and typed.endswith("--help"))
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-@pytest.mark.parametrize("program", ["synergy_sim", "synergy_exec"])
+@pytest.mark.parametrize(("program", "encoding"), [("synergy_sim", "ascii"), ("synergy_exec", "cp1252")])
 def test_help_is_readable_without_utf8(program, encoding, tmp_path):
     command = [sys.executable, "-m", program, "--help"]
     done = subprocess.run(

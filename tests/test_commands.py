@@ -1,12 +1,14 @@
 """Every documented command that does not say what it needs runs in a clone of HEAD, as for someone new.
 
-All of them under `--thorough`; by default the first of every program of simulator and planner, and the executor's demo.
-Commit first: what is not in HEAD is not in the clone. `documented` reads the commands off the pages.
+All of them under `--thorough`; by default the first of every program of simulator and planner.
+Commit first: what is not in HEAD is not in the clone. `documented` reads the commands off the pages. Simulator and
+planner are imported once for all their commands (`copies`).
 """
 
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from copies import Programs
 from documented import NEEDS, Command, documented
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,19 +42,33 @@ SHORTER = (
     (r"^python3 -m venv", "--without-pip", "nothing is installed into it"),
     (r"^pip install", "--dry-run --no-deps --no-build-isolation", "the package is built, and its extras are looked up"),
     (r"trace\.path=|experiment=pollux", "figures=false", "the files are small"),
-    (r"models=llm|experiment=llm", "trace.window=2017-11-21/2h figures=false", "few jobs, all policies"),
+    (r"models=llm|experiment=llm", "trace.window=2017-11-21/30m figures=false", "few jobs, all policies"),
+    (r"experiment=classical", "trace.window=2017-10-09/1d figures=false", "as above"),
     (r"experiment=synergy_osdi22", "trace.jobs=200 trace.measured_jobs=50-149 figures=false", "fewer jobs"),
     (r"\[tiresias,sia,synergy\]", "trace.window=2017-10-02/3h figures=false", "as above"),
     (r"synergy_sim \+trace=philly$", "trace.window=2017-11-21/3h trace.carry_in=false", "with figures and report"),
     (r"synergy_sim .*\+trace=philly", "trace.window=2017-11-21/3h trace.carry_in=false figures=false", "fewer jobs"),
-    (r"\+trace=saturn", "trace.window=12h figures=false", "as above"),
+    (r"\+trace=saturn", "trace.window=2h figures=false", "as above"),
+    (r"experiment=compression", "trace.window=1h figures=false", "as above"),
+    (r"synergy_core compression", "network_gbps=10", "one bandwidth of them all"),
     (r"serve=true", "profile=null", "what it learned would replace the profile that readers bring"),
     (r"synergy_exec \+trace=demo$", "trace.window=5s profile=null", "a job of each model; measuring takes minutes"),
     (r"synergy_exec \+trace=demo", "trace.window=2s profile=null figures=false", "one job under each policy"),
 )
+FIRST = (
+    (
+        r"synergy_sim \+trace=philly$",
+        "trace.window=2017-11-21/3h trace.carry_in=false policy=[fifo,synergy]",
+        "one that adapts",
+    ),
+    *SHORTER,
+)
+"""Of the first commands, where not all are run."""
 PROGRAM = re.compile(r"python -m synergy_\S+( [a-z]+(?= ))?")
 """And its subcommand."""
 SERVE, DEMO = "serve=true", "synergy_exec +trace=demo"
+PLAIN = re.compile(r"python -m synergy_(sim|core)\S*( [^|<>;&$~]*)?")
+"""Needs no shell, and no process of its own."""
 TIMEOUT_S = 600
 LEAVES_S = 60
 SIMULATOR, EXECUTOR = "simulator and planner", "executor"
@@ -82,12 +99,11 @@ def test_documented_commands_run_in_a_clone(clone, part):
 
 
 def test_first_command_of_every_program_runs_in_a_clone(clone):
-    """Of the executor one: tests/exec/ has its other programs."""
     first: dict[str, Command] = {}
     for command in _free(clone):
-        if (_part(command) == SIMULATOR or command.typed.endswith(DEMO)) and (program := PROGRAM.match(command.typed)):
+        if _part(command) == SIMULATOR and (program := PROGRAM.match(command.typed)):
             first.setdefault(program[0], command)
-    assert len(_run(list(first.values()), clone)) >= FEWEST_PROGRAMS
+    assert len(_run(list(first.values()), clone, FIRST)) >= FEWEST_PROGRAMS
 
 
 def _free(clone):
@@ -95,19 +111,19 @@ def _free(clone):
     return [each for each in documented(clone) if not each.needs and not each.minutes]
 
 
-def _run(chosen, clone):
+def _run(chosen, clone, shorter=SHORTER):
     """In the order of the pages, for what one writes another reads; the lines that ran, none of them wrong."""
     wrong, runs = [], set[str]()
-    with ExitStack() as stack:
+    with ExitStack() as stack, Programs(clone, _environment(clone)) as programs:
         for command in chosen:
             for typed in command.typed.split(" && "):
-                line = _as_run(typed, clone)
+                line = _as_run(typed, clone, shorter)
                 if line is None or line in runs:
                     continue
                 runs.add(line)
                 if SERVE in typed:
                     stack.enter_context(_served(line, clone))
-                elif said := _fault(line, clone) or (_undone(clone) if DEMO in typed else ""):
+                elif said := _fault(line, clone, programs) or (_undone(clone) if DEMO in typed else ""):
                     wrong.append(f"{command.page}:{command.line}: {typed}\nran as: {line}\n{said}")
         assert not wrong, "\n\n".join(wrong)
     return runs
@@ -124,7 +140,7 @@ def _part(command):
     return EXECUTOR if executors else SIMULATOR
 
 
-def _as_run(typed, clone):
+def _as_run(typed, clone, shorter):
     """With names of what is there in place of words in capitals, without what is optional, shorter; None: not run."""
     words = re.sub(r" \[-[^\]]*\]", "", typed).split(" ")
     names = {}
@@ -137,7 +153,7 @@ def _as_run(typed, clone):
         there = [each for each in jobs.to_pylist() if each["submit_time_s"] <= WHEN_S]
         names["JOB"] = str(max(there, key=lambda job: job["finish_s"])["job_name"])
     line = " ".join(names.get(word, word) for word in words)
-    for pattern, more, _ in SHORTER:
+    for pattern, more, _ in shorter:
         if re.search(pattern, line):
             return None if more is None else f"{line} {more}"
     return line
@@ -155,19 +171,24 @@ def _shell(line, clone, **more):
     return subprocess.Popen(["bash", "-c", line], **given, **more, start_new_session=True)
 
 
-def _fault(line, clone):
+def _fault(line, clone, programs):
     """What is wrong with how the command ended; nothing: nothing."""
-    began_s = time.monotonic()
-    shell = _shell(line, clone, stdout=subprocess.PIPE, text=True)
-    try:
-        said, _ = shell.communicate(timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(shell.pid, signal.SIGKILL)
-        said, _ = shell.communicate()
-        return f"had not ended after {TIMEOUT_S} s; said:\n{said[-1500:]}"
-    print(f"{time.monotonic() - began_s:6.1f} s  {line}")
-    if shell.returncode or "Traceback" in said or "does not provide the extra" in said:
-        return f"status {shell.returncode}:\n{said[-1500:]}"
+    began = os.times()
+    if PLAIN.fullmatch(line):
+        status, said, cpu_s = programs.run(shlex.split(line)[2:])
+    else:
+        shell = _shell(line, clone, stdout=subprocess.PIPE, text=True)
+        try:
+            said, _ = shell.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(shell.pid, signal.SIGKILL)
+            said, _ = shell.communicate()
+            return f"had not ended after {TIMEOUT_S} s; said:\n{said[-1500:]}"
+        status, ended = shell.returncode, os.times()
+        cpu_s = ended.children_user + ended.children_system - began.children_user - began.children_system
+    print(f"{cpu_s:6.1f} CPU s  {line}")
+    if status or "Traceback" in said or "does not provide the extra" in said:
+        return f"status {status}:\n{said[-1500:]}"
     return ""
 
 

@@ -13,7 +13,7 @@ from synergy_core.catalog import layers_of, load_model
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.goodput.compression._compressor import Gradients, Spread
-from synergy_core.goodput.efficiency import compressed_gain
+from synergy_core.goodput.efficiency import compressed_gain, mixed_error
 from synergy_core.goodput.throughput import overlapped, sync_time
 from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.exchange import exchange_of
@@ -73,8 +73,8 @@ def test_slow_networks_are_compressed_for_and_fast_ones_are_not():
     assert {gbps: task.train_on(SHAPES[2]).compressor for gbps, task in tasks.items()} == {1.0: "q8", 400.0: "none"}
 
 
-@pytest.mark.parametrize("gbps", [1.0, 10.0, 100.0])
-@pytest.mark.parametrize("model", ["bert", "cifar10", "imagenet", "yolov3"])
+@pytest.mark.parametrize("gbps", [1.0, 100.0])
+@pytest.mark.parametrize("model", ["bert", "yolov3"])
 def test_choosing_is_never_believed_worse_than_not_compressing(model, gbps):
     chosen, plain = (informed_task(truth(mode, gbps), model) for mode in ("coadaptive", "none"))
     goodput = [beliefs.goodput([task], rows(), "max")[0] for beliefs, task in (chosen, plain)]
@@ -87,16 +87,8 @@ def test_what_policies_are_told_is_what_the_job_then_does():
     told = beliefs.goodput([task], rows(), "max")[0]
     for at, shape in enumerate(SHAPES[1:], 1):
         plan = task.train_on(shape)
-        exchange, statistics = task.exchange, task.believed_statistics
-        theta = task.models["a100"]
-        terms = exchange.terms(plan.compressor, *shape)
-        plain_s, seen = float(sync_time(theta, shape.nodes, shape.gpus)), task.pool.plain_exchanges
-        most_s = max(
-            (step_s ** theta[6] - (step_s - sync_s) ** theta[6]) ** (1 / theta[6])
-            for step_s, sync_s in seen["a100", shape.nodes > 1]
-        )
-        latency, sync_s = terms.latency_s, min(plain_s, most_s)
-        exchanged = terms.collectives * latency + (sync_s - latency) * terms.sent + terms.codec_s + plain_s - sync_s
+        exchange, statistics, theta = task.exchange, task.believed_statistics, task.models["a100"]
+        exchanged = float(task.sync_s(theta, *shape, exchange.terms(plan.compressor, *shape)))
         compute_s = theta[0] + theta[1] * plan.micro_batch
         step_s = (plan.accumulation - 1) * compute_s + float(overlapped(compute_s, exchanged, theta[6]))
         phi = task.spec.initial_batch * statistics[1] / statistics[0]
@@ -200,11 +192,6 @@ def test_a_network_is_what_exchanges_between_nodes_take():
     assert slow.step("a100", (4, 4), 200).step_s == pytest.approx(step_s)
 
 
-def test_how_gradients_are_exchanged_stands_beside_the_step_times():
-    told = truth("lgreco", 25.0, "q4").source(MACHINES, ["bert"])
-    assert all(fact in told for fact in ("catalog", "25 Gb/s", "q4", "compression=lgreco"))
-
-
 def test_an_iteration_is_worth_what_the_formula_says():
     app = truth().application("cifar10")
     plan = Plan(data=8, micro_batch=64, accumulation=2, compressor="q4")
@@ -215,16 +202,6 @@ def test_an_iteration_is_worth_what_the_formula_says():
         expected = float(compressed_gain(scale, sqr, var, 8, distorted))
         assert app.gains_under(plan)[epoch] == pytest.approx(expected, rel=1e-12)
         assert expected < app.gains(plan.global_batch)[epoch]
-
-
-def test_what_error_feedback_holds_back_is_its_error_again_and_again():
-    app = truth().application("bert")
-    errors = app.exchange.offer("powersgd-4").errors
-    lost = (errors.noise * 5.0 + errors.signal) / 6.0
-    assert errors.held_back_steps(1.0, 5.0, 12, 12.0, 4) == pytest.approx(lost / (1 - lost))
-    assert app.exchange.offer("q8").errors.held_back_steps(1.0, 5.0, 12, 12.0, 4) == 0.0
-    plans = [Plan(data=4, compressor=each) for each in ("none", "q8", "powersgd-4", "topk-0.01")]
-    assert [app.holds_back(each) for each in plans] == [False, False, True, True]
 
 
 def lone_job(world, tunes_batch=False):
@@ -254,8 +231,12 @@ def test_what_is_held_back_goes_on_from_run_to_run_and_is_lost_with_the_last_rep
     assert 0 < done < before
     plan = Plan(data=8, micro_batch=broken.requested_batch // 8, compressor="powersgd-4")
     statistics = app.statistics(plan.global_batch, epoch)
-    steps = app.compression(plan)[0].held_back_steps(*statistics, app.initial_batch, plan.micro_batch, 8)
-    assert 1 < steps < 100
+    errors = app.compression(plan)[0]
+    steps = errors.held_back_steps(*statistics, app.initial_batch, plan.micro_batch, 8)
+    local = mixed_error(
+        errors.signal, errors.noise, app.initial_batch * statistics[1] / statistics[0], plan.micro_batch
+    )
+    assert steps == pytest.approx(local / (1 - local))  # its error again and again
     broken.placement = ONE
     broken.carry_on(8000.0)
     assert broken.progress == pytest.approx(before - steps * app.gains_under(plan)[epoch])
@@ -310,13 +291,6 @@ def test_whole_runs_hold_together_and_say_what_was_trained_under(mode):
     )
 
 
-def test_without_compression_no_run_says_anything_of_it():
-    made = random_training(3, 6, MACHINES)
-    done = run(made, MACHINES, "synergy")
-    assert done.compressions is None
-    assert "gpu_time_fraction_by_compressor" not in summarise(done)
-
-
 def test_policies_that_keep_the_batch_compress_as_they_are_told():
     world = truth("uniform", 1.0, "q8")
     made = training([(0, 8, 3600, "bert"), (0, 1, 600, "cifar10")], MACHINES, truth=world)
@@ -324,6 +298,8 @@ def test_policies_that_keep_the_batch_compress_as_they_are_told():
     fast = run(made, MACHINES, "fifo", truth=world)
     ends = [done.events.time_s[done.events.kind == 3].max() for done in (slow, fast)]
     assert ends[1] < 0.6 * ends[0]
+    assert slow.compressions is None
+    assert "gpu_time_fraction_by_compressor" not in summarise(slow)
     assert set(summarise(fast)["gpu_time_fraction_by_compressor"]) == {"q8", "none"}
 
 
@@ -359,6 +335,7 @@ def test_the_documented_command_is_composed_and_policies_without_batches_are_ref
     (prepared,) = prepared_runs(settings)
     assert prepared.truth.network_bytes_per_s == 25 * GB
     assert prepared.truth.application("bert").exchange.only is None
+    assert all(fact in prepared.truth.source(prepared.cluster, ["bert"]) for fact in ("25 Gb/s", "coadaptive"))
     with pytest.raises(InputError, match=r"compression=naive.*fifo.*policy=synergy"):
         next(prepared_runs(composed("experiment=compression", "compression=naive", "policy=[fifo]")))
     with pytest.raises(InputError, match="compression"):

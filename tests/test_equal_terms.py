@@ -1,7 +1,7 @@
 """Policies with parameters of their own in one run, and rows on equal terms."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergy_core.errors import InputError
@@ -55,6 +55,7 @@ def test_two_texts_with_one_label_are_refused():
         policies_of(["las(quantum_s=60)", "las(quantum_s= 60)"], {}, None)
 
 
+@settings(max_examples=40)
 @given(st.text(max_size=40))
 def test_any_text_is_a_policy_or_an_input_error(text):
     try:

@@ -1,11 +1,14 @@
-"""What `synergy_sim.explain` says of a stored run agrees with the run: order, reasons, and what came of a job."""
+"""What a stored run says of its jobs agrees with the run: order, why they wait or were stopped, what came of them."""
 
 import json
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from composed import composed_values
 from jobs import cluster, random_workload, workload
+from training_jobs import CATALOG, random_training, t4s, three_types
 
 from synergy_core.catalog import run_time_ratio
 from synergy_core.cluster import Cluster, NodeType
@@ -13,10 +16,12 @@ from synergy_core.policies import get_policy
 from synergy_core.scheduling.reasons import Stopped, Waiting
 from synergy_runs.facts import Kind
 from synergy_runs.results import write_run
+from synergy_runs.settings import build
 from synergy_runs.stored import read_run
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.explain import Answer, Facts, main
 from synergy_sim.run import simulate_all
+from synergy_sim.settings import Settings
 from synergy_sim.simulate import simulate
 
 NINE = ["fifo", "backfill", "easy", "sjf", "srtf", "las", "tiresias", "themis", "qssf"]
@@ -29,18 +34,17 @@ def stored(tmp_path, work, machines, name, restart_s=30.0, **parameters):
     return Facts(read_run(tmp_path / name), policy, machines, execution, timed_on=work.timed_on)
 
 
-@pytest.mark.parametrize("jobs", [60, pytest.param(150, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("quotas", [{}, {"a": 16, "b": 8, "c": 8}])
-@pytest.mark.parametrize("name", [*NINE, "mlfq", "tiresias-promoting"])
-def test_after_every_decision_whoever_waits_has_a_reason_and_whoever_started_would_have_none(
-    name, quotas, jobs, tmp_path
-):
+@pytest.mark.parametrize("name", [*NINE, "mlfq", "tiresias-promoting", "fifo-pooled", "srtf-pooled"])
+def test_after_every_decision_whoever_waits_has_a_reason_and_whoever_started_would_have_none(name, tmp_path):
+    name, _, how = name.partition("-")
+    quotas = {} if how == "pooled" else {"a": 16, "b": 8, "c": 8}
+    jobs = 60
     made = random_workload(6, jobs, sizes=(1, 2, 4, 8), mean_gap_s=120.0)
     rows = list(zip(made.submit_time_s.tolist(), made.gpus.tolist(), made.duration_s.tolist(), strict=True))
     estimates = [each * (0.02 if i % 6 == 0 else 1.0) for i, each in enumerate(made.estimate_s.tolist())]
     work = workload(rows, tenants=["abc"[i % 3] for i in range(jobs)], estimates=estimates)
-    parameters = {"promote_knob": 0.3} if name.endswith("-promoting") else {}
-    facts = stored(tmp_path, work, cluster(4, virtual_clusters=quotas), name.removesuffix("-promoting"), **parameters)
+    parameters = {"promote_knob": 0.3} if how == "promoting" else {}
+    facts = stored(tmp_path, work, cluster(4, virtual_clusters=quotas), name, **parameters)
     waited = started = 0
     for time_s in facts.decided_s.tolist():
         after = facts.at(time_s)
@@ -80,13 +84,11 @@ def test_a_job_that_moved_between_gpu_types_is_as_far_as_it_was_in_the_run(tmp_p
     assert moved >= 3
 
 
-@pytest.mark.parametrize("name", NINE)
-def test_every_job_can_be_asked_about_at_any_time_and_a_reason_is_given_where_it_waits(name, tmp_path):
-    facts = stored(tmp_path, random_workload(7, 60, sizes=(1, 2, 4, 8), mean_gap_s=40.0), cluster(2), name)
+def test_every_job_can_be_asked_about_at_any_time_and_a_reason_is_given_where_it_waits(tmp_path):
+    facts = stored(tmp_path, random_workload(7, 60, sizes=(1, 2, 4, 8), mean_gap_s=40.0), cluster(2), "srtf")
     random = np.random.default_rng(0)
     seen = set()
-    for job_id in range(60):
-        submit_s = float(facts.jobs["submit_time_s"][job_id])
+    for job_id, submit_s in enumerate(facts.jobs["submit_time_s"].tolist()):
         for at_s in (submit_s, submit_s + float(random.integers(1, 20_000))):
             told = Answer(facts, job_id, at_s)
             seen.add(told.state)
@@ -148,7 +150,7 @@ def test_who_stopped_a_job_is_named_and_its_key_is_in_words(tmp_path):
     assert (stop.why, stop.by) == (Stopped.OUTRANKED, "job 1 (4 GPUs) took its GPUs")
     assert Stopped.OUTRANKED.text in stop.text()
     assert told.as_dict()["before"][-1]["why"] == "OUTRANKED"
-    assert told.reasons == [(Waiting.OUTRANKED, "Too few GPUs are left by jobs ahead of it: 4; it needs 8.")]
+    assert [each.kind for each in told.reasons] == [Waiting.OUTRANKED]
     told = told_of(tmp_path, [(0, 8, 7_200), (600, 8, 60)], "tiresias", 0, 610.0)
     assert told.key == "queue 2 of 3 since 0.11 h, attained 1.33 GPU-h"
 
@@ -167,22 +169,15 @@ def test_round_that_decided_is_named_and_a_job_that_came_later_waits_for_the_nex
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Two policies run by the command on a log that is gone afterwards."""
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    from synergy_runs.files import conf_folder
-    from synergy_runs.settings import build
-    from synergy_sim.settings import Settings
-
     folder = tmp_path_factory.mktemp("explain")
     log = folder / "jobs.csv"
     times = ["2026-01-05 07:00:00", "2026-01-05 07:01:00", "2026-01-05 07:02:00"]
     rows = [f"{job},{at},{rest},x" for job, at, rest in zip("abc", times, ("3600,6", "3600,8", "60,1"), strict=True)]
     log.write_text("\n".join(["job,submit_time,duration_s,gpus,virtual_cluster", *rows, ""]))
-    overrides = ["+trace=file", f"trace.path={log}", "policy=[fifo,tiresias]", "cluster.nodes=1", "figures=false"]
-    quotas = ["cluster.virtual_clusters={x: 8}", "progress=false"]
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        values = OmegaConf.to_container(compose("config", [*overrides, *quotas]), resolve=True)
+    values = composed_values(
+        "+trace=file", f"trace.path={log}", "policy=[fifo,tiresias]", "cluster.nodes=1",
+        "cluster.virtual_clusters={x: 8}", "figures=false", "progress=false",
+    )  # fmt: skip
     simulate_all(build(Settings, values), values, folder / "out", say=False)
     log.unlink()
     return folder / "out"
@@ -213,6 +208,8 @@ def test_what_cannot_be_explained_is_said_in_a_sentence(results, arguments, sent
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert sentence in error
+    assert main([str(results), *arguments]) == 2  # the folder of no single run
+    assert "expected the folder of a finished run" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_is_not_told_of_a_file(results, capsys, monkeypatch):
@@ -225,6 +222,46 @@ def test_a_reader_that_leaves_is_not_told_of_a_file(results, capsys, monkeypatch
     assert capsys.readouterr().err == ""
 
 
-def test_folder_without_a_run_is_said_so(tmp_path, capsys):
-    assert main([str(tmp_path), "0"]) == 2
-    assert "expected the folder of a finished run" in capsys.readouterr().err
+def simulated(name):
+    machines = three_types() if name == "sia" else t4s(placement="consolidate") if name == "synergy" else cluster(4)
+    if name in ("sia", "synergy"):
+        work = random_training(3, 40, machines)
+    else:
+        work = random_workload(6, 150, sizes=(1, 2, 4, 8), mean_gap_s=60.0)
+    return simulate(work, machines, get_policy(name), ExecutionModel(Costs(restart_s=30.0)), truth=CATALOG)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("srtf", {Stopped.OUTRANKED}),
+        ("las", {Stopped.OUTRANKED}),
+        ("themis", {Stopped.OUTRANKED}),
+        ("sia", {Stopped.RESIZED, Stopped.MOVED}),
+        ("synergy", {Stopped.RESIZED, Stopped.MOVED}),
+    ],
+)
+def test_reason_of_a_stop_is_what_its_job_does_at_that_instant(name, expected):
+    events = simulated(name).events
+    assert not events.reason[events.kind != Kind.STOP].any()
+    seen = set()
+    for row in np.flatnonzero(events.kind == Kind.STOP):
+        own = events.job_id == events.job_id[row]
+        begun = events.gpus[own & (events.kind == Kind.START) & (events.time_s == events.time_s[row])]
+        if not len(begun):
+            assert events.reason[row] == Stopped.OUTRANKED
+        else:
+            assert events.reason[row] == (Stopped.MOVED if begun[0] == events.gpus[row] else Stopped.RESIZED)
+        seen.add(Stopped(events.reason[row]))
+    assert seen >= expected
+
+
+def test_stored_events_have_reasons_and_those_of_an_older_version_none(tmp_path):
+    done = simulated("srtf")
+    write_run(done, tmp_path / "run", "")
+    path = tmp_path / "run" / "events.parquet"
+    assert read_run(tmp_path / "run").events().reason.tolist() == done.events.reason.tolist()
+    pq.write_table(pq.read_table(path).drop_columns("reason"), path)
+    older = read_run(tmp_path / "run").events()
+    assert not older.reason.any()
+    assert replace(older, reason=done.events.reason).digest() == older.digest() == done.events.digest()

@@ -22,7 +22,6 @@ from synergy_core.goodput.throughput import (
     ObservedSteps,
     form_named,
     gradient_time,
-    joined,
     padded,
     step_time,
 )
@@ -100,62 +99,18 @@ def reference_objective(theta, profile):
     return (first**2).mean() ** 0.5 + (second**2).mean() ** 0.5 + 1e-3 * (theta[6] - 1) ** 2 + 1e-2 * ratios
 
 
-def scipy_reference(profile) -> float:
-    """L-BFGS-B from several starts, with the rule's pins written out once more."""
-    nodes, gpus, batch = (np.asarray(each) for each in (profile.nodes, profile.gpus, profile.local_batch))
-    start = np.array([0.1, 0.01] * 3 + [1.001])
-    free = [True] * 7
-    if len(set(batch.tolist())) == 1:
-        start[0], free[0] = np.mean(np.asarray(profile.step_time_s) - np.asarray(profile.sync_time_s)) / 2, False
-    for seen, constants in (
-        ((nodes > 1).any(), (2, 3)),
-        (((nodes == 1) & (gpus > 1)).any(), (4, 5)),
-        ((gpus > 2).any(), (3, 5)),
-    ):
-        if not seen:
-            for each in constants:
-                start[each], free[each] = 1e-8, False
-    free = np.array(free)
-    lower = np.array([1e-8] * 6 + [1.0])
-
-    def objective(x):
-        theta = start.copy()
-        theta[free] = x
-        return reference_objective(theta, profile)
-
-    best = np.inf
-    random = np.random.default_rng(0)
-    for attempt in range(2):
-        begin = start * np.exp(random.normal(0, 1, 7)) if attempt else start
-        begin = np.clip(begin, lower, [np.inf] * 6 + [10.0])[free]
-        bounds = [(low, 10.0 if at == 6 else None) for at, low in enumerate(lower) if free[at]]
-        best = min(best, scipy_minimize(objective, begin, bounds=bounds, method="L-BFGS-B").fun)
-    return best
-
-
-@pytest.mark.parametrize("rows", [(1, 3, 6), pytest.param((2, 4, 10, 20, 60), marks=pytest.mark.thorough)], ids=str)
+@pytest.mark.parametrize("rows", [10, 20, 60])
 def test_scipy_finds_nothing_better(rows):
-    profiles = [
-        measured(
-            THETA * np.exp(np.random.default_rng(seed).normal(0, 0.5, 7)).clip(0.5, 3), *shapes(seed, count), noise=0.1
-        )
-        for seed, count in enumerate(rows)
-    ]
-    found = fit(profiles)
-    for at, profile in enumerate(profiles):
-        assert found.objective[at] == pytest.approx(
-            reference_objective(found_theta(profile), profile), rel=0.05, abs=1e-3
-        )
-    behind = [found.objective[at] > scipy_reference(profile) * (1 + 1e-3) + 1e-6 for at, profile in enumerate(profiles)]
-    assert not any(behind)
-
-
-def found_theta(profile):
-    """The fitted constants with the after-fit rule for unseen nodes undone."""
-    theta = fit([profile]).theta[0].copy()
-    if not (np.asarray(profile.nodes) > 1).any():
-        theta[2:4] = 1e-8
-    return theta
+    random = np.random.default_rng(rows)
+    planted = THETA * np.exp(random.normal(0, 0.5, 7)).clip(0.5, 3)
+    profile = measured(planted, *shapes(rows, rows), noise=0.1)
+    found = fit([profile])
+    theta, objective = found.theta[0], found.objective[0]
+    assert objective == pytest.approx(reference_objective(theta, profile), rel=1e-6)
+    bounds = list(zip(POLLUX.lower, POLLUX.upper, strict=True))
+    for start in (theta, np.clip(theta * np.exp(random.normal(0, 1, 7)), POLLUX.lower, POLLUX.upper)):
+        other = scipy_minimize(reference_objective, start, profile, bounds=bounds, method="L-BFGS-B")
+        assert objective <= other.fun * (1 + 1e-3) + 1e-6
 
 
 @pytest.mark.parametrize("form", [POLLUX, SATURATING, CROWDED])
@@ -173,7 +128,7 @@ def test_derivatives_are_those_of_the_objective(form):
 
 
 @pytest.mark.parametrize("form", [POLLUX, SATURATING, CROWDED])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_one_wild_row_moves_robust_predictions_by_less_than_five_percent(form, seed):
     nodes, gpus, batch = shapes(seed, 30)
     clean = measured(THETA, nodes, gpus, batch, noise=0.03, seed=seed)
@@ -254,11 +209,6 @@ def test_too_little_is_named():
         calibrate(ObservedSteps([1, 1], [1, 2], [8, 8], [0.5, 0.6], [0.0, 0.1]))
     with pytest.raises(InputError, match="Did you mean 'pollux'"):
         form_named("polux")
-
-
-def test_a_row_in_two_profiles_counts_once():
-    one = ObservedSteps([1, 1], [1, 2], [8, 8], [0.5, 0.6], [0.0, 0.1])
-    assert len(joined([one, ObservedSteps([1], [2], [8], [0.6], [0.1])])) == 2
 
 
 def rows_of(application: str, table: str, kind: str) -> tuple[np.ndarray, ...]:

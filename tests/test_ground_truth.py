@@ -25,11 +25,6 @@ SHAPES = st.lists(st.integers(1, 16), min_size=1, max_size=16).map(tuple)
 KINDS = st.sampled_from(["t4", "a100", "rtx2080ti", "v100", "h100", "nonsense", "A100 80GB"])
 
 
-@pytest.fixture
-def measured():
-    return MEASURED
-
-
 def rows_of(path):
     with path.open(newline="") as stream:
         return list(csv.DictReader(stream))
@@ -47,8 +42,8 @@ def placements(application, kind):
 @needs_profiles
 @pytest.mark.parametrize("kind", ["t4", "a100", "rtx2080ti"])
 @pytest.mark.parametrize("application", APPLICATIONS)
-def test_measured_points_are_returned_as_measured_under_every_rotation(application, kind, measured):
-    app = measured.application(application)
+def test_measured_points_are_returned_as_measured_under_every_rotation(application, kind):
+    app = MEASURED.application(application)
     for shape, curve in itertools.islice(placements(application, kind).items(), 0, None, 7):
         for batch, (step_s, sync_s) in curve.items():
             for turn in range(len(shape)):
@@ -57,8 +52,8 @@ def test_measured_points_are_returned_as_measured_under_every_rotation(applicati
 
 @needs_profiles
 @pytest.mark.parametrize("application", APPLICATIONS)
-def test_between_measured_batches_times_are_linear(application, measured):
-    app = measured.application(application)
+def test_between_measured_batches_times_are_linear(application):
+    app = MEASURED.application(application)
     for shape, curve in itertools.islice(placements(application, "t4").items(), 0, None, 11):
         for low, high in itertools.pairwise(sorted(curve)):
             at = (low + high) // 2
@@ -69,7 +64,7 @@ def test_between_measured_batches_times_are_linear(application, measured):
 
 @needs_profiles
 @pytest.mark.parametrize("application", ["bert", "cifar10", "imagenet"])
-def test_placements_that_were_not_measured_are_interpolated_on_a_triangulation(application, measured):
+def test_placements_that_were_not_measured_are_interpolated_on_a_triangulation(application):
     from scipy.interpolate import LinearNDInterpolator
 
     groups = defaultdict(list)
@@ -82,7 +77,7 @@ def test_placements_that_were_not_measured_are_interpolated_on_a_triangulation(a
     points += [tuple(float(row[name]) for name in columns) for row in wider]
     table = np.array(points)
     surface = LinearNDInterpolator(table[:, :3], table[:, 3:])
-    app = measured.application(application)
+    app = MEASURED.application(application)
     known, compared = {smallest_rotation(each) for each in placements(application, "t4")}, 0
     for shape in [(4, 4, 4, 4, 4, 4), (4,) * 8, (4,) * 12, (4, 4, 4, 4, 4, 2), (3,) * 9]:
         low, high = app.local_batches("t4", shape)
@@ -96,8 +91,8 @@ def test_placements_that_were_not_measured_are_interpolated_on_a_triangulation(a
 
 @needs_profiles
 @pytest.mark.parametrize("application", APPLICATIONS)
-def test_statistics_between_two_files_are_linear_in_the_batch(application, measured):
-    app = measured.application(application)
+def test_statistics_between_two_files_are_linear_in_the_batch(application):
+    app = MEASURED.application(application)
     files = {int(path.stem.split("-")[1]): rows_of(path) for path in (PROFILES / application).glob("validation-*.csv")}
     batches = sorted(files)
     assert (app.initial_batch, app.max_batch) == (batches[0], batches[-1])
@@ -125,7 +120,6 @@ def check_sound(app, kind, shape):
     return steps
 
 
-@settings(max_examples=150)
 @given(application=st.sampled_from(APPLICATIONS), kind=KINDS, shape=SHAPES)
 def test_catalog_has_a_sound_answer_for_any_shape_on_any_gpu_type(application, kind, shape):
     steps = check_sound(CATALOG.application(application), kind, shape)
@@ -133,7 +127,6 @@ def test_catalog_has_a_sound_answer_for_any_shape_on_any_gpu_type(application, k
 
 
 @needs_profiles
-@settings(max_examples=150)
 @given(application=st.sampled_from(APPLICATIONS), kind=KINDS, shape=SHAPES)
 @example(application="yolov3", kind="t4", shape=(1, 1))  # synchronisation grows faster than the step it is part of
 def test_measured_tables_have_a_sound_answer_for_any_shape_on_any_gpu_type(application, kind, shape):

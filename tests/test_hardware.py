@@ -110,26 +110,36 @@ def test_whole_iterations_stay_whole():
     assert (work.iterations >= 1).all()
 
 
-def test_a_job_that_asks_for_a_type_keeps_its_run_time_there():
-    given = workload([(0, 1, 100), (0, 1, 100), (0, 1, 100)], kinds=["v100", "", "t4"])
-    machines = nodes("a100", "v100", "t4")
-    made = converted(given, given, machines, "v100")
-    assert made.duration_s.tolist() == pytest.approx([100, 100 * 900 / 1555, 100])
-    # The second may run on the other types, too: told of all of them.
-    factors = {(each.of, each.on): each.factor for each in made.conversions}
-    assert factors == {("v100", "a100"): pytest.approx(900 / 1555), ("v100", "t4"): pytest.approx(900 / 320)}
+ON_A100, ON_T4 = 900 / 1555, 900 / 320
 
 
-def test_run_times_that_stay_are_said_to_where_that_may_surprise():
-    given = workload([(0, 1, 100), (0, 1, 100)])
-    kept = converted(given, given, nodes("a100", "t4"), None)
-    assert (kept.duration_s == given.duration_s).all()
-    assert len(kept.notes) == 1
-    assert "trace.gpu_type=TYPE" in kept.notes[0]
-    assert "unchanged on h100" in converted(given, given, nodes("h100"), None).notes[0]
-    assert converted(given, given, nodes("v100"), None).notes == ()
-    asked = workload([(0, 1, 100)], kinds=["h100"])
-    assert converted(asked, asked, nodes("h100"), None).notes == ()
+@pytest.mark.parametrize(
+    ("jobs", "on", "logged_on", "run_times_s", "conversions", "note"),
+    [
+        pytest.param(
+            {"kinds": ["v100", "", "t4"]}, ("a100", "v100", "t4"), "v100", [100, 100 * ON_A100, 100],
+            {("v100", "a100"): ON_A100, ("v100", "t4"): ON_T4}, "", id="who asks for a type keeps the run time there",
+        ),
+        pytest.param({}, ("a100", "t4"), None, [100, 100], {}, "trace.gpu_type=TYPE", id="of an unknown type"),
+        pytest.param({}, ("h100",), None, [100, 100], {}, "unchanged on h100", id="of an unknown type on one"),
+        pytest.param({}, ("v100",), None, [100, 100], {}, "", id="of an unknown type on the usual one"),
+        pytest.param({"kinds": ["h100"]}, ("h100",), None, [100], {}, "", id="on the type asked for"),
+        pytest.param(
+            {"given": ["v100", "a100", "gtx-9"]}, ("a100",), None, [100 * ON_A100, 100, 100],
+            {("v100", "a100"): ON_A100}, "gtx-9", id="of the type that the log says a job ran on",
+        ),
+        pytest.param(
+            {"given": ["v100", "a100", "gtx-9"]}, ("a100",), "t4", [100 * ON_A100, 100, 100],
+            {("v100", "a100"): ON_A100}, "gtx-9", id="which counts more than the one typed",
+        ),
+    ],
+)  # fmt: skip
+def test_run_times_are_converted_from_the_type_they_are_of(jobs, on, logged_on, run_times_s, conversions, note):
+    given = workload([(0, 1, 100)] * len(run_times_s), **jobs)
+    made = converted(given, given, nodes(*on), logged_on)
+    assert made.duration_s.tolist() == pytest.approx(run_times_s, abs=1e-3)
+    assert {(each.of, each.on): each.factor for each in made.conversions} == pytest.approx(conversions)
+    assert (note in made.notes[0]) if note else made.notes == ()
 
 
 def test_a_run_time_is_longer_where_gpus_are_slower():
@@ -144,7 +154,7 @@ def test_a_run_time_is_longer_where_gpus_are_slower():
     assert finish_s(simulate(held, machines, get_policy("fifo"))).tolist() == [1555, 1555, 11_555]
 
 
-@pytest.mark.parametrize("policy", ["srtf", "las", "easy", "qssf", "tiresias", "backfill"])
+@pytest.mark.parametrize("policy", ["srtf", "las", "easy", "qssf"])
 def test_every_order_runs_on_gpus_of_several_speeds(policy):
     """All work is done: what a job got, in seconds of its first type, is its run time."""
     random = np.random.default_rng(3)
@@ -183,12 +193,10 @@ def test_a_data_sheet_of_ones_own_makes_a_type_known(own_sheet):
 
 def test_only_what_has_data_sheets_is_called_scaled(own_sheet):
     add_gpu_sheet(own_sheet)
-    truth = Truth(None)
-    assert truth.source(nodes("tpu9"), ["bert"]).endswith("; V100 not measured: A100 times scaled by data-sheet speed")
-    assert truth.source(nodes("g2"), ["bert"]).endswith(
-        "; g2 not measured, and no data sheet: RTX 2080 Ti times as they are"
-    )
-    assert truth.source(nodes("t4"), ["bert"]) == "step times from the catalog's constants"
+    told = {kind: Truth(None).source(nodes(kind), ["bert"]) for kind in ("tpu9", "g2", "t4")}
+    assert "A100 times scaled by data-sheet speed" in told["tpu9"]
+    assert "no data sheet: RTX 2080 Ti times as they are" in told["g2"]
+    assert "not measured" not in told["t4"]
 
 
 @pytest.mark.parametrize(
@@ -214,29 +222,15 @@ def test_a_data_sheet_that_is_none(own_sheet, old, new, says):
         add_gpu_sheet(own_sheet)
 
 
-def test_aliases_that_the_catalog_has_are_left_to_it(own_sheet):
+def test_names_that_the_catalog_has_are_left_to_it(own_sheet):
     own_sheet.write_text(own_sheet.read_text().replace("aliases: []", "aliases: [v100, a-name-of-my-own]", 1))
     assert add_gpu_sheet(own_sheet).aliases == ("a-name-of-my-own",)
     assert gpu_sheet("v100").name == "v100"
-
-
-def test_a_sheet_of_a_taken_name_is_refused(own_sheet):
     taken = own_sheet.with_name("h100.yaml")
     shutil.copy(own_sheet, taken)
     with pytest.raises(InputError, match=r"rename the file, as in h100-mine\.yaml"):
         add_gpu_sheet(taken)
     assert gpu_sheets()["h100"].title == "H100 SXM5 80 GB"
-
-
-def test_run_times_are_of_the_type_that_the_log_says_a_job_ran_on():
-    """Without trace.gpu_type: what ran on a V100 is converted by bandwidth, what ran on an unknown type is not."""
-    given = workload([(0, 1, 900), (0, 1, 1555), (0, 1, 1555), (0, 1, 70)], given=["v100", "a100", "a100", "gtx-9"])
-    made = converted(given, given, nodes("a100"), None)
-    assert made.duration_s.tolist() == pytest.approx([900 * 900 / 1555, 1555, 1555, 70], abs=1e-3)
-    assert [(each.of, each.on, each.jobs) for each in made.conversions] == [("v100", "a100", 1)]
-    assert any("gtx-9" in note and "unchanged" in note for note in made.notes)
-    typed = converted(given, given, nodes("a100"), "t4")
-    assert typed.duration_s.tolist() == made.duration_s.tolist()
 
 
 def test_a_job_that_may_run_anywhere_is_as_fast_on_the_type_it_ran_on_as_in_the_log():

@@ -157,11 +157,16 @@ def ran(*overrides):
 
 
 @pytest.mark.parametrize(
-    ("policy", "information"),
-    [("fifo+tune", "own"), ("fifo+tune", "shared"), ("las+greedy", "own"), ("synergy", "all")],
+    ("policy", "information", "more"),
+    [
+        ("fifo+tune", "own", ()),
+        ("fifo+tune", "shared", ()),
+        ("las+greedy", "own", ()),
+        ("synergy", "all", ("trace.jobs=12", "trace.class_mix=[80,10,10]")),
+    ],
 )
-def test_planted_constants_are_found_in_a_run_with_noise(policy, information):
-    _, tasks, _ = ran(f"policy={policy}", f"information={information}", "truth.noise_fraction=0.01")
+def test_planted_constants_are_found_in_a_run_with_noise(policy, information, more):
+    _, tasks, _ = ran(f"policy={policy}", f"information={information}", "truth.noise_fraction=0.01", *more)
     found = defaultdict(list)
     for task in tasks.values():
         assert task.spec.pipeline is None
@@ -220,7 +225,7 @@ def test_tune_keeps_its_promise_but_for_the_rounds_of_the_search():
 def test_policies_that_share_nothing_out_decide_as_ever():
     digests = []
     for knowledge in ("known", "learned"):
-        (prepared,) = prepared_runs(composed(*CROWDED, "policy=sia", "trace.jobs=15", f"input={knowledge}"))
+        (prepared,) = prepared_runs(composed(*CROWDED, "policy=sia", "trace.jobs=8", f"input={knowledge}"))
         simulation = Simulation(
             prepared.workload, prepared.cluster, prepared.policy, prepared.execution, prepared.truth
         )

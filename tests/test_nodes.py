@@ -27,10 +27,10 @@ DRAWN = {
 }
 
 
-LARGE = {"jobs": st.integers(0, 40), "most_nodes": st.integers(1, 6), "levels": st.integers(1, 4)}
+LARGE = {"jobs": st.integers(0, 25), "most_nodes": st.integers(1, 4), "levels": st.integers(1, 4)}
 
 
-@settings(max_examples=120)
+@settings(max_examples=30)
 @given(st.fixed_dictionaries(DRAWN | LARGE))
 def test_everything_allocated_is_placed(drawn: dict[str, Any]) -> None:
     problem = random_round(**drawn)
@@ -41,7 +41,7 @@ def test_everything_allocated_is_placed(drawn: dict[str, Any]) -> None:
     check(held, allocate(held, prices=found.prices))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.fixed_dictionaries(DRAWN | {"jobs": st.integers(1, 7)}))
 def test_no_placement_is_worth_more_than_the_bound(drawn: dict[str, Any]) -> None:
     problem = random_round(**drawn, most_nodes=2)
@@ -52,13 +52,10 @@ def test_no_placement_is_worth_more_than_the_bound(drawn: dict[str, Any]) -> Non
     assert found.objective <= best + 1e-6
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_bound_is_close_and_most_of_it_placed(seed: int) -> None:
-    problem = random_round(seed, 60, most_nodes=8, sizes=(1, 2, 4))
-    assert allocate(problem).gap < 0.08
-    found = [allocate(random_round(each, 8, most_nodes=2, sizes=(1, 2, 4))) for each in range(seed, 60, 3)]
-    best = [best_placed(random_round(each, 8, most_nodes=2, sizes=(1, 2, 4))) for each in range(seed, 60, 3)]
-    assert sum(each.objective for each in found) >= 0.97 * sum(best)
+def test_the_bound_is_close_and_most_of_it_placed() -> None:
+    assert allocate(random_round(0, 60, most_nodes=8, sizes=(1, 2, 4))).gap < 0.08
+    problems = [random_round(seed, 8, most_nodes=2, sizes=(1, 2, 4)) for seed in range(15)]
+    assert sum(allocate(each).objective for each in problems) >= 0.97 * sum(map(best_placed, problems))
 
 
 def test_charges_add_up_on_every_node_that_exists() -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from copies import Programs
 
 ROOT = Path(__file__).resolve().parents[1]
 POLICY = '''"""Small jobs first."""
@@ -75,15 +76,17 @@ def test_policy_and_format_are_added_by_their_files_alone(tmp_path):
     log = copy.parent / "log.txt"
     log.write_text("at 0 for 60 on 8\nat 1 for 60 on 8\nat 2 for 30 on 2\n")
 
-    assert "small_first" in said(copy, "synergy_sim", "--help")
-    assert "small_first" in said(copy, "synergy_core", "check", "small_first")
     nodes = "cluster.node_types=[{gpu_type: v100, nodes: 1, gpus_per_node: 8}]"
     asked = ("policy=[fifo,small_first]", nodes, "testbed=ideal", "restart_s=0", "figures=false")
-    said(copy, "synergy_sim", "+trace=file", f"trace.path={log}", "trace.name=spoken", *asked)
-    results = copy.parent / "results"
+    with Programs(copy, os.environ | {"PYTHONPATH": str(copy)}) as programs:
+        assert "small_first" in programs.run(["synergy_sim", "--help"])[1]
+        assert "small_first" in programs.run(["synergy_core", "check", "small_first"])[1]
+        typed = ["synergy_sim", "+trace=file", f"trace.path={log}", "trace.name=spoken", *asked]
+        status, told, _ = programs.run(typed)
+    assert status == 0, told
     mean_s = {
         path.parent.name: json.loads(path.read_text(encoding="utf-8"))["mean_jct_s"]
-        for path in results.rglob("summary.json")
+        for path in copy.rglob("summary.json")
     }
     assert mean_s == {
         "fifo-0": pytest.approx((60 + 119 + 148) / 3),

@@ -5,6 +5,7 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
+from test_traces_formats import text_of
 
 POLLUX = "name,time,application,num_replicas,batch_size\n"
 SACCT = "JobID{0}User{0}Account{0}Partition{0}State{0}Submit{0}Start{0}ElapsedRaw{0}AllocTRES{0}ReqTRES{0}NodeList\n"
@@ -71,6 +72,22 @@ def test_nodes_are_added_where_they_are_wanted(overrides, nodes, tmp_path, typed
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.rglob("fifo-0/summary.json")
     assert [each["nodes"] for each in json.loads(path.read_text())["node_types"]] == nodes
+
+
+def test_what_a_packed_log_cannot_show_is_said_above_the_table(tmp_path, typed):
+    rows = ({}, {"name": "b", "gpu_milli": "500", "memory_mib": "0"}, {"name": "c", "num_gpu": "0"})
+    unscheduled = {"name": "d", "scheduled_time": ""}
+    log = tmp_path / "openb_pod_list_default.csv.gz"
+    log.write_bytes(gzip.compress(text_of("openb", *rows, unscheduled).encode()))
+    done = typed("+trace=file", f"trace.path={log}", "policy=fifo", "figures=false")
+    for each in (
+        "2 of 4 pods",
+        "1 of 2 pods request part of a GPU",
+        "requests no memory",
+        "1 never scheduled; 1 no GPU",
+    ):
+        assert each in done.stderr
+    assert {each.parent.name for each in tmp_path.rglob("summary.json")} == {"fifo-0", "as-logged-0"}
 
 
 def test_a_policy_that_is_told_less_is_also_run_on_equal_terms(tmp_path, typed):

@@ -121,91 +121,66 @@ def test_jobs_are_placed_beside_others_that_keep_their_gpus(seed: int, sizes: tu
     free_masks(cluster, [*packed.placed, *others])
 
 
-def test_unchanged_jobs_stay_where_they_are_when_there_is_room() -> None:
-    cluster = cluster_of(("v100", 2, 4))
-    current: list[Placed] = [((0, 0b0110),), ((1, 0b0001),), ()]
-    packed = packing(cluster, np.array([2, 1, 2]), np.array([0, 0, 0]), current)
-    assert packed.placed[:2] == current[:2]
-    assert packed.migrated == []
+ONE, TWO = (("v100", 2, 4),), (("a", 1, 4), ("b", 1, 4))
+FULL = (1 << 64) - 1
 
 
-def test_small_job_makes_room_for_a_whole_node_and_the_move_is_reported() -> None:
-    cluster = cluster_of(("v100", 2, 4))
-    current: list[Placed] = [((0, 0b0001),), ((1, 0b0011),), ()]
-    packed = packing(cluster, np.array([1, 2, 4]), np.array([0, 0, 0]), current)
-    assert packed.migrated == [0]
-    assert packed.placed[2] == ((0, 0b1111),)
-    assert packed.placed[1] == current[1]
-    assert packed.spread == []
-
-
-def test_no_job_gets_gpus_of_a_job_that_stays() -> None:
-    cluster = cluster_of(("v100", 2, 4))
-    current: list[Placed] = [((1, 0b0011),), ()]
-    packed = packing(cluster, np.array([2, 4]), np.zeros(2, dtype=int), current, [0b1110, 0b1100])
-    assert packed.migrated == [0]
-    assert packed.placed == [((0, 0b0110),), ((1, 0b1111),)]
-
-
-def test_spreading_is_the_last_resort_and_is_reported() -> None:
-    cluster = cluster_of(("v100", 2, 4))
-    packed = packing(cluster, np.array([3, 3, 2]), np.zeros(3, dtype=int), [()] * 3)
-    assert packed.spread == [2]
-    assert sorted(node for node, _ in packed.placed[2]) == [0, 1]
-
-
-def test_divisible_jobs_are_gathered_again_where_old_spreads_are_in_the_way() -> None:
-    cluster = cluster_of(("v100", 2, 4))
-    current: list[Placed] = [((0, 0b0001), (1, 0b0001)), ((0, 0b0010), (1, 0b0010)), ()]
-    packed = packing(cluster, np.array([2, 2, 4]), np.zeros(3, dtype=int), current)
-    assert packed.spread == []
-    assert [len(placed) for placed in packed.placed] == [1, 1, 1]
-
-
-def test_job_that_names_no_type_keeps_its_own_or_takes_the_first_with_room() -> None:
-    cluster = cluster_of(("a", 1, 4), ("b", 1, 4))
-    current: list[Placed] = [((1, 0b0011),), (), ()]
-    packed = packing(cluster, np.array([2, 4, 2]), np.array([-1, -1, -1]), current)
-    assert packed.placed[0] == current[0]
-    assert packed.placed[1] == ((0, 0b1111),)
-    assert packed.placed[2][0][0] == 1
-
-
-def test_job_that_names_no_type_gives_way_to_those_that_do() -> None:
-    cluster = cluster_of(("a", 1, 4), ("b", 1, 4))
-    packed = packing(cluster, np.array([4, 4]), np.array([-1, 0]), [((0, 0b1111),), ()])
-    assert packed.placed == [((1, 0b1111),), ((0, 0b1111),)]
-
-
-def test_jobs_of_any_type_leave_theirs_where_otherwise_not_all_would_fit() -> None:
-    cluster = cluster_of(("a", 1, 4), ("b", 1, 4))
-    current: list[Placed] = [((0, 0b0001),), ((1, 0b0001),), ()]
-    packed = packing(cluster, np.array([1, 1, 4]), np.array([-1, -1, -1]), current)
-    check(cluster, [1, 1, 4], [-1, -1, -1], packed, current)
-    assert packed.migrated
-
-
-def test_type_change_moves_a_job_and_is_no_migration() -> None:
-    cluster = cluster_of(("a", 1, 4), ("b", 1, 4))
-    packed = packing(cluster, np.array([2]), np.array([1]), [((0, 0b0011),)])
-    assert packed.placed == [((1, 0b0011),)]
-    assert packed.migrated == []
-
-
-def test_mixed_node_sizes_of_one_type_take_whole_nodes_first() -> None:
-    cluster = cluster_of(("a", 1, 8), ("a", 2, 4))
-    packed = packing(cluster, np.array([12, 4]), np.array([0, 0]), [(), ()])
-    assert packed.placed[0][0] == (0, 0xFF)
-    assert sorted(mask for _, mask in packed.placed[0][1:] + packed.placed[1]) == [0xF, 0xF]
-
-
-def test_nodes_of_64_gpus_and_jobs_of_no_gpus() -> None:
-    cluster = cluster_of(("a", 2, 64))
-    packed = packing(cluster, np.array([64, 0, 32, 32]), np.zeros(4, dtype=int), [()] * 4)
-    assert packed.placed[0] == ((0, (1 << 64) - 1),)
-    assert packed.placed[1] == ()
-    again = packing(cluster, np.array([64, 0, 32, 32]), np.zeros(4, dtype=int), packed.placed)
-    assert again.placed == packed.placed
+# Nodes; GPUs and type of each job (−1 for any), its present placement, and the one it gets; who is moved, who is spread
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "kinds", "current", "placed", "migrated", "spread"),
+    [
+        pytest.param(
+            *(ONE, [2, 1, 2], [0, 0, 0], [((0, 0b0110),), ((1, 0b0001),), ()]),
+            *([((0, 0b0110),), ((1, 0b0001),), ((0, 0b1001),)], [], []),
+            id="unchanged jobs stay where they are when there is room",
+        ),
+        pytest.param(
+            *(ONE, [1, 2, 4], [0, 0, 0], [((0, 0b0001),), ((1, 0b0011),), ()]),
+            *([((1, 0b0100),), ((1, 0b0011),), ((0, 0b1111),)], [0], []),
+            id="a small job makes room for a whole node",
+        ),
+        pytest.param(
+            *(ONE, [3, 3, 2], [0, 0, 0], [()] * 3),
+            *([((0, 0b0111),), ((1, 0b0111),), ((1, 0b1000), (0, 0b1000))], [], [2]),
+            id="spreading is the last resort",
+        ),
+        pytest.param(
+            *(ONE, [2, 2, 4], [0, 0, 0], [((0, 0b0001), (1, 0b0001)), ((0, 0b0010), (1, 0b0010)), ()]),
+            *([((1, 0b0011),), ((1, 0b1100),), ((0, 0b1111),)], [0, 1], []),
+            id="divisible jobs are gathered again where old spreads are in the way",
+        ),
+        pytest.param(
+            *(TWO, [2, 4, 2], [-1, -1, -1], [((1, 0b0011),), (), ()]),
+            *([((1, 0b0011),), ((0, 0b1111),), ((1, 0b1100),)], [], []),
+            id="a job that names no type keeps its own or takes the first with room",
+        ),
+        pytest.param(
+            *(TWO, [4, 4], [-1, 0], [((0, 0b1111),), ()], [((1, 0b1111),), ((0, 0b1111),)], [0], []),
+            id="a job that names no type gives way to those that do",
+        ),
+        pytest.param(
+            *(TWO, [1, 1, 4], [-1, -1, -1], [((0, 0b0001),), ((1, 0b0001),), ()]),
+            *([((1, 0b0010),), ((1, 0b0001),), ((0, 0b1111),)], [0], []),
+            id="jobs of any type leave theirs where otherwise not all would fit",
+        ),
+        pytest.param(
+            *(TWO, [2], [1], [((0, 0b0011),)], [((1, 0b0011),)], [], []), id="a change of type is no migration"
+        ),
+        pytest.param(
+            *((("a", 1, 8), ("a", 2, 4)), [12, 4], [0, 0], [(), ()]),
+            *([((0, 0xFF), (1, 0xF)), ((2, 0xF),)], [], []),
+            id="whole nodes of several sizes are taken first",
+        ),
+        pytest.param(
+            *((("a", 2, 64),), [64, 0, 32, 32], [0] * 4, [()] * 4),
+            *([((0, FULL),), (), ((1, FULL >> 32),), ((1, FULL >> 32 << 32),)], [], []),
+            id="nodes of 64 GPUs and jobs of no GPUs",
+        ),
+    ],
+)
+def test_jobs_are_packed_as_a_hand_would(nodes, gpus, kinds, current, placed, migrated, spread) -> None:
+    packed = packing(cluster_of(*nodes), np.array(gpus), np.array(kinds), current)
+    assert (packed.placed, packed.migrated, packed.spread) == (placed, migrated, spread)
 
 
 @pytest.mark.parametrize(

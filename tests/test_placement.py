@@ -13,53 +13,34 @@ from synergy_core.placement.one_job import Placement
 from synergy_core.placement.whole_round import packing
 
 
-def nodes(placed):
-    return [node for node, _ in placed]
-
-
-def test_best_fit_takes_the_fullest_node_that_has_room():
-    placement = Placement(cluster(3))
-    placement.place(5)
-    placement.place(7)
-    assert nodes(placement.place(1)) == [1]
-    assert nodes(placement.place(3)) == [0]
-    assert nodes(placement.place(8)) == [2]
-
-
-def test_wide_job_takes_idle_nodes_and_its_remainder_best_fit():
-    placement = Placement(cluster(4))
-    placement.place(6)
-    assert nodes(placement.place(18)) == [1, 2, 0]
-
-
-def test_spread_job_uses_few_nodes():
-    placement = Placement(cluster(3))
-    for gpus in (5, 6, 7):
-        placement.place(gpus)
-    assert nodes(placement.place(6)) == [0, 1, 2]
-    assert placement.free_gpus == 0
-
-
-def test_whole_nodes_refuse_fragments():
-    placement = Placement(cluster(2))
-    placement.place(1)
-    assert not placement.fits(16, scattered=False)
-    assert nodes(placement.place(15, scattered=False)) == [1, 0]
-
-
-def test_job_that_a_node_could_hold_is_not_cut_unless_it_may_lie_apart():
-    placement = Placement(cluster(2))
-    placement.place(5)
-    placement.place(5)
-    assert placement.place(4, scattered=False) is None
-    assert nodes(placement.place(4)) == [0, 1]
+@pytest.mark.parametrize(
+    ("of_nodes", "before", "gpus", "scattered", "expected"),
+    [
+        (3, (5, 7), 1, True, [1]),  # the fullest node that has room
+        (3, (5, 7), 3, True, [0]),
+        (3, (5, 7), 8, True, [2]),
+        (4, (6,), 18, True, [1, 2, 0]),  # idle nodes, and the remainder on the fullest
+        (3, (5, 6, 7), 6, True, [0, 1, 2]),  # as few nodes as can be
+        (2, (1,), 16, False, None),  # whole nodes refuse fragments
+        (2, (1,), 15, False, [1, 0]),
+        (2, (5, 5), 4, False, None),  # what a node could hold is not cut unless it may lie apart
+        (2, (5, 5), 4, True, [0, 1]),
+    ],
+)
+def test_a_job_lies_where_a_hand_would_put_it(of_nodes, before, gpus, scattered, expected):
+    placement = Placement(cluster(of_nodes))
+    for each in before:
+        placement.place(each)
+    assert placement.fits(gpus, scattered=scattered) == (expected is not None)
+    placed = placement.place(gpus, scattered=scattered)
+    assert (placed and [node for node, _ in placed]) == expected
 
 
 def test_job_does_not_mix_types():
     machines = Cluster((NodeType("a", "a100", 1, 8), NodeType("t", "t4", 2, 4)))
     placement = Placement(machines)
     placement.place(6)
-    assert nodes(placement.place(6)) == [1, 2]
+    assert [node for node, _ in placement.place(6)] == [1, 2]
     assert not placement.fits(3)
     assert placement.place(2, "a100") == ((0, 0b11000000),)
 

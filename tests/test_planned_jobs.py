@@ -6,7 +6,6 @@ import numpy as np
 import planned_models
 import pytest
 from composed import composed
-from hash_seeds import printed_with
 from jobs import finish_s, workload
 from training_jobs import run
 
@@ -16,7 +15,6 @@ from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.planned import PlannedSpeeds
 from synergy_core.jobs.reports import RATIO_OWN, RATIO_SHARED
 from synergy_core.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
-from synergy_core.planner import tables
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
 from synergy_runs.facts import Kind
@@ -30,16 +28,11 @@ from synergy_sim.truth.application import Disturbance
 from synergy_sim.truth.planned import PlannedTruth
 
 MACHINES = Cluster(
-    (
-        NodeType("a", "a100", 2, 4),
-        NodeType("v", "v100", 1, 8),
-        NodeType("x", "a40", 4, 2),
-        NodeType("y", "a10", 4, 2),
-    )
+    (NodeType("a", "a100", 2, 4), NodeType("v", "v100", 1, 8), NodeType("x", "a40", 4, 2), NodeType("y", "a10", 4, 2))
 )
 EXACT = Truth(None, planned=PlannedTruth(error=0.0))
 BLURRED = Truth(None, disturbance=Disturbance(0.1, 0.1, 1.5, seed=4))
-POLICIES = ("fifo", "srtf", "las", "gavel", "gavel+plans", "sia", "sia+plans", "ftf", "ftf+plans", "crius", "synergy")
+POLICIES = ("srtf", "gavel+plans", "sia", "ftf+plans", "crius")
 NODES = (("a100", 10, 4), ("v100", 2, 16), ("a40", 20, 2), ("a10", 20, 2))
 TYPES = ",".join(f"{{gpu_type:{kind},nodes:{nodes},gpus_per_node:{gpus}}}" for kind, nodes, gpus in NODES)
 EIGHTH = [f"cluster.node_types=[{TYPES}]"]
@@ -85,16 +78,9 @@ def beliefs(information="own", *, plans=True):
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_job_ends_once_and_none_runs_where_no_plan_fits(name):
     """`run` checks the log of facts; a job that is given GPUs on which no plan fits raises."""
-    made = some()
+    made = some(jobs=14)
     done = run(made, MACHINES, name, Costs(0.0, 30.0), truth=BLURRED)
     assert (finish_s(done) > made.submit_time_s).all()
-
-
-@pytest.mark.parametrize("name", ["crius", "gavel+plans", "synergy"])
-def test_quotas_hold_for_jobs_with_plans(name):
-    machines = replace(MACHINES, virtual_clusters={"": 20})
-    done = run(some(machines=machines), machines, name, truth=BLURRED)
-    assert np.isfinite(finish_s(done)).all()
 
 
 def test_fifo_reproduces_the_run_times_of_the_trace():
@@ -129,21 +115,6 @@ def test_assignment_is_the_same_for_a_seed_and_another_for_another():
 def test_small_traces_without_large_jobs_say_so():
     with pytest.raises(InputError, match=r"trace\.llm_gpus"):
         some(sizes=(1,))
-
-
-def test_one_plan_in_replicas_is_never_faster_than_the_best():
-    counts = ROWS.gpus.tolist()
-    best, fixed = (
-        {
-            (kind, gpus): step_s
-            for kind in MACHINES.gpu_types
-            for gpus, (step_s, _) in PlannedSpeeds(MACHINES, plans=plans).fastest("big-llm", 256, kind, counts).items()
-        }
-        for plans in (True, False)
-    )
-    assert all(fixed[each] >= best[each] for each in best)
-    assert any(fixed[each] > best[each] for each in best)
-    assert any(best[kind, 1] == float("inf") for kind in MACHINES.gpu_types)
 
 
 def step(step_s):
@@ -234,8 +205,7 @@ def test_plus_plans_is_a_policy_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
-    [("crius+plans", "Type crius"), ("fifo+plans", "it cannot use plans"), ("sai+plans", "sia")],
+    ("name", "says"), [("crius+plans", "Type crius"), ("fifo+plans", "it cannot use plans"), ("sai+plans", "sia")]
 )
 def test_plus_plans_says_where_it_makes_no_sense(name, says):
     with pytest.raises(InputError, match=says):
@@ -277,29 +247,9 @@ def test_crius_grows_what_is_alone():
     assert done.events.gpus[done.events.kind == int(Kind.START)].max() == 16
 
 
-SCRIPT = """
-
-import planned_models; planned_models.install()
-from test_planned_jobs import MACHINES, BLURRED, run, some
-for name in ("sia", "sia+plans", "crius", "synergy"):
-    print(name, run(some(jobs=10), MACHINES, name, truth=BLURRED).events.digest())
-"""
-
-
-def test_log_is_the_same_in_another_process_with_another_hash_seed():
-    assert len(printed_with(SCRIPT, "1", "2")) == 1
-
-
-def test_tables_have_a_row_for_every_count_whether_or_not_a_plan_fits():
-    table = tables.planned_tables("big-llm", (("a10", 2), ("a100", 4)), (1, 2, 4), 256)
-    assert table.nodes.tolist() == [0, 0, 0, 1, 1, 1]
-    assert table.gpus.tolist() == [1, 2, 4] * 2
-    assert (table.plans.gpus == table.gpus)[np.isfinite(table.step_time_s)].all()
-
-
 def test_the_experiment_on_an_eighth_of_its_cluster():
     """conf/experiment/llm_heterogeneous.yaml, drawn from Philly's statistics: all jobs end, and knowing plans pays."""
-    asked = "trace.find=[]", "trace.window=1d", "trace.sample=0.3", "policy=[crius,synergy]"
+    asked = "trace.find=[]", "trace.window=1d", "trace.sample=0.15", "policy=[crius,synergy]"
     settings = composed("experiment=llm_heterogeneous", *asked, *EIGHTH)
     mean_s = {}
     for each in prepared_runs(settings):
@@ -331,9 +281,9 @@ def test_gpus_on_which_a_job_ran_out_of_memory_are_not_offered_again():
     np.testing.assert_array_equal(after[1], before[1])
 
 
-@pytest.mark.parametrize("name", ["sia", "sia+plans", "crius", "synergy"])
+@pytest.mark.parametrize("name", ["sia+plans", "crius", "synergy"])
 def test_jobs_end_where_many_plans_run_out_of_memory_and_later_than_where_none_does(name):
-    made, ends = some(), []
+    made, ends = some(jobs=14), []
     for memory_error in (False, True):
         truth = replace(BLURRED, planned=PlannedTruth(memory_error=memory_error))
         ends.append(finish_s(run(made, MACHINES, name, Costs(0.0, 30.0), truth=truth)))
@@ -341,7 +291,7 @@ def test_jobs_end_where_many_plans_run_out_of_memory_and_later_than_where_none_d
     assert ends[1].mean() > ends[0].mean()
 
 
-@pytest.mark.parametrize("name", ["sia+plans", "gavel+plans", "ftf+plans", "crius", "rubick", "synergy"])
+@pytest.mark.parametrize("name", ["gavel+plans", "crius", "rubick", "synergy"])
 def test_jobs_end_where_every_plan_runs_out_of_memory_but_on_the_requested_gpus(name, monkeypatch):
     """crius left a job for ever on GPUs where it ran out of memory, if no step up to `most_gpus` led away from them."""
     monkeypatch.setattr(PlannedTruth, "runs_out", lambda self, seed, model, gpu_type, plan: plan.gpus > 1)

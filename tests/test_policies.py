@@ -38,26 +38,6 @@ def test_lone_job_runs_at_once_and_without_a_break(name):
 FREE = ExecutionModel(Costs(restart_s=0.0))
 
 
-def test_demoted_job_waits_for_young_one():
-    work = workload([(0, 8, 2_000), (1_000, 8, 100)])
-    done = simulate(work, cluster(1), get_policy("mlfq"), FREE)
-    assert finish_s(done).tolist() == [2_100, 1_100]
-
-
-def test_las_runs_whoever_has_held_least_in_gpu_seconds():
-    # At 8,000 s the first has held 8 × 8,000 GPU-s, the second 4 × 3,600: two queues would go by arrival.
-    work = workload([(0, 8, 8_000), (7_200, 4, 3_700), (7_200, 4, 3_700)])
-    assert finish_s(simulate(work, cluster(1), get_policy("las"), FREE)).tolist() == [11_700, 10_900, 10_900]
-    assert finish_s(simulate(work, cluster(1), get_policy("mlfq"), FREE)).tolist() == [8_900, 11_700, 11_700]
-
-
-def test_of_two_jobs_that_have_held_the_same_each_runs_for_a_quantum_at_a_time():
-    work = workload([(0, 8, 300), (0, 8, 300)])
-    policy = get_policy("las").with_parameters(quantum_s=100.0)
-    starts = [(at_s, job) for at_s, kind, job in facts(simulate(work, cluster(1), policy, FREE)) if kind == "start"]
-    assert starts == [(0, 0), (100, 1), (200, 0), (300, 1), (400, 0), (500, 1)]
-
-
 def test_starving_job_goes_back_to_the_first_queue_and_its_counts_begin_at_zero():
     """It runs 1,000 s into the second queue; young jobs keep it out until it has waited half as long as it ran."""
     work = workload([(0, 8, 1_500), *[(1_000 + 400 * i, 8, 400) for i in range(6)]])
@@ -70,19 +50,6 @@ def test_starving_job_goes_back_to_the_first_queue_and_its_counts_begin_at_zero(
     assert events[:3] == [(0, "start", 0), (1_000, "stop", 0), (1_800, "start", 0)]
     assert events[3] == (1_800 + 3_250 / 8, "stop", 0)
     assert events[4][1] == "start"
-
-
-def test_easy_does_not_wait_for_ever_for_a_job_that_has_outrun_its_estimate():
-    """Half the node is due at 10 s and ends at 100,000 s; by what it promised, every other GPU was there to fill."""
-    fillers = [(500 * i, 2, 5_000) for i in range(1, 40)]
-    rows = [(0, 4, 100_000), (0, 2, 1_000), (100, 4, 100), *fillers]
-    work = workload(rows, estimates=[10, *[row[2] for row in rows[1:]]])
-    assert finish_s(simulate(work, cluster(1), get_policy("easy"), FREE))[2] < 10_000
-
-
-def test_easy_fills_the_gap_only_with_jobs_that_end_before_the_reservation():
-    work = workload([(0, 4, 100), (1, 8, 100), (2, 4, 200), (3, 4, 97)], estimates=[100, 100, 200, 97])
-    assert finish_s(simulate(work, cluster(1), get_policy("easy"))).tolist() == [100, 200, 400, 100]
 
 
 @pytest.mark.parametrize("finish_first", [True, False])
@@ -115,16 +82,6 @@ def test_two_jobs_that_end_at_once_are_learnt_in_one_order():
     assert predictions[0] == predictions[1]
 
 
-def test_themis_lets_the_worst_off_go_first():
-    """A short job is soon late by a multiple of its run time: it stops the first, and the longest comes last."""
-    work = workload([(0, 8, 1_000), (10, 8, 5_000), (20, 8, 300)])
-    assert finish_s(simulate(work, cluster(1), get_policy("themis"), FREE)).argsort().tolist() == [2, 0, 1]
-
-
-def lone(name, **parameters):
-    return simulate(workload([(0, 1, 1)]), cluster(1), get_policy(name).with_parameters(**parameters))
-
-
 @pytest.mark.parametrize(
     ("name", "parameters", "said"),
     [
@@ -135,7 +92,7 @@ def lone(name, **parameters):
 )
 def test_what_a_policy_does_not_have_is_refused(name, parameters, said):
     with pytest.raises(InputError, match=said):
-        lone(name, **parameters)
+        simulate(workload([(0, 1, 1)]), cluster(1), get_policy(name).with_parameters(**parameters))
 
 
 def test_parameter_reaches_key_and_change():

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training_jobs import run, t4s, training
 
+from synergy_core.policies import get_policy
 from synergy_core.policies.pollux import settled
 from synergy_core.policies.pollux.search import (
     Worth,
@@ -225,3 +227,22 @@ def test_a_job_that_holds_all_it_can_use_is_settled():
     cost = np.broadcast_to(1.0 / (np.arange(9) + 0.1), (1, 2, 2, 9))
     assert settled(bounds, cost)
     assert not settled(replace(bounds, most_gpus=np.array([8], np.uint8)), cost)
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_in_simulations_no_node_is_shared_by_jobs_on_several_and_a_lone_job_grows(skips):
+    policy = get_policy("pollux").with_parameters(generations=15, population=20, skip_settled=skips)
+    spanned, most = 0, 0
+
+    def allocate(state):
+        nonlocal spanned, most
+        answer = policy.allocate(state)
+        on_nodes = answer.node_gpus > 0
+        spans = on_nodes.sum(axis=1) > 1
+        assert (on_nodes[spans].sum(axis=0) <= 1).all()
+        spanned, most = spanned + spans.sum(), max(most, answer.gpus.max(initial=0))
+        return answer
+
+    rows = [(60 * at, 1 + at % 4, 1_500, name) for at, name in enumerate(("bert", "cifar10", "ncf", "yolov3", "bert"))]
+    run(training([*rows, (90_000, 1, 20_000, "cifar10")], t4s()), t4s(), replace(policy, allocate=allocate))
+    assert (spanned > 0, most) == (True, 16)

@@ -4,17 +4,19 @@ from functools import cache
 
 import numpy as np
 from composed import composed
+from training_jobs import random_training, run, t4s
 
-from synergy_core.cluster import NodeType
+from synergy_core.cluster import Cluster, NodeType
 from synergy_core.goodput.pipeline import Pipeline
 from synergy_core.jobs.state import _worth_trying
+from synergy_core.policies import get_policy
 from synergy_core.units import GB, MB
 from synergy_runs.metrics import job_table
 from synergy_sim.prepare import prepared_runs
 from synergy_sim.simulate import simulate
 
 CROWDED = (
-    "experiment=synergy_osdi22", "trace.jobs=40", "trace.measured_jobs=null", "trace.jobs_per_hour=30",
+    "experiment=synergy_osdi22", "trace.jobs=20", "trace.measured_jobs=null", "trace.jobs_per_hour=30",
     "cluster.nodes=2", "truth.measured=false", "seed=1",
 )  # fmt: skip
 MODELS = ("alexnet", "res18", "res50", "mobilenet", "shufflenet", "gnmt", "transformer", "lstm", "m5", "deepspeech")
@@ -30,8 +32,8 @@ def ran(policy, *more):
     )
 
 
-def mean_jct_s(run):
-    return float(job_table(run).jct_s.mean())
+def mean_jct_s(done):
+    return float(job_table(done).jct_s.mean())
 
 
 def test_columns_of_cpus_and_memory_are_worth_having():
@@ -49,16 +51,10 @@ def test_where_they_may_not_it_is_no_worse_than_tune():
 
 
 def test_with_the_columns_off_nodes_that_name_plenty_of_cpus_change_no_decision():
-    digests = []
-    for host in ((), ("cluster.cpus_per_node=1e6", "cluster.memory_gb_per_node=1e9")):
-        settings = composed(
-            "+trace=philly", "trace.find=[]", "trace.window=6h", "trace.models=mix", "trace.sample=0.05",
-            "cluster.nodes=2", "truth.measured=false", "policy=synergy", "++parameters.synergy.shares=false", *host,
-        )  # fmt: skip
-        (prepared,) = prepared_runs(settings)
-        made = prepared.workload, prepared.cluster, prepared.policy, prepared.execution
-        digests.append(simulate(*made, truth=prepared.truth).events.digest())
-    assert digests[0] == digests[1]
+    policy, made = get_policy("synergy").with_parameters(shares=False), random_training(3, 20, t4s())
+    hosts = t4s(), Cluster((NodeType("t4", "t4", 4, 4, 1e6, 1e9 * GB),))
+    plain, plenty = (run(made, each, policy).events.digest() for each in hosts)
+    assert plain == plenty
 
 
 def test_of_shares_as_fast_the_cheapest_is_tried():

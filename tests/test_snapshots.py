@@ -5,7 +5,6 @@ from random import Random
 
 import numpy as np
 import planned_models
-import pytest
 from case_checks import prepared_case, simulated
 from cases import random_case
 
@@ -42,12 +41,10 @@ class Compared(Snapshots):
         return kept
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_kept_columns_are_those_read_anew(part, monkeypatch):
+def test_kept_columns_are_those_read_anew(monkeypatch):
     planned_models.install(monkeypatch.setattr)
     monkeypatch.setattr(allocation, "Snapshots", Compared)
     monkeypatch.setattr(sharing, "Snapshots", Compared)
-    before = Compared.compared
-    for seed in range(part, 160, 4):
+    for seed in range(50):
         simulated(prepared_case(random_case(Random(seed))))
-    assert Compared.compared > before + 100
+    assert Compared.compared > 100

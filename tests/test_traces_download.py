@@ -7,7 +7,7 @@ import hashlib
 import io
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 from synergy_core.commands import run
 from synergy_core.errors import InputError
 from synergy_runs.traces import _download, command
-from synergy_runs.traces._download import SOURCES, Source, download
+from synergy_runs.traces._download import Source, download
 
 # Bytes that do not compress, so that the archive is longer than the tests' breaks.
 JOBS = b"".join(hashlib.sha256(bytes([i])).digest() for i in range(200))
@@ -76,18 +76,26 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     thread.join()
 
 
-def archive(**files: bytes) -> bytes:
+def archive(files: dict[str, bytes], link: str = "") -> bytes:
+    """Packed; link: a name that leads elsewhere."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, content in files.items():
-            member = tarfile.TarInfo(f"trace-data/{name}")
+            member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
+        if link:
+            member = tarfile.TarInfo(link)
+            member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            tar.addfile(member)
     return buffer.getvalue()
 
 
+WHOLE = archive({"data/cluster_gpu_util": b"no", "data/cluster_job_log": JOBS, "data/cluster_machine_list": MACHINES})
+
+
 def source(server: Server, **changes: object) -> Source:
-    server.body = server.body or archive(cluster_gpu_util=b"no", cluster_job_log=JOBS, cluster_machine_list=MACHINES)
+    server.body = server.body or WHOLE
     made = Source(
         name="philly",
         what="",
@@ -106,22 +114,17 @@ def fetched(from_: Source, folder: Path) -> list[Path]:
     return download(from_, folder, wait_s=0.0)
 
 
-def test_a_trace_is_fetched_verified_and_unpacked(server: Server, tmp_path: Path) -> None:
+def part_of(folder: Path) -> Path:
+    return folder / "philly.tar.gz.part"
+
+
+def test_a_trace_is_fetched_verified_and_unpacked_once(server: Server, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "traces"
-    files = fetched(source(server), folder)
-    assert [path.read_bytes() for path in files] == [JOBS, MACHINES]
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "cluster_job_log",
-        "cluster_machine_list",
-        "philly.tar.gz",
-    ]
-
-
-def test_what_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
-    fetched(source(server), tmp_path)
-    fetched(source(server), tmp_path)
-    (tmp_path / "cluster_job_log").unlink()
-    fetched(source(server), tmp_path)
+    assert [path.read_bytes() for path in fetched(source(server), folder)] == [JOBS, MACHINES]
+    assert {path.name for path in folder.iterdir()} == {"cluster_job_log", "cluster_machine_list", "philly.tar.gz"}
+    fetched(source(server), folder)
+    (folder / "cluster_job_log").unlink()
+    fetched(source(server), folder)
     assert server.asked == [""]
 
 
@@ -140,7 +143,7 @@ def test_a_download_that_breaks_resumes_or_starts_anew(
 ) -> None:
     from_ = source(server)
     if part:
-        (tmp_path / "philly.tar.gz.part").write_bytes(server.body[:part])
+        part_of(tmp_path).write_bytes(server.body[:part])
     for name, value in behaviour.items():
         setattr(server, name, value)
     assert fetched(from_, tmp_path)[0].read_bytes() == JOBS
@@ -149,53 +152,46 @@ def test_a_download_that_breaks_resumes_or_starts_anew(
 
 def test_a_server_that_always_breaks_off_is_given_up_and_the_part_stays(server: Server, tmp_path: Path) -> None:
     from_ = source(server)
-    server.ranges = False
-    server.breaks_after = [500] * 100
+    server.ranges, server.breaks_after = False, [500] * 100
     with pytest.raises(InputError, match=r"stopped after 500 of [\d,]+ bytes.*it resumes.*By hand"):
         fetched(from_, tmp_path)
-    assert (tmp_path / "philly.tar.gz.part").stat().st_size == 500
+    assert part_of(tmp_path).stat().st_size == 500
     assert not (tmp_path / "philly.tar.gz").exists()
     assert len(server.asked) == _download.MAX_FRUITLESS_CONNECTIONS + 1
 
 
 @pytest.mark.parametrize(
-    ("body", "changes", "said"),
+    ("body", "changes", "says", "left"),
     [
-        (b"", {"sha256": "0" * 64}, r"with sha256 .*, expected .* with 000"),
-        (b"version https://git-lfs", {"size_bytes": 1_000}, "the server offers 23 bytes, expected 1,000"),
-        (b"", {"size_bytes": 10**18}, "bytes free, 1,000,000,000,000,000,000 needed"),
+        (b"", {"sha256": "0" * 64}, r"with sha256 .*, expected .* with 000", []),
+        (b"version https://git-lfs", {"size_bytes": 1_000}, "the server offers 23 bytes, expected 1,000", []),
+        (b"", {"size_bytes": 10**18}, "bytes free, 1,000,000,000,000,000,000 needed", []),
+        (b"", {"url": "http://127.0.0.1:9/trace.tar.gz"}, r"cannot be reached.*By hand: fetch", []),
+        (b"", {"sha256": "", "page": "https://example.org/a"}, r"no checksum .*example\.org/a", []),
+        (b"<html>not found</html>", {}, "cannot be unpacked", ["philly.tar.gz"]),
+        (archive({"cluster_machine_list": MACHINES}), {}, "has no cluster_job_log", None),
     ],
 )
-def test_another_file_than_the_published_one_leaves_nothing(
-    server: Server, tmp_path: Path, body: bytes, changes: dict[str, object], said: str
+def test_what_cannot_be_the_published_file_is_refused(
+    server: Server, tmp_path: Path, body: bytes, changes: dict[str, object], says: str, left: list[str] | None
 ) -> None:
     server.body = body
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=says):
         fetched(source(server, **changes), tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert left is None or [path.name for path in tmp_path.iterdir()] == left
 
 
-def test_a_damaged_part_is_found_out_and_removed(server: Server, tmp_path: Path) -> None:
+def test_what_is_there_already_is_checked(server: Server, tmp_path: Path) -> None:
     from_ = source(server)
-    (tmp_path / "philly.tar.gz.part").write_bytes(b"x" * 1_000)
+    part_of(tmp_path).write_bytes(b"x" * 1_000)
     with pytest.raises(InputError, match="run the same command to fetch it again"):
         fetched(from_, tmp_path)
-    assert fetched(from_, tmp_path)[0].read_bytes() == JOBS
-
-
-def test_a_missing_file_and_a_host_out_of_reach_say_what_to_do_by_hand(server: Server, tmp_path: Path) -> None:
-    from_ = source(server)
     server.statuses = [404]
     with pytest.raises(InputError, match=r"answered 404.*By hand: fetch"):
         fetched(from_, tmp_path)
-    with pytest.raises(InputError, match=r"cannot be reached.*By hand: fetch"):
-        fetched(replace(from_, url="http://127.0.0.1:9/trace.tar.gz"), tmp_path)
-
-
-def test_an_archive_put_there_by_hand_is_checked_and_unpacked(server: Server, tmp_path: Path) -> None:
-    from_ = source(server)
-    (tmp_path / "philly.tar.gz").write_bytes(server.body)
-    fetched(from_, tmp_path)
+    (tmp_path / "philly.tar.gz").write_bytes(server.body)  # by hand
+    server.asked.clear()
+    assert fetched(from_, tmp_path)[0].read_bytes() == JOBS
     assert not server.asked
     (tmp_path / "cluster_job_log").unlink()
     (tmp_path / "philly.tar.gz").write_bytes(server.body[:-1])
@@ -203,105 +199,63 @@ def test_an_archive_put_there_by_hand_is_checked_and_unpacked(server: Server, tm
         fetched(from_, tmp_path)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here, a device that is always full")
-def test_a_full_disk_is_an_error_and_the_command_can_be_repeated(server: Server, tmp_path: Path) -> None:
-    from_ = source(server)
-    part = tmp_path / "philly.tar.gz.part"
-    part.symlink_to("/dev/full")
-    with pytest.raises(InputError, match=r"the disk is full after 0 of .*--to.*it resumes"):
-        fetched(from_, tmp_path)
-    part.unlink()
-    fetched(from_, tmp_path)
-
-
-def test_a_disk_that_fills_while_unpacking_leaves_no_half_file(
+def test_a_full_disk_is_an_error_and_the_command_can_be_repeated(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if Path("/dev/full").exists():
+        part_of(tmp_path).symlink_to("/dev/full")
+        with pytest.raises(InputError, match=r"the disk is full after 0 of .*--to.*it resumes"):
+            fetched(source(server), tmp_path)
+        part_of(tmp_path).unlink()
+
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(_download.shutil, "copyfileobj", full)
-    with pytest.raises(InputError, match=r"cannot unpack into it .No space left"):
-        fetched(source(server), tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(_download.shutil, "copyfileobj", full)
+        with pytest.raises(InputError, match=r"cannot unpack into it .No space left"):
+            fetched(source(server), tmp_path)
     assert not (tmp_path / "cluster_job_log").exists()
-
-
-def test_a_folder_that_cannot_be_made_is_an_error(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    fetched(source(server), tmp_path)
     with pytest.raises(InputError, match="cannot be written"):
-        fetched(source(server), tmp_path / "file" / "traces")
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (lambda: archive(cluster_machine_list=MACHINES), "has no cluster_job_log"),
-        (lambda: b"<html>not found</html>", "cannot be unpacked"),
-    ],
-)
-def test_an_archive_without_the_job_log_is_an_error(
-    server: Server, tmp_path: Path, body: Callable[[], bytes], said: str
-) -> None:
-    server.body = body()
-    with pytest.raises(InputError, match=said):
-        fetched(source(server), tmp_path)
+        fetched(source(server), tmp_path / "cluster_job_log" / "traces")
 
 
 def test_paths_and_links_in_an_archive_are_never_followed(server: Server, tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        link = tarfile.TarInfo("cluster_job_log")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        tar.addfile(link)
-        for name in ("../../cluster_job_log", "/cluster_machine_list"):
-            member = tarfile.TarInfo(name)
-            member.size = 2
-            tar.addfile(member, io.BytesIO(b"ok"))
-    server.body = buffer.getvalue()
+    files = dict.fromkeys(("../../cluster_job_log", "/cluster_machine_list"), b"ok")
+    server.body = archive(files, link="cluster_job_log")
     folder = tmp_path / "a" / "b"
     assert [path.read_bytes() for path in fetched(source(server), folder)] == [b"ok", b"ok"]
     assert not (tmp_path / "cluster_job_log").exists()
     assert not (folder / "cluster_job_log").is_symlink()
 
 
-def test_a_redirect_is_followed_but_never_from_https_to_http(server: Server, tmp_path: Path) -> None:
-    from_ = source(server)
+def test_a_redirect_is_followed_but_never_from_https_to_http() -> None:
     handler = _download._StaySecure()
     request = _download.urllib.request.Request("https://example.org/a")
     with pytest.raises(InputError, match="which is not https"):
         handler.redirect_request(request, None, 302, "Found", {}, "http://example.org/a")
     assert handler.redirect_request(request, None, 302, "Found", {}, "https://example.org/b") is not None
-    assert fetched(from_, tmp_path)
 
 
-def test_a_source_without_a_checksum_is_not_fetched(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no checksum .*github.com/S-Lab"):
-        fetched(SOURCES["helios"], tmp_path)
-
-
-def test_the_command_says_what_came_and_how_to_replay_it(
+def test_the_command_says_how_to_replay_what_came_and_after_ctrl_c_how_to_go_on(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "SOURCES", {"philly": source(server)})
-    assert command.main(["download", "philly", "--to", str(tmp_path)]) == 0
-    said = capsys.readouterr()
-    assert f"+trace=philly trace.path={tmp_path / 'cluster_job_log'}" in said.out
-    assert said.err == ""
-
-
-def test_ctrl_c_keeps_the_part_and_says_how_to_go_on(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "SOURCES", {"philly": source(server)})
-    source(server)
-    server.breaks_after = [500]
+    typed = ["download", "philly", "--to", str(tmp_path)]
 
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_download.time, "sleep", interrupt)
-    with pytest.raises(SystemExit) as left:
-        run("error", lambda: command.main(["download", "philly", "--to", str(tmp_path)]), interrupted="go on")
+    server.breaks_after = [500]
+    with monkeypatch.context() as patched:
+        patched.setattr(_download.time, "sleep", interrupt)
+        with pytest.raises(SystemExit) as left:
+            run("error", lambda: command.main(typed), interrupted="go on")
     assert left.value.code == 130
     assert "interrupted; go on" in capsys.readouterr().err
-    assert (tmp_path / "philly.tar.gz.part").stat().st_size == 500
+    assert part_of(tmp_path).stat().st_size == 500
+    assert command.main(typed) == 0
+    said = capsys.readouterr()
+    assert f"+trace=philly trace.path={tmp_path / 'cluster_job_log'}" in said.out
+    assert said.err == ""

@@ -1,50 +1,205 @@
-"""What every format of job logs in the folder must do, found by being there."""
+"""Job logs of every format, from the small logs in `logs/FORMAT.yaml`, and what all formats have in common.
+
+In such a file `usual` is a row that is read, and `other` is what differs in the row of another job. All other rows name
+only what differs from the usual one, or are whole lines. separator, header: how rows are written, unless as CSV.
+read: by what it shows, a log (`rows`, or its `text`; lines `before`, columns `without`, files `beside`) and the `jobs`
+read from it, by column; a single value holds for all jobs. notes: a part of each note. Under `each`, a row is a log.
+refused: a row, and the error behind its line. left_out: a row, and how the reason begins. Both stand behind the other
+job. repeated: the error where a job stands twice.
+"""
 
 from __future__ import annotations
 
 import gzip
+import json
 import math
+import re
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
-from test_traces_alibaba import OPENB, SPOT, pod
-from test_traces_clusters import HELIOS, KALOS, T0, T1, T2, helios_row, kalos_row, swf, written
-from test_traces_slurm import USUAL
-from test_traces_tables import PHILLY
 
 from synergy_core.errors import InputError
 from synergy_runs.traces import formats, read_trace
-from synergy_runs.traces.rows import TraceRows
+from synergy_runs.traces.command import lines
+from synergy_runs.traces.rows import COLUMNS, TraceRows, epoch_s
+from synergy_runs.traces.slurm import elapsed_s
 from synergy_runs.workload import from_rows
 
-ATTEMPT = '{"start_time": "2017-10-09 07:02:00", "end_time": "2017-10-09 08:02:00", "detail": [{"gpus": ["gpu0"]}]}'
-SAMPLES = {
-    "acme": f"{KALOS}\n{kalos_row(job='a')}\n{kalos_row(job='b')}\n",
-    "arena": "job_id,submission_time,num_iteration,model_name,batch_size,num_gpu\na,0,9,bert__1.3B,8,2\n",
-    "helios": f"{HELIOS}\n{helios_row('1')}\n{helios_row('2')}\n",
-    "openb": f"{OPENB}\n{pod('a')}\n{pod('b', milli='500', memory='0')}\n",
-    "osdi22_csv": "job,arrival_s,duration_s,model,gpus\n0,409,2068.5,alexnet,1\n1,951,4101.7,gnmt,1\n",
-    "philly_csv": PHILLY,
-    "philly_json": '[{"status": "Pass", "vc": "a", "jobid": "j", "submitted_time": "2017-10-09 07:01:55", "user": "u", '
-    f'"attempts": [{ATTEMPT}]}}]\n',
-    "plain": "submit_time,duration_s,gpus,cpus\n0,60,1,4\n1,60,2,\n",
-    "pollux_csv": "name,time,application,num_replicas,batch_size\na,0,cifar10,2,128\n",
-    "rubick": "name,submission_time,application,num_gpus,exec_plan,steps,is_sla\na,0,bert,2,ga,9,1\n",
-    "slurm": "|".join(USUAL) + "\n" + "|".join(USUAL.values()) + "\n",
-    "spot2026": f"{SPOT}\n1,13,A10,20,1,2,0,60,HP\n",
-    "swf": swf() + "\n",
-    "training_csv": "submit_s,model,iterations\n0,bert,100\n",
-}
+Row = dict[str, Any] | str
 
 
-def sample(folder: Path, name: str, *, packed: bool = False, cut: int | None = None) -> Path:
-    path = folder / f"log{'.gz' if packed else ''}"
-    content = SAMPLES[name].encode()[:cut]
-    path.write_bytes(gzip.compress(content) if packed else content)
+class Texts(yaml.SafeLoader):
+    """Reads every value as text, but `null`."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        "n": [("tag:yaml.org,2002:null", re.compile("null$"))],
+        "<": [("tag:yaml.org,2002:merge", re.compile("<<$"))],
+    }
+
+
+FILES = sorted(Path(__file__).with_name("logs").glob("*.yaml"))
+LOGS = {path.stem: yaml.load(path.read_text(encoding="utf-8"), Texts) for path in FILES}
+READ = [(name, shows, case) for name, log in LOGS.items() for shows, case in log.get("read", {}).items()]
+ALONE = [
+    (name, {"rows": [row], "jobs": dict(zip(case["columns"], expected, strict=True))})
+    for name, _, case in READ
+    for row, *expected in case.get("each", ())
+]
+READ = [each for each in READ if "each" not in each[2]]
+REFUSED = [(name, *each) for name, log in LOGS.items() for each in log.get("refused", ())]
+LEFT_OUT = [(name, *each) for name, log in LOGS.items() for each in log.get("left_out", ())]
+
+
+def text_of(
+    name: str, *rows: Row, separator: str = "", without: tuple[str, ...] = (), before: tuple[str, ...] = ()
+) -> str:
+    """A log of that format; rows: what differs from the usual one, or whole lines."""
+    log = LOGS[name]
+    if name == "philly_json":
+        return json.dumps([_job(number, row) for number, row in enumerate(rows)], indent=4)
+    whole = [log["usual"] | row if isinstance(row, dict) else row for row in rows]
+    known = dict.fromkeys([*log["usual"], *(key for row in whole if isinstance(row, dict) for key in row)])
+    columns = [each for each in known if each not in without]
+    separator = separator or log.get("separator", ",")
+    written = [row if isinstance(row, str) else separator.join(row.get(each, "") for each in columns) for row in whole]
+    header = [] if log.get("header") == "no" else [separator.join(columns)]
+    return "".join(f"{line}\n" for line in (*before, *header, *written))
+
+
+def _job(number: int, row: Row) -> object:
+    """A job of Philly's log. An attempt is [start, end, GPUs on a machine, on the next, …]."""
+    if isinstance(row, str):
+        return row
+    job = {"jobid": f"application_{number}_1"} | LOGS["philly_json"]["usual"] | row
+    if isinstance(job["attempts"], list):
+        job["attempts"] = [_attempt(*each) if isinstance(each, list) else each for each in job["attempts"]]
+    return job
+
+
+def _attempt(start: str | None, end: str | None, *gpus: str) -> dict[str, object]:
+    detail = [{"ip": f"m{at}", "gpus": [f"gpu{gpu}" for gpu in range(int(each))]} for at, each in enumerate(gpus)]
+    return {"start_time": start, "end_time": end, "detail": detail}
+
+
+def written(folder: Path, text: str, name: str = "log.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode())
     return path
+
+
+def read(folder: Path, name: str, *rows: Row, **how: Any) -> TraceRows:
+    as_written = {key: how.pop(key) for key in ("separator", "without", "before") if key in how}
+    return read_trace(written(folder, text_of(name, *rows, **as_written)), **how)
+
+
+def values(rows: TraceRows, column: str) -> list[object]:
+    """A column with names in place of their codes."""
+    found = getattr(rows, column)
+    if names := COLUMNS.get(column, {}).get("names"):
+        known = getattr(rows, names).values()
+        return [known[code] for code in found]
+    return list(found)
+
+
+def amount(text: str) -> float:
+    if text.endswith("GiB"):
+        return float(text.removesuffix("GiB")) * 2**30
+    try:
+        return float(text)
+    except ValueError:
+        return epoch_s(text)
+
+
+def holds(rows: TraceRows, case: dict[str, Any]) -> None:
+    """The jobs are those of the case, and so are notes and what was left out, where it names them."""
+    for column, expected in case["jobs"].items():
+        if column == "quotas":
+            assert rows.quotas == {tenant: int(gpus) for tenant, gpus in expected.items()}
+            continue
+        found = values(rows, column)
+        expected = expected if isinstance(expected, list) else [expected] * len(found)
+        if found and isinstance(found[0], str):
+            assert found == expected, column
+        else:
+            assert found == pytest.approx([amount(each) for each in expected], nan_ok=True), column
+    if "notes" in case:
+        assert bool(rows.notes) == bool(case["notes"])
+        assert [part for part in case["notes"] if not any(part in note for note in rows.notes)] == []
+    if "left_out" in case:
+        assert [str(count) for count in rows.left_out.values()] == list(case["left_out"].values())
+        assert all(map(str.startswith, rows.left_out, case["left_out"]))
+
+
+def test_every_format_has_logs() -> None:
+    assert set(LOGS) == set(formats())
+
+
+@pytest.mark.parametrize(("name", "shows", "case"), READ, ids=[f"{name}: {shows}" for name, shows, _ in READ])
+def test_what_is_read(tmp_path: Path, name: str, shows: str, case: dict[str, Any]) -> None:
+    for beside, text in case.get("beside", {}).items():
+        written(tmp_path, text, beside)
+    how = {key: case[key] for key in ("separator", "without", "before") if key in case}
+    path = written(tmp_path, case.get("text") or text_of(name, *case["rows"], **how))
+    format_name = name if case.get("refused") else None  # what is refused need not be recognised
+    if "refused" in case:
+        with pytest.raises(InputError) as error:
+            read_trace(path, format_name=format_name)
+        assert [part for part in case["refused"] if part not in str(error.value)] == []
+        assert case.get("not_said", "\0") not in str(error.value)
+    if "jobs" in case or "left_out" in case:
+        bad_rows = "skip" if "refused" in case else "stop"
+        rows = read_trace(path, format_name=format_name, bad_rows=bad_rows, **case.get("how", {}))
+        assert rows.format_name == name
+        holds(rows, {"jobs": {}} | case)
+        said = "\n".join(from_rows(rows, name="log").notes)
+        assert [part for part in case.get("workload_notes", ()) if part not in said] == []
+        assert [part for part in case.get("summary", ()) if part not in "\n".join(lines(rows))] == []
+
+
+@pytest.mark.parametrize(("name", "case"), ALONE, ids=[f"{name}: {case['rows'][0]}" for name, case in ALONE])
+def test_what_is_read_of_one_row(tmp_path: Path, name: str, case: dict[str, Any]) -> None:
+    holds(read(tmp_path, name, *case["rows"]), case)
+
+
+@pytest.mark.parametrize(("name", "row", "says"), REFUSED)
+def test_an_impossible_row_is_named_by_the_files_own_columns(tmp_path: Path, name: str, row: Row, says: str) -> None:
+    other = LOGS[name].get("other", {})
+    line = text_of(name, other).count("\n") + 1
+    with pytest.raises(InputError) as error:
+        read(tmp_path, name, other, row, format_name=name)
+    assert f"{tmp_path}/log.csv" in str(error.value)
+    assert f"line {line}, {says}" in str(error.value)
+    assert "trace.bad_rows=skip" in str(error.value)
+    rows = read(tmp_path, name, other, row, format_name=name, bad_rows="skip")
+    assert (len(rows), rows.bad_count) == (1, 1)
+
+
+@pytest.mark.parametrize(("name", "row", "reason"), LEFT_OUT)
+def test_what_never_ran_is_left_out_with_its_reason(tmp_path: Path, name: str, row: Row, reason: str) -> None:
+    rows = read(tmp_path, name, LOGS[name].get("other", {}), row)
+    ((said, count),) = rows.left_out.items()
+    assert (len(rows), rows.bad_count, count) == (1, 0, 1)
+    assert said.startswith(reason)
+    with pytest.raises(InputError, match=re.escape(f"no job to replay (1 {said})")):
+        read(tmp_path, name, row, format_name=name)
+
+
+@pytest.mark.parametrize("name", [name for name, log in LOGS.items() if "repeated" in log])
+def test_two_jobs_under_one_id_are_refused_with_both_lines(tmp_path: Path, name: str) -> None:
+    log = {}, LOGS[name]["other"], {}
+    first = 1 if LOGS[name].get("header") == "no" else 2
+    with pytest.raises(InputError) as error:
+        read(tmp_path, name, *log)
+    assert f"line {first + 2}, {LOGS[name]['repeated']}, which line {first} has too" in str(error.value)
+    rows = read(tmp_path, name, *log, bad_rows="skip")
+    assert (len(rows), rows.bad_count) == (2, 1)
 
 
 def columns(rows: TraceRows) -> dict[str, NDArray[Any]]:
@@ -52,137 +207,106 @@ def columns(rows: TraceRows) -> dict[str, NDArray[Any]]:
     return {name: each for name, each in found.items() if isinstance(each, np.ndarray) and name != "retry_gap_s"}
 
 
-def test_every_format_has_a_sample() -> None:
-    assert set(SAMPLES) == set(formats())
-
-
-@pytest.mark.parametrize("name", sorted(SAMPLES))
-def test_a_log_is_recognised_by_its_own_format_alone(tmp_path: Path, name: str) -> None:
-    path, head = sample(tmp_path, name), SAMPLES[name]
-    assert [each.NAME for each in formats().values() if each.recognises(path, head)] == [name]
-
-
-@pytest.mark.parametrize("name", sorted(SAMPLES))
-def test_every_job_has_every_column_and_its_demands_are_above_zero_or_unknown(tmp_path: Path, name: str) -> None:
-    rows = read_trace(sample(tmp_path, name))
-    assert {len(each) for each in columns(rows).values()} == {len(rows)} == {len(rows.job_name)}
+@pytest.mark.parametrize("name", LOGS)
+def test_a_log_is_recognised_packed_or_not_and_every_job_has_every_column(tmp_path: Path, name: str) -> None:
+    text = text_of(name, {})
+    path = written(tmp_path, text, "log")
+    assert [each.NAME for each in formats().values() if each.recognises(path, text)] == [name]
+    rows = read_trace(path)
+    assert {len(each) for each in columns(rows).values()} == {len(rows)} == {len(rows.job_name)} == {1}
     assert all(each > 0 or math.isnan(each) for each in (*rows.cpus, *rows.memory_bytes))
     work = from_rows(rows, name="log")
-    assert (work.cpus.dtype, work.memory_bytes.dtype) == (float, float)
     assert len(work.cpus) == len(work.memory_bytes) == len(work)
-
-
-@pytest.mark.parametrize("name", sorted(SAMPLES))
-def test_a_log_reads_the_same_packed_by_gzip(tmp_path: Path, name: str) -> None:
-    plain, packed = read_trace(sample(tmp_path, name)), read_trace(sample(tmp_path, name, packed=True))
-    assert packed.format_name == name
-    assert (packed.job_name, packed.notes, packed.left_out) == (plain.job_name, plain.notes, plain.left_out)
+    (tmp_path / "log.gz").write_bytes(gzip.compress(text.encode()))
+    packed = read_trace(tmp_path / "log.gz")
+    assert (packed.format_name, packed.job_name, packed.notes) == (name, rows.job_name, rows.notes)
     assert {key: each.tobytes() for key, each in columns(packed).items()} == {
-        key: each.tobytes() for key, each in columns(plain).items()
+        key: each.tobytes() for key, each in columns(rows).items()
     }
 
 
-@pytest.mark.parametrize("name", sorted(SAMPLES))
+@pytest.mark.parametrize("name", LOGS)
 def test_a_log_that_is_cut_off_anywhere_is_read_or_refused_with_its_name(tmp_path: Path, name: str) -> None:
-    for length in range(0, len(SAMPLES[name].encode()), 3):
-        path = sample(tmp_path, name, cut=length)
-        refused = ""
+    text = text_of(name, {}, LOGS[name].get("other", {}))
+    for length in range(0, len(text), 3):
+        path, refused = written(tmp_path, text[:length]), ""
         try:
             rows = read_trace(path, format_name=name, bad_rows="skip")
         except InputError as error:
             refused = str(error)
         assert str(path) in refused if refused else len(rows)
+        assert name != "philly_json" or not length or re.search(r"line \d+|expected a JSON list", refused), refused
 
 
-ARENA = "job_id,submission_time,num_iteration,model_name,batch_size,num_gpu"
-TRAINING = "submit_s,model,iterations"
-IMPOSSIBLE = [
-    ("helios", HELIOS, helios_row(state="LOST"), "state: got 'LOST'"),
-    ("helios", HELIOS, helios_row(times=f"{T0},{T1},{T2},-60,10"), "duration: got -60"),
-    ("helios", HELIOS, helios_row(times=f"{T0},{T1},noon,60,10"), "end_time: got 'noon'"),
-    ("helios", HELIOS, helios_row().replace(",8,64,", ",8,0,"), "cpu_num: got 0"),
-    ("acme", KALOS, kalos_row(end="2023-05-17 11:01:00+00:00"), "end_time: got '2023-05-17 11:01:00"),
-    ("acme", KALOS, kalos_row().replace(",960,1000,", ",-1,1000,"), "cpu_num: got -1"),
-    ("acme", KALOS, kalos_row().replace(",960,1000,", ",960,1T,"), "mem_per_pod_GB: got '1T'"),
-    ("acme", KALOS, kalos_row().replace(",960,1000,", ",960,-2,"), "mem_per_pod_GB: got -"),
-    ("swf", swf(0), "1 2 3", "whole row: got 3 fields ending in '3', expected 18 fields"),
-    ("swf", swf(0), swf(run="-60"), "run time (field 4): got -60"),
-    ("swf", swf(0), swf(procs="0"), "processors (fields 5 and 8): got 0"),
-    ("swf", swf(0), swf(status="9"), "status (field 11): got '9'"),
-    ("swf", swf(0), "; UnixStartTime: long ago", "UnixStartTime: got 'long'"),
-    ("openb", OPENB, pod(cpu="0"), "cpu_milli: got 0, expected CPUs above 0 to 10000"),
-    ("openb", OPENB, pod(memory="-1"), "memory_mib: got -1048576"),
-    ("openb", OPENB, pod(milli="0"), "gpu_milli: got '0', expected above 0, to 1000"),
-    ("openb", OPENB, pod(milli="1001"), "gpu_milli: got '1001'"),
-    ("openb", OPENB, pod(milli=""), "gpu_milli: got ''"),
-    ("openb", OPENB, pod(gpus="2", milli="500"), "gpu_milli: got '500', expected 1000, since num_gpu is above 1"),
-    ("openb", OPENB, pod(phase="Lost"), "pod_phase: got 'Lost', expected one of Succeeded, Failed"),
-    ("openb", OPENB, pod(times="100,120,130"), "deletion_time − scheduled_time: got -10"),
-    ("spot2026", SPOT, "2,13,A10,20,1,0,0,60,HP", "worker_num: got '0', expected at least 1 worker"),
-    ("spot2026", SPOT, "2,13,A10,0,1,1,0,60,HP", "cpu_request × worker_num: got 0"),
-    ("spot2026", SPOT, "2,13,A10,20,1,1,0,60,LP", "job_type: got 'LP', expected one of HP, Spot"),
-    ("arena", ARENA, "a,1,0,moe__2.4B,256,8", "num_iteration: got 0"),
-    ("arena", ARENA, "a,1,5,moe__2.4B,256,0", "num_gpu: got 0"),
-    ("arena", ARENA, "a,1,5,moe__2.4B,x,8", "batch_size: got 'x'"),
-    ("training_csv", TRAINING, "x,gpt,4", "submit_s: got 'x'"),
-    ("training_csv", TRAINING, "0,gpt,many", "iterations: got 'many'"),
-]
+ANY_TEXT = st.text(st.characters(exclude_characters='\0\r\n|;"', exclude_categories=("Cs",)), max_size=12)
+TRES = st.builds("{}={},gres/gpu{}=1".format, st.sampled_from(["cpu", "mem", "node", "gres/gpu"]), ANY_TEXT, ANY_TEXT)
+SLURM = ("ReqTRES", "AllocTRES", "ReqMem", "ReqCPUS", "NNodes", "Submit", "Elapsed", "Timelimit")
 
 
-@pytest.mark.parametrize(("name", "header", "line", "message"), IMPOSSIBLE)
-def test_an_impossible_row_is_named_by_the_files_own_columns(
-    tmp_path: Path, name: str, header: str, line: str, message: str
+@settings(max_examples=60)
+@given(text=ANY_TEXT | TRES, column=st.sampled_from([*SLURM, "cpus", "memory_bytes"]))
+def test_any_text_is_read_or_refused_with_file_line_and_column(
+    tmp_path_factory: pytest.TempPathFactory, text: str, column: str
 ) -> None:
-    with pytest.raises(InputError) as error:
-        read_trace(written(tmp_path, "log", header, line), format_name=name)
-    assert f"line 2, {message}" in str(error.value)
+    folder, refused = tmp_path_factory.mktemp("any"), ""
+    name = "slurm" if column in SLURM else "plain"
+    silent = {"ReqTRES": "gres/gpu=4", "AllocTRES": ""} if name == "slurm" and "TRES" not in column else {}
+    try:
+        read(folder, name, LOGS[name]["other"], silent | {column: text})
+    except InputError as error:
+        refused = str(error)
+    where = rf"{folder}/log.* line 3, ({column}|CPUs|memory|ElapsedRaw|user's estimate|whole row): got "
+    assert not refused or re.search(where, refused, re.DOTALL)
 
 
-CPU, STARTED, END = "no GPU (CPU jobs)", "never started", "no end recorded"
-NOT_RUN = [
-    ("helios", HELIOS, helios_row(gpus="0"), CPU),
-    ("helios", HELIOS, helios_row(state="CANCELLED", times=f"{T0},,{T2},0,70"), STARTED),
-    ("helios", HELIOS, helios_row(state="CANCELLED", times=f"{T0},None,{T2},,"), STARTED),
-    ("helios", HELIOS, helios_row(state="SUSPENDED"), "suspended (the publishers ignore them)"),
-    ("acme", KALOS, kalos_row(gpus="0"), CPU),
-    ("acme", KALOS, kalos_row(start=""), STARTED),
-    ("acme", KALOS, kalos_row(end="", duration=""), END),
-    ("swf", ";", swf(run="-1"), "never ran, or with unknown run time (field 4 is -1)"),
-    ("swf", ";", swf(run="0", procs="0", status="5"), "never ran (run time 0 on no processor)"),
-    ("swf", ";", swf(procs="-1", asked="-1"), "unknown size (fields 5 and 8 are -1)"),
-    ("openb", OPENB, pod(gpus="0", milli="0"), "no GPU (CPU-only pods)"),
-    ("openb", OPENB, pod(phase="Pending", times="100,700,"), "never scheduled"),
-    ("openb", OPENB, pod(times="100,,130"), END),
-    ("spot2026", SPOT, "2,13,A10,20,0,1,0,60,HP", CPU),
-]
+def test_a_quote_left_open_and_brackets_without_end_are_refused(tmp_path: Path) -> None:
+    quote = text_of("philly_csv", {"cluster": '"vc'}, *[{}] * 6_000)
+    for text, says in ((quote, r"line \d+: field larger.*quote"), ("[" * 200_000, "nested too deeply")):
+        with pytest.raises(InputError, match=says):
+            read_trace(written(tmp_path, text))
 
 
-@pytest.mark.parametrize(("name", "header", "line", "reason"), NOT_RUN)
-def test_what_never_ran_is_left_out_with_its_reason(
-    tmp_path: Path, name: str, header: str, line: str, reason: str
+MICROSECONDS = st.integers(0, 10**10)
+JOBS = st.lists(st.tuples(st.integers(0, 300), MICROSECONDS, st.integers(1, 16), st.sampled_from(["6214e9", "103959"])))
+
+
+@settings(max_examples=30)
+@given(jobs=JOBS.filter(bool))
+def test_phillys_log_as_csv_and_as_json_is_the_same_workload(
+    tmp_path_factory: pytest.TempPathFactory, jobs: list[tuple[int, int, int, str]]
 ) -> None:
-    with pytest.raises(InputError) as error:
-        read_trace(written(tmp_path, "log", header, line), format_name=name)
-    assert f"no job to replay (1 {reason})" in str(error.value)
+    folder = tmp_path_factory.mktemp("both")
+    in_csv: list[Row] = []
+    in_json: list[Row] = []
+    for minute, micro, gpus, vc in jobs:
+        start, ran_s = datetime(2017, 11, 5) + timedelta(minutes=minute), micro / 1e6
+        row = {"timestamp": start, "duration": ran_s, "num_gpus": gpus, "gpu_time": ran_s * gpus, "cluster": vc}
+        in_csv.append({name: str(value) for name, value in row.items()})
+        ran = [str(start), str(start + timedelta(microseconds=micro)), str(gpus)]
+        in_json.append({"vc": vc, "submitted_time": str(start), "attempts": [ran]})
+    one, two = (
+        from_rows(read(folder, name, *rows), name="philly")
+        for name, rows in (("philly_csv", in_csv), ("philly_json", in_json))
+    )
+    for column in ("submit_time_s", "duration_s", "gpus", "virtual_cluster_code"):
+        assert np.array_equal(getattr(one, column), getattr(two, column)), column
+    assert one.virtual_clusters == two.virtual_clusters
+    ties = [np.argsort(np.argsort(each.line)) for each in (one, two)]
+    assert np.array_equal(*ties)  # they stay in file order
 
 
-IDS = [
-    ("helios", HELIOS, helios_row("7"), helios_row("8"), "job_id: got '7'"),
-    ("acme", KALOS, kalos_row(), kalos_row(job="8"), "job_id: got 'dlc'"),
-    ("swf", ";", swf(7), swf(8), "job number (field 1): got '7'"),
-    ("openb", OPENB, pod("first"), pod("b"), "name: got 'first'"),
-    ("spot2026", SPOT, "1,13,A10,20,1,1,0,60,HP", "2,13,A10,20,1,1,0,60,HP", "job_name: got '1'"),
-    ("plain", "submit_time,duration_s,gpus,job", "0,1,1,a", "1,1,1,", "job: got 'a'"),
-]
+@given(seconds=st.integers(0, 400 * 86_400))
+def test_durations_survive_slurms_way_of_writing_them(seconds: int) -> None:
+    hours, rest = divmod(seconds, 3_600)
+    clock = f"{rest // 60:02}:{rest % 60:02}"
+    days, of_day = divmod(hours, 24)
+    texts = [f"{days}-{of_day:02}:{clock}", *([] if days else [f"{hours:02}:{clock}"]), *([] if hours else [clock])]
+    assert {elapsed_s(text, "Elapsed") for text in texts} == {seconds}
 
 
-@pytest.mark.parametrize(("name", "header", "line", "other", "message"), IDS)
-def test_two_jobs_under_one_id_are_refused_with_both_lines(
-    tmp_path: Path, name: str, header: str, line: str, other: str, message: str
-) -> None:
-    path = written(tmp_path, "log", header, line, other, line)
-    with pytest.raises(InputError) as error:
-        read_trace(path, format_name=name)
-    assert f"line 4, {message}, which line 2 has too" in str(error.value)
-    rows = read_trace(path, format_name=name, bad_rows="skip")
-    assert (len(rows), rows.bad_count) == (2, 1)
+def test_stamps_across_the_change_of_clocks_are_right() -> None:
+    assert epoch_s("2017-11-05 01:10:00 PST") - epoch_s("2017-11-05 01:30:00 PDT") == 2_400
+    assert epoch_s("2020-01-01 08:00:00+08:00") == epoch_s("2020-01-01T00:00:00Z") == epoch_s("2020-01-01")
+    for text in ("0001-01-01 00:00:00+01:00", "0001-01-01 00:00:00 PDT", "today", ""):
+        with pytest.raises(ValueError, match=r"range|isoformat"):
+            epoch_s(text)

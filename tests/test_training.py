@@ -110,22 +110,20 @@ def test_a_job_that_has_saved_nothing_keeps_its_gpus_and_what_stops_lose_is_coun
     assert finish_s(done)[0] == pytest.approx(expected_s + lost_s + waited_s, abs=MEASURED_S)
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", ["synergy", "sia", "ftf"])
-def test_rounds_decided_by_the_round_before_are_decided_as_if_they_were_solved(name, seed):
+@pytest.mark.parametrize("name", ["synergy", "sia"])
+def test_rounds_decided_by_the_round_before_are_decided_as_if_they_were_solved(name):
     policy = get_policy(name)
     forgets = replace(policy, allocate=lambda state, **more: policy.allocate(replace(state, memory=None), **more))
-    made = random_training(seed, 30, three_types())
+    made = random_training(0, 20, three_types())
     one, other = (run(made, three_types(), each, Costs(restart_s=30.0)) for each in (policy, forgets))
     assert facts(one) == facts(other)
     assert not (one.decisions.bound < one.decisions.objective).any()
 
 
-@pytest.mark.parametrize("interval_s", [120.0, 3_600.0])
 @pytest.mark.parametrize("name", READERS)
-def test_no_policy_starves_jobs_that_only_have_checkpoints(name, interval_s):
-    made = random_training(3, 12, three_types())
-    costs = Costs(launch_s=90.0, restart_s=90.0, checkpoint_interval_s=interval_s)
+def test_no_policy_starves_jobs_that_only_have_checkpoints(name):
+    made = random_training(3, 9, three_types())
+    costs = Costs(launch_s=90.0, restart_s=90.0, checkpoint_interval_s=120.0)
     assert np.isfinite(finish_s(run(made, three_types(), policy_named(name), costs))).all()
 
 
@@ -163,18 +161,18 @@ def test_scaled_work_is_not_rounded_away_with_its_short_epochs():
     assert finish_s(run(made, t4s(), "fifo", whole_seconds=True)) == pytest.approx([10, 40], abs=MEASURED_S)
 
 
-@pytest.mark.parametrize("name", ["srtf", "las", "optimus", "gavel", "sia", "synergy"])
-@pytest.mark.parametrize("round_s", [7.3, 59.85])
+@pytest.mark.parametrize(("name", "round_s"), [("srtf", 7.3), ("optimus", 59.85), ("gavel", 59.85), ("synergy", 7.3)])
 def test_whole_seconds_with_rounds_between_them_end_every_job_once(name, round_s):
     work = as_given(
         with_work(random_training(2, 12, t4s(1, 4), mean_gap_s=30, sizes=(1, 2)), batch=4_096), t4s(1, 4), SHORT
     )
-    run(work, t4s(1, 4), name, Costs(restart_s=3.0), truth=SHORT, whole_seconds=True, round_s=max(round_s, 7.3))
+    run(work, t4s(1, 4), name, Costs(restart_s=3.0), truth=SHORT, whole_seconds=True, round_s=round_s)
 
 
-@pytest.mark.parametrize("round_s", [None, 61.7])
+@pytest.mark.parametrize(
+    ("round_s", "costs"), [(None, Costs(launch_s=15.0, restart_s=30.0, exit_s=7.0)), (61.7, Costs(restart_s=0.0))]
+)
 @pytest.mark.parametrize("name", RIGID)
-@pytest.mark.parametrize("costs", [Costs(restart_s=0.0), Costs(launch_s=15.0, restart_s=30.0, exit_s=7.0)])
 def test_rigid_policies_replay_a_mixed_log_as_if_run_times_were_all_there_is(name, round_s, costs):
     machine = t4s(1, 16)  # on one node, placement cannot make a job slower
     made = random_training(5, 60, machine)
@@ -230,27 +228,25 @@ def worked(monkeypatch):
     return added
 
 
-@pytest.mark.parametrize("information", ["own", "all"])
 @pytest.mark.parametrize("execution", [{}, {"round_s": 90.0, "decide_fraction": 0.5}])
-def test_progress_of_all_runs_adds_up_to_the_work(monkeypatch, information, execution):
+def test_progress_of_all_runs_adds_up_to_the_work(monkeypatch, execution):
     added = worked(monkeypatch)
     machine = three_types()
     made = random_training(4, 30, machine)
-    policy = replace(get_policy("synergy"), information=information)
-    done = run(made, machine, policy, Costs(20.0, 20.0, 5.0), **execution)
+    done = run(made, machine, "synergy", Costs(20.0, 20.0, 5.0), **execution)
     assert (done.events.kind == 2).sum() > 10
     work = [CATALOG.application(made.models[code]).work for code in made.model_code]
     assert [added[job] for job in range(len(made))] == pytest.approx(made.work_scale * work, rel=1e-9)
 
 
 def test_more_gpus_never_slow_a_lone_job_that_tunes_its_batch():
-    for application in ("cifar10", "deepspeech2", "imagenet"):
+    for application in ("cifar10", "imagenet"):
         made = training([(0, 1, 20_000, application)], t4s(1, 8))
         ends = [finish_s(run(made, t4s(1, 8), given(lambda state, n=n: [n])))[0] for n in (1, 2, 4, 8)]
         assert ends == sorted(ends, reverse=True)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "sia", "synergy", "gavel", "optimus", "plug-in"])
+@pytest.mark.parametrize("policy", ["fifo", "sia", "synergy", "plug-in"])
 def test_more_gpus_than_the_largest_batch_can_feed_are_survived(policy):
     machine, truth = t4s(70, 8), Truth(None, most_gpus=512)
     chosen = given(lambda state: [512]) if policy == "plug-in" else policy

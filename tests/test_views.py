@@ -77,12 +77,6 @@ def test_ordering_policy_is_given_a_view_never_the_record(name, monkeypatch):
     assert set(given) == {policy.view}
 
 
-@pytest.mark.parametrize("name", ORDERING)
-def test_what_ships_reads_the_same_of_records_and_needs_no_view(name):
-    policy = get_policy(name)
-    assert policy.of_records() is policy
-
-
 KEPT = []
 
 
@@ -91,19 +85,7 @@ def _keeps(job):
     return (job.gpus,)
 
 
-def _hands_on(job):
-    return _keeps(job)
-
-
-def _digs(job):
-    return (job._secret,)
-
-
-def _asks(job):
-    return (getattr(job, "gpus"),)  # noqa: B009
-
-
-@pytest.mark.parametrize("key", [_keeps, _hands_on, _digs, _asks])
+@pytest.mark.parametrize("key", [_keeps, lambda job: _keeps(job), lambda job: (job._secret,)])
 def test_a_key_that_may_read_more_than_its_view_shows_is_given_a_view(key):
     policy = dataclasses.replace(get_policy("fifo"), key=key)
     assert policy.of_records().key is not key
@@ -118,7 +100,7 @@ def test_a_replaced_key_that_reads_more_than_its_view_shows_is_given_the_view():
         simulate(workload([(0, 8, 60), (1, 8, 60)]), cluster(1), policy)
 
 
-@pytest.mark.parametrize("information", ["own", "shared", "declared", "all"])
+@pytest.mark.parametrize("information", ["own", "all"])
 @pytest.mark.parametrize("name", ALLOCATION)
 def test_no_plain_attribute_of_a_state_leads_to_the_truth(name, information):
     policy = policy_named(name)
@@ -135,7 +117,7 @@ def test_no_plain_attribute_of_a_state_leads_to_the_truth(name, information):
         # What a job reports is a tuple of the simulator's; all else of it is the truth.
         found = [each for each in found if not isinstance(each, tuple)]
         assert not [each for each in found if isinstance(each, Job) or type(each).__module__.startswith("synergy_sim")]
-    if policy.reads_goodput and information in ("own", "shared"):
+    if policy.reads_goodput and information == "own":
         assert {task.spec.declared_work for task in state.tasks} == {float("inf")}
 
 

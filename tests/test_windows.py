@@ -1,5 +1,7 @@
 """What a window holds: its own jobs, and what was left of those that were running when it started."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from composed import composed
@@ -23,12 +25,12 @@ from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 
 DAY_S = 86_400
-LOG = """submit_time,duration_s,gpus,job,estimate_s
-2024-01-01T00:00:00,864000,8,long,
-2024-01-01T12:00:00,3600,1,over,
-2024-01-02T00:00:00,172800,4,later,259200
-2024-01-03T00:00:00,7200,8,own,
-2024-01-03T01:00:00,3600,2,second,
+LOG = """submit_time,duration_s,gpus,job,estimate_s,cpus
+2024-01-01T00:00:00,864000,8,long,,64
+2024-01-01T12:00:00,3600,1,over,,
+2024-01-02T00:00:00,172800,4,later,259200,
+2024-01-03T00:00:00,7200,8,own,,96.5
+2024-01-03T01:00:00,3600,2,second,,8
 """
 WINDOW = "2024-01-03/1d"
 
@@ -52,8 +54,9 @@ def test_jobs_that_run_into_the_window_enter_at_its_start_with_what_is_left(rows
     assert work.duration_s.tolist() == [8 * DAY_S, DAY_S, 7_200, 3_600]
     assert work.ran_before_s.tolist() == [2 * DAY_S, DAY_S, 0, 0]
     assert work.estimate_s[1] == 2 * DAY_S
+    np.testing.assert_array_equal(work.cpus, [64, np.nan, 96.5, 8])
     assert work.offered_load_fraction(8) == without_carried(work).offered_load_fraction(8)
-    assert carried_in_words(work)[0].startswith("2 jobs were active at the window's start and carried in")
+    assert carried_in_words(work)[0].startswith("2 jobs were active at the window's start")
 
 
 def test_whole_logs_windows_at_their_beginning_and_times_without_a_date_carry_nothing(rows):
@@ -122,15 +125,10 @@ def test_carried_jobs_hold_gpus_and_are_in_no_job_metric(rows, name):
         assert jobs.first_start_s[2] >= 8 * DAY_S
 
 
-def test_estimates_are_marked_where_they_were_drawn(rows):
-    work = with_estimates(cut(windowed(rows)), 4.0, np.random.default_rng(0))
-    assert work.estimate_drawn.tolist() == [True, False, True, True]
-    assert (work.estimate_s >= work.duration_s).all()
-
-
 @pytest.mark.parametrize(("name", "reads"), [("easy", True), ("themis", True), ("fifo", False), ("qssf", False)])
 def test_a_policy_is_starred_for_drawn_estimates_only_where_they_are_exact(rows, name, reads):
     work = cut(windowed(rows))
+    assert with_estimates(work, 4.0, np.random.default_rng(0)).estimate_drawn.tolist() == [True, False, True, True]
     given = take(work, ~np.isnan(work.estimate_s))  # by users
     for jobs, overestimate, exact in ((work, 4.0, False), (work, 0.0, True), (given, 0.0, False)):
         run = simulate(with_estimates(jobs, overestimate, np.random.default_rng(0)), cluster(1), get_policy(name))
@@ -145,8 +143,8 @@ def queue_of(load, days=14, seed=0):
     return workload(list(rows))
 
 
-@pytest.mark.parametrize("name", ["fifo", "backfill", "srtf", "tiresias"])
-@pytest.mark.parametrize(("load", "grows"), [(0.7, False), (0.9, False), (1.2, True), (1.5, True)])
+@pytest.mark.parametrize("name", ["fifo", "srtf", "tiresias"])
+@pytest.mark.parametrize(("load", "grows"), [(0.9, False), (1.2, True)])
 def test_a_run_is_overloaded_where_its_queue_grows_as_long_as_jobs_arrive(name, load, grows):
     run = simulate(queue_of(load), cluster(1), get_policy(name))
     assert overloaded(run) == grows
@@ -155,18 +153,15 @@ def test_a_run_is_overloaded_where_its_queue_grows_as_long_as_jobs_arrive(name, 
         assert growth(run)[0] == pytest.approx(load - 1, abs=0.1)
 
 
-def test_a_queue_that_was_worked_off_before_arrivals_ended_is_not_overloaded():
+def test_a_queue_that_was_worked_off_and_one_of_few_jobs_are_not_overloaded():
     rush = [(10 * i, 1, 36_000) for i in range(200)]
     calm = [(10_000 + 7_200 * i, 1, 3_600) for i in range(150)]
     run = simulate(workload(rush + calm), cluster(1), get_policy("backfill"))
     assert summarise(run)["max_queue_jobs"] > 100
     assert not overloaded(run)
-
-
-def test_of_few_jobs_nothing_is_said():
-    run = simulate(workload([(i, 8, 3_600) for i in range(20)]), cluster(1), get_policy("fifo"))
-    assert not overloaded(run)
-    assert growth(run)[0] > 0.03
+    few = simulate(workload([(i, 8, 3_600) for i in range(20)]), cluster(1), get_policy("fifo"))
+    assert growth(few)[0] > 0.03
+    assert not overloaded(few)
 
 
 @pytest.mark.parametrize("name", ["fifo", "srtf", "tiresias"])
@@ -190,6 +185,7 @@ def test_waiting_work_is_what_a_plain_count_says(name):
 
 def test_the_table_says_under_whom_the_queue_still_grew_and_whose_estimates_were_exact(rows, tmp_path):
     exact = with_estimates(cut(windowed(rows)), 0.0, np.random.default_rng(0))
+    told = {}
     for name, policies, work in (
         ("calm", ("fifo", "backfill"), queue_of(0.7)),
         ("rush", ("fifo", "backfill"), queue_of(1.5)),
@@ -197,22 +193,25 @@ def test_the_table_says_under_whom_the_queue_still_grew_and_whose_estimates_were
     ):
         for policy in policies:
             write_run(simulate(work, cluster(1), get_policy(policy)), tmp_path / name / f"{policy}-0", "")
-    compared = {name: compare(find_runs(tmp_path / name)) for name in ("calm", "rush", "exact")}
-    said = {name: " ".join(notes(each)) for name, each in compared.items()}
-    assert "Overloaded under backfill, fifo" in said["rush"]
-    assert "Overloaded" not in said["calm"]
-    assert [row.label for row in compared["exact"].rows] == ["easy*", "fifo", "srtf*"]
-    assert "estimates equal to the true run times (easy*)" in said["exact"]
-    assert "true run times (srtf*)" in said["exact"]
+        compared = compare(find_runs(tmp_path / name))
+        told[name] = " ".join(notes(compared))
+    assert "Overloaded under backfill, fifo" in told["rush"]
+    assert "Overloaded" not in told["calm"]
+    assert [row.label for row in compared.rows] == ["easy*", "fifo", "srtf*"]
+    assert "(easy*)" in told["exact"]
+    assert "(srtf*)" in told["exact"]
+
+
+def with_history(days, seed):
+    rows = generate("philly", window_s=days * DAY_S, seed=1)
+    first_s = min(rows.submit_s)
+    add_history(rows, "philly", seed=np.random.SeedSequence(seed))
+    return cut(from_rows(rows, name="philly", first_s=first_s, before=True))
 
 
 def test_generated_traces_have_a_history_that_changes_none_of_their_jobs():
     alone = from_rows(generate("philly", window_s=2 * DAY_S, seed=1), name="philly")
-    rows = generate("philly", window_s=2 * DAY_S, seed=1)
-    first_s = min(rows.submit_s)
-    add_history(rows, "philly", seed=np.random.SeedSequence(2))
-    work = cut(from_rows(rows, name="philly", first_s=first_s, before=True))
-    own = without_carried(work)
+    own = without_carried(with_history(2, seed=2))
     assert own.job_name == alone.job_name
     for column in ("submit_time_s", "duration_s", "gpus"):
         np.testing.assert_array_equal(getattr(own, column), getattr(alone, column))
@@ -222,36 +221,12 @@ def test_as_much_work_is_carried_in_as_littles_law_says():
     past = generate("philly", window_s=70 * DAY_S, seed=100)
     gpus, duration_s = np.asarray(past.gpus), np.asarray(past.duration_s, dtype=float)
     expected_gpu_s = float((gpus * duration_s**2).sum()) / 2 / (70 * DAY_S)  # λ·E[g·D²]/2
-    left_gpu_s = []
-    for seed in range(30):
-        rows = generate("philly", window_s=DAY_S, seed=1)
-        first_s = min(rows.submit_s)
-        add_history(rows, "philly", seed=np.random.SeedSequence(seed))
-        work = cut(from_rows(rows, name="philly", first_s=first_s, before=True))
+    left_gpu_s, draws = [], 12
+    for seed in range(draws):
+        work = with_history(1, seed)
         left_gpu_s.append(float((work.duration_s * work.gpus)[work.carried].sum()))
-    standard_error = np.std(left_gpu_s, ddof=1) / np.sqrt(30)
+    standard_error = np.std(left_gpu_s, ddof=1) / np.sqrt(draws)
     assert abs(np.mean(left_gpu_s) - expected_gpu_s) < 3 * standard_error
-
-
-ASKING = """submit_time,duration_s,gpus,job,cpus,memory_bytes
-2024-01-01T00:00:00,864000,8,long,64,4e11
-2024-01-02T00:00:00,172800,4,silent,,
-2024-01-03T00:00:00,7200,8,own,96.5,1e12
-2024-01-03T01:00:00,3600,2,half,8,
-"""
-
-
-def test_what_jobs_ask_for_beside_gpus_goes_with_them_through_every_step(tmp_path):
-    path = tmp_path / "log.csv"
-    path.write_text(ASKING, encoding="utf-8")
-    assert windowed(read_trace(path)).notes == (
-        "1 of 4 rows requests no CPUs",
-        "2 of 4 rows request no memory",
-    )
-    work = with_estimates(cut(scaled(windowed(read_trace(path)), 1.25)), 4.0, np.random.default_rng(0))
-    assert work.job_name == ["long", "silent", "own", "half"]
-    np.testing.assert_array_equal(work.cpus, [64, np.nan, 96.5, 8])
-    np.testing.assert_array_equal(work.memory_bytes, [4e11, np.nan, 1e12, np.nan])
 
 
 def test_taking_some_jobs_takes_every_column_of_theirs(rows):
@@ -263,8 +238,9 @@ def test_taking_some_jobs_takes_every_column_of_theirs(rows):
         assert getattr(kept, name).tobytes() == getattr(work, name)[[1, 3]].tobytes(), name
 
 
-def drawn(window, seed=0, *more):
-    settings = composed("+trace=philly", "trace.find=[]", f"trace.window={window}", *more)
+@cache
+def drawn(window, seed=0):
+    settings = composed("+trace=philly", "trace.find=[]", f"trace.window={window}")
     return workload_of(settings.trace, settings.cluster, seed)
 
 
@@ -287,7 +263,7 @@ def test_drawn_windows_share_the_jobs_of_the_days_that_both_have_and_no_others()
 def test_drawn_weeks_of_different_dates_or_seeds_differ_and_are_the_same_again():
     weeks = [drawn(window, seed) for window in ("2017-11-06/7d", "2017-11-13/7d") for seed in (0, 1)]
     assert len({work.sha256 for work in weeks}) == 4
-    assert drawn("2017-11-06/7d").sha256 == weeks[0].sha256
+    assert drawn.__wrapped__("2017-11-06/7d").sha256 == weeks[0].sha256
 
 
 def test_a_drawn_monday_is_a_monday():
@@ -300,36 +276,27 @@ def test_a_drawn_monday_is_a_monday():
 
 @pytest.mark.parametrize("window", ["2030-01-01/7d", "2017-12-20/7d", "2018-01-01"])
 def test_a_window_outside_the_log_that_is_drawn_is_refused_with_the_days_it_has(window):
-    with pytest.raises(InputError, match=r"2017-09-04.*2017-12-23.*trace\.window=7d"):
+    with pytest.raises(InputError, match=r"2017-09-04.*2017-12-23"):
         drawn(window)
-
-
-def test_a_drawn_window_without_an_end_lasts_until_the_log_ends():
-    assert own_jobs(drawn("2017-12-20")) == own_jobs(drawn("2017-12-20/3d"))
+    assert own_jobs(drawn("2017-12-20")) == own_jobs(drawn("2017-12-20/3d"))  # it lasts until the log ends
 
 
 @pytest.mark.parametrize(
-    ("days", "window", "expected"),
+    ("hours", "window", "expected"),
     [
-        (40, "all", ["2024-01-01/7d", "2024-01-29/7d"]),
-        (40, "2024-01-04/7d", ["2024-01-04/7d", "2024-02-01/7d"]),
-        (40, "2024-01-20/7d", ["2024-01-20/4d", "2024-02-05/4d"]),
-        (3, "all", []),
+        (range(40 * 24), "all", ["2024-01-01/7d", "2024-01-29/7d"]),
+        (range(40 * 24), "2024-01-04/7d", ["2024-01-04/7d", "2024-02-01/7d"]),
+        (range(40 * 24), "2024-01-20/7d", ["2024-01-20/4d", "2024-02-05/4d"]),
+        (range(3 * 24), "all", []),
+        ((0, 70 * 24), "all", []),  # no window between has jobs
     ],
 )
-def test_windows_that_are_advised_lie_in_the_log_and_have_jobs(days, window, expected, tmp_path):
+def test_windows_that_are_advised_lie_in_the_log_and_have_jobs(hours, window, expected, tmp_path):
     path = tmp_path / "log.csv"
-    lines = [f"{1_704_067_200 + hour * 3_600},60,1\n" for hour in range(days * 24)]
+    lines = [f"{1_704_067_200 + hour * 3_600},60,1\n" for hour in hours]
     path.write_text("submit_time,duration_s,gpus\n" + "".join(lines), encoding="utf-8")
     log = read_trace(path)
     windows = from_rows(log, name="log", window=window).windows
     assert [*windows[:1], *windows[-1:]] == expected
     assert len(windows) in (0, 5)
     assert all(len(from_rows(log, name="log", window=each)) for each in windows)
-
-
-def test_no_window_without_jobs_is_advised(tmp_path):
-    """Jobs on the first and the last of ten weeks alone."""
-    path = tmp_path / "log.csv"
-    path.write_text("submit_time,duration_s,gpus\n0,60,1\n6000000,60,1\n", encoding="utf-8")
-    assert from_rows(read_trace(path), name="log").windows == ()

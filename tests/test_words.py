@@ -17,7 +17,6 @@ from wrong_inputs.keys import LOG
 from synergy_core import policies
 from synergy_core.errors import InputError
 from synergy_runs.command_line import as_hydra, completion, composed
-from synergy_sim.__main__ import main
 from synergy_sim.settings import SIMULATOR
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,33 +32,30 @@ def test_a_path_is_a_path_whatever_its_name(name):
     assert composed(SIMULATOR, ["+trace=file", f"trace.path={name}"])["trace"]["path"] in (name, Path(name))
 
 
-def test_a_run_reads_and_writes_such_paths_and_home_is_home(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_reads_and_writes_such_paths_and_home_is_home(tmp_path, monkeypatch, typed):
     monkeypatch.setenv("HOME", str(tmp_path / "ho me"))
     log = tmp_path / "ho me" / "my [log], 1=ü.csv"
     log.parent.mkdir()
     log.write_text(LOG)
-    words = ["+trace=file", "trace.path=~/my [log], 1=ü.csv", "results_dir=out ${x} (1)"]
-    words += ["policy=fifo", "cluster.nodes=1", "figures=false"]
-    monkeypatch.setattr(sys, "argv", ["synergy_sim", *words])
-    main()
+    common = ("policy=fifo", "cluster.nodes=1", "figures=false")
+    typed("+trace=file", "trace.path=~/my [log], 1=ü.csv", "results_dir=out ${x} (1)", *common)
     (summary,) = (tmp_path / "out ${x} (1)").rglob("summary.json")
     assert json.loads(summary.read_text())["jobs"] == 3
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "text", "sweep", "wanted"),
+    ("name", "kind", "text"),
     [
-        ("trace.window", str, "2017-10-02/1d,2017-10-09/1d", True, "2017-10-02/1d,2017-10-09/1d"),
-        ("policy", list[str], "fifo,las", True, "fifo,las"),
-        ("policy", list[str], "[fifo,las],[srtf]", True, "[fifo,las],[srtf]"),
-        ("trace.path", Path, "choice(a,b)", True, "choice(a,b)"),
-        ("trace.path", Path, "null", False, "null"),
-        ("cluster.load", float, "0.8,1.0", True, "0.8,1.0"),
+        ("trace.window", str, "2017-10-02/1d,2017-10-09/1d"),
+        ("policy", list[str], "fifo,las"),
+        ("policy", list[str], "[fifo,las],[srtf]"),
+        ("trace.path", Path, "choice(a,b)"),
+        ("cluster.load", float, "0.8,1.0"),
     ],
 )
-def test_sweeps_and_null_stay_what_they_are(name, kind, text, sweep, wanted):
-    assert as_hydra(name, kind, text, sweep=sweep) == wanted
+def test_sweeps_and_null_stay_what_they_are(name, kind, text):
+    assert as_hydra(name, kind, text, sweep=True) == text
+    assert as_hydra("trace.path", Path, "null", sweep=False) == "null"
 
 
 def test_json_is_read_where_a_list_of_mappings_is_wanted():
@@ -78,25 +74,27 @@ ORDER = '@ordering_policy()\ndef mine(job: JobView):\n    """Mine."""\n    '
 SHARE = '@allocation_policy(round_s=60.0)\ndef mine(state: ClusterState):\n    """Mine."""\n    '
 
 
-def run_beside(policy, text, tmp_path, monkeypatch):
-    """Runs a policy where the plug-in mine.py has that text."""
-    (tmp_path / "mine.py").write_text(text)
+@pytest.fixture
+def run_beside(tmp_path, monkeypatch, typed):
+    """run_beside(policy, text): runs it where the plug-in mine.py has that text."""
     (tmp_path / "log.csv").write_text(LOG)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     plug_in = types.SimpleNamespace(name="mine", value="mine", load=lambda: __import__("mine"))
     monkeypatch.setattr(policies, "entry_points", lambda group: [plug_in])
-    words = ["+trace=file", "trace.path=log.csv", "cluster.nodes=1", "cluster.gpus_per_node=2"]
-    words += [f"policy={policy}", "figures=false"]
-    monkeypatch.setattr(sys, "argv", ["synergy_sim", *words])
-    policies._discover.cache_clear()
-    try:
-        main()
-    finally:
-        policies._found.pop("mine", None)
-        policies._broken.clear()
-        sys.modules.pop("mine", None)
+
+    def run(policy, text):
+        (tmp_path / "mine.py").write_text(text)
         policies._discover.cache_clear()
+        try:
+            nodes = ("cluster.nodes=1", "cluster.gpus_per_node=2")
+            return typed("+trace=file", "trace.path=log.csv", *nodes, f"policy={policy}", "figures=false")
+        finally:
+            policies._found.pop("mine", None)
+            policies._broken.clear()
+            sys.modules.pop("mine", None)
+            policies._discover.cache_clear()
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -121,24 +119,20 @@ def run_beside(policy, text, tmp_path, monkeypatch):
         (f"{SHARE}return 1 / 0", ("mine.py, line 8 (`return 1 / 0`): ZeroDivisionError",)),
     ],
 )
-def test_a_broken_policy_is_told_its_file_and_line(code, said, tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as left:
-        run_beside("mine", POLICY.format(code), tmp_path, monkeypatch)
-    told = capsys.readouterr().err
-    assert left.value.code == 2
+def test_a_broken_policy_is_told_its_file_and_line(code, said, tmp_path, run_beside):
+    done = run_beside("mine", POLICY.format(code))
+    assert done.returncode == 2
     for part in said:
-        assert part in told
-    assert "Traceback" not in told
+        assert part in done.stderr
+    assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("summary.json"))
 
 
-def test_a_broken_policy_file_stops_only_commands_that_use_it(tmp_path, monkeypatch, capsys):
+def test_a_broken_policy_file_stops_only_commands_that_use_it(tmp_path, run_beside):
     broken = POLICY.format(f"{ORDER}return ()\n1 / 0")
-    run_beside("fifo", broken, tmp_path, monkeypatch)
+    assert run_beside("fifo", broken).returncode == 0
     assert list(tmp_path.rglob("summary.json"))
-    with pytest.raises(SystemExit):
-        run_beside("mien", broken, tmp_path, monkeypatch)
-    assert "mine.py, line 9 (`1 / 0`)" in capsys.readouterr().err
+    assert "mine.py, line 9 (`1 / 0`)" in run_beside("mien", broken).stderr
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from jobs import cluster, workload
+from jobs import workload
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.jobs.state import Allocations
@@ -77,27 +77,15 @@ def given(choose, *, round_s=60.0, tunes_batch=True, information="own") -> Alloc
 def policy_named(name):
     """The policy; a shorter search where it searches, since what is tested here does not depend on its length."""
     policy = get_policy(name)
-    return policy.with_parameters(generations=5, population=16) if name == "pollux" else policy
+    return policy.with_parameters(generations=2, population=6) if name == "pollux" else policy
 
 
-def run(made, machines, policy, costs=None, *, truth=CATALOG, **execution):
-    """Simulated and checked."""
-    policy = policy_named(policy) if isinstance(policy, str) else policy
+def run(made, machines, policy, costs=None, *, truth=CATALOG, information=None, **execution):
+    """Simulated and checked; information: of a policy that is named, if not its own."""
+    if isinstance(policy, str):
+        policy = policy_named(policy)
+        policy = policy if information is None else replace(policy, information=information)
     model = ExecutionModel(costs or Costs(restart_s=0.0), **execution)
     done = simulate(made, machines, policy, model, truth=truth)
     check(done)
     return done
-
-
-__all__ = [
-    "APPLICATIONS",
-    "CATALOG",
-    "READERS",
-    "cluster",
-    "given",
-    "policy_named",
-    "random_training",
-    "run",
-    "t4s",
-    "training",
-]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
 from runner.experiment import Experiment, Result, Results, measurement
-from runner.tables import NONE, each, number, table
+from runner.tables import each, number, percent, table
 
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.compression._compressor import LayerSizes, Spread
@@ -63,9 +64,9 @@ SPREAD_TASKS = {job: measurement(spreads, job=job, steps=300, samples=8_192) for
 
 def _spread_tables(results: Results) -> dict[str, str]:
     rows = [
-        [f"{job.upper()}, {part}", *map(number, values[:2]), number(values[2], 1)]
+        [f"{job.upper()}, {part}", number(tail), number(decay), number(squared_range, 1)]
         for job, task in SPREAD_TASKS.items()
-        for part, values in results[task].items()
+        for part, (tail, decay, squared_range) in results[task].items()
     ]
     return {"layers": table(("after 300 steps, median over layers", "tail", "decay", "range²"), rows)}
 
@@ -95,8 +96,8 @@ PROGRESS_TASKS = {
 }
 
 
-def _times_to(losses: Sequence[float]) -> tuple[Floats, Floats]:
-    """(steps, losses): when each loss was first reached, falling; of means over a tenth of the steps."""
+def _curve(losses: Sequence[float]) -> tuple[Floats, Floats]:
+    """Steps, and the smallest loss until each; losses are means over a tenth of all steps."""
     width = max(1, len(losses) // 10)
     smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
     return np.arange(len(smooth)) + width / 2, np.minimum.accumulate(smooth)
@@ -104,53 +105,49 @@ def _times_to(losses: Sequence[float]) -> tuple[Floats, Floats]:
 
 def rate(plain: Sequence[float], other: Sequence[float]) -> float:
     """Steps of the first to a loss ÷ steps of the other; median over losses from a quarter of the way to the end."""
-    curves = [_times_to(losses) for losses in (plain, other)]
-    high = max(float(falling[len(falling) // 4]) for _, falling in curves)
-    low = max(float(falling[-1]) for _, falling in curves)
+    curves = _curve(plain), _curve(other)
+    high, low = (max(float(falling[at]) for _, falling in curves) for at in (len(curves[0][1]) // 4, -1))
     levels = np.linspace(high, low, 20)
     first, second = (np.interp(-levels, -falling, steps) for steps, falling in curves)
     return float(np.median(first / second))
 
 
+ERRORS = ("gradients alone", "the compressor's input")
+MIN_ERROR = 0.1
+"""Smaller errors hardly change the rate, so they show no weight."""
+
+
 def _progress_tables(results: Results) -> dict[str, str]:
-    worth, weights = [], {"gradients alone": {}, "the compressor's input": {}}  # type: ignore[var-annotated]
-    for job, tasks in PROGRESS_TASKS.items():
-        by_seed = [results[task] for task in tasks]
-        for name in COMPRESSORS[1:]:
-            plain, compressed = [found["none"] for found in by_seed], [found[name] for found in by_seed]
-            pairs = list(zip(plain, compressed, strict=True))
-            rates = np.array([rate(first["losses"], second["losses"]) for first, second in pairs])
-            spread = number(float(rates.std(ddof=1)), 3) if len(rates) > 1 else NONE
-            if compressor_named(name).unbiased:
-                gains = [
-                    float(compressed_gain(1.0, *a["statistics"], RANKS, Distortion(b["error"], b["sum_error"])))
-                    for a, b in pairs
-                ]
-                errors = ["", ""]
-            else:
-                alone = np.array([first["gradient_errors"][name] for first in plain])
-                given = np.array([second["error"] for second in compressed])
-                gains, errors = [1.0 - eps for eps in alone], [number(float(eps.mean()), 3) for eps in (alone, given)]
-                for of, eps in zip(weights, (alone, given), strict=True):
-                    weights[of].setdefault(job, []).extend(((1.0 - rates) / eps)[given >= 0.1].tolist())
-            said = number(statistics.mean(gains), 3)
-            worth.append([job.upper(), name, *errors, number(float(rates.mean()), 3), spread, said])
-    header = ("job", "compressor", "eps², alone", "given", "rate", "±", "formula")
-    return {"worth": table(header, worth, 2), "weights": _weights_table(weights)}
-
-
-def _weights_table(weights: dict[str, dict[str, list[float]]]) -> str:
+    worth = []
+    weights: dict[tuple[str, str], Floats] = {(of, job): np.array([]) for of in ERRORS for job in PROGRESS_TASKS}
+    for (job, tasks), name in product(PROGRESS_TASKS.items(), COMPRESSORS[1:]):
+        pairs = [(results[task]["none"], results[task][name]) for task in tasks]
+        rates = np.array([rate(plain["losses"], other["losses"]) for plain, other in pairs])
+        if compressor_named(name).unbiased:
+            distorted = [
+                (plain["statistics"], Distortion(other["error"], other["sum_error"])) for plain, other in pairs
+            ]
+            gain = np.mean([compressed_gain(1.0, *known, RANKS, distortion) for known, distortion in distorted])
+            shown = ["", ""]
+        else:
+            errors = np.array([(plain["gradient_errors"][name], other["error"]) for plain, other in pairs]).T
+            for of, eps in zip(ERRORS, errors, strict=True):
+                weights[of, job] = np.append(weights[of, job], ((1.0 - rates) / eps)[errors[1] >= MIN_ERROR])
+            gain, shown = 1.0 - errors[0].mean(), [number(float(eps.mean()), 3) for eps in errors]
+        figures = (float(rates.mean()), float(rates.std(ddof=1)), float(gain))
+        worth.append([job.upper(), name, *shown, *(number(each, 3) for each in figures)])
     rows = []
-    for of, by_job in weights.items():
-        for job, values in by_job.items():
-            quantiles = np.quantile(values, (0.5, 0.9, 1.0)).tolist()
-            others = np.concatenate([some for other, some in by_job.items() if other != job])
-            held = f"{np.mean(others <= quantiles[1]):.0%}".replace("%", " %")
-            rows.append([of, job.upper(), *map(number, quantiles), held])
-    return table(("eps² of", "job", "λ, median", "0.9 quantile", "largest", "held"), rows, 2)
+    for (of, job), values in weights.items():
+        quantiles = np.quantile(values, (0.5, 0.9, 1.0)).tolist()
+        others = np.concatenate([each for (kind, other), each in weights.items() if kind == of and other != job])
+        rows.append([of, job.upper(), *map(number, quantiles), percent(float(np.mean(others <= quantiles[1])), 0)])
+    return {
+        "worth": table(("job", "compressor", "eps², alone", "given", "rate", "±", "formula"), worth, 2),
+        "weights": table(("eps² of", "job", "λ, median", "0.9 quantile", "largest", "held"), rows, 2),
+    }
 
 
-PROGRESS = Experiment(lambda: [task for tasks in PROGRESS_TASKS.values() for task in tasks], _progress_tables)
+PROGRESS = Experiment(lambda: list(chain(*PROGRESS_TASKS.values())), _progress_tables)
 
 # Seconds to a loss over a slow link
 
@@ -182,20 +179,17 @@ RACE_TASKS = {
 
 
 def _race_tables(results: Results) -> dict[str, str]:
+    others = [method for method in METHODS if method != "coadaptive"]
     rows = []
     for task, name in RACES.items():
         found = [results[run] for run in RACE_TASKS[task]]
         shares = [statistics.mean(run["exchange_share"][batch] for run in found) for batch in ("4", "128")]
         seconds = [{method: spent or np.nan for method, spent in run["seconds"].items()} for run in found]
-        ratios = [
-            each((run[method] / run["coadaptive"] for run in seconds), by=", ")
-            for method in METHODS
-            if method != "coadaptive"
-        ]
-        own_s = statistics.mean(run["coadaptive"] for run in seconds)
-        rows.append([name, ", ".join(f"{share:.0%}".replace("%", " %") for share in shares), *ratios, number(own_s, 1)])
-    header = ("task", "exchange's share of a step at 4 and 128 samples per rank", *METHODS)
-    return {"methods": table((*header[:-1], "coadaptive, s"), rows, len(header) - 1)}
+        ratios = [each((run[method] / run["coadaptive"] for run in seconds), by=", ") for method in others]
+        own_s = number(statistics.mean(run["coadaptive"] for run in seconds), 1)
+        rows.append([name, each(shares, lambda share: percent(share, 0), ", "), *ratios, own_s])
+    header = ("task", "exchange's share of a step at 4 and 128 samples per rank", *others, "coadaptive, s")
+    return {"methods": table(header, rows, len(header) - 1)}
 
 
-RACE = Experiment(lambda: [run for runs in RACE_TASKS.values() for run in runs], _race_tables, needs=("namespaces",))
+RACE = Experiment(lambda: list(chain(*RACE_TASKS.values())), _race_tables, needs=("namespaces",))

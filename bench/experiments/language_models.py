@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from runner.experiment import Experiment, Results, Simulation, simulations
@@ -52,7 +52,7 @@ def _table(rows: Rows, results: Results) -> str:
     """Means over seeds. Raises ValueError if a job did not finish, since means would then be of different jobs."""
     if cut := [str(run) for runs in rows.values() for run in runs if results[run]["jobs_unfinished"]]:
         raise ValueError(f"some jobs did not finish: {'; '.join(cut)}")
-    means: Mapping[str, Mapping[str, float]] = {
+    means = {
         name: {key: float(np.mean([results[run][key] for run in runs])) for key, *_ in FIGURES}
         for name, runs in rows.items()
     }

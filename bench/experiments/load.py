@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from runner.experiment import ROOT, Experiment, Result, Results, compose, measurement
-from runner.tables import student, table, with_half
+from runner.tables import mean_half, number, table, with_half
 
 OURS, THEIRS = "synergy", "sia(like=synergy)"
 JOBS = ("+trace=philly", "trace.window=2017-10-16/4d", "trace.sample=0.25", "cluster.nodes=15", "trace.carry_in=false")
@@ -50,13 +50,11 @@ def tables(results: Results) -> dict[str, str]:
     """Also draws docs/load.png."""
     rows, means = [], {}
     for (trace, load), runs in RUNS.items():
-        ratios = {name: np.array([results[run][name] for run in runs]) for name in FIGURES}
-        jct = ratios.pop("mean_jct_s")
-        half = student(len(jct) - 1) * float(jct.std(ddof=1)) / len(jct) ** 0.5
-        means.setdefault(trace, []).append((load, jct.mean(), half))
-        rows.append(
-            [trace, f"{load:g}", with_half(jct.mean(), half), *(f"{each.mean():.2f}" for each in ratios.values())]
-        )
+        ratios = {name: [results[run][name] for run in runs] for name in FIGURES}
+        jct = mean_half(ratios.pop("mean_jct_s"))
+        means.setdefault(trace, []).append((load, *jct))
+        others = [number(float(np.mean(each))) for each in ratios.values()]
+        rows.append([trace, f"{load:g}", with_half(*jct), *others])
     _draw(means)
     return {"ratios": table(("trace", "load", *FIGURES.values()), rows, 2)}
 

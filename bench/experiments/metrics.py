@@ -10,6 +10,7 @@ import numpy as np
 from runner.experiment import Experiment, Measurement, Result, Results, Simulation, measurement
 from runner.tables import number, table
 
+from experiments.decisions import CHANCES, GPUS, MAX_S, MEAN_LOG_S, SPREAD
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
 from synergy_core.units import DAY_S, HOUR_S, Floats
@@ -81,21 +82,18 @@ COVERAGE = Experiment(
 
 # How often a run is called overloaded, by its load
 
-SIZES, CHANCES = np.array([1, 2, 4, 8, 16]), np.array([0.7, 0.1, 0.1, 0.08, 0.02])
-MEAN_S, SPREAD, LONGEST_S = 12 * HOUR_S, 1.8, 30 * DAY_S
 HISTORY_S, LENGTHS_DAYS = 35 * DAY_S, (7, 14, 28)
 LOADS, ORDERS = (0.8, 0.9, 0.95, 1.05, 1.1, 1.2), ("fifo", "srtf")
 
 
-def durations_s(random: np.random.Generator, jobs: int) -> Floats:
-    """Log-normal, mean `MEAN_S` before they are cut at `LONGEST_S`."""
-    return np.minimum(np.exp(random.normal(np.log(MEAN_S) - SPREAD**2 / 2, SPREAD, jobs)), LONGEST_S)
-
-
-def arrivals(load: float, seed: int, gpus: int) -> Workload:
+def poisson(load: float, seed: int, gpus: int) -> Workload:
     """Poisson arrivals of that load on average, and what was running when their window started."""
+
+    def durations_s(random: np.random.Generator, jobs: int) -> Floats:
+        return np.minimum(random.lognormal(MEAN_LOG_S, SPREAD, jobs), MAX_S)
+
     random = np.random.default_rng((seed, int(load * 100)))
-    work_gpu_s = durations_s(np.random.default_rng(0), 400_000).mean() * (SIZES @ CHANCES)
+    work_gpu_s = durations_s(np.random.default_rng(0), 400_000).mean() * np.dot(GPUS, CHANCES)
     length_s = max(LENGTHS_DAYS) * DAY_S + HISTORY_S
     jobs = random.poisson(load * gpus / work_gpu_s * length_s)
     rows = TraceRows(Path("generated"), "bench/experiments/metrics.py")
@@ -103,7 +101,7 @@ def arrivals(load: float, seed: int, gpus: int) -> Workload:
         np.zeros(jobs),
         submit_s=np.sort(random.uniform(0, length_s, jobs)),
         duration_s=durations_s(random, jobs),
-        gpus=random.choice(SIZES, jobs, p=CHANCES),
+        gpus=random.choice(GPUS, jobs, p=CHANCES),
         job_name=[str(number) for number in range(jobs)],
     )
     return cut(from_rows(rows, name="poisson", first_s=HISTORY_S, before=True))
@@ -112,14 +110,14 @@ def arrivals(load: float, seed: int, gpus: int) -> Workload:
 def verdicts(load: float, seed: int) -> Result:
     """For every policy, whether each length of window is called overloaded. What comes later changes nothing in it."""
     cluster, found = _nodes(60), {}
-    work = arrivals(load, seed, cluster.gpus)
+    work = poisson(load, seed, cluster.gpus)
     for policy in ORDERS:
         run = simulate(work, cluster, get_policy(policy))
         found[policy] = [min(growth_until(run, days * DAY_S)) >= OVERLOAD_FRACTION for days in LENGTHS_DAYS]
     return found
 
 
-POISSON = {load: [measurement(verdicts, policies=ORDERS, load=load, seed=seed) for seed in range(4)] for load in LOADS}
+CALLED = {load: [measurement(verdicts, policies=ORDERS, load=load, seed=seed) for seed in range(4)] for load in LOADS}
 
 
 def _overload_tables(results: Results) -> dict[str, str]:
@@ -127,14 +125,14 @@ def _overload_tables(results: Results) -> dict[str, str]:
         return f"{sum(results[run][policy][at] for run in runs)} of {len(runs)}"
 
     rows = [
-        [policy, f"{days}", *(called(policy, at, runs) for runs in POISSON.values())]
+        [policy, f"{days}", *(called(policy, at, runs) for runs in CALLED.values())]
         for policy in ORDERS
         for at, days in enumerate(LENGTHS_DAYS)
     ]
     return {"called": table(("policy", "days", *(f"load {load:g}" for load in LOADS)), rows)}
 
 
-OVERLOAD = Experiment(lambda: list(itertools.chain(*POISSON.values())), _overload_tables)
+OVERLOAD = Experiment(lambda: list(itertools.chain(*CALLED.values())), _overload_tables)
 
 # Which windows of Philly are overloaded
 

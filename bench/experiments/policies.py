@@ -98,33 +98,31 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
 COLUMNS = ("mean JCT, h", "median, h", "p99, h", "preemptions", "decisions")
 
 
-def _cells(found: dict[str, Any]) -> list[str]:
-    jct = [number(found["mean_jct_h"]), number(found["p50_jct_h"]), number(found["p99_jct_h"], 1)]
-    return [*jct, f"{found['preemptions']:,}", f"{found['decisions']:,}"]
-
-
 def _run(policy: str, parameters: Parameters = (), estimate: str = SPREAD) -> Measurement:
     known = (policy,) if policy not in VARIANTS else ()
     return measurement(replay, policies=known, policy=policy, parameters=parameters, estimate=estimate)
 
 
+def _table(labels: tuple[str, ...], rows: dict[tuple[str, ...], Measurement], results: Results) -> str:
+    """A row of figures behind the labels of each run."""
+    cells = []
+    for words, run in rows.items():
+        found = results[run]
+        jct = [number(found["mean_jct_h"]), number(found["p50_jct_h"]), number(found["p99_jct_h"], 1)]
+        cells.append([*words, *jct, f"{found['preemptions']:,}", f"{found['decisions']:,}"])
+    return table((*labels, *COLUMNS), cells, len(labels))
+
+
 LAS_ROWS = {
-    **{
-        f"`las`, {quantum_s:,.0f} s{' (default)' * (quantum_s == 3_600.0)}": _run("las", (("quantum_s", quantum_s),))
-        for quantum_s in (360.0, 1_800.0, 3_600.0, 14_400.0)
-    },
-    "`mlfq`": _run("mlfq"),
-}
-
-
-def _las_tables(results: Results) -> dict[str, str]:
-    return {"quanta": table(("policy", *COLUMNS), ([name, *_cells(results[run])] for name, run in LAS_ROWS.items()))}
-
-
-LAS = Experiment(lambda: list(LAS_ROWS.values()), _las_tables)
+    (f"`las`, {quantum_s:,.0f} s{' (default)' * (quantum_s == 3_600.0)}",): _run("las", (("quantum_s", quantum_s),))
+    for quantum_s in (360.0, 1_800.0, 3_600.0, 14_400.0)
+} | {("`mlfq`",): _run("mlfq")}
+LAS = Experiment(lambda: list(LAS_ROWS.values()), lambda results: {"quanta": _table(("policy",), LAS_ROWS, results)})
 
 TIRESIAS_ROWS = {
-    (limits, knob): _run("tiresias", (("queue_limits_gpu_s", limits), ("promote_knob", knob)))
+    (", ".join(f"{each:,.0f}" for each in limits), f"{knob:g}" if knob else "0 (off)"): _run(
+        "tiresias", (("queue_limits_gpu_s", limits), ("promote_knob", knob))
+    )
     for limits, knob in (
         ((3_250.0, 7_200.0), 0.0),
         ((3_250.0, 57_600.0), 0.0),
@@ -133,34 +131,26 @@ TIRESIAS_ROWS = {
         ((3_250.0, 7_200.0), 8.0),
     )
 }
+TIRESIAS = Experiment(
+    lambda: list(TIRESIAS_ROWS.values()),
+    lambda results: {"limits": _table(("limits, GPU-s", "`promote_knob`"), TIRESIAS_ROWS, results)},
+)
 
-
-def _tiresias_tables(results: Results) -> dict[str, str]:
-    rows = [
-        [", ".join(f"{each:,.0f}" for each in limits), f"{knob:g}" if knob else "0 (off)", *_cells(results[run])]
-        for (limits, knob), run in TIRESIAS_ROWS.items()
-    ]
-    return {"limits": table(("limits, GPU-s", "`promote_knob`", *COLUMNS), rows, 2)}
-
-
-TIRESIAS = Experiment(lambda: list(TIRESIAS_ROWS.values()), _tiresias_tables)
-
+OTHER_ESTIMATES = ("true", "true × (1 + 100·U)", "true × 10^N(0, 1)", "another job's", "an hour")
 THEMIS_ROWS = {
-    **{(name, "not read"): _run(name.strip("`*") if name == "`srtf*`" else name) for name in ("`srtf*`", *VARIANTS)},
-    **{("`themis`", estimate): _run("themis", estimate=estimate) for estimate in (
-        SPREAD, "true", "true × (1 + 100·U)", "true × 10^N(0, 1)", "another job's", "an hour")},
+    ("`srtf*`", "not read"): _run("srtf"),
+    **{(name, SPREAD if "themis" in name else "not read"): _run(name) for name in VARIANTS},
+    **{("`themis`", estimate): _run("themis", estimate=estimate) for estimate in (SPREAD, *OTHER_ESTIMATES)},
     **{(f"`{name}`", "not read"): _run(name) for name in ("las", "backfill")},
-}  # fmt: skip
+}
 
 
 def _themis_tables(results: Results) -> dict[str, str]:
-    rows = []
-    for (name, estimate), run in THEMIS_ROWS.items():
-        found = results[run]
-        reads = "themis" in name
-        rank = number(found["rank_correlation"]) if reads else ""
-        rows.append([name, SPREAD if reads and estimate == "not read" else estimate, rank, *_cells(found)])
-    return {"estimates": table(("policy", "estimates", "rank correlation", *COLUMNS), rows, 3)}
+    rows = {
+        (name, estimate, number(results[run]["rank_correlation"]) if "themis" in name else ""): run
+        for (name, estimate), run in THEMIS_ROWS.items()
+    }
+    return {"estimates": _table(("policy", "estimates", "rank correlation"), rows, results)}
 
 
 THEMIS = Experiment(lambda: list(THEMIS_ROWS.values()), _themis_tables, policies=("themis",))

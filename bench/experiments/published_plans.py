@@ -42,20 +42,12 @@ ARTIFACT = {
 """By Rubick's own simulator on its base trace (its artifact, run as published)."""
 OSDI22 = ("cluster.cpus_per_node=96", "cluster.memory_gb_per_node=1600", "cluster.storage_mb_per_s=500")
 ON_RUBICK = "experiment=rubick_mlsys25"
+RUBICK_POLICIES = (
+    *("rubick", "rubick(most_changes=1000)", "fifo", "fifo+tune", "sia", "sia+plans(like=synergy)"),
+    *("synergy(information=shared)", "synergy"),
+)
 RUBICK_RUNS: dict[str, Simulation | Measurement] = {
-    **{
-        policy: Simulation(policy, (ON_RUBICK, *(OSDI22 if policy == "fifo+tune" else ())))
-        for policy in (
-            "rubick",
-            "rubick(most_changes=1000)",
-            "fifo",
-            "fifo+tune",
-            "sia",
-            "sia+plans(like=synergy)",
-            "synergy(information=shared)",
-            "synergy",
-        )
-    },
+    **{each: Simulation(each, (ON_RUBICK, *(OSDI22 if each == "fifo+tune" else ()))) for each in RUBICK_POLICIES},
     BOUND: measurement(bound, experiment=ON_RUBICK),
 }
 
@@ -108,18 +100,12 @@ def jobs_within_horizon(into: Path, settings: Any) -> Result:
     return _finished(jobs.jct_s.to_numpy(), jobs.finish_s.to_numpy())
 
 
+ARENA_POLICIES = {
+    **dict.fromkeys(("fifo", "gavel", "sia"), SEARCHES),
+    **dict.fromkeys(("crius", "sia+plans(like=synergy)", "synergy"), ()),
+}
 ARENA_RUNS: dict[str, Simulation | Measurement] = {
-    **{
-        policy: Simulation(policy, (ON_ARENA, *searches), collect=jobs_within_horizon)
-        for policy, searches in (
-            ("fifo", SEARCHES),
-            ("gavel", SEARCHES),
-            ("sia", SEARCHES),
-            ("crius", ()),
-            ("sia+plans(like=synergy)", ()),
-            ("synergy", ()),
-        )
-    },
+    **{each: Simulation(each, (ON_ARENA, *own), collect=jobs_within_horizon) for each, own in ARENA_POLICIES.items()},
     BOUND: measurement(bound, experiment=ON_ARENA),
 }
 

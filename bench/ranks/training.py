@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 import tempfile
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, distributed, multiprocessing, nn
+from torch import distributed, multiprocessing, nn
 
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.compression._compressor import Compressor, LayerSizes
@@ -23,6 +22,7 @@ from synergy_exec.examples.gpt import Gpt
 from synergy_exec.training import noise
 from synergy_exec.training.compression.exchange import MEASURED_EVERY
 from synergy_exec.training.integrity import Progress
+from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.trainer import Trainer
 
 RANKS = 2
@@ -30,8 +30,8 @@ JOBS = {"gpt": Gpt(), "cnn": Cnn(noise=2.0)}
 
 
 def trained(job: str, micro_batch: int, compressors: Sequence[str], seed: int, steps: int) -> dict[str, Any]:
-    """By compressor: losses, noise statistics, and the error as the executor measures it. `none` has the errors that
-    every biased compressor would make in this rank's own gradients, too.
+    """By compressor: losses, noise statistics, and the error as the executor measures it. `none` also has the errors
+    that every biased compressor would make in a rank's own gradients, without error feedback.
     """
     with tempfile.TemporaryDirectory() as folder:
         arguments = (folder, job, micro_batch, tuple(compressors), seed, steps)
@@ -50,50 +50,41 @@ def _rank(number: int, folder: str, job: str, micro_batch: int, compressors: Seq
 
 
 def _train(
-    job: str, micro_batch: int, compressor: str, compressors: Sequence[str], seed: int, steps: int
+    job_name: str, micro_batch: int, compressor: str, compressors: Sequence[str], seed: int, steps: int
 ) -> dict[str, Any]:
-    plan = Plan(data=RANKS, micro_batch=micro_batch, compressor=compressor)
-    trainer, progress = Trainer(JOBS[job], plan, seed=seed), Progress()
-    gradients = OwnGradients(trainer.parts[0], compressors) if compressor == "none" else None
-    losses, shown = [], []
-    for number in range(steps):
-        result = trainer.step(seed * steps + number)
+    job, plan = JOBS[job_name], Plan(data=RANKS, micro_batch=micro_batch, compressor=compressor)
+    trainer, progress = Trainer(job, plan, seed=seed), Progress()
+    biased = [] if compressor != "none" else [each for each in map(compressor_named, compressors) if not each.unbiased]
+    alone: dict[str, list[float]] = {each.name: [] for each in biased}
+    losses, totals = [], []
+    probe = job.build_model()  # the trainer's own model has hooks that count its gradients
+    for step in range(steps):
+        number = seed * steps + step
+        if biased and step % MEASURED_EVERY == 0:
+            probe.load_state_dict(trainer.parts[0].state_dict())
+            layers = gradients(job, probe, number, micro_batch)
+            squares = [float((each**2).sum()) for each in layers]
+            for each in biased:
+                alone[each.name].append(float(np.average([lost_fraction(each, x) for x in layers], weights=squares)))
+        result = trainer.step(number)
         losses.append(result.loss)
         noise.observe(progress, result.squares, RANKS * micro_batch)
         if result.exchanged is not None and result.exchanged.totals is not None:
-            shown.append(tuple(result.exchanged.totals.tolist()))
-        if gradients is not None and number % MEASURED_EVERY == 0:
-            gradients.measure()
+            totals.append(result.exchanged.totals.tolist())
     return {
         "losses": losses,
-        "error": statistics.mean(each[1] / each[0] for each in shown) if shown else 0.0,
-        "sum_error": statistics.mean(each[3] / each[2] if each[2] else 0.0 for each in shown) if shown else 0.0,
-        "gradient_errors": {} if gradients is None else gradients.errors(),
+        "error": statistics.mean(each[1] / each[0] for each in totals) if totals else 0.0,
+        "sum_error": statistics.mean(each[3] / each[2] if each[2] else 0.0 for each in totals) if totals else 0.0,
+        "gradient_errors": {name: statistics.mean(each) for name, each in alone.items()},
         "statistics": noise.statistics(progress),
     }
 
 
-class OwnGradients:
-    """What every biased compressor would leave out of this rank's own gradients, without error feedback."""
-
-    def __init__(self, module: nn.Module, compressors: Sequence[str]) -> None:
-        self._biased = [each for each in map(compressor_named, compressors) if not each.unbiased]
-        self._own: dict[str, Tensor] = {}
-        self._found: dict[str, list[float]] = {}
-        for name, each in module.named_parameters():
-            each.register_hook(functools.partial(self._own.__setitem__, name))
-
-    def measure(self) -> None:
-        """Of the last step."""
-        layers = [each.flatten(1 if each.ndim > 1 else 0).double().numpy() for each in self._own.values()]
-        squares = np.array([float((each**2).sum()) for each in layers])
-        for compressor in self._biased:
-            lost = [lost_fraction(compressor, each) for each in layers]
-            self._found.setdefault(compressor.name, []).append(float(squares @ lost / squares.sum()))
-
-    def errors(self) -> dict[str, float]:
-        """Means of eps² over the measured steps, by compressor."""
-        return {name: statistics.mean(each) for name, each in self._found.items()}
+def gradients(job: TrainingJob, model: nn.Module, step: int, size: int) -> list[Floats]:
+    """The gradient of each parameter's layer as a matrix or vector, from one batch of its own."""
+    inputs, targets = job.batch(step, size)
+    found = torch.autograd.grad(job.loss(model(inputs), targets), list(model.parameters()))
+    return [each.flatten(1 if each.ndim > 1 else 0).double().numpy() for each in found]
 
 
 def lost_fraction(compressor: Compressor, matrix: Floats) -> float:
@@ -110,7 +101,7 @@ def lost_fraction(compressor: Compressor, matrix: Floats) -> float:
 
 
 def gradients_of(job_name: str, steps: int, samples: int) -> tuple[list[Floats], list[Floats]]:
-    """By layer, after so many steps of training alone: the mean gradient, and that of one batch less the mean."""
+    """By layer, after this many steps on one process: the mean gradient, and that of one batch less the mean."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     # As in conf/jobs/.
@@ -120,17 +111,15 @@ def gradients_of(job_name: str, steps: int, samples: int) -> tuple[list[Floats],
     }[job_name]
     model = job.build_model()
     optimizer = job.build_optimizer(model.parameters())
-    matrices = [each for each in model.parameters() if each.ndim > 1 and each.numel() >= 1_024]
-
-    def gradient(step: int, size: int) -> list[Floats]:
-        model.zero_grad()
-        inputs, targets = job.batch(step, size)
-        job.loss(model(inputs), targets).backward()
-        return [each.grad.flatten(1).double().numpy().copy() for each in matrices]
-
     for step in range(steps):
-        gradient(step, batch)
+        optimizer.zero_grad()
+        inputs, targets = job.batch(step, batch)
+        job.loss(model(inputs), targets).backward()
         optimizer.step()
-    parts = [gradient(10**6 + part, 256) for part in range(samples // 256)]
+
+    def layers(step: int, size: int) -> list[Floats]:
+        return [each for each in gradients(job, model, step, size) if each.ndim > 1 and each.size >= 1_024]
+
+    parts = [layers(10**6 + part, 256) for part in range(samples // 256)]
     mean = [np.mean(each, axis=0) for each in zip(*parts, strict=True)]
-    return mean, [a - b for a, b in zip(gradient(2 * 10**6, batch), mean, strict=True)]
+    return mean, [a - b for a, b in zip(layers(2 * 10**6, batch), mean, strict=True)]

@@ -1,5 +1,7 @@
 """Gavel (OSDI 2020, sections 4 and 5), as in Sia's artifact: priorities from time fractions of a linear programme."""
 
+from functools import lru_cache
+
 import numpy as np
 
 from synergy_core.errors import unknown
@@ -48,10 +50,17 @@ def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str) -> Floa
     The fractions x_jk maximise Σ_jk T_jk x_jk, or min_j Σ_k T_jk x_jk ÷ (j's speed with an equal share of the cluster),
     with Σ_k x_jk ≤ 1 per job j and Σ_j gpus_j x_jk ≤ capacity_k per type k. speed: T, (jobs, types), any unit.
     """
+    return _solved(speed.astype(np.float64).tobytes(), tuple(gpus.tolist()), tuple(capacity.tolist()), objective).copy()
+
+
+@lru_cache(maxsize=1)  # in most rounds no job has come or gone, and no speed has changed
+def _solved(speeds: bytes, job_gpus: tuple[int, ...], type_gpus: tuple[int, ...], objective: str) -> Floats:
     from scipy.optimize import linprog
     from scipy.sparse import csr_matrix
 
-    jobs, kinds = speed.shape
+    gpus, capacity = np.array(job_gpus), np.array(type_gpus)
+    jobs, kinds = len(gpus), len(capacity)
+    speed = np.frombuffer(speeds).reshape(jobs, kinds)
     if kinds == 1 and objective == "max_sum_throughput" and speed.min() > 0 and gpus.sum() <= capacity[0]:
         return np.ones((jobs, 1))  # all jobs fit: the only optimum
     cell = np.arange(jobs * kinds)

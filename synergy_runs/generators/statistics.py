@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +39,27 @@ def quantiles_by_size(tables: Sequence[Mapping[str, float]]) -> Law:
     return quantile_s
 
 
+@cache
 def lognormal_by_size(
-    gpus: Floats, fraction: Floats, median_s: float, mean_s: float, gpu_s_per_job: float, *, longest_s: float
+    sizes: tuple[float, ...],
+    fraction: tuple[float, ...],
+    median_s: float,
+    mean_s: float,
+    gpu_s_per_job: float,
+    longest_s: float,
 ) -> Law:
     """Fits a law with the given median, mean and GPU-seconds per job over all sizes.
 
-    Durations are lognormal, truncated at `longest_s`, and the mean of ln seconds is linear in ln GPUs. gpus, fraction:
-    sizes and their fractions of the jobs, shape (sizes,). Raises InputError if no such law exists.
+    Durations are lognormal, truncated at `longest_s`, and the mean of ln seconds is linear in ln GPUs. sizes: in GPUs;
+    fraction: of the jobs, of each size. Raises InputError if no such law exists. Kept, because a fit takes as long as
+    drawing a month of jobs, and every seed asks for it.
     """
     from scipy.optimize import least_squares
     from scipy.special import ndtr, ndtri
 
+    gpus = np.array(sizes)
     ranks = (np.arange(QUADRATURE_POINTS) + 0.5) / QUADRATURE_POINTS
-    weight = np.repeat(fraction / QUADRATURE_POINTS, QUADRATURE_POINTS)
+    weight = np.repeat(np.array(fraction) / QUADRATURE_POINTS, QUADRATURE_POINTS)
 
     def law(values: Floats) -> Law:
         ln_median_s, growth, spread = float(values[0]), float(values[1]), float(np.exp(values[2]))
@@ -199,7 +208,8 @@ def _statistics(name: str, block: dict[str, Any]) -> Statistics:
         law = quantiles_by_size([_entry_up_to(durations["quantiles_s"], int(size)) for size in sizes])
     else:
         wanted = [durations[key] for key in ("median_s", "mean_s", "gpu_s_per_job")]
-        law = lognormal_by_size(sizes.astype(np.float64), mix.sum(axis=0), *wanted, longest_s=durations["longest_s"])
+        of_sizes = tuple(sizes.astype(np.float64).tolist()), tuple(mix.sum(axis=0).tolist())
+        law = lognormal_by_size(*of_sizes, *wanted, durations["longest_s"])
     return Statistics(
         name=name,
         title=block["title"],

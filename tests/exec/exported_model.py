@@ -1,4 +1,4 @@
-"""A model in plain torch, as its user would load exported weights: `python exported_model.py FILE` prints its loss."""
+"""A model in plain torch, as its user would load exported weights; `exported_model.py FILE STEP…` prints losses."""
 
 from __future__ import annotations
 
@@ -57,14 +57,16 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
     return ((output - target) ** 2).mean()
 
 
-def main(file: str, step: int) -> None:
-    torch.manual_seed(12345)
-    model, (inputs, targets) = net(), batch(step, BATCH)
-    before = loss(model(inputs), targets).item()
-    model.load_state_dict(load_file(file), strict=True)
-    found = {"loss": loss(model(inputs), targets).item(), "before": before}
-    print(json.dumps({**found, "synergy": [name for name in sys.modules if name.startswith("synergy")]}))
+def main(*files_and_steps: str) -> None:
+    found = {}
+    for file, step in zip(files_and_steps[::2], files_and_steps[1::2], strict=True):
+        torch.manual_seed(12345)
+        model, (inputs, targets) = net(), batch(int(step), BATCH)
+        before = loss(model(inputs), targets).item()
+        model.load_state_dict(load_file(file), strict=True)
+        found[file] = {"loss": loss(model(inputs), targets).item(), "before": before}
+    print(json.dumps({"found": found, "synergy": [name for name in sys.modules if name.startswith("synergy")]}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(*sys.argv[1:])

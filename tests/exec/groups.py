@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -17,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from exec import warm
 
 if TYPE_CHECKING:
     import pytest
@@ -29,8 +30,8 @@ TIMEOUT_S = 900
 def run(*groups: Mapping[int, Sequence[Case]], folder: Path | None = None) -> dict[Case, Any]:
     """What each case's function returns on rank 0 of a group of so many ranks. folder: in which they run."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    given = {"input": pickle.dumps(groups), "env": environment, "cwd": folder, "timeout": TIMEOUT_S}
-    ended = subprocess.run([sys.executable, __file__], capture_output=True, **given)
+    more = {"env": environment, "cwd": folder, "timeout": TIMEOUT_S, "text": False}
+    ended = warm.run([sys.executable, __file__], given=pickle.dumps(groups), **more)
     if ended.returncode:
         raise AssertionError(ended.stderr.decode()[-6000:])
     return pickle.loads(ended.stdout)

@@ -1,4 +1,4 @@
-"""One course of events, told to both: a simulation's to the executor's own path, and an executor's to the core.
+"""A simulation's course of events, told to the executor's own path.
 
 What job files and reports do not carry is taken from the recording: the GPU type a job asks for; of a job of the
 catalog, what fits on a GPU and how fast it was in short runs made before (`spec_of` knows no such thing); that a step
@@ -11,15 +11,13 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import partial, wraps
+from functools import wraps
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
-from exec import pretended
-from exec.pretended import Stage, file_of
+from exec.pretended import file_of
 
 from synergy_core.cluster import Cluster
 from synergy_core.goodput.throughput import gradient_time
@@ -29,10 +27,8 @@ from synergy_core.jobs.record import Decision, Job, Placed, gpus_in
 from synergy_core.jobs.reports import Theta
 from synergy_core.jobs.spec import Shape, StepReport
 from synergy_core.jobs.state import ClusterState
-from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy
-from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_exec.controller.decider import FEWEST_STEPS, SAME_BATCH_FRACTION, Decider, Orders
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.learning import Learning
@@ -428,149 +424,3 @@ def replayed(recording: Recording, scene: Scene, policy: Policy, *, states: bool
         driver.ending = {each.job_id for each in ends if each.what == "finish"}
         driver.decide(moment if states else dataclasses.replace(moment, state={}))
     return driver
-
-
-# The other way round: an executor's run watched, and what happened told to a scheduler as the simulator makes it
-
-
-class WatchedDecider(Decider):
-    """fits: see `share_fits`."""
-
-    def __init__(self, policy: Policy, cluster: Cluster, profile: Profile) -> None:
-        super().__init__(policy, cluster, Learning(profile, cluster, Settings(profile=None)), None)
-        self.fits: dict[bytes, Theta] = {}
-        share_fits(self.scheduler, self.fits)
-        self.moments: list[Moment] = []
-        self.events: list[Event] = []
-        self.of_task: dict[int, int] = {}
-        for name in ("finish", "requeue", "launched", "left", "evicted"):
-            setattr(self, name, partial(self._told, name, getattr(self, name)))
-
-    def _told(self, what: str, method: Callable[..., None], job: ExecutedJob, *given: Any) -> None:
-        method(job, *given)
-        self.events.append(Event(what, job.job_id, given))
-
-    def arrive(self, job: ExecutedJob) -> None:
-        super().arrive(job)
-        self.of_task[id(job.task)] = job.job_id
-        self.events.append(Event("arrived", job.job_id, arrival(job)))
-
-    def decide(self, now_s: float) -> Orders:
-        moment = moment_of(now_s, self.events, self.active)
-        self.events = []
-        held = {number: job.placement for number, job in self.active.items()}
-        answer = super().decide(now_s)
-        moment.stops = [(job.job_id, held[job.job_id]) for job in answer.stops]
-        moment.starts = [(job.job_id, placed) for job, placed, _ in answer.starts]
-        moment.plans = plans_of(self.active)
-        if self.active:
-            moment.state = seen_by_policy(self.scheduler)
-        self.moments.append(moment)
-        return answer
-
-
-TOLD = ((SynergyTask, "observe"), (SynergyTask, "report"), (ProfiledTask, "observe"))
-TOLD += ((SynergyTask, "may_exchange"), (SynergyTask, "observe_exchange"))
-"""What tasks are told."""
-
-
-@contextmanager
-def listening(decider: WatchedDecider) -> Iterator[None]:
-
-    def note(what: str, task: SynergyTask, *arguments: Any) -> None:
-        decider.events.append(Event(what, decider.of_task[id(task)], arguments))
-
-    with ExitStack() as stack:
-        for kind, name in TOLD:
-            noting = _noting(getattr(kind, name), before=partial(note, name))
-            stack.enter_context(patch.object(kind, name, noting))
-        yield
-
-
-def staged(folder: Path, policy: Policy, cluster: Cluster, profile: Profile, **more: Any) -> Stage:
-    """An executor with pretended agents; the decisions of its decider are recorded."""
-    (kind,) = cluster.node_types
-    slots = (kind.gpus_per_node,) * kind.nodes
-    stage = pretended.staged(folder, policy, slots, cluster=cluster, profile=profile, **more)
-    stage.execution.decider = WatchedDecider(policy, cluster, profile)
-    return stage
-
-
-@dataclass
-class CoreDriver:
-    """A scheduler on plain jobs, driven as the simulator drives it: service from a launch until the slots are free."""
-
-    scheduler: Any
-    jobs: dict[int, Job] = field(default_factory=dict)
-    launching: set[int] = field(default_factory=set)
-    leaving_since_s: dict[int, float] = field(default_factory=dict)
-
-    def tell(self, moment: Moment) -> None:
-        """All that happened before a decision."""
-        for event in moment.events:
-            if told := getattr(self, event.what, None):
-                told(event.job_id, *event.given)
-            else:
-                getattr(self.jobs[event.job_id].task, event.what)(*event.given)
-        for number, work in moment.work.items():
-            self.jobs[number].task.done_work = work
-        for number, first_step_s in moment.first_steps.items():
-            self.jobs[number].first_step_s = first_step_s
-        for number in self.launching:
-            self.jobs[number].settled_s = moment.now_s
-
-    def decide(self, now_s: float) -> Decision:
-        decision: Decision = self.scheduler.decide(now_s)
-        stopped = {job.job_id for job, _ in decision.stops}
-        self.leaving_since_s |= dict.fromkeys(stopped - self.launching, now_s)
-        self.launching -= stopped
-        self.launching |= {job.job_id for job, _ in decision.starts}
-        return decision
-
-    def arrived(self, number: int, submit_s: float, gpus: int, estimate_s: float, gpu_type: str, spec: Any) -> None:
-        self.jobs[number] = job = Job(number, submit_s, gpus, estimate_s=estimate_s)
-        job.spec = spec
-        self.scheduler.arrive(job)
-
-    def launched(self, number: int, at_s: float) -> None:
-        job = self._settled(number, at_s)
-        if not job.restarts:
-            job.first_start_s = at_s
-
-    def left(self, number: int, slots: int, at_s: float) -> None:
-        if (since_s := self.leaving_since_s.pop(number, None)) is not None:
-            job = self.jobs[number]
-            job.attained_service_gpu_s += slots * (at_s - since_s)
-            job.settled_s = at_s
-
-    def finish(self, number: int, at_s: float) -> None:
-        self.scheduler.finish(self._settled(number, at_s), at_s)
-        del self.jobs[number]
-        self.leaving_since_s.pop(number, None)
-
-    def requeue(self, number: int) -> None:
-        self.scheduler.requeue(self.jobs[number])
-
-    def evicted(self, number: int, at_s: float) -> None:
-        self.scheduler.evicted(self._settled(number, at_s), at_s)
-
-    def _settled(self, number: int, at_s: float) -> Job:
-        job = self.jobs[number]
-        if number in self.launching:
-            self.launching.discard(number)
-            job.settled_s = at_s
-        return job
-
-
-def decided_by_the_core(decider: WatchedDecider, policy: Policy) -> list[tuple[float, int, Any]]:
-    """What a fresh scheduler decides on the same facts: all starts, in order. Raises ParityError where it differs."""
-    driver = CoreDriver(scheduler_for(policy, decider.cluster, profile=decider.profile))
-    share_fits(driver.scheduler, decider.fits)
-    starts = []
-    for moment in decider.moments:
-        driver.tell(moment)
-        decision = driver.decide(moment.now_s)
-        stops, begun = ([(job.job_id, placed) for job, placed in each] for each in (decision.stops, decision.starts))
-        compare(driver.scheduler, moment, stops, begun, plans_of(driver.jobs))
-        starts += [(moment.now_s, *each) for each in begun]
-    return starts

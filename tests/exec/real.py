@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import WSMsgType, web
+from exec import warm
 from exec.pretended import launch_of
 
 from synergy_core.errors import InputError
@@ -44,15 +45,17 @@ def descendants(pid: int) -> list[int]:
     return [pid, *processes.descendants(pid)]
 
 
-def command_line(pid: int) -> str:
+def runs(pid: int, program: str, warm_name: str) -> bool:
+    """Whether a process runs a program, of which a fork by `warm` has another name."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return ""
+        words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        return program in words or Path(f"/proc/{pid}/comm").read_text().strip() == warm_name
+    return False
 
 
 def forkservers(agent: int) -> list[int]:
     """The process ids of the parents of an agent's workers: one, once it has been started."""
-    return [pid for pid in children(agent) if "multiprocessing.forkserver" in command_line(pid)]
+    return [pid for pid in children(agent) if runs(pid, "multiprocessing.forkserver", "forkserver")]
 
 
 def gone(pids: list[int], *, timeout_s: float = 10.0) -> bool:
@@ -78,8 +81,7 @@ def wait_until(true: Callable[[], object], patience_s: float, said: Callable[[],
 
 
 def typed(*words: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "synergy_exec", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=240)
+    return warm.run([sys.executable, "-m", "synergy_exec", *map(str, words)])
 
 
 def answer(*words: object) -> str:
@@ -125,7 +127,7 @@ class Service:
         """Until it answers."""
         line = [sys.executable, "-m", "synergy_exec", *map(str, words)]
         with self.said.open("ab") as stream:
-            self._process = subprocess.Popen(line, stdout=stream, stderr=stream)
+            self._process = warm.Popen(line, stdout=stream, stderr=stream)
         self.until(lambda: asked(self.results, "GET", "/state"))
 
     def client(self) -> Client:
@@ -208,7 +210,7 @@ class Controller:
         command = [sys.executable, "-m", "synergy_exec.agent", f"--url={self.meeting.url}", "--node=0"]
         command += [f"--slots={slots}", f"--parent={os.getpid()}"]
         with (self.folder / "agent.txt").open("wb") as output:
-            self.agent = subprocess.Popen(
+            self.agent = warm.Popen(
                 command, env=os.environ | {"SYNERGY_TOKEN": token}, stdout=output, stderr=output, start_new_session=True
             )
         if hello:

@@ -178,7 +178,7 @@ def settings_values(trace: Path | None, results: Path, policies: list[str], **mo
 def trace_of(folder: Path, jobs: int, iterations: int) -> Path:
     """Every second job asks for two slots."""
     path = folder / "small.csv"
-    rows = [f"{0.1 * number},mlp,{iterations},j{number},{1 + number % 2}" for number in range(jobs)]
+    rows = [f"{0.1 * number},cnn,{iterations},j{number},{1 + number % 2}" for number in range(jobs)]
     path.write_text("\n".join(["submit_s,model,iterations,job,gpus", *rows]) + "\n")
     return path
 

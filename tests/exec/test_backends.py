@@ -200,13 +200,6 @@ def test_options_that_would_be_more_than_one_are_refused(option):
     refuses("no option of sbatch", sbatch.main, [option, "--", "serve=true"])
 
 
-@pytest.mark.parametrize("option", ["-h", "--help"])
-def test_help_about_the_script_is_printed_beside_other_options(option, capsys):
-    with pytest.raises(SystemExit) as end:
-        sbatch.main(["--nodes=2", option])
-    assert (end.value.code, "options of Slurm's sbatch" in capsys.readouterr().out) == (0, True)
-
-
 def test_the_script_passes_sigterm_on_and_leaves_with_the_controllers_exit_code(tmp_path, capsys):
     saving = "import signal, sys, time\nsignal.signal(15, lambda *_: (time.sleep(0.3), print('saved'), sys.exit(3)))\n"
     saving += "print(*sys.argv[1:], flush=True)\ntime.sleep(60)"
@@ -391,26 +384,6 @@ def test_a_service_saves_when_its_time_is_up_goes_on_and_does_without_a_node(tmp
     assert json.loads((tmp_path / "results" / "served" / "latest" / "fifo-0" / "summary.json").read_text())["jobs"] == 3
 
 
-TEN_JOBS = ("+trace=demo", "trace.window=45s", "profile=null", "figures=false")
-TEN_JOBS_S = 900.0
-
-
-def ten_jobs_are_done(results):
-    (summary,) = results.glob("demo/2*/synergy-0/summary.json")
-    values = json.loads(summary.read_text())
-    return (values["jobs"], values["jobs_failed"], values["jobs_unfinished"]) == (10, 0, 0)
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(bool(lacking()), reason=f"Slurm is not installed here: no {', '.join(lacking())}")
-@pytest.mark.skipif(not ADDRESS, reason="this machine has no address but loopback, which nodes cannot share")
-def test_the_demos_first_ten_jobs_end_on_two_nodes_of_slurm(tmp_path, slurm_cluster):
-    service = Submitted(tmp_path, slurm_cluster, *TEN_JOBS)
-    service.submit()
-    wait_until(lambda: not slurms(service.environment, "squeue", "--noheader"), TEN_JOBS_S, service.told)
-    assert ten_jobs_are_done(tmp_path / "results"), service.told()
-
-
 DETECTION_S = 10.0
 SMALL = {"object_store_memory": 80 * 2**20}
 HEAD = {
@@ -484,10 +457,14 @@ def ray_cluster():
 
 
 @pytest.mark.thorough
-def test_the_demos_first_ten_jobs_end_on_two_nodes_of_ray(ray_cluster, tmp_path):
+def test_jobs_of_a_trace_end_on_two_nodes_of_ray(ray_cluster, tmp_path):
+    (tmp_path / "jobs.csv").write_text("submit_s,model,iterations,job,gpus\n0,cnn,10,a,1\n0.1,cnn,10,b,2\n")
     keys = ["backend.name=ray", f"backend.options.address={ray_cluster.address}", f"results_dir={tmp_path}"]
-    subprocess.run([sys.executable, "-m", "synergy_exec", *TEN_JOBS, *keys], check=True, timeout=TEN_JOBS_S)
-    assert ten_jobs_are_done(tmp_path)
+    keys += ["+trace=file", f"trace.path={tmp_path / 'jobs.csv'}", "policy=[fifo]", "profile=null", "figures=false"]
+    subprocess.run([sys.executable, "-m", "synergy_exec", *keys], check=True, timeout=LONG_S)
+    (summary,) = tmp_path.glob("file/2*/fifo-0/summary.json")
+    values = json.loads(summary.read_text())
+    assert (values["jobs"], values["jobs_failed"], values["jobs_unfinished"]) == (2, 0, 0)
 
 
 def test_agents_on_ray_nodes_train_together_are_noticed_when_lost_and_come_back(ray_cluster, tmp_path):

@@ -14,7 +14,7 @@ from synergy_exec.training.trainer import Trainer
 
 GLOBAL_BATCH = 16
 SEED = 3
-STEPS = 5
+STEPS = 2
 
 
 class SgdGpt(Gpt):
@@ -162,11 +162,6 @@ def simplest(plans):
     return [plan for plan in plans if plan.data == 1 or plan.interleave == 1]
 
 
-def joined(plans):
-    """The others: replicas under the schedules that plans without replicas show."""
-    return [plan for plan in plans if plan not in simplest(plans)]
-
-
 def test_plans_of_one_and_two_ranks_equal_a_single_process_and_wrong_ones_do_not():
     doubled = [
         (train, plan, DoublingGpt) for plan in (Plan(micro_batch=16), Plan(data=2, zero=2, micro_batch=8), PIPELINE)
@@ -191,9 +186,9 @@ def test_model_in_double_precision_trains_under_every_kind_of_plan():
     assert max(difference(answers[case], kind=PreciseGpt) for case in (one, *two)) <= 1e-6
 
 
-@pytest.mark.parametrize("world", [4, 8])
-@pytest.mark.parametrize("chosen", [simplest, pytest.param(joined, marks=pytest.mark.thorough)])
-def test_plans_of_more_ranks_equal_a_single_process(world, chosen):
-    plans = chosen(of_world(world))
+@pytest.mark.parametrize("world", [4, pytest.param(8, marks=pytest.mark.thorough)])
+def test_plans_of_more_ranks_equal_a_single_process(world, request):
+    """Four ranks join any two ways of splitting, eight all three."""
+    plans = of_world(world) if world == 4 and request.config.getoption("--thorough") else simplest(of_world(world))
     assert plans
     check(plans, groups.run({world: [(train, plan) for plan in plans]}))

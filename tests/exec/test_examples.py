@@ -40,17 +40,21 @@ SMALL = {
 
 
 def train(name, plan, bfloat16=False):
-    """Three steps of a small one, with its own optimizer: losses, norms of gradients, what evaluations find."""
+    """Two steps of a small one, with its own optimizer: losses, norms of gradients, what an evaluation finds."""
     job = SMALL[name]()
-    trainer, found = Trainer(job, PLANS[plan], bfloat16=bfloat16), []
-    for number in range(3):
-        result = trainer.step(number)
-        evaluated = trainer.evaluate(number + 1) if job.evaluate_every else {}
-        found.append([result.loss, result.grad_norm, *evaluated.values()])
-    return found
+    trainer = Trainer(job, PLANS[plan], bfloat16=bfloat16)
+    first, second = trainer.step(0), trainer.step(1)
+    evaluated = trainer.evaluate(2) if job.evaluate_every else {}
+    return [first.loss, second.loss, first.grad_norm, second.grad_norm, *evaluated.values()]
 
 
-OFFERED = dict.fromkeys(SMALL, ("ddp2", "fsdp2", "pp2", "tp2")) | {"cnn": ("ddp2", "fsdp2", "pp2")}
+OFFERED = {
+    "mlp": ("ddp2", "pp2", "tp2"),
+    "cnn": ("fsdp2", "pp2"),
+    "gpt": ("pp2", "tp2"),
+    "nanogpt": ("fsdp2", "pp2", "tp2"),
+}
+"""Each model is cut by stages and by layers, if it can be; replicas know nothing of what a model is made of."""
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +71,9 @@ def test_every_example_trains_alike_under_the_plans_it_offers(answers, job):
     for plan in OFFERED[job]:
         assert answers[train, job, plan] == pytest.approx(expected, abs=1e-4 if job == "nanogpt" else 1e-5), plan
     for plan in ("fsdp2", "pp2") if job == "gpt" else ():
-        losses = np.array(answers[train, "gpt", plan, True])[:, 0]
-        assert losses == pytest.approx(expected[:, 0], abs=2e-2), plan
-        assert losses != pytest.approx(expected[:, 0], abs=1e-5), f"{plan}: is it?"
+        losses = answers[train, "gpt", plan, True][:2]
+        assert losses == pytest.approx(expected[:2], abs=2e-2), plan
+        assert losses != pytest.approx(expected[:2], abs=1e-5), f"{plan}: is it?"
 
 
 SHIPPED = {

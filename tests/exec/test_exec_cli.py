@@ -7,9 +7,7 @@ import json
 import os
 import re
 import shlex
-import signal
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,9 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from documented import documented
+from exec import warm
 from exec.pretended import refuses, staged
 from exec.real import HERE, JOBS, Service, answer, steps_of, typed, wait_until
-from exec.served import executed, settings_values, trace_of
+from exec.served import settings_values, trace_of
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.commands import INTERRUPTED
@@ -40,7 +39,6 @@ from synergy_exec.workload import arrivals_of
 from synergy_runs.command_line import prepared
 from synergy_runs.facts import Kind
 from synergy_runs.settings import build, defaults, keys
-from synergy_runs.stored import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(HERE / "served.py")
@@ -233,34 +231,17 @@ def read(work, what):
         return what(journal)
 
 
-def broken_off_by(number, folder, iterations):
-    """Results and work folder of a run of two jobs, sent this signal once the first was launched. Agents pretend."""
-    trace, results = trace_of(folder, 2, iterations), folder / "r"
-    process = subprocess.Popen([sys.executable, SCRIPT, str(trace), str(results), "fifo"])
+def broken_off(folder, iterations):
+    """Results and work folder of a run of two jobs, killed once the first was launched. Agents pretend."""
+    results = folder / "r"
+    process = warm.Popen([sys.executable, SCRIPT, str(trace_of(folder, 2, iterations)), str(results), "fifo"])
     try:
         work = wait_until(lambda: list(results.glob("small/*/*/controller.json")), 240)[0].parent
         wait_until(lambda: any(each.launched for each in read(work, Journal.runs)), 240)
     finally:
-        process.send_signal(number)
-        assert process.wait(30) != 0
-    return trace, results, work
-
-
-def test_two_policies_end_and_are_filed_as_the_simulators(tmp_path):
-    folders = executed(trace_of(tmp_path, 4, 6), tmp_path / "r", ["fifo", "synergy"])
-    assert [folder.name for folder in folders] == ["fifo-0", "synergy-0"]
-    for folder in folders:
-        assert summary_of(folder) == (4, 0, 0)
-        assert read_run(folder).jobs("restarts")["restarts"].tolist() == [0, 0, 0, 0] or folder.name != "fifo-0"
-        assert (folder.with_name(folder.name + ".work") / "jobs" / "0" / "job.json").is_file()
-
-
-def test_interrupted_run_saves_and_the_same_command_goes_on(tmp_path):
-    trace, results, work = broken_off_by(signal.SIGINT, tmp_path, 60)
-    assert {each.outcome for each in read(work, Journal.runs)} in ({"paused"}, {"paused", "dropped"})
-    executed(trace, results, ["fifo"], host="localhost", ports="29500-29501", retries=9, hang_s=99.0)
-    assert summary_of(results / "small" / "latest" / "fifo-0") == (2, 0, 0)
-    assert (results / "small" / "latest").resolve() == work.parent
+        process.kill()
+        process.wait(30)
+    return results, work
 
 
 def test_losses_and_evaluations_count_the_later_run_of_a_step(tmp_path):
@@ -345,7 +326,7 @@ def test_a_failed_job_is_retried_its_run_resumed_and_its_weights_exported(tmp_pa
 
 def test_a_broken_off_run_is_resumed_without_retyping_the_command(tmp_path):
     """Its trace, its policy and its keys are those that it was started with; only the agents are real ones now."""
-    _, results, work = broken_off_by(signal.SIGKILL, tmp_path, 8)
+    results, work = broken_off(tmp_path, 8)
     ended = typed("resume", "--dir", results, "host=localhost", "retries=9")
     assert ended.returncode == 0, ended.stderr
     settings = read(work, Journal.meta)["settings"]

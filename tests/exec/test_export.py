@@ -48,35 +48,34 @@ def trained(tmp_path_factory):
     return work, {case[1]: losses for case, losses in groups.run(cases).items()}
 
 
-def loaded(file, step):
-    """What a fresh interpreter finds, which has no path to our code."""
+def test_exported_weights_have_the_loss_that_training_went_on_with(trained, tmp_path, capsys):
+    """In a fresh interpreter, which has no path to our code."""
+    work, losses = trained
+    expected = {}
+    for plan, step in [*((plan, STEPS + 1) for plan in EXPORTED), ("fsdp2", STEPS)]:
+        out = tmp_path / f"{plan}-{step}.safetensors"
+        export.main(
+            [plan, "--dir", str(work.parent), "--out", str(out), "--step", str(step)][: None if step == STEPS else -2]
+        )
+        assert f"20 tensors, 3,903 numbers, of job {plan} at step {step}" in capsys.readouterr().out
+        expected[str(out), str(step)] = losses[plan][step - STEPS]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, Path(__file__).with_name("exported_model.py"), file, str(step)]
+    command = [
+        sys.executable,
+        Path(__file__).with_name("exported_model.py"),
+        *(each for key in expected for each in key),
+    ]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["synergy"] == []
-    return found
-
-
-@pytest.mark.parametrize("plan", EXPORTED)
-def test_exported_weights_have_the_loss_that_training_went_on_with(trained, tmp_path, plan, capsys):
-    work, losses = trained
-    out = tmp_path / "net.safetensors"
-    export.main([plan, "--dir", str(work.parent), "--out", str(out)])
-    assert f"20 tensors, 3,903 numbers, of job {plan} at step {STEPS + 1}" in capsys.readouterr().out
-    found = loaded(out, STEPS + 1)
-    assert found["loss"] == pytest.approx(losses[plan][1], abs=1e-6)
-    assert abs(found["before"] - found["loss"]) > 1e-3
-
-
-def test_an_earlier_step(trained, tmp_path):
-    work, losses = trained
-    out = tmp_path / "net.safetensors"
-    export.main(["fsdp2", "--dir", str(work), "--out", str(out), "--step", str(STEPS)])
-    assert loaded(out, STEPS)["loss"] == pytest.approx(losses["fsdp2"][0], abs=1e-6)
-    with pytest.raises(InputError, match=r"has no undamaged checkpoint of step 2; there are: step-0{7}4, step-0{7}3"):
-        export.main(["fsdp2", "--dir", str(work), "--out", str(tmp_path / "none.safetensors"), "--step", "2"])
+    for (file, _), loss in expected.items():
+        assert found["found"][file]["loss"] == pytest.approx(loss, abs=1e-6)
+        assert abs(found["found"][file]["before"] - loss) > 1e-3
+    says = r"has no undamaged checkpoint of step 2; there are: step-0{7}4, step-0{7}3"
+    refuses(
+        says, export.main, ["fsdp2", "--dir", str(work), "--out", str(tmp_path / "none.safetensors"), "--step", "2"]
+    )
 
 
 def test_a_file_that_is_there_is_not_replaced(trained, tmp_path):

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from exec import warm
 from exec.pretended import refuses
-from exec.real import JOBS, Service, command_line, descendants, wait_until
+from exec.real import JOBS, Service, descendants, runs, wait_until
 
 from synergy_exec.commands._asking import Client
 from synergy_exec.controller.journal import open_journal
@@ -22,11 +23,10 @@ from synergy_exec.worker import processes
 
 DETECTION_S = 10.0
 QUICK = ("round_s=0.3", "hang_s=1.5", "leave_s=15", "checkpoint_interval_s=1")
-SLOW = {"pause_s": 0.02}
 
 
 class Served(Service):
-    """A service on two cores of this machine, for whom a test submits jobs. given: more of its keys."""
+    """A service with four slots, for whom a test submits jobs. given: more of its keys."""
 
     def __init__(self, results, *given):
         super().__init__(results)
@@ -34,7 +34,7 @@ class Served(Service):
 
     def start(self):
         given = ("serve=true", "policy=[las]", f"results_dir={self.results}", "figures=false")
-        super().start(*given, *QUICK, *self.given, "backend.options.slots=2")
+        super().start(*given, *QUICK, *self.given, "backend.options.slots=4")
 
     @property
     def work(self):
@@ -42,7 +42,7 @@ class Served(Service):
         return work
 
     def submit(self, name, kind, arguments=None, **more):
-        values = {"initial_batch": 8, "work": 100, "slots": 1, "arguments": arguments or {}, **more, "name": name}
+        values = {"initial_batch": 8, "work": 60, "slots": 1, "arguments": arguments or {}, **more, "name": name}
         self.client().ask("POST", "/jobs", {"class": f"{JOBS}:{kind}", **values})
 
     def ended(self, patience_s=120.0):
@@ -66,88 +66,120 @@ class Served(Service):
 
         def there():
             mine = [pid for pid, began in self.seen if processes.lives(pid, began)]
-            found = [pid for pid in mine if "synergy_exec.agent" in command_line(pid)]
+            found = [pid for pid in mine if runs(pid, "synergy_exec.agent", "agent")]
             return found if len(found) == 1 else []
 
         return wait_until(there, DETECTION_S)[0]
 
 
-@pytest.fixture
-def served(request, tmp_path):
-    with Served(tmp_path, *getattr(request, "param", ())) as made:
-        made.start()
-        yield made
+FAILING = {
+    "raise": ("Breaking", {"way": "raise"}, "rank 0, step 6: RuntimeError: the data is gone"),
+    "of a peer": ("Breaking", {"way": "raise", "rank": 1}, "rank 1, step 6: RuntimeError: the data is gone"),
+    "exit": ("Breaking", {"way": "exit"}, "rank 0, step 6: SystemExit: 0"),
+    "end": ("Breaking", {"way": "end"}, "the job's code ended rank 0 with exit code 0 in the middle of its work"),
+    "reset": (
+        "Breaking",
+        {"way": "reset", "rank": 1},
+        "rank 1, step 6: ConnectionResetError: Connection reset by peer",
+    ),
+    "out of memory": ("Breaking", {"way": "out_of_memory"}, "memory"),
+    "killed": ("Breaking", {"way": "kill"}, "SIGKILL"),
+    "hangs": ("Breaking", {"way": "hang"}, "no step for"),
+    "unbuilt": ("Odd", {"way": "unbuilt"}, "rank 0, building: KeyError: 'width'"),
+    "unsavable": ("Odd", {"way": "unsavable"}, "rank 0, step 1: model._extra_state is a dict"),
+    "unknown": ("Plane", {}, "Did you mean 'Plain'?"),
+    "misspelt": ("Plain", {"pause": 1}, "rank 0, building: "),
+    "unheard": (
+        "Noting",
+        {"note": "/dev/null", "way": "raise"},
+        "rank 0, on_step of step 3: ValueError: nobody listens",
+    ),
+}
+"""Jobs that end, and the reason. Those of which rank 1 breaks have two."""
 
 
-def test_jobs_that_fail_say_why_and_the_others_run_on(served):
+def test_jobs_that_fail_say_why_and_the_others_run_on(tmp_path):
     """Memory that runs out and replicas of which one goes without a layer are remedied; they end no job."""
-    served.submit("good", "Plain", SLOW, work=150)
-    served.submit("wide", "Plain", SLOW, slots=2)
-    served.submit("odd", "Plain", initial_batch=3, max_batch=4, work=20, slots=2)
-    served.submit("greedy", "Odd", {"way": "greedy"}, work=40, initial_batch=16)
-    served.submit("sparing", "Sparing", work=40, slots=2)
-    said = {"raise": "the data is gone", "out_of_memory": "memory", "kill": "SIGKILL", "hang": "no step for"}
-    for way in said:
-        served.submit(way, "Breaking", {"way": way})
-    served.submit("unbuilt", "Odd", {"way": "unbuilt"})
-    served.submit("nothing", "Nothing")
-    said |= {"unbuilt": "width", "nothing": "Nothing"}
-    says = "batch of 3 does not divide among slots=2, and max_batch=3"
-    refuses(says, served.submit, "undivided", "Plain", initial_batch=3, work=20, slots=2)
-    refuses("token", Client(served.client().url, "a guess").ask, "GET", "/jobs")
-    jobs, steps = served.ended(), served.trained()
-    assert len(jobs) == 11
-    for name, words in said.items():
+    with Served(tmp_path, "retries=1") as served:
+        served.start()
+        served.submit("good", "Plain", {"pause_s": 0.02}, work=150)
+        served.submit("wide", "Plain", slots=2)
+        served.submit("odd", "Plain", initial_batch=3, max_batch=4, work=20, slots=2)
+        served.submit("greedy", "Odd", {"way": "greedy"}, work=40, initial_batch=16)
+        served.submit("sparing", "Sparing", work=40, slots=2)
+        served.submit("nan", "Breaking", {"way": "nan"})
+        served.submit("impure", "Odd", {"way": "impure"}, slots=2)
+        for name, (kind, arguments, _) in FAILING.items():
+            served.submit(name, kind, arguments, slots=1 + arguments.get("rank", 0))
+        says = "batch of 3 does not divide among slots=2, and max_batch=3"
+        refuses(says, served.submit, "undivided", "Plain", initial_batch=3, work=20, slots=2)
+        refuses("token", Client(served.client().url, "a guess").ask, "GET", "/jobs")
+        jobs, steps = served.ended(), served.trained()
+    for name, (*_, words) in FAILING.items():
         assert jobs[name]["state"] == "failed", jobs[name]
         assert words in jobs[name]["reason"], jobs[name]
-    assert {jobs[name]["state"] for name in jobs.keys() - said} == {"done"}
+    assert {jobs[name]["state"] for name in jobs.keys() - FAILING} == {"done"}
     assert steps["good"] == [(number, 8) for number in range(1, 151)]
     assert steps["odd"][0] == (1, 4)
-    assert steps["wide"] == [(number, 8) for number in range(1, 101)]
+    assert steps["wide"] == [(number, 8) for number in range(1, 61)]
     assert jobs["greedy"]["note"] == "memory ran out at micro-batch 8: from now on at most 4"
     assert jobs["sparing"]["note"].startswith("some of its parameters have no part")
+    assert "step 6: the gradient's norm is nan" in jobs["nan"]["note"]
+    assert "other samples when it is called again" in jobs["impure"]["note"]
     assert steps["greedy"] == [(number, 16) for number in range(1, 41)]
     assert steps["sparing"] == [(number, 8) for number in range(1, 41)]
 
 
-@pytest.mark.parametrize(
-    ("served", "names", "kind", "slots"),
-    [
-        ((), ("long", "other"), "Plain", 1),
-        # On two replicas, which lose with a worker what they held back since the checkpoint, and with it the steps.
-        (("compression=uniform", "compressor=powersgd-2"), ("wide",), "Wide", 2),
-    ],
-    indirect=["served"],
-    ids=["two jobs", "compressed"],
-)
-def test_whatever_is_killed_every_sample_is_trained_once(served, names, kind, slots):
-    """A worker, the agent, the controller: each is noticed in time, and all jobs go on from a checkpoint."""
-    for name in names:
-        served.submit(name, kind, {"pause_s": 0.05}, work=300, slots=slots)
+NAMES = {"long": ("Plain", 1), "other": ("Plain", 1), "wide": ("Wide", 2)}
 
-    def running():
-        """Runs that were launched and have not ended."""
-        return {run.run for run in served.runs() if run.launched and not run.outcome}
 
-    def saved():
-        return len({path.parents[1] for path in served.work.glob("jobs/*/checkpoints/step-*")})
+def test_whatever_is_killed_every_sample_is_trained_once(tmp_path):
+    """A worker, the agent, the controller: each is noticed in time, and all jobs go on from a checkpoint.
 
-    for victim in ("worker", "agent", "controller"):
-        wait_until(lambda: saved() == len(running()) == len(names), 30.0)
-        before, began_s = running(), time.monotonic()
-        if victim == "controller":
-            agent = served.agent()
-            served.kill()
-            served.start()
-            assert served.agent() != agent
-        else:
-            os.kill(descendants(served.agent())[-1 if victim == "worker" else 0], signal.SIGKILL)
-            wait_until(lambda: before & {run.run for run in served.runs() if run.outcome == "lost"}, DETECTION_S)  # noqa: B023
-        assert time.monotonic() - began_s < 4 * DETECTION_S
-    assert {each["state"] for each in served.ended().values()} == {"done"}
-    assert sum(run.outcome == "lost" for run in served.runs()) >= 3
-    assert served.trained() == {name: [(number, 8) for number in range(1, 301)] for name in names}
-    assert {run.plan["compressor"] for run in served.runs()} == {"powersgd-2" if kind == "Wide" else "none"}
+    The wide one is on two compressing replicas, which lose with a worker what they held back since the checkpoint.
+    """
+    with Served(tmp_path, "compression=uniform", "compressor=powersgd-2") as served:
+        served.start()
+        for name, (kind, slots) in NAMES.items():
+            served.submit(name, kind, {"pause_s": 0.05}, work=300, slots=slots)
+
+        def running():
+            """Runs that were launched and have not ended."""
+            return {run.run for run in served.runs() if run.launched and not run.outcome}
+
+        def saved():
+            return len({path.parents[1] for path in served.work.glob("jobs/*/checkpoints/step-*")})
+
+        for victim in ("worker", "agent", "controller"):
+            wait_until(lambda: saved() == len(running()) == len(NAMES), 30.0)
+            before, began_s = running(), time.monotonic()
+            if victim == "controller":
+                agent = served.agent()
+                served.kill()
+                served.start()
+                assert served.agent() != agent
+            else:
+                os.kill(descendants(served.agent())[-1 if victim == "worker" else 0], signal.SIGKILL)
+                wait_until(lambda: before & {run.run for run in served.runs() if run.outcome == "lost"}, DETECTION_S)  # noqa: B023
+            assert time.monotonic() - began_s < 4 * DETECTION_S
+        assert {each["state"] for each in served.ended().values()} == {"done"}
+        assert sum(run.outcome == "lost" for run in served.runs()) >= 3
+        assert served.trained() == {name: [(number, 8) for number in range(1, 301)] for name in NAMES}
+        assert {run.plan["compressor"] for run in served.runs() if run.plan["data"] == 2} == {"powersgd-2"}
+
+
+ON_A_SMALL_DISK = """
+import ctypes, os, pathlib, shutil, subprocess, sys
+small, kept, *words = sys.argv[1:]
+maps = {"uid_map": f"0 {os.getuid()} 1", "setgroups": "deny", "gid_map": f"0 {os.getgid()} 1"}
+assert ctypes.CDLL(None).unshare(0x10000000 | 0x20000) == 0  # CLONE_NEWUSER, CLONE_NEWNS
+for name, text in maps.items():
+    pathlib.Path("/proc/self", name).write_text(text)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", small], check=True)
+code = subprocess.run([sys.executable, "-m", "synergy_exec", *words]).returncode
+shutil.copytree(small, kept, symlinks=True)
+sys.exit(code)
+"""
 
 
 def test_full_disk_fails_the_job_that_does_not_fit_alone(tmp_path):
@@ -155,15 +187,13 @@ def test_full_disk_fails_the_job_that_does_not_fit_alone(tmp_path):
     namespace = ["unshare", "--map-root-user", "--mount"]
     if shutil.which("unshare") is None or subprocess.run([*namespace, "true"], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here without being root")
-    rows = ["0,small-0,cnn,1,40", "0.1,large,mlp,1,8", "0.2,small-1,cnn,1,40"]
+    rows = ["0,small-0,cnn,1,20", "0.1,large,gpt,1,8", "0.2,small-1,cnn,1,20"]
     (tmp_path / "three.csv").write_text("\n".join(["submit_s,job,model,gpus,iterations", *rows]) + "\n")
     small, kept = tmp_path / "small", tmp_path / "kept"
     small.mkdir()
     given = ["+trace=file", f"trace.path={tmp_path / 'three.csv'}", f"results_dir={small}", "policy=[las]", *QUICK]
-    given += ["profile=null", "figures=false", "backend.options.slots=2"]
-    command = " ".join([sys.executable, "-m", "synergy_exec", *(f"'{each}'" for each in given)])
-    script = f"mount -t tmpfs -o size=24m none {small} && {command}; code=$?; cp -r {small} {kept}; exit $code"
-    done = subprocess.run([*namespace, "sh", "-c", script], capture_output=True, text=True, timeout=180)
+    given += ["profile=null", "figures=false", "backend.options.slots=2", "retries=1"]
+    done = warm.run([sys.executable, "-c", ON_A_SMALL_DISK, small, kept, *given])
     assert done.returncode == 1, done.stderr
     assert "las-0: 1 of 3 jobs failed:\n  job 1 (large): " in done.stderr
     (summary,) = (json.loads(path.read_text()) for path in kept.glob("*/latest/*/summary.json"))
@@ -180,9 +210,9 @@ CHAOS = Path(__file__).parents[2] / "bench" / "chaos.py"
 
 @pytest.mark.thorough
 def test_nothing_is_lost_doubled_or_left_behind_by_random_faults(tmp_path):
-    """Five minutes of faults over twenty jobs, fifteen at most for them to end, and all losses computed again."""
-    command = [sys.executable, CHAOS, "7", "5", "--jobs", "20", "--keep", tmp_path]
+    """A minute and a half of faults over eight jobs, and all losses computed again."""
+    command = [sys.executable, CHAOS, "7", "1.5", "--jobs", "8", "--keep", tmp_path]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=2_400)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     faults = [line for line in ended.stderr.splitlines() if " s  " in line]
-    assert len(faults) >= 10, ended.stderr
+    assert len(faults) >= 3, ended.stderr

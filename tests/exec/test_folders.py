@@ -16,6 +16,7 @@ from synergy_core.errors import InputError
 from synergy_exec.folders import lock, meta_of, works_below
 from synergy_runs.results import is_unended, resumed_run
 from synergy_runs.results import main as results_main
+from synergy_runs.stored import read_run
 
 HOLDER = """
 import sys, time
@@ -47,6 +48,7 @@ def test_finished_run_typed_again_gets_its_own_folder(typed, tmp_path, capsys):
     (third,) = typed("fifo", restart_s=9.0)  # with other settings too
     runs = [each.parent for each in (first, second, third)]
     assert json.loads((second / "summary.json").read_text())["jobs"] == 2
+    assert read_run(second).jobs("restarts")["restarts"].tolist() == [0, 0]
     assert {each.name for each in small.iterdir()} == {*(each.name for each in runs), "latest"}
     assert len(set(runs)) == 3
     assert contents(first.parent) == kept
@@ -130,24 +132,20 @@ def test_repetition_that_is_broken_off_goes_on_where_it_was(typed, tmp_path):
     assert latest.resolve() == broken
 
 
-def test_the_journal_of_a_run_that_has_ended_is_not_opened(typed):
+def test_a_run_that_has_ended_needs_its_journal_no_more(typed, capsys):
+    """Whether it is damaged or gone; a run that has one to resume again is unended until it has."""
     (first,) = typed("fifo")
+    with resumed_run(first.parent):  # as after a retry
+        assert is_unended(first.parent)
+    assert not is_unended(first.parent)
     (first.parent / "fifo-0.work" / "journal.sqlite").write_bytes(b"no journal")
-    kept = contents(first.parent)
-    (second,) = typed("fifo")
-    assert second.parent != first.parent
-    assert contents(first.parent) == kept
-    with resumed_run(second.parent):  # as after a retry
-        assert is_unended(second.parent)
-    assert not is_unended(second.parent)
-
-
-def test_a_run_whose_journal_and_copy_are_gone_is_named_and_left_alone(typed, capsys):
-    (first,) = typed("fifo")
-    for each in first.parent.glob("fifo-0.work/journal.*"):
-        each.unlink()
-    kept = contents(first.parent)
-    (second,) = typed("fifo")
-    assert second.parent != first.parent
-    assert contents(first.parent) == kept
+    for _ in range(2):
+        kept = contents(first.parent)
+        (second,) = typed("fifo")
+        assert second.parent != first.parent
+        assert contents(first.parent) == kept
+        for each in first.parent.glob("fifo-0.work/journal.*"):
+            each.unlink()
+    (third,) = typed("fifo")
+    assert third.parent != first.parent
     assert f"{first}.work: no journal.sqlite in it" in capsys.readouterr().err

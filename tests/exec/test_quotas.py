@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from exec.pretended import cluster_of, execution_of, file_of, staged
+from exec.pretended import cluster_of, execution_of, file_of
 from exec.served import ask, job, refused, served, until
 
 from synergy_core.errors import InputError
@@ -12,22 +12,6 @@ from synergy_exec.settings import QuotaSettings, Settings
 from synergy_runs.settings import build, defaults
 
 SHARED = QuotaSettings(virtual_clusters={"vision": 2, "speech": 1})
-
-
-@pytest.mark.parametrize("policy", ["fifo", "priority", "las", "synergy", "fifo+proportional"])
-def test_nobody_holds_more_than_the_quota(tmp_path, policy):
-    """Under each kind of scheduler: three jobs of one tenant get its two slots, however many are idle."""
-    cluster = dataclasses.replace(cluster_of(2, 2), virtual_clusters=SHARED.virtual_clusters)
-    if "+" in policy:
-        nodes = tuple(dataclasses.replace(each, cpus=4.0, memory_bytes=8e9) for each in cluster.node_types)
-        cluster = dataclasses.replace(cluster, node_types=nodes)
-    execution = execution_of(tmp_path, policy, cluster)
-    for tenant in ("vision", "vision", "vision", "speech"):
-        execution.submit(tenant, file_of(virtual_cluster=tenant, max_batch=32), 0.0)
-    for now_s in (0.0, 60.0, 120.0):
-        execution.decide(now_s)
-        held = [each.held_gpus for each in execution.jobs.values()]
-        assert (sum(held[:3]), held[3]) == (2, 1)
 
 
 def test_what_can_never_have_a_place_is_refused(tmp_path):
@@ -71,20 +55,3 @@ def test_a_job_whose_tenant_is_gone_fails_with_the_reason_when_a_controller_begi
     assert [each.state for each in after.jobs.values()] == ["waiting", "failed"]
     assert "unknown virtual cluster" in after.jobs[1].reason
     after.decide(1.0)
-
-
-def test_the_higher_priority_goes_first_and_takes_slots(tmp_path):
-    stage = staged(tmp_path, "priority")
-    execution = stage.execution
-
-    def holding(now_s):
-        execution.decide(now_s)
-        return [each.name for each in execution.jobs.values() if each.held_gpus]
-
-    for priority in (0, 0, 5):
-        stage.submit(1e6, priority=priority)
-    assert holding(0.0) == ["j2"]
-    execution.cancel(execution.jobs[2], 1.0)
-    assert holding(2.0) == ["j0"]
-    stage.submit(1e6, priority=1)
-    assert holding(4.0) == ["j3"]

@@ -12,8 +12,10 @@ from pathlib import Path
 import groups
 import pytest
 import torch
+from exec import warm
 from exec.pretended import launch_of, refuses
 from exec.real import wait_until
+from experiments.fidelity import overheads
 from test_equality import SgdGpt
 from torch import distributed, nn
 
@@ -31,10 +33,6 @@ from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.steps import StepsFile
 from synergy_runs.facts import Kind
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
-from experiments.fidelity import overheads  # noqa: E402
 
 SEED, BATCH = 7, 16
 SGD = "test_equality:SgdGpt"
@@ -139,7 +137,7 @@ def work(tmp_path_factory):
 def verified(work, *arguments):
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     command = [sys.executable, "-m", "synergy_exec", "verify", work, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths})
+    return warm.run(command, env=os.environ | {"PYTHONPATH": paths})
 
 
 def test_job_under_three_plans_trains_as_one_process_does(work, tmp_path):

@@ -1,7 +1,6 @@
 """The parts of a worker and of its agent, one by one: orders, errors, steps and their times, cores, GPUs."""
 
 import asyncio
-import socket
 import subprocess
 import sys
 
@@ -15,32 +14,15 @@ from hypothesis import strategies as st
 from torch import distributed
 
 from synergy_core.cluster import Share
-from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.agent.cores import Cores, divide
 from synergy_exec.backends import local
-from synergy_exec.messages import Kill, Launch, Reshare, Retune, Stop
+from synergy_exec.messages import Launch, Reshare
 from synergy_exec.run import recorded
 from synergy_exec.wire import decode, encode
-from synergy_exec.worker.rank import from_peers, out_of_memory, sentence
-from synergy_exec.worker.start import AgentConnection, see_only
+from synergy_exec.worker.rank import from_peers, out_of_memory
+from synergy_exec.worker.start import see_only
 from synergy_exec.worker.steps import WARM_UP_STEPS, WINDOW_STEPS, Pace, StepClock, StepMedians, StepsFile
-
-
-def test_connection_reads_whole_lines_and_never_waits():
-    ours, theirs = socket.socketpair()
-    with ours:
-        connection = AgentConnection(theirs.detach())
-        assert connection.heard() == []
-        retune = Retune(run=1, micro_batch=4, accumulation=2)
-        lines = f"{encode(retune)}\n{encode(Stop(run=1))}\n".encode()
-        ours.sendall(lines[:-5])
-        connection.wait(600.0)  # no longer than until something has come
-        assert connection.heard() == [retune]
-        ours.sendall(lines[-5:])
-        assert connection.heard() == [Stop(run=1)]
-        connection.say(Kill(run=1))
-        assert ours.recv(100) == encode(Kill(run=1)).encode() + b"\n"
 
 
 def test_messages_are_read_as_written_older_ones_too_and_odd_ones_refused():
@@ -78,14 +60,6 @@ def test_messages_are_read_as_written_older_ones_too_and_odd_ones_refused():
 )
 def test_errors_of_memory_and_echoes_of_another_ranks_death_are_recognised(error, memory, peers):
     assert (out_of_memory(error), from_peers(error)) == (memory, peers)
-
-
-def test_reason_is_one_line_of_bounded_length():
-    text = sentence(3, "step 7", ValueError("line\n" * 1000))
-    assert text.startswith("rank 3, step 7: ValueError: line line")
-    assert "\n" not in text
-    assert len(text) < 700
-    assert sentence(0, "building", InputError("write 1")) == "rank 0, building: write 1"
 
 
 # Steps: their file, whose last line a full disk may cut off, and their times

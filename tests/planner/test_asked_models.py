@@ -133,6 +133,10 @@ def test_a_malformed_architecture_is_one_sentence(tmp_path, capsys, changes, say
     assert len(told.splitlines()) == 1
 
 
+def test_a_model_of_ones_own_is_planned(tmp_path):
+    assert main(["plan", f"model={mine(tmp_path)}", "gpu=a100", "gpus=2", "batch=8"]) == 0
+
+
 def test_nothing_is_fetched():
     with pytest.raises(InputError, match=r"nothing is downloaded\. .* model=FOLDER/config.json"):
         requested_model("meta-llama/Meta-Llama-3-8B")

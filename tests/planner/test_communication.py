@@ -1,22 +1,18 @@
 import os
 import re
-import sys
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fits import links
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from synergy_core.catalog import read_yaml
 from synergy_core.planner.communication import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, send_s
 from synergy_core.planner.machine import CUBE_MESH_RINGS, RDMA, link_named, links_for, machine_named
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-
-from fits import links
 
 NODES = ("dgx-a100", "dgx-h200", "dgx-1-v100", "dgx-2", "a40-2", "rtx2080ti-8", "g4dn.12xlarge")
 COLLECTIVES = (all_reduce_s, all_gather_s, reduce_scatter_s, all_to_all_s)

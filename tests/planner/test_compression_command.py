@@ -11,7 +11,7 @@ from synergy_core.goodput.compression import compressor_named
 from synergy_core.planner.families import architecture_named
 from synergy_core.planner.machine import machine_named, software_named
 
-SMALL = ["model=gpt-350m", "gpu=a100", "gpus=8", "gpus_per_node=4", "batch=32", "max_batch=128"]
+SMALL = ["model=gpt-350m", "gpu=a100", "gpus=8", "gpus_per_node=4", "batch=32", "max_batch=64"]
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,8 @@ def found():
         machine_named("a100", 4),
         software_named("megatron-core"),
         gpus=8,
-        batches=[32, 64, 128],
-        node_bytes_per_s=[each * 1.25e8 for each in (1, 10, 100, 10_000)],
+        batches=[32, 128],
+        node_bytes_per_s=[each * 1.25e8 for each in (1, 25, 10_000)],
         noise_scale=500.0,
         layerwise=compressor_named("powersgd-4"),
     )
@@ -51,16 +51,13 @@ def test_an_object_for_every_network_and_a_picture(capsys, tmp_path):
     assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
 
 
-def test_a_compressor_pays_below_its_crossover(found):
+def test_a_compressor_pays_below_its_crossover_and_the_best_is_none_or_a_margin_better(found):
     for name in found.names[1:]:
         below = found.crossover(name)
         gains = {rate: found.gain(name, rate) for rate in found.found}
         assert all(gain <= 0.0 for rate, gain in gains.items() if rate > below)
         if 0.0 < below < float("inf"):
             assert max(gain for rate, gain in gains.items() if rate <= below) > 0.0
-
-
-def test_the_best_is_none_or_a_margin_better(found):
     for rate in found.found:
         best = found.best(rate)
         gains = {name: found.gain(name, rate) for name in found.names}

@@ -195,11 +195,7 @@ def test_a_launch_script_of_ones_own_is_read():
         ("torchtitan", '[parallelism]\ntensor_parallel_degree = "2"', "tensor_parallel_degree = 2: expected a whole"),
         ("torchtitan", "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4", "HSDP"),
         ("trainjob", "kind: TrainJob\n", "has no spec.trainer"),
-        (
-            "trainjob",
-            "kind: TrainJob\nspec: {trainer: {numNodes: 3}}",
-            "numNodes: 3 × numProcPerNode: 1 is not gpus=8",
-        ),
+        ("trainjob", "kind: TrainJob\nspec: {trainer: {numNodes: 3}}", "numNodes: 3 × numProcPerNode: 1 is not gpus=8"),
     ],
 )
 def test_what_no_plan_can_be_read_from(name, text, says):

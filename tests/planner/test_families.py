@@ -50,26 +50,16 @@ def held(block):
 
 
 @pytest.mark.parametrize("name", architecture_names())
-def test_limits_are_of_the_layers_that_the_work_has(name):
-    assert card_named(name).architecture.limits().layers == np.max(worked(name, Plan()).layer_count)
-
-
-@pytest.mark.parametrize("name", architecture_names())
-def test_parameters_are_those_published(name):
+def test_parameters_are_those_published_and_blocks_hold_them(name):
     """Within 2 %, or the same number when rounded as it was printed: billions, or tenths of them."""
-    card = card_named(name)
+    card, work = card_named(name), worked(name, Plan())
     counted, published = float(card.architecture.parameters()), card.published_parameters
     digits = 0 if published % 1e9 == 0 else 1
     rounded = published >= 1e9 and round(counted / 1e9, digits) == pytest.approx(published / 1e9)
     assert rounded or counted == pytest.approx(published, rel=0.02)
-
-
-@pytest.mark.parametrize("name", architecture_names())
-def test_blocks_on_one_gpu_hold_the_whole_model(name):
-    work = worked(name, Plan())
-    counted = float(card_named(name).architecture.parameters())
     # Norms' shifts, padding of the vocabulary, a second norm per latent: small beside the model.
     assert total(work, held) == pytest.approx(counted, rel=0.01)
+    assert card.architecture.limits().layers == np.max(work.layer_count)
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
@@ -214,9 +204,7 @@ def test_resnet_50_costs_8_gflop_per_image():
     assert total(work, gemm_flops) / 16 == pytest.approx(8.2e9, rel=0.03)
     assert np.asarray(work.layer_count).item() == 16
 
-
-def test_convolutions_per_image_are_pixels_times_weights():
-    """ResNet-50's first stage: 56 × 56 pixels through 64, 64 and 256 channels."""
+    # The first stage: 56 × 56 pixels through 64, 64 and 256 channels.
     other = worked("resnet-50", Plan()).layers[1].block
     assert gemm_flops(other) == pytest.approx(2 * 56**2 * (256 * 64 + 9 * 64 * 64 + 64 * 256))
 
@@ -251,12 +239,9 @@ def test_what_a_resnet_cannot_do():
         worked("resnet-50", Plan(), depth=49)
 
 
-def test_a_token_cannot_go_to_more_groups_than_there_are():
+def test_a_token_cannot_go_to_more_groups_than_there_are_and_names_are_checked():
     with pytest.raises(InputError, match="groups_per_token: 9 of expert_groups: 8"):
         replace(architecture_named("deepseek-v3")[1], groups_per_token=9).check()
-
-
-def test_families_and_architectures_are_found_by_name():
     with pytest.raises(InputError, match="Did you mean 'llama-2-70b'"):
         architecture_named("llama2-70b")
     with pytest.raises(InputError, match="Did you mean 'resnet'"):

@@ -235,7 +235,6 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=200)
 @given(PLANS)
 def test_parts_are_the_total_and_none_is_negative(plan: Plan) -> None:
     held = of(plan)
@@ -246,7 +245,7 @@ def test_parts_are_the_total_and_none_is_negative(plan: Plan) -> None:
     assert (held.reserved >= held.total).all()
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(PLANS, st.sampled_from([STACK, UNFUSED, replace(STACK, eager=True)]))
 def test_more_sharing_and_recomputation_never_need_more(plan: Plan, software: Software) -> None:
     def total(**changed: object) -> float:

@@ -1,6 +1,7 @@
-"""A model family, an architecture, a type of config.json, a GPU with its node, software, a form: added as documented.
+"""A model family, an architecture, a type of config.json, a GPU with its node, software, a form, a
+compressor of gradients: added as documented.
 
-`added/` holds one file of each, laid over a copy of the package in which nothing else is touched.
+`added/` holds one file of each but the last, laid over a copy of the package in which nothing else is touched.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ def copy(tmp_path_factory):
     assert len(added) == 7
     assert not any((PACKAGE / each).exists() for each in added)
     shutil.copytree(ADDED, folder / "synergy_core", dirs_exist_ok=True)
+    schemes = folder / "synergy_core" / "goodput" / "compression"
+    half = (schemes / "half.py").read_text()
+    (schemes / "eighth.py").write_text(half.replace('"bf16": 7, "fp16": 10', '"fp8": 3'))
     return folder
 
 
@@ -69,11 +73,13 @@ def test_an_added_form_is_written_and_read(copy):
 
 
 SCHEDULERS = """
+from synergy_core.goodput.compression import compressor_named, compressors
 from synergy_core.commands.measurements._rows import software_name
 from synergy_core.planner.machine import links_for, machine_named
 from synergy_core.planner.plan import Plan
 from synergy_core.planner.tables import language_models, model_named, model_names, planned_tables
 
+assert compressor_named("fp8") in compressors()
 assert model_named("tower-1b").parameters == 64 * 4096**2
 assert "tower-1b" in model_names() and "tower-1b" not in language_models()
 found = planned_tables("tower-1b", (("r100", 8), ("t4", 4)), (8, 16), 64)

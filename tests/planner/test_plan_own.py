@@ -11,10 +11,7 @@ from planner_setup import asked
 import synergy_core
 from synergy_core.commands.plan import short, spread
 from synergy_core.planner.explain import seconds
-from synergy_core.planner.machine import (
-    content_of,
-    shipped_fits,
-)
+from synergy_core.planner.machine import content_of, shipped_fits
 
 SHEETS = Path(synergy_core.__file__).parent / "catalog" / "gpus"
 BAND = {"low": -0.1, "high": 0.2, "rows": 40}
@@ -34,10 +31,7 @@ def own_constants(tmp_path, **changes):
     """A file as `calibrate --out` writes it, on which products run at half the speed."""
     constants = dict(content_of("megatron-core")["h100"]["constants"])
     constants["gemm_efficiency"] *= 0.5
-    content = {
-        "software": "megatron-core",
-        "gpu_types": {"h100": {"rows": 40, "band": BAND, "constants": constants}},
-    }
+    content = {"software": "megatron-core", "gpu_types": {"h100": {"rows": 40, "band": BAND, "constants": constants}}}
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({**content, **changes}))
     return path

@@ -336,12 +336,6 @@ def test_calibrating_on_nothing_says_so(tmp_path, capsys):
     assert "nothing to fit" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("recompute", "is_said"), [("", True), ("full", False)])
-def test_the_report_says_what_banded_rows_count_as(tmp_path, capsys, recompute, is_said):
-    main(["validate", str(write(tmp_path / "x.csv", {"recompute": recompute}))])
-    assert ("lower bounds" in capsys.readouterr().out) == is_said
-
-
 def test_collectives_without_a_time_are_counted(tmp_path):
     path = tmp_path / "c.csv"
     rows = (

@@ -197,11 +197,14 @@ def test_best_is_the_best_of_all_plans_with_experts_and_long_sequences():
     assert table.step_time_s[0] == pytest.approx(exhaustive, rel=1e-9)
 
 
-def test_all_counts_at_once_are_what_each_gives_alone():
+def test_all_counts_at_once_are_what_each_gives_alone_and_efficient_ones_gain_from_each_gpu():
     together = found(gpt(), counts=range(1, 33), global_batch=96, keep=1)
     for gpus in (1, 6, 7, 24, 32):
         alone = found(gpt(), counts=[gpus], global_batch=96, keep=1)
         assert [*together.take(together.gpus == gpus).plans] == [*alone.plans]
+    best = together.efficient()
+    assert (np.diff(best.gpus) > 0).all()
+    assert (np.diff(best.step_time_s) < 0).all()
 
 
 def test_tensor_groups_cross_nodes_only_where_nothing_else_fits():
@@ -226,12 +229,6 @@ def test_long_sequences_may_be_split_and_short_ones_not():
     long = found(gpt(seq_len=131072), counts=[8], global_batch=1, keep=200)
     assert (long.plans.context > 1).any()
     assert (found(gpt(), counts=[8], global_batch=8, keep=200).plans.context == 1).all()
-
-
-def test_rows_that_more_gpus_do_not_better_are_not_efficient():
-    table = found(gpt(), counts=range(1, 33), global_batch=96).efficient()
-    assert (np.diff(table.gpus) > 0).all()
-    assert (np.diff(table.step_time_s) < 0).all()
 
 
 def test_reasons_name_the_factor():
@@ -270,6 +267,9 @@ def test_a_batch_that_a_reason_advises_has_a_plan(name):
 def test_fixed_degrees_that_cannot_be(fixed, says):
     with pytest.raises(InputError, match=says):
         found(gpt(), counts=[16], global_batch=64, fixed=fixed)
+    for counts in ([], [0], [-8]):
+        with pytest.raises(InputError, match="positive whole"):
+            found(gpt(), counts=counts, global_batch=64)
 
 
 def test_fixed_degrees_hold():
@@ -278,12 +278,6 @@ def test_fixed_degrees_hold():
     assert (table.plans.micro_batch == 2).all()
     assert (table.plans.zero == 1).all()
     assert len(table) > 3
-
-
-@pytest.mark.parametrize("counts", [[], [0], [-8]])
-def test_no_counts(counts):
-    with pytest.raises(InputError, match="positive whole"):
-        found(gpt(), counts=counts, global_batch=64)
 
 
 def test_small_nodes_do_not_keep_tensor_groups_small():

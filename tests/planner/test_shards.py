@@ -32,7 +32,7 @@ def model(name):
 
 
 @pytest.mark.parametrize("name", ["gpt-1.3b", "mixtral-8x7b", "arena-moe-2.4b", "resnet-50"])
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (2, 4)])
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 4)])
 def test_stages_hold_the_parameters_of_the_model(name, tensor, pipeline):
     """All stages together, and the fullest one as the planner counts it for its time."""
     own, plans = model(name), plans_of([Plan(tensor=tensor, pipeline=pipeline, data=2)])
@@ -105,12 +105,12 @@ def test_terms_are_bytes_over_bytes():
     assert 4 * stage.numbers * 0.9 < offers["topk-0.01"].state_bytes < 4 * stage.numbers * 1.1
 
 
-@pytest.mark.parametrize(("name", "gpus"), [("gpt-1.3b", 16), ("mixtral-8x7b", 32)])
+@pytest.mark.parametrize(("name", "gpus"), [("gpt-1.3b", 8), ("mixtral-8x7b", 16)])
 def test_without_a_compressor_the_plan_is_the_planners(name, gpus):
     own, machine = model(name), machine_named("a100-80gb", network_bytes_per_s=1.25e9)
     constants = constants_for(machine, SOFTWARE)
-    found = CompressedSearch(own, gradients_of(own), every_offer(LAYERWISE)).plans(machine, constants, gpus, 256)
-    best = search(own.family, own.architecture, machine, SOFTWARE, constants, counts=[gpus], global_batch=256)
+    found = CompressedSearch(own, gradients_of(own), every_offer(LAYERWISE)).plans(machine, constants, gpus, 64)
+    best = search(own.family, own.architecture, machine, SOFTWARE, constants, counts=[gpus], global_batch=64)
     assert found.plans[0] == best.plans.plan(0)
     assert found.step_s[0] == pytest.approx(best.step_time_s[0])
     for plan, zero_only in zip(found.plans, ~found.errors.unbiased, strict=True):

@@ -14,6 +14,8 @@ from synergy_runs.report.write import write_comparison
 from synergy_runs.stored import find_runs
 from synergy_runs.tables import FIGURES, cells, verdict
 
+pytestmark = pytest.mark.usefixtures("unpictured")
+
 
 def logged_jobs(waits_s):
     """Three jobs of 10 s on one GPU, submitted at once, that waited so long in their log."""

@@ -35,27 +35,29 @@ def test_run_time_ratio_is_time_with_gpus_over_run_time_in_the_log():
     assert summarise(quick)["run_time_ratio"] == 0.5
 
 
-def test_gpus_are_idle_in_vain_only_while_somebody_who_waits_would_fit():
-    # On 4 GPUs, first come first served: 3 run for 10 s; 2 wait, and behind them 1, which the idle GPU would do for.
-    assert fragmented_gpu_s(simulate(workload([0, 0, 0], [10, 5, 5], [3, 2, 1]), cluster(1, 4))) == 10.0
-    # The one that waits needs more than is idle: nothing is idle in vain.
-    assert fragmented_gpu_s(simulate(workload([0, 0], [10, 5], [3, 2]), cluster(1, 4))) == 0.0
-    # It comes at 4 s and is blocked until 10 s.
-    assert fragmented_gpu_s(simulate(workload([0, 0, 4], [10, 5, 5], [3, 2, 1]), cluster(1, 4))) == 6.0
-    assert fragmented_gpu_s(simulate(workload([0], [10], [3]), cluster(1, 4))) == 0.0
+@pytest.mark.parametrize(
+    ("submit_s", "gpus", "expected"),
+    [
+        # On 4 GPUs in order of arrival: 3 run for 10 s; 2 wait, and behind them 1, which the idle one would do for.
+        ([0, 0, 0], [3, 2, 1], 10.0),
+        ([0, 0], [3, 2], 0.0),  # the one that waits needs more than is idle
+        ([0, 0, 4], [3, 2, 1], 6.0),  # it comes at 4 s
+        ([0], [3], 0.0),
+    ],
+)
+def test_gpus_are_idle_in_vain_only_while_somebody_who_waits_would_fit(submit_s, gpus, expected):
+    jobs = workload(submit_s, [10, 5, 5][: len(gpus)], gpus)
+    assert fragmented_gpu_s(simulate(jobs, cluster(1, 4))) == expected
 
 
-def test_each_gpu_type_is_idle_for_the_jobs_that_may_run_there():
-    on = Cluster((NodeType("a", "a100", 1, 2), NodeType("b", "v100", 1, 2)))
-    # Both a100 are held for 10 s, both v100 idle; the second job waits behind the third's order for an a100.
+@pytest.mark.parametrize(("wants", "expected"), [("", 20.0), ("a100", 0.0), ("v100", 20.0)])
+def test_each_gpu_type_is_idle_for_the_jobs_that_may_run_there(wants, expected):
+    """Both a100 are held for 10 s, and both v100 are idle, while the second job waits."""
     jobs = workload([0, 0], [10, 5], [2, 1])
     blocked = simulate(jobs, Cluster((NodeType("a", "a100", 1, 2),)))
-    blocked = replace(blocked, cluster=on)
-    assert fragmented_gpu_s(blocked) == 20.0
-    wants_a100 = replace(jobs, gpu_type_code=np.array([0, 1], dtype=np.int32), gpu_types=("", "a100"))
-    assert fragmented_gpu_s(replace(blocked, workload=wants_a100)) == 0.0
-    wants_v100 = replace(jobs, gpu_type_code=np.array([0, 1], dtype=np.int32), gpu_types=("", "v100"))
-    assert fragmented_gpu_s(replace(blocked, workload=wants_v100)) == 20.0
+    asked = replace(jobs, gpu_type_code=np.array([0, 1], dtype=np.int32), gpu_types=("", wants))
+    on = Cluster((NodeType("a", "a100", 1, 2), NodeType("b", "v100", 1, 2)))
+    assert fragmented_gpu_s(replace(blocked, cluster=on, workload=asked)) == expected
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -93,19 +95,14 @@ def test_who_loses_most_is_named_with_the_factor(tmp_path):
     assert any(f"wide: jobs of 1 GPU {small:.2f}×" in line and "base" in line for line in lines)
 
 
-def test_nobody_loses_by_the_same_schedule(tmp_path):
+def test_nobody_loses_by_the_same_schedule_and_alone_it_is_told_who_waits_longest(tmp_path):
     jobs = workload([0] * 20, [10] * 20, [1] * 10 + [4] * 10)
-    lines = notes(compared(tmp_path, [simulate(jobs, cluster(1, 4), policy=name) for name in ("base", "same")]))
-    assert not any("×" in line for line in lines)
+    runs = [simulate(jobs, cluster(1, 4), policy=name) for name in ("base", "same")]
+    assert not any("×" in line for line in notes(compared(tmp_path / "two", runs)))
+    assert any("waits longest: jobs of 2–4 GPUs" in line for line in notes(compared(tmp_path / "one", runs[:1])))
 
 
-def test_a_policy_alone_says_who_waits_longest(tmp_path):
-    jobs = workload([0] * 20, [10] * 20, [1] * 10 + [4] * 10)
-    lines = notes(compared(tmp_path, [simulate(jobs, cluster(1, 4))]))
-    assert any("waits longest: jobs of 2–4 GPUs" in line for line in lines)
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_columns_fall_away_from_the_least_important_and_nothing_is_cut(tmp_path, capsys, width):
     jobs = drawn_workload(60)
     long = "las-demote_after_gpu_s-7200.0-another-parameter-0.5"
@@ -115,7 +112,7 @@ def test_columns_fall_away_from_the_least_important_and_nothing_is_cut(tmp_path,
     known = figures_of(comparison.rows)
     shown = [each for each in known if each not in left_out]
     assert shown == known[: len(shown)]
-    assert len(shown) >= {40: 1, 60: 2, 80: 4, 100: 6, 120: 8, 200: 15}[width]
+    assert len(shown) >= {40: 1, 80: 4, 120: 8, 200: 15}[width]
     print_comparison(comparison, width)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= max(width, 44)
@@ -151,10 +148,7 @@ def test_the_lead_is_told_with_and_without_equal_terms(tmp_path):
     less, more = ("own", 2.0, 1, "requested"), ("all", 4.0, 4, "max")
     sia, synergy = run("sia", "sia", 1, *less), run("synergy", "synergy", 4, *more)
     (line,) = [each for each in notes(compared(tmp_path / "two", [sia, synergy])) if "fair comparison" in each]
-    assert line == (
-        "synergy has more freedom or information than sia (information, growth, first GPUs, batch); "
-        "add sia(like=synergy) for a fair comparison"
-    )
+    assert all(each in line for each in ("information, growth, first GPUs, batch", "add sia(like=synergy)"))
     equal = run("sia-like-synergy", "sia", 2, *more)
     comparison = compared(tmp_path / "three", [sia, equal, synergy])
     headline = verdict(comparison)
@@ -186,18 +180,18 @@ TRUTH = "declared work that is the true run time"
 
 
 @pytest.mark.parametrize(
-    ("runs", "says"),
+    ("policies", "truth", "says"),
     [
-        ([assigned("fifo"), assigned("synergy", 2)], ["lowest mean JCT", "bert"]),
-        ([assigned("fifo"), assigned("synergy", 2, TRUTH)], ["no real scheduler knows", "bert"]),
-        ([assigned("fifo"), assigned("sia", 2), assigned("synergy", 2)], ["do not differ significantly", "bert"]),
-        ([assigned("fifo"), assigned("synergy", 2), assigned("sia", 2)], ["do not differ significantly", "bert"]),
+        (("synergy",), "", "lowest mean JCT"),
+        (("synergy",), TRUTH, "no real scheduler knows"),
+        (("sia", "synergy"), "", "do not differ significantly"),
+        (("synergy", "sia"), "", "do not differ significantly"),
     ],
-    ids=["one", "starred", "several", "several in another order"],
 )
-def test_a_win_that_changes_jobs_names_the_models_they_were_assigned(tmp_path, runs, says):
-    text = verdict(compared(tmp_path, runs))
-    assert all(each in text for each in says)
+def test_a_win_that_changes_jobs_names_the_models_they_were_assigned(tmp_path, policies, truth, says):
+    text = verdict(compared(tmp_path, [assigned("fifo"), *(assigned(name, 2, truth) for name in policies)]))
+    assert says in text
+    assert "bert" in text
 
 
 def test_models_that_the_log_names_are_no_condition_of_a_win(tmp_path):
@@ -252,28 +246,21 @@ def told_of(folder, shares):
 
 
 def test_shares_are_means_over_seeds_the_largest_first_and_what_is_little_together(tmp_path):
-    write_policies(tmp_path, seeds=(0, 1))
+    write_policies(tmp_path, seeds=(0, 1), jobs=20)
+    assert told_of(tmp_path, {}) == []
     second = {"none": 0.972, "q8": 0.01, "q4": 0.009, "bf16": 0.009}
     shares = {"fifo-0": {"q8": 0.5, "none": 0.5}, "fifo-1": second, "sjf-0": {"none": 1.0}, "sjf-1": {"none": 1.0}}
-    assert told_of(tmp_path, shares) == [
-        "fifo: GPU time by compressor: none 74\u00a0%, q8 26\u00a0%, others 1\u00a0%",
-        "sjf*: GPU time by compressor: none 100\u00a0%",
-    ]
+    first, other = told_of(tmp_path, shares)
+    assert first.startswith("fifo: ")
+    assert first.endswith(": none 74\u00a0%, q8 26\u00a0%, others 1\u00a0%")
+    assert other.startswith("sjf*: ")
 
 
-def test_settings_are_told_apart(tmp_path):
-    for load in (0.8, 1.2):
-        write_policies(tmp_path / str(load), load=load)
-    lines = told_of(tmp_path, {"fifo-0": {"q8": 1.0}})
-    assert lines == [f"fifo cluster.load={load}: GPU time by compressor: q8 100\u00a0%" for load in (0.8, 1.2)]
-
-
-def test_many_rows_are_not_told_one_by_one(tmp_path):
+def test_settings_are_told_apart_until_they_are_too_many(tmp_path):
     for at in range(MAX_LINES + 1):
         write_policies(tmp_path / str(at), load=1.0 + at, jobs=5)
+        if at == 1:
+            lines = told_of(tmp_path, {"fifo-0": {"q8": 1.0}})
+            assert [line.partition(":")[0] for line in lines] == ["fifo cluster.load=1.0", "fifo cluster.load=2.0"]
     (line,) = told_of(tmp_path, {"fifo-0": {"q8": 1.0}})
     assert KEY in line
-
-
-def test_of_runs_without_compression_nothing_is_said(tmp_path):
-    assert told_of(write_policies(tmp_path), {}) == []

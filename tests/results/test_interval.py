@@ -78,6 +78,11 @@ def test_seeds_that_are_workloads_of_their_own_have_an_interval_from_five_on(tmp
     row = five.rows[2]
     assert row.ratio.workloads == 5
     assert row.ratio.low < row.ratio.value < row.ratio.high
+    for path in (tmp_path / "five").glob("fifo-*/summary.json"):  # also of overloaded ones, and then it is said
+        path.write_text(json.dumps({**json.loads(path.read_text()), "overloaded": True}))
+    overloaded = compare(find_runs(tmp_path / "five"))
+    assert math.isfinite(overloaded.rows[2].ratio.low)
+    assert any(line.startswith("Overloaded under fifo") for line in notes(overloaded))
     few = compare(find_runs(write_policies(tmp_path / "four", seeds=SEEDS[:4], jobs=60))).rows[2]
     assert math.isnan(few.ratio.low)
 
@@ -90,24 +95,11 @@ def test_no_interval_where_little_is_waited(tmp_path):
     assert line.startswith("vs fifo: no interval")
 
 
-def test_equal_schedules_have_ratio_one_for_sure():
+def test_equal_schedules_have_ratio_one_and_jobs_that_either_run_did_not_finish_count_in_neither():
     ratio = ratio_of_means([Means(seed, seed, waiting_s=seed) for seed in range(1, 9)])
-    assert (ratio.value, ratio.low, ratio.high) == (1, 1, 1)
-    assert ratio_text(ratio) == "1.00"
-
-
-def test_jobs_that_either_run_did_not_finish_are_left_out_of_both():
+    assert (ratio.value, ratio.low, ratio.high, ratio_text(ratio)) == (1, 1, 1, "1.00")
     assert mean_jcts(np.array([1.0, 5.0, np.nan]), np.array([3.0, np.nan, 9.0])) == (1, 3)
     assert math.isnan(mean_jcts(np.array([np.nan]), np.array([1.0]))[0])
-
-
-def test_overloaded_workloads_have_an_interval_that_is_said_to_hold_for_windows_of_their_length(tmp_path):
-    folder = write_policies(tmp_path, seeds=SEEDS, jobs=60)
-    for path in folder.glob("fifo-*/summary.json"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "overloaded": True}))
-    comparison = compare(find_runs(folder))
-    assert math.isfinite(comparison.rows[2].ratio.low)
-    assert any(line.startswith("Overloaded under fifo") for line in notes(comparison))
 
 
 def write_windows(into, starts_days):
@@ -123,23 +115,19 @@ def write_windows(into, starts_days):
 
 
 def test_windows_of_one_log_are_workloads_together(tmp_path):
-    comparison = write_windows(tmp_path, [0, 7, 14, 21, 28])
+    comparison = write_windows(tmp_path / "apart", [0, 7, 14, 21, 28])
     assert all(math.isnan(row.ratio.low) for row in comparison.rows)
     ratio = over_workloads(comparison)["small"]
-    means = {
-        policy: [row.mean("mean_jct_s") for row in comparison.rows if row.policy == policy]
-        for policy in ("small", "fifo")
-    }
-    assert ratio.value == pytest.approx(sum(means["small"]) / sum(means["fifo"]))
+    small, fifo = (sum(row.mean("mean_jct_s") for row in comparison.rows if row.policy == policy)
+                   for policy in ("small", "fifo"))  # fmt: skip
+    assert ratio.value == pytest.approx(small / fifo)
     assert ratio.workloads == MIN_WORKLOADS
     assert ratio.low < ratio.value < ratio.high
-    assert intervals(comparison) == [f"vs fifo over these 5 workloads, with a 95 % interval: small {ratio_text(ratio)}"]
-
-
-def test_windows_that_overlap_are_no_workloads_of_their_own(tmp_path):
-    comparison = write_windows(tmp_path, [0, 3, 14, 21, 28])
-    assert over_workloads(comparison) == {}
-    assert not any("95 % interval" in line for line in intervals(comparison))
+    (line,) = intervals(comparison)
+    assert f"small {ratio_text(ratio)}" in line
+    overlapping = write_windows(tmp_path / "overlapping", [0, 3, 14, 21, 28])
+    assert over_workloads(overlapping) == {}
+    assert not any("95 % interval" in line for line in intervals(overlapping))
 
 
 @pytest.mark.parametrize("workloads", [5, 10, 20])

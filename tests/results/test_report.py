@@ -107,6 +107,7 @@ def test_headline_tells_a_clearly_best_policy_from_those_that_are_not(tmp_path):
     assert "% " not in sentence_of(tmp_path / "alike", [one, two])
 
 
+@pytest.mark.usefixtures("unpictured")
 def test_what_was_left_out_carries_its_own_noun(tmp_path):
     jobs = dataclasses.replace(workload([0], [5], [1]), left_out={"job steps (.batch, .extern, .0)": 4_875})
     write_run(simulate(jobs, cluster(2)), tmp_path / "fifo-0", "")
@@ -114,6 +115,7 @@ def test_what_was_left_out_carries_its_own_noun(tmp_path):
     assert "left out: 4,875 job steps (.batch, .extern, .0)" in page.text
 
 
+@pytest.mark.usefixtures("unpictured")
 def test_report_copes_with_twelve_policies_and_awkward_names(tmp_path):
     jobs = drawn_workload(30)
     for number in range(12):

@@ -31,6 +31,7 @@ def wide(monkeypatch):
 
 
 QUICK = ("figures=false", "progress=false")
+SWEEP = ("-m", "policy=fifo,srtf", "seed=0,1", "hydra/launcher=basic")
 
 
 @pytest.fixture
@@ -55,47 +56,36 @@ def runs_in(folder):
 
 def test_no_command_changes_what_another_made(tmp_path, of_mine):
     """The same again, other settings, a sweep, other seeds, tables of all: of what was there no byte changes."""
-    (first,) = (of_mine("policy=[fifo,srtf]", "progress=false"), runs_in(tmp_path / "results" / "mine"))[1]
+    mine, sweeps = (tmp_path / "results" / name for name in ("mine", "sweeps"))
+    assert of_mine("policy=[fifo,srtf]", "progress=false").returncode == 0
+    (first,) = runs_in(mine)
     assert {"report.html", "jct_cdf.png", "run.yaml", "fifo-0", "srtf-0"} <= {each.name for each in first.iterdir()}
-    kept = tree(first)
-    commands = [
-        ("policy=[fifo,srtf]", *QUICK),
-        ("policy=[fifo,srtf]", "cluster.nodes=2", *QUICK),
-        ("policy=fifo", "seed=[0,1]", *QUICK),
-        ("-m", "policy=fifo,srtf", "seed=0,1", "hydra/launcher=basic", *QUICK),
-    ]
-    whole = {first: kept}
-    for arguments in commands:
-        done = of_mine(*arguments)
+    whole = {first: tree(first)}
+    for arguments in (("policy=[fifo,srtf]", "cluster.nodes=2"), ("policy=fifo", "seed=[0,1]"), SWEEP):
+        done = of_mine(*arguments, *QUICK)
         assert done.returncode == 0, done.stderr
         assert {run: tree(run) for run in whole} == whole
-        whole |= {run: tree(run) for name in ("mine", "sweeps") if (tmp_path / "results" / name).is_dir()
-                  for run in runs_in(tmp_path / "results" / name)}  # fmt: skip
-    mine, sweeps = (tmp_path / "results" / name for name in ("mine", "sweeps"))
-    assert len(runs_in(mine)) == 4
+        whole |= {run: tree(run) for parent in (mine, sweeps) if parent.is_dir() for run in runs_in(parent)}
+    assert len(runs_in(mine)) == 3
     assert (mine / "latest").resolve() == runs_in(mine)[-1]
     assert (sweeps / "latest" / "comparison.parquet").is_file()
     before = tree(tmp_path)
     assert results_main([str(tmp_path / "results")]) == 0
     assert tree(tmp_path) == before
-
-
-def test_sweep_has_a_run_each_and_one_table_of_policies_and_seeds(tmp_path, of_mine):
-    done = of_mine("-m", "policy=fifo,srtf", "seed=0,1", "hydra/launcher=basic", *QUICK)
-    assert done.returncode == 0, done.stderr
+    # A sweep has a run each, and one table of policies and seeds.
     assert "mean over seeds 0, 1" in done.stdout
-    (sweep,) = runs_in(tmp_path / "results" / "sweeps")
+    (sweep,) = runs_in(sweeps)
     assert [each.name for each in runs_in(sweep) if each.is_dir()] == ["000", "001", "002", "003"]
     assert not (sweep / "latest").exists()
     assert read_record(sweep).settings["policy"] == "fifo,srtf"
     assert read_record(sweep / "003").settings["seed"] == "1"
     assert " policy=srtf seed=1 " in read_record(sweep / "003").command
     assert [len(row.runs) for row in compare(find_runs(sweep)).rows] == [2, 2]
-    assert len(run_folders(tmp_path / "results")) == 1
+    assert len(run_folders(sweeps)) == 1
 
 
 def test_broken_off_sweep_goes_on_where_it_stopped(tmp_path, of_mine):
-    words = ("-m", "policy=fifo,srtf", "seed=0,1", "hydra/launcher=basic", *QUICK)
+    words = (*SWEEP, *QUICK)
     assert of_mine(*words).returncode == 0
     (sweep,) = runs_in(tmp_path / "results" / "sweeps")
     on = (*words, f"hydra.sweep.dir={sweep}")
@@ -220,6 +210,12 @@ def test_what_is_not_there_is_said_with_what_is(tmp_path):
         follow_latest(tmp_path / "fifo-0")
     with pytest.raises(InputError, match=r"run\.yaml: is a file; expected a folder with results"):
         find_runs(folder / "run.yaml")
+    record = folder / "run.yaml"
+    whole = record.read_text()
+    record.write_text("begun: [")
+    with pytest.raises(InputError, match=r"run\.yaml: cannot be read as a run's record"):
+        find_runs(tmp_path)
+    record.write_text(whole)
     folder.rename(tmp_path / "elsewhere")
     with pytest.raises(InputError, match=rf"latest leads to {folder.name}, which is gone.*results {tmp_path}$"):
         follow_latest(tmp_path / "latest")
@@ -231,13 +227,6 @@ def test_folder_called_latest_is_left_alone(tmp_path, capsys):
     assert (tmp_path / "latest" / "mine").is_dir()
     assert "latest was not set to" in capsys.readouterr().err
     assert not [each for each in tmp_path.iterdir() if each.name.startswith(".")]
-
-
-def test_record_that_cannot_be_read_is_said(tmp_path):
-    folder = filed(tmp_path)
-    (folder / "run.yaml").write_text("begun: [")
-    with pytest.raises(InputError, match=r"run\.yaml: cannot be read as a run's record"):
-        find_runs(tmp_path)
 
 
 def test_place_that_cannot_be_made_is_said(tmp_path):

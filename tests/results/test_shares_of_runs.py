@@ -19,6 +19,7 @@ from synergy_runs.report.write import write_comparison
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs, read_run
 
+pytestmark = pytest.mark.usefixtures("unpictured")
 MACHINES = Cluster((NodeType("node", "v100", 2, 4, 12.0, 100 * GB),))
 
 
