@@ -44,8 +44,6 @@ MEAN_FAULT_INTERVAL_S = 6.0
 STOPPED_S = (2.0, 8.0)
 MAX_SECONDS_WITHOUT_STEP = 300.0
 """After the faults, jobs count as stuck if none trains a step for so long."""
-MIN_ENDING_S = 900.0
-"""Time that jobs have to end, or as long as there were faults if that is longer."""
 BUSY_FRACTION = 0.35
 """Assumed share of the slots' time that faults leave for training."""
 DISK_MB = 600
@@ -246,32 +244,29 @@ FAULTS: dict[str, tuple[int, Fault]] = {
 
 
 def disturb(service: Service, dice: random.Random, seconds: float, *, own_disk: bool) -> Counter[str]:
-    """Causes faults until the time is over or all jobs have ended; returns how many there were of each kind."""
+    """Causes faults for this long, then waits until all jobs have ended, or none has trained a step for long.
+
+    Returns how many faults there were of each kind.
+    """
     kinds = {what: fault for what, (_, fault) in FAULTS.items() if own_disk or fault is not fill_disk}
     weights, done = [FAULTS[what][0] for what in kinds], Counter[str]()
-    began_s = time.monotonic()
-    while time.monotonic() - began_s < seconds and not service.have_jobs_ended():
-        time.sleep(dice.expovariate(1 / MEAN_FAULT_INTERVAL_S))
-        service.restart_if_ended()
-        (what,) = dice.choices(list(kinds), weights)
-        with contextlib.suppress(OSError):  # what it would have damaged may be gone
-            if kinds[what](service, dice):
-                done[what] += 1
-                print(f"{time.monotonic() - began_s:6.0f} s  {what}", file=sys.stderr, flush=True)
-    return done
-
-
-def wait_for_jobs(service: Service, longest_s: float) -> None:
-    """Waits until all jobs have ended, or none has trained a step for long."""
     began_s = last_step_s = time.monotonic()
-    trained = 0
-    while not service.have_jobs_ended() and (now_s := time.monotonic()) - began_s < longest_s:
-        if now_s - last_step_s > MAX_SECONDS_WITHOUT_STEP:
-            return
+    steps = 0
+    while not service.have_jobs_ended() and (now_s := time.monotonic()) - last_step_s < MAX_SECONDS_WITHOUT_STEP:
         service.restart_if_ended()
-        time.sleep(1.0)
-        if (steps := sum(each["step"] for each in service.jobs())) > trained:
-            last_step_s, trained = now_s, steps
+        if now_s - began_s < seconds:
+            last_step_s = now_s
+            time.sleep(dice.expovariate(1 / MEAN_FAULT_INTERVAL_S))
+            (what,) = dice.choices(list(kinds), weights)
+            with contextlib.suppress(OSError):  # what it would have damaged may be gone
+                if kinds[what](service, dice):
+                    done[what] += 1
+                    print(f"{time.monotonic() - began_s:6.0f} s  {what}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(1.0)
+            if (trained := sum(each["step"] for each in service.jobs())) > steps:
+                last_step_s, steps = now_s, trained
+    return done
 
 
 def wrong(service: Service, jobs: int) -> list[str]:
@@ -281,15 +276,16 @@ def wrong(service: Service, jobs: int) -> list[str]:
     with contextlib.closing(open_journal(service.work)) as journal:
         known = journal.jobs()
     found = [f"job {each.name} is {each.state}: {each.reason}" for each in known if each.state != "done"]
-    if len(known) != jobs:
-        found.append(f"{len(known)} of {jobs} jobs are known")
-    for job in recorded_jobs(service.work):
-        if [step.number for step in job.steps] != list(range(1, len(job.steps) + 1)):
-            found.append(f"job {job.name}: its steps are not each number once, in order")
+    found += [f"{len(known)} of {jobs} jobs are known"] * (len(known) != jobs)
+    found += [
+        f"job {job.name}: its steps are not each number once, in order"
+        for job in recorded_jobs(service.work)
+        if [step.number for step in job.steps] != list(range(1, len(job.steps) + 1))
+    ]
     found += [f"the service ended by itself: {each}" for each in service.ended]
     said = service.output.read_text(errors="replace")
-    for at in re.finditer(r"^.*Traceback", said, re.M):
-        found.append(f"a traceback: {said[max(0, at.start() - 300) : at.start() + 2500]}")
+    tracebacks = [each.start() for each in re.finditer(r"^.*Traceback", said, re.M)]
+    found += [f"a traceback: {said[max(0, at - 300) : at + 2500]}" for at in tracebacks]
     command = [sys.executable, "-m", "synergy_exec", "verify", str(service.work), "--limit", LIMIT]
     verified = subprocess.run(command, capture_output=True, text=True)
     if verified.returncode:
@@ -311,7 +307,6 @@ def run(given: argparse.Namespace, folder: Path, *, own_disk: bool) -> int:
         except InputError:
             time.sleep(0.5)
     done = disturb(service, random.Random(given.seed), seconds, own_disk=own_disk)
-    wait_for_jobs(service, max(MIN_ENDING_S, seconds))
     found = service.leave() + wrong(service, given.jobs)
     with contextlib.closing(open_journal(service.work)) as journal:
         outcomes = [each.outcome for each in journal.runs()]

@@ -82,9 +82,11 @@ SEEDS, RANKS = (0, 1), 2
 
 def progress(job: str, micro_batch: int, compressors: Sequence[str], seed: int, steps: int) -> Result:
     """By compressor: losses, errors, and noise statistics of training on two replicas."""
-    from ranks.training import trained
+    from ranks.launch import on_two_ranks
 
-    return trained(job, micro_batch, compressors, seed, steps)
+    arguments = {"job": job, "micro_batch": micro_batch, "compressors": compressors, "seed": seed, "steps": steps}
+    found: Result = on_two_ranks("ranks.training:trained", **arguments)
+    return found
 
 
 PROGRESS_TASKS = {
@@ -163,9 +165,9 @@ RACES = {"short": "`short`: GPT, 8 tokens a sample", "mlp": "`mlp`: a sample is 
 
 def race(task: str, methods: Sequence[tuple[str, tuple[str, str]]], seed: int, gbps: float) -> Result:
     """Seconds of each method to the task's loss, and the exchange's share of a step by micro-batch."""
-    from ranks import slow_link
+    from ranks.launch import on_two_ranks
 
-    found: Result = slow_link.run("ranks.race:race", gbps, task=task, methods=dict(methods), seed=seed)
+    found: Result = on_two_ranks("ranks.race:race", gbps, task=task, methods=dict(methods), seed=seed)
     return found
 
 

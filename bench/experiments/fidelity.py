@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import subprocess
 import sys
@@ -17,8 +16,11 @@ from typing import Any
 
 import numpy as np
 from runner.experiment import ROOT, Experiment, Result, Results, measurement
-from runner.tables import met, number, table
+from runner.tables import each, met, number, percent, table
 
+from synergy_exec.controller.execution import STARTED_PARTS
+from synergy_exec.controller.journal import open_journal
+from synergy_runs.facts import Kind
 from synergy_runs.stored import find_runs
 
 POLICIES = ("fifo", "sia+plans", "synergy")
@@ -29,8 +31,8 @@ MAX_MEAN_ERROR, MAX_JOB_ERROR = 0.05, 0.10
 """The goals."""
 
 
-def compare(names: Sequence[str], models: Sequence[str], slots: int, profile_s: float) -> Result:
-    """The demo profiled, run for real under each policy, profiled again, and simulated with either profile."""
+def both_ways(names: Sequence[str], models: Sequence[str], slots: int, profile_s: float) -> Result:
+    """Profiles the demo before and after real runs under each policy, and simulates these with either profile."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         profiles = folder / "before.json", folder / "after.json"
@@ -48,15 +50,17 @@ def compare(names: Sequence[str], models: Sequence[str], slots: int, profile_s: 
         return {
             "policies": {policy: _compared(folder, policy) for policy in names},
             "overheads": overheads(work),
-            "losses": _verified(work, folder / "verify.json"),
+            "verified": _type("synergy_exec", "verify", work, accepts=(0, 1)),
         }
 
 
-def _type(module: str, *arguments: object, accepts: Iterable[int] = (0,)) -> None:
-    """Runs `python -m module …` as a person would. Raises CalledProcessError."""
-    done = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, stdout=subprocess.DEVNULL)
+def _type(module: str, *arguments: object, accepts: Sequence[int] = (0,)) -> str:
+    """Runs `python -m module …` as a person would, and returns what it prints. Raises CalledProcessError."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode not in accepts:
         done.check_returncode()
+    return done.stdout
 
 
 def _compared(folder: Path, policy: str) -> dict[str, Any]:
@@ -74,17 +78,8 @@ def _compared(folder: Path, policy: str) -> dict[str, Any]:
     }
 
 
-def _verified(work: Path, out: Path) -> list[dict[str, Any]]:
-    _type("synergy_exec", "verify", work, "--json", out, accepts=(0, 1))
-    found: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))["jobs"]
-    return found
-
-
 def overheads(work: Path) -> dict[str, list[float]]:
-    """Seconds that carrying decisions out took in a run, each time, by what it was. Raises InputError."""
-    from synergy_exec.controller.execution import STARTED_PARTS
-    from synergy_exec.controller.journal import open_journal
-
+    """Seconds that it took to carry out decisions of a run, by kind of delay. Raises InputError."""
     with contextlib.closing(open_journal(work)) as journal:
         runs, timings = journal.runs(), journal.timings()
         spans = _spans(runs, journal.facts())
@@ -92,20 +87,16 @@ def overheads(work: Path) -> dict[str, list[float]]:
     started = {each.run: each for each in timings if each.kind == "started"}
     found: dict[str, list[float]] = defaultdict(list)
     seen: set[int] = set()
-    for run in runs:
-        if run.run not in spans:
-            continue
+    for run in (run for run in runs if run.run in spans):
         kind = "restart" if run.job in seen else "first start"
         seen.add(run.job)
         if run.run in started:
-            first, (launched_s, _) = started[run.run], spans[run.run]
-            waited_s, total_s = launched_s - run.decided_s, first.time_s - run.decided_s
-            parts = {name: first.parts[name] for name in STARTED_PARTS}
-            found[f"{kind}: decision to end of first step"].append(total_s)
-            found[f"{kind}: waiting for the slots"].append(waited_s)
-            for name, seconds in parts.items():
-                found[f"{kind}: {name.removesuffix('_s').replace('_', ' ')}"].append(seconds)
-            found[f"{kind}: messages and all else"].append(total_s - waited_s - sum(parts.values()))
+            first, total_s = started[run.run], started[run.run].time_s - run.decided_s
+            parts_s = {"waiting for the slots": spans[run.run][0] - run.decided_s}
+            parts_s |= {name.removesuffix("_s").replace("_", " "): first.parts[name] for name in STARTED_PARTS}
+            parts_s["messages and all else"] = total_s - sum(parts_s.values())
+            for name, seconds in {"decision to end of first step": total_s, **parts_s}.items():
+                found[f"{kind}: {name}"].append(seconds)
     stops = {each.run: each.time_s for each in reversed(timings) if each.kind == "stop"}
     # A run that was stopped before its launch held no slots.
     found["stop decided until slots are free"] = [spans[run][1] - at_s for run, at_s in stops.items() if run in spans]
@@ -114,64 +105,67 @@ def overheads(work: Path) -> dict[str, list[float]]:
 
 
 def _spans(runs: Iterable[Any], facts: Iterable[Any]) -> dict[int, tuple[float, float]]:
-    """When each launched run was launched and when it had left, by its number; infinite while it had not.
-
-    A job's runs are launched one after the other, so its n-th start and its n-th end belong to its n-th launched run.
-    """
-    from synergy_runs.facts import Kind
-
-    starts, ends = defaultdict(list), defaultdict(list)
+    """When each launched run was launched and when it had left, by its number; infinite while it had not."""
+    at_s: dict[int, list[float]] = defaultdict(list)  # by job; its runs are launched and leave one after the other
     for fact in facts:
-        if fact.kind == Kind.START:
-            starts[fact.job].append(fact.time_s)
-        elif fact.kind in (Kind.STOP, Kind.FINISH):
-            ends[fact.job].append(fact.time_s)
-    left = {job: iter([*times_s, math.inf]) for job, times_s in ends.items()}
-    began = {job: iter(times_s) for job, times_s in starts.items()}
-    launched = (run for run in runs if run.launched)
-    return {run.run: (next(began[run.job]), next(left.get(run.job, iter(())), math.inf)) for run in launched}
+        if fact.kind in (Kind.START, Kind.STOP, Kind.FINISH):
+            at_s[fact.job].append(fact.time_s)
+    spans = {}
+    for run in (run for run in runs if run.launched):
+        launched_s, left_s, *at_s[run.job] = *at_s[run.job], math.inf
+        spans[run.run] = launched_s, left_s
+    return spans
 
 
 TASK = measurement(
-    compare, policies=POLICIES, is_timed=True, names=POLICIES, models=MODELS, slots=SLOTS, profile_s=PROFILE_S
+    both_ways,
+    policies=POLICIES,
+    is_timed=True,
+    names=POLICIES,
+    models=MODELS,
+    slots=SLOTS,
+    profile_s=PROFILE_S,
 )
 
 
 def _tables(results: Results) -> dict[str, str]:
     found = results[TASK]
+    overheads = []
+    for what, seconds in found["overheads"].items():
+        quantiles = np.quantile(seconds, (0.5, 0.9, 1.0)).tolist() if seconds else [math.nan] * 3
+        overheads.append([what, str(len(seconds)), *(number(each, 4) for each in quantiles)])
     return {
         "errors": _errors_table(found["policies"]),
         "pairs": _pairs_table(found["policies"]),
-        "overheads": _overheads_table(found["overheads"]),
-        "losses": _losses_table(found["losses"]),
+        "overheads": table(("seconds", "times", "median", "p90", "max"), overheads),
+        "losses": f"```text\n{found['verified'].rstrip()}\n```",
     }
-
-
-def _goal(error: float, limit: float, shown: str) -> str:
-    return f"{shown} ({met(abs(error) <= limit)})"
 
 
 def _errors_table(policies: dict[str, Any]) -> str:
     from scipy.stats import kendalltau
 
+    def judged(error: float, limit: float) -> str:
+        return f"{percent(error, sign='+')} ({met(abs(error) <= limit)})"
+
     rows = []
-    for policy, each in policies.items():
-        real_s, both_s = np.array(each["real_jct_s"]), np.array(each["predicted_jct_s"])
-        predicted_s, makespan_error = both_s.mean(axis=0), each["makespan_error"]
-        mean_error, errors = predicted_s.mean() / real_s.mean() - 1, predicted_s / real_s - 1
-        median = float(np.median(np.abs(errors)))
+    for policy, found in policies.items():
+        real_s, both_s = np.array(found["real_jct_s"]), np.array(found["predicted_jct_s"])
+        predicted_s = both_s.mean(axis=0)
+        errors = predicted_s / real_s - 1
         rows.append([
             policy,
             f"{real_s.mean():.1f} s",
-            f"{both_s[0].mean():.1f} s, {both_s[1].mean():.1f} s",
-            *(_goal(error, MAX_MEAN_ERROR, f"{error:+.1%}") for error in (mean_error, makespan_error)),
-            _goal(median, MAX_JOB_ERROR, f"{median:.1%}"),
-            f"{np.quantile(np.abs(errors), 0.9):.1%}",
-            f"{np.median(errors):+.1%}",
+            each(both_s.mean(axis=1), lambda mean_s: f"{mean_s:.1f} s", ", "),
+            judged(predicted_s.mean() / real_s.mean() - 1, MAX_MEAN_ERROR),
+            judged(found["makespan_error"], MAX_MEAN_ERROR),
+            judged(float(np.median(np.abs(errors))), MAX_JOB_ERROR),
+            percent(np.quantile(np.abs(errors), 0.9)),
+            percent(np.median(errors), sign="+"),
             number(float(kendalltau(predicted_s, real_s).statistic)),
-            str(each["restarts"]),
-            str(each["failed"]),
-            f"{each['controller_cores']:.2%} of a core",
+            str(found["restarts"]),
+            str(found["failed"]),
+            f"{percent(found['controller_cores'], 2)} of a core",
         ])  # fmt: skip
     header = ("policy", "mean JCT, real", "predicted", "error (goal: 5 %)", "makespan (5 %)",
               "per job, median of absolute (10 %)", "p90", "signed median", "Kendall τ", "restarts, real",
@@ -185,26 +179,9 @@ def _pairs_table(policies: dict[str, Any]) -> str:
         real, predicted = (
             np.mean(policies[a][of]) / np.mean(policies[b][of]) for of in ("real_jct_s", "predicted_jct_s")
         )
-        rows.append([f"{a} ÷ {b}", number(real, 3), number(predicted, 3), f"{predicted / real - 1:+.1%}"])
+        error = percent(predicted / real - 1, sign="+")
+        rows.append([f"{a} ÷ {b}", number(real, 3), number(predicted, 3), error])
     return table(("pair", "real ratio of mean JCT", "predicted", "error"), rows)
-
-
-def _overheads_table(found: dict[str, list[float]]) -> str:
-    rows = []
-    for what, seconds in found.items():
-        quantiles = np.quantile(seconds, (0.5, 0.9, 1.0)).tolist() if seconds else [math.nan] * 3
-        rows.append([what, str(len(seconds)), *(number(each, 4) for each in quantiles)])
-    return table(("seconds", "times", "median", "p90", "max"), rows)
-
-
-def _losses_table(jobs: list[dict[str, Any]]) -> str:
-    rows = []
-    for each in jobs:
-        verdict = f"{each['verdict']} ({each['remark']})" if each["remark"] else each["verdict"]
-        apart = (f"{each[name]:.2g}".replace("nan", "–") for name in ("largest", "after_changes", "weights"))
-        rows.append([each["job"], each["optimizer"], " → ".join(each["plans"]), verdict, str(each["steps"]), *apart])
-    header = ("job", "optimizer", "plans", "verdict", "steps", "loss", "after changes", "weights")
-    return table(header, rows, 4)
 
 
 FIDELITY = Experiment(lambda: [TASK], _tables)

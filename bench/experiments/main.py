@@ -17,7 +17,7 @@ from yardstick import simpy_cpu_s
 
 FIGURE = ROOT / "docs" / "main.png"
 NOTES = "\nRun time compared with the log"
-"""The table's first note that README leaves out, and all notes after it."""
+"""Begins the notes below the table that README leaves out."""
 
 
 def compared() -> dict[str, Any]:
@@ -38,15 +38,13 @@ def planned(model: str, gpu: str, gpus: str) -> dict[str, Any]:
 
 def printed(program: str, *words: str) -> str:
     """The program's output, in 80 columns where it fits the terminal."""
-    own = {name: value for name, value in os.environ.items() if name not in ("SYNERGY_DATA", *THREADS)}
-    command = [sys.executable, "-m", program, *words]
-    return subprocess.run(
-        command, cwd=ROOT, env={**own, "COLUMNS": "80"}, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
+    kept = {name: value for name, value in os.environ.items() if name not in ("SYNERGY_DATA", *THREADS)}
+    command, environment = [sys.executable, "-m", program, *words], {**kept, "COLUMNS": "80"}
+    return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def _indented(text: str) -> str:
-    """A code block of Markdown."""
+    """The text as a code block of Markdown."""
     return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
 
 
@@ -55,23 +53,16 @@ RUN = measurement(compared, is_timed=True)
 
 def _main_tables(results: Results) -> dict[str, str]:
     found = results[RUN]
-    seconds = (
-        f"{found['wall_s']:.0f} s on {found['cores']} cores, on a machine where `python bench/yardstick.py` takes "
-        f"{found['unit_s']:.2f} s"
-    )
-    return {"table": _indented(found["table"]), "seconds": seconds}
+    machine = f"{found['cores']} cores, on a machine where `python bench/yardstick.py` takes {found['unit_s']:.2f} s"
+    return {"table": _indented(found["table"]), "seconds": f"{found['wall_s']:.0f} s on {machine}"}
 
 
 CONFIGURATION = ("config", "cluster/default", "testbed/ideal", "trace/default", "trace/philly", "truth/default")
+READS = ("traces/philly.json", "synergy_core/catalog/models", "synergy_core/catalog/gpus")
 MAIN = Experiment(
     lambda: [RUN],
     _main_tables,
-    reads=(
-        "traces/philly.json",
-        "synergy_core/catalog/models",
-        "synergy_core/catalog/gpus",
-        *(f"conf/{name}.yaml" for name in CONFIGURATION),
-    ),
+    reads=(*READS, *(f"conf/{name}.yaml" for name in CONFIGURATION)),
     policies=("fifo", "easy", "srtf", "tiresias", "gavel", "sia", "sia(like=synergy)", "synergy"),
 )
 PLANNED = measurement(planned, model="llama-3-70b", gpu="a100-80gb", gpus="64,128")

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
-from runner.experiment import Experiment, Measurement, Result, Results, Simulation, measurement
+from runner.experiment import Experiment, Result, Results, Simulation, measurement
 from runner.tables import number, table
 
 from experiments.decisions import CHANCES, GPUS, MAX_S, MEAN_LOG_S, SPREAD
@@ -54,17 +54,18 @@ WINDOWS_DRAWN = {
 
 
 def _covered(windows: list[Means], count: int) -> str:
-    """Share of intervals over so many windows, drawn with replacement, that contain the ratio over all windows."""
+    """Share of intervals over so many windows, drawn with replacement, that contain the ratio over all windows.
+
+    If some intervals are not printed, the share that is, and the share of all that would contain it.
+    """
     truth, random = ratio_of_means(windows).value, np.random.default_rng(count)
     drawn = [[windows[at] for at in random.integers(0, len(windows), count)] for _ in range(DRAWS)]
-    printed, every = [
-        [each for each in (ratio_of_means(means, limits=limits) for means in drawn) if math.isfinite(each.low)]
-        for limits in (True, False)
-    ]
-    shares = [np.mean([each.low <= truth <= each.high for each in some]) for some in (printed, every) if some]
-    if len(printed) == len(every):
-        return f"{shares[0]:.0%}"
-    return f"{f'{shares[0]:.0%}' if printed else 'none'} ({len(printed) / DRAWS:.0%}; {shares[-1]:.0%})"
+    shares, printed = {}, DRAWS
+    for limits in (False, True):
+        known = [each for means in drawn if math.isfinite((each := ratio_of_means(means, limits=limits)).low)]
+        shares[limits] = f"{np.mean([each.low <= truth <= each.high for each in known]):.0%}" if known else "none"
+        printed = min(printed, len(known))
+    return shares[True] if printed == DRAWS else f"{shares[True]} ({printed / DRAWS:.0%}; {shares[False]})"
 
 
 def _coverage_tables(results: Results) -> dict[str, str]:
@@ -121,14 +122,10 @@ CALLED = {load: [measurement(verdicts, policies=ORDERS, load=load, seed=seed) fo
 
 
 def _overload_tables(results: Results) -> dict[str, str]:
-    def called(policy: str, at: int, runs: list[Measurement]) -> str:
-        return f"{sum(results[run][policy][at] for run in runs)} of {len(runs)}"
-
-    rows = [
-        [policy, f"{days}", *(called(policy, at, runs) for runs in CALLED.values())]
-        for policy in ORDERS
-        for at, days in enumerate(LENGTHS_DAYS)
-    ]
+    rows = []
+    for policy, (at, days) in itertools.product(ORDERS, enumerate(LENGTHS_DAYS)):
+        called = [f"{sum(results[run][policy][at] for run in runs)} of {len(runs)}" for runs in CALLED.values()]
+        rows.append([policy, f"{days}", *called])
     return {"called": table(("policy", "days", *(f"load {load:g}" for load in LOADS)), rows)}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from ranks.launch import RANKS
 from synergy_core.jobs.exchange import Compression
 from synergy_core.jobs.fitted import SynergyTask
 from synergy_core.jobs.reports import ExchangeReport, Observations, refresh_models
@@ -31,7 +32,6 @@ from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.trainer import Trainer
 
-RANKS = 2
 SHAPE = Shape("cpu", 2, RANKS)
 INITIAL_BATCH, MAX_BATCH = 8, 256
 LOCAL_BATCHES, TIMED_BATCHES = (2, 128), (4, 32, 128)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import distributed, multiprocessing, nn
+from torch import nn
 
+from ranks.launch import RANKS
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.compression._compressor import Compressor, LayerSizes
 from synergy_core.planner.plan import Plan
@@ -25,28 +23,14 @@ from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.trainer import Trainer
 
-RANKS = 2
 JOBS = {"gpt": Gpt(), "cnn": Cnn(noise=2.0)}
 
 
-def trained(job: str, micro_batch: int, compressors: Sequence[str], seed: int, steps: int) -> dict[str, Any]:
+def trained(rank: int, job: str, micro_batch: int, compressors: Sequence[str], seed: int, steps: int) -> dict[str, Any]:
     """By compressor: losses, noise statistics, and the error as the executor measures it. `none` also has the errors
     that every biased compressor would make in a rank's own gradients, without error feedback.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (folder, job, micro_batch, tuple(compressors), seed, steps)
-        multiprocessing.spawn(_rank, arguments, nprocs=RANKS)
-        found: dict[str, Any] = json.loads((Path(folder) / "answers.json").read_text(encoding="utf-8"))
-    return found
-
-
-def _rank(number: int, folder: str, job: str, micro_batch: int, compressors: Sequence[str], *rest: int) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=RANKS)
-    answers = {each: _train(job, micro_batch, each, compressors, *rest) for each in compressors}
-    if number == 0:
-        (Path(folder) / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
-    distributed.destroy_process_group()
+    return {each: _train(job, micro_batch, each, compressors, seed, steps) for each in compressors}
 
 
 def _train(
