@@ -267,7 +267,7 @@ def take(folder, run, barrier, outcomes):
 
 def test_of_runs_that_begin_at_once_the_newest_has_the_folder(tmp_path):
     context = multiprocessing.get_context("fork")
-    for repeat in range(20):
+    for repeat in range(8):
         folder, barrier, outcomes = tmp_path / str(repeat), context.Barrier(4), context.Queue()
         processes = [context.Process(target=take, args=(folder, run, barrier, outcomes)) for run in range(4)]
         for each in processes:

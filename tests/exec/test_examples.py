@@ -52,7 +52,7 @@ OFFERED = {
     "mlp": ("ddp2", "pp2", "tp2"),
     "cnn": ("fsdp2", "pp2"),
     "gpt": ("pp2", "tp2"),
-    "nanogpt": ("fsdp2", "pp2", "tp2"),
+    "nanogpt": ("pp2", "tp2"),
 }
 """Each model is cut by stages and by layers, if it can be; replicas know nothing of what a model is made of."""
 

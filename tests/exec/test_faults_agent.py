@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -162,24 +161,13 @@ def test_wrong_token_is_named_at_once(tmp_path):
 # One run at a time: agents and workers that stand still and wake up when another run of their job has begun
 
 
-@pytest.fixture
-def two(tmp_path):
-    with ExitStack() as stack:
-        made = []
-        for name in ("old", "new"):
-            (tmp_path / name).mkdir()
-            made.append(stack.enter_context(Controller(tmp_path / name)))
-            made[-1].start_agent(slots=2)
-        yield made[0], made[1]
-
-
 def revive(*pids):
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_revived_workers_change_nothing_beside_the_new_run(two):
-    old, new = two
+def test_revived_workers_change_nothing_beside_the_new_run(fresh, shared):
+    old, new = fresh, shared
     often = {"work": 1e6, "checkpoint_interval_s": 0.2}
     # Not for the agent to say, once it wakes up, that its ranks have stood still.
     launch = old.launch("Plain", {"pause_s": 0.01}, world=2, hang_s=600.0, **often)
@@ -189,7 +177,8 @@ def test_revived_workers_change_nothing_beside_the_new_run(two):
     assert len(frozen) == 2
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
-    second = new.launch("Plain", {"pause_s": 0.01}, run=2, folder=launch.folder, **often)
+    second = new.launch("Plain", {"pause_s": 0.01}, folder=launch.folder, **often)
+    assert second.run > launch.run
     resumed = new.started(second).step - 1
     new.reached(second, resumed + 30)
     revive(*frozen, old.agent.pid)
@@ -198,7 +187,7 @@ def test_revived_workers_change_nothing_beside_the_new_run(two):
     new.reached(second, new.of(second, Report)[-1].step + 30)
     new.stop(second)
     there = [(int(row["run"]), int(row["step"])) for row in steps_of(launch.folder)]
-    for run, first in ((1, 1), (2, resumed + 1)):
+    for run, first in ((launch.run, 1), (second.run, resumed + 1)):
         own = [step for each, step in there if each == run]
         assert own == list(range(first, first + len(own))), "no step twice or among others"
     newest = checkpoint_folder.newest_first(Path(launch.folder) / "checkpoints")[0]

@@ -141,7 +141,7 @@ def test_whatever_is_killed_every_sample_is_trained_once(tmp_path):
     with Served(tmp_path, "compression=uniform", "compressor=powersgd-2") as served:
         served.start()
         for name, (kind, slots) in NAMES.items():
-            served.submit(name, kind, {"pause_s": 0.05}, work=300, slots=slots)
+            served.submit(name, kind, {"pause_s": 0.1}, work=150, slots=slots)
 
         def running():
             """Runs that were launched and have not ended."""
@@ -164,7 +164,7 @@ def test_whatever_is_killed_every_sample_is_trained_once(tmp_path):
             assert time.monotonic() - began_s < 4 * DETECTION_S
         assert {each["state"] for each in served.ended().values()} == {"done"}
         assert sum(run.outcome == "lost" for run in served.runs()) >= 3
-        assert served.trained() == {name: [(number, 8) for number in range(1, 301)] for name in NAMES}
+        assert served.trained() == {name: [(number, 8) for number in range(1, 151)] for name in NAMES}
         assert {run.plan["compressor"] for run in served.runs() if run.plan["data"] == 2} == {"powersgd-2"}
 
 

@@ -47,7 +47,7 @@ slots = int(os.environ["SYNERGY_SLOTS"])
 state = os.path.join(os.environ["SYNERGY_FOLDER"], "state")
 first = int(open(state).read()) if os.path.exists(state) else 0
 print(f"on {slots} slots from step {first}", flush=True)
-for step in range(first, 200):
+for step in range(first, 100):
     time.sleep(0.2 / slots)
     with open(state, "w") as file:
         file.write(str(step + 1))
@@ -59,7 +59,7 @@ JOBS = {
     "urgent": {"command": [PYTHON, "-c", "import time; time.sleep(1)"], "slots": 2, "priority": 5},
     "broken": {"command": [PYTHON, "-c", "import sys; print('no data'); sys.exit(3)"]},
 }
-ELASTIC = {"command": [PYTHON, "scales.py"], "slots": 1, "max_slots": 2, "batch": 64, "work": 200}
+ELASTIC = {"command": [PYTHON, "scales.py"], "slots": 1, "max_slots": 2, "batch": 64, "work": 100}
 
 
 def test_a_torchrun_script_that_knows_nothing_is_scheduled_moved_and_finished(tmp_path):
@@ -115,7 +115,7 @@ def test_a_script_that_accepts_several_numbers_of_slots_has_more_while_it_is_alo
     assert first[0] == "on 2 slots from step 0"
     assert first[1].startswith("on 1 slots from step ")
     assert second[0] == "on 1 slots from step 0"
-    assert [(job["work"], job["step"]) for job in jobs.values()] == [(200, 200), (200, 200)]
+    assert [(job["work"], job["step"]) for job in jobs.values()] == [(100, 100), (100, 100)]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ PROGRAMS = tuple(f"synergy_exec.{each}" for each in ("run", "agent.agent", "agen
 TESTS = Path(__file__).resolve().parents[1]
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _prctl = ctypes.CDLL(None).prctl
+ADOPTED_S = 10.0
 _OWN_FLAGS = {"-u", "-B"}
 """Of the interpreter: those that a fork can do without. A command with another one is started as users do."""
 
@@ -205,7 +206,7 @@ class _Zygote:
 
     def close(self) -> None:
         if os.getpid() == self._owner:
-            self._here.close()
+            os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
 
     def _serve(self, requests: socket.socket) -> None:
@@ -227,8 +228,10 @@ class _Zygote:
                 if child := os.fork():
                     os.write(writing, str(child).encode())
                     os._exit(0)
+                until_s = time.monotonic() + ADOPTED_S
                 while os.getppid() != self._owner:
                     time.sleep(0.001)
+                    assert time.monotonic() < until_s, "whoever asked for this program is gone"
                 given = {"cwd": program.cwd or cwd, "environment": program.environment or environment}
                 _become(program._replace(**given, standard=tuple(files)))
             os.waitpid(between, 0)
