@@ -1,7 +1,7 @@
 """Commands `python -m MODULE …` of a copy of the project, each in a fork of one process that has imported its packages.
 
-    with Warm(copy, environment) as warm:
-        status, said, cpu_s = warm.run(["synergy_sim", "+trace=philly"])
+    with Programs(copy) as programs:
+        status, said, cpu_s = programs.run(["synergy_sim", "+trace=philly"])
 
 Importing takes most of the seconds of a small command. A fork begins as a new program does, but for the imports.
 """
@@ -24,13 +24,18 @@ IMPORTED_FIRST = ("pandas", "pyarrow.parquet", "scipy.optimize", "matplotlib.fig
 TIMEOUT_S = 600
 
 
-class Programs:
-    """environment: leads imports to the copy."""
+def environment_of(copy: Path) -> dict[str, str]:
+    """That of someone new: no data, this Python, and the copy's code wherever a script lies."""
+    kept = {name: value for name, value in os.environ.items() if name != "SYNERGY_DATA"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
+    return {**kept, "PATH": path, "PYTHONPATH": str(copy)}
 
-    def __init__(self, copy: Path, environment: dict[str, str]) -> None:
+
+class Programs:
+    def __init__(self, copy: Path) -> None:
         command = [sys.executable, "-P", "-W", "ignore::RuntimeWarning:runpy", __file__, *IMPORTED_FIRST]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
-        self.process = subprocess.Popen(command, cwd=copy, env=environment, **pipes)
+        self.process = subprocess.Popen(command, cwd=copy, env=environment_of(copy), **pipes)
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from copies import Programs
+from copies import Programs, environment_of
 from documented import NEEDS, Command, documented
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,14 +55,8 @@ SHORTER = (
     (r"synergy_exec \+trace=demo$", "trace.window=5s profile=null", "a job of each model; measuring takes minutes"),
     (r"synergy_exec \+trace=demo", "trace.window=2s profile=null figures=false", "one job under each policy"),
 )
-FIRST = (
-    (
-        r"synergy_sim \+trace=philly$",
-        "trace.window=2017-11-21/3h trace.carry_in=false policy=[fifo,synergy]",
-        "one that adapts",
-    ),
-    *SHORTER,
-)
+FEW = "trace.window=2017-11-21/3h trace.carry_in=false policy=[fifo,synergy]"
+FIRST = ((r"synergy_sim \+trace=philly$", FEW, "with figures and report"), *SHORTER)
 """Of the first commands, where not all are run."""
 PROGRAM = re.compile(r"python -m synergy_\S+( [a-z]+(?= ))?")
 """And its subcommand."""
@@ -114,7 +108,7 @@ def _free(clone):
 def _run(chosen, clone, shorter=SHORTER):
     """In the order of the pages, for what one writes another reads; the lines that ran, none of them wrong."""
     wrong, runs = [], set[str]()
-    with ExitStack() as stack, Programs(clone, _environment(clone)) as programs:
+    with ExitStack() as stack, Programs(clone) as programs:
         for command in chosen:
             for typed in command.typed.split(" && "):
                 line = _as_run(typed, clone, shorter)
@@ -159,15 +153,8 @@ def _as_run(typed, clone, shorter):
     return line
 
 
-def _environment(clone):
-    """Of someone new: no data, this Python, and the clone's code wherever a script lies."""
-    kept = {name: value for name, value in os.environ.items() if name != "SYNERGY_DATA"}
-    path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
-    return {**kept, "PATH": path, "PYTHONPATH": str(clone)}
-
-
 def _shell(line, clone, **more):
-    given = {"cwd": clone, "env": _environment(clone), "stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+    given = {"cwd": clone, "env": environment_of(clone), "stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
     return subprocess.Popen(["bash", "-c", line], **given, **more, start_new_session=True)
 
 
@@ -226,7 +213,7 @@ def _served(line, clone):
 def _states(clone):
     """Of the jobs of the controller that runs; None where none answers."""
     command = [sys.executable, "-m", "synergy_exec", "list", "--json"]
-    said = subprocess.run(command, cwd=clone, env=_environment(clone), capture_output=True, text=True)
+    said = subprocess.run(command, cwd=clone, env=environment_of(clone), capture_output=True, text=True)
     return None if said.returncode else {each["state"] for each in json.loads(said.stdout)}
 
 

@@ -18,6 +18,7 @@ from synergy_runs.generators import generate, names
 from synergy_runs.generators.arrivals import marginals
 from synergy_runs.generators.command import COLUMNS, further, main, tenant_loads
 from synergy_runs.generators.statistics import statistics
+from synergy_runs.traces import read_trace
 from synergy_runs.traces.rows import TraceRows, epoch_s
 from synergy_runs.workload import from_rows
 from synergy_sim.generators import queueing_delays
@@ -199,37 +200,32 @@ def test_the_command_prints_the_table_writes_the_log_and_simulates_waiting_on_de
 
 
 def test_generated_philly_is_like_the_real_log():
-    folder = Path(os.environ.get("SYNERGY_DATA", "nowhere")) / "traces" / "philly.csv"
-    if not folder.is_file():
+    path = Path(os.environ.get("SYNERGY_DATA", "nowhere")) / "traces" / "philly.csv"
+    if not path.is_file():
         pytest.skip("SYNERGY_DATA names no folder with traces/philly.csv")
-    import pandas as pd
-
-    real = pd.read_csv(folder, skip_blank_lines=True)
-    made = columns(generate("philly", window_s=PHILLY_LOG_S, seed=1))
-    assert len(made["gpus"]) == pytest.approx(len(real), rel=0.05)
-    for probability in (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99):
-        generated_s = np.quantile(made["duration_s"], probability)
-        assert generated_s == pytest.approx(real["duration"].quantile(probability), rel=0.1)
-    real_gpu_s, made_gpu_s = real["duration"] * real["num_gpus"], made["duration_s"] * made["gpus"]
+    real, made = (columns(rows) for rows in (read_trace(path), generate("philly", window_s=PHILLY_LOG_S, seed=1)))
+    assert len(made["gpus"]) == pytest.approx(len(real["gpus"]), rel=0.05)
+    probabilities = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+    quantiles_s, real_quantiles_s = (np.quantile(each["duration_s"], probabilities) for each in (made, real))
+    assert quantiles_s == pytest.approx(real_quantiles_s, rel=0.1)
+    gpu_s, real_gpu_s = (each["gpus"] * each["duration_s"] for each in (made, real))
     for gpus in (1, 2, 4, 8, 16, 32):
-        share = made_gpu_s[made["gpus"] == gpus].sum() / made_gpu_s.sum()
-        assert share == pytest.approx(real_gpu_s[real["num_gpus"] == gpus].sum() / real_gpu_s.sum(), abs=0.03)
-    assert made_gpu_s.sum() == pytest.approx(real_gpu_s.sum(), rel=0.05)
+        share, real_share = (
+            held[each["gpus"] == gpus].sum() / held.sum() for held, each in ((gpu_s, made), (real_gpu_s, real))
+        )
+        assert share == pytest.approx(real_share, abs=0.03)
+    assert gpu_s.sum() == pytest.approx(real_gpu_s.sum(), rel=0.05)
 
 
-def test_every_figure_says_where_it_is_from():
+def test_every_figure_says_where_it_is_from_and_what_no_source_says_is_not_called_known():
     """Nothing of the 82,247-job subset is passed off as the paper's or the release's."""
-    known = statistics("philly")
-    from_label = {each.name: each.source for each in marginals(known, a_year("philly", 1), YEAR_S)}
-    assert from_label["mean duration, s"] == from_label["mean GPUs"] == from_label["jobs per hour"] == "subset"
-    assert from_label["jobs failed"] == "paper"
+    known, rows = statistics("philly"), a_year("philly", 1)
+    from_label = {each.name: each.source for each in marginals(known, rows, YEAR_S)}
+    assert [from_label[name] for name in ("mean duration, s", "mean GPUs", "jobs failed")] == ["subset"] * 2 + ["paper"]
     assert set(from_label.values()) <= set(known.sources)
     assert "82,247 jobs" in known.sources["subset"]
-    other = {each.name: each for each in further(known, a_year("philly", 1)) if each.source == "release"}
-    assert (other["mean duration, s"].known, other["mean GPUs"].known) == (18_006.055, 1.928)
-
-
-def test_what_no_source_says_is_not_called_known():
+    other = {each.name: each.known for each in further(known, rows) if each.source == "release"}
+    assert (other["mean duration, s"], other["mean GPUs"]) == (18_006.055, 1.928)
     figures = {each.name: each for each in further(statistics("uranus"), a_year("uranus", 1))}
     for name in ("attempts per job", "GPU-time of the top 5% users", "failed of jobs on >8 GPUs"):
         assert (figures[name].source, np.isnan(figures[name].known)) == ("-", True)

@@ -78,7 +78,7 @@ def test_policy_and_format_are_added_by_their_files_alone(tmp_path):
 
     nodes = "cluster.node_types=[{gpu_type: v100, nodes: 1, gpus_per_node: 8}]"
     asked = ("policy=[fifo,small_first]", nodes, "testbed=ideal", "restart_s=0", "figures=false")
-    with Programs(copy, os.environ | {"PYTHONPATH": str(copy)}) as programs:
+    with Programs(copy) as programs:
         assert "small_first" in programs.run(["synergy_sim", "--help"])[1]
         assert "small_first" in programs.run(["synergy_core", "check", "small_first"])[1]
         typed = ["synergy_sim", "+trace=file", f"trace.path={log}", "trace.name=spoken", *asked]

@@ -17,19 +17,8 @@ def sacct(path, delimiter="|"):
     for number, kind in enumerate(["a100", "v100"] * 3):
         tres = f"gres/gpu:{kind}=2,gres/gpu=2,node=1"
         submit, user, queue = 1_767_571_200 + 60 * number, "ann" if number % 2 else "bob", f"{kind}-queue"
-        fields = [
-            number + 1,
-            user,
-            "vision",
-            queue,
-            "COMPLETED",
-            submit,
-            submit + 1_800,
-            600,
-            tres,
-            tres,
-            f"{kind}-n01",
-        ]
+        times = (submit, submit + 1_800, 600)
+        fields = [number + 1, user, "vision", queue, "COMPLETED", *times, tres, tres, f"{kind}-n01"]
         lines.append(delimiter.join(map(str, fields)) + "\n")
     content = "".join(lines).encode()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)

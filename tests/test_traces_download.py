@@ -8,7 +8,7 @@ import io
 import tarfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -96,18 +96,11 @@ WHOLE = archive({"data/cluster_gpu_util": b"no", "data/cluster_job_log": JOBS, "
 
 def source(server: Server, **changes: object) -> Source:
     server.body = server.body or WHOLE
-    made = Source(
-        name="philly",
-        what="",
-        page="https://example.org",
-        licence="",
-        url=server.url,
-        archive="philly.tar.gz",
-        size_bytes=len(server.body),
-        sha256=hashlib.sha256(server.body).hexdigest(),
-        wanted=("cluster_job_log", "cluster_machine_list"),
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    told = {"name": "philly", "what": "", "page": "https://example.org", "licence": "", "url": server.url,
+            "archive": "philly.tar.gz", "size_bytes": len(server.body),
+            "sha256": hashlib.sha256(server.body).hexdigest(),
+            "wanted": ("cluster_job_log", "cluster_machine_list")}  # fmt: skip
+    return Source(**told | changes)  # type: ignore[arg-type]
 
 
 def fetched(from_: Source, folder: Path) -> list[Path]:

@@ -228,7 +228,7 @@ def test_a_log_is_recognised_packed_or_not_and_every_job_has_every_column(tmp_pa
 @pytest.mark.parametrize("name", LOGS)
 def test_a_log_that_is_cut_off_anywhere_is_read_or_refused_with_its_name(tmp_path: Path, name: str) -> None:
     text = text_of(name, {}, LOGS[name].get("other", {}))
-    for length in range(0, len(text), 3):
+    for length in range(0, len(text), max(3, len(text) // 80)):
         path, refused = written(tmp_path, text[:length]), ""
         try:
             rows = read_trace(path, format_name=name, bad_rows="skip")
@@ -243,7 +243,7 @@ TRES = st.builds("{}={},gres/gpu{}=1".format, st.sampled_from(["cpu", "mem", "no
 SLURM = ("ReqTRES", "AllocTRES", "ReqMem", "ReqCPUS", "NNodes", "Submit", "Elapsed", "Timelimit")
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(text=ANY_TEXT | TRES, column=st.sampled_from([*SLURM, "cpus", "memory_bytes"]))
 def test_any_text_is_read_or_refused_with_file_line_and_column(
     tmp_path_factory: pytest.TempPathFactory, text: str, column: str

@@ -53,19 +53,20 @@ def test_policies_are_compared_with_the_log_which_is_never_best(tmp_path):
     assert "33\N{NO-BREAK SPACE}% above the log" in headline
 
 
-def test_nearness_of_waits_to_the_log_is_told(tmp_path):
-    jobs = logged_jobs([0, 5, 10])  # on more GPUs than here
+@pytest.mark.parametrize(
+    ("waits_s", "told", "not_told"),
+    [
+        # On more GPUs than here: mean waits of 10 and 5 s; the jobs wait 0, 5 and 10 s longer.
+        ([0, 5, 10], [("fifo 2.00×", "5 s"), ("2 GPUs were in use", "the 1 here")], "nothing"),
+        ([0, 10, 15], [("fifo 1.",)], "half"),  # in the same order, one job 5 s sooner
+    ],
+)
+def test_nearness_of_waits_to_the_log_is_told(tmp_path, waits_s, told, not_told):
+    jobs = logged_jobs(waits_s)
     lines = notes(compared(tmp_path, [simulate(jobs, cluster(1, 1)), as_logged(jobs, cluster(1, 1), 0)]))
-    # Mean waits of 10 and 5 s; the jobs wait 0, 5 and 10 s longer.
-    assert any("fifo 2.00×" in line and "5 s" in line for line in lines)
-    assert any("2 GPUs were in use" in line and "the 1 here" in line for line in lines)
-
-
-def test_no_half_of_jobs_is_told_where_half_wait_as_in_the_log(tmp_path):
-    jobs = logged_jobs([0, 10, 15])  # the same order, one job 5 s sooner
-    lines = notes(compared(tmp_path, [simulate(jobs, cluster(1, 1)), as_logged(jobs, cluster(1, 1), 0)]))
-    (near,) = [line for line in lines if "fifo 1." in line]
-    assert "half" not in near
+    for parts in told:
+        (line,) = [line for line in lines if all(part in line for part in parts)]
+        assert not_told not in line
 
 
 def test_a_report_shows_the_log_beside_policies(tmp_path):

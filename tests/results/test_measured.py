@@ -92,9 +92,9 @@ def test_a_carried_job_is_not_measured():
     assert (summary["jobs_measured"], summary["measured_job_ids"]) == (7, "0-9")
 
 
-@pytest.mark.parametrize(("ids", "rows"), [("0-19", 20), ("17", 1), ("3 – 5", 3), (None, 20)])
-def test_ids_are_a_range_or_one(ids, rows):
-    assert with_measured(drawn_workload(20), ids).measured.sum() == rows
+def test_ids_are_a_range_or_one():
+    rows = {"0-19": 20, "17": 1, "3 – 5": 3, None: 20}
+    assert {ids: with_measured(drawn_workload(20), ids).measured.sum() for ids in rows} == rows
 
 
 @pytest.mark.parametrize("ids", ["0-20", "20", "7-5", "-3", "all", "", "1-2-3"])

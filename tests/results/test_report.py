@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from report_reading import sections_of
 from small_runs import cluster, drawn_workload, simulate, workload
+from test_columns import compared
 from test_results import write_policies
 
-from synergy_runs.comparison import compare
 from synergy_runs.report.chrome_trace import write_chrome_trace
 from synergy_runs.report.excerpt import busy_stretch, held_by_node, overlapping
 from synergy_runs.report.figures import shown_nodes
 from synergy_runs.report.write import write_comparison
 from synergy_runs.results import write_run
-from synergy_runs.stored import find_runs, in_order, read_run
+from synergy_runs.stored import find_runs, read_run
 from synergy_runs.tables import verdict
 
 _EMPTY_TAGS = {"meta", "br", "link"}
@@ -57,17 +57,12 @@ def report(tmp_path_factory):
     return folder
 
 
-def test_report_stands_alone_and_is_well_formed(report):
+def test_report_stands_alone_and_is_well_formed_with_figures_and_traces_beside_it(report):
     page = read_page(report / "report.html")
     gantt = {f"gantt-{number}" for number in range(4)}
     assert sections_of(report / "report.html").keys() == {"report", "jobs", "job-names", "bokeh"} | gantt
-    assert "the lowest mean JCT" in page.text
-    assert "python -m synergy_sim +trace=<drawn>" in page.text
-    assert "seeds" in page.text
-    assert "load: 1.0" in page.text
-
-
-def test_figures_and_traces_stand_beside_the_report(report):
+    for each in ("the lowest mean JCT", "python -m synergy_sim +trace=<drawn>", "seeds", "load: 1.0"):
+        assert each in page.text
     names = {path.name for path in report.iterdir() if path.is_file()}
     assert {"jct_cdf.png", "gpus_and_queue.png", "waiting_by_size.png", "fairness_cdf.png"} <= names
     assert {"gantt-fifo.png", "trace-round_robin.json.gz", "report.html"} <= names
@@ -89,41 +84,27 @@ def test_report_copes_with_next_to_nothing(tmp_path, jobs):
     assert "mean JCT" in page.text
 
 
-def sentence_of(folder, runs):
-    for run in runs:
-        write_run(run, folder / f"{run.policy}-0", f"policy: {run.policy}\n")
-    return verdict(compare(in_order(find_runs(folder), [run.policy for run in runs])))
-
-
 def test_headline_tells_a_clearly_best_policy_from_those_that_are_not(tmp_path):
     jobs = drawn_workload(400, gap_s=500)
     slow = simulate(jobs, cluster(4), policy="slow", quantum_s=3_600.0, restart_s=1_800.0)
     one, two = (simulate(jobs, cluster(4), policy=name) for name in ("one", "two"))
-    text = sentence_of(tmp_path / "best", [slow, one])
+    text = verdict(compared(tmp_path / "best", [slow, one]))
     assert text.startswith("one has the lowest mean JCT of these jobs: ")
     assert "\u00a0% below slow." in text
-    text = sentence_of(tmp_path / "tied", [slow, one, two])
+    text = verdict(compared(tmp_path / "tied", [slow, one, two]))
     assert re.fullmatch(r"one \(.*\) and two \(.*\) have the lowest .*\d+\u00a0% below slow\.", text)
-    assert "% " not in sentence_of(tmp_path / "alike", [one, two])
-
-
-@pytest.mark.usefixtures("unpictured")
-def test_what_was_left_out_carries_its_own_noun(tmp_path):
-    jobs = dataclasses.replace(workload([0], [5], [1]), left_out={"job steps (.batch, .extern, .0)": 4_875})
-    write_run(simulate(jobs, cluster(2)), tmp_path / "fifo-0", "")
-    page = read_page(write_comparison(find_runs(tmp_path), tmp_path))
-    assert "left out: 4,875 job steps (.batch, .extern, .0)" in page.text
+    assert "% " not in verdict(compared(tmp_path / "alike", [one, two]))
 
 
 @pytest.mark.usefixtures("unpictured")
 def test_report_copes_with_twelve_policies_and_awkward_names(tmp_path):
-    jobs = drawn_workload(30)
+    jobs = dataclasses.replace(drawn_workload(30), left_out={"job steps (.batch, .extern, .0)": 4_875})
     for number in range(12):
         run = simulate(jobs, cluster(2), policy=f"a<b>/{number}", oracle=number % 2 == 0)
         write_run(run, tmp_path / f"{number}", "")
     page = read_page(write_comparison(find_runs(tmp_path), tmp_path))
-    assert "12 scheduling policies" in page.text
-    assert "a<b>/3" in page.text
+    for each in ("12 scheduling policies", "a<b>/3", "left out: 4,875 job steps (.batch, .extern, .0)"):
+        assert each in page.text
 
 
 def test_report_of_a_sweep_says_which_setting_its_figures_show(tmp_path):
@@ -179,15 +160,10 @@ def test_pages_of_a_long_chrome_trace_hold_all_of_the_run(tmp_path):
     assert np.allclose([held_us[job] / 1e6 for job in range(200)], service_gpu_s, rtol=1e-9, atol=1e-3)
 
 
-def test_busy_stretch_holds_the_longest_queue():
+def test_strip_shows_at_least_one_node_at_the_longest_queue():
     events = simulate(drawn_workload(2_000, gap_s=300), cluster(4)).events
     start_s, end_s = busy_stretch(events, most_starts=100)
     assert 60 <= end_s - start_s < events.time_s[-1]
     shown = overlapping(held_by_node(events), start_s, end_s)
     assert 0 < len(shown) < 1_000
-
-
-def test_strip_shows_at_least_one_node():
-    assert shown_nodes([8] * 60) == 12
-    assert shown_nodes([64] * 3) == 1
-    assert shown_nodes([4, 4]) == 2
+    assert [shown_nodes(gpus) for gpus in ([8] * 60, [64] * 3, [4, 4])] == [12, 1, 2]
