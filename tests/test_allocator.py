@@ -23,9 +23,9 @@ from synergy_core.errors import InputError
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("p", [-1.0, -0.5, 1.0])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_method_finds_the_best_of_all_choices(method: str, p: float, seed: int, beside: bool) -> None:
-    problem = random_problem(seed, jobs=4, sizes=3, p=p, forced=True, tenants=2 * (seed == 2), beside=beside)
+    problem = random_problem(seed, jobs=4, sizes=3, p=p, forced=True, tenants=2 * (seed == 1), beside=beside)
     solution = solve(problem, method=method, gap=0.0)
     check(problem, solution)
     assert solution.objective == pytest.approx(best_by_trying(problem), abs=1e-7)

@@ -25,7 +25,7 @@ CASES = {
     "mlfq: a demoted job waits for a young one": ([(0, 8, 2_000), (1_000, 8, 100)], "mlfq", cluster(1), [2_100, 1_100]),
     # At 8,000 s the first has held 8 × 8,000 GPU-s, the second 4 × 3,600: two queues go by arrival.
     "las: whoever has held least runs": (LONG_THEN_TWO, "las", cluster(1), [11_700, 10_900, 10_900]),
-    "mlfq: of two queues, the first by arrival": (LONG_THEN_TWO, "mlfq", cluster(1), [8_900, 11_700, 11_700]),
+    "mlfq: within a queue, jobs go by arrival": (LONG_THEN_TWO, "mlfq", cluster(1), [8_900, 11_700, 11_700]),
     "las: jobs that have held the same take turns": (
         [(0, 8, 300), (0, 8, 300)], ("las", {"quantum_s": 100.0}), cluster(1), [500, 600],
     ),
@@ -51,11 +51,11 @@ CASES = {
         [(0, 16, 1_000), (100, 8, 100)], "backfill", cluster(2, virtual_clusters=QUOTAS, borrowing=True),
         [1_000, 1_100], {"tenants": "ab"},
     ),
-    "and gives them back to an owner who preempts": (
+    "a borrower gives GPUs back to an owner who preempts": (
         [(0, 16, 1_000), (100, 8, 100)], "mlfq", cluster(2, virtual_clusters=QUOTAS, borrowing=True),
         [1_100, 200], {"tenants": "ab"},
     ),
-    "without borrowing it stays within its quota": (
+    "without borrowing a tenant stays within its quota": (
         [(0, 8, 1_000), (0, 8, 1_000)], "backfill", cluster(2, virtual_clusters=QUOTAS), [1_000, 2_000],
         {"tenants": "aa"},
     ),
@@ -70,10 +70,14 @@ CASES = {
         )
         for policy in ("fifo", "backfill", "easy", "srtf", "las", "themis")
     },
-    "a wide job finds whole nodes": (WIDE, "backfill", cluster(4, placement="consolidate"), [1_000] * 3 + [101]),
-    "or what is left of several": (APART, "backfill", cluster(3), [1_000] * 3 + [101]),
-    "unless it must lie together": (APART, "backfill", cluster(3, placement="consolidate"), [1_000] * 3 + [1_100]),
-    "who finds no single node spreads": ([(0, 5, 100), (0, 5, 100), (1, 6, 10)], "fifo", cluster(2), [100, 100, 11]),
+    "a wide job takes whole nodes": (WIDE, "backfill", cluster(4, placement="consolidate"), [1_000] * 3 + [101]),
+    "a wide job takes what is left of several nodes": (APART, "backfill", cluster(3), [1_000] * 3 + [101]),
+    "a wide job that must lie together waits": (
+        APART, "backfill", cluster(3, placement="consolidate"), [1_000] * 3 + [1_100],
+    ),
+    "a job that finds no single node is spread": (
+        [(0, 5, 100), (0, 5, 100), (1, 6, 10)], "fifo", cluster(2), [100, 100, 11],
+    ),
     "launch and exit hold GPUs": (
         [(0, 1, 100), (0, 1, 100)], "fifo", LONE, [115, 230], {"costs": Costs(launch_s=10.0, exit_s=5.0)},
     ),
@@ -91,10 +95,12 @@ CASES = {
         [(0, 1, 1_000)], "las", LONE, [1_000], {"costs": Costs(restart_s=50.0), **TICK},
     ),
     "rounds: idle ones keep the grid": ([(0, 1, 10), (1_234, 1, 10)], "fifo", LONE, [10, 1_270], TICK),
-    "rounds: who is decided on within one starts early on idle GPUs": (
+    "rounds: a job that is decided on within one starts early on idle GPUs": (
         [(0, 1, 500), (30, 1, 100)], "fifo", PAIR, [500, 160], HALF,
     ),
-    "rounds: or at its end": ([(0, 1, 500), (30, 1, 100)], "fifo", PAIR, [500, 220], {**HALF, "early_launch": False}),
+    "rounds: without early launch it starts at the end": (
+        [(0, 1, 500), (30, 1, 100)], "fifo", PAIR, [500, 220], {**HALF, "early_launch": False},
+    ),
     # Decided at 60; the lease ends at 120, its GPU is free at 127; 15 s launch, 50 s of work, 7 s exit. 120 − 15 s of
     # the first one's work are done; at 180 the GPU is held until 199, so the next decision, at 300, resumes it.
     "rounds: an ended lease saves and leaves before the next job launches": (
@@ -111,10 +117,10 @@ CASES = {
     "rounds: a job that ends before its lease is not stopped": (
         [(0, 1, 100), (10, 1, 5)], "srtf", LONE, [100, 105], HALF,
     ),
-    "rounds: GPUs that an end frees wait for the next": (
+    "rounds: GPUs that an end frees wait for the next round": (
         [(0, 1, 130.5), (10, 1, 50), (70, 1, 20)], "fifo", LONE, [130.5, 230, 260], TICK,
     ),
-    "rounds: unless they are refilled": (
+    "rounds: with refills GPUs that an end frees are given away at once": (
         [(0, 1, 130.5), (10, 1, 50), (70, 1, 20)], "fifo", LONE, [130.5, 181, 201], {**TICK, "refill_s": 1.0},
     ),
 }  # fmt: skip

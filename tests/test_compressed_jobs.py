@@ -279,7 +279,7 @@ def test_another_compressor_that_holds_back_takes_over(then, lost, monkeypatch):
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_whole_runs_hold_together_and_say_what_was_trained_under(mode):
     world = truth(mode, 1.0)
-    made = random_training(3, 12, MACHINES, truth=world, sizes=(1, 4, 8))
+    made = random_training(3, 8, MACHINES, truth=world, sizes=(1, 4, 8))
     done = run(made, MACHINES, "synergy", truth=world)
     again = run(made, MACHINES, "synergy", truth=world)
     assert done.events.digest() == again.events.digest()

@@ -56,8 +56,8 @@ def test_rounds_keep_to_the_grid_of_times(round_s, fraction):
 
 
 @pytest.mark.parametrize(("fraction", "early"), [(0.5, True), (0.5, False), (1.0, True)])
-@pytest.mark.parametrize("exit_s", [70.0, 130.0, 500.0])
-@pytest.mark.parametrize("policy", ["srtf", "tiresias", "themis"])
+@pytest.mark.parametrize("exit_s", [70.0, 500.0])
+@pytest.mark.parametrize("policy", ["tiresias", "themis"])
 def test_leases_that_take_long_to_leave_hold_their_gpus_until_then(policy, exit_s, fraction, early):
     costs = Costs(15.0, 15.0, exit_s)
     run(
@@ -140,12 +140,9 @@ def test_jobs_that_swap_before_they_get_anything_done_end_with_a_sentence(monkey
         simulate(workload([(0, 1, 1000), (0, 1, 1000)]), cluster(1, 1), policy, ExecutionModel(costs))
 
 
-@pytest.mark.parametrize("fraction", [0.5, 1.0])
+@pytest.mark.parametrize(("fraction", "refill_s"), [(0.5, 0.0), (1.0, 0.0), (1.0, 7.0)])
 @pytest.mark.parametrize("arrives_s", [14_040.0, 14_039.5, 14_040.5, 14_070.0])
-@pytest.mark.parametrize("refill_s", [0.0, 7.0])
 def test_when_a_job_starts_after_an_idle_time_does_not_depend_on_unrelated_jobs(arrives_s, fraction, refill_s):
-    if refill_s and fraction < 1:
-        pytest.skip("refills are decided and carried out at once")
     execution = {"round_s": 60.0, "decide_fraction": fraction, "refill_s": refill_s}
     alone = run(workload([(0, 1, 10), (arrives_s, 1, 10)]), cluster(1, 2), "fifo", **execution)
     beside = run(workload([(0, 1, 90_000), (arrives_s, 1, 10)]), cluster(1, 2), "fifo", **execution)
@@ -156,7 +153,7 @@ def test_when_a_job_starts_after_an_idle_time_does_not_depend_on_unrelated_jobs(
 
 @pytest.mark.parametrize("policy", ["fifo", "las", "srtf"])
 def test_refilled_rounds_obey_all_laws_and_keep_their_grid(policy):
-    work = random_workload(seed=3, jobs=30)
+    work = random_workload(seed=3, jobs=15)
     costs = Costs(launch_s=3.0, restart_s=5.0, exit_s=2.0)
     done = run(work, cluster(2, 4), policy, costs, round_s=60.0, refill_s=0.5)
     at = done.decisions.time_s

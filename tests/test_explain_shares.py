@@ -128,8 +128,10 @@ def test_a_request_is_what_a_job_without_a_model_is_measured_by(tmp_path):
 MODELS = ("alexnet", "shufflenet", "res50", "m5", "gnmt", "lstm", "deepspeech")
 
 
-@pytest.mark.parametrize("name", ["fifo+greedy", "las+tune", "ftf+proportional", "fifo+opt"])
-@pytest.mark.parametrize("quotas", [{}, {"a": 8, "b": 6}])
+@pytest.mark.parametrize(
+    ("name", "quotas"),
+    [("fifo+greedy", {}), ("las+tune", {"a": 8, "b": 6}), ("ftf+proportional", {}), ("fifo+opt", {"a": 8, "b": 6})],
+)
 def test_whoever_waits_after_a_decision_has_a_reason_and_whoever_runs_its_share(name, quotas, tmp_path):
     types = (NodeType("v", "v100", 2, 4, 12.0, 250 * GB, 250e6), NodeType("w", "v100", 1, 8, 32.0, 300 * GB, 500e6))
     machines = Cluster(types, virtual_clusters=quotas)

@@ -58,8 +58,9 @@ def watched(policy):
     return replace(policy, allocate=allocate), seen
 
 
-@pytest.mark.parametrize("machine", ["three-types", "sizes", "six-gpu-nodes", "quotas"])
-@pytest.mark.parametrize("name", ["sia", "synergy"])
+@pytest.mark.parametrize(
+    ("name", "machine"), [("sia", "three-types"), ("sia", "quotas"), ("synergy", "sizes"), ("synergy", "six-gpu-nodes")]
+)
 def test_job_under_restart_keeps_what_it_holds(name, machine):
     policy, seen = watched(policy_named(name))
     run(jobs_for(MACHINES[machine]), MACHINES[machine], policy, Costs(250.0, 250.0))

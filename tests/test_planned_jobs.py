@@ -281,7 +281,7 @@ def test_gpus_on_which_a_job_ran_out_of_memory_are_not_offered_again():
     np.testing.assert_array_equal(after[1], before[1])
 
 
-@pytest.mark.parametrize("name", ["sia+plans", "crius", "synergy"])
+@pytest.mark.parametrize("name", ["crius", "synergy"])
 def test_jobs_end_where_many_plans_run_out_of_memory_and_later_than_where_none_does(name):
     made, ends = some(jobs=14), []
     for memory_error in (False, True):

@@ -122,7 +122,7 @@ def test_rounds_decided_by_the_round_before_are_decided_as_if_they_were_solved(n
 
 @pytest.mark.parametrize("name", READERS)
 def test_no_policy_starves_jobs_that_only_have_checkpoints(name):
-    made = random_training(3, 9, three_types())
+    made = random_training(3, 6, three_types())
     costs = Costs(launch_s=90.0, restart_s=90.0, checkpoint_interval_s=120.0)
     assert np.isfinite(finish_s(run(made, three_types(), policy_named(name), costs))).all()
 

@@ -101,14 +101,16 @@ def test_megatron_knows_every_argument_and_its_rules_hold():
             assert len(eval(given.moe_layer_freq)) == given.num_layers
 
 
-MEGATRON_CORE = """
-import dataclasses, json, sys, warnings
+# One process, for each of them imports torch.
+PARSERS = """
+import dataclasses, json, sys, types, warnings
 warnings.simplefilter("ignore")
+given_rows = json.load(sys.stdin)
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
-for each in json.load(sys.stdin):
+for each in given_rows["megatron"]:
     kind = MLATransformerConfig if each.pop("multi_latent_attention") else TransformerConfig
     names = {field.name for field in dataclasses.fields(kind)}
     each["add_bias_linear"] = not each["disable_bias_linear"]
@@ -127,26 +129,7 @@ for each in json.load(sys.stdin):
         made.pipeline_model_parallel_layout.validate_layer_layout(made.num_layers, None)
     ours = {field.name for field in dataclasses.fields(DistributedDataParallelConfig)}
     DistributedDataParallelConfig(**{name: value for name, value in each.items() if name in ours and value is not None})
-    print(made.num_layers)
-"""
 
-
-def asked(program, rows, *words):
-    """What a program prints when it is given rows as JSON."""
-    command = [sys.executable, "-c", program, *words]
-    done = subprocess.run(command, input=json.dumps(rows), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed")
-def test_megatron_cores_own_configurations_accept_it():
-    rows = [vars(parsed(text)) for _, _, text in examples("megatron")]
-    assert len(asked(MEGATRON_CORE, rows)) == len(rows)
-
-
-TORCHTITAN = """
-import json, sys, types
 # Only its configuration: the whole package imports Triton, which machines without GPUs lack.
 package = types.ModuleType("torchtitan")
 package.__path__ = [sys.argv[1]]
@@ -154,7 +137,7 @@ sys.modules["torchtitan"] = package
 from torchtitan.config.manager import ConfigManager
 from torchtitan.distributed.parallel_dims import ParallelDims
 
-for gpus, words in json.load(sys.stdin):
+for gpus, words in given_rows["torchtitan"]:
     made = ConfigManager().parse_args(words)
     p = made.parallelism
     dims = ParallelDims(
@@ -165,11 +148,20 @@ for gpus, words in json.load(sys.stdin):
     parts = p.module_fqns_per_model_part or [[]]
     print("told", dims.world_size, made.training.global_batch_size, made.activation_checkpoint.mode, len(parts))
 """
+INSTALLED = all(map(importlib.util.find_spec, ("megatron", "torchtitan")))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")
-def test_torchtitans_own_parser_accepts_it(tmp_path):
-    """As a TOML, and as the arguments of a TrainJob."""
+def asked(program, rows, *words):
+    """What a program prints when it is given rows as JSON."""
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, input=json.dumps(rows), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(not INSTALLED, reason="megatron-core or torchtitan is not installed")
+def test_megatron_cores_own_configurations_and_torchtitans_own_parser_accept_it(tmp_path):
+    """For torchtitan as a TOML, and as the arguments of a TrainJob."""
     found = examples("torchtitan")
     asked_for = []
     for at, (_, chosen, text) in enumerate(found):
@@ -181,7 +173,8 @@ def test_torchtitans_own_parser_accepts_it(tmp_path):
         asked_for.append((chosen.plan.gpus, yaml.safe_load(text)["spec"]["trainer"]["args"]))
     found = [*found, *jobs]
     folder = str(importlib.metadata.distribution("torchtitan").locate_file("torchtitan"))
-    told = [line.split()[1:] for line in asked(TORCHTITAN, asked_for, folder) if line.startswith("told ")]
+    rows = {"megatron": [vars(parsed(text)) for _, _, text in examples("megatron")], "torchtitan": asked_for}
+    told = [line.split()[1:] for line in asked(PARSERS, rows, folder) if line.startswith("told ")]
     modes = {Recompute.NONE: "none", Recompute.FULL: "full", Recompute.OPERATORS: "selective"}
     assert told == [
         [str(plan.gpus), str(plan.global_batch), modes[Recompute(plan.recompute)], str(plan.pipeline * plan.interleave)]
