@@ -72,9 +72,12 @@ def replaced(text: str, experiment: str, tables: dict[str, str], *, digest: str 
 
 
 def marked(text: str, experiment: str, *, is_stale: bool) -> str:
-    """The page with the warning in the experiment's sentence `made` added or removed."""
-    for match in BLOCK.finditer(text):
-        if match[2] == experiment and match[3] == "made":
-            said = match[4].strip().removesuffix(OUT_OF_DATE).strip()
-            return replaced(text, experiment, {"made": f"{said} {OUT_OF_DATE}" if is_stale else said})
-    return text
+    """The page with the warning added to the experiment's blocks `made`, or removed from them."""
+
+    def block(match: re.Match[str]) -> str:
+        if (match[2], match[3]) != (experiment, "made"):
+            return match[0]
+        said = match[4].removesuffix(OUT_OF_DATE).strip()
+        return f"{match[1]}{said}{f' {OUT_OF_DATE}' if is_stale else ''}{match[5]}"
+
+    return BLOCK.sub(block, text)
