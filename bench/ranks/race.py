@@ -138,11 +138,14 @@ class Run:
             self.trainer.retune(*chosen)  # after it, 20 steps are measured, which takes time
 
 
-def race(rank: int, task: str, methods: dict[str, tuple[Compression, str]], seed: int) -> dict[str, Any]:
-    """By method, seconds to the loss, None if it was not reached; and the exchange's share of a step by micro-batch."""
+def race(rank: int, task: str, methods: list[Any], seed: int) -> dict[str, Any]:
+    """By method, seconds to the loss, None if it was not reached; and the exchange's share of a step by micro-batch.
+
+    methods: (name, (`compression`, `compressor`)) of each.
+    """
     job, target = TASKS[task]
     steps, codecs = timings_of(job)
-    running = {name: Run(job, seed, method, steps, codecs) for name, method in methods.items()}
+    running = {name: Run(job, seed, method, steps, codecs) for name, method in methods}
     seconds: dict[str, float | None] = {}
     while running:
         for name, run in list(running.items()):
