@@ -1,6 +1,6 @@
-"""When compressing gradients pays, by bandwidth, under every way of choosing: docs/compression_findings.md.
+"""When compressing gradients pays, by bandwidth and by how compressors are chosen: docs/compression_findings.md.
 
-Seeds draw jobs of their own from Philly's statistics, alike for all ways: they are independent workloads.
+Each seed draws its own jobs from Philly's statistics, alike for all ways of choosing, so seeds are independent.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -26,7 +27,6 @@ from synergy_sim.simulate import simulate
 from synergy_sim.truth import GBPS as BITS_PER_S
 from synergy_sim.truth import Truth
 from synergy_sim.truth.application import Application, DataParallelApplication
-from synergy_sim.truth.planned import PlannedApplication
 
 MIX = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 """The models of `trace.models=mix`."""
@@ -47,16 +47,7 @@ BELIEVED = ", believed"
 """Ends the name of a naive way in the world that it believes in."""
 FAST_GBPS, SLOW_GBPS = 100.0, 10.0
 GPU_TYPE, ON_NODES = "a100", (4, 4)
-"""What the job runs on that stands alone."""
-
-
-@contextmanager
-def free_compression() -> Iterator[None]:
-    """The world that `naive` believes in: a compressed gradient is worth as much as an uncompressed one."""
-    with ExitStack() as stack:
-        for kind in (DataParallelApplication, PlannedApplication):
-            stack.enter_context(patch.object(kind, "compression", Application.compression))
-        yield
+"""GPUs of the job that runs alone."""
 
 
 def outcome(compression: str, compressor: str, gbps: float, seed: int, models: str, is_free: bool) -> Result:
@@ -64,10 +55,15 @@ def outcome(compression: str, compressor: str, gbps: float, seed: int, models: s
     own = [f"compression={compression}", f"compressor={compressor}", f"cluster.network_gbps={gbps}"]
     settings, _ = compose(["experiment=compression", *own, f"seed={seed}", f"trace.models={models}"])
     (what,) = prepared_runs(settings)
-    with free_compression() if is_free else ExitStack():
+    with patch.object(Application, "compression", lambda *_: None) if is_free else nullcontext():
         run = simulate(what.workload, what.cluster, what.policy, what.execution, truth=what.truth, seed=seed)
     gpu_s = [[*key, value] for key, value in compressed_gpu_s_by_model(run).items()]
     return {"jct_s": float(np.nanmean(job_table(run).jct_s)), "jobs": len(run.workload), "gpu_s": gpu_s}
+
+
+def believed(**arguments: Any) -> Result:
+    """The outcome in the world that `naive` believes in: a compressed gradient is worth as much as another."""
+    return outcome(**arguments, is_free=True)
 
 
 def one_job(compressor: str, gbps: float) -> Result:
@@ -84,10 +80,10 @@ def one_job(compressor: str, gbps: float) -> Result:
 
 
 def _plans(app: DataParallelApplication, compressor: str) -> list[Plan]:
-    """Plans of one job on ON_NODES, of every batch that fits."""
+    """Plans of one job on ON_NODES, from the smallest batch to the largest."""
     replicas, (least, most) = sum(ON_NODES), app.local_batches(GPU_TYPE, ON_NODES)
     most = min(most, app.max_batch // replicas)
-    sizes = sorted({round(least * (most / least) ** (step / 30)) for step in range(31)})
+    sizes = np.unique(np.geomspace(least, most, 31).round().astype(int)).tolist()
     return [Plan(data=replicas, micro_batch=each, compressor=compressor) for each in sizes]
 
 
@@ -103,21 +99,18 @@ Found = dict[float, dict[str, list[Result]]]
 
 
 def _runs(rates: Sequence[float], ways: Sequence[str], seeds: int, models: str) -> Runs:
-    chosen = {way: (*WAYS[way], False) for way in ways}
-    chosen |= {way + BELIEVED: (*WAYS[way], True) for way in NAIVE}
+    def each_seed(gbps: float, way: str, function: Callable[..., Result], **more: bool) -> list[Measurement]:
+        given = {"compression": WAYS[way][0], "compressor": WAYS[way][1], "gbps": gbps}
+        return [
+            measurement(function, policies=("synergy",), **given, seed=seed, models=models, **more)
+            for seed in range(seeds)
+        ]
+
     return {
-        gbps: {
-            way: [
-                measurement(
-                    outcome, policies=("synergy",), compression=compression, compressor=compressor, gbps=gbps,
-                    seed=seed, models=models, is_free=is_free,
-                )
-                for seed in range(seeds)
-            ]
-            for way, (compression, compressor, is_free) in chosen.items()
-        }
+        gbps: {way: each_seed(gbps, way, outcome, is_free=False) for way in ways}
+        | {way + BELIEVED: each_seed(gbps, way, believed) for way in NAIVE}
         for gbps in rates
-    }  # fmt: skip
+    }
 
 
 def _all(runs: Runs) -> list[Measurement]:
