@@ -1,4 +1,4 @@
-"""When compressing gradients pays, by bandwidth and by how compressors are chosen: docs/compression_findings.md.
+"""Finds when compressing gradients pays, by bandwidth and way of choosing compressors: docs/compression_findings.md.
 
 Each seed draws its own jobs from Philly's statistics, alike for all ways of choosing, so seeds are independent.
 """
@@ -51,7 +51,7 @@ GPU_TYPE, ON_NODES = "a100", (4, 4)
 
 
 def outcome(compression: str, compressor: str, gbps: float, seed: int, models: str, is_free: bool) -> Result:
-    """Mean JCT of one workload, and GPU-seconds by model and compressor. is_free: compression costs no progress."""
+    """Simulates one workload; GPU-seconds are by model and compressor. is_free: compression costs no progress."""
     own = [f"compression={compression}", f"compressor={compressor}", f"cluster.network_gbps={gbps}"]
     settings, _ = compose(["experiment=compression", *own, f"seed={seed}", f"trace.models={models}"])
     (what,) = prepared_runs(settings)
@@ -62,12 +62,12 @@ def outcome(compression: str, compressor: str, gbps: float, seed: int, models: s
 
 
 def believed(**arguments: Any) -> Result:
-    """The outcome in the world that `naive` believes in: a compressed gradient is worth as much as another."""
+    """Simulates the world that `naive` believes in, where a compressed gradient is worth as much as another."""
     return outcome(**arguments, is_free=True)
 
 
 def one_job(compressor: str, gbps: float) -> Result:
-    """By model: goodput of one job halfway through, believed and got by `naive`, ÷ the best without compression."""
+    """Computes what `naive` believes and gets by model: goodput halfway through ÷ the best without compression."""
     truth = Truth(None, compression="naive", compressor=compressor, network_bytes_per_s=gbps * BITS_PER_S / 8)
     found = {}
     for model in MIX:
@@ -80,7 +80,7 @@ def one_job(compressor: str, gbps: float) -> Result:
 
 
 def _plans(app: DataParallelApplication, compressor: str) -> list[Plan]:
-    """Plans of one job on ON_NODES, from the smallest batch to the largest."""
+    """Lists plans of one job on ON_NODES, from the smallest batch to the largest."""
     replicas, (least, most) = sum(ON_NODES), app.local_batches(GPU_TYPE, ON_NODES)
     most = min(most, app.max_batch // replicas)
     sizes = np.unique(np.geomspace(least, most, 31).round().astype(int)).tolist()
@@ -138,7 +138,7 @@ Claim = tuple[str, dict[float, float], str, float]
 
 
 def _claims(claims: Sequence[Claim]) -> str:
-    """A row per claim, with the figures that decide it."""
+    """Makes a table with a row per claim and the figures that decide it."""
     rows = []
     for claim, figures, relation, limit in claims:
         shown = "; ".join(f"{gbps:g} Gb/s: {value:.3f}" for gbps, value in figures.items())

@@ -1,4 +1,4 @@
-"""Gradient compression in real training, on CPU cores: docs/compression.md."""
+"""Measures gradient compression in real training, on CPU cores: docs/compression.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from synergy_core.units import Floats
 
 
 def spreads(job: str, steps: int, samples: int) -> Result:
-    """Tail, decay and range², medians over layers, of the mean gradient and of one batch's deviation from it."""
+    """Fits tail, decay and range² to the mean gradient and to one batch's deviation from it; medians over layers."""
     from ranks.training import gradients_of
 
     signal, noise = gradients_of(job, steps, samples)
@@ -31,7 +31,7 @@ def spreads(job: str, steps: int, samples: int) -> Result:
 
 
 def _spread_of(matrix: Floats) -> tuple[float, float, float]:
-    """Tail and decay with which top-k at 1 and 10 %, and ranks 1, 4 and 16, lose what they really do; and range²."""
+    """Fits the tail to losses of top-k at 1 and 10 %, and the decay to losses of ranks 1, 4 and 16; measures range²."""
     tail = _fitted(matrix, ("topk-0.01", "topk-0.1"), lambda x: Spread(x, 1.0, 1.0), (0.1, 4.0))
     decay = _fitted(matrix, ("powersgd-1", "powersgd-4", "powersgd-16"), lambda x: Spread(1.0, x, 1.0), (0.0, 6.0))
     buckets = matrix.ravel()[: matrix.size // 512 * 512].reshape(-1, 512)
@@ -41,7 +41,7 @@ def _spread_of(matrix: Floats) -> tuple[float, float, float]:
 def _fitted(
     matrix: Floats, names: Sequence[str], spread: Callable[[float], Spread], bounds: tuple[float, float]
 ) -> float:
-    """The mean over compressors of the parameter for which the formula gives the measured loss; NaN without any."""
+    """Solves the formula of each compressor's loss for the parameter; returns their mean, NaN if none compresses."""
     from ranks.training import lost_fraction
     from scipy.optimize import brentq
 
@@ -94,14 +94,14 @@ PROGRESS_TASKS = {
 
 
 def _curve(losses: Sequence[float]) -> tuple[Floats, Floats]:
-    """Steps, and the smallest loss until each; losses are means over a tenth of all steps."""
+    """Returns steps and the smallest loss up to each; losses are means over a tenth of all steps."""
     width = max(1, len(losses) // 10)
     smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
     return np.arange(len(smooth)) + width / 2, np.minimum.accumulate(smooth)
 
 
 def rate(plain: Sequence[float], other: Sequence[float]) -> float:
-    """Steps of the first to a loss ÷ steps of the other; median over losses from a quarter of the way to the end."""
+    """Steps that `plain` takes to a loss ÷ steps that `other` takes: the median over losses after the first quarter."""
     curves = _curve(plain), _curve(other)
     high, low = (max(float(falling[at]) for _, falling in curves) for at in (len(curves[0][1]) // 4, -1))
     levels = np.linspace(high, low, 20)

@@ -1,5 +1,7 @@
-"""What one decision of synergy costs at the scale of a data centre, and how far from the optimum it can be:
-docs/resources.md."""
+"""Measures one decision of synergy at the scale of a data centre: its cost and its gap to the optimum.
+
+The page is docs/resources.md.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ ROUND_S = 60.0
 
 
 def decisions(nodes: str, gpus: int, jobs: int, classes: tuple[float, ...], later_rounds: int) -> dict[str, Any]:
-    """Units (CPU seconds ÷ those of the yardstick) of each decision, active jobs and the gap, by round.
+    """Measures each decision in units (CPU seconds ÷ those of the yardstick), active jobs and the gap, by round.
 
     All jobs arrive before the first round, when nothing is known of their models. In the middle of each later round a
     twentieth as many arrive, and some end. classes: image, language and speech jobs in %; () for the models of Pollux.

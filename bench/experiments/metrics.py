@@ -1,4 +1,4 @@
-"""How far intervals and the verdict `overloaded` can be trusted, and which windows of Philly queue: docs/metrics.md."""
+"""Shows how reliable intervals and the verdict `overloaded` are, and queues in windows of Philly: docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WORKLOADS_DRAWN, DRAWS = (5, 20), 2_000
 
 
 def window(days: int, nodes: int, seed: int) -> Result:
-    """Offered load, and for every policy the arguments of `Means`, on one window like Philly's."""
+    """Simulates one window like Philly's; returns its load, and for every policy the arguments of `Means`."""
     jobs = from_rows(generate("philly", window_s=days * DAY_S, seed=seed), name="philly")
     jobs = with_estimates(jobs, 4.0, np.random.default_rng(seed))
     cluster, model = _nodes(nodes), ExecutionModel(Costs(restart_s=0.0))
@@ -54,9 +54,9 @@ WINDOWS_DRAWN = {
 
 
 def _covered(windows: list[Means], count: int) -> str:
-    """Share of intervals over so many windows, drawn with replacement, that contain the ratio over all windows.
+    """Draws `count` windows with replacement; returns the share of intervals that contain the ratio over all windows.
 
-    If some intervals are not printed, the share that is, and the share of all that would contain it.
+    If some intervals are not printed, it adds the share that is printed, and the share of all that would contain it.
     """
     truth, random = ratio_of_means(windows).value, np.random.default_rng(count)
     drawn = [[windows[at] for at in random.integers(0, len(windows), count)] for _ in range(DRAWS)]
@@ -90,12 +90,12 @@ LOADS, ORDERS = (0.8, 0.9, 0.95, 1.05, 1.1, 1.2), ("fifo", "srtf")
 
 
 def durations_s(random: np.random.Generator, jobs: int) -> Floats:
-    """Log-normal run times with mean `MEAN_S`, cut at `LONGEST_S`."""
+    """Draws log-normal run times with mean `MEAN_S`, cut at `LONGEST_S`."""
     return np.minimum(random.lognormal(np.log(MEAN_S) - SPREAD**2 / 2, SPREAD, jobs), LONGEST_S)
 
 
 def submitted(submit_s: Floats, random: np.random.Generator, **window: Any) -> Workload:
-    """Jobs with random run times and sizes. window: arguments of `from_rows`."""
+    """Makes jobs with random run times and sizes. window: arguments of `from_rows`."""
     jobs, rows = len(submit_s), TraceRows(Path("generated"), "bench/experiments/metrics.py")
     duration_s = durations_s(random, jobs)
     gpus = random.choice(SIZES, jobs, p=CHANCES)
@@ -104,7 +104,7 @@ def submitted(submit_s: Floats, random: np.random.Generator, **window: Any) -> W
 
 
 def arrivals(load: float, seed: int, gpus: int) -> Workload:
-    """Poisson arrivals with this mean load, and the jobs that were active when their window started."""
+    """Draws Poisson arrivals with this mean load; jobs that were active when the window started are carried in."""
     random = np.random.default_rng((seed, int(load * 100)))
     work_gpu_s = durations_s(np.random.default_rng(0), 400_000).mean() * (SIZES @ CHANCES)
     length_s = max(LENGTHS_DAYS) * DAY_S + HISTORY_S
@@ -113,7 +113,7 @@ def arrivals(load: float, seed: int, gpus: int) -> Workload:
 
 
 def verdicts(load: float, seed: int) -> Result:
-    """For every policy, whether each length of window is called overloaded. What comes later changes nothing in it."""
+    """Judges for every policy whether each length of window is overloaded; later jobs cannot change the verdict."""
     cluster, found = _nodes(60), {}
     work = arrivals(load, seed, cluster.gpus)
     for policy in ORDERS:

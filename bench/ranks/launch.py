@@ -18,7 +18,7 @@ from typing import Any
 
 RANKS = 2
 BURST_BYTES = 256 * 1024
-"""Loopback packets have up to 64 KiB; packets longer than the burst would be dropped."""
+"""Loopback packets have up to 64 KiB; longer ones than the burst would be split first."""
 QUEUE_MS = 50
 """Limit of the queue. TCP fills no more than its window, so nothing is dropped below that."""
 

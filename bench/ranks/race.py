@@ -72,7 +72,7 @@ def timings_of(job: TrainingJob) -> tuple[Steps, Codecs]:
 
 
 def of_rank_0(value: Any) -> Any:
-    """The value that rank 0 passed. Measured times differ between ranks, and with them what would be chosen."""
+    """Returns what rank 0 passed. Measured times differ between ranks, and so would choices based on them."""
     values = [value]
     distributed.broadcast_object_list(values, 0)
     return values[0]
@@ -98,7 +98,7 @@ class Run:
         refresh_models([pool], {})
 
     def loss(self) -> float:
-        """Mean over the last samples; infinite before there are enough."""
+        """Returns the mean over the last samples; infinite before there are enough."""
         return statistics.fmean(self.losses) if len(self.losses) == WINDOW_SAMPLES else float("inf")
 
     def step(self) -> None:
@@ -139,7 +139,7 @@ class Run:
 
 
 def race(rank: int, task: str, methods: list[Any], seed: int) -> dict[str, Any]:
-    """By method, seconds to the loss, None if it was not reached; and the exchange's share of a step by micro-batch.
+    """Measures seconds to the loss by method (None if not reached) and the share of exchange in steps by micro-batch.
 
     methods: (name, (`compression`, `compressor`)) of each.
     """
