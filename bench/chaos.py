@@ -126,10 +126,9 @@ class Service:
     def jobs(self) -> list[dict[str, Any]]:
         """All jobs as the controller reports them; none while it does not answer."""
         try:
-            found: list[dict[str, Any]] = client_for(self.results, None).ask("GET", "/jobs")
+            return client_for(self.results, None).ask("GET", "/jobs")
         except InputError:
             return []
-        return found
 
     def have_jobs_ended(self) -> bool:
         jobs = self.jobs()

@@ -147,8 +147,8 @@ def _claims(claims: Sequence[Claim]) -> str:
     return table(["claim", "here", "holds"], rows, 3)
 
 
-def _tables(runs: Runs, results: Results, studied: Sequence[str] = (), alone: bool = False) -> dict[str, str]:
-    """studied: models whose compressors are shown and judged; none for all. alone: whether to judge jobs alone."""
+def _tables(runs: Runs, results: Results, studied: Sequence[str] = ()) -> dict[str, str]:
+    """studied: models of `MIX` that are claimed to stay uncompressed; none if the runs have other models."""
     found: Found = {
         gbps: {way: [results[run] for run in seeds] for way, seeds in ways.items()} for gbps, ways in runs.items()
     }
@@ -172,7 +172,7 @@ def _tables(runs: Runs, results: Results, studied: Sequence[str] = (), alone: bo
         *((f"`{way}` gives less than it promises: mean JCT got ÷ believed", ratios(way, way + BELIEVED), ">", 1.0)
           for way in NAIVE),
         *((f"`{way}` promises one job alone more than it gives: goodput got ÷ believed, greatest of the models,",
-           kept(way), "<", 1.0) for way in NAIVE if alone),
+           kept(way), "<", 1.0) for way in NAIVE if studied),
     ]  # fmt: skip
     uncompressed = {gbps: _shares(each["coadaptive"], studied).get(NO_COMPRESSOR, 0.0) for gbps, each in fast.items()}
     behind = {
@@ -217,7 +217,7 @@ def _replica_tables(results: Results) -> dict[str, str]:
         [f"`{way}`", f"{gbps:g}", *(f"{believed:.2f} → {got:.2f}" for believed, got in results[task].values())]
         for (way, gbps), task in ALONE.items()
     ]
-    return _tables(RUNS, results, STUDIED, alone=True) | {"alone": table(["way", "Gb/s", *MIX], rows)}
+    return _tables(RUNS, results, STUDIED) | {"alone": table(["way", "Gb/s", *MIX], rows)}
 
 
 READS = ("conf/experiment/compression.yaml", "traces/philly.json", "synergy_core/catalog/gpus")

@@ -58,7 +58,7 @@ def decisions(nodes: str, gpus: int, jobs: int, classes: tuple[float, ...], late
         cpu_s.append(time.process_time() - began_s)
         return decision
 
-    simulation.scheduler.decide = timed  # type: ignore[method-assign]
+    simulation.scheduler.decide = timed
     engine.begin(simulation.driver)
     while len(engine.decisions) <= later_rounds:
         engine.env.step()

@@ -78,7 +78,7 @@ def _themis(*, contention: bool = True, waiting: bool = True) -> Policy:
         rho = (age_s + left_s) / (np.maximum(state.estimate_s, 1.0) * crowd)
         return state.in_order(np.lexsort((state.job_id, state.submit_time_s, -rho)))
 
-    return dataclasses.replace(get_policy("themis"), allocate=allocate)  # type: ignore[call-arg]
+    return dataclasses.replace(get_policy("themis"), allocate=allocate)
 
 
 def _shortest_service_first() -> Policy:
@@ -87,7 +87,7 @@ def _shortest_service_first() -> Policy:
     def allocate(state: OracleClusterState) -> Allocations:
         return state.in_order(np.lexsort((state.job_id, state.remaining_s * state.gpus)))
 
-    return dataclasses.replace(get_policy("themis"), allocate=allocate, view=OracleClusterState)  # type: ignore[call-arg]
+    return dataclasses.replace(get_policy("themis"), allocate=allocate, view=OracleClusterState)
 
 
 VARIANTS: dict[str, Callable[[], Policy]] = {

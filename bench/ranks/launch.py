@@ -42,8 +42,7 @@ def on_two_ranks(target: str, gbps: float | None = None, **arguments: Any) -> di
         if done.returncode:
             needs = "" if gbps is None else " over a slowed link (it needs root, util-linux, iproute2 and sch_tbf)"
             raise RuntimeError(f"two ranks did not run{needs}: {done.stderr[-2000:]}")
-        found: dict[str, Any] = json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
-        return found
+        return json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
 
 
 def main() -> None:
