@@ -145,8 +145,8 @@ def _tables(results: Results) -> dict[str, str]:
 def _errors_table(policies: dict[str, Any]) -> str:
     from scipy.stats import kendalltau
 
-    def judged(error: float, limit: float) -> str:
-        return f"{percent(error, sign='+')} ({met(abs(error) <= limit)})"
+    def judged(error: float, limit: float, sign: str = "+") -> str:
+        return f"{percent(error, sign=sign)} ({met(abs(error) <= limit)})"
 
     rows = []
     for policy, found in policies.items():
@@ -159,7 +159,7 @@ def _errors_table(policies: dict[str, Any]) -> str:
             each(both_s.mean(axis=1), lambda mean_s: f"{mean_s:.1f} s", ", "),
             judged(predicted_s.mean() / real_s.mean() - 1, MAX_MEAN_ERROR),
             judged(found["makespan_error"], MAX_MEAN_ERROR),
-            judged(float(np.median(np.abs(errors))), MAX_JOB_ERROR),
+            judged(float(np.median(np.abs(errors))), MAX_JOB_ERROR, ""),
             percent(np.quantile(np.abs(errors), 0.9)),
             percent(np.median(errors), sign="+"),
             number(float(kendalltau(predicted_s, real_s).statistic)),
