@@ -1,4 +1,4 @@
-"""Random faults in a service with many jobs: is anything lost, done twice or left behind?
+"""Checks that random faults in a service with many jobs lose nothing, repeat nothing and leave nothing behind.
 
     python bench/chaos.py SEED MINUTES [--jobs 50] [--keep DIR]
 
@@ -62,7 +62,7 @@ SETTINGS = (
 
 
 class Paced(Mlp):
-    """The example's perceptron in double precision, whose steps take $CHAOS_STEP_S. number: the seed of its data.
+    """Trains the example's perceptron in double precision; a step takes $CHAOS_STEP_S. number: the seed of its data.
 
     Rounding in double precision stays far below the effect of a step that is lost or trained twice.
     """
@@ -126,17 +126,16 @@ class Service:
     def jobs(self) -> list[dict[str, Any]]:
         """All jobs as the controller reports them; none while it does not answer."""
         try:
-            found: list[dict[str, Any]] = client_for(self.results, None).ask("GET", "/jobs")
+            return client_for(self.results, None).ask("GET", "/jobs")
         except InputError:
             return []
-        return found
 
     def have_jobs_ended(self) -> bool:
         jobs = self.jobs()
         return bool(jobs) and all(each["state"] in ENDED for each in jobs)
 
     def pids(self, commands: tuple[str, ...]) -> list[int]:
-        """The controller, or its descendants with these words in their commands, one for each generation."""
+        """Finds the controller, or its descendants with these words in their commands, one for each generation."""
         found = [self.process.pid]
         for words in commands:
             found = [each for parent in found for each in processes.children(parent) if words in _command(each)]
@@ -203,7 +202,7 @@ def truncate(service: Service, dice: random.Random) -> bool:
 
 
 def file_of_checkpoint(service: Service, dice: random.Random) -> Path | None:
-    """A file of some job's newest checkpoint, if an undamaged one precedes it: no executor survives two."""
+    """Chooses a file of a job's newest checkpoint if the one before it is undamaged: no executor survives two."""
     jobs = sorted(service.work.glob("jobs/*/checkpoints"))
     for folder in dice.sample(jobs, len(jobs)):
         found = sorted(folder.glob("step-*"))
@@ -270,7 +269,7 @@ def disturb(service: Service, dice: random.Random, seconds: float, *, own_disk: 
 
 
 def wrong(service: Service, jobs: int) -> list[str]:
-    """Everything that should not be, after the service has ended."""
+    """Describes everything that is wrong after the service has ended."""
     from synergy_exec.commands.verify import recorded_jobs  # slow to import, and workers import this file
 
     with contextlib.closing(open_journal(service.work)) as journal:

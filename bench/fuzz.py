@@ -1,4 +1,4 @@
-"""Random small cases of every policy × execution model × truth, and the real Philly log, with every log checked.
+"""Simulates random small cases of every policy × execution model × truth, or the real Philly log, and checks each log.
 
     python bench/fuzz.py SEED CASES
     python bench/fuzz.py --philly
@@ -67,7 +67,7 @@ def _too_slow(*_: Any) -> None:
 
 
 def failure_of(examine: Callable[[], Any]) -> str:
-    """What is wrong, in one line; "" for nothing."""
+    """Returns what is wrong in one line, "" for nothing."""
     signal.setitimer(signal.ITIMER_VIRTUAL, MAX_CPU_S)
     try:
         examine()
@@ -79,12 +79,12 @@ def failure_of(examine: Callable[[], Any]) -> str:
 
 
 def kind_of(failure: str) -> str:
-    """The failure without its numbers and file names, so that similar ones are counted together."""
+    """Removes numbers and file names, so that similar failures are counted together."""
     return re.sub(r"/\S+|\d+(\.\d+)?", "#", failure)
 
 
 def smallest(case: Case, kind: str) -> Case:
-    """The case without the jobs and keys that its failure does not need."""
+    """Removes the jobs and keys that the failure does not need."""
     until_s = time.process_time() + MAX_TRIALS_S
 
     def fails_alike(each: Case) -> bool:
@@ -125,7 +125,7 @@ def definitions(seed: int, traces: int) -> Iterator[str]:
 
 
 def philly_keys() -> Iterator[dict[str, Any]]:
-    """Keys of each run of several policies on one window."""
+    """Yields the keys of runs, each of several policies on one window."""
     readers = [name for name in POLICIES if name not in RIGID]
     shorter = {f"parameters.{name}.{key}": value for name, given in SHORTER.items() for key, value in given.items()}
     for number, nodes in product(range(WINDOWS), NODES):

@@ -1,18 +1,18 @@
-"""Gradient compression in real training, on CPU cores: docs/compression.md."""
+"""Measures gradient compression in real training, on CPU cores: docs/compression.md."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import chain, product
-from typing import Any
 
 import numpy as np
+from ranks.launch import RANKS, on_two_ranks
 from runner.experiment import Experiment, Result, Results, measurement
 from runner.tables import each, number, percent, table
 
 from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.compression._compressor import LayerSizes, Spread
+from synergy_core.goodput.compression._compressor import Compressor, LayerSizes, Spread
 from synergy_core.goodput.efficiency import Distortion, compressed_gain
 from synergy_core.units import Floats
 
@@ -20,7 +20,7 @@ from synergy_core.units import Floats
 
 
 def spreads(job: str, steps: int, samples: int) -> Result:
-    """Tail, decay and range², medians over layers, of the mean gradient and of one batch's deviation from it."""
+    """Fits tail, decay and range² to the mean gradient and to one batch's deviation from it; medians over layers."""
     from ranks.training import gradients_of
 
     signal, noise = gradients_of(job, steps, samples)
@@ -31,7 +31,7 @@ def spreads(job: str, steps: int, samples: int) -> Result:
 
 
 def _spread_of(matrix: Floats) -> tuple[float, float, float]:
-    """Such that top-k at 1 and 10 %, and ranks 1, 4 and 16, lose what they really do."""
+    """Fits the tail to losses of top-k at 1 and 10 %, and the decay to losses of ranks 1, 4 and 16; measures range²."""
     tail = _fitted(matrix, ("topk-0.01", "topk-0.1"), lambda x: Spread(x, 1.0, 1.0), (0.1, 4.0))
     decay = _fitted(matrix, ("powersgd-1", "powersgd-4", "powersgd-16"), lambda x: Spread(1.0, x, 1.0), (0.0, 6.0))
     buckets = matrix.ravel()[: matrix.size // 512 * 512].reshape(-1, 512)
@@ -41,21 +41,22 @@ def _spread_of(matrix: Floats) -> tuple[float, float, float]:
 def _fitted(
     matrix: Floats, names: Sequence[str], spread: Callable[[float], Spread], bounds: tuple[float, float]
 ) -> float:
-    """The mean over compressors of the parameter for which the formula gives the measured loss; NaN without any."""
+    """Solves the formula of each compressor's loss for the parameter; returns their mean, NaN if none compresses."""
     from ranks.training import lost_fraction
     from scipy.optimize import brentq
 
     layers, found = LayerSizes.of_shapes([matrix.shape]), []
+
+    def miss(parameter: float, compressor: Compressor, lost: float) -> float:
+        return float(compressor.error(layers, spread(parameter))[0]) - lost
+
     for compressor in map(compressor_named, names):
         if compressor.compresses(layers)[0]:
-            lost = lost_fraction(compressor, matrix)
-
-            def miss(parameter: float, compressor: Any = compressor, lost: float = lost) -> float:
-                return float(compressor.error(layers, spread(parameter))[0]) - lost
-
-            misses = [miss(bound) for bound in bounds]
+            measured = compressor, lost_fraction(compressor, matrix)
+            misses = [miss(bound, *measured) for bound in bounds]
             crosses = misses[0] * misses[1] < 0.0
-            found.append(brentq(miss, *bounds) if crosses else bounds[int(np.abs(misses).argmin())])
+            nearest = bounds[int(np.abs(misses).argmin())]
+            found.append(brentq(miss, *bounds, args=measured) if crosses else nearest)
     return float(np.mean(found)) if found else np.nan
 
 
@@ -77,36 +78,30 @@ SPREADS = Experiment(lambda: list(SPREAD_TASKS.values()), _spread_tables)
 
 MICRO_BATCHES = {"gpt": 16, "cnn": 32}
 COMPRESSORS = ("none", "q4", "q2", "topk-0.1", "topk-0.01", "powersgd-8", "powersgd-4", "powersgd-1")
-SEEDS, RANKS = (0, 1), 2
-
-
-def progress(job: str, micro_batch: int, compressors: Sequence[str], seed: int, steps: int) -> Result:
-    """By compressor: losses, errors, and noise statistics of training on two replicas."""
-    from ranks.launch import on_two_ranks
-
-    arguments = {"job": job, "micro_batch": micro_batch, "compressors": compressors, "seed": seed, "steps": steps}
-    found: Result = on_two_ranks("ranks.training:trained", **arguments)
-    return found
+SEEDS = (0, 1)
 
 
 PROGRESS_TASKS = {
     job: [
-        measurement(progress, job=job, micro_batch=micro_batch, compressors=COMPRESSORS, seed=seed, steps=100)
+        measurement(
+            on_two_ranks, target="ranks.training:trained",
+            job=job, micro_batch=micro_batch, compressors=COMPRESSORS, seed=seed, steps=100,
+        )
         for seed in SEEDS
     ]
     for job, micro_batch in MICRO_BATCHES.items()
-}
+}  # fmt: skip
 
 
 def _curve(losses: Sequence[float]) -> tuple[Floats, Floats]:
-    """Steps, and the smallest loss until each; losses are means over a tenth of all steps."""
+    """Returns steps and the smallest loss up to each; losses are means over a tenth of all steps."""
     width = max(1, len(losses) // 10)
     smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
     return np.arange(len(smooth)) + width / 2, np.minimum.accumulate(smooth)
 
 
 def rate(plain: Sequence[float], other: Sequence[float]) -> float:
-    """Steps of the first to a loss ÷ steps of the other; median over losses from a quarter of the way to the end."""
+    """Steps that `plain` takes to a loss ÷ steps that `other` takes: the median over losses after the first quarter."""
     curves = _curve(plain), _curve(other)
     high, low = (max(float(falling[at]) for _, falling in curves) for at in (len(curves[0][1]) // 4, -1))
     levels = np.linspace(high, low, 20)
@@ -163,21 +158,16 @@ METHODS = {
 RACES = {"short": "`short`: GPT, 8 tokens a sample", "mlp": "`mlp`: a sample is one token"}
 
 
-def race(task: str, methods: Sequence[tuple[str, tuple[str, str]]], seed: int, gbps: float) -> Result:
-    """Seconds of each method to the task's loss, and the exchange's share of a step by micro-batch."""
-    from ranks.launch import on_two_ranks
-
-    found: Result = on_two_ranks("ranks.race:race", gbps, task=task, methods=dict(methods), seed=seed)
-    return found
-
-
 RACE_TASKS = {
     task: [
-        measurement(race, is_timed=True, task=task, methods=tuple(METHODS.items()), seed=seed, gbps=1.0)
+        measurement(
+            on_two_ranks, is_timed=True, target="ranks.race:race",
+            gbps=1.0, task=task, methods=tuple(METHODS.items()), seed=seed,
+        )
         for seed in SEEDS
     ]
     for task in RACES
-}
+}  # fmt: skip
 
 
 def _race_tables(results: Results) -> dict[str, str]:

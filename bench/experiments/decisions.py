@@ -1,5 +1,7 @@
-"""What one decision of synergy costs at the scale of a data centre, and how far from the optimum it can be:
-docs/resources.md."""
+"""Measures one decision of synergy at the scale of a data centre: its cost and its gap to the optimum.
+
+The page is docs/resources.md.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ MEAN_LOG_S, SPREAD, MAX_S = np.log(12 * HOUR_S) - 1.8**2 / 2, 1.8, 30 * DAY_S
 
 
 def decisions(nodes: str, gpus: int, jobs: int, classes: tuple[float, ...], later_rounds: int) -> dict[str, Any]:
-    """Units (CPU seconds ÷ those of the yardstick) of each decision, active jobs and the gap, by round.
+    """Measures each decision in units (CPU seconds ÷ those of the yardstick), active jobs and the gap, by round.
 
     All jobs arrive before the first round, when nothing is known of their models. In each later round a twentieth as
     many arrive, and some end. classes: image, language and speech jobs in %; () for the models of Pollux.
@@ -59,7 +61,7 @@ def decisions(nodes: str, gpus: int, jobs: int, classes: tuple[float, ...], late
         cpu_s.append(time.process_time() - began_s)
         return decision
 
-    simulation.scheduler.decide = timed  # type: ignore[method-assign]
+    simulation.scheduler.decide = timed
     engine.begin(simulation.driver)
     while len(engine.decisions) <= later_rounds:
         engine.env.step()

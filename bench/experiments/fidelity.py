@@ -1,4 +1,4 @@
-"""Runs of the executor against their simulation, and what carrying decisions out cost in them: docs/fidelity.md."""
+"""Compares runs of the executor with simulations, and measures delays of carrying out decisions: docs/fidelity.md."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from synergy_runs.stored import find_runs
 
 POLICIES = ("fifo", "sia+plans", "synergy")
 MODELS = ("cnn", "gpt", "mlp", "texts")
-"""Of the demo."""
+"""The models of the demo."""
 SLOTS, PROFILE_S = 4, 150.0
 MAX_MEAN_ERROR, MAX_JOB_ERROR = 0.05, 0.10
-"""The goals."""
+"""Goals for the errors of predictions."""
 
 
 def both_ways(names: Sequence[str], models: Sequence[str], slots: int, profile_s: float) -> Result:
@@ -64,7 +64,7 @@ def _type(module: str, *arguments: object, accepts: Sequence[int] = (0,)) -> str
 
 
 def _compared(folder: Path, policy: str) -> dict[str, Any]:
-    """The real run of a policy, and its simulations with the profiles before and after."""
+    """Compares the real run of a policy with its simulations, which have the profiles before and after it."""
     real, *simulated = (
         next(run for run in find_runs(folder / each) if run.policy == policy) for each in ("real", "before", "after")
     )
@@ -79,7 +79,7 @@ def _compared(folder: Path, policy: str) -> dict[str, Any]:
 
 
 def overheads(work: Path) -> dict[str, list[float]]:
-    """Seconds that it took to carry out decisions of a run, by kind of delay. Raises InputError."""
+    """Collects the seconds that it took to carry out decisions of a run, by kind of delay. Raises InputError."""
     with contextlib.closing(open_journal(work)) as journal:
         runs, timings = journal.runs(), journal.timings()
         spans = _spans(runs, journal.facts())
@@ -105,7 +105,7 @@ def overheads(work: Path) -> dict[str, list[float]]:
 
 
 def _spans(runs: Iterable[Any], facts: Iterable[Any]) -> dict[int, tuple[float, float]]:
-    """When each launched run was launched and when it had left, by its number; infinite while it had not."""
+    """Finds when each launched run was launched and when it had left (infinite if it had not), by its number."""
     at_s: dict[int, list[float]] = defaultdict(list)  # by job; its runs are launched and leave one after the other
     for fact in facts:
         if fact.kind in (Kind.START, Kind.STOP, Kind.FINISH):
@@ -145,8 +145,8 @@ def _tables(results: Results) -> dict[str, str]:
 def _errors_table(policies: dict[str, Any]) -> str:
     from scipy.stats import kendalltau
 
-    def judged(error: float, limit: float) -> str:
-        return f"{percent(error, sign='+')} ({met(abs(error) <= limit)})"
+    def judged(error: float, limit: float, sign: str = "+") -> str:
+        return f"{percent(error, sign=sign)} ({met(abs(error) <= limit)})"
 
     rows = []
     for policy, found in policies.items():
@@ -159,7 +159,7 @@ def _errors_table(policies: dict[str, Any]) -> str:
             each(both_s.mean(axis=1), lambda mean_s: f"{mean_s:.1f} s", ", "),
             judged(predicted_s.mean() / real_s.mean() - 1, MAX_MEAN_ERROR),
             judged(found["makespan_error"], MAX_MEAN_ERROR),
-            judged(float(np.median(np.abs(errors))), MAX_JOB_ERROR),
+            judged(float(np.median(np.abs(errors))), MAX_JOB_ERROR, ""),
             percent(np.quantile(np.abs(errors), 0.9)),
             percent(np.median(errors), sign="+"),
             number(float(kendalltau(predicted_s, real_s).statistic)),

@@ -1,4 +1,4 @@
-"""What README's commands print: the comparison of eight policies, with its figure, and the plan of a model."""
+"""Runs README's commands: the comparison of eight policies, with its figure, and the plan of a model."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def planned(model: str, gpu: str, gpus: str) -> dict[str, Any]:
 
 
 def printed(program: str, *words: str) -> str:
-    """The program's output, in 80 columns where it fits the terminal."""
+    """Returns the program's output for a terminal of 80 columns."""
     kept = {name: value for name, value in os.environ.items() if name not in ("SYNERGY_DATA", *THREADS)}
     command, environment = [sys.executable, "-m", program, *words], {**kept, "COLUMNS": "80"}
     return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def _indented(text: str) -> str:
-    """The text as a code block of Markdown."""
+    """Makes the text a code block of Markdown."""
     return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
 
 

@@ -1,4 +1,4 @@
-"""What parameters of las, tiresias and themis do, and what themis owes to estimates: docs/policies.md."""
+"""Shows what parameters of las and tiresias do, and how themis depends on estimates: docs/policies.md."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Parameters = tuple[tuple[str, Any], ...]
 
 @cache
 def philly() -> Workload:
-    """Four generated weeks, seed 0."""
+    """Draws four weeks with seed 0."""
     return from_rows(generate("philly", window_s=28 * DAY_S, seed=np.random.SeedSequence(0)), name="philly")
 
 
 @cache
 def estimates() -> dict[str, np.ndarray]:
-    """Run times that users could have declared, by what they are."""
+    """Draws run times that users could have declared, by how they are drawn."""
     random = np.random.default_rng(0)
     true_s = philly().duration_s
     return {
@@ -51,7 +51,7 @@ SPREAD = "true × (1 + 4·U)"
 
 
 def replay(policy: str, parameters: Parameters = (), estimate: str = SPREAD) -> dict[str, Any]:
-    """Figures of one policy, or of a variant of themis, on the four weeks."""
+    """Simulates the four weeks under one policy or a variant of themis."""
     chosen = VARIANTS[policy]() if policy in VARIANTS else get_policy(policy).with_parameters(**dict(parameters))
     jobs = dataclasses.replace(philly(), estimate_s=estimates()[estimate])
     done = simulate(jobs, CLUSTER, chosen, ExecutionModel(Costs(restart_s=30.0)))
@@ -68,7 +68,7 @@ def replay(policy: str, parameters: Parameters = (), estimate: str = SPREAD) -> 
 
 
 def _themis(*, contention: bool = True, waiting: bool = True) -> Policy:
-    """themis without one of its terms."""
+    """Returns themis without one of its terms."""
 
     def allocate(state: ClusterState) -> Allocations:
         ran_s = state.attained_service_gpu_s / state.gpus
@@ -78,16 +78,16 @@ def _themis(*, contention: bool = True, waiting: bool = True) -> Policy:
         rho = (age_s + left_s) / (np.maximum(state.estimate_s, 1.0) * crowd)
         return state.in_order(np.lexsort((state.job_id, state.submit_time_s, -rho)))
 
-    return dataclasses.replace(get_policy("themis"), allocate=allocate)  # type: ignore[call-arg]
+    return dataclasses.replace(get_policy("themis"), allocate=allocate)
 
 
 def _shortest_service_first() -> Policy:
-    """srtf in themis's rounds, by remaining GPU-time rather than time."""
+    """Returns srtf in themis's rounds, by remaining GPU-time rather than time."""
 
     def allocate(state: OracleClusterState) -> Allocations:
         return state.in_order(np.lexsort((state.job_id, state.remaining_s * state.gpus)))
 
-    return dataclasses.replace(get_policy("themis"), allocate=allocate, view=OracleClusterState)  # type: ignore[call-arg]
+    return dataclasses.replace(get_policy("themis"), allocate=allocate, view=OracleClusterState)
 
 
 VARIANTS: dict[str, Callable[[], Policy]] = {
@@ -104,7 +104,7 @@ def _run(policy: str, parameters: Parameters = (), estimate: str = SPREAD) -> Me
 
 
 def _table(labels: tuple[str, ...], rows: dict[tuple[str, ...], Measurement], results: Results) -> str:
-    """A row of figures behind the labels of each run."""
+    """Makes a table with a row of figures behind the labels of each run."""
     cells = []
     for words, run in rows.items():
         found = results[run]

@@ -1,1 +1,1 @@
-"""Training with PyTorch for experiments, most of it on two ranks; the modules in experiments/ import it when needed."""
+"""Training with PyTorch for experiments. Importing `launch` does not import PyTorch; the other modules do."""

@@ -16,17 +16,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import distributed, multiprocessing
-
 RANKS = 2
 BURST_BYTES = 256 * 1024
-"""Loopback packets have up to 64 KiB; packets longer than the burst would be dropped."""
+"""Loopback packets have up to 64 KiB; longer ones than the burst would be split first."""
 QUEUE_MS = 50
 """Limit of the queue. TCP fills no more than its window, so nothing is dropped below that."""
 
 
-def on_two_ranks(target: str, gbps: float | None = None, **arguments: Any) -> Any:
+def on_two_ranks(target: str, gbps: float | None = None, **arguments: Any) -> dict[str, Any]:
     """Calls `module:function(rank, **arguments)` on both ranks of a gloo group, and returns what rank 0 returned.
 
     gbps: rate of the link in each direction; None for no limit. Raises RuntimeError if a rank fails, or if the machine
@@ -49,10 +46,15 @@ def on_two_ranks(target: str, gbps: float | None = None, **arguments: Any) -> An
 
 
 def main() -> None:
+    from torch import multiprocessing
+
     multiprocessing.spawn(_rank, tuple(sys.argv[1:]), nprocs=RANKS)
 
 
 def _rank(number: int, folder: str, target: str, arguments: str) -> None:
+    import torch
+    from torch import distributed
+
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=RANKS)
     module, _, name = target.partition(":")

@@ -65,14 +65,13 @@ def timings_of(job: TrainingJob) -> tuple[Steps, Codecs]:
             began_s = time.perf_counter()
             result = trainer.step(number)
             taken.append(time.perf_counter() - began_s)
-            assert result.exchanged is not None
             exchanged.append(result.exchanged.sync_s)
         steps.append((micro_batch, statistics.median(taken[1:]), statistics.median(exchanged[1:])))
     return of_rank_0((steps, measured_codecs(torch.device("cpu"))))
 
 
 def of_rank_0(value: Any) -> Any:
-    """The value that rank 0 passed. Measured times differ between ranks, and with them what would be chosen."""
+    """Returns what rank 0 passed. Measured times differ between ranks, and so would choices based on them."""
     values = [value]
     distributed.broadcast_object_list(values, 0)
     return values[0]
@@ -98,7 +97,7 @@ class Run:
         refresh_models([pool], {})
 
     def loss(self) -> float:
-        """Mean over the last samples; infinite before there are enough."""
+        """Returns the mean over the last samples; infinite before there are enough."""
         return statistics.fmean(self.losses) if len(self.losses) == WINDOW_SAMPLES else float("inf")
 
     def step(self) -> None:
@@ -138,11 +137,14 @@ class Run:
             self.trainer.retune(*chosen)  # after it, 20 steps are measured, which takes time
 
 
-def race(rank: int, task: str, methods: dict[str, tuple[Compression, str]], seed: int) -> dict[str, Any]:
-    """By method, seconds to the loss, None if it was not reached; and the exchange's share of a step by micro-batch."""
+def race(rank: int, task: str, methods: list[Any], seed: int) -> dict[str, Any]:
+    """Measures seconds to the loss by method (None if not reached) and the share of exchange in steps by micro-batch.
+
+    methods: (name, (`compression`, `compressor`)) of each.
+    """
     job, target = TASKS[task]
     steps, codecs = timings_of(job)
-    running = {name: Run(job, seed, method, steps, codecs) for name, method in methods.items()}
+    running = {name: Run(job, seed, method, steps, codecs) for name, method in methods}
     seconds: dict[str, float | None] = {}
     while running:
         for name, run in list(running.items()):

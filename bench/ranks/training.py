@@ -1,4 +1,4 @@
-"""Losses and gradient errors of the shipped GPT and CNN on two replicas, under every compressor."""
+"""Trains the shipped GPT and CNN with compressors, and measures losses and errors of gradients."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ JOBS = {"gpt": Gpt(), "cnn": Cnn(noise=2.0)}
 
 
 def trained(rank: int, job: str, micro_batch: int, compressors: Sequence[str], seed: int, steps: int) -> dict[str, Any]:
-    """By compressor: losses, noise statistics, and the error as the executor measures it. `none` also has the errors
-    that every biased compressor would make in a rank's own gradients, without error feedback.
+    """Trains with each compressor; returns losses, noise statistics and the error that the executor measures.
+
+    `none` also has the errors that every biased compressor would make in a rank's gradients, without error feedback.
     """
     return {each: _train(job, micro_batch, each, compressors, seed, steps) for each in compressors}
 
@@ -65,14 +66,14 @@ def _train(
 
 
 def gradients(job: TrainingJob, model: nn.Module, step: int, size: int) -> list[Floats]:
-    """The gradient of each parameter's layer as a matrix or vector, from one batch of its own."""
+    """Computes the gradient of each layer on one batch, as a matrix or a vector."""
     inputs, targets = job.batch(step, size)
     found = torch.autograd.grad(job.loss(model(inputs), targets), list(model.parameters()))
     return [each.flatten(1 if each.ndim > 1 else 0).double().numpy() for each in found]
 
 
 def lost_fraction(compressor: Compressor, matrix: Floats) -> float:
-    """The part of a matrix's squared norm that top-k or PowerSGD (by the best of its rank) leaves out."""
+    """Computes the part of a matrix's squared norm that top-k or PowerSGD (at the best of its rank) leaves out."""
     if not compressor.compresses(LayerSizes.of_shapes([matrix.shape]))[0]:
         return 0.0
     scheme, _, value = compressor.name.partition("-")
@@ -85,7 +86,7 @@ def lost_fraction(compressor: Compressor, matrix: Floats) -> float:
 
 
 def gradients_of(job_name: str, steps: int, samples: int) -> tuple[list[Floats], list[Floats]]:
-    """By layer, after this many steps on one process: the mean gradient, and that of one batch less the mean."""
+    """Returns the mean gradient by layer after this many steps on one process, and one batch's deviation from it."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     # As in conf/jobs/.
