@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -13,7 +12,6 @@ from exec import served
 from exec.pretended import FakeAgent, refuses
 from exec.served import TaskBackend
 
-from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
 from synergy_core.planner.families import architecture_named
 from synergy_core.planner.machine import constants_for, machine_named, software_named
@@ -218,19 +216,6 @@ def test_time_that_is_up_ends_measuring_and_what_there_was_none_for_is_predicted
     assert said[0].startswith("first: 1 on 1 × cpu, batch 4 (")
     assert said[2].startswith("first: dp2 on 2 × cpu, batch 4 (")
     assert any(each.startswith("first: 2 of 8 step times measured") for each in said)
-
-
-def test_agent_that_is_lost_for_good_ends_profiling_with_what_to_type(tmp_path, launches, monkeypatch):
-    monkeypatch.setattr(Forgetful, "stuck", True)
-
-    class Dying(TaskBackend):
-        async def start(self, node, meeting):
-            await super().start(node, meeting)
-            asyncio.get_running_loop().call_later(0.2, self.agents[node].cancel)
-
-    says = "profiling ended: node 0: its agent was lost 4 times within an hour; at last: .*nothing was measured .*again"
-    with pytest.raises(InputError, match=re.compile(says, re.DOTALL)):
-        add_to_profile(tmp_path / "profile.json", [file_of("small")], Dying(2), HERE, TINY, quiet, LONG)
 
 
 def test_smaller_pieces_are_measured_where_memory_ran_out(tmp_path, launches):
