@@ -162,7 +162,7 @@ def ran(*overrides):
         ("fifo+tune", "own", ()),
         ("fifo+tune", "shared", ()),
         ("las+greedy", "own", ()),
-        ("synergy", "all", ("trace.jobs=12", "trace.class_mix=[80,10,10]")),
+        pytest.param("synergy", "all", ("trace.jobs=12", "trace.class_mix=[80,10,10]"), marks=pytest.mark.thorough),
     ],
 )
 def test_planted_constants_are_found_in_a_run_with_noise(policy, information, more):

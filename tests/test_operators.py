@@ -5,7 +5,10 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
+from composed import composed
 from test_traces_formats import text_of
+
+from synergy_sim.prepare import prepared_runs
 
 POLLUX = "name,time,application,num_replicas,batch_size\n"
 SACCT = "JobID{0}User{0}Account{0}Partition{0}State{0}Submit{0}Start{0}ElapsedRaw{0}AllocTRES{0}ReqTRES{0}NodeList\n"
@@ -30,9 +33,8 @@ TWO_TYPES = (
 )
 
 
-@pytest.mark.parametrize(("name", "delimiter"), [("jobs.txt", "|"), ("jobs.txt.gz", ";")])
-def test_an_operators_log_shows_its_own_waits_and_keeps_who_sent_what(name, delimiter, tmp_path, typed):
-    log = sacct(tmp_path / name, delimiter)
+def test_an_operators_log_shows_its_own_waits_and_keeps_who_sent_what(tmp_path, typed):
+    log = sacct(tmp_path / "jobs.txt.gz", ";")
     done = typed("+trace=file", f"trace.path={log}", TWO_TYPES, "policy=[fifo,srtf]", "figures=false")
     assert done.returncode == 0, done.stderr
     assert "as logged" in done.stdout
@@ -54,13 +56,11 @@ def test_an_operators_log_shows_its_own_waits_and_keeps_who_sent_what(name, deli
         (["cluster=heterogeneous", "cluster.node_types.0.nodes=5"], [5, 3, 6]),
     ],
 )
-def test_nodes_are_added_where_they_are_wanted(overrides, nodes, tmp_path, typed):
+def test_nodes_are_added_where_they_are_wanted(overrides, nodes, tmp_path):
     log = sacct(tmp_path / "jobs.txt")
-    common = ("+trace=file", f"trace.path={log}", "policy=fifo", "figures=false", "cluster.ignore_gpu_types=true")
-    done = typed(*common, *overrides)
-    assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.rglob("fifo-0/summary.json")
-    assert [each["nodes"] for each in json.loads(path.read_text())["node_types"]] == nodes
+    common = ("+trace=file", f"trace.path={log}", "policy=fifo", "cluster.ignore_gpu_types=true")
+    (run,) = prepared_runs(composed(*common, *overrides))
+    assert [each.nodes for each in run.cluster.node_types] == nodes
 
 
 def test_what_a_packed_log_cannot_show_is_said_above_the_table(tmp_path, typed):

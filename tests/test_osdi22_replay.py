@@ -81,7 +81,11 @@ def replayed(work, profiles, mechanism, cluster, awaited=None):
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize(("seed", "mix"), [(0, "20,70,10"), (1, "33,33,33"), (2, "50,0,50"), (3, "10,10,80")])
+@pytest.mark.parametrize(
+    ("seed", "mix"),
+    [(0, "20,70,10"), (2, "50,0,50"),
+     *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((1, "33,33,33"), (3, "10,10,80")))],
+)  # fmt: skip
 def test_every_job_ends_when_it_does_in_the_plain_replay(made_up, mechanism, seed, mix):
     run = simulated(
         f"policy=[fifo+{mechanism}]",

@@ -27,9 +27,16 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_path_is_a_path_whatever_its_name(name):
-    assert composed(SIMULATOR, ["+trace=file", f"trace.path={name}"])["trace"]["path"] in (name, Path(name))
+PATHS = ("trace.path", "results_dir", "truth.profile")
+
+
+@pytest.mark.parametrize("first", range(0, len(NAMES), len(PATHS)))
+def test_a_path_is_a_path_whatever_its_name(first):
+    names = dict(zip(PATHS, NAMES[first:], strict=False))
+    found = composed(SIMULATOR, ["+trace=file", *(f"{key}={name}" for key, name in names.items())])
+    for key, name in names.items():
+        group, _, inner = key.rpartition(".")
+        assert str((found[group] if group else found)[inner]) == name
 
 
 def test_a_run_reads_and_writes_such_paths_and_home_is_home(tmp_path, monkeypatch, typed):

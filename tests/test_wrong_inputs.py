@@ -16,8 +16,8 @@ from wrong_inputs import commands, executor, keys, logs, planner
 from wrong_inputs.case import Wrong
 
 CASES = [*keys.CASES, *logs.CASES, *commands.CASES, *planner.CASES, *executor.CASES]
-APART = [each.CASES[-1] for each in (keys, logs, commands, planner, executor)]
-"""Typed as programs of their own: one of each kind."""
+APART = [each.CASES[-1] for each in (keys, planner, executor)]
+"""Typed as programs of their own: one of each package."""
 NOT_OURS = ("Traceback", "hydra.cc", "omegaconf", "Errno", "NoneType", "Error executing", "Exception", "Error:")
 """What no sentence for people has in it."""
 PREFIXES = ("error: ", "synergy_sim: ", "synergy_exec: ")

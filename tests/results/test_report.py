@@ -72,7 +72,6 @@ def test_report_stands_alone_and_is_well_formed_with_figures_and_traces_beside_i
 @pytest.mark.parametrize(
     "jobs",
     [
-        workload([0], [5], [1]),
         workload([0], [0], [1]),
         workload([0, 0, 0], [1e-3, 5, 9], [1, 2, 9]),
         workload([0, 1e6], [3, 3e6], [1, 1], tenant_names=("",)),

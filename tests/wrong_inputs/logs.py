@@ -11,8 +11,8 @@ HEAD = "submit_time,duration_s,gpus,job\n"
 PACKED = gzip.compress(LOG.encode())
 
 
-def of_file(content: File, *said: str, name: str = "log.csv") -> Wrong:
-    return Wrong(READ.format(name), said, {name: content})
+def of_file(content: File, *said: str, name: str = "log.csv", typed: str = CHECK) -> Wrong:
+    return Wrong(typed.format(name), said, {name: content})
 
 
 def of_training_job(row: str, said: str) -> Wrong:
@@ -23,7 +23,7 @@ def of_training_job(row: str, said: str) -> Wrong:
 
 
 def of_row(row: str, *said: str) -> Wrong:
-    return of_file(f"submit_time,duration_s,gpus,job,gpu_type\n0,100,1,a,v100\n{row}\n", *said)
+    return of_file(f"submit_time,duration_s,gpus,job,gpu_type\n0,100,1,a,v100\n{row}\n", *said, typed=READ)
 
 
 CASES = [
