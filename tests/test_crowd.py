@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_jobs import APPLICATIONS
 
-from synergy_core.catalog import load_model
+from synergy_core.__main__ import main
+from synergy_core.catalog import load_model, model_from_yaml
 from synergy_core.commands.measurements import read
 from synergy_core.goodput.calibration import calibrate
 from synergy_core.goodput.fit import UNSEEN_NODES_GROWTH, fit
@@ -92,6 +93,24 @@ def test_clusters_of_crowded_nodes_are_foretold_from_two_nodes(name):
     assert mean_error(model, *wanted) < 0.05
     by_totals, _ = calibrate(profile, form=SATURATING)
     assert mean_error(by_totals, *wanted) > 0.08
+
+
+def test_a_crowded_form_that_calibrate_writes_is_read_again(tmp_path):
+    profile, wanted = planted(PHYSICS["ring and latency"]), larger(PHYSICS["ring and latency"])
+    measured, out = tmp_path / "mine" / "placements-t4.csv", tmp_path / "mine.yaml"
+    measured.parent.mkdir()
+    codes = ["".join(map(str, each)) for each, _ in itertools.product(UP_TO_TWO_NODES, BATCHES)]
+    columns = codes, profile.local_batch.astype(int), profile.step_time_s, profile.sync_time_s
+    lines = [("placement", "local_bsz", "step_time", "sync_time"), *zip(*columns, strict=True)]
+    measured.write_text("".join(",".join(map(str, line)) + "\n" for line in lines))
+    assert main(["calibrate", str(measured), "--out", str(out)]) == 0
+    text = out.read_text().replace("title: null", "title: mine")
+    for key in ("initial_batch", "max_batch", "epochs", "total_work"):
+        text = text.replace(f"{key}: null", f"{key}: 64")
+    out.write_text(text)
+    model = model_from_yaml(out).gpu_types["t4"].calibrated
+    assert model.form is CROWDED
+    assert mean_error(model, *wanted) < 0.05
 
 
 @pytest.mark.parametrize("name", ["ring and latency", "trees"])

@@ -21,7 +21,9 @@ def pairwise():
             yield seed
 
 
-@pytest.mark.parametrize("seeds", [pairwise, pytest.param(lambda: range(digests.CASES), marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "seeds", [pairwise, pytest.param(lambda: range(digests.CASES), id="all", marks=pytest.mark.thorough)]
+)
 def test_decisions_are_those_on_record(seeds, monkeypatch):
     planned_models.install(monkeypatch.setattr)
     recorded = json.loads(digests.FILE.read_text(encoding="utf-8"))["cases"]

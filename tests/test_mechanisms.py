@@ -154,6 +154,14 @@ def test_who_gets_nothing_fits_nowhere_with_the_share_that_the_mechanism_gives(r
             assert not any(hosts.find(job, kind, job.wanted[kind] if name == "greedy" else None) for kind in job.kinds)
 
 
+@given(rounds(), st.sampled_from(["tune", "proportional"]))
+def test_where_everybody_runs_already_and_has_room_nobody_moves(round, name):
+    round = replace(round, jobs=[job for job in round.jobs if job.held])
+    answer = get_mechanism(name).share_out(round)
+    if all(grant is not None for grant in answer):
+        assert [grant.on for grant in answer] == [job.held for job in round.jobs]
+
+
 @settings(max_examples=25)  # integer programmes
 @given(rounds(), st.booleans(), st.booleans())
 def test_the_upper_bound_is_no_slower_than_any_other_mechanism(round, sticky, hand_out):
