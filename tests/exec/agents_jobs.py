@@ -18,6 +18,11 @@ from torch import Tensor, distributed, nn
 from synergy_exec.training.job import TrainingJob
 
 
+def drawn(seed: int, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator)
+
+
 class Plain(TrainingJob):
     """pause_s: how long a step takes at least."""
 
@@ -30,8 +35,7 @@ class Plain(TrainingJob):
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
         self.before(step)
         time.sleep(self.pause_s)
-        generator = torch.Generator().manual_seed(step)
-        return torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator)
+        return drawn(step, size)
 
     def before(self, step: int) -> None:
         """What a step does first."""
@@ -104,8 +108,7 @@ class Noting(Plain):
 
     def evaluation(self) -> list[tuple[Tensor, Tensor]]:
         time.sleep(self.evaluating_s)
-        generator = torch.Generator().manual_seed(99)
-        return [(torch.randn(6, 4, generator=generator), torch.randn(6, 2, generator=generator))]
+        return [drawn(99, 6)]
 
     def metrics(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         return {"loss": self.loss(output, target), "a, b": output.mean()}
@@ -118,9 +121,9 @@ class Noting(Plain):
     def on_checkpoint(self, step: int, folder: Path) -> None:
         self._note("checkpoint", step, float((folder / "progress.json").is_file()))
 
-    def _note(self, what: str, step: int, value: float) -> None:
+    def _note(self, *what: str | float) -> None:
         with self.note.open("a") as file:
-            file.write(json.dumps([what, step, value]) + "\n")
+            print(json.dumps(what), file=file)
 
 
 def _rank() -> int:
@@ -152,9 +155,10 @@ class Breaking(Plain):
             case "raise":
                 raise RuntimeError("the data is gone")
             case "obey":
-                while not (Path(self.note).exists() and Path(self.note).read_text().endswith("\n")):
+                order = Path(self.note)
+                while not (order.exists() and order.read_text().endswith("\n")):
                     time.sleep(0.05)
-                if Path(self.note).read_text() == "fail\n":
+                if order.read_text() == "fail\n":
                     raise RuntimeError("it was told to")
             case "exit":
                 raise SystemExit(0)
@@ -190,31 +194,30 @@ class Sparing(Plain):
 
 
 class Straying(Plain):
-    """One that leaves processes behind. way: which, at step `at`. note: a folder in which each that stays has a file,
-    by its number. then: what the worker does as soon as one is there; nothing, if empty. They leave at last by
-    themselves, should nobody end them.
+    """One that leaves processes behind at step 3. way: which. note: a folder in which each that stays has a file, by
+    its number. then: what the worker does as soon as one is there; nothing, if empty. They leave at last by themselves.
     """
 
     LONGEST_S = 120
 
-    def __init__(self, way: str, note: str, then: str = "", at: int = 3) -> None:
+    def __init__(self, way: str, note: str, then: str = "") -> None:
         super().__init__()
-        self.way, self.note, self.then, self.at = way, Path(note), then, at
+        self.way, self.note, self.then = way, Path(note), then
 
     def before(self, step: int) -> None:
-        if step != self.at:
+        if step != 3:
             return
         match self.way:
             case "daemon":  # two forks, and a session of its own; it keeps the job's log open
-                _fork(lambda: _fork(self._stay_apart))
+                _fork(lambda: _fork(lambda: self._multiply(0)))
             case "program":  # another one, which inherits what it can
                 lines = "import os, pathlib, sys, time\n"
                 lines += "pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(120)"
                 command = [sys.executable, "-S", "-c", lines, str(self.note)]
                 subprocess.Popen(command, start_new_session=True, close_fds=False)
-            case "runner":  # never one process for long: each starts the next, in a session of its own, and leaves
+            case "runner":
                 _fork(self._run_on)
-            case "bomb":  # all fork, and stay, each in a session of its own: 64 of them
+            case "bomb":
                 _fork(lambda: self._multiply(6))
         while not any(self.note.iterdir()):
             time.sleep(0.01)
@@ -224,6 +227,7 @@ class Straying(Plain):
             time.sleep(self.LONGEST_S)
 
     def _run_on(self) -> None:
+        """Never one process for long: each starts the next, in a session of its own, and leaves."""
         (self.note / "runs").touch()
         until_s = time.monotonic() + self.LONGEST_S
         while time.monotonic() < until_s:
@@ -232,16 +236,10 @@ class Straying(Plain):
             os.setsid()
 
     def _multiply(self, times: int) -> None:
+        """2 to the power of `times` processes, each of which stays in a session of its own."""
         os.setsid()
         for left in reversed(range(times)):
             _fork(lambda left=left: self._multiply(left))
-        self._stay()
-
-    def _stay_apart(self) -> None:
-        os.setsid()
-        self._stay()
-
-    def _stay(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (self.note / str(os.getpid())).touch()
         time.sleep(self.LONGEST_S)

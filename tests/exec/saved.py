@@ -18,19 +18,19 @@ from synergy_exec.training import checkpoint, checkpoint_folder, integrity
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.checkpoint_folder import Staging
 from synergy_exec.training.integrity import Progress
-from synergy_exec.training.job import Batch, TrainingJob
+from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.trainer import Trainer
 
-FILE, BYTES = "rank-0.safetensors", 1_000
+FILE = "rank-0.safetensors"
 """Each pretended checkpoint's only file beside `progress.json`."""
 
 
-def checkpoint_of(folder: Path, step: int, uuid: str = "", *, work: float | None = None) -> Path:
+def checkpoint_of(folder: Path, step: int, uuid: str = "") -> Path:
     """A whole checkpoint in a job's folder; its weights are nothing that can be loaded."""
     path = folder / job_folder.CHECKPOINTS / checkpoint_folder.name(step)
     path.mkdir(parents=True)
-    (path / FILE).write_bytes(bytes([step % 256]) * BYTES)
-    progress = Progress(step=step, samples=32 * step, work=float(step) if work is None else work)
+    (path / FILE).write_bytes(bytes([step % 256]) * 1_000)
+    progress = Progress(step=step, samples=32 * step, work=float(step))
     integrity.write(path, integrity.Manifest(progress, {FILE: integrity.digest(path / FILE)}, job=uuid))
     return path
 
@@ -66,44 +66,38 @@ def before_each_change(monkeypatch: Any, then: Callable[[int], None]) -> list[st
 # A small model under several ways of splitting it, whose width leaves FSDP2 uneven shards.
 
 MICRO = 2
+DEGREES: dict[str, dict[str, int]] = {
+    "single": {},
+    "ddp2": {"data": 2},
+    "fsdp2": {"data": 2, "zero": 3},
+    "zero2": {"data": 2, "zero": 2},
+    "tp2": {"tensor": 2},
+    "pp2": {"pipeline": 2},
+    "ppi2": {"pipeline": 2, "interleave": 2},
+    "dp2tp2": {"data": 2, "tensor": 2, "zero": 3},
+    "dp2pp2": {"data": 2, "pipeline": 2},
+    "tp2pp2": {"tensor": 2, "pipeline": 2},
+}
 PLANS = {
-    "single": Plan(micro_batch=MICRO, accumulation=4),
-    "ddp2": Plan(data=2, micro_batch=MICRO, accumulation=2),
-    "fsdp2": Plan(data=2, zero=3, micro_batch=MICRO, accumulation=2),
-    "zero2": Plan(data=2, zero=2, micro_batch=MICRO, accumulation=2),
-    "tp2": Plan(tensor=2, micro_batch=MICRO, accumulation=4),
-    "pp2": Plan(pipeline=2, micro_batch=MICRO, accumulation=4),
-    "ppi2": Plan(pipeline=2, interleave=2, micro_batch=MICRO, accumulation=4),
-    "dp2tp2": Plan(data=2, tensor=2, zero=3, micro_batch=MICRO, accumulation=2),
-    "dp2pp2": Plan(data=2, pipeline=2, micro_batch=MICRO, accumulation=2),
-    "tp2pp2": Plan(tensor=2, pipeline=2, micro_batch=MICRO, accumulation=4),
+    name: Plan(micro_batch=MICRO, accumulation=4 // degrees.get("data", 1), **degrees)
+    for name, degrees in DEGREES.items()
 }
 """All of a batch of 8, with the same micro-batches."""
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "sgd": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
-    "adamw": lambda parameters: AdamW(parameters, lr=0.01),
-}
 
 
 class Small(TrainingJob):
     blocks = "layers"
     tensor_plan: ClassVar = {"layers.*.up": "column", "layers.*.down": "row"}
     learning_rate_rule = "none"
+    build_model = staticmethod(exported_model.net)
+    batch = staticmethod(exported_model.batch)
+    loss = staticmethod(exported_model.loss)
 
     def __init__(self, optimizer: str) -> None:
-        self._optimizer = OPTIMIZERS[optimizer]
-
-    def build_model(self) -> nn.Module:
-        return exported_model.net()
-
-    def batch(self, step: int, size: int) -> Batch:
-        return exported_model.batch(step, size)
-
-    def loss(self, output: Any, target: Any) -> torch.Tensor:
-        return exported_model.loss(output, target)
+        self._optimizer = optimizer
 
     def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return self._optimizer(parameters)
+        return SGD(parameters, lr=0.05, momentum=0.9) if self._optimizer == "sgd" else AdamW(parameters, lr=0.01)
 
 
 class Training:
@@ -124,12 +118,9 @@ class Training:
         return self.trainer.load(Checkpoints(folder, **more), saved_step=saved_step)
 
 
-# One process without a process group
-
-
-def trained(steps: int, optimizer: str = "adamw", folder: Path | None = None, *, seed: int = 0) -> Training:
-    """Trained so far, with a checkpoint after every step if there is a folder."""
-    job = Training("single", optimizer, seed=seed)
+def trained(steps: int, folder: Path | None = None, *, seed: int = 0) -> Training:
+    """By one process, with a checkpoint after every step if there is a folder."""
+    job = Training(seed=seed)
     for number in range(steps):
         job.step(number)
         if folder:

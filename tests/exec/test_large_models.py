@@ -63,39 +63,32 @@ def numbers(parts):
     return found
 
 
-def begin(job, plan, folder=""):
+def begin(job, plan, again):
     """What training begins with, on all ranks together, the losses of some steps, and what rank 0 was told.
 
-    folder: the checkpoint to begin from.
+    again: from the checkpoint that the job has saved.
     """
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("synergy_exec.training.initial").addHandler(handler)
-    trainer = Trainer(JOBS[job](), PLANS[plan], seed=SEED, begun=bool(folder))
-    progress = trainer.load(Checkpoints(Path(folder))) if folder else Progress()
-    logging.getLogger("synergy_exec.training.initial").removeHandler(handler)
-    assert progress is not None
-    together = {}
+    logger = logging.getLogger("synergy_exec.training.initial")
+    logger.addHandler(handler)
+    trainer = Trainer(JOBS[job](), PLANS[plan], seed=SEED, begun=again)
+    first = trainer.load(Checkpoints(Path(job))).step if again else 0
+    logger.removeHandler(handler)
     every = [numbers(trainer.parts)]
     if distributed.is_initialized():
         every *= distributed.get_world_size()
         distributed.all_gather_object(every, every[0])
-    for each in every:
-        together |= each
-    return together, [trainer.step(progress.step + number).loss for number in range(STEPS)], said
+    together = {name: each for one in every for name, each in one.items()}
+    return together, [trainer.step(first + number).loss for number in range(STEPS)], said
 
 
-def save_two_steps(job, folder):
+def save_two_steps(job):
     trainer = Trainer(JOBS[job](), PLANS["single"], seed=SEED)
     for number in range(2):
         trainer.step(number)
-    Checkpoints(Path(folder)).save(trainer.state(), Progress(step=2, samples=8, work=2.0))
-
-
-TOLERANCE = 2e-5
-SAVED = ("Normed", "Tied")
-"""Those that go on from a checkpoint as well."""
+    Checkpoints(Path(job)).save(trainer.state(), Progress(step=2, samples=8, work=2.0))
 
 
 def plans_of(job):
@@ -104,45 +97,31 @@ def plans_of(job):
     return [name for name, plan in PLANS.items() if plan.gpus == 2] if job == "Normed" else ["fsdp2", "tp2", "pp2"]
 
 
-def begins(job, plan, again=False):
-    return begin, job, plan, job if again else ""
+SAVED = ("Normed", "Tied")
+BEGINNINGS = [*((job, False) for job in JOBS), *((job, True) for job in SAVED)]
+"""By job; and whether it goes on from a checkpoint."""
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    one = [begins(job, "single") for job in JOBS]
-    two = [begins(job, plan) for job in JOBS for plan in plans_of(job)]
-    for job in SAVED:
-        one += [(save_two_steps, job, job), begins(job, "single", True)]
-        two += [begins(job, plan, True) for plan in plans_of(job)]
+    one = [(save_two_steps, job) for job in SAVED]
+    one += [(begin, job, "single", again) for job, again in BEGINNINGS]
+    two = [(begin, job, plan, again) for job, again in BEGINNINGS for plan in plans_of(job)]
     return groups.run_once(tmp_path_factory, "large-begun", {1: one, 2: two})
 
 
-def same(found, expected):
-    assert found.keys() == expected.keys()
-    assert [name for name, each in expected.items() if not torch.equal(found[name], each)] == []
-
-
-@pytest.mark.parametrize("job", JOBS)
-def test_every_plan_begins_with_what_one_process_draws(begun, job):
-    alone, losses, _ = begun[begins(job, "single")]
+@pytest.mark.parametrize(("job", "again"), BEGINNINGS)
+def test_every_plan_begins_with_what_one_process_has(begun, job, again):
+    """Constants too that are in no checkpoint."""
+    alone, losses, _ = begun[begin, job, "single", again]
     for plan in plans_of(job):
-        found, its_losses, said = begun[begins(job, plan)]
-        same(found, alone)
-        assert its_losses == pytest.approx(losses, abs=TOLERANCE), plan
+        found, its_losses, said = begun[begin, job, plan, again]
+        assert found.keys() == alone.keys()
+        assert [name for name, each in alone.items() if not torch.equal(found[name], each)] == []
+        assert its_losses == pytest.approx(losses, abs=2e-5), plan
         reason = WHOLE.get(JOBS[job], "") if plan != "ddp2" else ""
         assert len(said) == bool(reason), plan
         assert all(reason in each for each in said), plan
-
-
-@pytest.mark.parametrize("job", SAVED)
-def test_every_plan_goes_on_from_a_checkpoint_with_all_that_one_process_has(begun, job):
-    """Constants too that are in no checkpoint."""
-    alone, losses, _ = begun[begins(job, "single", True)]
-    for plan in plans_of(job):
-        found, its_losses, _ = begun[begins(job, plan, True)]
-        same(found, alone)
-        assert its_losses == pytest.approx(losses, abs=TOLERANCE), plan
 
 
 def test_making_a_model_without_numbers_draws_none():
@@ -155,7 +134,7 @@ def test_making_a_model_without_numbers_draws_none():
 
 
 def test_a_checkpoint_that_has_gone_is_an_error_where_numbers_were_to_come_from_it(tmp_path):
-    trainer = Trainer(JOBS["Normed"](), PLANS["single"], begun=True)
+    trainer = Trainer(Normed(), PLANS["single"], begun=True)
     refuses("there is no checkpoint, and there was one", trainer.load, Checkpoints(tmp_path))
 
 

@@ -1,12 +1,11 @@
 """Batches of a job that loads its samples: the same whoever makes them, each sample once an epoch."""
 
 import os
-from collections import Counter
 
 import pytest
 import torch
+from exec.pretended import refuses
 
-from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.examples.pictures import Pictures
 from synergy_exec.training.cache import Cache
@@ -45,33 +44,24 @@ def rows_taken(supply, steps, size, first=0, end=None):
     return found
 
 
-@pytest.mark.parametrize("loaders", [0, 1, 3])
-def test_every_epoch_takes_each_sample_once_in_an_order_of_its_own(loaders):
+def test_every_epoch_takes_each_sample_once_in_an_order_of_its_own():
     """Steps of 4 of 6 samples, so that batches reach over the ends of epochs."""
-    found = rows_taken(Supply(Numbers(), loaders=loaders), range(9), 4)
-    assert Counter(found) == {(epoch, number): 1 for epoch in range(6) for number in range(6)}
-    orders = [tuple(number for epoch, number in found if epoch == each) for each in range(6)]
-    assert len(set(orders)) > 1
-    assert [epoch for epoch, _ in found] == sorted(epoch for epoch, _ in found)
+    found = rows_taken(Supply(Numbers()), range(9), 4)
+    epochs, numbers = zip(*found, strict=True)
+    assert list(epochs) == sorted(6 * list(range(6)))
+    orders = {numbers[at : at + 6] for at in range(0, 36, 6)}
+    assert len(orders) > 1
+    assert all(sorted(each) == list(range(6)) for each in orders)
 
 
 def test_batches_are_the_same_whoever_makes_them(descriptor):
-    """Also where loaders and batch change on the way, and steps begin late, as after a checkpoint."""
-    plain, loaded = Supply(Numbers()), Supply(Numbers(), loaders=2, cache=Cache(descriptor))
-    for loaders, steps, size in (
-        (2, range(5, 9), 4),
-        (1, range(9, 11), 4),
-        (1, range(11, 14), 3),
-        (0, range(14, 15), 3),
-    ):
+    """Also where loaders and batch change on the way, steps begin late, and each replica makes its own rows alone."""
+    plain, loaded = Supply(Numbers()), Supply(Numbers(), loaders=3, cache=Cache(descriptor))
+    for loaders, first, end, size in ((3, 5, 9, 4), (1, 9, 11, 4), (1, 11, 14, 3), (0, 14, 15, 3)):
         loaded.loaders = loaders
-        assert rows_taken(loaded, steps, size) == rows_taken(plain, steps, size)
-
-
-def test_replicas_make_their_own_rows_alone():
-    whole = rows_taken(Supply(Numbers()), range(3), 4)
-    parts = [rows_taken(Supply(Numbers(), loaders=1), range(3), 4, first, first + 2) for first in (0, 2)]
-    assert [parts[row % 4 // 2][2 * (row // 4) + row % 2] for row in range(12)] == whole
+        assert rows_taken(loaded, range(first, end), size) == rows_taken(plain, range(first, end), size)
+    first, second = (rows_taken(Supply(Numbers(), loaders=1), range(1), 4, at, at + 2) for at in (0, 2))
+    assert first + second == rows_taken(plain, range(1), 4)
 
 
 def test_error_in_a_loader_is_the_errors_own():
@@ -81,11 +71,9 @@ def test_error_in_a_loader_is_the_errors_own():
 
 def test_models_draw_the_same_numbers_with_loaders_and_without():
     """Torch's generator is as a step left it, whether loaders began in that step or not."""
-    states = []
+    job, states = Pictures(pictures=16), []
     for loaders in (0, 1):
-        job = Pictures(pictures=16)
-        trainer = Trainer(job, Plan(micro_batch=4), supply=Supply(job, loaders=loaders))
-        trainer.step(0)
+        Trainer(job, Plan(micro_batch=4), supply=Supply(job, loaders=loaders)).step(0)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
 
@@ -97,17 +85,6 @@ ROOM = MOST + 8
 """Bytes that an item takes: its length is kept beside it."""
 
 
-class Storage:
-    """Items 0, 1, … of 5 to 10 bytes. read: the numbers of those that were read."""
-
-    def __init__(self):
-        self.read = []
-
-    def __call__(self, number):
-        self.read.append(number)
-        return bytes([number]) * (5 + number % 6)
-
-
 @pytest.fixture
 def descriptor():
     made = Cache.create(3 * ROOM)
@@ -115,32 +92,31 @@ def descriptor():
     os.close(made)
 
 
-def test_an_epoch_reads_what_does_not_fit_and_nothing_else(descriptor):
-    cache, storage = Cache(descriptor), Storage()
-    for order in ([4, 0, 3, 1, 2], [2, 4, 1, 0, 3], [0, 1, 2, 3, 4]):
-        assert [cache.item(each, storage, most_bytes=MOST) for each in order] == [Storage()(each) for each in order]
-    assert sorted(storage.read) == [0, 1, 2, 3, 3, 3, 4, 4, 4]
+def item(number):
+    """Of 5 to 10 bytes."""
+    return bytes([number]) * (5 + number % 6)
 
 
-def test_lower_limit_frees_memory_and_higher_one_keeps_what_is_there(descriptor):
-    cache, storage = Cache(descriptor), Storage()
+def test_an_epoch_reads_what_has_no_room_and_a_lower_limit_frees_memory(descriptor):
+    cache, read = Cache(descriptor), []
 
-    def epoch():
-        storage.read.clear()
-        for number in range(4):
-            cache.item(number, storage, most_bytes=MOST)
-        return list(storage.read)
+    def epoch(*numbers):
+        """The numbers of the items that had to be read."""
+        read.clear()
+        found = [cache.item(each, lambda at: read.append(at) or item(at), most_bytes=MOST) for each in numbers]
+        assert found == [item(each) for each in numbers]
+        return sorted(read)
 
-    assert epoch() == [0, 1, 2, 3]
+    assert epoch(4, 0, 3, 1, 2) == [0, 1, 2, 3, 4]
+    assert epoch(2, 4, 1, 0, 3) == [3, 4]
     before = os.fstat(descriptor).st_size
     cache.limit(1 * ROOM)
     assert os.fstat(descriptor).st_size == before - 2 * ROOM
-    assert epoch() == [1, 2, 3]
-    cache.limit(4 * ROOM)
-    assert epoch() == [1, 2, 3]
-    assert epoch() == []
+    assert epoch(0, 1, 2, 3) == [1, 2, 3]
+    cache.limit(4 * ROOM)  # what is there is kept
+    assert epoch(0, 1, 2, 3) == [1, 2, 3]
+    assert epoch(0, 1, 2, 3) == []
 
 
 def test_item_that_is_longer_than_the_job_says_is_named(descriptor):
-    with pytest.raises(InputError, match="item 1 has 6 bytes; the job says that none has more than 5"):
-        Cache(descriptor).item(1, Storage(), most_bytes=5)
+    refuses("item 1 has 6 bytes; .* more than 5", Cache(descriptor).item, 1, item, most_bytes=5)
