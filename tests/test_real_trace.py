@@ -1,17 +1,22 @@
-"""The public Philly subset, where SYNERGY_DATA has it: replayed, delivered exactly.
+"""Published logs, where SYNERGY_DATA has them: rows are read or left out with a reason, Philly is delivered exactly.
 
-By default four policies replay all of it, and every policy its first jobs; `--thorough`: every policy all of it.
+By default four policies replay all of Philly, and every policy its first jobs; `--thorough`: every policy all of it.
 """
 
+import csv
+import math
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from jobs import RIGID, cluster, finish_s, work_ticks
 
+from synergy_core.catalog import gpu_type_named
 from synergy_core.policies import OrderingPolicy, get_policy
-from synergy_core.units import TICKS_PER_S
+from synergy_core.units import GB, TICKS_PER_S
 from synergy_runs.facts import Kind
 from synergy_runs.invariants import check
 from synergy_runs.traces import read_trace
@@ -19,16 +24,33 @@ from synergy_runs.workload import from_rows, take, with_estimates
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 
-DATA = os.environ.get("SYNERGY_DATA")
-PHILLY = Path(DATA or "/nowhere") / "traces" / "philly.csv"
 JOBS, FIRST = 82_247, 5_000
 HOW_MANY = [FIRST, pytest.param(JOBS, marks=pytest.mark.thorough)]
-pytestmark = pytest.mark.skipif(not PHILLY.is_file(), reason="SYNERGY_DATA has no traces/philly.csv")
+
+
+def of_data(name):
+    path = Path(os.environ.get("SYNERGY_DATA") or "/nowhere") / name
+    if not path.is_file():
+        pytest.skip(f"SYNERGY_DATA names no folder with {name}")
+    return path
 
 
 @pytest.fixture(scope="module")
-def philly():
-    return with_estimates(from_rows(read_trace(PHILLY), name="philly"), 4.0, np.random.default_rng(0))
+def rows():
+    return read_trace(of_data("traces/philly.csv"))
+
+
+@pytest.fixture(scope="module")
+def philly(rows):
+    return with_estimates(from_rows(rows, name="philly"), 4.0, np.random.default_rng(0))
+
+
+def test_philly_is_read_whole(rows):
+    assert (len(rows), rows.bad_count, rows.notes) == (JOBS, 0, [])
+    assert {"6214e9", "103959"} <= set(rows.virtual_clusters.values())
+    assert len(rows.virtual_clusters.values()) == 15
+    assert sum(gpus == 1 for gpus in rows.gpus) == 76_627
+    assert max(rows.duration_s) == 4_628_226
 
 
 def held_ticks(events, gpus):
@@ -57,9 +79,9 @@ def test_every_policy_replays_it_and_delivers_its_gpu_seconds_exactly(name, coun
     assert_delivered(simulate(work, cluster(60), get_policy(name), ExecutionModel(Costs(restart_s=0.0))))
 
 
-def test_replay_matches_the_measured_waits():
+def test_replay_matches_the_measured_waits(rows):
     """Mean waits at 100 nodes, measured with a simulator that shares no code with this one."""
-    work = from_rows(read_trace(PHILLY), name="philly")
+    work = from_rows(rows, name="philly")
     expected_s = {"fifo": 709.6, "backfill": 513.3, "sjf": 390.6, "srtf": 68.3}
     for name, wait_s in expected_s.items():
         policy = get_policy(name)
@@ -67,3 +89,27 @@ def test_replay_matches_the_measured_waits():
         done = simulate(work, cluster(100), policy, ExecutionModel(Costs(restart_s=0.0)))
         assert_delivered(done)
         assert (finish_s(done) - work.submit_time_s - work.duration_s).mean() == pytest.approx(wait_s, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "open_to_any"), [("default", 6_203), ("gpuspec33", 4_453)])
+def test_openbs_pods_are_used_or_left_out_with_a_reason(name, open_to_any):
+    rows = read_trace(of_data(f"openb/openb_pod_list_{name}.csv.gz"))
+    assert (len(rows), rows.bad_count) == (6_203, 0)
+    assert dict(rows.left_out) == {"no GPU (CPU-only pods)": 1_088, "never scheduled": 861}
+    assert "2,573 of 6,203" in rows.notes[2]
+    assert not any(map(math.isnan, rows.cpus))
+    assert sum(map(math.isnan, rows.memory_bytes)) == 1
+    assert Counter(rows.gpu_types.values()[code] for code in rows.gpu_type)[""] == open_to_any
+
+
+def test_openbs_cluster_has_every_kind_of_node_with_two_gpus_or_more_of_which_there_are_seven():
+    counts = Counter()
+    with of_data("openb/openb_node_list_gpu_node.csv").open(encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            memory_gb = round(int(row["memory_mib"]) * 2**20 / GB, 1)
+            counts[gpu_type_named(row["model"].lower()), int(row["gpu"]), int(row["cpu_milli"]) / 1_000, memory_gb] += 1
+    conf = Path(__file__).parents[1] / "conf" / "cluster" / "openb.yaml"
+    keys = ("gpu_type", "gpus_per_node", "cpus_per_node", "memory_gb_per_node")
+    nodes = yaml.safe_load(conf.read_text(encoding="utf-8"))["node_types"]
+    said = {tuple(each[key] for key in keys): each["nodes"] for each in nodes}
+    assert said == {kind: count for kind, count in counts.items() if kind[1] > 1 and count >= 7}
