@@ -8,7 +8,7 @@ itself. Scored is throughput at all published shares of 62.5 GB and more (below,
 from __future__ import annotations
 
 import numpy as np
-from fits.sensitivity import MODELS, STORAGE_BYTES_PER_S, published
+from fits.sensitivity import MODELS, STORAGE_BYTES_PER_S, error, published
 from runner.experiment import Experiment, Result, Results, data_file, measurement
 from runner.tables import percent
 
@@ -43,15 +43,15 @@ def profiled(model: str) -> Result:
     everything = float(rows.memory_bytes.max())
 
     def step_s(cpus: int) -> float:
-        return rows.batch * float(machine.sample_s(cpus, everything, storage_bytes_per_s=STORAGE_BYTES_PER_S))
+        return rows.samples * float(machine.sample_s(cpus, everything, storage_bytes_per_s=STORAGE_BYTES_PER_S))
 
     steps = searched_steps(step_s, MAX_CPUS)
-    by_table = predicted_table(steps, rows.batch, stated.sample_bytes, stated.data_bytes)
-    known = (STORAGE_BYTES_PER_S, 1, rows.batch, min(steps.values()))
+    by_table = predicted_table(steps, rows.samples, stated.sample_bytes, stated.data_bytes)
+    known = (STORAGE_BYTES_PER_S, 1, rows.samples, min(steps.values()))
     seen = ObservedInputs(list(steps), stated.data_bytes, *known, list(steps.values()))
     cpu_s = fit_pipeline(seen, stated.data_bytes).cpu_s.value
     formula = Pipeline(cpu_s, stated.sample_bytes, stated.data_bytes)
-    return {"runs": len(steps), "table": rows.error(by_table).mape, "formula": rows.error(formula).mape}
+    return {"runs": len(steps), "table": error(rows, by_table).mape, "formula": error(rows, formula).mape}
 
 
 def tables(results: Results) -> dict[str, str]:

@@ -40,10 +40,7 @@ def fits() -> Result:
 
     found = planner.everything()
     scores = [
-        {"fit": fit, "file": file, "rows": how, **asdict(score)}
-        for fit, files in found.scores.items()
-        for file, parts in files.items()
-        for how, score in parts.items()
+        {"fit": fit, "file": file, "rows": how, **asdict(score)} for (fit, file, how), score in found.scores.items()
     ]
     coverage = bands.coverage(found.rows, found.memory)
     return {"scores": scores, "bands": coverage, "parts": bands.parts_of_errors(found.rows)}

@@ -5,7 +5,21 @@ Each file with a `SUMMARY` and a `fit` is one. The others hold what several of t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import yaml
+from runner.tables import ERRORS, errors, table
+
+from synergy_core.goodput.calibration import Accuracy, accuracy
+
+MEASURED, LARGEST, GPU_TYPE = "in sample", "largest out", "GPU type out"
+"""What a fit did not see: nothing; the largest models; the row's GPU type."""
 
 
 class Made(NamedTuple):
@@ -13,3 +27,30 @@ class Made(NamedTuple):
 
     files: dict[str, str]
     report: str
+
+
+def scored(rows: pd.DataFrame, *by: str) -> dict[tuple[str, ...], Accuracy]:
+    """Accuracy by the values of some columns. rows: with time_s (measured) and error, log(measured ÷ predicted)."""
+    return {
+        key: accuracy((members["time_s"] / np.exp(members["error"])).to_numpy(), members["time_s"].to_numpy())
+        for key, members in rows.groupby(list(by), sort=False)
+    }
+
+
+def table_of(scores: dict[tuple[str, ...], Accuracy], *by: str) -> str:
+    return table((*by, *ERRORS), ([*key, *errors(asdict(score))] for key, score in scores.items()), len(by))
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def sums(paths: Mapping[str, Path]) -> dict[str, str]:
+    """SHA-256 of the files that a fit read."""
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths.items()}
+
+
+def constants_file(name: str, comment: str, content: dict[str, Any]) -> dict[str, str]:
+    """A file in catalog/constants, by its path."""
+    text = yaml.safe_dump(content, sort_keys=False, width=120)
+    return {f"synergy_core/catalog/constants/{name}.yaml": f"# Fitted by bench/fits.py {comment}\n{text}"}

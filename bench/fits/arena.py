@@ -9,23 +9,19 @@ left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from runner.experiment import data_file
-from runner.tables import ERRORS, errors, table
 from scipy.optimize import least_squares
 
-from fits import Made, bands
-from fits.bands import HeldOut
+from fits import GPU_TYPE, LARGEST, MEASURED, Made, bands, constants_file, scored, table_of
 from synergy_core.catalog import gpu_sheets
 from synergy_core.commands._scoring import SPREAD, UPPER_BOUNDS, soft_l1
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.best_plans import Candidates, candidates
-from synergy_core.goodput.calibration import Accuracy, accuracy
 from synergy_core.planner.bands import family_name
 from synergy_core.planner.machine import Constants, software_named, transferred
 from synergy_core.units import Bools, Floats
@@ -55,30 +51,25 @@ SCALE = 0.2
 """Of the loss's logarithms: searched plans differ by as much for reasons that no row tells."""
 PRIOR = 0.02
 
-
-@dataclass(frozen=True)
-class Fit:
-    """Constants, and the exponent of what the search loses."""
-
-    constants: Constants
-    loss: float
+Fit = tuple[Constants, float]
+"""Constants, and the exponent of what the search loses."""
 
 
 def predicted(groups: Sequence[Candidates], found: Fit, count: int, source: str = "") -> Floats:
     """(count,): seconds of every row of the groups, NaN for others. source: the GPU type the constants are from."""
     result = np.full(count, np.nan)
     for each in groups:
-        c = found.constants
+        c, loss = found
         if source and each.software.precision != "fp32":
             c = transferred(c, gpu_sheets()[source], each.machine.gpu)
-        result[each.rows] = each.best(c, found.loss)[0]
+        result[each.rows] = each.best(c, loss)[0]
     return result
 
 
 def fitted(groups: Sequence[Candidates], names: Sequence[str], measured: Floats, keep: Bools) -> Fit:
     """Robust least squares of log(predicted ÷ measured) over the rows that are kept."""
     used = [each for each in groups if keep[each.rows].any()]
-    rows = np.flatnonzero(keep & np.isfinite(predicted(used, Fit(XLA, LOSS), len(measured))))
+    rows = np.flatnonzero(keep & np.isfinite(predicted(used, (XLA, LOSS), len(measured))))
     centre = np.log([*(getattr(XLA, name) for name in names), LOSS])
     spread = np.array([*(SPREAD[name] for name in names), LOSS_SPREAD])
     low = centre - 5.0 * spread
@@ -86,7 +77,7 @@ def fitted(groups: Sequence[Candidates], names: Sequence[str], measured: Floats,
 
     def of(x: Floats) -> Fit:
         *values, loss = np.exp(x).tolist()
-        return Fit(replace(XLA, **dict(zip(names, values, strict=True))), loss)
+        return replace(XLA, **dict(zip(names, values, strict=True))), loss
 
     def costs(x: Floats) -> Floats:
         off = np.log(predicted(used, of(x), len(measured))[rows] / measured[rows])
@@ -95,91 +86,61 @@ def fitted(groups: Sequence[Candidates], names: Sequence[str], measured: Floats,
     return of(least_squares(costs, centre, bounds=(low, high), diff_step=1e-2, max_nfev=12).x)
 
 
-def read_rows() -> tuple[Any, pd.DataFrame]:
-    """The table as read, and its rows with the columns that the scores need."""
+def held_out(software: str, groups: Sequence[Candidates], rows: pd.DataFrame) -> tuple[Fit, pd.DataFrame]:
+    """The fit to all rows, and rows as predicted by it and by fits that did not see them; columns as in `bands`."""
+    measured, names = rows["time_s"].to_numpy(), FITTED[software]
+    inside = np.isin(np.arange(len(rows)), np.concatenate([each.rows for each in groups]))
+    own = rows[inside]
+    kinds = own["model"].str.split("-").str[0]
+    second_largest = own["parameters"].groupby(kinds).agg(lambda sizes: np.unique(sizes)[-2])
+    whole = fitted(groups, names, measured, inside)
+    tried = [(MEASURED, whole, own.index, "")]
+    for gpu_type in own["gpu"].unique():
+        away = inside & (rows["gpu"] != gpu_type).to_numpy()
+        fit = fitted(groups, names, measured, away)
+        tried.append((GPU_TYPE, fit, own.index[own["gpu"] == gpu_type], min(rows["gpu"][away])))
+    large = own.index[own["parameters"] >= kinds.map(second_largest)]
+    tried.append((LARGEST, fitted(groups, names, measured, inside & ~rows.index.isin(large)), large, ""))
+    parts = [
+        rows.loc[at].assign(how=how, error=np.log(measured / predicted(groups, fit, len(rows), source))[at])
+        for how, fit, at, source in tried
+    ]
+    names_of = {"fit": f"arena-{software}", "software": software, "precision": software_named(software).precision}
+    return whole, pd.concat(parts).dropna(subset="error").assign(**names_of)
+
+
+def every_fit() -> Iterator[tuple[str, Fit, pd.DataFrame]]:
+    """Of each software: its fit, and rows as predicted by what was left out."""
     file: Any = read(data_file("arena", f"{TABLE}.csv"))
     rows = pd.DataFrame(
         {
-            "measured": [each.iter_time_s for each in file.rows],
-            "family": [each.model.split("-")[0] for each in file.rows],
+            "file": TABLE,
             "gpu": [each.gpu_type for each in file.rows],
+            "family": [family_name(each.architecture) for each in file.rows],
+            "model": [each.model for each in file.rows],
             "parameters": [float(each.architecture.parameters()) for each in file.rows],
+            "gpus": [each.gpus for each in file.rows],
+            "time_s": [each.iter_time_s for each in file.rows],
         }
     )
-    return file, rows
-
-
-def held_out(software: str, told: Floats, rows: pd.DataFrame, file: Any) -> list[HeldOut]:
-    """The rows as predicted by a fit to the other GPU type's, for the planner's bands."""
-    precision = software_named(software).precision
-    errors = np.log(rows["measured"] / told)
-    return [
-        HeldOut(
-            bands.GPU_TYPE, f"arena-{software}", TABLE, software, each.gpu_type,
-            family_name(each.architecture), precision, each.model, parameters, each.gpus, error,
-        )
-        for each, parameters, error in zip(file.rows, rows["parameters"].tolist(), errors.tolist(), strict=True)
-        if np.isfinite(error)
-    ]  # fmt: skip
-
-
-def scores(groups: Sequence[Candidates], names: Sequence[str], rows: pd.DataFrame) -> tuple[Fit, dict[str, Floats]]:
-    """The fit to all rows, and by what was left out the predictions of that."""
-    measured, count = rows["measured"].to_numpy(), len(rows)
-    inside = np.isin(np.arange(count), np.concatenate([each.rows for each in groups]))
-    own = rows[inside]
-    whole = fitted(groups, names, measured, inside)
-    other = np.full(count, np.nan)
-    for gpu_type in own["gpu"].unique():
-        rest = min(own["gpu"][own["gpu"] != gpu_type])
-        at = inside & (rows["gpu"] == gpu_type).to_numpy()
-        other[at] = predicted(groups, fitted(groups, names, measured, inside & ~at), count, rest)[at]
-    second_largest = own.groupby("family")["parameters"].agg(lambda sizes: np.unique(sizes)[-2])
-    large = inside & (rows["parameters"] >= rows["family"].map(second_largest)).to_numpy()
-    partly = predicted(groups, fitted(groups, names, measured, inside & ~large), count)
-    told = {
-        "in sample": predicted(groups, whole, count),
-        "GPU type out": other,
-        "largest out": np.where(large, partly, np.nan),
-    }
-    return whole, told
-
-
-def accuracy_of(told: Floats, rows: pd.DataFrame) -> Accuracy:
-    known = np.isfinite(told)
-    return accuracy(told[known], rows["measured"].to_numpy()[known])
-
-
-def every_fit() -> Iterator[tuple[str, Fit, dict[str, Floats], pd.DataFrame, list[HeldOut]]]:
-    """Of each software: its fit, predictions by what was left out, the rows, and those for the planner's bands."""
-    file, rows = read_rows()
     every, reasons = candidates(file.rows)
     for at, reason in reasons.items():
         print(f"line {file.rows[at].line}: {reason}")
-    for software, names in FITTED.items():
-        whole, told = scores([each for each in every if each.software.name == software], names, rows)
-        yield software, whole, told, rows, held_out(software, told["GPU type out"], rows, file)
+    for software in FITTED:
+        yield software, *held_out(software, [each for each in every if each.software.name == software], rows)
 
 
 def fit() -> Made:
     """The same constants under every GPU type of the table, with what was measured on it."""
     files, report = {}, []
-    for software, whole, told, rows, unseen in every_fit():
-        constants = (f"{name} {getattr(whole.constants, name):.4g}" for name in FITTED[software])
-        lines = [[how, *errors(asdict(accuracy_of(values, rows)))] for how, values in told.items()]
-        report.append(
-            f"{software}: search_loss {whole.loss:.3f}, {', '.join(constants)}\n{table(('rows', *ERRORS), lines)}"
-        )
-        gpu_types = {}
-        for gpu_type in rows["gpu"].unique():
-            own = (rows["gpu"] == gpu_type).to_numpy()
-            scored = {name: accuracy_of(values[own], rows[own]) for name, values in told.items()}
-            paths = {TABLE: data_file("arena", f"{TABLE}.csv")}
-            gpu_types[gpu_type] = {
-                **bands.fitted_entry(f"arena-{software}", whole.constants, paths, {TABLE: scored}),
-                **bands.entry(unseen, software, gpu_type),
-            }
-        content = {"search_loss": float(f"{whole.loss:.4g}"), "gpu_types": gpu_types}
-        text = yaml.safe_dump(content, sort_keys=False, width=120)
-        files[f"synergy_core/catalog/constants/{software}.yaml"] = f"# Fitted by bench/fits.py arena.\n{text}"
-    return Made(files, "\n\n".join(report))
+    for software, (constants, loss), rows in every_fit():
+        values = (f"{name} {getattr(constants, name):.4g}" for name in FITTED[software])
+        report += [f"{software}: search_loss {loss:.3f}, {', '.join(values)}", table_of(scored(rows, "how"), "rows")]
+        gpu_types, unseen = {}, rows[rows["how"] == GPU_TYPE]
+        for gpu_type, own in rows.groupby("gpu", sort=False):
+            paths, scores = {TABLE: data_file("arena", f"{TABLE}.csv")}, scored(own, "fit", "file", "how")
+            gpu_types[gpu_type] = bands.fitted_entry(f"arena-{software}", constants, paths, scores)
+            gpu_types[gpu_type] |= bands.entry(unseen, software, gpu_type)
+        content = {"search_loss": float(f"{loss:.4g}"), "gpu_types": gpu_types}
+        files |= constants_file(software, "arena.", content)
+    return Made(files, "\n".join(report))

@@ -12,12 +12,10 @@ import numpy as np
 import pandas as pd
 from runner.experiment import data_file
 
-from fits.bands import MODEL, HeldOut
 from synergy_core.commands._scoring import predicted
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements._table import read_table
 from synergy_core.planner.bands import family_name
-from synergy_core.planner.machine import constants_like
 
 MEASURED = ("megatron_ci_memory", "nanotron_llama1b_h100", "torchtitan_h100_h200")
 UNSTATED = (
@@ -63,15 +61,16 @@ def _group(cells: dict[str, str]) -> str:
     return RESUMED if generation[1].endswith("_2nd") else PLAIN
 
 
-def held_out() -> list[HeldOut]:
-    """Peak memory, measured and predicted, of the rows whose options the memory model knows, for bands. Each of
+def held_out() -> pd.DataFrame:
+    """Peak memory, measured and predicted, of the rows whose options the memory model knows, for `bands`. Each of
     Megatron's tests counts as a model."""
-    result = []
+    parts = []
     for name in MEASURED:
         rows = rows_of(name)
-        for row in rows[rows["group"] == PLAIN].itertuples():
-            one, error = row.setting, float(np.log(row.peak_mem_bytes / row.peak_bytes))
-            names = "", name, one.software.fitted_as, constants_like(one.machine.gpu), row.family
-            size = float(one.architecture.parameters())
-            result.append(HeldOut(MODEL, *names, one.software.precision, row.test, size, row.gpus, error))
-    return result
+        plain = rows[rows["group"] == PLAIN]
+        software, error = (
+            [each.software.fitted_as for each in plain["setting"]],
+            np.log(plain["peak_mem_bytes"] / plain["peak_bytes"]),
+        )
+        parts.append(plain[["family"]].assign(file=name, model=plain["test"], software=software, error=error))
+    return pd.concat(parts, ignore_index=True)

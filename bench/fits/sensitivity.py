@@ -6,7 +6,7 @@ hand, with its source, in the catalog's file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,59 +39,48 @@ SIZES = np.geomspace(63.0, 1_000.0, 600) * GB
 DIGITS = 6
 
 
-@dataclass(frozen=True)
-class Published:
-    """One model's rows at a measured memory: arrays (rows,); and its GPU's step."""
-
-    batch: int
-    gpu_step_s: float
-    cpus: np.ndarray
-    memory_bytes: np.ndarray
-    step_s: np.ndarray
-
-    def at(self, kept: np.ndarray) -> Published:
-        """Some of the rows."""
-        return Published(self.batch, self.gpu_step_s, self.cpus[kept], self.memory_bytes[kept], self.step_s[kept])
-
-    def predicted_s(self, pipeline: InputPipeline) -> np.ndarray:
-        """The step at each row, by a formula or a table."""
-        sample_s = pipeline.sample_s(self.cpus, self.memory_bytes, storage_bytes_per_s=STORAGE_BYTES_PER_S)
-        return np.maximum(self.gpu_step_s, self.batch * sample_s)
-
-    def error(self, pipeline: InputPipeline) -> Accuracy:
-        """Of throughput, over the rows."""
-        return accuracy(1.0 / self.predicted_s(pipeline), 1.0 / self.step_s)
-
-    def observed(self) -> ObservedInputs:
-        """The rows as a job would report them."""
-        return ObservedInputs(
-            self.cpus, self.memory_bytes, STORAGE_BYTES_PER_S, 1, self.batch, self.gpu_step_s, self.step_s
-        )
+def part(rows: ObservedInputs, kept: np.ndarray) -> ObservedInputs:
+    return replace(rows, **{name: getattr(rows, name)[kept] for name in ("cpus", "memory_bytes", "step_s")})
 
 
-def published() -> dict[str, Published]:
-    """Every model of `MODELS`, without the rows of too little memory."""
-    speeds = pd.read_csv(data_file("resource_sensitivity", "cpu_memory_throughput.csv"), float_precision="round_trip")
-    models = pd.read_csv(data_file("resource_sensitivity", "models.csv"), float_precision="round_trip")
+def predicted_s(rows: ObservedInputs, pipeline: InputPipeline) -> np.ndarray:
+    """The step at each row, by a formula or a table."""
+    sample_s = pipeline.sample_s(rows.cpus, rows.memory_bytes, storage_bytes_per_s=STORAGE_BYTES_PER_S)
+    return np.maximum(rows.gpu_step_s, rows.samples * sample_s)
+
+
+def error(rows: ObservedInputs, pipeline: InputPipeline) -> Accuracy:
+    """Of throughput, over the rows."""
+    return accuracy(1.0 / predicted_s(rows, pipeline), 1.0 / rows.step_s)
+
+
+def published() -> dict[str, ObservedInputs]:
+    """Every model of `MODELS` as a job would report it, without the rows of too little memory."""
+    speeds, models = (
+        pd.read_csv(data_file("resource_sensitivity", f"{name}.csv"), float_precision="round_trip")
+        for name in ("cpu_memory_throughput", "models")
+    )
     found = {}
     for row in models.itertuples():
         mine = speeds[speeds["model"] == row.model]
         columns = ("cpus_per_gpu", "memory_gb_per_gpu", "relative_throughput")
         cpus, memory_gb, relative = (mine[name].to_numpy(dtype=float) for name in columns)
         step_s = float(row.iter_time_s_at_proportional)
-        whole = Published(row.batch_size, step_s / row.best_speedup, cpus, memory_gb * GB, step_s / relative)
-        found[row.model] = whole.at(whole.memory_bytes >= MIN_MEASURED_BYTES)
+        gpu_step_s = step_s / row.best_speedup
+        known = (STORAGE_BYTES_PER_S, 1, row.batch_size, gpu_step_s, step_s / relative)
+        whole = ObservedInputs(cpus, memory_gb * GB, *known)
+        found[row.model] = part(whole, whole.memory_bytes >= MIN_MEASURED_BYTES)
     return {name: found[name] for name in MODELS}
 
 
-def fitted(rows: Published, samples: float, data_bytes: float) -> tuple[FittedPipeline, Pipeline]:
+def fitted(rows: ObservedInputs, samples: float, data_bytes: float) -> tuple[FittedPipeline, Pipeline]:
     """The fit, and the formula that goes into the catalog.
 
     data_bytes: infinite where nobody says how large the data set is; then the size with the least error. Bytes per
     sample that no row shows are the data set's, or fewer where the table allows no more.
     """
-    fits = [fit_pipeline(rows.observed(), size) for size in ([data_bytes] if np.isfinite(data_bytes) else SIZES)]
-    off = [np.abs(np.log(rows.predicted_s(each.pipeline) / rows.step_s)).sum() for each in fits]
+    fits = [fit_pipeline(rows, size) for size in ([data_bytes] if np.isfinite(data_bytes) else SIZES)]
+    off = [np.abs(np.log(predicted_s(rows, each.pipeline) / rows.step_s)).sum() for each in fits]
     best = fits[int(np.argmin(off))]
     stated = data_bytes / samples
     by_state = {"measured": best.sample_bytes.value, "bounded": min(stated, best.sample_bytes.value), "unseen": stated}
@@ -99,7 +88,7 @@ def fitted(rows: Published, samples: float, data_bytes: float) -> tuple[FittedPi
     return best, Pipeline(*(float(f"{each:.{DIGITS}g}") for each in constants))
 
 
-def refitted(name: str, content: dict[str, Any], rows: Published) -> None:
+def refitted(name: str, content: dict[str, Any], rows: ObservedInputs) -> None:
     """Replaces in the content of a catalog file what is fitted. Errors are held out at `HELD_OUT_CPUS`, by the fit to
     the other CPU counts."""
     inputs, epochs, batch = (content[key] for key in ("pipeline", "epochs", "initial_batch"))
@@ -111,11 +100,11 @@ def refitted(name: str, content: dict[str, Any], rows: Published) -> None:
         content["total_work"] = round(epochs * pipeline.data_bytes / pipeline.sample_bytes / batch, 2)
     inputs |= {key: getattr(pipeline, key) for key in ("cpu_s", "sample_bytes", "data_bytes")}
     inputs |= {f"{key}_is": getattr(found, key).state for key in ("cpu_s", "sample_bytes")}
-    for key, error in (
-        ("error", rows.error(pipeline)),
-        ("held_out_error", rows.at(away).error(fitted(rows.at(~away), *data)[1])),
+    for key, score in (
+        ("error", error(rows, pipeline)),
+        ("held_out_error", error(part(rows, away), fitted(part(rows, ~away), *data)[1])),
     ):
-        inputs[key] = {each: round(getattr(error, each), 4) for each in inputs[key]}
+        inputs[key] = {each: round(getattr(score, each), 4) for each in inputs[key]}
 
 
 def fit() -> Made:

@@ -5,9 +5,10 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
-from fits import bands
-from fits.bands import FILE, MEASURED, MODEL, HeldOut
+from fits import MEASURED, bands
+from fits.bands import FILE, MODEL
 from planner_setup import asked
 from scipy import stats
 
@@ -59,14 +60,26 @@ def test_a_mirrored_interval_counts_both_signs():
     assert high == 90.0
 
 
-def errors_of(rng, how, *, software="megatron", models=40, rows=20, shift=0.0) -> list[HeldOut]:
+def errors_of(rng, how, *, software="megatron", models=40, rows=20) -> pd.DataFrame:
     """Models of one family, each with its own mean error and noise about it."""
-    result = []
-    for model in range(models):
-        errors = shift + 0.05 * rng.standard_normal() + 0.05 * rng.standard_normal(rows)
-        names = how, "fit", f"{software} {model % 2}", software, "a100", "transformer", "fp16", str(model)
-        result += [HeldOut(*names, 1e9 * (model + 1), 64, float(each)) for each in errors]
-    return result
+    model = np.repeat(np.arange(models), rows)
+    errors = [0.05 * rng.standard_normal() + 0.05 * rng.standard_normal(rows) for _ in range(models)]
+    columns = {
+        "how": how,
+        "fit": "fit",
+        "file": [f"{software} {each % 2}" for each in model],
+        "software": software,
+        "gpu": "a100",
+        "family": "transformer",
+        "model": model.astype(str),
+        "parameters": 1e9 * (model + 1),
+        "error": np.concatenate(errors),
+    }
+    return pd.DataFrame(columns)
+
+
+def joined(*parts: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat(parts, ignore_index=True)
 
 
 def test_nested_bands_hold_nine_of_ten_rows_of_models_that_they_were_not_made_of():
@@ -83,18 +96,17 @@ def test_nested_bands_hold_nine_of_ten_rows_of_models_that_they_were_not_made_of
 def test_errors_of_few_models_widen_a_band_but_do_not_make_it_narrower():
     rng = np.random.default_rng(0)
     others = errors_of(rng, MODEL, software="other", models=MIN_MODELS)
-    close = [row._replace(error=0.001) for row in errors_of(rng, MODEL, software="own", models=MIN_MODELS)]
-    far = [row._replace(error=1.0) for row in close]
-
-    def high(*own: HeldOut) -> float:
-        return bands.nearest([*own, *others], "own", "a100", "transformer")["high"]
-
-    assert high(*close) == 0.001
+    close = errors_of(rng, MODEL, software="own", models=MIN_MODELS).assign(error=0.001)
     few = close[: -len(close) // MIN_MODELS]
-    assert high(*few) > 0.05
+
+    def high(own: pd.DataFrame) -> float:
+        return bands.nearest(joined(own, others), "own", "a100", "transformer")["high"]
+
+    assert high(close) == 0.001
+    assert high(few) > 0.05
     # Eight models with an error of 1, and the mean square of the wider pool, which ends at 1, as the ninth.
     square = (8.0 + stats.norm.ppf(0.95) ** -2) / 9.0
-    assert high(*far[: len(few)]) == pytest.approx(stats.t.ppf(0.95, 9) * math.sqrt(square), rel=1e-3)
+    assert high(few.assign(error=1.0)) == pytest.approx(stats.t.ppf(0.95, 9) * math.sqrt(square), rel=1e-3)
 
 
 @pytest.mark.parametrize("few", [1, 3, 6])
@@ -103,7 +115,7 @@ def test_bands_of_few_models_hold_nine_of_ten_rows_of_a_further_model_if_others_
     for _ in range(200):
         others = errors_of(rng, MODEL, software="other", models=MIN_MODELS, rows=4)
         own = errors_of(rng, MODEL, software="own", models=few, rows=4)
-        end = bands.nearest([*own, *others], "own", "a100", "transformer")["high"]
+        end = bands.nearest(joined(own, others), "own", "a100", "transformer")["high"]
         inside.append(1.0 - 2.0 * stats.norm.sf(end, scale=0.05 * math.sqrt(2.0)))
     assert COVERAGE < np.mean(inside) < COVERAGE + 0.06
 
@@ -112,14 +124,14 @@ def test_models_smaller_than_any_that_a_fit_saw_are_counted_with_what_such_model
     """One file has all the small models of its fit: without it, only another fit shows how far small ones are off."""
     rng = np.random.default_rng(0)
     large = errors_of(rng, MODEL, models=20)
-    seen = [row._replace(how=MEASURED) for row in large]
-    small = [row._replace(file="small", parameters=1e8, how=MEASURED) for row in large]
-    lost = [row._replace(how=FILE, error=-0.7) for row in small]
-    before = bands.coverage([*large, *seen, *small, *lost], [])
-    other = [row._replace(fit="other", file="other") for row in large]
-    off = [row._replace(fit="other", file="tiny", how=FILE, parameters=1e8, error=0.8) for row in large]
-    told = [row._replace(how=MEASURED) for row in (*other, *off)]
-    after = bands.coverage([*large, *seen, *small, *lost, *off, *told], [])
+    seen = large.assign(how=MEASURED)
+    small = seen.assign(file="small", parameters=1e8)
+    lost = small.assign(how=FILE, error=-0.7)
+    mine = joined(large, seen, small, lost)
+    before = bands.coverage(mine, large[:0])
+    other = seen.assign(fit="other", file="other")
+    tiny = small.assign(fit="other", file="tiny")
+    after = bands.coverage(joined(mine, tiny.assign(how=FILE, error=0.8), other, tiny), large[:0])
     inside = [[one["inside"] for one in each if one["file"] == "small"] for each in (before, after)]
     assert inside == [[0.0], [1.0]]
 
