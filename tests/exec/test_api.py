@@ -22,69 +22,88 @@ from synergy_exec.controller.journal import Journal
 from synergy_exec.folders import lock
 
 
-def test_submitted_listed_explained_cancelled_and_again(tmp_path):
-    async def work(controller, client):
-        assert await ask(client, "POST", "/jobs", job(name="mine")) == {"job": 0, "name": "mine"}
-        assert [row.name for row in Journal(tmp_path / "journal.sqlite").jobs()] == ["mine"]
-        await until(lambda: controller.execution.jobs[0].state == "running")
-        (listed,) = await ask(client, "GET", "/jobs")
-        degrees = [int(each) for each in re.findall(r"[tpd]p(\d+)", listed["plan"])]  # which won was measured just now
-        assert (listed["state"], listed["slots"]) == ("running", math.prod(degrees))
-        assert listed["folder"] == str(tmp_path / "jobs" / "0")
-        assert "job mine" in (await ask(client, "GET", "/jobs/mine/explain"))["text"]
-        state = await ask(client, "GET", "/state")
-        assert (state["policy"], state["slots"], len(state["jobs"])) == ("synergy", 3, 1)
-        await refused("has not ended", client, "POST", "/jobs/mine/retry", {})
-        assert (await ask(client, "DELETE", "/jobs/0"))["state"] == "cancelled"
-        await refused("cancelled", client, "DELETE", "/jobs/mine")
-        await until(lambda: not controller.execution.runs.of_job(0))
-        assert (await ask(client, "POST", "/jobs/0/retry", {"from_start": True}))["state"] == "waiting"
-        await until(lambda: controller.execution.jobs[0].state == "running")
-        await ask(client, "DELETE", "/jobs/0")
-        await until(lambda: controller.execution.idle)
+def on_slots(*slots, **more):
+    """A test of a controller that serves, and of its client. more: of `controller_of`."""
 
-    served(tmp_path, work, 2, 1, policy="synergy")
+    def as_test(work):
+        def test(tmp_path):
+            served(tmp_path, work, *slots, **more)
+
+        return test
+
+    return as_test
 
 
-@pytest.mark.parametrize(("policy", "kinds"), [("fifo", ["NO_FREE_GPUS"]), ("las", ["OUTRANKED"])])
-def test_list_and_state_say_why_a_job_waits_and_why_it_was_stopped(tmp_path, policy, kinds):
-    async def work(controller, client):
-        for name in "ab":
-            await ask(client, "POST", "/jobs", job(name=name))
-        jobs = controller.execution.jobs
-        await until(lambda: sorted(each.state for each in jobs.values()) == ["running", "waiting"])
-        (waits,) = [each.job_id for each in jobs.values() if each.state == "waiting"]
-        jobs[1 - waits].stopped_for = Stopped.EVICTED
-        for rows in (await ask(client, "GET", "/jobs"), (await ask(client, "GET", "/state?most=2"))["jobs"]):
-            rows = {row["job"]: row for row in rows}
-            assert [each["kind"] for each in rows[waits]["why"]] == kinds
-            assert "it needs 1" in rows[waits]["why"][0]["text"]
-            assert rows[waits]["stopped"] is None
-            assert rows[1 - waits]["why"] == []
-            assert rows[1 - waits]["stopped"] == {"kind": "EVICTED", "text": Stopped.EVICTED.text}
-        told = await ask(client, "GET", f"/jobs/{waits}/explain")
-        assert (told["why"], told["text"]) == (rows[waits]["why"], rows[waits]["why"][0]["text"])
-        assert Stopped.EVICTED.text in (await ask(client, "GET", f"/jobs/{1 - waits}/explain"))["text"]
-        for name in "ab":
-            await ask(client, "DELETE", f"/jobs/{name}")
-        await until(lambda: controller.execution.idle)
+@on_slots(2, 1, policy="synergy")
+async def test_submitted_listed_explained_cancelled_and_again(controller, client):
+    folder = controller.execution.folder
+    assert await ask(client, "POST", "/jobs", job(name="mine")) == {"job": 0, "name": "mine"}
+    assert [row.name for row in Journal(folder / "journal.sqlite").jobs()] == ["mine"]
+    await until(lambda: controller.execution.jobs[0].state == "running")
+    (listed,) = await ask(client, "GET", "/jobs")
+    degrees = [int(each) for each in re.findall(r"[tpd]p(\d+)", listed["plan"])]  # which won was measured just now
+    assert (listed["state"], listed["slots"]) == ("running", math.prod(degrees))
+    assert listed["folder"] == str(folder / "jobs" / "0")
+    assert "job mine" in (await ask(client, "GET", "/jobs/mine/explain"))["text"]
+    state = await ask(client, "GET", "/state")
+    assert (state["policy"], state["slots"], len(state["jobs"])) == ("synergy", 3, 1)
+    await refused("has not ended", client, "POST", "/jobs/mine/retry", {})
+    assert (await ask(client, "DELETE", "/jobs/0"))["state"] == "cancelled"
+    await refused("cancelled", client, "DELETE", "/jobs/mine")
+    await until(lambda: not controller.execution.runs.of_job(0))
+    assert (await ask(client, "POST", "/jobs/0/retry", {"from_start": True}))["state"] == "waiting"
+    await until(lambda: controller.execution.jobs[0].state == "running")
 
-    served(tmp_path, work, 1, policy=policy)
+
+@on_slots(1)
+async def test_list_and_state_say_why_a_job_waits_and_why_it_was_stopped(controller, client):
+    for name in "ab":
+        await ask(client, "POST", "/jobs", job(name=name))
+    runs, waits = controller.execution.jobs.values()
+    await until(lambda: (runs.state, waits.state) == ("running", "waiting"))
+    runs.stopped_for = Stopped.EVICTED
+    for rows in (await ask(client, "GET", "/jobs"), (await ask(client, "GET", "/state?most=2"))["jobs"]):
+        running, waiting = sorted(rows, key=lambda row: row["job"])
+        (why,) = waiting["why"]
+        assert (why["kind"], waiting["stopped"]) == ("NO_FREE_GPUS", None)
+        assert "it needs 1" in why["text"]
+        assert (running["why"], running["stopped"]) == ([], {"kind": "EVICTED", "text": Stopped.EVICTED.text})
+    told = await ask(client, "GET", "/jobs/b/explain")
+    assert (told["why"], told["text"]) == ([why], why["text"])
+    assert Stopped.EVICTED.text in (await ask(client, "GET", "/jobs/a/explain"))["text"]
+
+
+@on_slots(1)
+async def test_state_of_so_many_jobs_has_those_with_slots_first(controller, client):
+    for name in ("runs", "waits", "ended", "ended last"):
+        await ask(client, "POST", "/jobs", job(name=name))
+    for name in ("ended", "ended%20last"):
+        await ask(client, "DELETE", f"/jobs/{name}")
+    await until(lambda: controller.execution.jobs[0].state == "running")
+    for query, names in (
+        ("?most=100", ["runs", "waits", "ended last", "ended"]),
+        ("?most=1", ["runs"]),
+        ("", ["runs", "waits", "ended", "ended last"]),
+    ):
+        state = await ask(client, "GET", f"/state{query}")
+        assert [each["name"] for each in state["jobs"]] == names
+    counts = {name: number for name, number in state["counts"].items() if number}
+    assert counts == {"running": 1, "waiting": 1, "cancelled": 2}
 
 
 def test_nobody_else_reads_token_journal_or_jobs(tmp_path):
-    work_folder, found = tmp_path / "demo" / "synergy-0.work", {}
+    folder, found = tmp_path / "demo" / "synergy-0.work", {}
 
     async def work(controller, client):
         await ask(client, "POST", "/jobs", job())
         await until(lambda: controller.execution.jobs[0].state == "running")
-        for path in [work_folder, *work_folder.rglob("*")]:
-            found[str(path.relative_to(work_folder))] = oct(stat.S_IMODE(path.stat().st_mode))
+        for path in [folder, *folder.rglob("*")]:
+            found[str(path.relative_to(folder))] = oct(stat.S_IMODE(path.stat().st_mode))
 
     before = os.umask(0o022)
     try:
-        with lock(work_folder):
-            served(work_folder, work, 1)
+        with lock(folder):
+            served(folder, work, 1)
     finally:
         os.umask(before)
     private = {"token", "journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "controller.json", "lock"}
@@ -100,31 +119,33 @@ def test_slots_are_given_away_when_a_job_ends_not_at_the_next_round(tmp_path, ca
     assert not caplog.records  # no connection ended in an error
 
 
-def test_a_service_starts_an_agent_again_that_does_not_come(tmp_path):
-    class Deaf(TaskBackend):
-        starts = 0
+class Deaf(TaskBackend):
+    """Its first agent does not come."""
 
-        async def start(self, node, meeting):
-            self.starts += 1
-            if self.starts > 1:
-                await super().start(node, meeting)
+    starts = 0
 
-    async def nothing(controller, client):
-        assert controller.agents.losses == 1
+    async def start(self, node, meeting):
+        self.starts += 1
+        if self.starts > 1:
+            await super().start(node, meeting)
 
-    served(tmp_path, nothing, backend=Deaf(1), nodes_s=0.5)
+
+@on_slots(backend=Deaf(1), nodes_s=0.5)
+async def test_a_service_starts_an_agent_again_that_does_not_come(controller, client):
+    assert controller.agents.losses == 1
+
+
+class Once(TaskBackend):
+    """Later agents leave before they have said hello, so that no connection tells."""
+
+    async def start(self, node, meeting):
+        again = node in self.agents
+        await super().start(node, meeting)
+        if again:
+            self.agents[node].cancel()
 
 
 def test_agent_that_never_comes_back_ends_the_run_with_the_reason(tmp_path):
-    """It leaves before it has said hello, so that no connection tells; nothing waits for ever."""
-
-    class Once(TaskBackend):
-        async def start(self, node, meeting):
-            again = node in self.agents
-            await super().start(node, meeting)
-            if again:
-                self.agents[node].cancel()
-
     async def work():
         controller = controller_of(tmp_path, backend=Once(1), arrivals=arriving(1e6))
         running = asyncio.ensure_future(controller.run())
@@ -136,31 +157,25 @@ def test_agent_that_never_comes_back_ends_the_run_with_the_reason(tmp_path):
         through(work)
 
 
-def test_agent_that_talks_nonsense_is_cut_off(tmp_path):
-    async def work(controller, client):
-        headers = {"Authorization": f"Bearer {client.token}"}
-        hello = '{"kind":"Hello","node":%d,"host":"h","pid":1,"slots":1,"gpu_type":"cpu"}'
-        async with aiohttp.ClientSession(headers=headers) as session:
-            for said in ("nonsense", '{"kind":"Stop","run":1}', hello % 7, hello % 0):
-                channel = await session.ws_connect(f"{client.url}/agents")
-                await channel.send_str(said)
-                answer = await channel.receive(timeout=5)
-                assert (answer.type, answer.data) == (aiohttp.WSMsgType.CLOSE, 1008)
-
-    served(tmp_path, work, 1)
-
-
-ODD = 'a "quoted" \\ name\nsynergy_slots 1e9'
-
-
 async def got(client, path, token=""):
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with aiohttp.ClientSession(headers=headers) as session, session.get(client.url + path) as answer:
-        return answer.status, answer.headers["Content-Type"], await answer.text()
+        return answer.status, answer.headers, await answer.text()
 
 
-def samples(text):
-    families = text_string_to_metric_families(text)
+@on_slots(1)
+async def test_agent_that_talks_nonsense_is_cut_off(controller, client):
+    hello = '{"kind":"Hello","node":%d,"host":"h","pid":1,"slots":1,"gpu_type":"cpu"}'
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {client.token}"}) as session:
+        for said in ("nonsense", '{"kind":"Stop","run":1}', hello % 7, hello % 0):
+            channel = await session.ws_connect(f"{client.url}/agents")
+            await channel.send_str(said)
+            answer = await channel.receive(timeout=5)
+            assert (answer.type, answer.data) == (aiohttp.WSMsgType.CLOSE, 1008)
+
+
+async def samples(client):
+    families = text_string_to_metric_families((await got(client, "/metrics", client.token))[2])
     return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
 
 
@@ -172,61 +187,73 @@ def test_it_is_not_well_while_agents_are_awaited(tmp_path, capsys):
         running = asyncio.ensure_future(controller.run())
         await until(lambda: (tmp_path / "controller.json").exists())
         client = client_for(tmp_path, None)
-        status, _, text = await got(client, "/healthz")
-        assert (status, text) == (503, '{"ok": false, "agents": 0, "agents_expected": 1}')
-        early = samples((await got(client, "/metrics", client.token))[2])
+
+        async def health():
+            return (await got(client, "/healthz"))[0]
+
+        assert (await got(client, "/healthz"))[2] == '{"ok": false, "agents": 0, "agents_expected": 1}'
+        early = await samples(client)
         assert (early["synergy_agents",], early["synergy_agents_expected",]) == (0, 1)
         assert ("synergy_slots",) not in early
-        assert (await got(client, "/jobs", client.token))[0] == 503
+        assert await health() == (await got(client, "/jobs", client.token))[0] == 503
         await refused("waits for its agents", client, "GET", "/state")
         asked.set()
         await until(lambda: controller.execution is not None)
-        assert (await got(client, "/healthz"))[0] == 200
+        assert await health() == 200
         asked.clear()
         backend.agents[0].cancel()
         await until(lambda: not controller.agents.links)
-        assert (await got(client, "/healthz"))[0] == 503
+        assert await health() == 503
         asked.set()
         await until(lambda: bool(controller.agents.links))
-        assert (await got(client, "/healthz"))[0] == 200
-        assert samples((await got(client, "/metrics", client.token))[2])["synergy_agent_losses_total",] == 1
+        assert await health() == 200
+        assert (await samples(client))["synergy_agent_losses_total",] == 1
         assert "node 0: its agent was lost: " in (said := capsys.readouterr().err)
-        assert "its task ended\nstarting another" in said
+        assert "its task ended" in said
         controller._interrupt()
         await running
 
     through(work)
 
 
-def test_figures_are_read_by_prometheus(tmp_path):
-    wide = (Arrival(0.0, "j", file_of(work=1e9, slots=2)),) * 3
-    arrivals = (Arrival(0.0, ODD, file_of(work=1e9, max_batch=32)), *wide)
+ODD = 'a "quoted" \\ name\nsynergy_slots 1e9'
+WIDE = (Arrival(0.0, "j", file_of(work=1e9, slots=2)),) * 3
 
-    async def work(controller, client):
-        execution = controller.execution
-        await until(lambda: len(execution.jobs) == 4 and execution.jobs[0].seen.step > 0)
-        status, kind, text = await got(client, "/metrics", client.token)
-        assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
-        found = samples(text)
-        states = {key[1]: value for key, value in found.items() if key[0] == "synergy_jobs"}
-        assert sum(states.values()) == 4
-        assert states["waiting"] == 3
-        assert (found["synergy_slots",], found["synergy_slots_used",]) == (2, 1)
-        assert found["synergy_decisions_total",] >= 1
-        assert 0 < found["synergy_decision_seconds_total",] < 60
-        assert found["process_resident_memory_bytes",] > 1e6
-        name = ODD.replace("\n", r"\n")
-        of_jobs = {key[0]: key[1:] for key in found if key[0].startswith("synergy_job_")}
-        assert of_jobs == {
-            f"synergy_job_{each}": ("0", name) for each in ("slots", "step", "loss", "goodput", "seconds_since_step")
-        }
-        assert found["synergy_job_step", "0", name] > 0
-        assert found["synergy_job_goodput", "0", name] == pytest.approx(execution.jobs[0].goodput(32))
 
-    served(tmp_path, work, 2, arrivals=arrivals)
+@on_slots(2, arrivals=(Arrival(0.0, ODD, file_of(work=1e9, max_batch=32)), *WIDE))
+async def test_figures_are_read_by_prometheus(controller, client):
+    execution = controller.execution
+    await until(lambda: len(execution.jobs) == 4 and execution.jobs[0].seen.step > 0)
+    status, headers, _ = await got(client, "/metrics", client.token)
+    assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    found = await samples(client)
+    states = {key[1]: value for key, value in found.items() if key[0] == "synergy_jobs"}
+    assert (sum(states.values()), states["waiting"]) == (4, 3)
+    assert (found["synergy_slots",], found["synergy_slots_used",]) == (2, 1)
+    assert found["synergy_decisions_total",] >= 1
+    assert 0 < found["synergy_decision_seconds_total",] < 60
+    assert found["process_resident_memory_bytes",] > 1e6
+    name = ODD.replace("\n", r"\n")
+    figures = ("slots", "step", "loss", "goodput", "seconds_since_step")
+    assert {key for key in found if key[0].startswith("synergy_job_")} == {
+        (f"synergy_job_{each}", "0", name) for each in figures
+    }
+    assert found["synergy_job_step", "0", name] > 0
+    assert found["synergy_job_goodput", "0", name] == pytest.approx(execution.jobs[0].goodput(32))
 
 
 # The page shows jobs as text, knows the token only from its reader, and talks to nobody else
+
+
+@on_slots(1)
+async def test_only_its_own_script_runs_and_it_asks_only_its_controller(controller, client):
+    status, headers, text = await got(client, "/")
+    assert (status, headers["Content-Type"].split(";")[0]) == (200, "text/html")
+    rules = dict(each.split(" ", 1) for each in headers["Content-Security-Policy"].split("; "))
+    (nonce,) = re.findall(r'<script nonce="([^"]+)">', text)
+    assert rules["script-src"] == f"'nonce-{nonce}'"
+    assert (rules["default-src"], rules["connect-src"]) == ("'none'", "'self'")
+    assert client.token not in text
 
 
 MARKUP = '<img src=x onerror="document.title=1">'
@@ -241,53 +268,16 @@ def shown_by_browser(address, folder):
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here")
-def test_a_browser_shows_jobs_as_text_and_nothing_to_strangers(tmp_path):
-    arrivals = (Arrival(0.0, MARKUP, file_of(work=1e9)), Arrival(0.0, "hidden-job", file_of(work=1e9)))
-
-    async def work(controller, client):
-        execution = controller.execution
-        await until(lambda: len(execution.jobs) == 2 and execution.jobs[0].seen.step > 3)
-        found = await asyncio.to_thread(shown_by_browser, f"{client.url}/#{client.token}", tmp_path)
-        assert "&lt;img src=x onerror" in found
-        assert "<img" not in found
-        assert "it needs 1" in found  # why the other waits
-        assert "fifo · 1 of 1 slots used · 1 waiting · 1 running" in found
-        assert client.token not in found
-        found = await asyncio.to_thread(shown_by_browser, f"{client.url}/#guess", tmp_path)
-        assert "the token is missing or wrong" in found
-        assert "hidden-job" not in found
-
-    served(tmp_path, work, 1, arrivals=arrivals)
-
-
-def test_only_its_own_script_runs_and_it_asks_only_its_controller(tmp_path):
-    async def work(_, client):
-        async with aiohttp.ClientSession() as session, session.get(client.url + "/") as answer:
-            assert (answer.status, answer.content_type) == (200, "text/html")
-            rules = dict(each.split(" ", 1) for each in answer.headers["Content-Security-Policy"].split("; "))
-            (nonce,) = re.findall(r'<script nonce="([^"]+)">', text := await answer.text())
-        assert rules["script-src"] == f"'nonce-{nonce}'"
-        assert (rules["default-src"], rules["connect-src"]) == ("'none'", "'self'")
-        assert client.token not in text
-
-    served(tmp_path, work, 1)
-
-
-def test_state_of_so_many_jobs_has_those_with_slots_first(tmp_path):
-    async def work(controller, client):
-        for name in ("runs", "waits", "ended", "ended last"):
-            await ask(client, "POST", "/jobs", job(name=name))
-        for name in ("ended", "ended%20last"):
-            await ask(client, "DELETE", f"/jobs/{name}")
-        await until(lambda: controller.execution.jobs[0].state == "running")
-        for query, names in (
-            ("?most=100", ["runs", "waits", "ended last", "ended"]),
-            ("?most=1", ["runs"]),
-            ("", ["runs", "waits", "ended", "ended last"]),
-        ):
-            state = await ask(client, "GET", f"/state{query}")
-            assert [each["name"] for each in state["jobs"]] == names
-        counts = {name: number for name, number in state["counts"].items() if number}
-        assert counts == {"running": 1, "waiting": 1, "cancelled": 2}
-
-    served(tmp_path, work, 1)
+@on_slots(1, arrivals=tuple(Arrival(0.0, name, file_of(work=1e9)) for name in (MARKUP, "hidden-job")))
+async def test_a_browser_shows_jobs_as_text_and_nothing_to_strangers(controller, client):
+    execution = controller.execution
+    await until(lambda: len(execution.jobs) == 2 and execution.jobs[0].seen.step > 3)
+    found = await asyncio.to_thread(shown_by_browser, f"{client.url}/#{client.token}", execution.folder)
+    assert "&lt;img src=x onerror" in found
+    assert "<img" not in found
+    assert "it needs 1" in found  # why the other waits
+    assert "fifo · 1 of 1 slots used · 1 waiting · 1 running" in found
+    assert client.token not in found
+    found = await asyncio.to_thread(shown_by_browser, f"{client.url}/#guess", execution.folder)
+    assert "the token is missing or wrong" in found
+    assert "hidden-job" not in found
