@@ -205,12 +205,12 @@ class Controller:
             finally:
                 self.agent.kill()
 
-    def start_agent(self, slots: int = 4, *, token: str = TOKEN, hello: bool = True) -> subprocess.Popen[bytes]:
-        """Its output goes to agent.txt in the folder."""
+    def start_agent(self, slots: int = 4, *, token: str = TOKEN, hello: bool = True, program: Any = warm.Popen) -> Any:
+        """Its output goes to agent.txt in the folder. program: in place of one that starts at once."""
         command = [sys.executable, "-m", "synergy_exec.agent", f"--url={self.meeting.url}", "--node=0"]
         command += [f"--slots={slots}", f"--parent={os.getpid()}"]
         with (self.folder / "agent.txt").open("wb") as output:
-            self.agent = warm.Popen(
+            self.agent = program(
                 command, env=os.environ | {"SYNERGY_TOKEN": token}, stdout=output, stderr=output, start_new_session=True
             )
         if hello:

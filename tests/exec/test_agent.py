@@ -223,7 +223,7 @@ def test_share_is_cores_and_loaders_and_changes_while_it_trains(controller):
 
 @several_cores
 def test_losses_are_the_same_whatever_the_job_was_given(controller):
-    size, work = 8, 30
+    size, work = 8, 12
     plan = Plan(micro_batch=size)
     trainer = Trainer(Pictures(pictures=64), plan, measure_squares=False)
     alone = [trainer.step(number).loss for number in range(work)]
@@ -235,7 +235,7 @@ def test_losses_are_the_same_whatever_the_job_was_given(controller):
         "two ranks": pictures(controller, cpus=0.5, memory_bytes=1e6, world=2, plan=half, **given),
     }
     slow = pictures(controller, cpus=1.0, plan=plan, arguments={"accelerator_s": 0.005}, **given)
-    controller.reached(slow, 10)
+    controller.reached(slow, 4)
     controller.say(Reshare(run=slow.run, share=Share(2.0, 1e6)))
     for name, run in {**runs, "changed": slow}.items():
         controller.ends(run, "done")

@@ -1,9 +1,10 @@
 """Decisions carried out over pretended agents: slots, order, losses, failures, remedies, cancellations, resumption."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from exec.pretended import execution_of, refuses, staged
+from exec.pretended import FakeAgent, execution_of, refuses, staged
 from exec.saved import checkpoint_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from synergy_core.planner.plan import Plan
 from synergy_core.scheduling.reasons import Stopped, Waiting
 from synergy_exec.controller.decider import Aside, fitting
 from synergy_exec.controller.journal import Journal, retry_in
-from synergy_exec.messages import LOST_PEERS
+from synergy_exec.messages import LOST_PEERS, Launch
 from synergy_exec.settings import Settings
 from synergy_runs.facts import Kind
 
@@ -31,6 +32,21 @@ def test_all_jobs_end_once(tmp_path, policy):
     assert set(stage.states().values()) == {"done"}
     stage.facts_hold()
     assert stage.finished() == list(range(8))
+
+
+def test_a_runs_heading_is_in_its_log_before_any_node_is_told_to_launch_it(tmp_path):
+    logs = []
+
+    class Reading(FakeAgent):
+        def hear(self, message, now_s):
+            if isinstance(message, Launch):
+                logs.append((Path(message.folder) / "log.txt").read_text())
+            return super().hear(message, now_s)
+
+    stage = staged(tmp_path, "fifo", (1, 1), agent=Reading)
+    stage.submit(60.0, slots=2)
+    stage.decide()
+    assert logs == 2 * ["--- run 0\n"]
 
 
 def test_launch_that_waits_is_superseded(tmp_path):

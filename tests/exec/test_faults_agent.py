@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -259,6 +260,17 @@ def test_forkserver_that_stands_still_is_noticed_and_ended_with_its_workers(fres
     assert gone([parent, *pids])
     assert fresh.agent.wait(10) == 1
     assert "the parent of workers was stopped" in (fresh.folder / "agent.txt").read_text()
+
+
+def test_agent_whose_forkserver_stands_still_before_it_has_started_leaves_with_the_controller(tmp_path):
+    with Controller(tmp_path) as controller:
+        agent = controller.start_agent(hello=False, program=subprocess.Popen)
+        wait_until(lambda: forkservers(agent.pid), 60)
+        started = descendants(agent.pid)
+        os.kill(*forkservers(agent.pid), signal.SIGSTOP)
+        controller.close()
+        assert agent.wait(30) == 1
+        assert gone(started)
 
 
 def said(rank, reason, **more):

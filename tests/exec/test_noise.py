@@ -2,21 +2,47 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from exec.pretended import refuses
 
-from synergy_core.goodput.efficiency import gain
+from synergy_core.goodput.efficiency import gain, noise_scale, statistical_efficiency
 from synergy_exec.examples.mlp import Mlp
 from synergy_exec.training.integrity import FEWEST_NOISE_STEPS, Progress
 from synergy_exec.training.job import cosine, warmed_up
 from synergy_exec.training.noise import (
+    TIME_CONSTANT_STEPS,
     GradientSquares,
     learning_rate_factor,
     learning_rate_scale,
     observe,
     statistics,
 )
+
+
+def steps_of_noise(phi, batch, parts, steps, seed, dimensions=20):
+    """Squares of made-up gradients with |G|² = 1 and tr Σ = phi, one row a step."""
+    generator = np.random.default_rng(seed)
+    spread = math.sqrt(phi / dimensions / (batch / parts))
+    rows = generator.normal(0.0, spread, (steps, parts, dimensions))
+    rows[:, :, 0] += 1.0
+    big = (rows.mean(1) ** 2).sum(-1)
+    small = (rows**2).sum(-1).mean(1)
+    return np.column_stack([small, np.full(steps, batch / parts), big, np.full(steps, batch)])
+
+
+@pytest.mark.parametrize("phi", [3.0, 32.0, 320.0, 3200.0])
+def test_smoothed_efficiency_is_within_a_few_per_cent(phi):
+    """What the time constant is for: two parts a step, the least there can be, and 20 effective dimensions."""
+    errors = []
+    for seed in range(40):
+        progress = Progress()
+        for row in steps_of_noise(phi, 32, 2, 3 * TIME_CONSTANT_STEPS, seed):
+            observe(progress, GradientSquares(*row), 32)
+        found = statistical_efficiency(256, noise_scale(*statistics(progress), 32), 32)
+        errors.append(float(found / statistical_efficiency(256, phi, 32) - 1))
+    assert math.sqrt(np.mean(np.square(errors))) < 0.1
 
 
 def test_unknown_before_a_few_steps_then_the_plain_mean():

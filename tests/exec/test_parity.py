@@ -162,6 +162,12 @@ def test_one_report_that_says_something_else_is_noticed(name, kind, what, given)
             replayed(other, scene, policy, states=states)
 
 
+@pytest.mark.parametrize("name", ["sia", "pollux"])
+def test_a_batch_that_is_kept_because_it_is_close_is_no_other_choice(name):
+    """It chose 4 × 32 by an older model and keeps it where the simulator, with the newer one, picks 4 × 33."""
+    compared(catalogued(69, 1, cluster=nodes(1, "t4"), mean_s=600.0), policy_named(name))
+
+
 @settings(max_examples=6, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10**6), jobs=st.integers(1, 8), count=st.integers(1, 2), kind=st.booleans())
 @pytest.mark.parametrize("name", ["synergy", "sia+plans", "tiresias"])

@@ -288,6 +288,18 @@ def takes_turns(plan):
 TURNS = [(takes_turns, plan) for plan in ("fsdp2", "zero2")]
 
 
+def run_in_half(plan, folder):
+    """The default type of torch is the job's choice; the trainer must not depend on it."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return run(Normed, plan, folder, 1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+HALF = run_in_half, "pp2", "half"
+
+
 def links(job):
     return [(run, job, plan, job.__name__) for plan in CHAINS[job]]
 
@@ -297,7 +309,7 @@ def answers(tmp_path_factory):
     """Every job of CHAINS through its plans, run by run from checkpoint to checkpoint."""
     chained = [case for job in CHAINS for case in links(job)]
     two = [case for case in chained if case[2] != "single"]
-    two += [*PIECES, *TURNS]
+    two += [*PIECES, HALF, *TURNS]
     return groups.run_once(
         tmp_path_factory, "users-jobs", {2: two, 1: [case for case in chained if case[2] == "single"]}
     )
@@ -332,6 +344,10 @@ def test_parameters_that_only_some_replicas_use_are_refused_under_fsdp(answers, 
     step, reason = answers[case]
     assert step == 2
     assert "each.0.weight had a part in the loss of some replicas only" in reason
+
+
+def test_a_job_in_bfloat16_trains_under_a_pipeline(answers, tmp_path):
+    assert difference(answers[HALF], run_in_half("single", tmp_path)) <= 0.05
 
 
 def test_nested_batches_are_trained_clipped_and_scheduled_as_plain_torch_does(tmp_path):

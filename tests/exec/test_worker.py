@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from torch import distributed
 
 from synergy_core.cluster import Share
+from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.agent.cores import Cores, divide
 from synergy_exec.backends import local
 from synergy_exec.messages import Launch, Reshare
 from synergy_exec.run import recorded
 from synergy_exec.wire import decode, encode
-from synergy_exec.worker.rank import from_peers, out_of_memory
+from synergy_exec.worker.rank import from_peers, out_of_memory, sentence
 from synergy_exec.worker.start import see_only
 from synergy_exec.worker.steps import WARM_UP_STEPS, WINDOW_STEPS, Pace, StepClock, StepMedians, StepsFile
 
@@ -60,6 +61,14 @@ def test_messages_are_read_as_written_older_ones_too_and_odd_ones_refused():
 )
 def test_errors_of_memory_and_echoes_of_another_ranks_death_are_recognised(error, memory, peers):
     assert (out_of_memory(error), from_peers(error)) == (memory, peers)
+
+
+def test_reason_is_one_line_of_bounded_length():
+    text = sentence(3, "step 7", ValueError("line\n" * 1000))
+    assert text.startswith("rank 3, step 7: ValueError: line line")
+    assert "\n" not in text
+    assert len(text) < 700
+    assert sentence(0, "building", InputError("write 1")) == "rank 0, building: write 1"
 
 
 # Steps: their file, whose last line a full disk may cut off, and their times
