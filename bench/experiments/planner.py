@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import partial
@@ -278,8 +276,11 @@ PLANNER_MEMORY = Experiment(lambda: PEAKS, memory_tables, needs=("data",), reads
 def collectives() -> Result:
     from fits import links
 
-    rows, _, told = links.everything()
-    return {"scores": links.scores(rows, told)}
+    *_, told = links.everything()
+    found = links.scores(told)
+    return {
+        "scores": [{"how": how, "gpu": gpu, "link": kind, **asdict(each)} for (how, gpu, kind), each in found.items()]
+    }
 
 
 LINKS = measurement(collectives)
@@ -291,56 +292,6 @@ def collectives_tables(results: Results) -> dict[str, str]:
 
 
 COLLECTIVES = Experiment(lambda: [LINKS], collectives_tables, needs=("data",))
-
-
-# Speed.
-
-TYPES = ("a100-80gb", "h100", "v100", "a40")
-RUNS = 3
-
-
-def search_speed(model: str, software: str, batch: int, types: tuple[str, ...], counts: tuple[int, int]) -> Result:
-    """CPU seconds of a search with nothing remembered, and of the same search again: medians."""
-    from synergy_core.planner import search
-    from synergy_core.planner.families import architecture_named
-    from synergy_core.planner.machine import constants_for, machine_named, software_named
-
-    family, stack = architecture_named(model), software_named(software)
-    asked = {"counts": range(counts[0], counts[1] + 1), "global_batch": batch, "keep": 3}
-    machines = [(machine, stack, constants_for(machine, stack)) for machine in map(machine_named, types)]
-    times: dict[bool, list[float]] = {False: [], True: []}
-    for run in range(21 * RUNS):
-        if run < RUNS:
-            search._remembered.cache_clear()
-        began_s = time.process_time()
-        found = [search.search(*family, *on, **asked) for on in machines]
-        times[run >= RUNS].append(time.process_time() - began_s)
-    plans = {"timed": sum(each.timed for each in found), "best": sum(len(each.best()) for each in found)}
-    return {"cold_s": statistics.median(times[False]), "again_s": statistics.median(times[True]), **plans}
-
-
-timed_search = partial(measurement, search_speed, is_timed=True, software="megatron-core")
-SEARCHES = {
-    "gpt-175b on every count from 8 to 1,024 of four GPU types": (
-        1.0,
-        timed_search(model="gpt-175b", batch=1536, types=TYPES, counts=(8, 1024)),
-    ),
-    "gpt-1t on 16,384 GPUs": (3.0, timed_search(model="gpt-1t", batch=3072, types=TYPES[:1], counts=(16384, 16384))),
-}
-"""Goal in seconds and measurement, by question."""
-
-
-def speed_tables(results: Results) -> dict[str, str]:
-    rows = []
-    for question, (goal_s, task) in SEARCHES.items():
-        found = results[task]
-        plans = f"{found['timed']:,} plans timed, {found['best']:,} the best of a count"
-        rows.append(goal(question, f"{plans}: CPU s", found["cold_s"], goal_s, form=number))
-        rows.append(goal(question, "the same again: CPU ms", 1e3 * found["again_s"], 1.0, form=number))
-    return {"searches": table(GOAL_HEAD, rows, 3)}
-
-
-PLANNER_SPEED = Experiment(lambda: [task for _, task in SEARCHES.values()], speed_tables, reads=(*CATALOG, CONSTANTS))
 
 
 # What a few measured plans of one's own model are worth.
