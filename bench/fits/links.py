@@ -9,21 +9,20 @@ Held out: each group size (in a node) or number of nodes in turn; each GPU type;
 
 from __future__ import annotations
 
-import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from runner.experiment import data_file
-from runner.tables import ERRORS, errors, table
 from scipy.optimize import least_squares
 
-from fits import Made
+from fits import MEASURED, Made, rounded, scored, sums, table_of
 from synergy_core.commands._scoring import COLLECTIVES, soft_l1
-from synergy_core.commands.calibrate import as_yaml, rounded_errors
-from synergy_core.goodput.calibration import accuracy
+from synergy_core.commands.calibrate import as_yaml
+from synergy_core.goodput.calibration import Accuracy
 from synergy_core.planner.machine import Link, Links, rings
 
 SUMMARY = "catalog/links: latencies and efficiencies of collectives (needs: data)"
@@ -65,6 +64,7 @@ START = Link(
 NETWORK_START = replace(START, hop_s=14e-6, low_hop_s=5e-6, ramp_s=14e-6, switch_efficiency=0.0)
 SHARES = ("efficiency", "low_share", "exchange", "switch_efficiency")
 DISPATCH_RANK_S = 10e-6
+SCORES = ("mape", "median", "p90", "max")
 IN_NODE = ("efficiency", "fixed_s", "hop_s", "ramp_s", "low_fixed_s", "low_hop_s", "low_share")
 
 
@@ -86,17 +86,16 @@ STAGES = {
 """By kind of link, in the order in which they are fitted."""
 
 
-Rows = pd.DataFrame
-"""Measured collectives. network is '' within a node; link is the kind that is fitted to the row."""
+Fitted = tuple[dict[str, Link], dict[str, float]]
+"""Constants of each kind of link, and of JAX on each host: s per rank."""
 
 
 def read_csv(name: str) -> pd.DataFrame:
     return pd.read_csv(data_file(name), keep_default_na=False, na_values={"time_us": ""}, float_precision="round_trip")
 
 
-def nccl_rows() -> Rows:
+def nccl_rows() -> pd.DataFrame:
     cells = read_csv(NCCL).dropna(subset="time_us")
-    ranks = cells["n_gpus"].astype(float)
     return pd.DataFrame(
         {
             "gpu": cells["gpu"].str.split("-").str[0],
@@ -105,21 +104,23 @@ def nccl_rows() -> Rows:
             "groups": cells["cluster"],
             "network": "",
             "in_switch": cells["algo"].str.contains("NVLS") & ~cells["algo"].str.contains("off"),
-            "ranks": ranks,
-            "per_node": ranks,
+            "ranks": cells["n_gpus"].astype(float),
             "nodes": 1.0,
             "nbytes": cells["size_bytes"].astype(float),
             "time_s": cells["time_us"] * 1e-6,
+            "idle_s": 0.0,
         }
     )
 
 
-def arena_rows() -> tuple[Rows, dict[str, float]]:
-    """Rows that exchange something, and each GPU type's median time (s) of those that do not."""
+def arena_rows() -> pd.DataFrame:
+    """Rows that exchange something. idle_s: the GPU type's median time of those that do not."""
     cells = read_csv(ARENA)
     first_groups = (json.loads(each)[0] for each in cells["groups"])
     spans = [len({rank // g for rank in group}) for group, g in zip(first_groups, cells["gpus_per_node"], strict=True)]
     ranks, operation = cells["group_size"].astype(float), cells["operation"]
+    # Fewer elements than parts: nothing moves.
+    idle = cells["elements"] < ranks.mask(operation == "all-reduce", 1.0).mask(operation == "all-to-all", ranks**2)
     rows = pd.DataFrame(
         {
             "gpu": cells["gpu"],
@@ -129,43 +130,25 @@ def arena_rows() -> tuple[Rows, dict[str, float]]:
             "network": cells["network"].replace("default", "ethernet").where(np.array(spans) > 1, ""),
             "in_switch": False,
             "ranks": ranks,
-            "per_node": ranks / spans,
             "nodes": np.array(spans, dtype=float),
             "nbytes": cells["bytes"].astype(float),
             "time_s": cells["time_s"],
+            "idle_s": cells["gpu"].map(cells[idle].groupby("gpu")["time_s"].median()),
         }
     )
-    # Fewer elements than parts: nothing moves.
-    idle = cells["elements"] < ranks.mask(operation == "all-reduce", 1.0).mask(operation == "all-to-all", ranks**2)
-    return rows[~idle], rows[idle].groupby("gpu")["time_s"].median().to_dict()
+    return rows[~idle]
 
 
-def all_rows() -> tuple[Rows, dict[str, float]]:
-    """The rows of both files, and JAX's own time (s) by GPU type."""
-    arena, idle_s = arena_rows()
-    rows = pd.concat([nccl_rows(), arena], ignore_index=True)
-    kinds = [MACHINES[each][0] for each in zip(rows["gpu"], rows["software"], strict=True)]
-    return rows.assign(link=rows["network"].where(rows["network"] != "", kinds)), idle_s
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Constants of each kind of link, and of JAX on each host: s, and s per rank."""
-
-    kinds: dict[str, Link]
-    dispatch: dict[str, tuple[float, float]]
-
-
-def predict(rows: Rows, fitted: Fitted) -> np.ndarray:
+def predict(rows: pd.DataFrame, fitted: Fitted) -> np.ndarray:
     """(rows,): s."""
+    kinds, rank_s = fitted
     result = np.full(len(rows), np.nan)
-    sizes = rows[["nbytes", "ranks", "per_node"]].to_numpy()
-    keys = ["gpu", "software", "network", "in_switch", "operation"]
+    sizes = np.stack([rows["nbytes"], rows["ranks"], rows["ranks"] / rows["nodes"]])
+    keys = ["gpu", "software", "network", "in_switch", "operation", "idle_s"]
     for key, at in rows.groupby(keys, sort=False).indices.items():
-        gpu, software, network, in_switch, operation = key
+        gpu, software, network, in_switch, operation, idle_s = key
         kind, rate, group = MACHINES[gpu, software]
-        inside = fitted.kinds[kind]
-        idle_s, rank_s = fitted.dispatch[gpu] if software == "jax" else (0.0, 0.0)
+        inside = kinds[kind]
         links = Links(
             inside=inside if in_switch else replace(inside, switch_efficiency=0.0),
             inside_bytes_per_s=rate,
@@ -173,35 +156,34 @@ def predict(rows: Rows, fitted: Fitted) -> np.ndarray:
             rings=rings(kind, group),
             host=inside,
             host_bytes_per_s=rate,
-            network=fitted.kinds.get(network, NETWORK_START),
+            network=kinds.get(network, NETWORK_START),
             network_bytes_per_s=NETWORKS.get(network, 1.0) / A40_NODE,
             dispatch_s=idle_s,
-            dispatch_rank_s=rank_s,
+            dispatch_rank_s=rank_s[gpu] if software == "jax" else 0.0,
         )
-        result[at] = OPERATIONS[operation](*sizes[at].T, links)
+        result[at] = OPERATIONS[operation](*sizes[:, at], links)
     return result
 
 
-def weights(rows: Rows) -> np.ndarray:
+def weights(rows: pd.DataFrame) -> np.ndarray:
     """(rows,): every (GPU, operation, group) counts alike; messages below 1 MiB count less."""
     groups = rows.groupby(["gpu", "operation", "groups", "ranks"])
     counts = groups["gpu"].transform("size").to_numpy()
     return np.sqrt(len(rows) / groups.ngroups / counts) * np.where(rows["nbytes"] < MIB, SMALL_WEIGHT, 1.0)
 
 
-def fit_kind(kind: str, rows: Rows, known: Fitted) -> Fitted:
+def fit_kind(kind: str, rows: pd.DataFrame, known: Fitted) -> Fitted:
     """Fits a kind's constants and its hosts' time per rank; the rest of `known` stays."""
-    start, (_, free, hosts) = known.kinds[kind], STAGES[kind]
-    first = np.log([getattr(start, name) for name in free] + [known.dispatch[host][1] for host in hosts])
+    (kinds, rank_s), (_, free, hosts) = known, STAGES[kind]
+    first = np.log([getattr(kinds[kind], name) for name in free] + [rank_s[host] for host in hosts])
     upper = np.log([1.0 if name in SHARES else 5e-3 for name in free] + [1e-3 for _ in hosts])
     lower = np.log([0.02 if name in SHARES else 1e-8 for name in free] + [1e-7 for _ in hosts])
     weight, measured_s = weights(rows), rows["time_s"].to_numpy()
 
     def build(values: np.ndarray) -> Fitted:
         found = dict(zip((*free, *hosts), np.exp(values).tolist(), strict=True))
-        link = replace(start, **{name: found[name] for name in free})
-        dispatch = {host: (known.dispatch[host][0], found[host]) for host in hosts}
-        return Fitted({**known.kinds, kind: link}, {**known.dispatch, **dispatch})
+        link = replace(kinds[kind], **{name: found[name] for name in free})
+        return {**kinds, kind: link}, {**rank_s, **{host: found[host] for host in hosts}}
 
     def residuals(values: np.ndarray) -> np.ndarray:
         off = weight * np.log(predict(rows, build(values)) / measured_s)
@@ -212,101 +194,87 @@ def fit_kind(kind: str, rows: Rows, known: Fitted) -> Fitted:
     return build(found.x)
 
 
-def fit_all(rows: Rows, fitted: Fitted, only: str | None = None) -> Fitted:
+def fit_all(rows: pd.DataFrame, fitted: Fitted, only: str | None = None) -> Fitted:
     """Fits every kind of link, or one, to the rows. fitted: where the fit starts."""
     for kind in STAGES:
         if kind == "nvlink":  # No all-to-all was measured on a mesh: as on switches.
-            mesh = replace(fitted.kinds[kind], exchange=fitted.kinds["nvswitch"].exchange)
-            fitted = Fitted({**fitted.kinds, kind: mesh}, fitted.dispatch)
+            kinds, rank_s = fitted
+            fitted = {**kinds, kind: replace(kinds[kind], exchange=kinds["nvswitch"].exchange)}, rank_s
         own = rows[rows["link"] == kind]
         if only in (None, kind) and len(own):
             fitted = fit_kind(kind, own, fitted)
     return fitted
 
 
-def in_sample() -> tuple[Rows, Fitted]:
-    """All rows, and the fit to them."""
-    rows, idle_s = all_rows()
-    dispatch = {gpu: (seconds, DISPATCH_RANK_S) for gpu, seconds in idle_s.items()}
-    return rows, fit_all(rows, Fitted({kind: stage.start for kind, stage in STAGES.items()}, dispatch))
+def in_sample() -> tuple[pd.DataFrame, Fitted]:
+    """All rows, and the fit to them. network is '' within a node; link is the kind that is fitted to the row."""
+    rows = pd.concat([nccl_rows(), arena_rows()], ignore_index=True)
+    kinds = [MACHINES[each][0] for each in zip(rows["gpu"], rows["software"], strict=True)]
+    rows["link"] = rows["network"].where(rows["network"] != "", kinds)
+    start = {kind: stage.start for kind, stage in STAGES.items()}
+    return rows, fit_all(rows, (start, dict.fromkeys(("A40", "P100", "V100"), DISPATCH_RANK_S)))
 
 
-def held_out(rows: Rows, full: Fitted) -> dict[str, np.ndarray]:
-    """(rows,) for each way of holding out: predicted by fits that saw no row of its part; NaN if there is no other."""
+def told(rows: pd.DataFrame, how: str, fitted: Fitted) -> pd.DataFrame:
+    """The rows of 1 MiB and more as predicted by a fit. how: what it did not see."""
+    large = rows[rows["nbytes"] >= MIB]
+    return large.assign(how=how, error=np.log(large["time_s"] / predict(large, fitted)))
+
+
+def held_out(rows: pd.DataFrame, full: Fitted) -> Iterator[pd.DataFrame]:
+    """For each way of holding out, rows predicted by fits that saw no row of their part, where there is another."""
     parts = {
         "without its group size": rows["ranks"].where(rows["network"] == "", rows["nodes"]),
         "without its GPU type": rows["gpu"] + rows["software"],
         "without its decade of sizes": np.floor(np.log10(rows["nbytes"])),
     }
-    result = {}
     for how, label in parts.items():
-        predicted = np.full(len(rows), np.nan)
         for kind, (start, _, hosts) in STAGES.items():
             mask = rows["link"] == kind
             values = label[mask].unique()
             for value in values if len(values) > 1 else []:
                 tested = mask & (label == value)
-                own = {host: (full.dispatch[host][0], DISPATCH_RANK_S) for host in hosts}
-                first = Fitted({**full.kinds, kind: start}, {**full.dispatch, **own})
-                predicted[tested] = predict(rows[tested], fit_all(rows[~tested], first, kind))
-        result[how] = predicted
-    return result
+                first = {**full[0], kind: start}, {**full[1], **dict.fromkeys(hosts, DISPATCH_RANK_S)}
+                yield told(rows[tested], how, fit_all(rows[~tested], first, kind))
 
 
-def scores(rows: Rows, told: dict[str, np.ndarray], operation: str = "") -> list[dict[str, Any]]:
-    """Errors for messages of 1 MiB and more, by GPU type and link. told: predictions by what the fit did not see.
-
-    operation: only its rows.
-    """
-    result = []
-    for how, values in told.items():
-        known = np.isfinite(values) & (rows["nbytes"] >= MIB) & rows["operation"].str.contains(operation)
-        for (gpu, link), here in rows.assign(told=values)[known].groupby(["gpu", "link"]):
-            score = accuracy(here["told"].to_numpy(), here["time_s"].to_numpy())
-            result.append({"how": how, "gpu": gpu, "link": link} | asdict(score))
-    return result
-
-
-def everything() -> tuple[Rows, Fitted, dict[str, np.ndarray]]:
-    """All rows, the fit to them, and what is predicted in sample and held out."""
+def everything() -> tuple[pd.DataFrame, Fitted, pd.DataFrame]:
+    """All rows, the fit to them, and rows as predicted in sample and held out."""
     rows, fitted = in_sample()
-    return rows, fitted, {"in sample": predict(rows, fitted), **held_out(rows, fitted)}
+    return rows, fitted, pd.concat([told(rows, MEASURED, fitted), *held_out(rows, fitted)])
+
+
+def scores(predicted: pd.DataFrame) -> dict[tuple[str, ...], Accuracy]:
+    """By what the fit did not see, GPU type and link."""
+    found = scored(predicted.sort_values(["gpu", "link"]), "how", "gpu", "link")
+    order = list(predicted["how"].unique())
+    return dict(sorted(found.items(), key=lambda each: order.index(each[0][0])))
 
 
 def fit() -> Made:
-    rows, fitted, told = everything()
-    files = {}
-
-    def add(name: str, content: dict[str, Any]) -> None:
-        comment = "Fitted by bench/fits.py links; what the constants mean: synergy_core/planner/machine.py."
-        files[f"synergy_core/catalog/links/{name}.yaml"] = as_yaml(content, comment)
-
-    sums = {name: hashlib.sha256(data_file(name).read_bytes()).hexdigest() for name in (NCCL, ARENA)}
+    rows, (kinds, rank_s), predicted = everything()
+    contents = {}
     for kind, (_, free, _) in STAGES.items():
-        mask = (rows["link"] == kind).to_numpy()
-        sized = mask & (rows["nbytes"] >= MIB).to_numpy()
-        link = asdict(fitted.kinds[kind])
-        known = {how: sized & np.isfinite(values) for how, values in told.items()}
-        used = sorted({NCCL if each == "nccl" else ARENA for each in rows["software"][mask]})
-        time_s = rows["time_s"].to_numpy()
-        content = {
+        own = rows[rows["link"] == kind]
+        by_how = scored(predicted[predicted["link"] == kind], "how")
+        used = sorted({NCCL if each == "nccl" else ARENA for each in own["software"]})
+        link = asdict(kinds[kind])
+        contents[kind] = {
             "constants": {k: rounded(v) for k, v in link.items() if k != "switch_efficiency" or k in free},
             "fitted": list(free),
-            "rows": int(mask.sum()),
-            "inputs_sha256": {name: sums[name] for name in used},
+            "rows": len(own),
+            "inputs_sha256": sums({name: data_file(name) for name in used}),
             "errors_from_1_mib": {
-                how: rounded_errors(told[how][at], time_s[at]) for how, at in known.items() if at.any()
+                how: {"n": score.n, **{name: round(getattr(score, name), 4) for name in SCORES}}
+                for (how,), score in by_how.items()
             },
         }
-        add(kind, content)
+    idle_s = rows[rows["software"] == "jax"].groupby("gpu")["idle_s"].first()
     hosts = {
-        host.lower(): {"dispatch_s": rounded(idle_s), "dispatch_rank_s": rounded(rank_s)}
-        for host, (idle_s, rank_s) in fitted.dispatch.items()
+        host.lower(): {"dispatch_s": rounded(idle_s[host]), "dispatch_rank_s": rounded(each)}
+        for host, each in rank_s.items()
     }
-    add("jax", {"hosts": hosts, "inputs_sha256": {ARENA: sums[ARENA]}})
-    lines = ([each["how"], each["gpu"], each["link"], *errors(each)] for each in scores(rows, told))
-    return Made(files, table(("rows", "GPU", "link", *ERRORS), lines, 3))
-
-
-def rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+    contents["jax"] = {"hosts": hosts, "inputs_sha256": sums({ARENA: data_file(ARENA)})}
+    comment = "Fitted by bench/fits.py links; what the constants mean: synergy_core/planner/machine.py."
+    files = {f"synergy_core/catalog/links/{name}.yaml": as_yaml(each, comment) for name, each in contents.items()}
+    return Made(files, table_of(scores(predicted), "rows", "GPU", "link"))
