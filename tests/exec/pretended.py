@@ -21,12 +21,12 @@ from synergy_exec.controller.controller import resume
 from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Ended, Launch, Message, Outcome, Report, Reshare, Retune
+from synergy_exec.messages import Ended, Launch, Message, Outcome
 from synergy_exec.plans import Candidates, plans, write_candidates
 from synergy_exec.run import executed
 from synergy_exec.settings import Settings
 from synergy_exec.wire import decode, encode
-from synergy_runs.facts import Kind
+from synergy_runs.facts import Kind, Run
 
 STEP_S = 0.25
 """Of one step on one slot; as many times as fast on more."""
@@ -59,10 +59,10 @@ def launch_of(**more: Any) -> Launch:
 @dataclass
 class FakeRun:
     launch: Launch
-    began_s: float
+    stepped_s: float
     done: float
     stopping: bool = False
-    stepped: bool = False
+    is_told: bool = False
 
 
 @dataclass
@@ -77,45 +77,50 @@ class FakeAgent:
     slots: int
     checkpoints: dict[int, float]
     runs: dict[int, FakeRun] = field(default_factory=dict)
-    reserved: int = 0
     launched: list[int] = field(default_factory=list)
 
     def hear(self, message: Message, now_s: float) -> list[Message]:
         """What it answers at once."""
         run = self.runs.get(getattr(message, "run", -1))
-        if isinstance(message, said.Reserve):
-            self.reserved += 1
-            return [said.Reserved(run=message.run, host="127.0.0.1", port=20_000 + self.reserved)]
-        if isinstance(message, Launch):
-            held = {slot for run in self.runs.values() for slot in run.launch.slots}
-            assert not held & set(message.slots), "launched on slots that are held"
-            assert max(message.slots) < self.slots
-            if self.refusal and message.plans_on and message.first_rank == 0:
-                there = {size: plans(size, message.plans_at, self.refusal) for size in message.plans_on}
-                write_candidates(Path(message.folder), Candidates(there))
-            self.launched.append(message.job)
-            self.runs[message.run] = FakeRun(message, now_s, self.checkpoints.get(message.job, 0.0))
-        elif isinstance(message, said.Shutdown):
-            for each in self.runs.values():
-                each.stopping = True
-        elif run is None:
-            pass
-        elif isinstance(message, said.Kill):
-            return [self.end(message.run, "lost")]
-        elif isinstance(message, said.Stop):
-            run.stopping = True
-        elif isinstance(message, Reshare):
-            assert run.launch.share is not None
-            run.launch = replace(run.launch, share=message.share)
-        elif isinstance(message, Retune):
-            assert message.micro_batch >= 1
-            cut = {name: getattr(message, name) for name in ("micro_batch", "accumulation", "compressor")}
-            run.launch = replace(run.launch, plan=replace(run.launch.plan, **cut))
+        match message:
+            case said.Reserve():
+                return [said.Reserved(run=message.run, host="127.0.0.1", port=20_000 + message.run)]
+            case Launch():
+                held = {slot for run in self.runs.values() for slot in run.launch.slots}
+                assert not held & set(message.slots), "launched on slots that are held"
+                assert max(message.slots) < self.slots
+                if self.refusal and message.plans_on and message.first_rank == 0:
+                    there = {size: plans(size, message.plans_at, self.refusal) for size in message.plans_on}
+                    write_candidates(Path(message.folder), Candidates(there))
+                self.launched.append(message.job)
+                self.runs[message.run] = FakeRun(message, now_s, self.checkpoints.get(message.job, 0.0))
+            case said.Shutdown():
+                for each in self.runs.values():
+                    each.stopping = True
+            case said.Kill() if run:
+                return [self.end(message.run, "lost")]
+            case said.Stop() if run:
+                run.stopping = True
+            case said.Reshare() if run:
+                assert run.launch.share is not None
+                run.launch = replace(run.launch, share=message.share)
+            case said.Retune() if run:
+                assert message.micro_batch >= 1
+                cut = {name: getattr(message, name) for name in ("micro_batch", "accumulation", "compressor")}
+                run.launch = replace(run.launch, plan=replace(run.launch.plan, **cut))
         return []
 
-    def measured(self, said: Report, launch: Launch) -> Report:
-        """What is told of steps, where they take otherwise than `report` says."""
-        return said
+    def started(self, launch: Launch) -> dict[str, Any]:
+        """What it tells of a run's first step beside the progress."""
+        return dict.fromkeys(("launch_s", "build_s", "load_s", "first_step_s"), 0.1)
+
+    def measured(self, launch: Launch) -> dict[str, Any]:
+        """What it tells of steps beside the progress."""
+        plan = launch.plan
+        return {
+            "step_s": STEP_S * (0.1 + 0.9 * plan.micro_batch * plan.accumulation / 32),
+            "sync_s": 0.02 if plan.data > 1 else 0.0,
+        }
 
     def end(self, number: int, outcome: Outcome, reason: str = "") -> Ended:
         run = self.runs.pop(number)
@@ -127,41 +132,25 @@ class FakeAgent:
         """What it says by itself, half a second or more after it was last asked."""
         told: list[Message] = []
         for number, run in list(self.runs.items()):
-            launch = run.launch
-            first = launch.first_rank == 0
-            if not run.stepped and first:
-                run.stepped = True
-                seconds = {"launch_s": 0.1, "build_s": 0.1, "load_s": 0.1, "first_step_s": 0.1}
-                told.append(said.Started(run=number, step=int(run.done), samples=0, work=run.done, **seconds))
+            launch, plan, first = run.launch, run.launch.plan, run.launch.first_rank == 0
+            if first and not run.is_told:
+                run.is_told = True
+                told.append(
+                    said.Started(run=number, step=int(run.done), samples=0, work=run.done, **self.started(launch))
+                )
             speed = launch.world / STEP_S
-            run.done = min(launch.work, run.done + max(1.0, (now_s - run.began_s) * speed))
-            run.began_s = now_s
+            run.done = min(launch.work, run.done + max(1.0, (now_s - run.stepped_s) * speed))
+            run.stepped_s = now_s
             if first:
-                told.append(self.measured(report(number, launch, run.done), launch))
+                progress = {"step": int(run.done), "samples": int(run.done) * plan.global_batch, "work": run.done}
+                cut = {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation, "steps": 10}
+                seen = {"loss": 1.0 / (1.0 + run.done), "grad_sqr": 1.0, "grad_var": 4.0, "memory_bytes": 10_000_000}
+                told.append(said.Report(run=number, **progress, **cut, **seen, **self.measured(launch)))
             if run.done >= launch.work:
                 told.append(self.end(number, "done"))
             elif run.stopping:
                 told.append(self.end(number, "paused"))
         return told
-
-
-def report(number: int, launch: Launch, work: float) -> Report:
-    plan = launch.plan
-    return Report(
-        run=number,
-        step=int(work),
-        samples=int(work) * plan.global_batch,
-        work=work,
-        loss=1.0 / (1.0 + work),
-        micro_batch=plan.micro_batch,
-        accumulation=plan.accumulation,
-        step_s=STEP_S * (0.1 + 0.9 * plan.micro_batch * plan.accumulation / 32),
-        sync_s=0.02 if plan.data > 1 else 0.0,
-        steps=10,
-        grad_sqr=1.0,
-        grad_var=4.0,
-        memory_bytes=10_000_000,
-    )
 
 
 class Stage:
@@ -174,15 +163,17 @@ class Stage:
         for agent in agents:
             execution.agent_came(agent.node, 0.0)
 
+    def heard(self, node: int, message: Message) -> None:
+        """By the controller, in the form in which messages are sent."""
+        self.execution.heard(node, decode(encode(message)), self.now_s)
+
     def deliver(self) -> None:
-        """Messages to and fro until nobody has anything to say. Each goes through its text form."""
+        """Messages to and fro until nobody has anything to say."""
         while self.execution.runs.outbox:
             node, message = self.execution.runs.outbox.pop(0)
-            agent = self.agents.get(node)
-            if agent is None:
-                continue
-            for answer in agent.hear(decode(encode(message)), self.now_s):
-                self.execution.heard(node, decode(encode(answer)), self.now_s)
+            if node in self.agents:
+                for answer in self.agents[node].hear(decode(encode(message)), self.now_s):
+                    self.heard(node, answer)
 
     def advance(self, *seconds: float, decide: bool = True) -> None:
         """By so much, one after the other."""
@@ -190,7 +181,7 @@ class Stage:
             self.now_s += each
             for agent in list(self.agents.values()):
                 for message in agent.pass_time(self.now_s):
-                    self.execution.heard(agent.node, decode(encode(message)), self.now_s)
+                    self.heard(agent.node, message)
             self.deliver()
             if decide:
                 self.decide()
@@ -206,8 +197,7 @@ class Stage:
 
     def ends(self, node: int, run: int, outcome: Outcome, reason: str, **what: Any) -> None:
         """One run ends without an order to. what: further fields of the agent's message."""
-        ended = self.agents[node].end(run, outcome, reason)
-        self.execution.heard(node, replace(ended, **what), self.now_s)
+        self.heard(node, replace(self.agents[node].end(run, outcome, reason), **what))
 
     def lose(self, node: int) -> FakeAgent:
         """The node loses its agent and with it all runs on the node."""
@@ -246,16 +236,17 @@ class Stage:
         (run,) = self.agents[0].runs.values()
         return run.launch
 
-    def facts_hold(self) -> None:
+    def facts_hold(self) -> Run:
         """Ends what still runs. No slot was held twice, starts and stops took turns, each job ended at most once."""
         for agent in self.agents.values():
             for run in list(agent.runs):
                 self.ends(agent.node, run, "paused", "")
         journal, decider = self.execution.journal, self.execution.decider
         journal.commit()
-        executed(Journal(journal.path), None, decider.policy, decider.aside.whole, "facts", 0, 0.0)
+        result = executed(Journal(journal.path), None, decider.policy, decider.aside.whole, "facts", 0, 0.0)
         kinds = Counter(fact.kind for fact in journal.facts())
         assert kinds[Kind.START] == kinds[Kind.STOP] + kinds[Kind.FINISH]
+        return result
 
     def finished(self) -> list[int]:
         return sorted(fact.job for fact in self.execution.journal.facts() if fact.kind == Kind.FINISH)

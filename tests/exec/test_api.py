@@ -56,49 +56,43 @@ async def test_submitted_listed_explained_cancelled_and_again(controller, client
 
 
 @on_slots(1)
-async def test_list_and_state_say_why_a_job_waits_and_why_it_was_stopped(controller, client):
-    for name in "ab":
+async def test_list_and_state_say_why_jobs_wait_or_were_stopped_and_have_those_with_slots_first(controller, client):
+    for name in ("runs", "waits", "ended", "last"):
         await ask(client, "POST", "/jobs", job(name=name))
-    runs, waits = controller.execution.jobs.values()
-    await until(lambda: (runs.state, waits.state) == ("running", "waiting"))
+    for name in ("ended", "last"):
+        await ask(client, "DELETE", f"/jobs/{name}")
+    runs = controller.execution.jobs[0]
+    await until(lambda: runs.state == "running")
     runs.stopped_for = Stopped.EVICTED
-    for rows in (await ask(client, "GET", "/jobs"), (await ask(client, "GET", "/state?most=2"))["jobs"]):
-        running, waiting = sorted(rows, key=lambda row: row["job"])
+    states = {query: await ask(client, "GET", f"/state{query}") for query in ("?most=100", "?most=1", "")}
+    assert [[each["name"] for each in state["jobs"]] for state in states.values()] == [
+        ["runs", "waits", "last", "ended"],
+        ["runs"],
+        ["runs", "waits", "ended", "last"],
+    ]
+    counts = {name: number for name, number in states[""]["counts"].items() if number}
+    assert counts == {"running": 1, "waiting": 1, "cancelled": 2}
+    for rows in (await ask(client, "GET", "/jobs"), states["?most=100"]["jobs"]):
+        running, waiting, *_ = rows
         (why,) = waiting["why"]
         assert (why["kind"], waiting["stopped"]) == ("NO_FREE_GPUS", None)
         assert "it needs 1" in why["text"]
         assert (running["why"], running["stopped"]) == ([], {"kind": "EVICTED", "text": Stopped.EVICTED.text})
-    told = await ask(client, "GET", "/jobs/b/explain")
+    told = await ask(client, "GET", "/jobs/waits/explain")
     assert (told["why"], told["text"]) == ([why], why["text"])
-    assert Stopped.EVICTED.text in (await ask(client, "GET", "/jobs/a/explain"))["text"]
-
-
-@on_slots(1)
-async def test_state_of_so_many_jobs_has_those_with_slots_first(controller, client):
-    for name in ("runs", "waits", "ended", "ended last"):
-        await ask(client, "POST", "/jobs", job(name=name))
-    for name in ("ended", "ended%20last"):
-        await ask(client, "DELETE", f"/jobs/{name}")
-    await until(lambda: controller.execution.jobs[0].state == "running")
-    for query, names in (
-        ("?most=100", ["runs", "waits", "ended last", "ended"]),
-        ("?most=1", ["runs"]),
-        ("", ["runs", "waits", "ended", "ended last"]),
-    ):
-        state = await ask(client, "GET", f"/state{query}")
-        assert [each["name"] for each in state["jobs"]] == names
-    counts = {name: number for name, number in state["counts"].items() if number}
-    assert counts == {"running": 1, "waiting": 1, "cancelled": 2}
+    assert Stopped.EVICTED.text in (await ask(client, "GET", "/jobs/runs/explain"))["text"]
 
 
 def test_nobody_else_reads_token_journal_or_jobs(tmp_path):
-    folder, found = tmp_path / "demo" / "synergy-0.work", {}
+    folder = tmp_path / "demo" / "synergy-0.work"
+    private = ("token", "journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "controller.json", "lock")
 
     async def work(controller, client):
         await ask(client, "POST", "/jobs", job())
         await until(lambda: controller.execution.jobs[0].state == "running")
-        for path in [folder, *folder.rglob("*")]:
-            found[str(path.relative_to(folder))] = oct(stat.S_IMODE(path.stat().st_mode))
+        for name in (".", "jobs/0", *private):
+            mode = stat.S_IMODE((folder / name).stat().st_mode)
+            assert mode == (0o600 if name in private else 0o700), name
 
     before = os.umask(0o022)
     try:
@@ -106,9 +100,6 @@ def test_nobody_else_reads_token_journal_or_jobs(tmp_path):
             served(folder, work, 1)
     finally:
         os.umask(before)
-    private = {"token", "journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "controller.json", "lock"}
-    assert {name: found[name] for name in private} == dict.fromkeys(private, "0o600")
-    assert (found["."], found["jobs/0"]) == ("0o700", "0o700")
 
 
 def test_slots_are_given_away_when_a_job_ends_not_at_the_next_round(tmp_path, caplog):
@@ -263,8 +254,8 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 def shown_by_browser(address, folder):
     """The page's elements after its first answers. They are not the file's own: its script has made them."""
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'browser'}"]
-    patient = [*command, "--virtual-time-budget=4000", "--dump-dom", address]
-    return subprocess.run(patient, capture_output=True, text=True, timeout=50, check=True).stdout.split("<script")[0]
+    command += ["--virtual-time-budget=4000", "--dump-dom", address]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=True).stdout.split("<script")[0]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here")

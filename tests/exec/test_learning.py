@@ -10,28 +10,20 @@ from exec.pretended import FakeAgent, file_of, refuses, staged
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.compression._compressor import LayerSizes
+from synergy_core.jobs import testbed_profiles
 from synergy_core.jobs.exchange import exchange_of
-from synergy_core.jobs.testbed_profiles import (
-    NoiseFrom,
-    Profile,
-    ProfiledCosts,
-    ProfiledInput,
-    ProfiledModel,
-    StepAtCpus,
-)
+from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
 from synergy_exec.controller.jobs import ModelExchange
-from synergy_exec.messages import Hello, Started
+from synergy_exec.messages import Hello
 from synergy_exec.nodes.agents import cluster_of
 from synergy_exec.profiling.machine import keep_profile, known_profile
-from synergy_exec.run import _check, _compressions
+from synergy_exec.run import run
 from synergy_exec.settings import Settings
 from synergy_exec.training.compression.layers import CompressorByLayer, GradientLayer
 from synergy_runs.inputs import read_profile
-from synergy_runs.settings import build
 
-HERE = "these cores"
 EXCHANGE_S = 0.3
 MODEL = {"max_batch": 64, "slots": 2}
 
@@ -52,48 +44,47 @@ class TimedAgent(FakeAgent):
         return "no" if plan.zero or plan.interleave > 1 else None
 
     def pass_time(self, now_s):
-        for number, run in list(self.runs.items()):
-            if run.launch.plan.degrees in self.broken:
+        for number, each in list(self.runs.items()):
+            if each.launch.plan.degrees in self.broken:
                 return [self.end(number, "failed", "rank 0: RuntimeError: it cannot be cut so")]
         return super().pass_time(now_s)
 
-    def measured(self, said, launch):
-        sync_s = EXCHANGE_S if launch.plan.data > 1 else 0.0
-        return replace(said, step_s=step_s(launch.plan), sync_s=sync_s)
+    def measured(self, launch):
+        return {"step_s": step_s(launch.plan), "sync_s": EXCHANGE_S if launch.plan.data > 1 else 0.0}
 
 
-def trying(folder, *, policy="synergy", fraction=1.0, profile=None):
+def trying(folder, *, fraction=1.0, profile=None):
     settings = Settings(results_dir=folder, explore_fraction=fraction, restart_s=2.0)
-    known = Profile({}, HERE) if profile is None else profile
-    return staged(folder, policy, (2,), settings=settings, profile=known, agent=TimedAgent)
+    known = Profile({}, "these cores") if profile is None else profile
+    return staged(folder, "synergy", (2,), settings=settings, profile=known, agent=TimedAgent)
 
 
-def degrees(stage, job):
-    return [Plan(**each.plan).degrees for each in stage.execution.journal.runs() if each.job == job]
+def degrees(stage):
+    """Of the plans of the first job's runs."""
+    return [Plan(**each.plan).degrees for each in stage.execution.journal.runs() if each.job == 0]
 
 
 def test_submitted_job_tries_each_kind_of_plan_once_and_stays_with_the_fastest(tmp_path):
     stage = trying(tmp_path)
     (job,) = stage.submit(4_000.0, **MODEL)
     stage.advance(0.0)
-    assert set(degrees(stage, 0)) <= {"1", "dp2"}  # nobody knows yet what else there is
+    assert set(degrees(stage)) <= {"1", "dp2"}  # nobody knows yet what else there is
     stage.advance(*200 * [1.0])
-    assert job.state == "running"
-    assert stage.execution.decider.plans[0].degrees == "pp2"
-    tried = degrees(stage, 0)
+    assert (job.state, stage.execution.decider.plans[0].degrees) == ("running", "pp2")
+    tried = degrees(stage)
     assert {"dp2", "pp2"} <= set(tried)
     assert tried.count("tp2") <= 1
     assert tried.count("pp2") <= 2
     stage.finish()
-    assert job.state == "done"
-    model = read_profile(tmp_path / "profile.json").of("mlp", job.file.application)
+    known = read_profile(tmp_path / "profile.json")
+    model = known.of("mlp", job.file.application)
     measured = {(row.plan.gpus, row.plan.pipeline): row for row in model.rows if not row.predicted}
     assert measured[2, 2].step_s == pytest.approx(step_s(measured[2, 2].plan))
     # Every step once: each run begins where the one before it had saved.
     outcomes = [each.outcome for each in stage.execution.journal.runs()]
     assert outcomes == ["paused"] * (len(outcomes) - 1) + ["done"]
 
-    after = trying(tmp_path / "next", profile=read_profile(tmp_path / "profile.json"))
+    after = trying(tmp_path / "next", profile=known)
     after.execution.submit("second", file_of(work=500.0, **MODEL), 0.0)
     assert after.execution.learning.wants(file_of(**MODEL)) == []
     after.advance(0.0)
@@ -115,7 +106,7 @@ def test_no_more_is_tried_than_the_settings_allow(tmp_path, fraction):
     stage = trying(tmp_path, fraction=fraction)
     (job,) = stage.submit(800.0, **MODEL)
     stage.finish()
-    assert set(degrees(stage, 0)) <= {"1", "dp2"}
+    assert set(degrees(stage)) <= {"1", "dp2"}
     assert job.trials == 0
 
 
@@ -125,12 +116,11 @@ def test_plan_that_fails_when_it_is_tried_is_not_the_jobs_end(tmp_path, monkeypa
     (job,) = stage.submit(3_000.0, **MODEL)
     stage.finish()
     assert job.state == "done"
-    assert degrees(stage, 0).count("pp2") == 1
+    assert degrees(stage).count("pp2") == 1
     (note,) = stage.execution.notes
     assert "pp2" in note
-    assert "rank 0: RuntimeError: it cannot be cut so" in note
-    model = read_profile(tmp_path / "profile.json")["mlp"]
-    assert not [row for row in model.rows if row.plan.pipeline == 2]
+    assert "it cannot be cut so" in note
+    assert not [row for row in read_profile(tmp_path / "profile.json")["mlp"].rows if row.plan.pipeline == 2]
     assert stage.finished() == [0]
 
 
@@ -160,39 +150,32 @@ class ComputingAgent(FakeAgent):
     """
 
     codec_s = 2e-3
-    error = 0.1
 
-    def pass_time(self, now_s):
-        launches = {number: run.launch for number, run in self.runs.items()}
-        said = super().pass_time(now_s)
-        return [self._shown(each, launches[each.run]) if isinstance(each, Started) else each for each in said]
+    def started(self, launch):
+        told = {"layers": LAYERS if launch.say_layers else [], "codecs": SPEEDS if launch.time_codecs else {}}
+        return super().started(launch) | told
 
-    def _shown(self, said, launch):
-        layers = LAYERS if launch.say_layers else []
-        return replace(said, layers=layers, codecs=SPEEDS if launch.time_codecs else {})
-
-    def measured(self, said, launch):
+    def measured(self, launch):
         plan = launch.plan
-        choices, several = CompressorByLayer.named(plan.compressor), plan.data > 1
-        known = [GradientLayer(*each) for each in LAYERS]
-        sent = sum(layer.sent_bytes(choices.of(layer, plan.data), plan.data) for layer in known)
-        plain = sum(2 * (plan.data - 1) / plan.data * 4 * layer.numbers for layer in known)
-        compresses = several and not choices.is_plain
-        sync_s = (SYNC_S * sent / plain + compresses * self.codec_s) if several else 0.0
-        return replace(
-            said,
-            step_s=COMPUTE_S * plan.micro_batch / 32 * plan.accumulation + sync_s,
-            sync_s=sync_s,
-            sent_bytes=sent if several else 0.0,
-            codec_s=self.codec_s if compresses else 0.0,
-            compressor=plan.compressor,
-            layers={"up.weight": [1.0, self.error]} if compresses else {},
-        )
+        compute_s = COMPUTE_S * plan.micro_batch / 32 * plan.accumulation
+        if plan.data == 1:
+            return {"step_s": compute_s, "sync_s": 0.0, "compressor": plan.compressor}
+        sent, plain = sent_bytes(plan.compressor, plan.data), sent_bytes("none", plan.data)
+        codec_s = 0.0 if CompressorByLayer.named(plan.compressor).is_plain else self.codec_s
+        sync_s = SYNC_S * sent / plain + codec_s
+        told = {"sent_bytes": sent, "codec_s": codec_s, "layers": {"up.weight": [1.0, 0.1]} if codec_s else {}}
+        return {"step_s": compute_s + sync_s, "sync_s": sync_s, "compressor": plan.compressor, **told}
 
 
-def compressing(folder, compression="coadaptive", policy="synergy", **more):
-    chosen = build(Settings, {"compression": compression, **more})
-    return staged(folder, policy, (2,), settings=chosen, agent=ComputingAgent)
+def sent_bytes(compressor, replicas):
+    choices = CompressorByLayer.named(compressor)
+    layers = [GradientLayer(*each) for each in LAYERS]
+    return sum(layer.sent_bytes(choices.of(layer, replicas), replicas) for layer in layers)
+
+
+def compressing(folder, compression="coadaptive"):
+    settings = Settings(retries=2, compression=compression)
+    return staged(folder, "synergy", (2,), settings=settings, agent=ComputingAgent)
 
 
 def advance(stage, rounds):
@@ -210,11 +193,8 @@ def test_workers_give_each_layer_what_the_offer_gives_it(mode, compressor):
     sizes = LayerSizes.of_shapes([(rows, columns) for _, rows, columns in LAYERS])
     exchange = exchange_of(sizes, mode, compressor)
     model = ModelExchange(tuple(name for name, _, _ in LAYERS), exchange)
-    layers = [GradientLayer(*each) for each in LAYERS]
     for offer in exchange.offers:
-        choices = CompressorByLayer.named(model.as_told(offer.name))
-        sent = sum(layer.sent_bytes(choices.of(layer, 2), 2) for layer in layers)
-        assert sent == pytest.approx(float(offer.sent_bytes(2)), rel=0.02)
+        assert sent_bytes(model.as_told(offer.name), 2) == pytest.approx(float(offer.sent_bytes(2)), rel=0.02)
     assert model.as_told("none") == "none"
 
 
@@ -229,61 +209,44 @@ def test_a_parameter_whose_name_means_something_in_patterns_gets_its_own_compres
 
 
 def test_a_job_compresses_when_its_layers_are_known_and_gives_it_up_when_encoding_takes_too_long(tmp_path):
+    """Also under a controller that is resumed, which knows the layers."""
     stage = compressing(tmp_path)
     (job,) = stage.submit(1e6, max_batch=64)
     assert advance(stage, 1) == {"none"}  # of the layers nobody has told yet
-    agent = stage.agents[0]
     used = advance(stage, 25)
-    offer = stage.execution.decider.plans[0].compressor
-    assert job.held_gpus == 2
-    assert offer in used - {"none"}
+    plan = stage.execution.decider.plans[0]
+    assert (job.held_gpus, plan.compressor in used - {"none"}) == (2, True)
     assert job.task.pool.plain_exchanges  # before, nobody knew what there is to save
-    assert stage.launch().plan.compressor == job.as_told(stage.execution.decider.plans[0]).compressor
-    agent.codec_s = 0.2
-    advance(stage, 60)
-    assert stage.execution.decider.plans[0].compressor == "none"
-    assert stage.launch().plan.compressor == "none"
+    assert stage.launch().plan.compressor == job.as_told(plan).compressor
     assert job.restarts <= 1  # from one slot to two; every change of compressor within a run
-    stage.facts_hold()
-    kept = _compressions(stage.execution.journal, {0: 0})
-    assert kept.compressors[0] == "none"
-    assert {offer} <= set(kept.compressors)
-
-
-def test_a_resumed_controller_knows_layers_and_goes_on_compressing(tmp_path):
-    stage = compressing(tmp_path)
-    stage.submit(1e6, max_batch=64)
-    advance(stage, 25)
-    offer = stage.execution.decider.plans[0].compressor
-    known = stage.execution.journal.meta()["exchanges"]
     again = stage.resumed()
-    assert known["layers"]
     again.advance(2.0)
     launch = again.launch()
-    assert (launch.say_layers, launch.time_codecs) == (False, False)
-    assert "none" not in (offer, launch.plan.compressor)
-    again.facts_hold()
+    assert (launch.say_layers, launch.time_codecs, launch.plan.compressor == "none") == (False, False, False)
+    again.agents[0].codec_s = 0.2
+    advance(again, 60)
+    assert again.execution.decider.plans[0].compressor == again.launch().plan.compressor == "none"
+    assert again.execution.jobs[0].restarts == job.restarts + 1
+    kept = again.facts_hold().compressions
+    assert kept.compressors[0] == "none"
+    assert plan.compressor in kept.compressors
 
 
 def test_without_compression_workers_are_asked_nothing(tmp_path):
     stage = compressing(tmp_path, "none")
-    (job,) = stage.submit(1e6)
+    stage.submit(1e6)
     assert advance(stage, 10) == {"none"}
-    assert (stage.launch().say_layers, stage.launch().time_codecs) == (False, False)
-    assert job.exchange is None
-    assert "exchanges" not in stage.execution.journal.meta()
-    assert _compressions(stage.execution.journal, {0: 0}) is None
+    assert not stage.launch().say_layers
+    assert not stage.launch().time_codecs
+    assert stage.facts_hold().compressions is None
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [
-        ({"compression": "uniform", "profile": "p.json"}, "profile=p.json .* Type profile=null"),
-        ({"compressor": "q5"}, "q5"),
-    ],
+    [({"compression": "uniform", "profile": "p.json"}, "Type profile=null"), ({"compressor": "q5"}, "q5")],
 )
 def test_what_cannot_be_is_said(given, says):
-    refuses(says, lambda: _check(build(Settings, {"serve": True, **given})))
+    refuses(says, run, {"serve": True, **given})
 
 
 GB = 1e9
@@ -295,27 +258,21 @@ def node(cpus):
 
 def model(name, *, cpu_s):
     file = file_of(name=name)
-    steps = (StepAtCpus(1.0, 0.2, 0.04, 0.2),)
-    given = ProfiledInput("cpu", 16, cpu_s, 0.16, 1e5, 1e9, steps)
+    given = testbed_profiles.ProfiledInput(
+        "cpu", 16, cpu_s, 0.16, 1e5, 1e9, (testbed_profiles.StepAtCpus(1.0, 0.2, 0.04, 0.2),)
+    )
     noise, costs = (NoiseFrom(0.0, 0.0),), ProfiledCosts(1.0, 1.0, 1.0)
     return ProfiledModel(name, file.initial_batch, file.max_batch, 1.0, noise, costs, (), given)
 
 
-HUNGRY = model("hungry", cpu_s=0.032)
-
-
-def profiled(folder, policy, *models):
-    return staged(folder, policy, (2,), cluster=node(4.0), profile=Profile({each.name: each for each in models}))
-
-
 def shares(stage):
-    launches = [run.launch for run in stage.agents[0].runs.values()]
-    return {each.job: each.share and each.share.cpus for each in launches}
+    return {run.launch.job: run.launch.share.cpus for run in stage.agents[0].runs.values()}
 
 
 def test_shares_are_launched_with_and_change_without_a_restart(tmp_path):
     """Alone the hungry job gets 3.2 CPUs; beside another that wants 1.2 it has what that leaves."""
-    stage = profiled(tmp_path, "fifo+tune", HUNGRY, model("modest", cpu_s=0.012))
+    profile = Profile({name: model(name, cpu_s=cpu_s) for name, cpu_s in (("hungry", 0.032), ("modest", 0.012))})
+    stage = staged(tmp_path, "fifo+tune", (2,), cluster=node(4.0), profile=profile)
     (hungry,) = stage.submit(200.0, name="hungry")
     stage.advance(1.0)
     assert shares(stage) == {0: pytest.approx(3.2)}
@@ -350,23 +307,17 @@ CPU_S = {"hungry": 0.060, "modest": 0.002}
 class LoadingAgent(FakeAgent):
     """Its jobs load 1 GB of samples; how long that takes follows from the CPUs that they have."""
 
-    def measured(self, said, launch):
-        if launch.share is None:
-            return said
-        samples, cpus = said.micro_batch * said.accumulation, launch.share.cpus
+    def measured(self, launch):
+        samples, cpus = launch.plan.micro_batch * launch.plan.accumulation, launch.share.cpus
         gpu_s = samples * GPU_SAMPLE_S
         step_s = max(gpu_s, samples * list(CPU_S.values())[launch.job] / cpus)
-        return replace(said, step_s=step_s, waited_s=step_s - gpu_s, cpus=cpus, data_bytes=GB)
-
-
-def loading(folder):
-    policy = get_policy("fifo+tune").with_input("learned")
-    return staged(folder, policy, (2,), cluster=node(8.0), agent=LoadingAgent)
+        return {"step_s": step_s, "sync_s": 0.0, "waited_s": step_s - gpu_s, "cpus": cpus, "data_bytes": GB}
 
 
 def test_shares_follow_what_jobs_report_and_no_profile_is_needed(tmp_path):
     """Both begin with the proportional 4 CPUs; in the end the modest one has 1, and the hungry one the 6 it needs."""
-    stage = loading(tmp_path)
+    policy = get_policy("fifo+tune").with_input("learned")
+    stage = staged(tmp_path, policy, (2,), cluster=node(8.0), agent=LoadingAgent)
     jobs = [stage.submit(400.0, name=name)[0] for name in CPU_S]
     seen = []
     for _ in range(8):
