@@ -17,6 +17,7 @@ import yaml
 from runner.tables import ERRORS, errors, table
 
 from synergy_core.goodput.calibration import Accuracy, accuracy
+from synergy_core.units import Floats
 
 MEASURED, LARGEST, GPU_TYPE = "in sample", "largest out", "GPU type out"
 """What a fit did not see: nothing; the largest models; the row's GPU type."""
@@ -29,10 +30,15 @@ class Made(NamedTuple):
     report: str
 
 
+def told(rows: pd.DataFrame, how: str, predicted_s: Floats | pd.Series) -> pd.DataFrame:
+    """Rows with time_s (measured), as a fit predicts them. how: what it did not see."""
+    return rows.assign(how=how, predicted_s=predicted_s, error=np.log(rows["time_s"] / predicted_s))
+
+
 def scored(rows: pd.DataFrame, *by: str) -> dict[tuple[str, ...], Accuracy]:
-    """Accuracy by the values of some columns. rows: with time_s (measured) and error, log(measured ÷ predicted)."""
+    """Accuracy of predicted_s on time_s by the values of some columns."""
     return {
-        key: accuracy((members["time_s"] / np.exp(members["error"])).to_numpy(), members["time_s"].to_numpy())
+        key: accuracy(members["predicted_s"].to_numpy(), members["time_s"].to_numpy())
         for key, members in rows.groupby(list(by), sort=False)
     }
 

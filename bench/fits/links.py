@@ -19,7 +19,7 @@ import pandas as pd
 from runner.experiment import data_file
 from scipy.optimize import least_squares
 
-from fits import MEASURED, Made, rounded, scored, sums, table_of
+from fits import MEASURED, Made, rounded, scored, sums, table_of, told
 from synergy_core.commands._scoring import COLLECTIVES, soft_l1
 from synergy_core.commands.calibrate import as_yaml
 from synergy_core.goodput.calibration import Accuracy
@@ -215,10 +215,10 @@ def in_sample() -> tuple[pd.DataFrame, Fitted]:
     return rows, fit_all(rows, (start, dict.fromkeys(("A40", "P100", "V100"), DISPATCH_RANK_S)))
 
 
-def told(rows: pd.DataFrame, how: str, fitted: Fitted) -> pd.DataFrame:
+def large(rows: pd.DataFrame, how: str, fitted: Fitted) -> pd.DataFrame:
     """The rows of 1 MiB and more as predicted by a fit. how: what it did not see."""
-    large = rows[rows["nbytes"] >= MIB]
-    return large.assign(how=how, error=np.log(large["time_s"] / predict(large, fitted)))
+    rows = rows[rows["nbytes"] >= MIB]
+    return told(rows, how, predict(rows, fitted))
 
 
 def held_out(rows: pd.DataFrame, full: Fitted) -> Iterator[pd.DataFrame]:
@@ -235,13 +235,13 @@ def held_out(rows: pd.DataFrame, full: Fitted) -> Iterator[pd.DataFrame]:
             for value in values if len(values) > 1 else []:
                 tested = mask & (label == value)
                 first = {**full[0], kind: start}, {**full[1], **dict.fromkeys(hosts, DISPATCH_RANK_S)}
-                yield told(rows[tested], how, fit_all(rows[~tested], first, kind))
+                yield large(rows[tested], how, fit_all(rows[~tested], first, kind))
 
 
 def everything() -> tuple[pd.DataFrame, Fitted, pd.DataFrame]:
     """All rows, the fit to them, and rows as predicted in sample and held out."""
     rows, fitted = in_sample()
-    return rows, fitted, pd.concat([told(rows, MEASURED, fitted), *held_out(rows, fitted)])
+    return rows, fitted, pd.concat([large(rows, MEASURED, fitted), *held_out(rows, fitted)])
 
 
 def scores(predicted: pd.DataFrame) -> dict[tuple[str, ...], Accuracy]:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from runner.experiment import data_file
 
-from fits import GPU_TYPE, LARGEST, MEASURED, Made, arena, bands, constants_file, memory, scored, table_of
+from fits import GPU_TYPE, LARGEST, MEASURED, Made, arena, bands, constants_file, memory, scored, table_of, told
 from fits.bands import FILE, MODEL, NODE, SOFTWARE
 from synergy_core.catalog import gpu_sheets
 from synergy_core.commands._scoring import Fitted
@@ -178,8 +178,8 @@ def held_out(each: Fit, done: dict[str, Fitted]) -> tuple[Fitted, pd.DataFrame]:
     parts = []
 
     def add(how: str, fitted: Fitted, which: pd.Series) -> None:
-        error = -np.concatenate([case.residuals(fitted.constants[case.owner]) for case in cases])
-        parts.append(rows[which].assign(how=how, error=error[which]))
+        predicted_s = np.concatenate([case.step_s(fitted.constants[case.owner]) for case in cases])
+        parts.append(told(rows[which], how, predicted_s[which]))
 
     def fit_to(seen: pd.Series) -> Fitted:
         keep = np.split(seen.to_numpy(), np.cumsum([len(case) for case in cases])[:-1])
@@ -215,7 +215,7 @@ def not_measured(done: dict[str, Fitted]) -> Iterator[pd.DataFrame]:
             tried = [(SOFTWARE, constants_for(case.machine, case.software, others))] if is_seen else []
             tried += [(GPU_TYPE, fit) for fit in others.get(case.owner, {}).values()]
             for how, constants in tried:
-                yield rows[end - len(case) : end].assign(how=how, error=-case.residuals(constants))
+                yield told(rows[end - len(case) : end], how, case.step_s(constants))
 
 
 class Everything(NamedTuple):
