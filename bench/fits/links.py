@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -68,73 +67,47 @@ SCORES = ("mape", "median", "p90", "max")
 IN_NODE = ("efficiency", "fixed_s", "hop_s", "ramp_s", "low_fixed_s", "low_hop_s", "low_share")
 
 
-class Stage(NamedTuple):
-    """What is fitted to the rows of one kind of link: its free constants, and the time per rank of some hosts."""
-
-    start: Link
-    free: tuple[str, ...]
-    hosts: tuple[str, ...] = ()
-
-
-STAGES = {
-    "nvswitch": Stage(START, (*IN_NODE, "exchange", "switch_efficiency"), ("V100",)),
-    "nvlink": Stage(START, IN_NODE),
-    "pcie": Stage(START, (*IN_NODE, "exchange"), ("A40", "P100")),
-    "infiniband": Stage(NETWORK_START, (*IN_NODE, "exchange")),
-    "ethernet": Stage(NETWORK_START, (*IN_NODE, "exchange")),
+STAGES: dict[str, tuple[Link, tuple[str, ...], tuple[str, ...]]] = {
+    "nvswitch": (START, (*IN_NODE, "exchange", "switch_efficiency"), ("V100",)),
+    "nvlink": (START, IN_NODE, ()),
+    "pcie": (START, (*IN_NODE, "exchange"), ("A40", "P100")),
+    "infiniband": (NETWORK_START, (*IN_NODE, "exchange"), ()),
+    "ethernet": (NETWORK_START, (*IN_NODE, "exchange"), ()),
 }
-"""By kind of link, in the order in which they are fitted."""
-
-
+"""By kind of link, in the order in which they are fitted: where it starts, its free constants, and hosts whose time per
+rank is fitted with it."""
 Fitted = tuple[dict[str, Link], dict[str, float]]
 """Constants of each kind of link, and of JAX on each host: s per rank."""
 
 
-def read_csv(name: str) -> pd.DataFrame:
-    return pd.read_csv(data_file(name), keep_default_na=False, na_values={"time_us": ""}, float_precision="round_trip")
+def read_csv(name: str, **names: str) -> pd.DataFrame:
+    """names: other names for columns."""
+    cells = pd.read_csv(data_file(name), keep_default_na=False, na_values={"time_us": ""}, float_precision="round_trip")
+    return cells.rename(columns=names)
 
 
 def nccl_rows() -> pd.DataFrame:
-    cells = read_csv(NCCL).dropna(subset="time_us")
-    return pd.DataFrame(
-        {
-            "gpu": cells["gpu"].str.split("-").str[0],
-            "software": "nccl",
-            "operation": cells["collective"].str.replace("_", "-"),
-            "groups": cells["cluster"],
-            "network": "",
-            "in_switch": cells["algo"].str.contains("NVLS") & ~cells["algo"].str.contains("off"),
-            "ranks": cells["n_gpus"].astype(float),
-            "nodes": 1.0,
-            "nbytes": cells["size_bytes"].astype(float),
-            "time_s": cells["time_us"] * 1e-6,
-            "idle_s": 0.0,
-        }
+    rows = read_csv(NCCL, cluster="groups", n_gpus="ranks", size_bytes="nbytes").dropna(subset="time_us")
+    return rows.assign(software="nccl", network="", nodes=1, idle_s=0.0).assign(
+        gpu=rows["gpu"].str.split("-").str[0],
+        operation=rows["collective"].str.replace("_", "-"),
+        in_switch=rows["algo"].str.contains("NVLS") & ~rows["algo"].str.contains("off"),
+        time_s=rows["time_us"] * 1e-6,
     )
 
 
 def arena_rows() -> pd.DataFrame:
     """Rows that exchange something. idle_s: the GPU type's median time of those that do not."""
-    cells = read_csv(ARENA)
-    first_groups = (json.loads(each)[0] for each in cells["groups"])
-    spans = [len({rank // g for rank in group}) for group, g in zip(first_groups, cells["gpus_per_node"], strict=True)]
-    ranks, operation = cells["group_size"].astype(float), cells["operation"]
+    rows = read_csv(ARENA, group_size="ranks", bytes="nbytes")
+    first_groups = (json.loads(each)[0] for each in rows["groups"])
+    nodes = [len({rank // g for rank in group}) for group, g in zip(first_groups, rows["gpus_per_node"], strict=True)]
+    ranks, operation = rows["ranks"], rows["operation"]
     # Fewer elements than parts: nothing moves.
-    idle = cells["elements"] < ranks.mask(operation == "all-reduce", 1.0).mask(operation == "all-to-all", ranks**2)
-    rows = pd.DataFrame(
-        {
-            "gpu": cells["gpu"],
-            "software": "jax",
-            "operation": operation,
-            "groups": cells["n_nodes"].astype(str) + ":" + cells["groups"],
-            "network": cells["network"].replace("default", "ethernet").where(np.array(spans) > 1, ""),
-            "in_switch": False,
-            "ranks": ranks,
-            "nodes": np.array(spans, dtype=float),
-            "nbytes": cells["bytes"].astype(float),
-            "time_s": cells["time_s"],
-            "idle_s": cells["gpu"].map(cells[idle].groupby("gpu")["time_s"].median()),
-        }
+    idle = rows["elements"] < ranks.mask(operation == "all-reduce", 1).mask(operation == "all-to-all", ranks**2)
+    rows = rows.assign(software="jax", in_switch=False, nodes=nodes).assign(
+        groups=rows["n_nodes"].astype(str) + ":" + rows["groups"],
+        network=rows["network"].replace("default", "ethernet").where(np.array(nodes) > 1, ""),
+        idle_s=rows["gpu"].map(rows[idle].groupby("gpu")["time_s"].median()),
     )
     return rows[~idle]
 
@@ -211,7 +184,7 @@ def in_sample() -> tuple[pd.DataFrame, Fitted]:
     rows = pd.concat([nccl_rows(), arena_rows()], ignore_index=True)
     kinds = [MACHINES[each][0] for each in zip(rows["gpu"], rows["software"], strict=True)]
     rows["link"] = rows["network"].where(rows["network"] != "", kinds)
-    start = {kind: stage.start for kind, stage in STAGES.items()}
+    start = {kind: first for kind, (first, *_) in STAGES.items()}
     return rows, fit_all(rows, (start, dict.fromkeys(("A40", "P100", "V100"), DISPATCH_RANK_S)))
 
 
@@ -271,8 +244,8 @@ def fit() -> Made:
         }
     idle_s = rows[rows["software"] == "jax"].groupby("gpu")["idle_s"].first()
     hosts = {
-        host.lower(): {"dispatch_s": rounded(idle_s[host]), "dispatch_rank_s": rounded(each)}
-        for host, each in rank_s.items()
+        host.lower(): {"dispatch_s": rounded(idle_s[host]), "dispatch_rank_s": rounded(seconds)}
+        for host, seconds in rank_s.items()
     }
     contents["jax"] = {"hosts": hosts, "inputs_sha256": sums({ARENA: data_file(ARENA)})}
     comment = "Fitted by bench/fits.py links; what the constants mean: synergy_core/planner/machine.py."
