@@ -33,8 +33,8 @@ their peak includes; of older generations."""
 
 
 def rows_of(name: str) -> pd.DataFrame:
-    """A file's rows: the columns of `_scoring.predicted`, and setting (the first that the row may have had, which has
-    its software and sizes), family, test (name of the test, or else of the model) and group (of the test)."""
+    """A file's rows: the columns of `_scoring.predicted`, and software, family, test (name of the test, or else of the
+    model) and group (of the test)."""
     path = data_file("parallel", f"{name}.csv")
     file: Any = read(path)
     cells = {row.line: row.cells for row in read_table(path).rows}
@@ -43,7 +43,7 @@ def rows_of(name: str) -> pd.DataFrame:
     first = [file.rows[at].settings[0] for at in rows.index]
     own = [cells[line] for line in rows["line"]]
     return rows.assign(
-        setting=first,
+        software=[each.software.fitted_as for each in first],
         family=[family_name(each.architecture) for each in first],
         test=[each.get("test") or each["model"] for each in own],
         group=[_group(each) for each in own],
@@ -67,10 +67,6 @@ def held_out() -> pd.DataFrame:
     parts = []
     for name in MEASURED:
         rows = rows_of(name)
-        plain = rows[rows["group"] == PLAIN]
-        software, error = (
-            [each.software.fitted_as for each in plain["setting"]],
-            np.log(plain["peak_mem_bytes"] / plain["peak_bytes"]),
-        )
-        parts.append(plain[["family"]].assign(file=name, model=plain["test"], software=software, error=error))
+        error = np.log(rows["peak_mem_bytes"] / rows["peak_bytes"])
+        parts.append(rows.assign(file=name, model=rows["test"], error=error)[rows["group"] == PLAIN])
     return pd.concat(parts, ignore_index=True)
