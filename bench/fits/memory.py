@@ -33,8 +33,7 @@ their peak includes; of older generations."""
 
 
 def rows_of(name: str) -> pd.DataFrame:
-    """A file's rows: the columns of `_scoring.predicted`, and software, family, test (name of the test, or else of the
-    model) and group (of the test)."""
+    """A file's rows: the columns of `_scoring.predicted`, and software, family, group; each test counts as a model."""
     path = data_file("parallel", f"{name}.csv")
     file: Any = read(path)
     cells = {row.line: row.cells for row in read_table(path).rows}
@@ -45,7 +44,7 @@ def rows_of(name: str) -> pd.DataFrame:
     return rows.assign(
         software=[each.software.fitted_as for each in first],
         family=[family_name(each.architecture) for each in first],
-        test=[each.get("test") or each["model"] for each in own],
+        model=[each.get("test") or each["model"] for each in own],
         group=[_group(each) for each in own],
     )
 
@@ -62,11 +61,10 @@ def _group(cells: dict[str, str]) -> str:
 
 
 def held_out() -> pd.DataFrame:
-    """Peak memory, measured and predicted, of the rows whose options the memory model knows, for `bands`. Each of
-    Megatron's tests counts as a model."""
+    """Peak memory, measured and predicted, of the rows whose options the memory model knows, for `bands`."""
     parts = []
     for name in MEASURED:
         rows = rows_of(name)
         error = np.log(rows["peak_mem_bytes"] / rows["peak_bytes"])
-        parts.append(rows.assign(file=name, model=rows["test"], error=error)[rows["group"] == PLAIN])
+        parts.append(rows.assign(file=name, error=error)[rows["group"] == PLAIN])
     return pd.concat(parts, ignore_index=True)
