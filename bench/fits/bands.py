@@ -197,26 +197,23 @@ def coverage(rows: pd.DataFrame, memory: pd.DataFrame) -> list[dict[str, Any]]:
     without the file. inside: fraction of the rows; alike: the same with each model counting alike; low, high: ends of
     the median band; width: geometric mean of high ÷ low.
     """
-    every = with_smaller(rows)
-    rows = rows.assign(small=is_smaller(rows))
+    every, rows = with_smaller(rows), rows.assign(small=is_smaller(rows))
+    families = rows[rows["how"] == MODEL].groupby("family", sort=False)
     parts = [
         (how, file, members, key)
         for how, key in {**SIZED, **{how: key for how, key, _ in GROUPS.values()}}.items()
         for file, members in rows[rows["how"] == how].groupby("file", sort=False)
-    ]
-    families = rows[rows["how"] == MODEL].groupby("family", sort=False)
-    parts += [(MODEL, f"{family} models", members, OF_MODEL) for family, members in families]
+    ] + [(MODEL, f"{family} models", members, OF_MODEL) for family, members in families]
     result = []
     for kind, of, scored, key in parts:
         ends = {}
-        for (software, gpu, family, small, *group), members in scored.groupby(
-            ["software", "gpu", "family", "small", *key]
-        ):
+        alike = ["software", "gpu", "family", "small", *key]
+        for (software, gpu, family, small, *group), members in scored.groupby(alike):
             others = every[~are(every, **dict(zip(key, group, strict=True)))]
             rest = others[others["how"] == MODEL]
             unknown = {kind, SMALLER if small else "", "" if family in rest["family"].array else SOFTWARE}
-            more = [(others[others["how"] == how], alike) for how, alike, _ in GROUPS.values() if how in unknown]
-            high = [told(found, "", alike, mirrored=True)["high"] for found, alike in more if len(found)]
+            more = [(others[others["how"] == how], each) for how, each, _ in GROUPS.values() if how in unknown]
+            high = [told(found, "", each, mirrored=True)["high"] for found, each in more if len(found)]
             end = max([nearest(rest, software, gpu, family)["high"], *high])
             ends |= dict.fromkeys(members.index, (-end, end))
         result.append(_covered(kind, of, scored, ends))

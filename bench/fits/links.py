@@ -20,7 +20,7 @@ from scipy.optimize import least_squares
 
 from fits import MEASURED, Made, rounded, scored, sums, table_of, told
 from synergy_core.commands._scoring import COLLECTIVES, soft_l1
-from synergy_core.commands.calibrate import as_yaml
+from synergy_core.commands.calibrate import as_yaml, rounded_errors
 from synergy_core.goodput.calibration import Accuracy
 from synergy_core.planner.machine import Link, Links, rings
 
@@ -63,7 +63,6 @@ START = Link(
 NETWORK_START = replace(START, hop_s=14e-6, low_hop_s=5e-6, ramp_s=14e-6, switch_efficiency=0.0)
 SHARES = ("efficiency", "low_share", "exchange", "switch_efficiency")
 DISPATCH_RANK_S = 10e-6
-SCORES = ("mape", "median", "p90", "max")
 IN_NODE = ("efficiency", "fixed_s", "hop_s", "ramp_s", "low_fixed_s", "low_hop_s", "low_share")
 
 
@@ -229,7 +228,7 @@ def fit() -> Made:
     contents = {}
     for kind, (_, free, _) in STAGES.items():
         own = rows[rows["link"] == kind]
-        by_how = scored(predicted[predicted["link"] == kind], "how")
+        by_how = predicted[predicted["link"] == kind].groupby("how", sort=False)
         used = sorted({NCCL if each == "nccl" else ARENA for each in own["software"]})
         link = asdict(kinds[kind])
         contents[kind] = {
@@ -238,8 +237,7 @@ def fit() -> Made:
             "rows": len(own),
             "inputs_sha256": sums({name: data_file(name) for name in used}),
             "errors_from_1_mib": {
-                how: {"n": score.n, **{name: round(getattr(score, name), 4) for name in SCORES}}
-                for (how,), score in by_how.items()
+                how: rounded_errors(*each[["predicted_s", "time_s"]].to_numpy().T) for how, each in by_how
             },
         }
     idle_s = rows[rows["software"] == "jax"].groupby("gpu")["idle_s"].first()
