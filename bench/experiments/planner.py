@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -12,13 +12,13 @@ import pandas as pd
 from fits import memory, scored
 from runner.dependencies import PLANS
 from runner.experiment import Experiment, Result, Results, data_file, measurement
-from runner.tables import ERRORS, GOAL_HEAD, NONE, errors, goal, met, number, percent, table
+from runner.tables import ERRORS, GOAL_HEAD, NONE, error_table, errors, goal, met, number, percent, table
 
 from synergy_core.commands import _scoring
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements._table import read_table
 from synergy_core.commands.measurements.training_times import Case
-from synergy_core.goodput.calibration import Accuracy, accuracy
+from synergy_core.goodput.calibration import accuracy
 from synergy_core.planner.machine import constants_for
 from synergy_core.units import Floats, Ints
 
@@ -34,15 +34,6 @@ def one(scores: Iterable[Score], **wanted: Any) -> Score:
     return next((each for each in scores if all(each.get(name) == value for name, value in wanted.items())), {})
 
 
-def as_dicts(scores: Mapping[tuple[str, ...], Accuracy], *names: str) -> list[Score]:
-    """names: of the parts of a key."""
-    return [{**dict(zip(names, key, strict=True)), **asdict(each)} for key, each in scores.items()]
-
-
-def rows_of_errors(scores: Iterable[Score], *names: str) -> list[list[str]]:
-    return [[*(each[name] for name in names), *errors(each)] for each in scores]
-
-
 # Fits, what they did not see, and bands made without a row's group.
 
 
@@ -51,7 +42,7 @@ def fits() -> Result:
     from fits import bands, planner
 
     found = planner.everything()
-    scores = as_dicts(found.scores, "fit", "file", "rows")
+    scores = [{**each, "rows": each["how"]} for each in found.scores]
     coverage = bands.coverage(found.rows, found.memory)
     return {"scores": scores, "bands": coverage, "parts": bands.parts_of_errors(found.rows)}
 
@@ -94,7 +85,10 @@ def fit_tables(results: Results) -> dict[str, str]:
         return f"{percent(found['inside'], 0)} of {found['n']} ({found['low']:.2f} to {found['high']:.2f})"
 
     in_sample = [each for each in scores if each["rows"] == "in sample"]
-    fitted = ([*row, *(held_out(row[1], how) for how in HELD_OUT)] for row in rows_of_errors(in_sample, "fit", "file"))
+    fitted = (
+        [each["fit"], each["file"], *errors(each), *(held_out(each["file"], how) for how in HELD_OUT)]
+        for each in in_sample
+    )
     files = dict.fromkeys(each["file"] for each in bands if each["kind"] in BANDS)
     by_file = ([file, *(covered(one(bands, file=file, kind=kind)) for kind in BANDS)] for file in files)
     of_memory = (each for each in bands if each["kind"] not in BANDS)
@@ -148,7 +142,7 @@ def rubicks_rows() -> Result:
 
     def scores(which: pd.DataFrame, *by: str) -> list[Score]:
         found = scored(which.sort_values(list(by)), *by)
-        return [{"names": key, **asdict(each)} for key, each in found.items()]
+        return [{"names": [each[name] for name in by], **each} for each in found]
 
     hosts = scores(rows[rows["model"].isin(("t5", "vit"))], "model", "kind")
     return {"hosts": hosts, "offloaded": scores(rows[is_offloaded & np.isfinite(rows["predicted_s"])], "model")}
@@ -245,7 +239,9 @@ def peaks(file: str) -> Result:
         if np.isfinite(truth).all():
             scores[f"{family}{group}", "between steps"] = accuracy(told[1], truth[1])
             scores[f"{family}{group}", "growth"] = accuracy(told[0] - told[1], truth[0] - truth[1])
-    return {"scores": [{"file": file, **each} for each in as_dicts(scores, "group", "what")]}
+    return {
+        "scores": [{"file": file, "group": of, "what": what, **asdict(each)} for (of, what), each in scores.items()]
+    }
 
 
 PEAKS = [measurement(peaks, file=file) for file in memory.MEASURED]
@@ -272,16 +268,14 @@ PLANNER_MEMORY = Experiment(lambda: PEAKS, memory_tables, needs=("data",), reads
 def collectives() -> Result:
     from fits import links
 
-    found = links.scores(links.everything()[-1])
-    return {"scores": as_dicts(found, "how", "gpu", "link")}
+    return {"scores": links.scores(links.everything()[-1])}
 
 
 LINKS = measurement(collectives)
 
 
 def collectives_tables(results: Results) -> dict[str, str]:
-    rows = rows_of_errors(results[LINKS]["scores"], "how", "gpu", "link")
-    return {"scores": table(("rows", "GPU", "link", *ERRORS), rows, 3)}
+    return {"scores": error_table(results[LINKS]["scores"], rows="how", GPU="gpu", link="link")}
 
 
 COLLECTIVES = Experiment(lambda: [LINKS], collectives_tables, needs=("data",))

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from runner.experiment import data_file
+from runner.tables import error_table
 from scipy.optimize import least_squares
 
-from fits import GPU_TYPE, LARGEST, MEASURED, Made, bands, constants_file, scored, table_of, told
+from fits import GPU_TYPE, LARGEST, MEASURED, Made, bands, constants_file, scored, told
 from synergy_core.catalog import gpu_sheets
 from synergy_core.commands._scoring import SPREAD, UPPER_BOUNDS, soft_l1
 from synergy_core.commands.measurements import read
@@ -132,7 +133,10 @@ def fit() -> Made:
     files, report = {}, []
     for software, (constants, loss), rows in every_fit():
         values = (f"{name} {getattr(constants, name):.4g}" for name in FITTED[software])
-        report += [f"{software}: search_loss {loss:.3f}, {', '.join(values)}", table_of(scored(rows, "how"), "rows")]
+        report += [
+            f"{software}: search_loss {loss:.3f}, {', '.join(values)}",
+            error_table(scored(rows, "how"), rows="how"),
+        ]
         gpu_types, unseen = {}, rows[rows["how"] == GPU_TYPE]
         for gpu_type, own in rows.groupby("gpu", sort=False):
             paths, scores = {TABLE: data_file("arena", f"{TABLE}.csv")}, scored(own, "fit", "file", "how")

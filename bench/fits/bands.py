@@ -18,7 +18,6 @@ import pandas as pd
 from scipy import stats
 
 from fits import GPU_TYPE, MEASURED, rounded, sums
-from synergy_core.goodput.calibration import Accuracy
 from synergy_core.planner.bands import ANY, COVERAGE, MIN_MODELS, log_interval
 from synergy_core.planner.machine import Constants
 
@@ -47,13 +46,14 @@ GROUPS: dict[str, tuple[str, Key, str]] = {
 
 
 def fitted_entry(
-    fit: str, constants: Constants, paths: Mapping[str, Path], scores: Mapping[tuple[str, ...], Accuracy]
+    fit: str, constants: Constants, paths: Mapping[str, Path], scores: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """A fit's entry in the catalog. paths: of the files that it read; scores: by fit, file and what was left out."""
     errors: dict[str, Any] = {file: {} for file in paths}
-    for (of, file, how), score in scores.items():
-        if of == fit:
-            errors[file][how] = {"n": score.n, "mape": round(score.mape, 4), "median": round(score.median, 4)}
+    for each in scores:
+        if each["fit"] == fit:
+            found = {"n": each["n"], "mape": round(each["mape"], 4), "median": round(each["median"], 4)}
+            errors[each["file"]][each["how"]] = found
     values = {name: rounded(value) for name, value in asdict(constants).items()}
     return {"constants": values, "fit": fit, "inputs_sha256": sums(paths), "errors": errors}
 

@@ -12,16 +12,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from runner.experiment import data_file
+from runner.tables import error_table
 from scipy.optimize import least_squares
 
-from fits import MEASURED, Made, rounded, scored, sums, table_of, told
+from fits import MEASURED, Made, rounded, scored, sums, told
 from synergy_core.commands._scoring import COLLECTIVES, soft_l1
 from synergy_core.commands.calibrate import as_yaml, rounded_errors
-from synergy_core.goodput.calibration import Accuracy
 from synergy_core.planner.machine import Link, Links, rings
 
 SUMMARY = "catalog/links: latencies and efficiencies of collectives (needs: data)"
@@ -216,11 +217,11 @@ def everything() -> tuple[pd.DataFrame, Fitted, pd.DataFrame]:
     return rows, fitted, pd.concat([large(rows, MEASURED, fitted), *held_out(rows, fitted)])
 
 
-def scores(predicted: pd.DataFrame) -> dict[tuple[str, ...], Accuracy]:
+def scores(predicted: pd.DataFrame) -> list[dict[str, Any]]:
     """By what the fit did not see, GPU type and link."""
-    found = scored(predicted.sort_values(["gpu", "link"]), "how", "gpu", "link")
     order = list(predicted["how"].unique())
-    return dict(sorted(found.items(), key=lambda each: order.index(each[0][0])))
+    found = scored(predicted.sort_values(["gpu", "link"]), "how", "gpu", "link")
+    return sorted(found, key=lambda each: order.index(each["how"]))
 
 
 def fit() -> Made:
@@ -248,4 +249,4 @@ def fit() -> Made:
     contents["jax"] = {"hosts": hosts, "inputs_sha256": sums({ARENA: data_file(ARENA)})}
     comment = "Fitted by bench/fits.py links; what the constants mean: synergy_core/planner/machine.py."
     files = {f"synergy_core/catalog/links/{name}.yaml": as_yaml(each, comment) for name, each in contents.items()}
-    return Made(files, table_of(scores(predicted), "rows", "GPU", "link"))
+    return Made(files, error_table(scores(predicted), rows="how", GPU="gpu", link="link"))

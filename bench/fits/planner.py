@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from runner.experiment import data_file
+from runner.tables import error_table
 
-from fits import GPU_TYPE, LARGEST, MEASURED, Made, arena, bands, constants_file, memory, scored, table_of, told
+from fits import GPU_TYPE, LARGEST, MEASURED, Made, arena, bands, constants_file, memory, scored, told
 from fits.bands import FILE, MODEL, NODE, SOFTWARE
 from synergy_core.catalog import gpu_sheets
 from synergy_core.commands._scoring import Fitted
 from synergy_core.commands._scoring import fit as fit_constants
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.training_times import Case
-from synergy_core.goodput.calibration import Accuracy
 from synergy_core.planner.bands import family_name
 from synergy_core.planner.machine import CORE, PHYSICAL, Constants, constants_for, constants_like, work_per_clock
 
@@ -219,7 +219,7 @@ class Everything(NamedTuple):
     """All fits. scores: by fit, file and what was left out; rows: what bands are made of, of step times and memory."""
 
     fitted: dict[str, Fitted]
-    scores: dict[tuple[str, ...], Accuracy]
+    scores: list[dict[str, Any]]
     rows: pd.DataFrame
     memory: pd.DataFrame
 
@@ -241,7 +241,7 @@ def everything() -> Everything:
 def fit() -> Made:
     found = everything()
     catalog: dict[str, dict[str, Any]] = {}
-    report = [table_of(found.scores, "fit", "file", "rows")]
+    report = [error_table(found.scores, fit="fit", file="file", rows="how")]
     for each in FITS:
         fitted = found.fitted[each.name]
         report.append(f"{each.name}: at a bound: {', '.join(fitted.at_bounds) or 'none'}")
