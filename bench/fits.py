@@ -10,10 +10,10 @@ Most fits need the real data (SYNERGY_DATA). What they write is fitted, never a 
 from __future__ import annotations
 
 import argparse
-import ast
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,13 +24,9 @@ ROOT = FOLDER.parent.parent
 
 def summaries() -> dict[str, str]:
     """What each fit does, by name."""
-    found = {}
-    for path in sorted(FOLDER.glob("*.py")):
-        for line in ast.parse(path.read_text(encoding="utf-8")).body:
-            match line:
-                case ast.Assign([ast.Name("SUMMARY")], ast.Constant(str(text))):
-                    found[path.stem] = text
-    return found
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
+    found = {name: re.search('^SUMMARY = "(.*)"$', text, re.MULTILINE) for name, text in texts.items()}
+    return {name: match[1] for name, match in found.items() if match}
 
 
 def changes(path: str, text: str) -> str:
@@ -52,15 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.path.insert(0, str(ROOT))
     made = importlib.import_module(f"fits.{chosen.name}").fit()
     print(made.report)
-    changed = {path: text for path, text in made.files.items() if changes(path, text)}
-    for path, text in changed.items():
-        print(changes(path, text))
+    changed = {path: lines for path, text in made.files.items() if (lines := changes(path, text))}
+    for path, lines in changed.items():
+        print(lines)
         if chosen.write:
-            from synergy_core.commands._settings import write_whole
-
-            write_whole(ROOT / path, text)
-    if made.files:
-        print(f"{len(changed)} of {len(made.files)} files {'written' if chosen.write else 'would change (--write)'}")
+            (ROOT / path).write_text(made.files[path], encoding="utf-8")
+    print(f"{len(changed)} of {len(made.files)} files {'written' if chosen.write else 'would change (--write)'}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from itertools import product
 
 import numpy as np
 from runner.experiment import Experiment, Result, Results, data_file, measurement
@@ -27,13 +27,13 @@ def profile(application: str, gpu_type: str, which: str) -> ObservedSteps:
 
 
 def part(profile: ObservedSteps, rows: np.ndarray) -> ObservedSteps:
-    return ObservedSteps(*(np.asarray(getattr(profile, name))[rows] for name in ObservedSteps.__slots__))
+    return ObservedSteps(*(getattr(profile, name)[rows] for name in ObservedSteps.__slots__))
 
 
 def error(model: Calibrated, profile: ObservedSteps) -> float:
     """Mean error of step times."""
     told = model.step_time(profile.nodes, profile.gpus, profile.local_batch, profile.crowd)
-    return float(np.abs(told / np.asarray(profile.step_time_s) - 1).mean())
+    return float(np.abs(told / profile.step_time_s - 1).mean())
 
 
 FORMS = {each.name: each for each in (POLLUX, SATURATING)}
@@ -68,16 +68,16 @@ SPLITS = ("all", "half", "larger", "clusters", "batch")
 def splits(application: str, gpu_type: str) -> Iterator[tuple[str, ObservedSteps, ObservedSteps]]:
     """Name, what is fitted, what is scored."""
     placements, scalability = (profile(application, gpu_type, which) for which in ("placements", "scalability"))
-    nodes, gpus, batch = (np.asarray(each) for each in (placements.nodes, placements.gpus, placements.local_batch))
+    gpus, batch = placements.gpus, placements.local_batch
     yield "all", placements, placements
-    shapes = np.unique(nodes * 1000 + gpus)
+    shape = placements.nodes * 1000 + gpus
+    shapes = np.unique(shape)
     chosen = np.random.default_rng(0).permutation(shapes)[: len(shapes) // 2]
-    half = np.isin(nodes * 1000 + gpus, chosen) | (gpus == 1)
+    half = np.isin(shape, chosen) | (gpus == 1)
     yield "half", part(placements, half), part(placements, ~half)
     small = gpus <= (8 if gpu_type == "t4" else 6)
     yield "larger", part(placements, small), part(placements, ~small)
-    beyond = np.asarray(scalability.nodes) > nodes.max()
-    if beyond.any():
+    if (beyond := scalability.nodes > placements.nodes.max()).any():
         yield "clusters", placements, part(scalability, beyond)
     for size in np.unique(batch)[1:-1]:
         yield "batch", part(placements, batch != size), part(placements, batch == size)
@@ -97,11 +97,7 @@ SPEED = {
     for form in FORMS
     for count, sizes in SPEEDS
 }
-ERRORS = {
-    (name, gpu_type): measurement(held_out, application=name, gpu_type=gpu_type)
-    for name in APPLICATIONS
-    for gpu_type in GPU_TYPES
-}
+ERRORS = {key: measurement(held_out, application=key[0], gpu_type=key[1]) for key in product(APPLICATIONS, GPU_TYPES)}
 
 
 def fit_tables(results: Results) -> dict[str, str]:
@@ -111,22 +107,23 @@ def fit_tables(results: Results) -> dict[str, str]:
         for (form, count, sizes), task in SPEED.items()
     ]
     errors = {key: results[task] for key, task in ERRORS.items()}
-
-    def cells(of: dict[str, Any]) -> list[str]:
-        return [" → ".join(f"{100 * each:.1f}" for each in of[split]) if split in of else NONE for split in SPLITS]
-
-    rows = [[*key, *cells(found)] for key, found in errors.items()]
+    every = {split: [found[split] for found in errors.values() if split in found] for split in SPLITS}
+    worse = sum(ours > peers for peers, ours in every["all"])
     for what, summary in (("mean", np.mean), ("median", np.median)):
-        known = {split: [found[split] for found in errors.values() if split in found] for split in SPLITS}
-        rows.append([what, "", *cells({split: summary(pairs, axis=0) for split, pairs in known.items()})])
-    worse = sum(found["all"][1] > found["all"][0] for found in errors.values())
+        errors[what, ""] = {split: summary(pairs, axis=0) for split, pairs in every.items()}
     slowest = max(results[SPEED[form, *SPEEDS[-1]]]["mean_ms"] for form in FORMS)
+    of = f"column *all*: tables of {len(ERRORS)}"
     goals = [
         goal("at most 2 ms CPU per fit", "in a batch of 100, the slower form: ms", slowest, 2.0, form=number),
-        goal(
-            "no table fitted worse than in Pollux's form", f"column *all*: tables of {len(errors)}", worse, 0, form=str
-        ),
+        goal("no table fitted worse than in Pollux's form", of, worse, 0, form=str),
     ]
+    rows = (
+        [
+            *key,
+            *(" → ".join(f"{100 * one:.1f}" for one in found[split]) if split in found else NONE for split in SPLITS),
+        ]
+        for key, found in errors.items()
+    )
     return {
         "goals": table(GOAL_HEAD, goals, 3),
         "speed": table(("form", "fits at once", "rows of each", "mean ms/fit", "p90 ms/fit"), speeds),

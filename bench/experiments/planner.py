@@ -12,13 +12,15 @@ import pandas as pd
 from fits import memory, scored
 from runner.dependencies import PLANS
 from runner.experiment import Experiment, Result, Results, data_file, measurement
-from runner.tables import ERRORS, GOAL_HEAD, NONE, errors, goal, met, number, percent, table
+from runner.tables import ERRORS, GOAL_HEAD, NONE, error_table, errors, goal, met, number, percent, table
 
 from synergy_core.commands import _scoring
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements._table import read_table
+from synergy_core.commands.measurements.training_times import Case
 from synergy_core.goodput.calibration import accuracy
 from synergy_core.planner.machine import constants_for
+from synergy_core.units import Floats, Ints
 
 Score = dict[str, Any]
 CATALOG = tuple(f"synergy_core/catalog/{name}" for name in ("architectures", "gpus", "links", "nodes", "software"))
@@ -40,9 +42,7 @@ def fits() -> Result:
     from fits import bands, planner
 
     found = planner.everything()
-    scores = [
-        {**dict(zip(("fit", "file", "rows"), key, strict=True)), **asdict(each)} for key, each in found.scores.items()
-    ]
+    scores = [{**each, "rows": each["how"]} for each in found.scores]
     coverage = bands.coverage(found.rows, found.memory)
     return {"scores": scores, "bands": coverage, "parts": bands.parts_of_errors(found.rows)}
 
@@ -79,60 +79,39 @@ def fit_tables(results: Results) -> dict[str, str]:
         found = one(scores, file=file, rows=how)
         return f"{percent(found['mape'])} ({percent(found['p90'])}), n = {found['n']}" if found else NONE
 
-    def covered(file: str, kind: str) -> str:
-        found = one(bands, file=file, kind=kind)
-        return (
-            f"{percent(found['inside'], 0)} of {found['n']} ({found['low']:.2f} to {found['high']:.2f})"
-            if found
-            else NONE
-        )
+    def covered(found: Score) -> str:
+        if not found:
+            return NONE
+        return f"{percent(found['inside'], 0)} of {found['n']} ({found['low']:.2f} to {found['high']:.2f})"
 
-    fitted = [
+    in_sample = [each for each in scores if each["rows"] == "in sample"]
+    fitted = (
         [each["fit"], each["file"], *errors(each), *(held_out(each["file"], how) for how in HELD_OUT)]
-        for each in scores
-        if each["rows"] == "in sample"
-    ]
+        for each in in_sample
+    )
     files = dict.fromkeys(each["file"] for each in bands if each["kind"] in BANDS)
-    families = [each for each in bands if each["file"].endswith(" models")]
-    in_memory = [each for each in bands if each["kind"] not in BANDS]
+    by_file = ([file, *(covered(one(bands, file=file, kind=kind)) for kind in BANDS)] for file in files)
+    of_memory = (each for each in bands if each["kind"] not in BANDS)
+    in_memory = ([each["file"], each["kind"].removeprefix("memory, "), covered(each)] for each in of_memory)
     goals = [
         goal(what, f"{file}, {NAMES.get(how, how)}: {name}", one(scores, file=file, rows=how).get(name), limit)
         for what, how, which, limits in HELD_OUT_GOALS
         for file in which
         for name, limit in limits.items()
     ]
-    for each in families:
-        inside = f"{percent(each['inside'], 0)} of {each['n']}"
+    families = []
+    for each in (each for each in bands if each["file"].endswith(" models")):
+        of, inside = each["file"], percent(each["inside"], 0)
+        families.append([of, str(each["n"]), inside, percent(each["alike"], 0), number(each["width"])])
         holds = met(0.85 <= round(each["inside"], 2) <= 0.95)
-        goals.append(["bands hold 85 to 95 %", f"{each['file']}, model out", inside, holds])
+        goals.append(["bands hold 85 to 95 %", f"{of}, model out", f"{inside} of {each['n']}", holds])
+    names, kinds = ([NAMES.get(how, how) for how in each] for each in (HELD_OUT, BANDS))
     return {
         "goals": table(GOAL_HEAD, goals, 3),
-        "errors": table(("fit", "file", *ERRORS, *(NAMES.get(how, how) for how in HELD_OUT)), fitted, 2),
-        "bands": table(
-            ("file or family", *(NAMES.get(how, how) for how in BANDS)),
-            ([file, *(covered(file, kind) for kind in BANDS)] for file in files),
-        ),
-        "families": table(
-            ("family", "rows", "inside", "inside, each model alike", "width"),
-            (
-                [
-                    each["file"],
-                    str(each["n"]),
-                    percent(each["inside"], 0),
-                    percent(each["alike"], 0),
-                    number(each["width"]),
-                ]
-                for each in families
-            ),
-        ),
-        "memory": table(
-            ("file", "family", "inside"),
-            (
-                [each["file"], each["kind"][len("memory, ") :], covered(each["file"], each["kind"])]
-                for each in in_memory
-            ),
-            2,
-        ),
+        "errors": table(("fit", "file", *ERRORS, *names), fitted, 2),
+        "bands": table(("file or family", *kinds), by_file),
+        "families": table(("family", "rows", "inside", "inside, each model alike", "width"), families),
+        "memory": table(("file", "family", "inside"), in_memory, 2),
         "parts": f"{number(parts[0])} and {number(parts[1])} ({parts[2]} models)",
     }
 
@@ -159,14 +138,14 @@ def rubicks_rows() -> Result:
     is_offloaded, nodes = cells["plan"] == "zero-offload", cells["gpus_per_node_used"]
     is_odd = ~is_offloaded & (nodes.str.len() > 1) & nodes.str.contains("[13579]")
     rows["kind"] = np.select([cells["plan"] == "3d", is_odd], ["3d", "odd nodes"], "the others")
-    rows["error"], rows["time_s"] = np.log(rows["iter_time_s"] / rows["time_s"]), rows["iter_time_s"]
+    rows = rows.rename(columns={"time_s": "predicted_s", "iter_time_s": "time_s"})
 
     def scores(which: pd.DataFrame, *by: str) -> list[Score]:
         found = scored(which.sort_values(list(by)), *by)
-        return [{"names": key, **asdict(each)} for key, each in found.items()]
+        return [{"names": [each[name] for name in by], **each} for each in found]
 
     hosts = scores(rows[rows["model"].isin(("t5", "vit"))], "model", "kind")
-    return {"hosts": hosts, "offloaded": scores(rows[is_offloaded & np.isfinite(rows["error"])], "model")}
+    return {"hosts": hosts, "offloaded": scores(rows[is_offloaded & np.isfinite(rows["predicted_s"])], "model")}
 
 
 TRAINING = (
@@ -183,17 +162,24 @@ UNSEEN = {"cnn_resnet50": "", "best_plan_iteration_time": "", "iteration_times":
 CHOICES = ("one constant", "regret", "max regret", "banded", "refused", "failures")
 
 
+def with_rank(score: Score) -> list[str]:
+    return [*errors(score), number(score["spearman"], 3)]
+
+
 def shipped_tables(results: Results) -> dict[str, str]:
     scores = [each for task in SHIPPED for each in results[task]["groups"]]
     timed = [each for each in scores if (each["group"], each["kind"]) == ("all", "time")]
     choices = [
-        [each["file"], *errors(each), number(each["spearman"], 3)]
-        + [percent(each[name]) for name in ("baseline_mape", "regret_mean", "regret_max")]
+        [
+            each["file"],
+            *with_rank(each),
+            *(percent(each[name]) for name in ("baseline_mape", "regret_mean", "regret_max")),
+        ]
         + [str(each.get(name, NONE)) for name in ("banded", "false_refusals", "failures")]
         for each in timed
     ]
     unseen = [
-        [each["file"], each["group"], *errors(each), number(each["spearman"], 3)]
+        [each["file"], each["group"], *with_rank(each)]
         for each in scores
         if each["file"] in UNSEEN and each["group"].startswith(UNSEEN[each["file"]])
     ]
@@ -245,23 +231,17 @@ PLANNER_SHIPPED = Experiment(
 
 def peaks(file: str) -> Result:
     """Errors of a file's peaks by group; of Megatron's tests also of the bytes between steps, and what a step adds."""
-    result = []
+    scores = {}
     for (family, group), rows in memory.rows_of(file).groupby(["family", "group"], sort=False):
-        told, truth = (
-            rows[["peak_bytes", "between_bytes"]].to_numpy(float),
-            rows[["peak_mem_bytes", "held_bytes"]].to_numpy(float),
-        )
-        pairs = {"peak": (told[:, 0], truth[:, 0])}
+        told = rows[["peak_bytes", "between_bytes"]].to_numpy(float).T
+        truth = rows[["peak_mem_bytes", "held_bytes"]].to_numpy(float).T
+        scores[f"{family}{group}", "peak"] = accuracy(told[0], truth[0])
         if np.isfinite(truth).all():
-            pairs |= {
-                "between steps": (told[:, 1], truth[:, 1]),
-                "growth": (-np.diff(told)[:, 0], -np.diff(truth)[:, 0]),
-            }
-        result += [
-            {"file": file, "group": f"{family}{group}", "what": what, **asdict(accuracy(*pair))}
-            for what, pair in pairs.items()
-        ]
-    return {"scores": result}
+            scores[f"{family}{group}", "between steps"] = accuracy(told[1], truth[1])
+            scores[f"{family}{group}", "growth"] = accuracy(told[0] - told[1], truth[0] - truth[1])
+    return {
+        "scores": [{"file": file, "group": of, "what": what, **asdict(each)} for (of, what), each in scores.items()]
+    }
 
 
 PEAKS = [measurement(peaks, file=file) for file in memory.MEASURED]
@@ -288,18 +268,14 @@ PLANNER_MEMORY = Experiment(lambda: PEAKS, memory_tables, needs=("data",), reads
 def collectives() -> Result:
     from fits import links
 
-    found = links.scores(links.everything()[-1])
-    return {
-        "scores": [{"how": how, "gpu": gpu, "link": kind, **asdict(each)} for (how, gpu, kind), each in found.items()]
-    }
+    return {"scores": links.scores(links.everything()[-1])}
 
 
 LINKS = measurement(collectives)
 
 
 def collectives_tables(results: Results) -> dict[str, str]:
-    rows = ([each["how"], each["gpu"], each["link"], *errors(each)] for each in results[LINKS]["scores"])
-    return {"scores": table(("rows", "GPU", "link", *ERRORS), rows, 3)}
+    return {"scores": error_table(results[LINKS]["scores"], rows="how", GPU="gpu", link="link")}
 
 
 COLLECTIVES = Experiment(lambda: [LINKS], collectives_tables, needs=("data",))
@@ -313,19 +289,19 @@ COUNTS = (0, 1, 3, 7)
 DRAWS = 5
 
 
-def learnt(cases: list[Any], names: tuple[str, ...], drawn: set[int]) -> dict[int, float]:
-    """Predicted seconds by row, after the drawn rows were measured."""
+def learnt(cases: list[Case], names: tuple[str, ...], drawn: Ints) -> Floats:
+    """Predicted seconds in the order of the rows, after the drawn rows were measured."""
     seconds: dict[int, float] = {}
     for name in {case.software.name for case in cases}:
         mine = [replace(case, owner="") for case in cases if case.software.name == name]
         constants = constants_for(mine[0].machine, mine[0].software)
-        keep = [np.isin(case.rows, list(drawn)) for case in mine]
-        if known := sum(int(each.sum()) for each in keep):
+        keep = [np.isin(case.rows, drawn) for case in mine]
+        if known := sum(each.sum() for each in keep):
             shared = [replace(case, share=each.sum() / known) for case, each in zip(mine, keep, strict=True)]
             constants = _scoring.fit(shared, names, {}, {"": constants}, keep).constants[""]
         for case in mine:
-            seconds.update(zip(case.rows.tolist(), case.step_s(constants).tolist(), strict=True))
-    return seconds
+            seconds |= zip(case.rows.tolist(), case.step_s(constants), strict=True)
+    return np.array([seconds[row] for row in sorted(seconds)])
 
 
 def learning(model: str, measured: int, draws: int, constants: tuple[str, ...]) -> Result:
@@ -333,19 +309,16 @@ def learning(model: str, measured: int, draws: int, constants: tuple[str, ...]) 
     mine = read(data_file(f"{RUBICK}.csv")).only(model, None)
     cases = [each for each in mine.cases() if not each.software.offload]
     at = sorted({row for case in cases for row in case.rows.tolist()})
-    time_s = {row: mine.rows[row].iter_time_s for row in at}
-    plans, machines = zip(
-        *((mine.rows[row].settings[0].plan, mine.rows[row].settings[0].machine) for row in at), strict=True
-    )
-    keys = [(plan.gpus, str(machine)) for plan, machine in zip(plans, machines, strict=True)]
+    time_s = np.array([mine.rows[row].iter_time_s for row in at])
+    settings = [mine.rows[row].settings[0] for row in at]
+    keys, plans = [(each.plan.gpus, str(each.machine)) for each in settings], [each.plan for each in settings]
     errors, losses = [], []
     for draw in range(draws if measured else 1):
         random = np.random.default_rng((draw, measured))
-        drawn = set(random.choice(at, min(measured, len(at) // 2), replace=False).tolist())
-        seconds = learnt(cases, constants, drawn)
-        errors += [abs(seconds[row] / time_s[row] - 1) for row in at if row not in drawn]
-        believed = [time_s[row] if row in drawn else seconds[row] for row in at]
-        losses += _scoring.regrets(believed, list(time_s.values()), keys, plans)
+        drawn = np.isin(at, random.choice(at, min(measured, len(at) // 2), replace=False))
+        seconds = learnt(cases, constants, np.array(at)[drawn])
+        errors += np.abs(seconds / time_s - 1)[~drawn].tolist()
+        losses += _scoring.regrets(np.where(drawn, time_s, seconds).tolist(), time_s.tolist(), keys, plans)
     return {"plans": len(at), "error": float(np.mean(errors)), "regret": float(np.mean(losses)) if losses else None}
 
 

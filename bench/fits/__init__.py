@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import yaml
-from runner.tables import ERRORS, errors, table
 
-from synergy_core.goodput.calibration import Accuracy, accuracy
+from synergy_core.goodput.calibration import accuracy
+from synergy_core.units import Floats
 
 MEASURED, LARGEST, GPU_TYPE = "in sample", "largest out", "GPU type out"
 """What a fit did not see: nothing; the largest models; the row's GPU type."""
@@ -29,16 +29,17 @@ class Made(NamedTuple):
     report: str
 
 
-def scored(rows: pd.DataFrame, *by: str) -> dict[tuple[str, ...], Accuracy]:
-    """Accuracy by the values of some columns. rows: with time_s (measured) and error, log(measured ÷ predicted)."""
-    return {
-        key: accuracy((members["time_s"] / np.exp(members["error"])).to_numpy(), members["time_s"].to_numpy())
+def told(rows: pd.DataFrame, how: str, predicted_s: Floats | pd.Series) -> pd.DataFrame:
+    """Rows with time_s (measured), as a fit predicts them. how: what it did not see."""
+    return rows.assign(how=how, predicted_s=predicted_s, error=np.log(rows["time_s"] / predicted_s))
+
+
+def scored(rows: pd.DataFrame, *by: str) -> list[dict[str, Any]]:
+    """Accuracy of predicted_s on time_s, and the columns by whose values rows are scored."""
+    return [
+        {**dict(zip(by, key, strict=True)), **asdict(accuracy(*members[["predicted_s", "time_s"]].to_numpy().T))}
         for key, members in rows.groupby(list(by), sort=False)
-    }
-
-
-def table_of(scores: dict[tuple[str, ...], Accuracy], *by: str) -> str:
-    return table((*by, *ERRORS), ([*key, *errors(asdict(score))] for key, score in scores.items()), len(by))
+    ]
 
 
 def rounded(value: float) -> float:

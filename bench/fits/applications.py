@@ -27,17 +27,16 @@ KNOTS = 12
 
 def noise_curve(folder: Path, initial_batch: int) -> tuple[dict[str, Any], float]:
     """Knots of log φ over the fraction of total work, and the total work, from the runs at fixed batches."""
-    runs = {int(path.stem.split("-")[1]): pd.read_csv(path) for path in sorted(folder.glob("validation-*.csv"))}
-    total = min(run["progress"].iloc[-1] for run in runs.values())
-    x, y, batches = [], [], []
-    for batch, run in runs.items():
-        ends = (run["progress"] / run["progress"].iloc[-1]).to_numpy()
-        middle = (ends + np.concatenate([[0.0], ends[:-1]])) / 2.0
-        usable = ((run["grad_sqr"] > 0) & (run["grad_var"] > 0)).to_numpy()
-        x.append(middle[usable])
-        y.append(np.log(initial_batch * run["grad_var"] / run["grad_sqr"].where(usable)).to_numpy()[usable])
-        batches.append(np.full(usable.sum(), float(batch)))
-    x, y, batch = np.concatenate(x), np.concatenate(y), np.concatenate(batches)
+    runs = []
+    for path in sorted(folder.glob("validation-*.csv")):
+        run = pd.read_csv(path)
+        ends = run["progress"] / run["progress"].iloc[-1]
+        runs.append(run.assign(batch=float(path.stem.split("-")[1]), at=(ends + ends.shift(fill_value=0.0)) / 2.0))
+    total = min(run["progress"].iloc[-1] for run in runs)
+    rows = pd.concat(runs)
+    rows = rows[(rows["grad_sqr"] > 0) & (rows["grad_var"] > 0)]
+    x, batch = rows["at"].to_numpy(), rows["batch"].to_numpy()
+    y = np.log(initial_batch * rows["grad_var"] / rows["grad_sqr"]).to_numpy()
     # Knots where the runs have epochs: evenly over the distinct fractions.
     where = np.unique(np.round(x, 3))
     knots = np.unique(np.quantile(where, np.linspace(0.0, 1.0, min(KNOTS, len(np.unique(np.round(x, 2)))))))

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from runner.experiment import data_file
+from runner.tables import error_table
 from scipy.optimize import least_squares
 
-from fits import GPU_TYPE, LARGEST, MEASURED, Made, bands, constants_file, scored, table_of
+from fits import GPU_TYPE, LARGEST, MEASURED, Made, bands, constants_file, scored, told
 from synergy_core.catalog import gpu_sheets
 from synergy_core.commands._scoring import SPREAD, UPPER_BOUNDS, soft_l1
 from synergy_core.commands.measurements import read
@@ -101,10 +102,7 @@ def held_out(software: str, groups: Sequence[Candidates], rows: pd.DataFrame) ->
         tried.append((GPU_TYPE, fit, own.index[own["gpu"] == gpu_type], min(rows["gpu"][away])))
     large = own.index[own["parameters"] >= kinds.map(second_largest)]
     tried.append((LARGEST, fitted(groups, names, measured, inside & ~rows.index.isin(large)), large, ""))
-    parts = [
-        rows.loc[at].assign(how=how, error=np.log(measured / predicted(groups, fit, len(rows), source))[at])
-        for how, fit, at, source in tried
-    ]
+    parts = [told(rows.loc[at], how, predicted(groups, fit, len(rows), source)[at]) for how, fit, at, source in tried]
     names_of = {"fit": f"arena-{software}", "software": software, "precision": software_named(software).precision}
     return whole, pd.concat(parts).dropna(subset="error").assign(**names_of)
 
@@ -135,7 +133,10 @@ def fit() -> Made:
     files, report = {}, []
     for software, (constants, loss), rows in every_fit():
         values = (f"{name} {getattr(constants, name):.4g}" for name in FITTED[software])
-        report += [f"{software}: search_loss {loss:.3f}, {', '.join(values)}", table_of(scored(rows, "how"), "rows")]
+        report += [
+            f"{software}: search_loss {loss:.3f}, {', '.join(values)}",
+            error_table(scored(rows, "how"), rows="how"),
+        ]
         gpu_types, unseen = {}, rows[rows["how"] == GPU_TYPE]
         for gpu_type, own in rows.groupby("gpu", sort=False):
             paths, scores = {TABLE: data_file("arena", f"{TABLE}.csv")}, scored(own, "fit", "file", "how")

@@ -18,7 +18,6 @@ import pandas as pd
 from scipy import stats
 
 from fits import GPU_TYPE, MEASURED, rounded, sums
-from synergy_core.goodput.calibration import Accuracy
 from synergy_core.planner.bands import ANY, COVERAGE, MIN_MODELS, log_interval
 from synergy_core.planner.machine import Constants
 
@@ -47,13 +46,14 @@ GROUPS: dict[str, tuple[str, Key, str]] = {
 
 
 def fitted_entry(
-    fit: str, constants: Constants, paths: Mapping[str, Path], scores: Mapping[tuple[str, ...], Accuracy]
+    fit: str, constants: Constants, paths: Mapping[str, Path], scores: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """A fit's entry in the catalog. paths: of the files that it read; scores: by fit, file and what was left out."""
     errors: dict[str, Any] = {file: {} for file in paths}
-    for (of, file, how), score in scores.items():
-        if of == fit:
-            errors[file][how] = {"n": score.n, "mape": round(score.mape, 4), "median": round(score.median, 4)}
+    for each in scores:
+        if each["fit"] == fit:
+            found = {"n": each["n"], "mape": round(each["mape"], 4), "median": round(each["median"], 4)}
+            errors[each["file"]][each["how"]] = found
     values = {name: rounded(value) for name, value in asdict(constants).items()}
     return {"constants": values, "fit": fit, "inputs_sha256": sums(paths), "errors": errors}
 
@@ -197,26 +197,23 @@ def coverage(rows: pd.DataFrame, memory: pd.DataFrame) -> list[dict[str, Any]]:
     without the file. inside: fraction of the rows; alike: the same with each model counting alike; low, high: ends of
     the median band; width: geometric mean of high ÷ low.
     """
-    every = with_smaller(rows)
-    rows = rows.assign(small=is_smaller(rows))
+    every, rows = with_smaller(rows), rows.assign(small=is_smaller(rows))
+    families = rows[rows["how"] == MODEL].groupby("family", sort=False)
     parts = [
         (how, file, members, key)
         for how, key in {**SIZED, **{how: key for how, key, _ in GROUPS.values()}}.items()
         for file, members in rows[rows["how"] == how].groupby("file", sort=False)
-    ]
-    families = rows[rows["how"] == MODEL].groupby("family", sort=False)
-    parts += [(MODEL, f"{family} models", members, OF_MODEL) for family, members in families]
+    ] + [(MODEL, f"{family} models", members, OF_MODEL) for family, members in families]
     result = []
     for kind, of, scored, key in parts:
         ends = {}
-        for (software, gpu, family, small, *group), members in scored.groupby(
-            ["software", "gpu", "family", "small", *key]
-        ):
+        alike = ["software", "gpu", "family", "small", *key]
+        for (software, gpu, family, small, *group), members in scored.groupby(alike):
             others = every[~are(every, **dict(zip(key, group, strict=True)))]
             rest = others[others["how"] == MODEL]
             unknown = {kind, SMALLER if small else "", "" if family in rest["family"].array else SOFTWARE}
-            more = [(others[others["how"] == how], alike) for how, alike, _ in GROUPS.values() if how in unknown]
-            high = [told(found, "", alike, mirrored=True)["high"] for found, alike in more if len(found)]
+            more = [(others[others["how"] == how], each) for how, each, _ in GROUPS.values() if how in unknown]
+            high = [told(found, "", each, mirrored=True)["high"] for found, each in more if len(found)]
             end = max([nearest(rest, software, gpu, family)["high"], *high])
             ends |= dict.fromkeys(members.index, (-end, end))
         result.append(_covered(kind, of, scored, ends))

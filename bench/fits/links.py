@@ -12,17 +12,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from runner.experiment import data_file
+from runner.tables import error_table
 from scipy.optimize import least_squares
 
-from fits import MEASURED, Made, rounded, scored, sums, table_of
+from fits import MEASURED, Made, rounded, scored, sums, told
 from synergy_core.commands._scoring import COLLECTIVES, soft_l1
-from synergy_core.commands.calibrate import as_yaml
-from synergy_core.goodput.calibration import Accuracy
+from synergy_core.commands.calibrate import as_yaml, rounded_errors
 from synergy_core.planner.machine import Link, Links, rings
 
 SUMMARY = "catalog/links: latencies and efficiencies of collectives (needs: data)"
@@ -64,77 +64,50 @@ START = Link(
 NETWORK_START = replace(START, hop_s=14e-6, low_hop_s=5e-6, ramp_s=14e-6, switch_efficiency=0.0)
 SHARES = ("efficiency", "low_share", "exchange", "switch_efficiency")
 DISPATCH_RANK_S = 10e-6
-SCORES = ("mape", "median", "p90", "max")
 IN_NODE = ("efficiency", "fixed_s", "hop_s", "ramp_s", "low_fixed_s", "low_hop_s", "low_share")
 
 
-class Stage(NamedTuple):
-    """What is fitted to the rows of one kind of link: its free constants, and the time per rank of some hosts."""
-
-    start: Link
-    free: tuple[str, ...]
-    hosts: tuple[str, ...] = ()
-
-
-STAGES = {
-    "nvswitch": Stage(START, (*IN_NODE, "exchange", "switch_efficiency"), ("V100",)),
-    "nvlink": Stage(START, IN_NODE),
-    "pcie": Stage(START, (*IN_NODE, "exchange"), ("A40", "P100")),
-    "infiniband": Stage(NETWORK_START, (*IN_NODE, "exchange")),
-    "ethernet": Stage(NETWORK_START, (*IN_NODE, "exchange")),
+STAGES: dict[str, tuple[Link, tuple[str, ...], tuple[str, ...]]] = {
+    "nvswitch": (START, (*IN_NODE, "exchange", "switch_efficiency"), ("V100",)),
+    "nvlink": (START, IN_NODE, ()),
+    "pcie": (START, (*IN_NODE, "exchange"), ("A40", "P100")),
+    "infiniband": (NETWORK_START, (*IN_NODE, "exchange"), ()),
+    "ethernet": (NETWORK_START, (*IN_NODE, "exchange"), ()),
 }
-"""By kind of link, in the order in which they are fitted."""
-
-
+"""By kind of link, in the order in which they are fitted: where it starts, its free constants, and hosts whose time per
+rank is fitted with it."""
 Fitted = tuple[dict[str, Link], dict[str, float]]
 """Constants of each kind of link, and of JAX on each host: s per rank."""
 
 
-def read_csv(name: str) -> pd.DataFrame:
-    return pd.read_csv(data_file(name), keep_default_na=False, na_values={"time_us": ""}, float_precision="round_trip")
+def read_csv(name: str, **names: str) -> pd.DataFrame:
+    """names: other names for columns."""
+    cells = pd.read_csv(data_file(name), keep_default_na=False, na_values={"time_us": ""}, float_precision="round_trip")
+    return cells.rename(columns=names)
 
 
 def nccl_rows() -> pd.DataFrame:
-    cells = read_csv(NCCL).dropna(subset="time_us")
-    return pd.DataFrame(
-        {
-            "gpu": cells["gpu"].str.split("-").str[0],
-            "software": "nccl",
-            "operation": cells["collective"].str.replace("_", "-"),
-            "groups": cells["cluster"],
-            "network": "",
-            "in_switch": cells["algo"].str.contains("NVLS") & ~cells["algo"].str.contains("off"),
-            "ranks": cells["n_gpus"].astype(float),
-            "nodes": 1.0,
-            "nbytes": cells["size_bytes"].astype(float),
-            "time_s": cells["time_us"] * 1e-6,
-            "idle_s": 0.0,
-        }
+    rows = read_csv(NCCL, cluster="groups", n_gpus="ranks", size_bytes="nbytes").dropna(subset="time_us")
+    return rows.assign(software="nccl", network="", nodes=1, idle_s=0.0).assign(
+        gpu=rows["gpu"].str.split("-").str[0],
+        operation=rows["collective"].str.replace("_", "-"),
+        in_switch=rows["algo"].str.contains("NVLS") & ~rows["algo"].str.contains("off"),
+        time_s=rows["time_us"] * 1e-6,
     )
 
 
 def arena_rows() -> pd.DataFrame:
     """Rows that exchange something. idle_s: the GPU type's median time of those that do not."""
-    cells = read_csv(ARENA)
-    first_groups = (json.loads(each)[0] for each in cells["groups"])
-    spans = [len({rank // g for rank in group}) for group, g in zip(first_groups, cells["gpus_per_node"], strict=True)]
-    ranks, operation = cells["group_size"].astype(float), cells["operation"]
+    rows = read_csv(ARENA, group_size="ranks", bytes="nbytes")
+    first_groups = (json.loads(each)[0] for each in rows["groups"])
+    nodes = [len({rank // g for rank in group}) for group, g in zip(first_groups, rows["gpus_per_node"], strict=True)]
+    ranks, operation = rows["ranks"], rows["operation"]
     # Fewer elements than parts: nothing moves.
-    idle = cells["elements"] < ranks.mask(operation == "all-reduce", 1.0).mask(operation == "all-to-all", ranks**2)
-    rows = pd.DataFrame(
-        {
-            "gpu": cells["gpu"],
-            "software": "jax",
-            "operation": operation,
-            "groups": cells["n_nodes"].astype(str) + ":" + cells["groups"],
-            "network": cells["network"].replace("default", "ethernet").where(np.array(spans) > 1, ""),
-            "in_switch": False,
-            "ranks": ranks,
-            "nodes": np.array(spans, dtype=float),
-            "nbytes": cells["bytes"].astype(float),
-            "time_s": cells["time_s"],
-            "idle_s": cells["gpu"].map(cells[idle].groupby("gpu")["time_s"].median()),
-        }
+    idle = rows["elements"] < ranks.mask(operation == "all-reduce", 1).mask(operation == "all-to-all", ranks**2)
+    rows = rows.assign(software="jax", in_switch=False, nodes=nodes).assign(
+        groups=rows["n_nodes"].astype(str) + ":" + rows["groups"],
+        network=rows["network"].replace("default", "ethernet").where(np.array(nodes) > 1, ""),
+        idle_s=rows["gpu"].map(rows[idle].groupby("gpu")["time_s"].median()),
     )
     return rows[~idle]
 
@@ -211,14 +184,14 @@ def in_sample() -> tuple[pd.DataFrame, Fitted]:
     rows = pd.concat([nccl_rows(), arena_rows()], ignore_index=True)
     kinds = [MACHINES[each][0] for each in zip(rows["gpu"], rows["software"], strict=True)]
     rows["link"] = rows["network"].where(rows["network"] != "", kinds)
-    start = {kind: stage.start for kind, stage in STAGES.items()}
+    start = {kind: first for kind, (first, *_) in STAGES.items()}
     return rows, fit_all(rows, (start, dict.fromkeys(("A40", "P100", "V100"), DISPATCH_RANK_S)))
 
 
-def told(rows: pd.DataFrame, how: str, fitted: Fitted) -> pd.DataFrame:
+def large(rows: pd.DataFrame, how: str, fitted: Fitted) -> pd.DataFrame:
     """The rows of 1 MiB and more as predicted by a fit. how: what it did not see."""
-    large = rows[rows["nbytes"] >= MIB]
-    return large.assign(how=how, error=np.log(large["time_s"] / predict(large, fitted)))
+    rows = rows[rows["nbytes"] >= MIB]
+    return told(rows, how, predict(rows, fitted))
 
 
 def held_out(rows: pd.DataFrame, full: Fitted) -> Iterator[pd.DataFrame]:
@@ -235,20 +208,20 @@ def held_out(rows: pd.DataFrame, full: Fitted) -> Iterator[pd.DataFrame]:
             for value in values if len(values) > 1 else []:
                 tested = mask & (label == value)
                 first = {**full[0], kind: start}, {**full[1], **dict.fromkeys(hosts, DISPATCH_RANK_S)}
-                yield told(rows[tested], how, fit_all(rows[~tested], first, kind))
+                yield large(rows[tested], how, fit_all(rows[~tested], first, kind))
 
 
 def everything() -> tuple[pd.DataFrame, Fitted, pd.DataFrame]:
     """All rows, the fit to them, and rows as predicted in sample and held out."""
     rows, fitted = in_sample()
-    return rows, fitted, pd.concat([told(rows, MEASURED, fitted), *held_out(rows, fitted)])
+    return rows, fitted, pd.concat([large(rows, MEASURED, fitted), *held_out(rows, fitted)])
 
 
-def scores(predicted: pd.DataFrame) -> dict[tuple[str, ...], Accuracy]:
+def scores(predicted: pd.DataFrame) -> list[dict[str, Any]]:
     """By what the fit did not see, GPU type and link."""
-    found = scored(predicted.sort_values(["gpu", "link"]), "how", "gpu", "link")
     order = list(predicted["how"].unique())
-    return dict(sorted(found.items(), key=lambda each: order.index(each[0][0])))
+    found = scored(predicted.sort_values(["gpu", "link"]), "how", "gpu", "link")
+    return sorted(found, key=lambda each: order.index(each["how"]))
 
 
 def fit() -> Made:
@@ -256,7 +229,7 @@ def fit() -> Made:
     contents = {}
     for kind, (_, free, _) in STAGES.items():
         own = rows[rows["link"] == kind]
-        by_how = scored(predicted[predicted["link"] == kind], "how")
+        by_how = predicted[predicted["link"] == kind].groupby("how", sort=False)
         used = sorted({NCCL if each == "nccl" else ARENA for each in own["software"]})
         link = asdict(kinds[kind])
         contents[kind] = {
@@ -265,16 +238,15 @@ def fit() -> Made:
             "rows": len(own),
             "inputs_sha256": sums({name: data_file(name) for name in used}),
             "errors_from_1_mib": {
-                how: {"n": score.n, **{name: round(getattr(score, name), 4) for name in SCORES}}
-                for (how,), score in by_how.items()
+                how: rounded_errors(*each[["predicted_s", "time_s"]].to_numpy().T) for how, each in by_how
             },
         }
     idle_s = rows[rows["software"] == "jax"].groupby("gpu")["idle_s"].first()
     hosts = {
-        host.lower(): {"dispatch_s": rounded(idle_s[host]), "dispatch_rank_s": rounded(each)}
-        for host, each in rank_s.items()
+        host.lower(): {"dispatch_s": rounded(idle_s[host]), "dispatch_rank_s": rounded(seconds)}
+        for host, seconds in rank_s.items()
     }
     contents["jax"] = {"hosts": hosts, "inputs_sha256": sums({ARENA: data_file(ARENA)})}
     comment = "Fitted by bench/fits.py links; what the constants mean: synergy_core/planner/machine.py."
     files = {f"synergy_core/catalog/links/{name}.yaml": as_yaml(each, comment) for name, each in contents.items()}
-    return Made(files, table_of(scores(predicted), "rows", "GPU", "link"))
+    return Made(files, error_table(scores(predicted), rows="how", GPU="gpu", link="link"))

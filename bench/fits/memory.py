@@ -33,8 +33,7 @@ their peak includes; of older generations."""
 
 
 def rows_of(name: str) -> pd.DataFrame:
-    """A file's rows: the columns of `_scoring.predicted`, and setting (the first that the row may have had, which has
-    its software and sizes), family, test (name of the test, or else of the model) and group (of the test)."""
+    """A file's rows: the columns of `_scoring.predicted`, and software, family, group; each test counts as a model."""
     path = data_file("parallel", f"{name}.csv")
     file: Any = read(path)
     cells = {row.line: row.cells for row in read_table(path).rows}
@@ -43,9 +42,9 @@ def rows_of(name: str) -> pd.DataFrame:
     first = [file.rows[at].settings[0] for at in rows.index]
     own = [cells[line] for line in rows["line"]]
     return rows.assign(
-        setting=first,
+        software=[each.software.fitted_as for each in first],
         family=[family_name(each.architecture) for each in first],
-        test=[each.get("test") or each["model"] for each in own],
+        model=[each.get("test") or each["model"] for each in own],
         group=[_group(each) for each in own],
     )
 
@@ -62,15 +61,10 @@ def _group(cells: dict[str, str]) -> str:
 
 
 def held_out() -> pd.DataFrame:
-    """Peak memory, measured and predicted, of the rows whose options the memory model knows, for `bands`. Each of
-    Megatron's tests counts as a model."""
+    """Peak memory, measured and predicted, of the rows whose options the memory model knows, for `bands`."""
     parts = []
     for name in MEASURED:
         rows = rows_of(name)
-        plain = rows[rows["group"] == PLAIN]
-        software, error = (
-            [each.software.fitted_as for each in plain["setting"]],
-            np.log(plain["peak_mem_bytes"] / plain["peak_bytes"]),
-        )
-        parts.append(plain[["family"]].assign(file=name, model=plain["test"], software=software, error=error))
+        error = np.log(rows["peak_mem_bytes"] / rows["peak_bytes"])
+        parts.append(rows.assign(file=name, error=error)[rows["group"] == PLAIN])
     return pd.concat(parts, ignore_index=True)

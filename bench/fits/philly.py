@@ -29,13 +29,13 @@ def quantiles(seconds: pd.Series, at: tuple[float, ...]) -> dict[str, float]:
     return {f"{p:g}": round(float(seconds.quantile(p)), 1) for p in at}
 
 
-def fractions(values: pd.Series) -> pd.Series:
+def rounded_fractions(values: pd.Series, digits: int) -> dict[str, float]:
     """How often each value occurs, in the order of the values."""
-    return values.value_counts(normalize=True).sort_index()
+    return {str(value): round(part, digits) for value, part in values.value_counts(normalize=True).sort_index().items()}
 
 
 def percentages(values: pd.Series) -> list[float]:
-    return [round(float(fraction) * 100, 3) for fraction in fractions(values)]
+    return [round(100 * part, 3) for part in values.value_counts(normalize=True).sort_index()]
 
 
 def jobs_of_log() -> pd.DataFrame:
@@ -62,26 +62,18 @@ def arrivals(jobs: pd.DataFrame) -> dict[str, Any]:
 def tenants(jobs: pd.DataFrame) -> list[dict[str, Any]]:
     """The largest first."""
     nodes = pd.read_csv(data_file("traces", "philly_vc_nodes.csv"), dtype={"vc": str}).set_index("vc")["node num"]
+    counts = jobs.groupby("cluster")["cluster"].transform("size")
     found = [
         {
             "name": name,
             "nodes": int(nodes[name]),
             "fraction": round(len(each) / len(jobs), 6),
             "duration_score": round(float(each["score"].mean()), 3),
-            "sizes": {str(size): round(float(share), 6) for size, share in fractions(each["num_gpus"]).items()},
+            "sizes": rounded_fractions(each["num_gpus"], 6),
         }
-        for name, each in jobs.groupby("cluster")
-        if len(each) >= MIN_JOBS_OF_TENANT
+        for name, each in jobs[counts >= MIN_JOBS_OF_TENANT].groupby("cluster")
     ]
     return sorted(found, key=lambda tenant: -tenant["fraction"])
-
-
-def durations(jobs: pd.DataFrame) -> dict[str, Any]:
-    pooled = jobs["num_gpus"].replace({128: 64})
-    return {
-        str(size): quantiles(each, FEW if len(each) < FEW_JOBS else PROBABILITIES + TAIL)
-        for size, each in jobs["duration"].groupby(pooled)
-    }
 
 
 def checked(jobs: pd.DataFrame) -> dict[str, Any]:
@@ -107,9 +99,11 @@ def fit() -> Made:
     whole = json.loads((ROOT / path).read_text(encoding="utf-8"))
     block = whole["generators"]["philly"]
     block["arrivals"] |= arrivals(jobs)
-    sizes = fractions(jobs["num_gpus"])
-    block["sizes"]["fractions"] = {str(size): round(float(part), 8) for size, part in sizes.items()}
+    block["sizes"]["fractions"] = rounded_fractions(jobs["num_gpus"], 8)
     block["virtual_clusters"]["each"] = tenants(jobs)
-    block["durations"]["quantiles_s"] = durations(jobs)
+    block["durations"]["quantiles_s"] = {
+        str(size): quantiles(each, FEW if len(each) < FEW_JOBS else PROBABILITIES + TAIL)
+        for size, each in jobs["duration"].groupby(jobs["num_gpus"].replace({128: 64}))
+    }
     block["checked"] |= checked(jobs)
     return Made({path: json.dumps(whole, indent=1, ensure_ascii=False) + "\n"}, f"{len(jobs):,} jobs")

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from runner.experiment import data_file
+from runner.tables import error_table
 
-from fits import GPU_TYPE, LARGEST, MEASURED, Made, arena, bands, constants_file, memory, scored, table_of
+from fits import GPU_TYPE, LARGEST, MEASURED, Made, arena, bands, constants_file, memory, scored, told
 from fits.bands import FILE, MODEL, NODE, SOFTWARE
 from synergy_core.catalog import gpu_sheets
 from synergy_core.commands._scoring import Fitted
 from synergy_core.commands._scoring import fit as fit_constants
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.training_times import Case
-from synergy_core.goodput.calibration import Accuracy
 from synergy_core.planner.bands import family_name
 from synergy_core.planner.machine import CORE, PHYSICAL, Constants, constants_for, constants_like, work_per_clock
 
@@ -38,11 +38,13 @@ HOST = ("host_s", "host_jitter")
 OVERLAP = ("data_overlap", "data_exposed")
 CUDNN = {"attention_efficiency": 0.5, "attention_backward": 2.5}
 NO_OVERLAP = {"data_overlap": 0.0, "data_exposed": 1.0}
+WEIGHTS = {"vtrain_multi_a100": 2.0, "mbridge_dense": 2.0, "mbridge_moe_and_other": 0.5}
+"""Of files in a fit; 1 for others."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """One fit: files with their weights; constants that each software has for itself, and those that all share.
+    """One fit: its files; constants that each software has for itself, and those that all share.
 
     name: begins with the GPU type. start: by software, what differs from the defaults and is not fitted unless named.
     after: the fit whose constants it starts from, all of them fixed but those named. models: of a file, those that are
@@ -50,7 +52,7 @@ class Fit:
     """
 
     name: str
-    files: dict[str, float]
+    files: tuple[str, ...]
     own: dict[str, tuple[str, ...]]
     shared: tuple[str, ...] = ()
     start: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -66,12 +68,7 @@ FSDP = {"fsdp": (*KERNELS, *MEMORY_BOUND, *CORE, *OVERLAP, "network_efficiency",
 FITS = (
     Fit(
         "a100-megatron",
-        {
-            "vtrain_multi_a100": 2.0,
-            "vtrain_single_a100": 1.0,
-            "megatron_v1_2020_v100_a100": 1.0,
-            "korthikanti_table5": 1.0,
-        },
+        ("vtrain_multi_a100", "vtrain_single_a100", "megatron_v1_2020_v100_a100", "korthikanti_table5"),
         {
             "megatron": (*OVERLAP, "network_efficiency"),
             "megatron-v3": (),
@@ -81,10 +78,10 @@ FITS = (
         # Megatron-LM v3 and Megatron-DeepSpeed reduce gradients after the backward pass: nothing hides them.
         start={"megatron-v3": NO_OVERLAP, "megatron-deepspeed": NO_OVERLAP},
     ),
-    *(Fit(f"{gpu}-fsdp", {f"llmfoundry_{gpu}_80gb_bf16": 1.0}, FSDP) for gpu in ("a100", "h100")),
+    *(Fit(f"{gpu}-fsdp", (f"llmfoundry_{gpu}_80gb_bf16",), FSDP) for gpu in ("a100", "h100")),
     Fit(
         "h100-nanotron",
-        {"nanotron_llama1b_h100": 1.0},
+        ("nanotron_llama1b_h100",),
         {"nanotron": ("host_s", "tensor_efficiency", "backward_traffic")},
         # At FSDP's launch time no row would wait for the host, so the fit could not move that constant.
         start={"nanotron": {"host_s": 1e-4}},
@@ -92,7 +89,7 @@ FITS = (
     ),
     Fit(
         "h100-torchtitan",
-        {"torchtitan_h100_h200": 1.0},
+        ("torchtitan_h100_h200",),
         dict.fromkeys(
             ("torchtitan", "torchtitan-fp8"), ("gemm_efficiency", "memory_efficiency", "attention_efficiency")
         ),
@@ -100,7 +97,7 @@ FITS = (
     ),
     Fit(
         "h100-megatron-fp8",
-        {"mbridge_dense": 2.0, "mbridge_moe_and_other": 0.5},
+        ("mbridge_dense", "mbridge_moe_and_other"),
         {"megatron-core-fp8": ("gemm_efficiency", "host_s"), "megatron-core": ()},
         shared=("network_efficiency", *OVERLAP, "attention_efficiency", "memory_efficiency", "step_s"),
         # cuDNN's attention, whose backward pass does 2.5 times the forward pass's work at about its rate.
@@ -111,7 +108,7 @@ FITS = (
     # what the software hides of it.
     Fit(
         "a800-tf32",
-        {"rubick/iteration_times": 1.0},
+        ("rubick/iteration_times",),
         {
             "megatron-tf32": ("network_efficiency", "card_collisions"),
             "deepspeed-tf32": ("network_efficiency", *OVERLAP, "optimizer_bytes_factor"),
@@ -131,13 +128,13 @@ def path_of(file: str) -> Path:
 def read_rows(fit: Fit) -> tuple[list[Case], pd.DataFrame]:
     """What a fit reads: as cases, and as rows over all cases in turn, still without `how` and `error`."""
     cases, rows = [], []
-    for file, share in fit.files.items():
+    for file in fit.files:
         found: Any = read(path_of(file))
         timed = [case for case in found.cases() if not case.software.offload and np.isfinite(case.iter_time_s).any()]
         total = sum(map(len, timed))
         for case in timed:
             owner = case.software.fitted_as
-            cases.append(replace(case, owner=owner, share=share * len(case) / total))
+            cases.append(replace(case, owner=owner, share=WEIGHTS.get(file, 1.0) * len(case) / total))
             columns = {
                 "fit": fit.name,
                 "file": file,
@@ -178,8 +175,8 @@ def held_out(each: Fit, done: dict[str, Fitted]) -> tuple[Fitted, pd.DataFrame]:
     parts = []
 
     def add(how: str, fitted: Fitted, which: pd.Series) -> None:
-        error = -np.concatenate([case.residuals(fitted.constants[case.owner]) for case in cases])
-        parts.append(rows[which].assign(how=how, error=error[which]))
+        predicted_s = np.concatenate([case.step_s(fitted.constants[case.owner]) for case in cases])
+        parts.append(told(rows[which], how, predicted_s[which]))
 
     def fit_to(seen: pd.Series) -> Fitted:
         keep = np.split(seen.to_numpy(), np.cumsum([len(case) for case in cases])[:-1])
@@ -215,14 +212,14 @@ def not_measured(done: dict[str, Fitted]) -> Iterator[pd.DataFrame]:
             tried = [(SOFTWARE, constants_for(case.machine, case.software, others))] if is_seen else []
             tried += [(GPU_TYPE, fit) for fit in others.get(case.owner, {}).values()]
             for how, constants in tried:
-                yield rows[end - len(case) : end].assign(how=how, error=-case.residuals(constants))
+                yield told(rows[end - len(case) : end], how, case.step_s(constants))
 
 
 class Everything(NamedTuple):
     """All fits. scores: by fit, file and what was left out; rows: what bands are made of, of step times and memory."""
 
     fitted: dict[str, Fitted]
-    scores: dict[tuple[str, ...], Accuracy]
+    scores: list[dict[str, Any]]
     rows: pd.DataFrame
     memory: pd.DataFrame
 
@@ -244,7 +241,7 @@ def everything() -> Everything:
 def fit() -> Made:
     found = everything()
     catalog: dict[str, dict[str, Any]] = {}
-    report = [table_of(found.scores, "fit", "file", "rows")]
+    report = [error_table(found.scores, fit="fit", file="file", rows="how")]
     for each in FITS:
         fitted = found.fitted[each.name]
         report.append(f"{each.name}: at a bound: {', '.join(fitted.at_bounds) or 'none'}")

@@ -57,20 +57,18 @@ def error(rows: ObservedInputs, pipeline: InputPipeline) -> Accuracy:
 def published() -> dict[str, ObservedInputs]:
     """Every model of `MODELS` as a job would report it, without the rows of too little memory."""
     speeds, models = (
-        pd.read_csv(data_file("resource_sensitivity", f"{name}.csv"), float_precision="round_trip")
+        pd.read_csv(data_file("resource_sensitivity", f"{name}.csv"), float_precision="round_trip").set_index("model")
         for name in ("cpu_memory_throughput", "models")
     )
     found = {}
-    for row in models.itertuples():
-        mine = speeds[speeds["model"] == row.model]
-        columns = ("cpus_per_gpu", "memory_gb_per_gpu", "relative_throughput")
-        cpus, memory_gb, relative = (mine[name].to_numpy(dtype=float) for name in columns)
-        step_s = float(row.iter_time_s_at_proportional)
-        gpu_step_s = step_s / row.best_speedup
-        known = (STORAGE_BYTES_PER_S, 1, row.batch_size, gpu_step_s, step_s / relative)
-        whole = ObservedInputs(cpus, memory_gb * GB, *known)
-        found[row.model] = part(whole, whole.memory_bytes >= MIN_MEASURED_BYTES)
-    return {name: found[name] for name in MODELS}
+    for name in MODELS:
+        rows, whole = speeds.loc[name], models.loc[name]
+        enough = rows["memory_gb_per_gpu"] * GB >= MIN_MEASURED_BYTES
+        cpus, memory_gb, relative = rows[enough].to_numpy(float).T
+        samples, step_s = int(whole["batch_size"]), float(whole["iter_time_s_at_proportional"])
+        known = STORAGE_BYTES_PER_S, 1, samples, step_s / whole["best_speedup"], step_s / relative
+        found[name] = ObservedInputs(cpus, memory_gb * GB, *known)
+    return found
 
 
 def fitted(rows: ObservedInputs, samples: float, data_bytes: float) -> tuple[FittedPipeline, Pipeline]:
@@ -115,10 +113,8 @@ def fit() -> Made:
         refitted(name, content, rows)
         files[path] = as_yaml(content, COMMENT)
         inputs = content["pipeline"]
-        shown = [
-            f"{inputs[key] * factor:.3g} ({inputs[f'{key}_is']})"
-            for key, factor in (("cpu_s", 1e3), ("sample_bytes", 1e-3))
-        ]
+        scales = ("cpu_s", 1e3), ("sample_bytes", 1e-3)
+        shown = [f"{inputs[key] * scale:.3g} ({inputs[f'{key}_is']})" for key, scale in scales]
         off = [percent(inputs[which][key]) for which in ("error", "held_out_error") for key in ("mape", "max")]
         lines.append([name, *shown, f"{inputs['data_bytes'] / GB:.4g}", *off])
     head = ("model", "ms/sample", "kB/sample", "data, GB", "error", "max", "held out", "max")

@@ -133,6 +133,12 @@ def errors(score: Mapping[str, Any]) -> list[str]:
     return [str(score["n"]), *shares, percent(score["bias"], sign="+")]
 
 
+def error_table(scores: Iterable[Mapping[str, Any]], **names: str) -> str:
+    """A table of accuracies. names: of the other columns, and their keys."""
+    rows = ([*(each[key] for key in names.values()), *errors(each)] for each in scores)
+    return table((*names, *ERRORS), rows, len(names))
+
+
 GOAL_HEAD = ("goal", "figure", "found (goal)", "")
 """Header of a table of `goal`s, of which three columns are words."""
 
