@@ -218,7 +218,9 @@ class Stage:
             for number in list(agent.runs):
                 agent.end(number, "paused")
         self.execution.journal._connection.close()  # not committed: as after SIGKILL
-        again = self.again(checkpoints=self.agents[0].checkpoints)
+        again = self.again()
+        for agent in again.agents.values():
+            agent.checkpoints = self.agents[0].checkpoints
         again.now_s = max(again.execution.journal.last_s(), self.now_s)
         return again
 
@@ -252,32 +254,24 @@ class Stage:
         return sorted(fact.job for fact in self.execution.journal.facts() if fact.kind == Kind.FINISH)
 
 
-def execution_of(
-    folder: Path,
-    policy: Policy | str = "fifo",
-    cluster: Cluster | int = 1,
-    settings: Settings | None = None,
-    profile: Profile | None = None,
-) -> Execution:
-    """Goes on with what is in the folder, as controllers do. cluster: or how many slots its only node has."""
+def execution_of(folder: Path, policy: Policy | str = "fifo", cluster: Cluster | int = 1, **more: Any) -> Execution:
+    """Goes on with what is in the folder, as controllers do. cluster: or how many slots its only node has. more:
+    settings and a profile.
+    """
     chosen = get_policy(policy) if isinstance(policy, str) else policy
     nodes = cluster_of(cluster) if isinstance(cluster, int) else cluster
-    journal, known = Journal(folder / "journal.sqlite"), Profile() if profile is None else profile
-    execution = Execution(journal, chosen, nodes, settings or Settings(retries=2), folder, known)
+    given = {"settings": Settings(retries=2), "profile": Profile(), **more}
+    journal = Journal(folder / "journal.sqlite")
+    execution = Execution(journal, chosen, nodes, folder=folder, **given)
     resume(execution, journal.last_s())
     return execution
 
 
 def staged(
-    folder: Path,
-    policy: Policy | str = "fifo",
-    slots: tuple[int, ...] = (1,),
-    checkpoints: dict[int, float] | None = None,
-    agent: type[FakeAgent] = FakeAgent,
-    **more: Any,
+    folder: Path, policy: Policy | str = "fifo", slots: tuple[int, ...] = (1,), agent: Any = FakeAgent, **more: Any
 ) -> Stage:
     """With an agent on each node. more: of `execution_of`."""
-    saved = {} if checkpoints is None else checkpoints
     execution = execution_of(folder, policy, **{"cluster": cluster_of(*slots), **more})
-    agents = [agent(node, each, saved) for node, each in enumerate(slots)]
-    return Stage(execution, agents, partial(staged, folder, policy, slots, agent=agent, **more))
+    checkpoints: dict[int, float] = {}
+    agents = [agent(node, each, checkpoints) for node, each in enumerate(slots)]
+    return Stage(execution, agents, partial(staged, folder, policy, slots, agent, **more))

@@ -35,31 +35,26 @@ def checkpoint_of(folder: Path, step: int, uuid: str = "") -> Path:
     return path
 
 
-CHANGES = (
-    (Path, "rename"),
-    (Path, "mkdir"),
-    (shutil, "rmtree"),
-    (integrity, "write"),
-    (checkpoint, "flush"),
-    (checkpoint_folder, "flush"),
-)
-"""What saving changes the file system by, beside the ranks' own files."""
-
-
 def before_each_change(monkeypatch: Any, then: Callable[[int], None]) -> list[str]:
-    """Has `then` called with its number before every change to the file system; returns the changes begun so far."""
+    """Has `then` called with its number before every change that saving makes to the file system, beside the ranks' own
+    files; returns the changes begun so far.
+    """
     made: list[str] = []
 
-    def guarded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def guard(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
         def call(*args: Any, **kwargs: Any) -> Any:
             made.append(name)
             then(len(made) - 1)
             return original(*args, **kwargs)
 
-        return call
+        monkeypatch.setattr(owner, name, call)
 
-    for owner, name in CHANGES:
-        monkeypatch.setattr(owner, name, guarded(name, getattr(owner, name)))
+    for owner, name in (Path, "rename"), (Path, "mkdir"), (shutil, "rmtree"), (integrity, "write"):
+        guard(owner, name)
+    for owner in (checkpoint, checkpoint_folder):
+        guard(owner, "flush")
     return made
 
 

@@ -1,10 +1,9 @@
 """The journal: what it keeps, what it refuses to open, and what takes the place of a damaged one."""
 
 import contextlib
+import multiprocessing
 import random
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -166,28 +165,28 @@ def test_damage_without_a_copy_is_said_and_nothing_is_touched(tmp_path):
     assert (tmp_path / "journal.sqlite").read_bytes() == harmed
 
 
-REPLACED = """
-import sys; from pathlib import Path; from synergy_exec.controller.journal import Journal
-journal = Journal(Path(sys.argv[1]))
-journal.take_over()
-print("mine", flush=True)
-sys.stdin.readline()
-journal.set_meta("who", "the first"); journal.commit()
-print("written", flush=True)
-"""
-
-
-def test_a_controller_that_another_has_replaced_writes_nothing_any_more(tmp_path):
+def test_a_controller_that_another_has_replaced_writes_nothing_any_more(tmp_path, capfd):
     """As on file systems that keep no locks between machines."""
-    path = tmp_path / "journal.sqlite"
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    first = subprocess.Popen([sys.executable, "-c", REPLACED, path], **pipes, text=True)
-    assert first.stdout.readline() == "mine\n"
+    path, processes = tmp_path / "journal.sqlite", multiprocessing.get_context("fork")
+    begun, replaced = processes.Event(), processes.Event()
+
+    def first():
+        journal = Journal(path)
+        journal.take_over()
+        begun.set()
+        replaced.wait(60)
+        journal.set_meta("who", "the first")
+        journal.commit()
+
+    other = processes.Process(target=first)
+    other.start()
+    begun.wait(60)
     second = Journal(path)
     second.take_over()
     second.set_meta("who", "the second")
     second.commit()
-    said, complained = first.communicate("go\n", timeout=60)
-    assert (first.returncode, said) == (FENCED_OUT, "")
-    assert "another controller has taken this run over" in complained
+    replaced.set()
+    other.join(60)
+    assert other.exitcode == FENCED_OUT
+    assert "another controller has taken this run over" in capfd.readouterr().err
     assert second.meta()["who"] == "the second"
