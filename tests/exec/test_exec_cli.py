@@ -92,7 +92,7 @@ def test_the_systemd_unit_types_what_the_program_takes_and_stops_it_the_way_that
 
 
 RUNS = [each.typed.removesuffix(" &") for each in documented(ROOT)]
-RUNS = [each for each in RUNS if each.startswith("python -m synergy_exec") and "=" in each.split()[3]]
+RUNS = [each for each in RUNS if re.match(r"python -m synergy_exec [^-]\S*=", each)]
 
 
 @pytest.mark.parametrize("command", RUNS)
