@@ -21,7 +21,7 @@ NEEDS = {
     "network": "hundreds of megabytes from elsewhere",
     "ray": "a Ray cluster",
     "slurm": "an allocation of Slurm",
-    "namespaces": "network namespaces joined by a slowed link: root, iproute2",
+    "namespaces": "a network namespace with a slowed link: root, iproute2",
 }
 MARK = re.compile(r"\b(needs|minutes):\s*([^;()]*)")
 WHOLE_PAGE = "as all commands here"
