@@ -42,7 +42,7 @@ SHORTER = (
     (r"^python3 -m venv", "--without-pip", "nothing is installed into it"),
     (r"^pip install", "--dry-run --no-deps --no-build-isolation", "the package is built, and its extras are looked up"),
     (r"trace\.path=|experiment=pollux", "figures=false", "the files are small"),
-    (r"models=llm|experiment=llm", "trace.window=2017-11-21/30m figures=false", "few jobs, all policies"),
+    (r"models=llm|experiment=llm", "trace.window=2017-11-21/1h figures=false", "few jobs, all policies"),
     (r"experiment=classical", "trace.window=2017-10-09/1d figures=false", "as above"),
     (r"experiment=synergy_osdi22", "trace.jobs=200 trace.measured_jobs=50-149 figures=false", "fewer jobs"),
     (r"\[tiresias,sia,synergy\]", "trace.window=2017-10-02/3h figures=false", "as above"),
