@@ -36,17 +36,17 @@ from typing import Any, NamedTuple, NoReturn
 from synergy_exec.worker import start
 
 PROGRAMS = tuple(f"synergy_exec.{each}" for each in ("run", "agent.agent", "agent.forkserver", "controller.api"))
-"""What they import, beside what workers do."""
+"""Programs whose modules are imported before the first fork, beside those of workers."""
 TESTS = Path(__file__).resolve().parents[1]
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _prctl = ctypes.CDLL(None).prctl
 ADOPTED_S = 10.0
 _OWN_FLAGS = {"-u", "-B"}
-"""Of the interpreter: those that a fork can do without. A command with another one is started as users do."""
+"""Flags of the interpreter that a fork can ignore. A command with any other flag is started as users start it."""
 
 
 class Program(NamedTuple):
-    """What becomes of a fork. keep: further open files. standard: three, or -1 for those of the parent."""
+    """A program that a fork becomes. standard: three descriptors, -1 to inherit. keep: other descriptors to keep open."""
 
     command: list[str]
     cwd: str | None
@@ -91,7 +91,7 @@ def _fork_here(program: Program) -> int:
 
 
 def _become(program: Program) -> NoReturn:
-    """The program, in this fork."""
+    """Turns this fork into the program; never returns."""
     code = 1
     try:
         gc.freeze()  # what the parent had open is not closed a second time
@@ -147,7 +147,7 @@ def _reset_signals() -> None:
 
 
 def _run(words: list[str]) -> int:
-    """As the interpreter does with these; the exit code."""
+    """Runs a command line as the interpreter does, and returns the exit code."""
     while words[0] in _OWN_FLAGS:
         words.pop(0)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -264,7 +264,7 @@ class Popen(subprocess.Popen[Any]):
 
 
 def run(command: Sequence[Any], *, timeout: float = 240.0, given: Any = None, text: bool = True, **more: Any) -> Any:
-    """A program that has ended, and what it said. given: its input."""
+    """Runs a program to its end, like subprocess.run. given: its input."""
     pipes = {"stdin": None if given is None else subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     words = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in command]
     with Popen(words, text=text, **pipes, **more) as process:
