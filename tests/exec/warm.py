@@ -46,7 +46,7 @@ _OWN_FLAGS = {"-u", "-B"}
 
 
 class Program(NamedTuple):
-    """A program that a fork becomes. standard: three descriptors, -1 to inherit. keep: other descriptors to keep open."""
+    """A program that a fork becomes. standard: three files, -1 to inherit. keep: other files that stay open."""
 
     command: list[str]
     cwd: str | None
