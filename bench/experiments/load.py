@@ -60,7 +60,7 @@ def tables(results: Results) -> dict[str, str]:
 
 
 def _draw(means: dict[str, list[tuple[float, float, float]]]) -> None:
-    """Ratios of mean JCTs with their intervals over load, a line for each trace."""
+    """Draws the ratios of mean JCTs by load, with their intervals; each trace is a line."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")

@@ -15,7 +15,7 @@ BOUND = "bound: nobody waits, fastest shape"
 
 
 def bound(experiment: str) -> Result:
-    """Completion times if no job waited and all trained on the fastest measured shape."""
+    """Returns completion times if no job waited and each trained on its fastest measured shape."""
     from synergy_sim.prepare import prepared_runs
 
     run = next(prepared_runs(compose([experiment, "policy=[synergy]"])[0]))

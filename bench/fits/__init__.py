@@ -30,7 +30,7 @@ class Made(NamedTuple):
 
 
 def told(rows: pd.DataFrame, how: str, predicted_s: Floats | pd.Series) -> pd.DataFrame:
-    """Rows with time_s (measured), as a fit predicts them. how: what it did not see."""
+    """Returns rows with measured and predicted times. how: what was left out of the fit."""
     return rows.assign(how=how, predicted_s=predicted_s, error=np.log(rows["time_s"] / predicted_s))
 
 

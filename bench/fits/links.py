@@ -81,7 +81,7 @@ Fitted = tuple[dict[str, Link], dict[str, float]]
 
 
 def read_csv(name: str, **names: str) -> pd.DataFrame:
-    """names: other names for columns."""
+    """Reads a table of collectives. names: columns to rename, from the old name to the new one."""
     cells = pd.read_csv(data_file(name), keep_default_na=False, na_values={"time_us": ""}, float_precision="round_trip")
     return cells.rename(columns=names)
 

@@ -167,7 +167,7 @@ def left_out(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
 
 
 def held_out(each: Fit, done: dict[str, Fitted]) -> tuple[Fitted, pd.DataFrame]:
-    """The fit, and rows as predicted by it and by fits that did not see them."""
+    """Returns the fit, and all rows as predicted by it and by fits from which they were left out."""
     cases, rows = read_rows(each)
     used = rows["model"].isin(each.models or rows["model"])
     base = next(iter(done[each.after].constants.values())) if each.after else Constants()

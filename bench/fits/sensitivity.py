@@ -30,12 +30,12 @@ UNKNOWN_SIZE = ("m5",)
 """Models with an unknown data set: its size follows from the table."""
 COMMENT = "pipeline: fitted by bench/fits.py sensitivity. The rest is written by hand."
 STORAGE_BYTES_PER_S = 62.5e6
-"""What a GPU reads at: 500 MB/s of the published simulator's nodes, for 8 GPUs."""
+"""Storage bandwidth per GPU: the published simulator's nodes have 500 MB/s for 8 GPUs."""
 MIN_MEASURED_BYTES = 62.5 * GB
-"""Below, the table has a stand-in."""
+"""Smallest memory that was measured; below it, the published table has an assumed value."""
 HELD_OUT_CPUS = (2, 4, 5, 9, 24)
 SIZES = np.geomspace(63.0, 1_000.0, 600) * GB
-"""Data sets to try where nobody says how large it is."""
+"""Sizes to try for data sets whose size is not published."""
 DIGITS = 6
 
 
@@ -72,7 +72,7 @@ def published() -> dict[str, ObservedInputs]:
 
 
 def fitted(rows: ObservedInputs, samples: float, data_bytes: float) -> tuple[FittedPipeline, Pipeline]:
-    """The fit, and the formula that goes into the catalog.
+    """Returns the fit, and the formula that goes into the catalog.
 
     data_bytes: infinite where nobody says how large the data set is; then the size with the least error. Bytes per
     sample that no row shows are the data set's, or fewer where the table allows no more.

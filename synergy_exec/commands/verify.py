@@ -157,7 +157,7 @@ def recorded_jobs(work: Path) -> list[RecordedJob]:
 
 
 def verified(work: Path, wanted: Sequence[str], limit: float, processes: int) -> list[Continuity]:
-    """Every wanted job that trained at least a step, by number. wanted: empty for all. Raises InputError."""
+    """Returns the jobs that trained at least one step, by number. wanted: names; none for all. Raises InputError."""
     journal = open_journal(work)
     runs, timings = journal.runs(), journal.timings()
     seed = int(journal.meta().get("settings", {}).get("seed", 0))
