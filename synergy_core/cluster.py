@@ -81,7 +81,9 @@ class Cluster:
 
     Nodes are numbered consecutively, type by type.
     virtual_clusters: each tenant's quota in GPUs; empty means one pool for all. The sum of the quotas may not exceed
-    the cluster's GPUs. borrowing: whether a tenant may exceed its quota while other tenants' GPUs are idle.
+    the cluster's GPUs. borrowing: whether a tenant may exceed its quota while other tenants' GPUs are idle. reclaim:
+    whether a job within its tenant's quota may stop jobs of tenants beyond theirs; None: if the policy stops jobs at
+    all. If not, a quota is no guarantee.
     placement: where a job may run. "consolidate": on the fullest node on which it fits; a job with more GPUs than a
     node waits for enough empty nodes, and for one more node with free GPUs for the remainder. "relax": the same until
     the job has waited `patience_s`, then on any free GPUs. "spread": at once on any free GPUs, on as few nodes as
@@ -92,6 +94,7 @@ class Cluster:
     node_types: tuple[NodeType, ...]
     virtual_clusters: dict[str, int] = field(default_factory=dict)
     borrowing: bool = False
+    reclaim: Literal["any", "never"] | None = None
     placement: PlacementRule = "consolidate"
     patience_s: float = 600.0
 
@@ -113,8 +116,10 @@ class Cluster:
         if len(set(names)) < len(names):
             raise InputError(f"node types {names}: names must be unique; rename one.")
         for name, quota in self.virtual_clusters.items():
-            if quota < 1:
-                raise InputError(f"virtual cluster {name}: a quota of {quota} GPUs, expected at least 1.")
+            if quota < 0:
+                raise InputError(f"virtual cluster {name}: a quota of {quota} GPUs, expected at least 0.")
+        if self.reclaim not in (None, "any", "never"):
+            raise unknown("cluster.reclaim", self.reclaim, ("any", "never"))
         total = sum(self.virtual_clusters.values())
         if total > self.gpus:
             raise InputError(
@@ -190,6 +195,12 @@ class Cluster:
         """Number of GPUs of one type, or of all types if `gpu_type` is empty."""
         return sum(each.gpus for each in self.node_types if gpu_type in ("", each.gpu_type))
 
+    def reclaims(self, preemptive: bool) -> bool:
+        """Whether jobs within quotas may stop jobs beyond them, under a policy that is `preemptive` or not."""
+        return (
+            self.borrowing and bool(self.virtual_clusters) and (self.reclaim or ("never", "any")[preemptive]) == "any"
+        )
+
     def most_gpus_for(self, gpu_type: str, virtual_cluster: str) -> int:
         """The most GPUs that one job of the tenant can get: of `gpu_type` or, if that is empty, of any one type."""
         types = [gpu_type] if gpu_type else list(self.gpu_types)
@@ -212,7 +223,8 @@ class Cluster:
             f"{each.nodes} × {each.gpus_per_node} {each.gpu_type}{_host(each)}" for each in self.node_types
         )
         tenants = len(self.virtual_clusters)
-        borrowing = "borrowing" if self.borrowing else "no borrowing"
+        reclaimed = f", reclaim {self.reclaim}" if self.reclaim else ""
+        borrowing = f"borrowing{reclaimed}" if self.borrowing else "no borrowing"
         quotas = f", quotas for {tenants} tenant{'s' * (tenants > 1)}, {borrowing}" if tenants else ""
         patience = f" after {self.patience_s:g} s" if self.placement == "relax" else ""
         rule = "" if self.placement == "consolidate" else f", placement {self.placement}{patience}"

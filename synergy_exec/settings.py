@@ -47,9 +47,14 @@ class QuotaSettings:
     virtual_clusters: dict[str, int] | None = key(
         "quotas: null, or {name: slots}; a job says which it counts against",
         None,
-        Bounds("{name: slots}, each at least 1", lambda quotas: not quotas or min(quotas.values()) >= 1),
+        Bounds("{name: slots}, each at least 0", lambda quotas: not quotas or min(quotas.values()) >= 0),
     )
     borrowing: bool = key("whether jobs may exceed the quota of their virtual cluster while slots are idle", False)
+    reclaim: Literal["any", "never"] | None = key(
+        "with borrowing, whether a job within its quota stops jobs beyond theirs: any, or never (a quota is then no "
+        "guarantee); null: any under policies that stop jobs, never under the others",
+        None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

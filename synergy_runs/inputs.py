@@ -147,7 +147,11 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
     if wanted.add_nodes:
         types = [_enlarged(types, wanted.add_nodes)]
     cluster = Cluster(
-        tuple(types), borrowing=wanted.borrowing, placement=wanted.placement, patience_s=wanted.patience_s
+        tuple(types),
+        borrowing=wanted.borrowing,
+        reclaim=wanted.reclaim,
+        placement=wanted.placement,
+        patience_s=wanted.patience_s,
     )
     quotas = wanted.virtual_clusters
     if quotas is None:

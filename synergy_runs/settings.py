@@ -164,6 +164,11 @@ class ClusterSettings:
         "quotas: null, trace (as the log says), or {tenant: GPUs}"
     )
     borrowing: bool = key("whether a tenant may exceed its quota while GPUs are idle")
+    reclaim: Literal["any", "never"] | None = key(
+        "with borrowing, whether a job within its tenant's quota stops jobs beyond theirs: any, or never (a quota is "
+        "then no guarantee); null: any under policies that stop jobs, never under the others",
+        None,
+    )
     placement: PlacementRule = key(
         "where jobs run: consolidate (on one node if they fit, else on whole nodes; until then they wait), relax (the "
         "same until they have waited patience_s), spread (on any free GPUs), even (as spread, with "

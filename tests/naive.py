@@ -82,14 +82,18 @@ class NaiveJob:
 class Naive:
     """nodes: GPUs of each. together_s: how long a job insists that its GPUs lie together, 0 for not at all (spread),
     inf for ever (consolidate). quotas: GPUs by tenant, {} for one pool; borrowing: whether idle GPUs are lent.
+    reclaim: whether a job within its quota stops those beyond theirs; None: if the policy stops jobs at all.
     """
 
     def __init__(
-        self, jobs, nodes, policy, restart_s=0.0, promote_knob=0.0, together_s=0.0, quotas=None, borrowing=False
-    ):
+        self, jobs, nodes, policy, restart_s=0.0, promote_knob=0.0, together_s=0.0, quotas=None, borrowing=False,
+        reclaim=None,
+    ):  # fmt: skip
         self.jobs = sorted(jobs, key=lambda job: (job.submit_s, job.job_id))
         self.sizes, self.policy, self.restart_s, self.knob = list(nodes), policy, restart_s, promote_knob
         self.together_s, self.quotas, self.borrowing = together_s, quotas or {}, borrowing
+        reclaims = policy in PREEMPTIVE if reclaim is None else reclaim == "any"
+        self.reclaims = reclaims and borrowing and bool(quotas)
         self.backfill = BACKFILL.get(policy, "greedy")
         self.limits = LIMITS.get(policy, ())
         self.free = list(self.sizes)
@@ -272,6 +276,9 @@ class Naive:
         for job in waiting:
             if self.lane(job) in blocked:
                 continue
+            if self.within_quota(job) and self.find(job, now_s) is None:
+                for borrower in self.to_give_back(job, now_s):
+                    self.take_back(borrower, now_s)
             where = self.find(job, now_s)
             if self.within_quota(job) and where is not None:
                 self.start(job, where, now_s)
@@ -284,12 +291,84 @@ class Naive:
             if self.backfill == "none":
                 blocked.add(self.lane(job))
         if self.borrowing and not short_of_room:  # who borrows takes nothing that a head within quota waits for
-            for job in beyond:
+            for job in self.in_turn(beyond):
                 where = self.find(job, now_s)
                 if where is not None:
                     self.start(job, where, now_s)
                     starts += 1
+                elif self.backfill == "none":
+                    break
         return starts > 0
+
+    # What tenants lend and take back
+
+    def in_turn(self, jobs):
+        """Next is always the first job of the tenant that holds least beyond its quota."""
+        left = list(jobs)
+        while left:
+            first = {}
+            for job in left:
+                first.setdefault(job.tenant, job)
+            next_job = min(
+                first.values(),
+                key=lambda job: (max(0, self.held(job.tenant) - self.quotas.get(job.tenant, 0)), left.index(job)),
+            )
+            left.remove(next_job)
+            yield next_job
+
+    def to_give_back(self, job, now_s, held=None):
+        """The borrowers with fewest GPUs together that make room; of equal ones the last, and of each total one set.
+
+        held: those who may give back, in order; None: all who run.
+        """
+        if not self.reclaims:
+            return []
+        running = sorted((each for each in self.active if each.running), key=lambda each: self.key(each, now_s))
+        borrowers = self.beyond(running) if held is None else held
+
+        def with_sum(total, before):
+            for at in range(before - 1, -1, -1):
+                rest = total - borrowers[at].gpus
+                others = [] if rest == 0 else with_sum(rest, at) if rest > 0 else None
+                if others is not None:
+                    return [borrowers[at], *others]
+            return None
+
+        def suffice(chosen):
+            for each in chosen:
+                self.give_back(each)
+            found = self.find(job, now_s) is not None
+            for each in chosen:
+                self.claim(each.where)
+            return found
+
+        short = job.gpus - sum(self.free)
+        for total in range(max(short, 1), max(short, 1) + max((each.gpus for each in borrowers), default=0)):
+            chosen = with_sum(total, len(borrowers))
+            if chosen and suffice(chosen):
+                return chosen
+        if not suffice(borrowers):
+            return []
+        chosen = list(borrowers)
+        for each in sorted(borrowers, key=lambda each: -each.gpus):
+            fewer = [other for other in chosen if other is not each]
+            if suffice(fewer):
+                chosen = fewer
+        return chosen
+
+    def beyond(self, order):
+        """Jobs beyond their tenants' quotas, if quotas are given out in this order."""
+        used, found = dict.fromkeys(self.quotas, 0), []
+        for job in order:
+            if used.get(job.tenant, 0) + job.gpus <= self.quotas.get(job.tenant, 0):
+                used[job.tenant] += job.gpus
+            else:
+                found.append(job)
+        return found
+
+    def take_back(self, borrower, now_s):
+        self.give_back(borrower)
+        self.stop(borrower, now_s)
 
     def reserve(self, waiting, now_s):
         """EASY: nobody may delay the earliest start of a head, which is the first that waits of each tenant.
@@ -299,8 +378,12 @@ class Naive:
         promised = {}
         while True:
             heads, promised = self.start_heads(waiting, promised, now_s)
-            for job in waiting:
-                if not job.running and job not in heads and self.may_start(job, heads, promised, now_s):
+            behind = [job for job in waiting if not job.running and job not in heads]
+            if self.borrowing:
+                within = [job for job in behind if self.within_quota(job)]
+                behind = [*within, *self.in_turn([job for job in behind if job not in within])]
+            for job in behind:
+                if self.may_start(job, heads, promised, now_s):
                     self.start(job, self.find(job, now_s), now_s)
                     break
             else:
@@ -308,7 +391,7 @@ class Naive:
 
     def start_heads(self, waiting, promised, now_s):
         """The heads that cannot start, in order, and what they are promised: the instant, and how many had started."""
-        heads = []
+        heads, beyond_only = [], False
         while True:
             lanes = {self.lane(job) for job in heads}
             first = {}
@@ -317,9 +400,17 @@ class Naive:
                     first.setdefault(self.lane(job), job)
             if not first:
                 return heads, promised
-            beyond = {job: self.borrowing and not self.within_quota(job) for job in first.values()}
-            job = min(first.values(), key=lambda job: (beyond[job], self.key(job, now_s)))
-            if self.may_start(job, heads, promised, now_s):
+            entitled = [job for job in first.values() if not self.borrowing or self.within_quota(job)]
+            entitled = [] if beyond_only else entitled
+            beyond_only = not entitled
+            lanes_left = [job for job in waiting if not job.running and self.lane(job) not in lanes]
+            job = min(entitled, key=lambda job: self.key(job, now_s)) if entitled else next(self.in_turn(lanes_left))
+            starts = self.may_start(job, heads, promised, now_s)
+            if entitled and not starts and not heads:
+                for borrower in self.to_give_back(job, now_s):
+                    self.take_back(borrower, now_s)
+                    starts = True
+            if starts:
                 self.start(job, self.find(job, now_s), now_s)
                 promised = {head: promised[head] for head in heads}
             else:
@@ -379,15 +470,21 @@ class Naive:
         counted = dict.fromkeys(self.quotas, 0)
         beyond = []
         victims = self.victims(order)
+        borrowers = [job for job in self.beyond(order) if job.running] if self.reclaims else []
         for job in order:
-            if self.quotas and counted[job.tenant] + job.gpus > self.quotas[job.tenant]:
+            stays = self.borrowing and not self.reclaims and job.running
+            if self.quotas and counted[job.tenant] + job.gpus > self.quotas[job.tenant] and not stays:
                 beyond.append(job)
-            elif self.take_turn(job, victims, had_turn, now_s) and self.quotas:
+            elif self.take_turn(job, victims, had_turn, now_s, borrowers) and self.quotas:
+                counted[job.tenant] += job.gpus
+        while beyond and self.borrowing:
+            borrowed = {job: max(0, counted[job.tenant] - self.quotas[job.tenant]) for job in beyond}
+            job = min(beyond, key=lambda job: (borrowed[job], beyond.index(job)))
+            beyond.remove(job)
+            if self.take_turn(job, victims, had_turn, now_s):
                 counted[job.tenant] += job.gpus
         for job in beyond:
-            if self.borrowing:
-                self.take_turn(job, victims, had_turn, now_s)
-            elif job.running:
+            if job.running:
                 self.give_back(job)
                 job.where = {}
         stops = False
@@ -419,14 +516,18 @@ class Naive:
                 within.append(job)
                 if self.quotas:
                     used[job.tenant] += job.gpus
-        if not self.borrowing:
+        if not self.reclaims:
             within, beyond = order, []
         return [job for job in [*within, *beyond] if job.running]
 
-    def take_turn(self, job, victims, had_turn, now_s):
+    def take_turn(self, job, victims, had_turn, now_s, borrowers=()):
         if job.running:
             had_turn.append(job)
             return True
+        if borrowers and not self.fits(job, now_s):
+            for each in self.to_give_back(job, now_s, [each for each in borrowers if each.running]):
+                self.give_back(each)
+                each.where = {}
         let_go = []
         had_turn_ids = {id(each) for each in had_turn}
         behind = [each for each in victims if each.running and id(each) not in had_turn_ids]

@@ -55,6 +55,7 @@ def random_trace(random: Random) -> Trace:
         tuple(NodeType(f"n{at}", "v100", 1, gpus) for at, gpus in enumerate(sizes)),
         quotas,
         borrowing=bool(quotas) and random.random() < 0.5,
+        reclaim=random.choice((None, "any", "never")),
         placement=random.choice(PLACEMENTS),
         patience_s=random.choice((60.0, 700.0, 5_000.0)),
     )
@@ -87,7 +88,7 @@ def by_definition(trace: Trace, policy: str, **more: Any) -> list[tuple[float, s
     sizes = [each.gpus_per_node for each in cluster.node_types for _ in range(each.nodes)]
     return Naive(
         jobs, sizes, policy, trace.restart_s, together_s=together_s, quotas=cluster.virtual_clusters,
-        borrowing=cluster.borrowing, **more,
+        borrowing=cluster.borrowing, reclaim=cluster.reclaim, **more,
     ).run()  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def _running(hosts, applicant):
     """The applicant where it runs, with its proportional share, if there is room."""
     for kind in applicant.kinds:
         on = hosts.find(applicant, kind, None)
-        if on and hosts.allowed(applicant):
+        if on and applicant.gpus <= hosts.quotas.left(applicant.tenant):
             share = hosts.proportional(on)
             hosts.take(applicant, Grant(on, share))
             kinds = (kind, *(each for each in applicant.kinds if each != kind))
@@ -101,7 +101,7 @@ def _taken(round, answer):
     for job, grant in zip(round.jobs, answer, strict=True):
         if grant is not None:
             assert sum(gpus for _, gpus in grant.on) == job.gpus
-            assert hosts.allowed(job)
+            assert job.gpus <= hosts.quotas.left(job.tenant)
             assert hosts.room(grant.on, grant.share)
             assert round.kind_of_node[grant.on[0][0]] in job.kinds
             hosts.take(job, grant)
@@ -124,7 +124,7 @@ def test_tune_leaves_no_gpu_idle_for_want_of_cpus_or_memory(round, how):
     answer = get_mechanism("tune").with_parameters(**how).share_out(round)
     hosts = _taken(round, answer)
     for job, grant in zip(round.jobs, answer, strict=True):
-        if grant is None and hosts.allowed(job):
+        if grant is None and job.gpus <= hosts.quotas.left(job.tenant):
             assert not any(hosts.find(job, kind, None) for kind in job.kinds)
 
 
@@ -150,7 +150,7 @@ def test_who_gets_nothing_fits_nowhere_with_the_share_that_the_mechanism_gives(r
         if grant is not None:
             own = hosts.proportional(grant.on)
             assert grant.share == (job.wanted[round.kind_of_node[grant.on[0][0]]] if name == "greedy" else own)
-        elif hosts.allowed(job):
+        elif job.gpus <= hosts.quotas.left(job.tenant):
             assert not any(hosts.find(job, kind, job.wanted[kind] if name == "greedy" else None) for kind in job.kinds)
 
 

@@ -91,6 +91,8 @@ def open_part(problem: Problem) -> OpenJobs:
     demands: list[Demand] = []
     for limit, amount in problem.demands:  # the last column uses nothing
         limit = limit[open_jobs] if limit.ndim == 2 else np.append(limit, 0)
+        if limit.ndim == 2 and limit.shape[1] > 1:
+            limit = np.pad(limit, ((0, 0), (0, 1)))
         amount = np.pad(amount[open_jobs], ((0, 0), (0, 1))) if amount.ndim == 2 else np.append(amount, 0.0)
         demands.append((limit, amount))
     allowed = np.zeros((len(open_jobs), columns + 1))

@@ -84,9 +84,9 @@ class Problem:
     utility: (J, C) float64, of job j in configuration c; −inf if not allowed. A job without GPUs has utility 0, so a
     configuration of utility ≤ 0 is chosen only if forced. gpus: (C,) ≥ 1. gpu_type: (C,) indices into capacity.
     capacity: (T,) GPUs. forced: (J,) the configuration that a job must keep, −1 for none; None if no job is forced.
-    tenant: (J,) indices into quota; quota: (V,) GPUs of all types together; set both or neither. others: None if only
-    GPUs are limited. Raises InputError if shapes or ranges do not match, for NaN and +inf, and if the forced jobs alone
-    exceed a limit.
+    tenant: (J,) indices into quota, or (J, C) if a tenant has several; quota: (V,) GPUs; set both or neither. others:
+    None if only GPUs are limited. Raises InputError if shapes or ranges do not match, for NaN and +inf, and if the
+    forced jobs alone exceed a limit.
     """
 
     utility: Floats
@@ -131,7 +131,8 @@ class Problem:
         gpus = self.gpus.astype(np.float64)
         demands: list[Demand] = [(self.gpu_type, gpus)]
         if self.tenant is not None:
-            demands.append((self.types + self.tenant[:, None], gpus))
+            tenant = self.tenant if self.tenant.ndim == 2 else self.tenant[:, None]
+            demands.append((self.types + tenant, gpus))
         if self.others is not None:
             first = self.types + self.tenants
             demands += [(first + d * self.types + self.gpu_type, amount) for d, amount in enumerate(self.others.demand)]
@@ -146,6 +147,8 @@ class Problem:
         """(GPU type or quota, resource) of each limit. types, tenants: names of the GPU types and tenants."""
         types = types or [f"type {index}" for index in range(self.types)]
         tenants = tenants or [f"tenant {index}" for index in range(self.tenants)]
+        if len(tenants) < self.tenants:  # limits by tenant and type
+            tenants = [f"{tenant}, {each}" for tenant in tenants for each in types]
         names = [(each, "GPUs") for each in (*types, *(f"quota of {each}" for each in tenants[: self.tenants]))]
         return names + [(each, name) for name in (self.others.names if self.others else ()) for each in types]
 
@@ -191,12 +194,13 @@ class Problem:
             )
         if (self.tenant is None) != (self.quota is None):
             raise InputError(f"quotas need both: {'tenant' if self.tenant is None else 'quota'} is None.")
+        by_column = columns if self.tenant is not None and self.tenant.ndim == 2 else 1
         for name, array, length, least, end in (
             ("gpus", self.gpus, columns, 1, np.inf),
             ("gpu_type", self.gpu_type, columns, 0, self.types),
             ("capacity", self.capacity, self.types, 0, np.inf),
             ("forced", self.forced, jobs, -1, columns),
-            ("tenant", self.tenant, jobs, 0, self.tenants),
+            ("tenant", None if self.tenant is None else self.tenant.ravel(), jobs * by_column, 0, self.tenants),
             ("quota", self.quota, self.tenants, 0, np.inf),
         ):
             if array is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -173,6 +173,8 @@ class ClusterState:
     gpu_type: requested, an index into the cluster's `gpu_types`, −1 for any. held_type: the present type, −1 while
     waiting. must_stay: whether the job must get exactly the GPUs that it holds, because it runs and may not be stopped
     at all (`JobSpec.preemptible`), or not before it has saved its progress.
+    allotted: (virtual clusters, GPU types), the most GPUs that each tenant may hold when idle GPUs are lent; None when
+    quotas apply.
     """
 
     now_s: float
@@ -190,6 +192,7 @@ class ClusterState:
     must_stay: Bools
     virtual_cluster: Ints
     virtual_clusters: tuple[str, ...]
+    allotted: Ints | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -204,11 +207,35 @@ class ClusterState:
         return len(self.job_id)
 
     def quotas_left(self) -> list[float]:
-        """Each tenant's quota of GPUs, before any job gets GPUs; inf without quotas, or if tenants may borrow."""
+        """GPUs that each tenant may hold, before any job gets GPUs: its quota or allotment; inf without quotas.
+
+        A tenant whose jobs must stay may hold what they hold.
+        """
         quotas = self.cluster.virtual_clusters
-        if not quotas or self.cluster.borrowing:
+        if not quotas:
             return [NEVER] * len(self.virtual_clusters)
-        return [float(quotas.get(name, 0)) for name in self.virtual_clusters]
+        own = [quotas.get(name, 0) for name in self.virtual_clusters]
+        if self.allotted is not None:
+            own = self.allotted.sum(axis=1).tolist()
+        stay = self.held_by_tenant(self.must_stay).sum(axis=1).tolist()
+        return [float(max(pair)) for pair in zip(own, stay, strict=True)]
+
+    def allotted_left(self) -> list[list[float]]:
+        """GPUs of each type that each tenant may hold, (virtual clusters, GPU types); inf when quotas apply."""
+        if self.allotted is None:
+            return [[NEVER] * len(self.cluster.gpu_types) for _ in self.virtual_clusters]
+        most = np.maximum(self.allotted, self.held_by_tenant(self.must_stay))
+        return [[float(gpus) for gpus in of_tenant] for of_tenant in most.tolist()]
+
+    def held_by_tenant(self, jobs: Bools) -> Ints:
+        """(virtual clusters, GPU types): GPUs that these jobs, (jobs,), hold."""
+        return self.by_tenant(np.where(jobs, self.held_gpus, 0), self.held_type)
+
+    def by_tenant(self, gpus: Ints, gpu_type: Ints) -> Ints:
+        """(virtual clusters, GPU types): sums of `gpus` by tenant and type. gpus, gpu_type: (jobs,)."""
+        result = np.zeros((len(self.virtual_clusters), len(self.cluster.gpu_types)), dtype=np.int64)
+        np.add.at(result, (self.virtual_cluster, gpu_type), gpus)
+        return result
 
     def types_for(self, job: int) -> list[int]:
         """The GPU types that a job may have: its requested type. Without one, all types, with the present one first."""
@@ -229,40 +256,30 @@ class ClusterState:
     def in_order(self, order: Ints) -> Allocations:
         """Gives jobs their requested GPUs in `order`, within types and quotas; skips jobs that do not fit.
 
-        order: indices of jobs in this state. Jobs that must stay get their GPUs before all others. A tenant exceeds its
-        quota only if the cluster allows borrowing, and only after all jobs within quotas.
+        order: indices of jobs in this state. Jobs that must stay get their GPUs before all others.
         """
-        quotas, borrowing = self.cluster.virtual_clusters, self.cluster.borrowing
-        room = Room(self, [float(quotas.get(name, 0)) if quotas else NEVER for name in self.virtual_clusters])
-        waiting: list[int] = order[~self.must_stay[order]].tolist()
-        gpus, left, types = self.gpus.tolist(), room.left, self._types_for
-        for _ in range(2 if borrowing else 1):
-            later: list[int] = []
-            for job in waiting:
-                need = gpus[job]
-                if need > room.quota[room.tenant[job]]:
-                    later.append(job)
-                    continue
-                for kind in types[job]:
-                    if need <= left[kind]:
-                        room.give(job, kind, need)
-                        if not any(left):
-                            return room.answer()
-                        break
-            waiting, room.quota = later, [NEVER] * len(room.quota)
+        room, gpus, types = Room(self), self.gpus.tolist(), self._types_for
+        for job in order[~self.must_stay[order]].tolist():
+            need = gpus[job]
+            for kind in types[job]:
+                if room.fits(job, kind, need):
+                    room.give(job, kind, need)
+                    if not any(room.left):
+                        return room.answer()
+                    break
         return room.answer()
 
 
 class Room:
-    """Counts the GPUs left, by type and in each tenant's quota, while a policy gives GPUs to one job after another.
+    """Counts the GPUs left, by type and for each tenant, while a policy gives GPUs to one job after another.
 
     Jobs that must stay have their GPUs from the beginning. gpus, gpu_type: (jobs,), given so far, as in `Allocations`.
-    left: by type. quota: by tenant. tenant: each job's index into `quota`.
+    left: by type. quota: by tenant. allotted: by tenant and type. tenant: each job's index into both.
     """
 
-    def __init__(self, state: ClusterState, quota: list[float] | None = None) -> None:
+    def __init__(self, state: ClusterState) -> None:
         self.left: list[int] = state.capacity.tolist()
-        self.quota = state.quotas_left() if quota is None else quota
+        self.quota, self.allotted = state.quotas_left(), state.allotted_left()
         self.tenant: list[int] = state.virtual_cluster.tolist()
         self.gpus = [0] * len(state)
         self.gpu_type = [-1] * len(state)
@@ -271,13 +288,15 @@ class Room:
 
     def fits(self, job: int, kind: int, gpus: int) -> bool:
         """Whether the job may have this many further GPUs of this type."""
-        return gpus <= self.left[kind] and gpus <= self.quota[self.tenant[job]]
+        tenant = self.tenant[job]
+        return gpus <= self.left[kind] and gpus <= self.quota[tenant] and gpus <= self.allotted[tenant][kind]
 
     def give(self, job: int, kind: int, gpus: int) -> None:
         self.gpus[job] += gpus
         self.gpu_type[job] = kind
         self.left[kind] -= gpus
         self.quota[self.tenant[job]] -= gpus
+        self.allotted[self.tenant[job]][kind] -= gpus
 
     def answer(self) -> Allocations:
         return Allocations(np.array(self.gpus), np.array(self.gpu_type))

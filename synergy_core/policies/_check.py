@@ -202,6 +202,7 @@ def state_of(
         "round_s": policy.round_s,
         "cluster": machines,
         "virtual_clusters": TENANTS,
+        "allotted": None,
         "held_placement": tuple(job.placement for job in jobs),
         "memory": None,
         "truths": tuple(jobs),
@@ -258,7 +259,7 @@ RULES = {
     "reads": "it does not modify what it reads",
     "foretold": "if a key changes by itself, next_change says when, or it falls with the clock (falls_while_running)",
     "capacity": "no more GPUs are given out than exist, of any type and on any node",
-    "quotas": "no tenant gets more GPUs than its quota, unless tenants may borrow",
+    "quotas": "no tenant gets more GPUs than `quotas_left` says",
     "types": "a job that requests a GPU type gets that type",
     "whole": "a policy that does not read goodput gives each job exactly its request, or nothing",
     "stays": "a running job that may not be stopped keeps what it holds",
@@ -268,9 +269,10 @@ RULES = {
     "rank": "rank(state) is a finite number for every job",
     "ends": "in a whole run, every job ends: no job starves under a finite load",
     "placed": "in a whole run, no GPU is held twice, by a job that requested another type, or beyond a quota",
+    "entitled": "in a whole run, no job within its quota waits for GPUs that are idle or lent to another tenant",
     "repeats": "in a whole run, the same jobs have the same schedule",
 }
-"""The rules, by name; the last three are checked by `synergy_core.scheduling.conformance`."""
+"""The rules, by name; the last four are checked by `synergy_core.scheduling.conformance`."""
 
 
 class BrokenRuleError(InputError):

@@ -12,6 +12,7 @@ from synergy_core.allocator.nodes import NodeGroups, NodeProblem, NodeSolution, 
 from synergy_core.allocator.problem import proven, relative_gap
 from synergy_core.jobs.spec import Configurations
 from synergy_core.jobs.state import Allocations, GoodputState, ShareLevels
+from synergy_core.quotas import fewest
 from synergy_core.units import Floats, Ints
 
 SHARES_GAP = 0.005
@@ -56,7 +57,7 @@ def choose_shares(
     forced = state.pinned & (held >= 0)
     is_kept = forced[:, None] & (held[:, None] == np.arange(count))
     utility = np.where(is_kept[:, :, None] & ~np.isfinite(utility), 0.0, utility)
-    tenant, quota = _quotas(state)
+    tenant, quota = _quotas(state, None)
     gpus, gpu_type = np.repeat(rows.gpus, per_row), np.repeat(rows.gpu_type, per_row)
     types, kinds = state.cluster.node_types, state.cluster.gpu_types
     pieces = [(job, node, mask.bit_count()) for job, on in enumerate(state.held_placement) for node, mask in sorted(on)]
@@ -107,17 +108,17 @@ def choose_rows(
 ) -> Allocations:
     """Chooses the rows of greatest total utility; pinned jobs keep their rows.
 
-    utility: (jobs, rows), −inf where a row is not allowed; a job without a row has utility 0. Quotas are limits unless
-    tenants may borrow. method: of `allocator.solve`. keeps_equals: whether all jobs keep their rows if no other choice
-    has more utility. In most rounds the previous round's prices prove that none has, so that the allocator need not be
-    called. Without keeps_equals, a problem that equals the previous round's is not solved again.
+    utility: (jobs, rows), −inf where a row is not allowed; a job without a row has utility 0. Quotas, or what tenants
+    are allotted, are limits. method: of `allocator.solve`. keeps_equals: whether all jobs keep their rows if no other
+    choice has more utility. In most rounds the previous round's prices prove that none has, so that the allocator need
+    not be called. Without keeps_equals, a problem that equals the previous round's is not solved again.
     """
     last: Solved | None = state.memory
     utility = np.where(state.suits(rows.gpu_type), utility, -np.inf)
     held = state.held_best(rows)
     forced = np.where(state.pinned & (held >= 0), held, -1)
     utility = np.where((forced[:, None] == np.arange(len(rows))) & ~np.isfinite(utility), 0.0, utility)
-    tenant, quota = _quotas(state)
+    tenant, quota = _quotas(state, rows.gpu_type)
     problem = Problem(utility, rows.gpus, rows.gpu_type, state.capacity, forced, tenant, quota)
     solution = None
     if last is not None and keeps_equals:
@@ -141,31 +142,61 @@ def choose_rows(
     )
 
 
-def _quotas(state: GoodputState) -> tuple[Ints | None, Ints | None]:
-    """Each job's tenant and each tenant's quota of GPUs; (None, None) if there are no quotas or tenants may borrow."""
-    cluster = state.cluster
-    if not cluster.virtual_clusters or cluster.borrowing:
+def _quotas(state: GoodputState, gpu_type: Ints | None) -> tuple[Ints | None, Ints | None]:
+    """Each job's tenant and each tenant's limit of GPUs, as in `Problem`; (None, None) without quotas.
+
+    gpu_type: of each row, if limits may differ by type; None if a tenant's limits are to be added up. Pinned jobs of a
+    tenant may hold more than its limit.
+    """
+    if not state.cluster.virtual_clusters:
         return None, None
-    quota = [cluster.virtual_clusters.get(name, 0) for name in state.virtual_clusters]
-    return state.virtual_cluster, np.array(quota, dtype=np.int64)
+    pinned = state.held_by_tenant(state.pinned)
+    if state.allotted is None or gpu_type is None or len(state.cluster.gpu_types) == 1:
+        limit = np.maximum(np.array(state.quotas_left()).astype(np.int64), pinned.sum(axis=1))
+        return state.virtual_cluster, limit
+    tenant = state.virtual_cluster[:, None] * len(state.cluster.gpu_types) + gpu_type
+    return tenant, np.maximum(state.allotted, pinned).ravel()
 
 
 class RowRoom:
     """Each job's row while a policy chooses rows job by job, and the GPUs left of each type and of each tenant's quota.
 
-    row: (jobs,), −1 for no row; at first the rows on which jobs run. left: (GPU types,). quota: (tenants,), inf without
-    a limit. tenant: (jobs,), an index into `quota`.
+    row: (jobs,), −1 for no row; at first the rows on which jobs run, without those of jobs that must give borrowed GPUs
+    back. left: (GPU types,). quota: (tenants,), inf without a limit. allotted: (tenants, GPU types), inf without a
+    limit. tenant: (jobs,), an index into `quota`.
     """
 
     def __init__(self, state: GoodputState, rows: Configurations, row: Ints) -> None:
         self._gpus, self._kind = rows.gpus, rows.gpu_type
         self.row = row
         self.left = state.capacity
-        self.quota = np.array(state.quotas_left())
+        self.quota, self.allotted = np.array(state.quotas_left()), np.array(state.allotted_left())
         self.tenant = state.virtual_cluster
         running = np.flatnonzero(row >= 0)
-        np.subtract.at(self.left, self._kind[row[running]], self._gpus[row[running]])
-        np.subtract.at(self.quota, self.tenant[running], self._gpus[row[running]])
+        kind, gpus = self._kind[row[running]], self._gpus[row[running]]
+        np.subtract.at(self.left, kind, gpus)
+        np.subtract.at(self.quota, self.tenant[running], gpus)
+        np.subtract.at(self.allotted, (self.tenant[running], kind), gpus)
+        in_order = np.lexsort((state.job_id, state.submit_time_s))
+        stoppable = in_order[(row[in_order] >= 0) & ~state.pinned[in_order]]
+        for tenant in np.flatnonzero(self.quota < 0).tolist():
+            self._give_back(stoppable[self.tenant[stoppable] == tenant], -int(self.quota[tenant]))
+        for tenant, type_index in np.argwhere(self.allotted < 0).tolist():
+            own = stoppable[(self.tenant[stoppable] == tenant) & (row[stoppable] >= 0)]
+            own = own[self._kind[row[own]] == type_index]
+            self._give_back(own, -int(self.allotted[tenant, type_index]))
+
+    def _give_back(self, jobs: Ints, gpus: int) -> None:
+        """Takes their rows from the jobs, in order of submission, that hold the fewest GPUs but at least `gpus`."""
+        held = self._gpus[self.row[jobs]].tolist()
+        for at in next(fewest(held, gpus), range(len(held))):
+            self.put(int(jobs[at]), -1)
+
+    def free_for(self, job: Any, kind: Any) -> Floats:
+        """The most further GPUs of a type that a job may get. job, kind: indices that broadcast; the result's shape."""
+        tenant = self.tenant[job]
+        most: Floats = np.minimum(self.left[kind], np.minimum(self.quota[tenant], self.allotted[tenant, kind]))
+        return most
 
     def put(self, job: int, row: int) -> None:
         """Moves the job to that row; −1: it runs on no row."""
@@ -173,6 +204,7 @@ class RowRoom:
             if old >= 0:
                 self.left[self._kind[old]] += sign * self._gpus[old]
                 self.quota[self.tenant[job]] += sign * self._gpus[old]
+                self.allotted[self.tenant[job], self._kind[old]] += sign * self._gpus[old]
         self.row[job] = row
 
     def answer(self, memory: Any = None) -> Allocations:

@@ -88,7 +88,7 @@ def crius(
             continue
         job_id = int(state.job_id[job])
         gpus = int(wanted[job])
-        free = (table.gpus == gpus) & (gpus <= room.left[table.kind]) & (gpus <= room.quota[room.tenant[job]])
+        free = (table.gpus == gpus) & (gpus <= room.free_for(job, table.kind))
         gain = np.where(free, table.gain[job], 0.0)
         choice = int(gain.argmax()) if gain.any() else -1  # the fastest row that fits the free GPUs
         if choice < 0 and job_id in memory.arrived:
@@ -113,8 +113,9 @@ def _table(state: GoodputState, rows: Configurations, most_gpus: int, goodput: F
     request, else the smallest usable one. A usable number fits the tenant's quota and some GPU type.
     """
     capacity = state.capacity
-    quota = np.array(state.quotas_left())[state.virtual_cluster]
-    fits = (rows.gpus <= capacity[rows.gpu_type]) & (rows.gpus <= quota[:, None]) & state.suits(rows.gpu_type)
+    quota = np.array(state.quotas_left())[state.virtual_cluster][:, None]
+    quota = np.minimum(quota, np.array(state.allotted_left())[state.virtual_cluster][:, rows.gpu_type])
+    fits = (rows.gpus <= capacity[rows.gpu_type]) & (rows.gpus <= quota) & state.suits(rows.gpu_type)
     usable = (goodput > 0) & fits & state.allowed(rows, growth=2.0, first_gpus=int(state.gpus.max()))
     one = (rows.gpus == rows.gpus.min()) & (rows.gpus >= state.min_gpus[:, None])
     usable |= one & fits & (goodput > 0) & ~usable.any(axis=1)[:, None]
@@ -144,7 +145,8 @@ def _best_upgrade(room: RowRoom, table: CriusTable, most_gpus: int) -> Change | 
     growth = table.of(jobs[:, None], targets) - table.gain[jobs, row][:, None]
     more = table.gpus[targets] - np.where(table.kind[targets] == table.kind[row][:, None], table.gpus[row][:, None], 0)
     extra = table.gpus[targets] - table.gpus[row][:, None]
-    growth[(more > room.left[table.kind[targets]]) | (extra > room.quota[room.tenant[jobs]][:, None])] = -np.inf
+    tenant, kind = room.tenant[jobs][:, None], table.kind[targets]
+    growth[(more > np.minimum(room.left[kind], room.allotted[tenant, kind])) | (extra > room.quota[tenant])] = -np.inf
     growth[:, -1][table.gpus[targets[:, -1]] > most_gpus] = -np.inf
     best = int(growth.argmax())
     at, column = divmod(best, targets.shape[1])
@@ -169,8 +171,10 @@ def _suspending(
         victims = later[table.kind[room.row[later]] == kind][::-1]
         freed = np.cumsum(table.gpus[room.row[victims]])
         count = int(np.searchsorted(freed, gpus - room.left[kind])) + 1
-        same_tenant = room.tenant[victims[:count]] == room.tenant[job]
-        quota = room.quota[room.tenant[job]] + table.gpus[room.row[victims[:count]]][same_tenant].sum()
+        tenant = room.tenant[job]
+        same_tenant = room.tenant[victims[:count]] == tenant
+        quota = min(room.quota[tenant], room.allotted[tenant, kind])
+        quota += table.gpus[room.row[victims[:count]]][same_tenant].sum()
         if count <= len(victims) and gpus <= quota:
             for victim in victims[:count].tolist():
                 room.put(victim, -1)
@@ -194,7 +198,11 @@ def _downgrading(room: RowRoom, table: CriusTable, job: int, gpus: int, depth: i
     growth = table.of(jobs[:, None], targets) - table.gain[jobs, start[jobs]][:, None]
     kind = table.kind[start[jobs]]
     growth[targets == start[jobs][:, None]] = -np.inf
-    own = np.flatnonzero((table.gpus == gpus) & (table.gain[job] > 0))
+    # What a tenant is lent of another type may be taken already, so jobs are not moved there.
+    growth[np.isfinite(room.allotted[room.tenant[jobs]].min(axis=1)), 1:] = -np.inf
+    own = np.flatnonzero(
+        (table.gpus == gpus) & (table.gain[job] > 0) & (gpus <= room.allotted[room.tenant[job]][table.kind])
+    )
     frontier: list[tuple[Change, ...]] = [()]
     best: tuple[float, int, tuple[Change, ...]] = (0.0, -1, ())
     seen: set[frozenset[tuple[int, int]]] = set()

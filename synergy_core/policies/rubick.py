@@ -26,7 +26,8 @@ GUARANTEED = "guaranteed"
 
 class Curves(NamedTuple):
     """The curves of all jobs. speed: (jobs, rows), relative to the speed with the requested GPUs; 0 where a job cannot
-    run or is as fast on fewer GPUs. gpus, kind: (rows,). least: (jobs,), the row on which a job starts; −1 if none.
+    run or is as fast on fewer GPUs. gpus, kind: (rows,). least: (jobs, GPU types), the row on which a job starts on each
+    type; −1 if none.
     """
 
     speed: Floats
@@ -64,12 +65,14 @@ def rubick(
     rows = state.rows(max(64, int(state.gpus.max())))
     curves = _curves(state, rows.gpus, rows.gpu_type, _speeds(state, rows), least_gain, slower)
     now = _Round(state, rows, curves, (state.restarts < most_changes) & ~state.pinned)
-    first = np.where(curves.least >= 0, curves.least, 0)
+    gpus = np.where(curves.least >= 0, rows.gpus[curves.least], np.iinfo(np.int64).max)
+    starts = np.take_along_axis(curves.least, np.argsort(gpus, axis=1, kind="stable"), axis=1)  # fewest GPUs first
+    first = np.maximum(starts[:, 0], 0)
     slope = curves.speed[np.arange(len(state)), first] / rows.gpus[first]
     old, guaranteed = state.now_s - state.submit_time_s > old_s, _guaranteed(state)
     for job in np.lexsort((state.job_id, -slope, ~guaranteed, ~old)).tolist():
-        if now.row[job] < 0 <= curves.least[job]:
-            now.give(job, int(curves.least[job]), float(slope[job]))
+        if now.row[job] < 0:
+            any(now.give(job, to, float(slope[job])) for to in starts[job].tolist() if to >= 0)
     while any(now.give(job, to, gain) for gain, job, to in now.growth()):
         pass
     return now.answer()
@@ -98,8 +101,11 @@ def _curves(state: GoodputState, gpus: Ints, kind: Ints, speed: Floats, least_ga
         speed[:, at] = np.where(speed[:, at] > fewer * (1.0 + least_gain), speed[:, at], 0.0)
     floor = np.where(_guaranteed(state), 1.0 / slower, 0.0)
     enough = (speed > 0) & (speed >= floor[:, None])
-    count = np.where(enough, gpus, np.iinfo(np.int64).max)
-    least = np.where(enough.any(axis=1), count.argmin(axis=1), -1)
+    least = np.full((len(state), len(state.capacity)), -1)
+    for each in range(len(state.capacity)):
+        on = enough & (kind == each)
+        fewest = np.where(on, gpus, np.iinfo(np.int64).max).argmin(axis=1)
+        least[:, each] = np.where(on.any(axis=1), fewest, -1)
     return Curves(speed, gpus, kind, least)
 
 
@@ -124,7 +130,7 @@ class _Round(RowRoom):
         """Moves the job to row `to` if free GPUs and those of flatter curves suffice; returns whether it moved."""
         curves, kind, before = self._curves, int(self._curves.kind[to]), int(self.row[job])
         more = int(curves.gpus[to]) - (int(curves.gpus[before]) if before >= 0 else 0)
-        if more > self.quota[self.tenant[job]]:
+        if more > min(self.quota[self.tenant[job]], self.allotted[self.tenant[job], kind]):
             return False
         free, taken = int(self.left[kind]), {job: to}
         while free < more:
@@ -144,7 +150,7 @@ class _Round(RowRoom):
         taker = next(iter(taken))
         for giver in np.flatnonzero((self.row >= 0) & self._may_give).tolist():
             row = taken.get(giver, int(self.row[giver]))
-            if giver != taker and self._curves.kind[row] == kind and row != self._curves.least[giver]:
+            if giver != taker and self._curves.kind[row] == kind and row != self._curves.least[giver, kind]:
                 to, loss = self._curves.step(giver, row, up=False)
                 if to >= 0:
                     yield loss, giver, to

@@ -31,6 +31,7 @@ from synergy_core.placement.whole_round import packing
 from synergy_core.planner.plan import Plan
 from synergy_core.planner.tables import PlanError
 from synergy_core.policies import AllocationPolicy
+from synergy_core.scheduling.lending import ask
 from synergy_core.units import Floats, Ints
 
 NodeGpus = list[tuple[int, int]]
@@ -395,7 +396,7 @@ class AllocationScheduler:
                 self._snapshots.count(job, now_s)
                 job.settle(now_s)
         state = self._snapshots.of(jobs, now_s, self._memory)
-        answer = self._policy.allocate(state)
+        state, answer = ask(self._policy.allocate, state, resizes=not self._policy.keeps_gpus)
         self._check(answer, jobs, state)
         self.last = state, answer
         self._memory = answer.memory

@@ -7,6 +7,7 @@ import schedulers. Here jobs lose no progress when they are stopped, and their s
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,8 +40,9 @@ from synergy_core.policies._check import (
     spec_of,
     try_on,
 )
+from synergy_core.quotas import Quotas
 from synergy_core.scheduling.scheduler import Scheduler, scheduler_for
-from synergy_core.units import GB, grid_ceil, on_grid
+from synergy_core.units import GB, TICK_S, grid_ceil, on_grid
 
 JOBS = (1, 3, 8)
 PATIENCE = 20.0
@@ -140,11 +142,12 @@ class _Work:
         self.active: dict[int, TrialJob] = {}
         self.ends_s: dict[int, float] = {}
         self.done: list[Done] = []
+        self.entitled_since_s: dict[int, float] = {}
 
     def arrive(self, number: int) -> None:
         job = self.case.record(number)
         if self.policy.reads_goodput:
-            job.spec = spec_of(job, self.machines)
+            job.spec = replace(spec_of(job, self.machines), restart_s=0.0, declared_restart_s=0.0, resize_s=0.0)
         self.active[number] = job
         with attributed(f"the arrival of job {number} at {job.submit_time_s:g} s"):
             self.scheduler.arrive(job)
@@ -158,6 +161,10 @@ class _Work:
                 self.scheduler.finish(self.active.pop(number), now_s)
 
     def decide(self, now_s: float) -> None:
+        most_s = on_grid(self.policy.round_s) + TICK_S if self.policy.in_rounds else TICK_S
+        for number, since_s in self.entitled_since_s.items():
+            if number in self.active and now_s > since_s + most_s:
+                raise Broken("entitled", f"job {number} waits from {since_s:g} s to {now_s:g} s")
         with attributed(f"the decision at {now_s:g} s"):
             decision = self.scheduler.decide(now_s)
         starts = {job.job_id for job, _ in decision.starts}
@@ -173,6 +180,46 @@ class _Work:
             job.first_step_s = now_s
             self.done.append((now_s, "start", job.job_id, placed))
         self.check_placements()
+        entitled = self.entitled() if self.machines.virtual_clusters else []
+        self.entitled_since_s = {job.job_id: self.entitled_since_s.get(job.job_id, now_s) for job in entitled}
+
+    def entitled(self) -> list[TrialJob]:
+        """Waiting jobs whose requests are within their tenants' quotas and fit on GPUs that are idle or lent to others.
+
+        GPUs count as lent if tenants reclaim them. Without backfilling, only the first job of each tenant counts; under
+        EASY, only the first of all. Clusters in which a job's GPUs must lie together are not examined.
+        """
+        machines, policy = self.machines, self.policy
+        if machines.scatter_after_s > 0:
+            return []
+        quotas, held = Quotas(machines.virtual_clusters), Counter[tuple[str, str]]()
+        waiting = sorted((job for job in self.active.values() if not job.running), key=self._key)
+        for job in self.active.values():
+            if job.running:
+                quotas.use(job.virtual_cluster, job.held_gpus)
+                held[job.virtual_cluster, machines.type_of(job.placement)] += job.held_gpus
+        is_lent = machines.reclaims(policy.preemptive)
+        over = {tenant: max(0, int(-quotas.left(tenant))) if is_lent else 0 for tenant in TENANTS}
+        available = {}
+        for kind in machines.gpu_types:
+            own = {tenant: sum(gpus for (name, _), gpus in held.items() if name == tenant) for tenant in TENANTS}
+            lent = (max(0, over[tenant] - (own[tenant] - held[tenant, kind])) for tenant in TENANTS)
+            available[kind] = machines.gpus_of(kind) - sum(held[tenant, kind] for tenant in TENANTS) + sum(lent)
+        found: list[TrialJob] = []
+        seen = set[str]()
+        backfill = policy.backfill if isinstance(policy, OrderingPolicy) and not policy.preemptive else "greedy"
+        for job in waiting:
+            lane = "" if backfill == "easy" else job.virtual_cluster
+            is_first = backfill == "greedy" or lane not in seen
+            seen.add(lane)
+            fits = any(job.gpus <= available[each] for each in ([job.gpu_type] if job.gpu_type else machines.gpu_types))
+            if is_first and job.gpus <= quotas.left(job.virtual_cluster) and fits:
+                found.append(job)
+        return found
+
+    def _key(self, job: TrialJob) -> Any:
+        order = _order_of(self.policy)
+        return order.of_records().key(job) if isinstance(order, OrderingPolicy) else (), job.job_id
 
     def check_placements(self) -> None:
         """Raises Broken unless held GPUs exist, have one holder, are of the requested type and within quotas."""

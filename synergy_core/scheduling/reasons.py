@@ -18,7 +18,7 @@ from synergy_core.jobs.record import NEVER, AnyJob, Job, Placed, gpus_in
 from synergy_core.jobs.state import ClusterState, EstimatedClusterState
 from synergy_core.placement.one_job import Patience, Placement
 from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
-from synergy_core.policies.mechanisms._round import Grant, Hosts, SharingRound
+from synergy_core.policies.mechanisms._round import Grant, Hosts
 from synergy_core.scheduling.allocation import Snapshots
 from synergy_core.scheduling.order import Reservation, expected_end_s
 from synergy_core.scheduling.sharing import Needs
@@ -261,7 +261,7 @@ class Snapshot(Generic[AnyJob]):
 
     def hosts(self, holders: Iterable[Job]) -> Hosts:
         """The GPUs, CPUs and memory of every node that these jobs leave free."""
-        hosts = Hosts(SharingRound([], self.cluster, self.needs.quotas(), self.cluster.scatter_after_s == 0))
+        hosts = Hosts(self.needs.round([]))
         for job in holders:
             asked = self.needs.asked(job)
             hosts.take(asked, Grant(asked.held, asked.share or Share(0.0, 0.0)))

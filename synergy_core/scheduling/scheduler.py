@@ -29,8 +29,9 @@ from synergy_core.units import TICK_S
 def stops_jobs(policy: str) -> InputError:
     """The error for a preemptive ordering policy with jobs that may not be stopped."""
     return InputError(
-        f"policy {policy} stops running jobs, but some jobs may not be stopped once they run. Leave {policy} out, or "
-        "allow all jobs to be stopped (in the simulator, truth.not_preemptible=[])."
+        f"policy {policy} stops running jobs, or tenants reclaim GPUs that they have lent, but some jobs may not be "
+        f"stopped once they run. Leave {policy} out, type cluster.reclaim=never, or allow all jobs to be stopped (in "
+        "the simulator, truth.not_preemptible=[])."
     )
 
 
@@ -46,6 +47,7 @@ class OrderingScheduler:
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster, *, walks: bool = False) -> None:
         self._policy = policy
+        self._may_stop = policy.preemptive or cluster.reclaims(policy.preemptive)
         self._predictor = DurationPredictor() if policy.predicted else None
         self._jumps = policy.next_change is not None
         self._falls = policy.falls_while_running
@@ -74,7 +76,7 @@ class OrderingScheduler:
         self._again_s = NEVER
 
     def arrive(self, job: Job) -> None:
-        if self._policy.preemptive and job.spec is not None and not job.spec.preemptible:
+        if self._may_stop and job.spec is not None and not job.spec.preemptible:
             raise stops_jobs(self._policy.name)
         if self._predictor is not None:
             job.predicted_duration_s = self._predictor.predict_s(job)

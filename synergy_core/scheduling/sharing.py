@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from synergy_core.placement.one_job import Placement
 from synergy_core.policies import AllocationPolicy, OrderingPolicy, SharingPolicy
 from synergy_core.policies.mechanisms import Answer
 from synergy_core.policies.mechanisms._round import CHECKED, Applicant, Grant, OnNodes, SharingRound, least
+from synergy_core.quotas import Quotas
 from synergy_core.scheduling.allocation import Snapshots
 from synergy_core.scheduling.order import DurationPredictor, Entry, after_jump, next_jump_s, order_key_of
 from synergy_core.units import GB
@@ -67,13 +68,18 @@ class Needs:
             min((each for each in cluster.node_types if each.gpu_type == gpu_type), key=lambda each: each.proportional)
             for gpu_type in cluster.gpu_types
         ]
-        self._quotas = {} if cluster.borrowing else cluster.virtual_clusters
+        self._quotas = cluster.virtual_clusters
         self._tenants = {name: at for at, name in enumerate(self._quotas)}
         self._known: dict[tuple[object, ...], Need] = {}
 
     def quotas(self) -> list[float]:
-        """GPUs that each tenant may hold; a single unlimited quota if there are no quotas."""
-        return [float(gpus) for gpus in self._quotas.values()] or [NEVER]
+        """The quota of each tenant, 0 for one without; a single unlimited quota if there are none."""
+        return [float(self._quotas.get(name, 0)) for name in self._tenants] or [NEVER]
+
+    def round(self, asked: Sequence[Applicant]) -> SharingRound:
+        """The round of these jobs, in the order in which they are served."""
+        cluster = self._cluster
+        return SharingRound(asked, cluster, self.quotas(), cluster.scatter_after_s == 0, cluster.borrowing)
 
     def profile(self, job: Job) -> InputProfile | None:
         """How the job's input is prepared, from its offline profile or its reports; None if neither exists."""
@@ -96,7 +102,7 @@ class Needs:
             own = self._kinds[self._cluster.type_of(held)]
             kinds = (own, *(each for each in kinds if each != own))
         wanted, due, speed = self._need(job)
-        tenant = self._tenants[job.virtual_cluster] if self._tenants else 0
+        tenant = self._tenants.setdefault(job.virtual_cluster, len(self._tenants)) if self._quotas else 0
         return Applicant(job.gpus, kinds, wanted, due, tenant, held, job.share if held else None, speed)
 
     def _need(self, job: Job) -> Need:
@@ -349,11 +355,16 @@ class SharingScheduler:
         jobs = self._line.stands(now_s)
         asked = [self._asked[job.job_id] for job in jobs]
         pinned = {job.job_id for job in jobs if job.must_stay or (job.running and now_s <= job.keeps_until_s)}
+        if self._cluster.borrowing and self._cluster.reclaim == "never":
+            held = Quotas(self._cluster.virtual_clusters)
+            for job in jobs:
+                held.use(job.virtual_cluster, job.held_gpus)
+            pinned |= {job.job_id for job in jobs if job.running and held.left(job.virtual_cluster) < 0}
         if pinned:
             self._changed = True  # pins expire
             jobs.sort(key=lambda job: job.job_id not in pinned)
             asked = [replace(self._asked[job.job_id], pinned=job.job_id in pinned) for job in jobs]
-        round = SharingRound(asked, self._cluster, self._needs.quotas(), self._cluster.scatter_after_s == 0)
+        round = self._needs.round(asked)
         answer = self._policy.mechanism.share_out(round)
         self._check(round, answer)
         return self._enter(jobs, answer, now_s)
@@ -380,7 +391,7 @@ class SharingScheduler:
             if given != job.gpus:
                 raise InputError(f"policy {name} gave {given} GPUs to a job that requests {job.gpus}.")
             quotas[job.tenant] -= given
-        if min(quotas) < 0:
+        if min(quotas) < 0 and not round.borrowing:
             raise InputError(f"policy {name} gave a tenant {-min(quotas):g} GPUs more than its quota.")
         for number, node_type in enumerate(nodes):
             out = gpus[number], cpus[number], memory[number] / GB

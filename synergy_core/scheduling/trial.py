@@ -7,13 +7,14 @@ borrowing `lanes.py` makes the same decisions faster, and tests compare the two.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.record import NEVER, Decision, Job, Placed
 from synergy_core.placement.one_job import Patience, Placement
 from synergy_core.policies import OrderingPolicy
+from synergy_core.quotas import Quotas, fewest
 from synergy_core.scheduling.lanes import Lane
 from synergy_core.scheduling.order import Entry, Reservation, after_jump, expected_end_s, next_jump_s
 from synergy_core.units import TICK_S
@@ -23,7 +24,8 @@ from synergy_core.units import TICK_S
 class Trial(ABC):
     """One walk over a copy of the placement, which finds the jobs to stop and to start.
 
-    Jobs within their tenants' quotas come first. With borrowing, jobs beyond quotas then get the GPUs that are left.
+    Jobs within their tenants' quotas come first; with borrowing, jobs beyond quotas then get GPUs that are left, in the
+    order of `Quotas.in_turn`. If the cluster reclaims, jobs within quotas stop jobs beyond them.
     own_quota: the tenant's quota in a walk over a single tenant's jobs; None in a walk over all jobs.
     """
 
@@ -36,16 +38,20 @@ class Trial(ABC):
     own_quota: int | None = None
     stops: dict[int, Job] = field(default_factory=dict)
     starts: dict[int, tuple[Job, Placed]] = field(default_factory=dict)
-    _used: dict[str, int] = field(default_factory=dict)
     _no_room: set[tuple[str, int, bool]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.reclaims = self.cluster.reclaims(self.policy.preemptive)
+        self._quotas = Quotas(self.cluster.virtual_clusters)
+        self._borrowers: list[Job] = []
+        """Running jobs beyond their tenants' quotas, in order, which may have to give their GPUs back."""
 
     @abstractmethod
     def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
         """Fills `stops` and `starts`; both lists are in the order of keys."""
 
     def _use(self, job: Job) -> None:
-        if self.cluster.virtual_clusters:
-            self._used[job.virtual_cluster] = self._used.get(job.virtual_cluster, 0) + job.gpus
+        self._quotas.use(job.virtual_cluster, job.gpus)
 
     def _kind(self, job: Job) -> tuple[str, int, bool]:
         """The job's GPU type, its number of GPUs, and whether they may lie apart."""
@@ -63,16 +69,68 @@ class Trial(ABC):
         return job.virtual_cluster if self.cluster.virtual_clusters else ""
 
     def _within_quota(self, job: Job) -> bool:
-        quotas, tenant = self.cluster.virtual_clusters, job.virtual_cluster
-        return not quotas or self._used.get(tenant, 0) + job.gpus <= quotas.get(tenant, 0)
+        return job.gpus <= self._quotas.left(job.virtual_cluster)
+
+    def _in_turn(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        return self._quotas.in_turn((job.virtual_cluster, job) for job in jobs)
+
+    def _likely_within_quota(self, order: list[Job]) -> set[int]:
+        """Ids of the jobs that are within quota if each tenant's quota is given out in this order."""
+        quotas = Quotas({} if self.own_quota is not None else self.cluster.virtual_clusters)
+        within = set()
+        for job in order:
+            if job.gpus <= quotas.left(job.virtual_cluster):
+                within.add(job.job_id)
+                quotas.use(job.virtual_cluster, job.gpus)
+        return within
 
     def _start(self, job: Job, placed: Placed) -> None:
         self.starts[job.job_id] = (job, placed)
         self._use(job)
 
+    def _stop(self, job: Job) -> None:
+        self.stops[job.job_id] = job
+        self.placement.release(job.placement)
+
+    def _holds(self, job: Job) -> bool:
+        """Whether a running job still holds GPUs that another job may take."""
+        return job.job_id not in self.stops
+
+    def _to_give_back(self, job: Job) -> list[Job]:
+        """The borrowers with the fewest GPUs that make room for a job within its quota; [] if there are none."""
+        gpu_type, gpus, scattered = self._kind(job)
+        borrowers = [each for each in self._borrowers if self._holds(each)]
+        best: list[Job] = []
+
+        def suffices(chosen: list[Job]) -> bool:
+            for each in chosen:
+                self.placement.release(each.placement)
+            fits = self.placement.fits(gpus, gpu_type, scattered=scattered)
+            for each in chosen:
+                self.placement.claim(each.placement)
+            return fits
+
+        for name, pool in self.placement.pools.items():
+            on = [each for each in borrowers if self.cluster.type_of(each.placement) == name]
+            if gpu_type not in ("", name) or gpus > pool.gpus + sum(each.gpus for each in on):
+                continue
+            found = next(filter(suffices, ([on[at] for at in each] for each in _fewest_of(on, gpus - pool.gpus))), None)
+            if found is None:  # the GPUs lie apart: all borrowers, without those that need not give back, largest first
+                found = on if suffices(on) else []
+                for each in sorted(found, key=lambda each: -each.gpus):
+                    if suffices(fewer := [other for other in found if other is not each]):
+                        found = fewer
+            if found and (not best or sum(each.gpus for each in found) < sum(each.gpus for each in best)):
+                best = found
+        return best
+
+
+def _fewest_of(jobs: list[Job], short: int) -> Iterator[list[int]]:
+    return fewest([job.gpus for job in jobs], short)
+
 
 class Keeping(Trial):
-    """Without preemption: running jobs stay, and waiting jobs are tried in order."""
+    """Without preemption: running jobs stay unless they must give borrowed GPUs back; waiting jobs start in order."""
 
     def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
         """Starts jobs within quota in order, then jobs beyond it, except on GPU types that a head within quota needs.
@@ -81,28 +139,35 @@ class Keeping(Trial):
         """
         for _, _, job in running:
             self._use(job)
+        if self.reclaims:
+            within = self._likely_within_quota([entry[2] for entry in running])
+            self._borrowers = [job for _, _, job in running if job.job_id not in within]
+        self._walk([entry[2] for entry in waiting])
+
+    def _walk(self, waiting: list[Job]) -> None:
         strict, before = self.policy.backfill == "none", -1
         while before < len(self.starts):
             before = len(self.starts)
             heads: dict[str, Job] = {}
-            borrowers: list[Job] = []
-            for _, _, job in waiting:
+            beyond: list[Job] = []
+            for job in waiting:
                 lane = self._lane(job)
                 if job.job_id in self.starts or (strict and lane in heads):
                     continue
                 is_entitled = self._within_quota(job)
-                if is_entitled and self._start_if_room(job):
+                if is_entitled and (self._start_if_room(job) or self._take_back(job)):
                     continue
                 if not is_entitled:
-                    borrowers.append(job)
+                    beyond.append(job)
                 if strict:
                     heads[lane] = job
             if not self.cluster.borrowing:
                 break
-            blocked_types = {job.gpu_type for job in heads.values() if job not in borrowers}
-            for job in borrowers:
-                if not blocked_types or (job.gpu_type and not blocked_types & {"", job.gpu_type}):
-                    self._start_if_room(job)
+            blocked_types = {job.gpu_type for job in heads.values() if job not in beyond}
+            for job in self._in_turn(beyond):
+                free = not blocked_types or (job.gpu_type and not blocked_types & {"", job.gpu_type})
+                if not (free and self._start_if_room(job)) and strict:
+                    break
 
     def _start_if_room(self, job: Job) -> bool:
         placed = self._try_place(job)
@@ -110,22 +175,28 @@ class Keeping(Trial):
             self._start(job, placed)
         return placed is not None
 
+    def _take_back(self, job: Job) -> bool:
+        """Starts a job within its quota on GPUs that borrowers give back; returns whether it started."""
+        victims = self._to_give_back(job) if self._borrowers else []
+        for each in victims:
+            self._stop(each)
+            self._quotas.use(each.virtual_cluster, -each.gpus)
+        self._no_room = set() if victims else self._no_room
+        return bool(victims) and self._start_if_room(job)
 
-class Reserving(Trial):
+
+class Reserving(Keeping):
     """EASY: running jobs stay; each tenant's first waiting job is promised its earliest start, which no job may delay.
 
     If two such heads want the same GPUs, the head with the smaller key goes first; with borrowing, heads within their
     quota go before others. No other job may delay any head.
     """
 
-    def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
-        for _, _, job in running:
-            self._use(job)
-        jobs = [entry[2] for entry in waiting]
+    def _walk(self, waiting: list[Job]) -> None:
         promises: dict[str, Reservation] = {}
         while True:
-            promises = self._start_heads(jobs, promises)
-            if not self._start_one_behind(jobs, promises):
+            promises = self._start_heads(waiting, promises)
+            if not self._start_one_behind(waiting, promises):
                 return
 
     def _start_heads(self, waiting: list[Job], promised: dict[str, Reservation]) -> dict[str, Reservation]:
@@ -134,28 +205,40 @@ class Reserving(Trial):
         promised: promises made before. They are made again for all heads behind a head that starts.
         """
         promises: dict[str, Reservation] = {}
-        for beyond_quota in (False, True):
-            later: dict[str, None] = {}
-            for job in waiting:
-                lane = self._lane(job)
-                if lane in promises or lane in later or job.job_id in self.starts:
-                    continue
-                if not beyond_quota and self.cluster.borrowing and not self._within_quota(job):
-                    later[lane] = None
-                elif self._start_unless_delaying(job, promises.values()):
-                    promised = promises.copy()
-                else:
-                    promises[lane] = promised.get(lane) or self._reserve(job)
+
+        def take_turn(job: Job, *, is_entitled: bool) -> None:
+            nonlocal promised
+            if self._start_unless_delaying(job, promises.values()) or (
+                is_entitled and _apart(job, promises.values()) and self._take_back(job)
+            ):
+                promised = promises.copy()
+            else:
+                promises[self._lane(job)] = promised.get(self._lane(job)) or self._reserve(job)
+
+        beyond: dict[str, None] = {}
+        for job in waiting:
+            lane = self._lane(job)
+            if lane in promises or lane in beyond or job.job_id in self.starts:
+                continue
+            if self.cluster.borrowing and not self._within_quota(job):
+                beyond[lane] = None
+            else:
+                take_turn(job, is_entitled=True)
+        for job in self._in_turn(job for job in waiting if self._lane(job) in beyond):
+            if self._lane(job) not in promises and job.job_id not in self.starts:
+                take_turn(job, is_entitled=False)
         return promises
 
     def _start_one_behind(self, waiting: list[Job], promises: dict[str, Reservation]) -> bool:
         """Starts the first job, other than a head, that fits and delays no head; returns whether there is one."""
-        for job in waiting:
-            if job.job_id in self.starts or job is promises[self._lane(job)].head:
-                continue
-            if self._start_unless_delaying(job, promises.values()):
-                return True
-        return False
+        behind = [job for job in waiting if job.job_id not in self.starts]
+        behind = [job for job in behind if job is not promises[self._lane(job)].head]
+        if self.cluster.borrowing:
+            within = [self._within_quota(job) for job in behind]
+            beyond = [job for job, is_within in zip(behind, within, strict=True) if not is_within]
+            behind = [job for job, is_within in zip(behind, within, strict=True) if is_within]
+            behind += self._in_turn(beyond)
+        return any(self._start_unless_delaying(job, promises.values()) for job in behind)
 
     def _start_unless_delaying(self, job: Job, promises: Collection[Reservation]) -> bool:
         """Starts the job if it fits and breaks no promise; returns whether it started."""
@@ -174,17 +257,20 @@ class Reserving(Trial):
 
     def _reserve(self, head: Job) -> Reservation:
         """Computes the promise to a head from running jobs' expected ends and, unless tenants borrow, its quota."""
-        now_s, quotas, tenant = self.now_s, self.cluster.virtual_clusters, head.virtual_cluster
-        held = [(job.settled_s, job, job.placement) for job in self.running.values()]
+        now_s = self.now_s
+        held = [(job.settled_s, job, job.placement) for job in self.running.values() if self._holds(job)]
         held += [(now_s, job, placed) for job, placed in self.starts.values()]
         ends = [(expected_end_s(start_s, job.estimate_s, now_s), job, placed) for start_s, job, placed in held]
         ends.sort(key=lambda each: (each[0], each[1].job_id))
-        quota_left = (
-            NEVER if self.cluster.borrowing or not quotas else quotas.get(tenant, 0) - self._used.get(tenant, 0)
-        )
+        quota_left = NEVER if self.cluster.borrowing else self._quotas.left(head.virtual_cluster)
         reservation = Reservation(self.placement.copy(), head, quota_left=quota_left, scattered=self._kind(head)[2])
         reservation.advance(ends, now_s)
         return reservation
+
+
+def _apart(job: Job, promises: Iterable[Reservation]) -> bool:
+    """Whether all these heads wait for other GPU types than the job requests."""
+    return all(job.gpu_type and each.head.gpu_type not in ("", job.gpu_type) for each in promises)
 
 
 class Preempting(Trial):
@@ -199,36 +285,30 @@ class Preempting(Trial):
         before = self.placement.copy()
         order = [entry[2] for entry in sorted([*waiting, *running])]
         # Jobs lose GPUs from the end of this list: first jobs over quota, then the others, each by falling key.
-        likely = self._likely_within_quota(order)
-        self._victims = [job for job in order if job.running and job.job_id in likely]
-        self._victims += [job for job in order if job.running and job.job_id not in likely]
+        stay = self.cluster.borrowing and not self.reclaims
+        within = {job.job_id for job in order} if stay else self._likely_within_quota(order)
+        beyond = [job for job in order if job.running and job.job_id not in within]
+        self._borrowers = beyond if self.reclaims else []
+        self._victims = [job for job in order if job.running and job.job_id in within] + beyond
         self._fixed = set()
         if self.own_quota is not None:  # jobs that take GPUs from others may not exceed the quota either
             self._left = self.own_quota - sum(job.gpus for job in self._victims)
         later = []
         for job in order:
-            if self.own_quota is not None or self._within_quota(job):
+            if self.own_quota is not None or self._within_quota(job) or (stay and job.running and self._holds(job)):
                 self._take_turn(job)
             else:
                 later.append(job)
-        for job in later:
+        self._borrowers = []
+        for job in self._in_turn(later) if self.cluster.borrowing else later:
             if self.cluster.borrowing:
                 self._take_turn(job)
-            elif job.running and job.job_id not in self.stops:
+            elif job.running and self._holds(job):
                 self._stop(job)
         self._settle(before)
 
-    def _likely_within_quota(self, order: list[Job]) -> set[int]:
-        """Ids of the jobs that are within quota if each tenant's quota is given out in this order."""
-        quotas = {} if self.own_quota is not None else self.cluster.virtual_clusters
-        left = dict(quotas)
-        within = set()
-        for job in order:
-            if not quotas or job.gpus <= left.get(job.virtual_cluster, 0):
-                within.add(job.job_id)
-                if quotas:
-                    left[job.virtual_cluster] -= job.gpus
-        return within
+    def _holds(self, job: Job) -> bool:
+        return job.job_id not in self.stops and job.job_id not in self._fixed
 
     def _take_turn(self, job: Job) -> None:
         """Runs the job if possible: a running job stays, another takes GPUs that are free or held by later jobs."""
@@ -245,26 +325,28 @@ class Preempting(Trial):
                 self._start(job, placed)
 
     def _stop(self, job: Job) -> None:
-        self.stops[job.job_id] = job
-        self._let_go(job)
-
-    def _let_go(self, job: Job) -> None:
-        self.placement.release(job.placement)
+        super()._stop(job)
         self._left += job.gpus
 
     def _take(self, job: Job) -> Placed | None:
-        """Takes GPUs that are free or held by later jobs, from the last job on; later jobs that still fit stay."""
+        """Takes GPUs that are free or held by later jobs, from the last job on; later jobs that still fit stay.
+
+        A job within its quota takes the fewest GPUs that suffice from jobs beyond theirs, if they have enough.
+        """
         gpu_type, gpus, scattered = self._kind(job)
 
         def fits() -> bool:
             return gpus <= self._left and self.placement.fits(gpus, gpu_type, scattered=scattered)
 
+        for victim in self._to_give_back(job) if self._borrowers and not fits() else ():
+            self._stop(victim)
         removed: list[Job] = []
         for victim in reversed(self._victims):
             if fits():
                 break
-            if victim.job_id not in self.stops and victim.job_id not in self._fixed:
-                self._let_go(victim)
+            if self._holds(victim):
+                self.placement.release(victim.placement)
+                self._left += victim.gpus
                 removed.append(victim)
         enough = fits()
         for victim in reversed(removed):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from synergy_core.cluster import Cluster, NodeType, Share
+from synergy_core.quotas import Quotas
 
 OnNodes = tuple[tuple[int, int], ...]
 """(node, GPUs) pairs."""
@@ -54,14 +55,15 @@ class Applicant:
 class SharingRound:
     """One round: all active jobs in the order in which they are served, pinned ones first, and the cluster.
 
-    quotas: GPUs that each tenant may hold, inf without a limit. scattered: whether a job's GPUs may be on more nodes
-    than necessary if they do not fit on fewer.
+    quotas: GPUs of each tenant, inf without a limit. scattered: whether a job's GPUs may be on more nodes than
+    necessary if they do not fit on fewer. borrowing: whether a job beyond its tenant's quota gets what others leave.
     """
 
     jobs: Sequence[Applicant]
     cluster: Cluster
     quotas: Sequence[float]
     scattered: bool
+    borrowing: bool = False
 
     @property
     def kind_of_node(self) -> tuple[int, ...]:
@@ -104,13 +106,9 @@ class Hosts:
         self.reserved = [0] * len(nodes)
         self._reserves = 0
         self.left = round.cluster.gpus
-        self._quotas = list(round.quotas)
+        self.quotas = Quotas(dict(enumerate(round.quotas)))
         self._scattered = round.scattered
         self._alike = _by_types(round.cluster.node_types)
-
-    def allowed(self, job: Applicant) -> bool:
-        """Whether the tenant's quota has room for the job."""
-        return job.gpus <= self._quotas[job.tenant]
 
     def room(self, on: OnNodes, share: Share | None, *, gpus_too: bool = True) -> bool:
         """Whether these GPUs are free, with this share for each; share None checks GPUs only.
@@ -128,7 +126,7 @@ class Hosts:
 
     def take(self, job: Applicant, grant: Grant) -> None:
         """Gives the grant to the job."""
-        self._quotas[job.tenant] -= job.gpus
+        self.quotas.use(job.tenant, job.gpus)
         self.left -= job.gpus
         for node, gpus in grant.on:
             self.gpus[node] -= gpus
@@ -225,19 +223,34 @@ def least(wanted: Share, proportional: Share) -> Share:
 # Steps that several mechanisms use: which job is next, and on which nodes it runs.
 
 
+def in_turn(round: SharingRound, quotas: Quotas[int], positions: Iterable[int]) -> Iterator[int]:
+    """The positions of jobs within their tenants' quotas, in order; with borrowing, then the others as they may borrow.
+    A pinned job keeps its turn.
+
+    The caller counts what a job gets in `quotas` before it takes the next position.
+    """
+    jobs, beyond = round.jobs, []
+    for at in positions:
+        if jobs[at].gpus <= quotas.left(jobs[at].tenant) or (round.borrowing and jobs[at].pinned):
+            yield at
+        else:
+            beyond.append(at)
+    if round.borrowing:
+        yield from quotas.in_turn((jobs[at].tenant, at) for at in beyond)
+
+
 def by_gpus(round: SharingRound) -> list[int]:
-    """Positions of the jobs that would run if only GPUs counted, in order; jobs that do not fit are skipped."""
+    """Positions of the jobs that would run if only GPUs counted, in turn; jobs that do not fit are skipped."""
     cluster = round.cluster
     left = [cluster.gpus_of(gpu_type) for gpu_type in cluster.gpu_types]
-    total, quotas, chosen = cluster.gpus, list(round.quotas), []
-    for at, job in enumerate(round.jobs):
-        if job.gpus > quotas[job.tenant]:
-            continue
+    total, quotas, chosen = cluster.gpus, Quotas(dict(enumerate(round.quotas))), []
+    for at in in_turn(round, quotas, range(len(round.jobs))):
+        job = round.jobs[at]
         for kind in job.kinds:
             if job.gpus <= left[kind]:
                 left[kind] -= job.gpus
                 total -= job.gpus
-                quotas[job.tenant] -= job.gpus
+                quotas.use(job.tenant, job.gpus)
                 chosen.append(at)
                 break
         if not total:
@@ -246,7 +259,7 @@ def by_gpus(round: SharingRound) -> list[int]:
 
 
 def turns(round: SharingRound, hosts: Hosts, *, sticky: bool) -> Iterator[tuple[int, Applicant]]:
-    """(position, job) of each job within its tenant's quota, in order, until no GPU is free.
+    """(position, job) of each job that may have GPUs, `in_turn`, until no GPU is free.
 
     sticky: whether to reserve the GPUs of running jobs that could go on if only GPUs counted. Until such a job's turn,
     others take its GPUs only if no other GPUs fit.
@@ -255,13 +268,17 @@ def turns(round: SharingRound, hosts: Hosts, *, sticky: bool) -> Iterator[tuple[
     staying = {at for at in by_gpus(round) if jobs[at].held} if sticky else set()
     for at in staying:
         hosts.reserve(jobs[at].held)
-    for at, job in enumerate(jobs):
-        if at in staying:
-            hosts.reserve(job.held, -1)
-        if hosts.allowed(job):
-            yield at, job
-            if not hosts.left:
-                break
+
+    def visited() -> Iterator[int]:
+        for at in range(len(jobs)):
+            if at in staying:
+                hosts.reserve(jobs[at].held, -1)
+            yield at
+
+    for at in in_turn(round, hosts.quotas, visited()):
+        yield at, jobs[at]
+        if not hosts.left:
+            break
 
 
 class Places:

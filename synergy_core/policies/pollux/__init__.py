@@ -146,13 +146,17 @@ def pollux(
         _, here, there = np.intersect1d(job_id, memory.job_id, assume_unique=True, return_indices=True)
         start[:, here] = memory.matrices[:, there]
     start[:, :stay] = base[:stay]
-    if stay == len(base) or (skip_settled and settled(bounds, worth.term if p < 0 else -worth.term)):
+    searches = stay < len(base) and not (skip_settled and settled(bounds, worth.term if p < 0 else -worth.term))
+    if not searches:
         found = np.concatenate((base[None], start[(start != base).any(axis=(1, 2))]))
         answer = base
     else:
         searched, values = search(bounds, worth, start[:, stay:], population, generations, random)
         found = np.concatenate((np.repeat(base[None, :stay], len(searched), axis=0), searched), axis=1)
-        answer = _within_quotas(state, order, _one_type(state, order, found[int(values.argmin())], shown))
+        answer = _one_type(state, order, found[int(values.argmin())], shown)
+    if state.cluster.virtual_clusters:
+        answer = _within_quotas(state, order, answer, shown)
+    if searches or state.cluster.virtual_clusters:
         answer = _usable(state, order, answer, shown, batch_limit)
     node_gpus = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
     for part, node in enumerate(shown.node.tolist()):
@@ -264,19 +268,35 @@ def _usable(state: GoodputState, order: Ints, answer: Ints, shown: Shown, batch_
     return result
 
 
-def _within_quotas(state: GoodputState, order: Ints, answer: Ints) -> Ints:
-    """Takes away GPUs that exceed a quota, because the search ignores tenants, as published.
+def _within_quotas(state: GoodputState, order: Ints, answer: Ints, shown: Shown) -> Ints:
+    """Takes away GPUs that exceed a quota and gives idle ones to waiting jobs within theirs, because the search ignores
+    tenants, as published.
 
     Waiting jobs lose GPUs first. Otherwise a tenant's jobs would take turns every round and do nothing but restart.
     """
-    left = state.quotas_left()
-    if not np.isfinite(left).any():
-        return answer
-    result = answer.copy()
+    left, allotted = state.quotas_left(), state.allotted_left()
+    result = np.zeros_like(answer)
     tenants = state.virtual_cluster[order].tolist()
+
+    def give(job: int, wanted: Ints, least: int) -> None:
+        """Gives the job those of the wanted GPUs, all of one type, that its tenant may have, if at least `least`."""
+        kind, tenant = int(shown.kind[wanted.argmax()]), tenants[job]
+        most = min(left[tenant], allotted[tenant][kind], float(wanted.sum()))
+        if most >= least:
+            result[job] = np.clip(most - (np.cumsum(wanted) - wanted), 0, wanted)
+            left[tenant] -= most
+            allotted[tenant][kind] -= most
+
     for job in np.argsort(state.held_gpus[order] == 0, kind="stable").tolist():
-        tenant = tenants[job]
-        before = np.cumsum(answer[job]) - answer[job]
-        result[job] = np.clip(min(left[tenant], 1e9) - before, 0, answer[job])
-        left[tenant] -= float(result[job].sum())
+        if answer[job].any():
+            give(job, answer[job], 1)
+    for job in np.flatnonzero(~result.any(axis=1)).tolist():
+        row = order[job]
+        size = int(state.gpus[row]) if state.planned[row] else max(1, int(state.min_gpus[row]))
+        free = shown.gpus - result.sum(axis=0)
+        on = [np.where(shown.kind == kind, free, 0) for kind in state.types_for(int(row))]
+        enough = [each for each in on if each.sum() >= size]
+        if enough:
+            wanted = enough[0]
+            give(job, np.clip(size - (np.cumsum(wanted) - wanted), 0, wanted), size)
     return result
