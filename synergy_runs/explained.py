@@ -21,6 +21,8 @@ def explained(
     """
     state, solved = last[0], last[1].solved
     at, types, tenants = int(np.flatnonzero(state.job_id == job)[0]), cluster.gpu_types, state.virtual_clusters
+    if state.allotted is not None:
+        tenants = tuple(f"{name} and what it may borrow" for name in tenants)
     if isinstance(solved, Placed):
         return explain_placed(solved.problem, solved.solution, at, label=label, types=types, tenants=tenants)
     if isinstance(solved, Solved):

@@ -160,13 +160,22 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
         assert workload is not None
         quotas = _scaled_quotas(workload, cluster.gpus)
     named = replace(cluster, virtual_clusters=dict(quotas))
-    if workload is not None and (odd := [each for each in quotas if each not in workload.virtual_clusters]):
+    if workload is not None and quotas and not set(quotas) & set(workload.virtual_clusters):
         tenants = _shortened([each for each in workload.virtual_clusters if each], MAX_TENANTS_NAMED)
         raise InputError(
-            f"cluster.virtual_clusters: {workload.source} has no job of tenant {', '.join(map(repr, odd))}; its "
-            f"tenants are {tenants or 'not in the log'}. Leave the quota out, or name one of these."
+            f"cluster.virtual_clusters: {workload.source} has no job of tenant {', '.join(map(repr, quotas))}; its "
+            f"tenants are {tenants or 'not in the log'}. Leave the quotas out, or name some of these."
         )
     return named
+
+
+def about_quotas(workload: Workload, cluster: Cluster) -> list[str]:
+    """A line that names the tenants that have a quota but no job; no line if there are none."""
+    idle = [
+        f"{name} ({gpus})" for name, gpus in cluster.virtual_clusters.items() if name not in workload.virtual_clusters
+    ]
+    what = "lent to others" if cluster.borrowing else "unused"
+    return [f"tenants without a job, whose quotas stay {what}: {_shortened(idle, MAX_TENANTS_NAMED)}"] if idle else []
 
 
 def _shortened(names: Sequence[str], most: int) -> str:

@@ -94,7 +94,7 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append(f"Run time compared with the log, thanks to other GPUs and batches: {', '.join(faster)}")
     if len(comparison.settings) == 1:
         lines += _losers(rows) + _nearness(rows)
-    lines += known(rows) + intervals(comparison)
+    lines += _without_guarantee(rows) + known(rows) + intervals(comparison)
     split = [(row.label, row.mean("split_starts_fraction")) for row in rows]
     if any(share > 0 for _, share in split):
         shares = ", ".join(dict.fromkeys(f"{label} {percent(share)}" for label, share in split if math.isfinite(share)))
@@ -199,6 +199,20 @@ def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
             f"In the log {most:,} GPUs were in use at once, more than the {gpus:,} here: this cluster is smaller."
         )
     return lines
+
+
+def _without_guarantee(rows: Sequence[ComparedPolicy]) -> list[str]:
+    """A line that names the policies under which a job within its quota may wait while others borrow."""
+    labels = []
+    for row in rows:
+        keys = row.runs[0].settings()
+        reclaims = keys.get("cluster.reclaim") == "any" or (
+            keys.get("cluster.reclaim") != "never" and row.terms is not None and bool(row.terms.may_change)
+        )
+        if keys.get("cluster.borrowing") == "True" and row.runs[0].summary.get("quotas") and row.terms and not reclaims:
+            labels.append(row.label)
+    text = "is no guarantee: no job beyond its quota is stopped for one within it, unless cluster.reclaim=any"
+    return [f"Under {', '.join(dict.fromkeys(labels))}, a quota {text}"] if labels else []
 
 
 def _compressed(rows: Sequence[ComparedPolicy]) -> list[str]:

@@ -29,7 +29,7 @@ from synergy_core.units import format_duration
 from synergy_runs.command_line import as_hydra, of_each_swept_value, run_sweep, swept_values
 from synergy_runs.comparison import collect, compare
 from synergy_runs.facts import Run, as_logged
-from synergy_runs.inputs import about_cluster, carried_in_words
+from synergy_runs.inputs import about_cluster, about_quotas, carried_in_words
 from synergy_runs.invariants import check
 from synergy_runs.report.write import write_comparison
 from synergy_runs.requested import in_words, label_of, missing, policies_of, terms_of
@@ -249,7 +249,7 @@ def _say(settings: Settings, workload: Workload, cluster: Cluster, added: str) -
     """Prints the number of replayed jobs, the cluster, and the rows that were left out."""
     jobs = int((~workload.carried).sum())
     lines = [f"{jobs:,} job{'s' * (jobs > 1)} from {workload.source}", *carried_in_words(workload), *workload.notes]
-    lines += about_cluster(settings.cluster, settings.trace, workload, cluster)
+    lines += [*about_cluster(settings.cluster, settings.trace, workload, cluster), *about_quotas(workload, cluster)]
     if left_out := [f"{count:,} {reason}" for reason, count in sorted(workload.left_out.items())]:
         lines.append("left out: " + "; ".join(left_out))
     if workload.bad_rows:

@@ -13,6 +13,13 @@ LONE, PAIR = cluster(1, 1), cluster(1, 2)
 LONG_THEN_TWO = [(0, 8, 8_000), (7_200, 4, 3_700), (7_200, 4, 3_700)]
 TYPES = Cluster((NodeType("a", "a100", 1, 8), NodeType("t", "t4", 1, 8)))
 QUOTAS = {"a": 8, "b": 8}
+
+
+def lends(gpus, quotas, reclaim=None):
+    """A single node whose tenants may borrow."""
+    return Cluster((NodeType("n", "v100", 1, gpus),), quotas, borrowing=True, reclaim=reclaim, placement="spread")
+
+
 FREE, SLOW = Costs(restart_s=0.0), Costs(launch_s=15.0, restart_s=15.0, exit_s=7.0)
 TICK, HALF = {"round_s": 60.0}, {"round_s": 120.0, "decide_fraction": 0.5}
 WIDE = [(0, 4, 1_000), (0, 4, 1_000), (0, 4, 1_000), (1, 16, 100), (2, 8, 500)]
@@ -70,6 +77,32 @@ CASES = {
         )
         for policy in ("fifo", "backfill", "easy", "srtf", "las", "themis")
     },
+    **{
+        f"{policy}, {reclaim}: a borrower gives back what it must": (
+            [(0, 2, 10_000), (100, 1, 100)], policy, lends(2, {"a": 1, "b": 1}, reclaim), ends, {"tenants": "ab"},
+        )
+        for policy, reclaim, ends in (
+            ("fifo", None, [10_000, 10_100]), ("fifo", "any", [10_100, 200]), ("easy", "any", [10_100, 200]),
+            ("sjf", "any", [10_100, 200]), ("mlfq", None, [10_100, 200]), ("srtf", "any", [10_100, 200]),
+            ("mlfq", "never", [10_100, 1_900]),
+        )
+    },
+    "of two borrowers, the one that suffices gives back": (
+        [(0, 6, 1_000), (0, 3, 1_000), (100, 3, 100)], "mlfq", lends(9, {"a": 0, "b": 3}), [1_000, 1_100, 200],
+        {"tenants": "aab"},
+    ),
+    **{
+        f"{policy}: tenants borrow in turn": (
+            [(0, 1, 100)] * 6, policy, lends(4, {"x": 4}), [100, 100, 200, 200, 100, 100], {"tenants": "yyyyzz"},
+        )
+        for policy in ("fifo", "backfill", "easy", "sjf", "mlfq", "srtf")
+    },
+    "fifo: of those who borrow none overtakes another": (
+        [(0, 1, 100), (1, 2, 100), (2, 1, 50)], "fifo", lends(2, {"a": 2}), [100, 200, 250], {"tenants": "azy"},
+    ),
+    "backfill: of those who borrow some overtake others": (
+        [(0, 1, 100), (1, 2, 100), (2, 1, 50)], "backfill", lends(2, {"a": 2}), [100, 200, 52], {"tenants": "azy"},
+    ),
     "a wide job takes whole nodes": (WIDE, "backfill", cluster(4, placement="consolidate"), [1_000] * 3 + [101]),
     "a wide job takes what is left of several nodes": (APART, "backfill", cluster(3), [1_000] * 3 + [101]),
     "a wide job that must lie together waits": (

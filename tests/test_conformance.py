@@ -176,6 +176,7 @@ BROKEN = [
     ("ends", allocation(at_work(only(lambda gpus: gpus > 1)))),
     ("placed", allocation(at_work(lambda state: greedy(state, by_size(state), quotas=False)))),
     ("placed", allocation(at_work(lambda state: greedy(state, by_size(state), types=False)))),
+    ("entitled", allocation(at_work(lambda state: greedy(state, by_size(state)[:1])))),
     ("repeats", allocation(at_work(changes_its_mind()))),
 ]
 

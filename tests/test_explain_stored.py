@@ -34,7 +34,10 @@ def stored(tmp_path, work, machines, name, restart_s=30.0, **parameters):
     return Facts(read_run(tmp_path / name), policy, machines, execution, timed_on=work.timed_on)
 
 
-@pytest.mark.parametrize("name", [*NINE, "mlfq", "tiresias-promoting", "fifo-pooled", "srtf-pooled"])
+LENT = [f"{name}-lent" for name in ("fifo", "backfill", "easy", "sjf", "las", "themis")]
+
+
+@pytest.mark.parametrize("name", [*NINE, "mlfq", "tiresias-promoting", "fifo-pooled", "srtf-pooled", *LENT])
 def test_after_every_decision_whoever_waits_has_a_reason_and_whoever_started_would_have_none(name, tmp_path):
     name, _, how = name.partition("-")
     quotas = {} if how == "pooled" else {"a": 16, "b": 8, "c": 8}
@@ -44,7 +47,7 @@ def test_after_every_decision_whoever_waits_has_a_reason_and_whoever_started_wou
     estimates = [each * (0.02 if i % 6 == 0 else 1.0) for i, each in enumerate(made.estimate_s.tolist())]
     work = workload(rows, tenants=["abc"[i % 3] for i in range(jobs)], estimates=estimates)
     parameters = {"promote_knob": 0.3} if how == "promoting" else {}
-    facts = stored(tmp_path, work, cluster(4, virtual_clusters=quotas), name, **parameters)
+    facts = stored(tmp_path, work, cluster(4, virtual_clusters=quotas, borrowing=how == "lent"), name, **parameters)
     waited = started = 0
     for time_s in facts.decided_s.tolist():
         after = facts.at(time_s)

@@ -26,8 +26,8 @@ GUARANTEED = "guaranteed"
 
 class Curves(NamedTuple):
     """The curves of all jobs. speed: (jobs, rows), relative to the speed with the requested GPUs; 0 where a job cannot
-    run or is as fast on fewer GPUs. gpus, kind: (rows,). least: (jobs, GPU types), the row on which a job starts on each
-    type; −1 if none.
+    run or is as fast on fewer GPUs. gpus, kind: (rows,). least: (jobs, GPU types), the row on which a job starts on
+    each type; −1 if none.
     """
 
     speed: Floats

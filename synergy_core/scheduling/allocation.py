@@ -396,7 +396,7 @@ class AllocationScheduler:
                 self._snapshots.count(job, now_s)
                 job.settle(now_s)
         state = self._snapshots.of(jobs, now_s, self._memory)
-        state, answer = ask(self._policy.allocate, state, resizes=not self._policy.keeps_gpus)
+        state, answer = ask(self._policy, state)
         self._check(answer, jobs, state)
         self.last = state, answer
         self._memory = answer.memory

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.cluster import Cluster
+from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import NEVER, Placed, gpus_in
 from synergy_core.policies import (
@@ -45,6 +45,8 @@ from synergy_core.scheduling.scheduler import Scheduler, scheduler_for
 from synergy_core.units import GB, TICK_S, grid_ceil, on_grid
 
 JOBS = (1, 3, 8)
+LENDING = Cluster((NodeType("v100", "v100", 2, 4),), {"a": 3, "b": 5}, borrowing=True, placement="spread")
+"""Here any idle GPUs fit, so that who waits within its quota is entitled to them (`_Work.entitled`)."""
 PATIENCE = 20.0
 """A job starves if it has not ended after this multiple of the time that one GPU would need for all jobs."""
 MIN_ROUNDS = 100
@@ -55,7 +57,8 @@ Done = tuple[float, str, int, Placed]
 def conforms(policy: Policy) -> None:
     """Runs `check` and then the policy in a scheduler. Raises BrokenRuleError if the policy breaks a rule."""
     check(_order_of(policy))
-    for machines in map(_with_hosts, MACHINES) if isinstance(policy, SharingPolicy) else MACHINES:
+    of_all = (*MACHINES, LENDING)
+    for machines in map(_with_hosts, of_all) if isinstance(policy, SharingPolicy) else of_all:
         for jobs in JOBS:
             try_on(_random(machines, jobs), _twice, policy)
 
@@ -180,8 +183,7 @@ class _Work:
             job.first_step_s = now_s
             self.done.append((now_s, "start", job.job_id, placed))
         self.check_placements()
-        entitled = self.entitled() if self.machines.virtual_clusters else []
-        self.entitled_since_s = {job.job_id: self.entitled_since_s.get(job.job_id, now_s) for job in entitled}
+        self.entitled_since_s = {job.job_id: self.entitled_since_s.get(job.job_id, now_s) for job in self.entitled()}
 
     def entitled(self) -> list[TrialJob]:
         """Waiting jobs whose requests are within their tenants' quotas and fit on GPUs that are idle or lent to others.
@@ -190,7 +192,7 @@ class _Work:
         EASY, only the first of all. Clusters in which a job's GPUs must lie together are not examined.
         """
         machines, policy = self.machines, self.policy
-        if machines.scatter_after_s > 0:
+        if machines.scatter_after_s > 0 or not machines.virtual_clusters:
             return []
         quotas, held = Quotas(machines.virtual_clusters), Counter[tuple[str, str]]()
         waiting = sorted((job for job in self.active.values() if not job.running), key=self._key)

@@ -7,27 +7,22 @@ numbers add up to no more than the cluster has, what one tenant borrows is never
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from synergy_core.jobs.state import Allocations, ClusterState, GoodputState
+from synergy_core.policies import AllocationPolicy
 from synergy_core.quotas import Quotas
 from synergy_core.units import Bools, Ints
 
 MAX_LENDINGS = 4
 """Maximum number of times that a policy is asked again in one decision."""
 
-Allocate = Callable[[ClusterState], Allocations]
 
-
-def ask(allocate: Allocate, state: ClusterState, *, resizes: bool) -> tuple[ClusterState, Allocations]:
-    """The policy's answer and the state that it belongs to, whose `allotted` says what was lent.
-
-    resizes: whether the policy gives jobs other numbers of GPUs than they request.
-    """
-    cluster = state.cluster
+def ask(policy: AllocationPolicy, state: ClusterState) -> tuple[ClusterState, Allocations]:
+    """The policy's answer and the state that it belongs to, whose `allotted` says what was lent."""
+    cluster, allocate = state.cluster, policy.allocate
     if cluster.borrowing and cluster.virtual_clusters and cluster.reclaim == "never":
         state = _borrowers_stay(state)
     asked, answer = state, allocate(state)
@@ -36,7 +31,7 @@ def ask(allocate: Allocate, state: ClusterState, *, resizes: bool) -> tuple[Clus
     used = _used(state, answer)
     asks: Bools = np.ones(len(state.virtual_clusters), dtype=np.bool_)
     for _ in range(MAX_LENDINGS):
-        lent = _lent(state, answer, used, asks, resizes=resizes)
+        lent = _lent(policy, state, answer, used, asks)
         if not lent.any():
             break
         more = replace(state, allotted=used + lent)
@@ -66,8 +61,12 @@ def _used(state: ClusterState, answer: Allocations) -> Ints:
     return state.by_tenant(answer.gpus, kind)
 
 
-def _lent(state: ClusterState, answer: Allocations, used: Ints, asks: Bools, *, resizes: bool) -> Ints:
-    """(tenants, GPU types): idle GPUs, dealt out to the tenants that ask and whose jobs could use them."""
+def _lent(policy: AllocationPolicy, state: ClusterState, answer: Allocations, used: Ints, asks: Bools) -> Ints:
+    """(tenants, GPU types): idle GPUs, dealt out to the tenants that ask and whose jobs could use them.
+
+    Policies that resize jobs get them one by one. Under others, waiting jobs are dealt what they request, in the
+    policy's order if it has one (`rank`), else in order of submission.
+    """
     idle = np.maximum(state.capacity - used.sum(axis=0), 0).tolist()
     lent = np.zeros_like(used)
     quotas = Quotas({at: state.cluster.virtual_clusters.get(name, 0) for at, name in enumerate(state.virtual_clusters)})
@@ -79,7 +78,7 @@ def _lent(state: ClusterState, answer: Allocations, used: Ints, asks: Bools, *, 
         lent[tenant, kind] += gpus
         quotas.use(tenant, gpus)
 
-    if resizes and isinstance(state, GoodputState):
+    if not policy.keeps_gpus and isinstance(state, GoodputState):
         most = np.where(state.fixed_gpus > 0, state.fixed_gpus, state.most_fed_gpus)
         wanted = np.where(asks[state.virtual_cluster], np.maximum(most - answer.gpus, 0), 0)
         for kind, gpus in enumerate(idle):
@@ -90,7 +89,9 @@ def _lent(state: ClusterState, answer: Allocations, used: Ints, asks: Bools, *, 
                     deal(tenant, kind, 1)
         return lent
     tenants, needs = state.virtual_cluster.tolist(), state.gpus.tolist()
-    waiting = [job for job in np.lexsort((state.job_id, state.submit_time_s)).tolist() if not answer.gpus[job]]
+    rank = np.zeros(len(state)) if policy.rank is None else policy.rank(state)
+    order = np.lexsort((state.job_id, state.submit_time_s, -rank)).tolist()
+    waiting = [job for job in order if not answer.gpus[job]]
     for job in quotas.in_turn((tenants[job], job) for job in waiting if asks[tenants[job]]):
         kind = next((kind for kind in state.types_for(job) if idle[kind] >= needs[job]), -1)
         if kind >= 0:

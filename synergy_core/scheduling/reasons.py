@@ -19,6 +19,7 @@ from synergy_core.jobs.state import ClusterState, EstimatedClusterState
 from synergy_core.placement.one_job import Patience, Placement
 from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.policies.mechanisms._round import Grant, Hosts
+from synergy_core.quotas import Quotas
 from synergy_core.scheduling.allocation import Snapshots
 from synergy_core.scheduling.order import Reservation, expected_end_s
 from synergy_core.scheduling.sharing import Needs
@@ -151,18 +152,49 @@ class Snapshot(Generic[AnyJob]):
         return job.virtual_cluster if self._quotas else ""
 
     def line(self, job: Job) -> list[AnyJob]:
-        """The jobs that compete for the same GPUs as this job, itself included, in order."""
+        """The jobs that compete for the same GPUs as this job, itself included, in the order in which they get GPUs."""
         lane = self.lane(job)
-        return [each for each in self._ordered[0] if not lane or each.virtual_cluster == lane]
+        return [each for each in self._served[0] if not lane or each.virtual_cluster == lane]
 
     @property
     def _quotas(self) -> dict[str, int]:
         return {} if self.cluster.borrowing else self.cluster.virtual_clusters
 
+    @cached_property
+    def _served(self) -> tuple[list[AnyJob], dict[int, str]]:
+        """The competing jobs in the order in which they get GPUs, and of each that must borrow, its tenant's state."""
+        order = self._ordered[0]
+        quotas: Quotas[str] = Quotas(self.cluster.virtual_clusters)
+        if not (self.cluster.borrowing and self.cluster.virtual_clusters):
+            return order, {}
+        for job in [] if self.policy.preemptive else self.running:
+            quotas.use(job.virtual_cluster, job.gpus)
+        within, beyond, words = [], [], {}
+        for job in order:
+            if job.gpus <= quotas.left(job.virtual_cluster):
+                within.append(job)
+                quotas.use(job.virtual_cluster, job.gpus if job.running else 0)
+                continue
+            beyond.append(job)
+            quota = self.cluster.virtual_clusters.get(job.virtual_cluster, 0)
+            used = quota - int(quotas.left(job.virtual_cluster))
+            words[job.job_id] = f"{used} of the {quota} GPUs of its tenant ({job.virtual_cluster})"
+        for job in quotas.in_turn((job.virtual_cluster, job) for job in beyond):
+            within.append(job)
+            quotas.use(job.virtual_cluster, job.gpus if job.running else 0)
+        return within, words
+
     # Reasons
 
     def why(self, job: Job) -> list[Reason]:
         """The reasons why a waiting job does not run; [] if the next decision may start it."""
+        reasons = self._why(job)
+        if reasons and (used := self._served[1].get(job.job_id)):
+            text = f"Quota: jobs before it hold {used}; it needs {job.gpus}, so it may only borrow what others leave."
+            reasons.insert(0, Reason(Waiting.QUOTA, text))
+        return reasons
+
+    def _why(self, job: Job) -> list[Reason]:
         policy = self.policy
         if isinstance(policy, OrderingPolicy) and not policy.preemptive:
             room = self._no_room(Waiting.NO_FREE_GPUS, self.placement, job, scattered=self._may_scatter(job))
@@ -172,7 +204,7 @@ class Snapshot(Generic[AnyJob]):
             elif policy.backfill == "easy":
                 reasons += [self._would_delay(job, head) for head in self._heads_before(job)]
             return [each for each in reasons if each is not None]
-        before = {each.job_id for each in itertools.takewhile(lambda each: each is not job, self._ordered[0])}
+        before = {each.job_id for each in itertools.takewhile(lambda each: each is not job, self._served[0])}
         ahead = [each for each in self.running if each.job_id in before]
         over = self._over_quota(job, ahead)
         if isinstance(policy, SharingPolicy):
@@ -222,7 +254,9 @@ class Snapshot(Generic[AnyJob]):
         return Reason(Waiting.FRAGMENTED, f"Enough GPUs{of_type} are {what}, but {text}.")
 
     def _behind_head(self, job: Job) -> Reason | None:
-        head = self.line(job)[0]
+        line = self.line(job)
+        own = [each for each in line if each.virtual_cluster == job.virtual_cluster]
+        head = line[0] if not self._served[1] or (own[0] is job and job.job_id in self._served[1]) else own[0]
         text = f"{_first(head)} does not fit, and no job may overtake it."
         return None if head is job else Reason(Waiting.BEHIND_HEAD, text)
 
@@ -231,7 +265,10 @@ class Snapshot(Generic[AnyJob]):
         heads: dict[str, Job] = {}
         for each in self._ordered[0]:
             heads.setdefault(each.virtual_cluster if self.cluster.virtual_clusters else "", each)
-        return itertools.takewhile(lambda head: head is not job, heads.values())
+        place = {each.job_id: at for at, each in enumerate(self._served[0])}
+        return itertools.takewhile(
+            lambda head: head is not job, sorted(heads.values(), key=lambda head: place[head.job_id])
+        )
 
     def _would_delay(self, job: Job, head: Job) -> Reason | None:
         """A reason if EASY's promise to the head prevents the job from starting."""

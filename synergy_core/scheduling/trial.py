@@ -398,6 +398,7 @@ class WalkLane(Lane):
         self._easy = not policy.preemptive and policy.backfill == "easy"
         take_turns = cluster.virtual_clusters and not cluster.borrowing and self.together and not self._easy
         self._turns: list[str | None] = [*cluster.virtual_clusters] if take_turns else [None]
+        self._decides_again = bool(cluster.virtual_clusters) and len(cluster.gpu_types) > 1
         self._zero_s: dict[int, float] = {}  # instant at which a running job's falling key reaches zero
         self._started: dict[int, float] = {}  # decision instants of jobs that have started since the last decision
 
@@ -446,7 +447,8 @@ class WalkLane(Lane):
             decision = self._walk(tenant, now_s)
             stops += decision.stops
             starts += decision.starts
-            if number and decision.stops:  # the freed GPUs may be enough for an earlier tenant
+            # The freed GPUs may be enough for an earlier tenant, or for a job that requests their type.
+            if decision.stops and (number or self._decides_again):
                 self._again_s = now_s + TICK_S
         self.waiting = len(self._waiting)
         return Decision(stops, starts)

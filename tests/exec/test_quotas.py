@@ -1,9 +1,12 @@
 """Quotas of virtual clusters and priorities of jobs."""
 
 import dataclasses
+import json
+import sys
 
 import pytest
 from exec.pretended import cluster_of, execution_of, file_of
+from exec.real import Service, answer
 from exec.served import ask, job, refused, served, until
 
 from synergy_core.errors import InputError
@@ -55,3 +58,51 @@ def test_a_job_whose_tenant_is_gone_fails_with_the_reason_when_a_controller_begi
     assert [each.state for each in after.jobs.values()] == ["waiting", "failed"]
     assert "unknown virtual cluster" in after.jobs[1].reason
     after.decide(1.0)
+
+
+WAITS = """
+import os, time
+from synergy_exec.reporting import report
+
+step = 0
+while not os.path.exists("go"):
+    time.sleep(0.1)
+    step += 1
+    report(step, 1.0)
+"""
+
+
+@pytest.mark.parametrize(("policy", "keys"), [("fifo", ["cluster.reclaim=any"]), ("synergy", [])])
+def test_a_job_within_its_quota_takes_its_slot_back_from_processes_that_borrowed_it(policy, keys, tmp_path):
+    results = tmp_path / "r"
+    (tmp_path / "waits.py").write_text(WAITS)
+    owner = {"command": [sys.executable, "-c", "pass"]}
+    borrower = {"command": [sys.executable, "waits.py"], "grace_s": 5}
+    if policy == "synergy":
+        owner, borrower = ({**each, "batch": 8, "work": 10_000} for each in (owner, borrower))
+    for name, tenant, each in (("first", "a", borrower), ("second", "a", borrower), ("owner", "b", owner)):
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({"name": name, "virtual_cluster": tenant, **each}))
+    quotas = ("cluster.virtual_clusters={a: 1, b: 1}", "cluster.borrowing=true", *keys)
+    with Service(results) as service:
+
+        def states(*names):
+            return [service.jobs()[name]["state"] for name in names]
+
+        service.start(
+            "serve=true",
+            f"policy=[{policy}]",
+            f"results_dir={results}",
+            "backend.options.slots=2",
+            "round_s=0.2",
+            *quotas,
+        )
+        for name in ("first", "second"):
+            answer("submit", tmp_path / f"{name}.yaml", "--dir", results)
+        service.until(lambda: states("first", "second") == ["running", "running"])
+        answer("submit", tmp_path / "owner.yaml", "--dir", results)
+        service.until(lambda: states("owner") == ["done"])
+        assert sorted(states("first", "second")) != ["done", "done"]
+        service.until(lambda: states("first", "second") == ["running", "running"])  # the idle slot is lent again
+        assert sorted(service.jobs()[name]["restarts"] for name in ("first", "second")) == [0, 1]
+        (tmp_path / "go").touch()
+        service.until(lambda: states("first", "second") == ["done", "done"])

@@ -47,7 +47,7 @@ CASES = [
     of_key("backend.options.slts=2", "Did you mean 'slots'"),
     of_key("backend.options.slots=x", "backend.options.slots=x: expected a whole number"),
     of_key("host=", "expected an address, such as 127.0.0.1"),
-    of_key("'cluster.virtual_clusters={a: -1}'", "{name: slots}, each at least 1"),
+    of_key("'cluster.virtual_clusters={a: -1}'", "{name: slots}, each at least 0"),
     of_key("results_dir=/proc/x", "Name another place with results_dir=DIR"),
     Wrong("synergy_exec serve=maybe", ("no trace was given",)),
 ]

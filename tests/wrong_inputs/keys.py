@@ -107,7 +107,7 @@ CASES = [
     of_key("cluster.placement=tight", "consolidate"),
     of_key("cluster.gpu_type=", "gpu_type is empty"),
     of_key("cluster.virtual_clusters=trace", "names no quotas", "'cluster.virtual_clusters={tenant: GPUs}'"),
-    of_key("'cluster.virtual_clusters={a: 0}'", "virtual cluster a: a quota of 0 GPUs, expected at least 1"),
+    of_key("'cluster.virtual_clusters={a: -1}'", "virtual cluster a: a quota of -1 GPUs, expected at least 0"),
     of_key("'cluster.virtual_clusters={a: 4}'", "has no job of tenant 'a'"),
     of_key("compression=yes", "coadaptive"),
     of_key("compressor=zip", "unknown compressor 'zip'"),
