@@ -55,7 +55,7 @@ LONG_ROUNDS_S = (None, None, 60.0, 120.0, 360.0)
 @dataclass(frozen=True)
 class Case:
     """One policy on a few jobs. columns, rows: the job log. keys: what is typed beside the log's path, the testbed
-    first; quotas of tenants without a job, which would be refused, are left out.
+    first; quotas of tenants without a job are left out.
     """
 
     truth: str
@@ -210,6 +210,7 @@ def _cluster(random: Random, truth: str, tight: bool, one_type: bool) -> tuple[C
         "placement": random.choice(typing.get_args(PlacementRule)),
         "patience_s": random.choice(PATIENCE_S),
     }
+    made["reclaim"] = (None, "any", "never")[sum(quotas.values()) % 3]  # not drawn, so that all else stays as recorded
     keys = {f"cluster.{name}": value for name, value in made.items()}
     keys["cluster.node_types"] = [
         {"gpu_type": each.gpu_type, "nodes": each.nodes, "gpus_per_node": each.gpus_per_node} for each in types
