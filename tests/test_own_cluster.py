@@ -120,9 +120,28 @@ def test_a_pool_of_nodes_cannot_be_shared_out_to_partitions(override, log):
         machines(log, "cluster.partitions=trace", override)
 
 
+SHARED = "JobID|Partition|State|Submit|Start|ElapsedRaw|AllocTRES|NodeList\n"
+
+
+def on_partitions(path, *jobs):
+    """A log with a job of six GPUs for each (partition, GPU type, nodes)."""
+    rows = (f"{i}|{queue}|COMPLETED|{i}|{i}|9|gres/gpu:{kind}=6|{on}\n" for i, (queue, kind, on) in enumerate(jobs))
+    path.write_text(SHARED + "".join(rows))
+    return path
+
+
+def test_partitions_on_the_same_nodes_are_one_pool_and_one_on_all_nodes_may_use_all(tmp_path):
+    jobs = [(queue, "t4", on) for queue, on in (("a", "n1"), ("b", "n1"), ("c", "n2"), ("all", "n[1-3]"))]
+    run = prepared(on_partitions(tmp_path / "log", *jobs), "policy=fifo", "cluster.partitions=trace")
+    assert [(each.gpu_type, each.nodes) for each in run.cluster.node_types] == [("t4@a", 1), ("t4@all", 1), ("t4@c", 1)]
+    bound = run.workload.gpu_types
+    assert [bound[code] for code in run.workload.gpu_type_code] == ["t4@a", "t4@a", "t4@c", ""]
+
+
 def test_partitions_that_share_nodes_or_are_not_in_the_log_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"several partitions \(n1, n2\)"):
-        machines(sacct(tmp_path / "shared.txt", nodes="n[1-2]"), "cluster.partitions=trace")
+    overlapping = on_partitions(tmp_path / "log", ("a", "t4", "n[1-2]"), ("b", "t4", "n[2-3]"))
+    with pytest.raises(InputError, match=r"several partitions \(n2\)"):
+        machines(overlapping, "cluster.partitions=trace")
     plain = tmp_path / "jobs.csv"
     plain.write_text("submit_time,duration_s,gpus\n0,100,1\n")
     with pytest.raises(InputError, match="names no partitions"):

@@ -49,6 +49,7 @@ class Run(NamedTuple):
     start_s: float = 0.0
     duration_s: float = 0.0
     gpus: int = 0
+    node_list: str = ""
     why_not: str = ""
     unfinished: bool = False
     virtual_cluster: str = ""
@@ -180,9 +181,10 @@ def _runs(number: int, line: int, job: object, rows: TraceRows, oddities: Counte
             if duration_s < 0:
                 got = f"{end}, {-duration_s:g} s before its start {start}"
                 raise BadValueError(end_column, got, "a time not before the start")
-            gpus = sum(_gpu_count(machine) for machine in _objects(attempt, "detail"))
-            why_not = "" if gpus else "held no GPU: the attempt lists none"
-            runs.append(Run(number, line, name, start_s if runs else submit_s, start_s, duration_s, gpus, why_not))
+            held = [(_text(machine, "ip") or "", _gpu_count(machine)) for machine in _objects(attempt, "detail")]
+            gpus, nodes = sum(count for _, count in held), ";".join(f"{ip}={count}" for ip, count in held)
+            times, why_not = (start_s if runs else submit_s, start_s, duration_s), "held no GPU: the attempt lists none"
+            runs.append(Run(number, line, name, *times, gpus, nodes, "" if gpus else why_not))
         elif start is not None and at == len(attempts) - 1:
             why_not = "still running at the snapshot: the last attempt has no end"
             runs.append(Run(number, line, name, submit_s, submit_s, why_not=why_not, unfinished=True))

@@ -201,12 +201,9 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
             "log_nodes": np.nan_to_num(log_nodes),
             "end_state": [END_STATES.index(each) for each in ended],
             "estimate_s": estimate_s,
-            "node_list": table.texts["NodeList"],
+            "node_list": [f"{names}={gpus:.0f};" for names, gpus in zip(table.text("NodeList"), held, strict=True)],
         }
     )
-    on_nodes = records[table.left & ran & (held > 0) & ~records.given_gpu_type.str.contains("+", regex=False)]
-    for key in dict.fromkeys(zip(on_nodes.partition, on_nodes.given_gpu_type, on_nodes.node_list, strict=True)):
-        table.rows.node_names.setdefault(key[:2], set()).update(node_names(key[2]))
     identities = zip(job_id, *(table.texts[column] for column in ("User", "Submit", "Start")), strict=True)
     for at, (line, identity) in enumerate(zip(table.line.tolist(), identities, strict=True)):
         if table.left[at] and table.rows.repeats(line, "|".join(identity), "JobID", name=identity[0], expected=ONCE):
@@ -264,23 +261,6 @@ def _state(text: str) -> str:
 def _end_state(text: str, column: str) -> str:
     word = _state(text)
     return OTHER_END_STATES.get(word) or end_state(word, column)
-
-
-def node_names(text: str) -> list[str]:
-    """Names of the nodes in `gpu[01-03,07],login1`; none for `None assigned` and for text that cannot be read."""
-    names = []
-    for item in re.findall(r"[^,\[\]\s]+(?:\[[^\]]*\][^,\[\]\s]*)?", "" if "assigned" in text else text):
-        stem, bracket, rest = item.partition("[")
-        if not bracket:
-            names.append(item)
-            continue
-        numbers, _, end = rest.partition("]")
-        for part in numbers.split(","):
-            low, _, high = part.partition("-")
-            high = high or low
-            if low.isdigit() and high.isdigit() and len(high) < 7:
-                names += [f"{stem}{number:0{len(low)}d}{end}" for number in range(int(low), int(high) + 1)]
-    return names
 
 
 # Slurm's trackable resources (TRES), such as `billing=8,cpu=8,gres/gpu:a100=4,gres/gpu=4,mem=64G,node=1`.
@@ -450,6 +430,7 @@ def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
             "gpus": gpus,
             "gpu_type": types(records.gpu_type),
             "given_gpu_type": types(records.given_gpu_type),
+            "node_list": over(np.add, records.node_list, rows_with_gpus),
             "end_state": over(np.maximum, records.end_state, all_rows),
             "why_not": np.select(list(reasons.values()), list(reasons), "never started"),
             "unfinished": over(np.logical_or, records.runs | (records.waits & ~records.ran), all_rows),
