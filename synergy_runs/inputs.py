@@ -473,7 +473,14 @@ def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Wo
     path = trace.path or find(trace.find)
     if path:
         # Invalid rows are skipped here, because `check_fit` reports them together with jobs that do not fit.
-        rows = read_trace(path, format_name=trace.format, bad_rows="skip", attempts=trace.attempts)
+        rows = read_trace(
+            path,
+            format_name=trace.format,
+            bad_rows="skip",
+            attempts=trace.attempts,
+            columns=trace.columns,
+            gpu_names=cluster.gpu_names,
+        )
         with path.open("rb") as stream:
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
         workload = from_rows(rows, name=trace.name, sha256=sha256, window=trace.window, before=trace.carry_in)

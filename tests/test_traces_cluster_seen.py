@@ -44,71 +44,11 @@ def held(kind: str, gpus: int, nodes: int, names: str, **more: str) -> Row:
     } | more
 
 
-AT_ONCE = [
-    held(":a100", 8, 1, "a1"),
-    held(":a100", 16, 2, "a[2-3]"),
-    held(":v100", 3, 1, "v1"),
-    held(":v100", 2, 1, "v2"),
-]
-LATER = {"JobID": "124", "Start": "2024-01-01T01:01:00", "End": "2024-01-01T02:01:00"}
-AGAIN = {"Start": "2024-01-01T03:00:00", "End": "2024-01-01T04:00:00"}
-
-
-@pytest.mark.parametrize(
-    ("rows", "without", "expected"),
-    [
-        pytest.param(AT_ONCE, (), [("a100", 3, 8), ("v100", 2, 4)], id="what its jobs held"),
-        pytest.param(AT_ONCE, ("NodeList",), [("a100", 3, 8), ("v100", 2, 4)], id="as few nodes as hold that"),
-        pytest.param([{}, LATER], (), [("a100", 1, 4)], id="one job after another"),
-        pytest.param([{}], ("Start",), [], id="no starts"),
-        pytest.param(
-            [held("", 3, 1, "n1"), held("", 3, 1, "n1") | {"JobID": "2"}, held("", 2, 1, "n1") | {"JobID": "3"},
-             held("", 1, 1, "n2"), held("", 1, 1, "n2", JobID="4", **AGAIN)],
-            (), [("", 2, 8)], id="together on one node, and little on another",
-        ),
-        pytest.param(
-            [*(held("", 8, 1, f"n{each}") for each in range(10)), held(":a100", 8, 1, "n1", JobID="9", **AGAIN)],
-            (), [("a100", 10, 8)], id="one typed job",
-        ),
-        pytest.param(
-            [*(held("", 8, 1, f"n{each}") for each in range(10)), held(":a100", 1, 1, "x", **AGAIN)],
-            ("NodeList",), [("a100", 10, 8)], id="one typed job and no names",
-        ),
-        pytest.param(
-            [held("", 6, 1, name, JobID=f"{name}{at}", **when) for name in ("n1", "n2")
-             for at, when in enumerate(({}, AGAIN))] + [held("", 3, 1, "n3"), held("", 3, 1, "n3", JobID="5", **AGAIN)],
-            (), [("", 2, 6), ("", 1, 3)], id="full for half of the time",
-        ),
-    ],
-)  # fmt: skip
-def test_the_cluster_is_told_from_its_log(
-    tmp_path: Path, rows: list[Row], without: tuple[str, ...], expected: list[tuple[object, ...]]
-) -> None:
-    nodes = seen(read(tmp_path, "slurm", *rows, without=without)).nodes
-    assert [(each.gpu_type, each.nodes, each.gpus_per_node) for each in nodes] == expected
-
-
-@pytest.mark.parametrize(
-    ("before", "expected"),
-    [
-        (("; MaxProcs: 4",), [(1, 4)]),
-        (("; Max Nodes: 120", ";max_procs = 240 (two partitions)"), [(120, 2)]),
-        (("; MaxNodes: 10", "; MaxProcs: 25"), [(5, 3), (5, 2)]),
-        (("; MaxNodes: 3",), [(3, 2)]),
-        (("; MaxProcs: unknown",), [(1, 8)]),
-    ],
-)
-def test_the_header_of_a_standard_log_is_obeyed(
-    tmp_path: Path, before: tuple[str, ...], expected: list[tuple[int, int]]
-) -> None:
-    nodes = seen(read(tmp_path, "swf", {}, before=before)).nodes
-    assert [(each.nodes, each.gpus_per_node) for each in nodes] == expected
-
-
 def test_the_cluster_is_named_by_what_to_type(tmp_path: Path) -> None:
-    assert setting(seen(read(tmp_path, "slurm", *AT_ONCE)).nodes) == (
-        "'cluster.node_types=[{gpu_type: a100, nodes: 3, gpus_per_node: 8}, "
-        "{gpu_type: v100, nodes: 2, gpus_per_node: 4}]'"
+    typed = read(tmp_path, "slurm", held(":a100", 8, 1, "a1"), held(":v100", 2, 1, "v1"))
+    assert setting(seen(typed).nodes) == (
+        "'cluster.node_types=[{gpu_type: a100, nodes: 1, gpus_per_node: 8}, "
+        "{gpu_type: v100, nodes: 1, gpus_per_node: 2}]'"
     )
     untyped = read(tmp_path, "slurm", {"AllocTRES": "gres/gpu=4,node=1"})
     assert setting(seen(untyped).nodes) == "cluster.nodes=1 cluster.gpus_per_node=4"

@@ -198,6 +198,11 @@ class Names:
         known = self._codes
         return np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
 
+    def rename(self, name_of: Callable[[str], str]) -> NDArray[np.int64]:
+        """Replaces every text by `name_of(text)`, and returns the new code of each old one."""
+        old, self._codes = self._codes, {}
+        return self.codes(map(name_of, old))
+
     def values(self) -> tuple[str, ...]:
         """All texts so far; index i is code i."""
         return tuple(self._codes)
@@ -246,6 +251,7 @@ def _column(
 class TraceRows:
     """Jobs of one file, column by column, in file order.
 
+    columns: name that the reader knows → name of that column in the file, for columns that the file calls otherwise.
     submit_s: seconds since 1970 (on the log's local clock if its times have no zone).
     duration_s: seconds the job held its GPUs, summed over its attempts.
     start_s: when the job first held its GPUs in the log, NaN if unknown.
@@ -269,6 +275,7 @@ class TraceRows:
     format_name: str
     bad_rows: str = "stop"
     attempts: str = "apart"
+    columns: Mapping[str, str] = field(default_factory=dict)
     submit_s: Floats = _column(limits=Limits("a time", -MAX_TIME_S, MAX_TIME_S, " s since 1970"), label="submit time")
     duration_s: Floats = _column(limits=DURATION, label="duration")
     gpus: NDArray[np.int32] = _column(kind=np.int32, limits=Limits("a number of GPUs", 1, MAX_INT), label="GPUs")
