@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.cluster import BOARD_GPUS, Cluster, Share
+from synergy_core.cluster import Cluster, Share
 from synergy_core.policies import AllocationPolicy, Policy, SharingPolicy
 from synergy_core.units import TICKS_PER_S, Floats, on_grid
 from synergy_runs.workload import Workload
@@ -29,7 +29,6 @@ WAITING = np.array([1, -1, 1, 0], dtype=np.int64)
 """Change of the number of waiting jobs at an event of each `Kind`."""
 IN_USE = np.array([0, 1, -1, -1], dtype=np.int64)
 """Change of the GPUs in use at an event of each `Kind`, in multiples of the job's GPUs."""
-FULL_BOARD = (1 << BOARD_GPUS) - 1
 _BITS_OF_16 = np.array([value.bit_count() for value in range(1 << 16)], dtype=np.uint8)
 
 
@@ -144,11 +143,12 @@ class EventLog:
     def start(self, time_s: float, job_id: int, gpus: int, placement: Sequence[tuple[int, int]]) -> None:
         """Appends a start on the (node, GPU mask) pairs of `placement`."""
         if self._first_board:
+            words = [(node, np.frombuffer(mask.to_bytes(mask.bit_length() // 64 * 8 + 8, "little"), "<u8"))
+                     for node, mask in placement]  # fmt: skip
             placement = [
-                (self._first_board[node] + at, mask >> at * BOARD_GPUS & FULL_BOARD)
-                for node, mask in placement
-                for at in range(-(-mask.bit_length() // BOARD_GPUS))
-                if mask >> at * BOARD_GPUS & FULL_BOARD
+                (self._first_board[node] + at, int(each[at]))
+                for node, each in words
+                for at in np.flatnonzero(each).tolist()
             ]
         for part, (node, gpu_mask) in enumerate(placement):
             self._rows += _pack_event(time_s, _START, job_id, gpus, part, node, gpu_mask, 0)

@@ -51,10 +51,15 @@ class TypePool:
         if self.most_free:
             return self._from_most_free(gpus)
         by_free = self.by_free
-        for free in range(gpus, len(by_free)):
-            nodes = by_free[free]
-            if nodes:
-                return [((nodes & -nodes).bit_length() - 1, gpus)]
+        # The node with the fewest free GPUs that fits; on large nodes there are more numbers of free GPUs than nodes.
+        if len(by_free) > BOARD_GPUS + 1:
+            if fits := [(free, node) for node, free in self.free_count.items() if free >= gpus]:
+                return [(min(fits)[1], gpus)]
+        else:
+            for free in range(gpus, len(by_free)):
+                nodes = by_free[free]
+                if nodes:
+                    return [((nodes & -nodes).bit_length() - 1, gpus)]
         whole = whole_nodes(by_free, self.of_size, gpus) if gpus >= len(by_free) or scattered else None
         if not scattered:
             return whole

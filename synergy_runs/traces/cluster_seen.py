@@ -148,7 +148,7 @@ def seen(rows: TraceRows) -> SeenCluster:
     kind = np.where(typed, kind, main)
     placed, at = np.unique(parts.job, return_index=True)
     kind[placed] = np.where(typed[placed], kind[placed], type_of[parts.node[at]])
-    peak, size = _sizes(rows, parts, kind, type_of, len(names))
+    peak, size, is_full = _sizes(rows, parts, kind, type_of, len(names))
 
     def nodes_of(jobs: Mask, nodes: Mask, partition: str = "") -> list[SeenNodes]:
         """These nodes, and as many more as hold what the jobs held at once, by type and size."""
@@ -183,8 +183,10 @@ def seen(rows: TraceRows) -> SeenCluster:
 
     full, named, nodes = int((peak == size).sum()), len(every), sum(each.nodes for each in found)
     how = [f"{full:,} of {named:,} nodes that it names were full at some time" if named else "it names no nodes"]
+    if named and not is_full.any():
+        how.append("they may be larger, because no job waited while they were")
     if named and full < named:
-        how.append("the others are taken to be as large as the largest of their type")
+        how.append("the others are assumed to be as large as those of their type")
     if nodes > named:
         what = f"{nodes - named:,} more" if named else "these are the fewest that"
         how.append(f"{what} hold the {most:,} GPUs in use at once")
@@ -197,8 +199,8 @@ def seen(rows: TraceRows) -> SeenCluster:
 
 def _sizes(
     rows: TraceRows, parts: Parts, kind: NDArray[np.int32], type_of: NDArray[np.int64], types: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(peak, size) of each named node, GPUs. kind: GPU type of each job; type_of: of each node."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Mask]:
+    """(peak, size, is full at the peak) of each named node. kind: GPU type of each job; type_of: of each node."""
     count, nodes = len(parts.job), len(parts.names)
     start_s = rows.start_s[parts.job]
     node, time_s = np.tile(parts.node, 2), np.concatenate((start_s + rows.duration_s[parts.job], start_s))
@@ -230,9 +232,10 @@ def _sizes(
     largest = np.zeros(types, dtype=np.int64)
     np.maximum.at(largest, type_of, peak)
     usual = np.array([_power_of_two(each) for each in largest.tolist()], dtype=np.int64)
+    full_beside_larger = is_full(2 * usual[type_of])
     sure = type_of[is_full(usual[type_of]) & (peak == largest[type_of])]
     usual[sure] = largest[sure]
-    return peak, np.where(is_full(usual[type_of]), peak, usual[type_of])
+    return peak, np.where(is_full(usual[type_of]), peak, usual[type_of]), full_beside_larger
 
 
 def _power_of_two(gpus: float) -> int:

@@ -25,6 +25,7 @@ NAME = "swf"
 SUMMARY = "Standard Workload Format (Parallel Workloads Archive): 18 fields, a processor is taken as a GPU"
 
 FIELDS = 18
+"""Further fields on a line, as some simulators write them, are not read."""
 PART_STATUSES = ("2", "3", "4")
 END_STATES = {"1": "completed", "0": "failed", "5": "killed", "-1": "completed"} | dict.fromkeys(PART_STATUSES, "")
 COLUMNS = {
@@ -51,7 +52,8 @@ def recognises(path: Path, head: str) -> bool:
     # `head` may end within a line, so only its whole lines are examined.
     lines = [line.split() for line in head.splitlines(keepends=True) if line.endswith(("\n", "\r"))]
     data = [fields for fields in lines if fields and not fields[0].startswith(";")]
-    return bool(data) and len(data[0]) == FIELDS and all(re.fullmatch(r"-?[\d.]+", field) for field in data[0])
+    first = data[0][:FIELDS] if data else []
+    return len(first) == FIELDS and all(re.fullmatch(r"-?[\d.]+", field) for field in first)
 
 
 def read(path: Path, rows: TraceRows) -> None:
@@ -90,11 +92,11 @@ def _fields(
                         start_s.append(number(found.group(1), "UnixStartTime", "seconds since 1970"))
                     except BadValueError as bad:
                         rows.reject(line, *bad.facts)
-            elif len(fields) == FIELDS:
-                yield line, fields
+            elif len(fields) >= FIELDS:
+                yield line, fields[:FIELDS]
             elif fields:
                 got = f"{len(fields)} fields ending in {shown(fields[-1])}"
-                rows.reject(line, "whole row", got, f"{FIELDS} fields")
+                rows.reject(line, "whole row", got, f"at least {FIELDS} fields")
 
 
 def _add_jobs(table: LogTable, start_s: float) -> None:
