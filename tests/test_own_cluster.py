@@ -156,3 +156,19 @@ def test_the_summary_holds_the_conversions_and_what_is_said_names_the_cluster(lo
     told = json.loads(path.read_text())["run_times_converted"]
     assert {(each["of"], each["on"], each["jobs"]) for each in told} == {("a100", "h100", 45), ("v100", "h100", 15)}
     assert all(each["low"] < each["factor"] == each["high"] for each in told)
+
+
+def test_a_node_of_240_processors_is_as_many_nodes_of_one(tmp_path):
+    path, random = tmp_path / "log.swf", np.random.default_rng(1)
+    jobs = enumerate(random.integers(1, (240, 500), (40, 2)).tolist())
+    rows = (f"{i} {9 * i} 5 {length} {n} -1 -1 {n} 900 -1 1 1 1 1 1 1 -1 -1\n" for i, (n, length) in jobs)
+    path.write_text("; MaxProcs: 240\n" + "".join(rows))
+    apart = ("cluster.nodes=240", "cluster.gpus_per_node=1", "cluster.placement=spread")
+    starts = []
+    for keys in ((), apart):
+        run = prepared(path, "policy=easy", *keys)
+        done = simulate(run.workload, run.cluster, run.policy, run.execution)
+        check(done)
+        first = (done.events.kind == Kind.START) & (done.events.part == 0)
+        starts.append(dict(zip(done.events.job_id[first].tolist(), done.events.time_s[first].tolist(), strict=True)))
+    assert starts[0] == starts[1]
