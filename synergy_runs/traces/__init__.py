@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Protocol, cast
 
 import numpy as np
@@ -26,7 +25,6 @@ from synergy_runs.traces._reading import binary_kind, open_text
 from synergy_runs.traces.rows import TraceRows
 
 HEAD_CHARACTERS = 4_096
-NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class TraceFormat(Protocol):
@@ -54,8 +52,8 @@ def read_trace(
     format_name: str | None = None,
     bad_rows: str = "stop",
     attempts: str = "apart",
-    columns: Mapping[str, str] = NOTHING,
-    gpu_names: Mapping[str, str] = NOTHING,
+    columns: Mapping[str, str] | None = None,
+    gpu_names: Mapping[str, str] | None = None,
 ) -> TraceRows:
     """Reads a job log and recognises its format, unless `format_name` is given.
 
@@ -88,9 +86,9 @@ def read_trace(
             f"trace.path={path}: no known format starts with {head.splitlines()[0][:120]!r}. "
             f"Name it with trace.format=NAME; known: {', '.join(sorted(known))}.{plain.advice(head)}"
         )
-    rows = TraceRows(path=path, format_name=format_name, bad_rows=bad_rows, attempts=attempts, columns=columns)
+    rows = TraceRows(path=path, format_name=format_name, bad_rows=bad_rows, attempts=attempts, columns=columns or {})
     known[format_name].read(path, rows)
-    _name_gpus(rows, gpu_names)
+    _name_gpus(rows, gpu_names or {})
     rows.close()
     return rows
 
