@@ -183,9 +183,9 @@ def _nodes(wanted: ClusterSettings, trace: TraceSettings, workload: Workload | N
     else:
         nodes = trace.nodes if wanted.nodes is None else wanted.nodes
         assert nodes is not None
-        most_used = next(iter(seen.nodes), SeenNodes("", 0, USUAL_GPUS_PER_NODE))
+        most_used = next(iter(seen.nodes), SeenNodes("", 0, USUAL_GPUS_PER_NODE, False))
         size = trace.gpus_per_node or most_used.gpus_per_node
-        shown = [SeenNodes(most_used.gpu_type, nodes, size)]
+        shown = [SeenNodes(most_used.gpu_type, nodes, size, False)]
     types = []
     for each in shown:
         kind = each.gpu_type or trace.gpu_type or DEFAULT_GPU_TYPE
@@ -244,8 +244,8 @@ def _nodes_of_partitions(wanted: ClusterSettings, workload: Workload) -> list[Se
     )
     if not any(workload.partitions):
         raise InputError(f"{key}: {workload.source} names no partitions.")
-    if seen.shared:
-        names = _shortened(seen.shared, MAX_PARTITIONS_NAMED)
+    if seen.in_several_pools:
+        names = _shortened(seen.in_several_pools, MAX_PARTITIONS_NAMED)
         raise InputError(
             f"{key}: the log has nodes that belong to several partitions ({names}), so they cannot be separated. Leave "
             f"cluster.partitions out (one pool), or name the nodes of each partition yourself, in the form {setting}."

@@ -30,11 +30,14 @@ not show its size."""
 
 @dataclass(frozen=True, slots=True)
 class SeenNodes:
-    """Equal nodes of one GPU type ("": unknown), as estimated. partition: "" for nodes of all partitions."""
+    """Equal nodes of one GPU type ("": unknown), as estimated. named: whether the log names them all or its header
+    gives their number; else there are as few as hold what was used at once. partition: "" for nodes of all partitions.
+    """
 
     gpu_type: str
     nodes: int
     gpus_per_node: int
+    named: bool
     partition: str = ""
 
     @property
@@ -47,13 +50,14 @@ class SeenCluster:
     """A log's estimated cluster. nodes: most GPUs first. by_partition: the same by pool and GPU type. Both are empty if
     the log has neither start times nor a header that names its nodes. pool_of: partition → the pool of nodes that its
     jobs may use; partitions on the same nodes are one pool, and jobs of a partition on all nodes may use all ("").
-    shared: nodes of several pools. how: what the estimate rests on and how sure it is, in words.
+    in_several_partitions, in_several_pools: names of such nodes. how: what the estimate rests on and how sure it is.
     """
 
     nodes: tuple[SeenNodes, ...] = ()
     by_partition: tuple[SeenNodes, ...] = ()
     pool_of: Mapping[str, str] = field(default_factory=dict)
-    shared: tuple[str, ...] = ()
+    in_several_partitions: tuple[str, ...] = ()
+    in_several_pools: tuple[str, ...] = ()
     how: str = ""
 
 
@@ -126,7 +130,7 @@ def seen(rows: TraceRows) -> SeenCluster:
     ran, start_s, end_s = np.isfinite(rows.start_s), rows.start_s, rows.start_s + rows.duration_s
     most = most_at_once(start_s[ran], end_s[ran], rows.gpus[ran])
     if rows.declared:
-        declared = tuple(SeenNodes("", nodes, size or max(1, -(-most // nodes))) for nodes, size in rows.declared)
+        declared = tuple(SeenNodes("", nodes, size or max(1, -(-most // nodes)), True) for nodes, size in rows.declared)
         beyond = f", although its jobs held {most:,} at once" if most > sum(each.gpus for each in declared) else ""
         return SeenCluster(declared, how=f"as many as the log's header says{beyond}")
     if not ran.any():
@@ -157,12 +161,14 @@ def seen(rows: TraceRows) -> SeenCluster:
             own = jobs & (kind == code)
             sizes = Counter(size[nodes & (type_of == code)].tolist())
             lack = most_at_once(start_s[own], end_s[own], rows.gpus[own]) - sum(sizes.elements())
-            if lack > 0 and not np.isin(np.flatnonzero(own), placed).all():
+            lacks = lack > 0 and not np.isin(np.flatnonzero(own), placed).all()
+            if lacks:
                 counted = own & (rows.log_nodes > 0)
                 on_node = np.ceil(rows.gpus[counted] / rows.log_nodes[counted]).max(initial=0)
                 each = max(max(sizes, default=0), _power_of_two(on_node)) or USUAL_GPUS_PER_NODE
                 sizes[each] += -(-lack // each)
-            found += [SeenNodes(names[code] if is_type[code] else "", n, each, partition) for each, n in sizes.items()]
+            name = names[code] if is_type[code] else ""
+            found += [SeenNodes(name, count, each, not lacks, partition) for each, count in sizes.items()]
         return sorted(found, key=lambda each: (-each.gpus, each.partition, each.gpu_type, -each.gpus_per_node))
 
     every = np.ones(len(parts.names), dtype=np.bool_)
@@ -192,9 +198,13 @@ def seen(rows: TraceRows) -> SeenCluster:
         how.append(f"{what} hold the {most:,} GPUs in use at once")
     if is_type[main] and (untyped := int((ran & ~typed).sum())):
         how.append(f"{untyped:,} jobs without a GPU type count as on {names[main]} unless on a node of another type")
-    shared = tuple(sorted(parts.names[node] for node, pools_of_it in count.items() if pools_of_it > 1))
+
+    def shared(count: Counter[int]) -> tuple[str, ...]:
+        return tuple(sorted(parts.names[node] for node, places in count.items() if places > 1))
+
+    in_partitions = Counter(node for on in places.values() for node in on)
     pool_of = {queues[code]: pool for code, pool in pools.items()}
-    return SeenCluster(tuple(found), tuple(by_partition), pool_of, shared, "; ".join(how))
+    return SeenCluster(tuple(found), tuple(by_partition), pool_of, shared(in_partitions), shared(count), "; ".join(how))
 
 
 def _sizes(
