@@ -85,11 +85,11 @@ def _never_smaller_than_what_was_used(
     jobs = _jobs(list(sizes), wishes)
     later = 10**6
     for is_full in (False, True):
-        if is_full:  # every node is full twice, while jobs of one GPU wait for its type
+        if is_full:  # every node is full twice, and a job of one GPU waits for it each time
             later = max((end for _, end, *_ in jobs), default=0)
             every = [([node], size) for node, size in enumerate(sizes)]
             jobs += [(later + at, later + at + 5, on, size, True) for at in (0, 6) for on, size in every]
-            jobs += [(later + 99, later + 100, on, 1, True) for on, _ in every]
+            jobs += [(later + at, later + at + 1, on, 1, True) for at in (5, 11) for on, _ in every]
         rows = TraceRows(Path("log"), "test")
         for start, end, nodes, each, is_typed in jobs:
             for kind in dict.fromkeys(kinds[node] for node in nodes):  # a job of two types is a job on each

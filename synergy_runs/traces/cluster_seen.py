@@ -2,8 +2,8 @@
 
 On every named node, the most GPUs in use at once are counted: its peak. The nodes of a GPU type are as large as the
 largest peak among them, rounded up to a power of two, except for nodes that are full at another peak. A node is full at
-its peak if it was at it in two separate spells while a job of its partition waited that would have fit on a node of the
-usual size; or, if no job waited, for more than half of the log's time and with at least half of the usual size in use.
+its peak if two separate spells at it ended with the start of a job that had waited for this node, though it would have
+fit on a node of the usual size; or if they cover half of the log's time, with at least half of the usual size in use.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ USUAL_GPUS_PER_NODE = 8
 DEFAULT_GPU_TYPE = "v100"
 """GPU type assumed if neither the settings nor the log name one."""
 MIN_SPELLS = 2
+MAX_START_DELAY_S = 60.0
+"""A job that starts at most this much after GPUs became free has waited for them (Slurm's default interval)."""
 MIN_FULL_FRACTION = 0.5
 """Of the log's time and of the usual size, for a node to count as full without waiting jobs: a node in little use does
 not show its size."""
@@ -152,7 +154,7 @@ def seen(rows: TraceRows) -> SeenCluster:
     kind = np.where(typed, kind, main)
     placed, at = np.unique(parts.job, return_index=True)
     kind[placed] = np.where(typed[placed], kind[placed], type_of[parts.node[at]])
-    peak, size, is_full = _sizes(rows, parts, kind, type_of, len(names))
+    peak, size, is_full = _sizes(rows, parts, type_of, len(names))
 
     def nodes_of(jobs: Mask, nodes: Mask, partition: str = "") -> list[SeenNodes]:
         """These nodes, and as many more as hold what the jobs held at once, by type and size."""
@@ -190,7 +192,7 @@ def seen(rows: TraceRows) -> SeenCluster:
     full, named, nodes = int((peak == size).sum()), len(every), sum(each.nodes for each in found)
     how = [f"{full:,} of {named:,} nodes that it names were full at some time" if named else "it names no nodes"]
     if named and not is_full.any():
-        how.append("they may be larger, because no job waited while they were")
+        how.append("they may be larger, because no job waited for them")
     if named and full < named:
         how.append("the others are assumed to be as large as those of their type")
     if nodes > named:
@@ -208,9 +210,9 @@ def seen(rows: TraceRows) -> SeenCluster:
 
 
 def _sizes(
-    rows: TraceRows, parts: Parts, kind: NDArray[np.int32], type_of: NDArray[np.int64], types: int
+    rows: TraceRows, parts: Parts, type_of: NDArray[np.int64], types: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Mask]:
-    """(peak, size, is full at the peak) of each named node. kind: GPU type of each job; type_of: of each node."""
+    """(peak, size, is full at the peak) of each named node. type_of: GPU type of each node."""
     count, nodes = len(parts.job), len(parts.names)
     start_s = rows.start_s[parts.job]
     node, time_s = np.tile(parts.node, 2), np.concatenate((start_s + rows.duration_s[parts.job], start_s))
@@ -220,21 +222,19 @@ def _sizes(
     np.maximum.at(peak, node[order], level)
     np.maximum.at(peak, parts.node, parts.gpus)
 
-    reached = np.flatnonzero((level == peak[node[order]]) & (order >= count))
-    spell = node[order[reached]]
-    from_s, to_s = time_s[order[reached]], time_s[order[np.minimum(reached + 1, 2 * count - 1)]]
-    queue = kind.astype(np.int64) * (rows.partition.max(initial=0) + 1) + rows.partition
-    of_spell, queued = queue[parts.job[order[reached] - count]], rows.start_s > rows.submit_s
+    # Spells at the peak, each begun by a start, and the next start on the node after each of them.
+    starts = np.flatnonzero(order >= count)
+    reached = starts[level[starts] == peak[node[order[starts]]]]
+    spell, from_s = node[order[reached]], time_s[order[reached]]
+    to_s = time_s[order[np.minimum(reached + 1, 2 * count - 1)]]
+    after = order[starts[np.minimum(np.searchsorted(starts, reached, "right"), count - 1)]]
+    follows = (node[after] == spell) & (time_s[after] >= to_s) & (time_s[after] - to_s <= MAX_START_DELAY_S)
+    follows &= rows.submit_s[parts.job[after - count]] < to_s
     span_s = np.ptp(time_s) if count else 0.0
 
     def is_full(sizes: NDArray[np.int64]) -> Mask:
         """Mask of the nodes that are full at their peak, if they could be as large as `sizes`."""
-        left, waited = sizes[spell] - peak[spell], np.zeros(len(spell), dtype=np.bool_)
-        for own, gpus in np.unique(np.stack((of_spell, left), axis=1), axis=0).tolist():
-            fit, mine = queued & (queue == own) & (rows.gpus <= gpus), (of_spell == own) & (left == gpus)
-            waited[mine] = np.searchsorted(np.sort(rows.submit_s[fit]), to_s[mine]) > np.searchsorted(
-                np.sort(rows.start_s[fit]), from_s[mine], "right"
-            )
+        waited = follows & (change[after] <= sizes[spell] - peak[spell])
         often = np.bincount(spell, minlength=nodes) >= MIN_SPELLS
         long = np.bincount(spell, to_s - from_s, nodes) > MIN_FULL_FRACTION * span_s
         return (np.bincount(spell, waited, nodes) >= MIN_SPELLS) | (often & long & (peak >= MIN_FULL_FRACTION * sizes))
