@@ -59,35 +59,47 @@ _SYNONYMS = {
 _MIN_SIMILARITY = 0.6
 
 
-def suggest_column(wanted: str, header: Iterable[str], others: Iterable[str] = ()) -> str:
-    """A sentence that suggests which column may be the missing one; "" if none is similar. wanted: the missing name.
-    others: columns of the header that are known to have another meaning.
-    """
-    unit = "s" if wanted in _UNSTATED_SECONDS else wanted.rpartition("_")[2]
-    units = _UNITS.get(unit, {})
+def similar_column(wanted: str, header: Iterable[str], others: Iterable[str] = ()) -> str | None:
+    """The column of the header that may be the missing one: its name without unit is similar; None if none is.
 
-    def words(name: str) -> list[str]:
-        return re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
+    wanted: the missing name. others: columns of the header that are known to have another meaning.
+    """
+    units = _units_of(wanted)
 
     def without_unit(name: str) -> str:
-        parts = words(name)
+        parts = _words(name)
         return "_".join(parts[:-1] if len(parts) > 1 and parts[-1] in units else parts)
 
-    # Finds the column whose name without its unit is most similar; a name that is only a unit is the last choice.
+    # A name that is only a unit is the last choice.
     candidates = [name for name in header if name not in set(others)]
     bare = {without_unit(name.lower()): name for name in reversed(candidates)}
     names = (without_unit(wanted), *_SYNONYMS.get(wanted, ()))
     matches = (difflib.get_close_matches(name, bare, 1, _MIN_SIMILARITY) for name in names)
     only_units = (name for name in candidates if len(name) > 1 and name.lower() in units)
-    found = next((bare[match[0]] for match in matches if match), next(only_units, None))
+    return next((bare[match[0]] for match in matches if match), next(only_units, None))
+
+
+def _units_of(column: str) -> dict[str, float]:
+    return _UNITS.get("s" if column in _UNSTATED_SECONDS else column.rpartition("_")[2], {})
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
+
+
+def suggest_column(wanted: str, header: Iterable[str], others: Iterable[str] = ()) -> str:
+    """A sentence that suggests which column may be the missing one, see `similar_column`; "" if none is similar."""
+    found, units = similar_column(wanted, header, others), _units_of(wanted)
     if found is None:
         return ""
     if not units:
         return f"Is it the one called {found!r}? Rename it."
-    parts = words(found)
+    parts = _words(found)
     factor = units.get(parts[-1]) if parts else None
     if factor is None:
-        return f"Is it the one called {found!r}? Rename it, if it is in {'seconds' if unit == 's' else 'bytes'}."
+        return (
+            f"Is it the one called {found!r}? Rename it, if it is in {'seconds' if units is _UNITS['s'] else 'bytes'}."
+        )
     if factor == 1.0:
         return f"Is it the one called {found!r}? Rename it."
     times = f"{factor:,.0f}" if factor > 1.0 else f"{factor:g}"

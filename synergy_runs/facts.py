@@ -46,7 +46,7 @@ class Events:
     """Events in order of time, one row each, except that a start on k nodes has k rows (`part` counts them from 0).
 
     time_s: seconds since the window's start. gpus: number of the job's GPUs. node, gpu_mask: for starts, the node's
-    number and the mask of its GPUs (bit i = GPU i); −1 and 0 otherwise. reason: for stops, a
+    number in `Cluster.boards` and the mask of its GPUs (bit i = GPU i); −1 and 0 otherwise. reason: for stops, a
     `scheduling.reasons.Stopped`; 0 otherwise, and if it was not recorded.
     """
 
@@ -126,10 +126,15 @@ def _columns(rows: bytearray, kind: np.dtype[Any]) -> dict[str, NDArray[Any]]:
 class EventLog:
     """Collects the events of a run, 32 bytes each, packed in one call (an array per column takes twice as long)."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_first_board", "_rows")
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: Cluster | None = None) -> None:
+        """cluster: needed only if a node has more than `BOARD_GPUS` GPUs."""
         self._rows = bytearray()
+        self._first_board: dict[int, int] = {}
+        if cluster is not None and len(cluster.boards) > cluster.nodes:
+            for board, (node, _) in enumerate(cluster.boards):
+                self._first_board.setdefault(node, board)
 
     def append(self, time_s: float, kind: int, job_id: int, gpus: int, reason: int = 0) -> None:
         """Appends a submit, stop or finish. reason: a `Stopped` for stops."""
@@ -137,6 +142,14 @@ class EventLog:
 
     def start(self, time_s: float, job_id: int, gpus: int, placement: Sequence[tuple[int, int]]) -> None:
         """Appends a start on the (node, GPU mask) pairs of `placement`."""
+        if self._first_board:
+            words = [(node, np.frombuffer(mask.to_bytes(mask.bit_length() // 64 * 8 + 8, "little"), "<u8"))
+                     for node, mask in placement]  # fmt: skip
+            placement = [
+                (self._first_board[node] + at, int(each[at]))
+                for node, each in words
+                for at in np.flatnonzero(each).tolist()
+            ]
         for part, (node, gpu_mask) in enumerate(placement):
             self._rows += _pack_event(time_s, _START, job_id, gpus, part, node, gpu_mask, 0)
 

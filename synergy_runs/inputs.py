@@ -27,12 +27,12 @@ from synergy_runs.settings import ClusterSettings, NodeTypeSettings, TraceSettin
 from synergy_runs.traces import formats, read_trace
 from synergy_runs.traces._download import PUBLISHED_AT, VARIABLE, find
 from synergy_runs.traces.cluster_seen import (
+    DEFAULT_GPU_TYPE,
     NOTHING_SEEN,
     USUAL_GPUS_PER_NODE,
     SeenNodes,
     most_at_once,
     node_types_setting,
-    typed_nodes,
 )
 from synergy_runs.traces.rows import TraceRows
 from synergy_runs.workload import (
@@ -54,8 +54,6 @@ HISTORY_S = 70 * DAY_S
 MAX_TENANTS_NAMED = 20
 MAX_PARTITIONS_NAMED = 3
 MAX_ROWS_NAMED = 10
-DEFAULT_GPU_TYPE = "v100"
-"""GPU type assumed if neither the settings nor the log name one."""
 STREAMS = ("generator", "sample", "estimates", "disturbance", "models", "history")
 """Independent random streams, one per source of randomness. No stream changes with another one or with the policy."""
 
@@ -191,16 +189,16 @@ def _nodes(wanted: ClusterSettings, trace: TraceSettings, workload: Workload | N
         assert workload is not None
         shown = _nodes_of_partitions(wanted, workload)
     elif is_cluster_from_log(wanted, trace):
-        shown = typed_nodes(seen.nodes)
+        shown = list(seen.nodes)
         if not shown:
             assert workload is not None
             raise InputError(_no_cluster(workload))
     else:
         nodes = trace.nodes if wanted.nodes is None else wanted.nodes
         assert nodes is not None
-        most_used = next(iter(seen.nodes), SeenNodes("", 0, 0, USUAL_GPUS_PER_NODE, False))
+        most_used = next(iter(seen.nodes), SeenNodes("", 0, USUAL_GPUS_PER_NODE, False))
         size = trace.gpus_per_node or most_used.gpus_per_node
-        shown = [SeenNodes(most_used.gpu_type, nodes * size, nodes, size, False)]
+        shown = [SeenNodes(most_used.gpu_type, nodes, size, False)]
     types = []
     for each in shown:
         kind = each.gpu_type or trace.gpu_type or DEFAULT_GPU_TYPE
@@ -226,14 +224,8 @@ def about_cluster(wanted: ClusterSettings, trace: TraceSettings, workload: Workl
     if wanted.partitions is None and not is_cluster_from_log(wanted, trace):
         assumed = f"cluster assumed: {cluster.describe()}; give yours with cluster.nodes=N"
         return [assumed] if trace.path else []
-    shown = workload.seen.by_partition if wanted.partitions else typed_nodes(workload.seen.nodes)
-    named = all(each.named for each in shown)
-    how = "all nodes that it names" if named else "it names no nodes, so the fewest that hold the GPUs in use"
-    most = " + ".join(f"{each.most_gpus:,}" for each in shown)
     other = node_types_setting((each.gpu_type, each.nodes, each.gpus_per_node) for each in cluster.node_types)
-    return [
-        f"cluster as the log shows it: {cluster.describe()}; {how}; {most} GPUs in use at once. To change it: {other}"
-    ]
+    return [f"cluster as the log shows it: {cluster.describe()}; {workload.seen.how}. To change it: {other}"]
 
 
 def _no_cluster(workload: Workload) -> str:
@@ -265,8 +257,8 @@ def _nodes_of_partitions(wanted: ClusterSettings, workload: Workload) -> list[Se
     )
     if not any(workload.partitions):
         raise InputError(f"{key}: {workload.source} names no partitions.")
-    if seen.in_several_partitions:
-        names = _shortened(seen.in_several_partitions, MAX_PARTITIONS_NAMED)
+    if seen.in_several_pools:
+        names = _shortened(seen.in_several_pools, MAX_PARTITIONS_NAMED)
         raise InputError(
             f"{key}: the log has nodes that belong to several partitions ({names}), so they cannot be separated. Leave "
             f"cluster.partitions out (one pool), or name the nodes of each partition yourself, in the form {setting}."
@@ -285,7 +277,9 @@ def by_partition(wanted: ClusterSettings, workload: Workload, cluster: Cluster) 
     """Binds each job to its partition's nodes if cluster.partitions=trace; otherwise adds a note about the partitions.
 
     GPU types are named with their partition (`a100@NAME`), so every policy that respects GPU types keeps jobs in their
-    partition. A job is bound to the type that it ran on, else requested, else to the first type of its partition.
+    partition. A job is bound to the type that it ran on, else requested, else to the first type of its partition. A
+    partition without nodes of its own uses its pool's (`SeenCluster.pool_of`). Raises InputError for a job of a
+    partition on all nodes if its type is in several pools but not in all, because a job is bound to one pool or none.
     """
     partitions = [each for each in workload.partitions if each]
     if wanted.partitions is None:
@@ -301,14 +295,29 @@ def by_partition(wanted: ClusterSettings, workload: Workload, cluster: Cluster) 
     rows, inverse = np.unique(keys, axis=0, return_inverse=True)
     pools = []
     for partition, ran, requested in rows.tolist():
-        name = workload.partitions[partition]
+        name, kind = workload.partitions[partition], gpu_type_named(names_of[ran])
+        if wanted.node_types is None or not any(each.endswith(f"@{name}") for each in cluster.gpu_types):
+            name = workload.seen.pool_of.get(name, name)
+        if not name:
+            own = [each for each in cluster.gpu_types if kind and each.startswith(f"{kind}@")] or cluster.gpu_types
+            if 1 < len(own) < len(cluster.gpu_types):
+                raise InputError(
+                    f"cluster.partitions=trace: {workload.partitions[partition]} has the nodes of all others, "
+                    f"several of which have {kind} ({', '.join(own)}), so its jobs cannot be bound to {kind}. Leave "
+                    "cluster.partitions out (one pool)."
+                )
+            pools.append(own[0] if len(own) == 1 else "")
+            continue
         own = [each for each in cluster.gpu_types if each.partition("@")[2] == name]
-        pool = f"{gpu_type_named(names_of[ran])}@{name}"
+        pool = f"{kind}@{name}"
         pools.append(own[0] if own and pool not in own and not workload.gpu_types[requested] else pool)
     gpu_types = tuple(dict.fromkeys(pools))
     bound = np.array([gpu_types.index(each) for each in pools], dtype=np.int32)[inverse.reshape(-1)]
-    note = "each job runs only on nodes of the partition and GPU type that it ran on in the log"
-    return replace(bound_to(workload, bound, gpu_types), notes=(*workload.notes, note))
+    notes = ["each job runs only on nodes of the partition and GPU type that it ran on in the log"]
+    for name, pool in workload.seen.pool_of.items():
+        if pool != name and wanted.node_types is None:
+            notes.append(f"partition {name} has the nodes of {pool or 'all others'}: its jobs may run on all of them")
+    return replace(bound_to(workload, bound, gpu_types), notes=(*workload.notes, *notes))
 
 
 def _enlarged(types: Sequence[NodeType], more: int) -> NodeType:
@@ -477,7 +486,14 @@ def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Wo
     path = trace.path or find(trace.find)
     if path:
         # Invalid rows are skipped here, because `check_fit` reports them together with jobs that do not fit.
-        rows = read_trace(path, format_name=trace.format, bad_rows="skip", attempts=trace.attempts)
+        rows = read_trace(
+            path,
+            format_name=trace.format,
+            bad_rows="skip",
+            attempts=trace.attempts,
+            columns=trace.columns,
+            gpu_names=cluster.gpu_names,
+        )
         with path.open("rb") as stream:
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
         workload = from_rows(rows, name=trace.name, sha256=sha256, window=trace.window, before=trace.carry_in)

@@ -80,6 +80,9 @@ class TraceSettings:
     )
     class_mix: list[float] = key("shares of image, language and speech models, for a law and for models=by_class")
     format: str | None = key("the log's format; null: recognised by its content")
+    columns: dict[str, str] = key(
+        "for a CSV of any other kind: our column → the file's, such as {submit_time: arrival_time, gpus: num_gpu}", {}
+    )
     window: str = key("all, 7d, 2017-10-09/7d, 2017-10-09/2017-10-16 or 2017-10-09")
     carry_in: bool = key("whether jobs that were running at the window's start enter with their remaining work")
     sample: float = key("fraction of the jobs to keep, drawn with the seed", bounds=PART)
@@ -151,6 +154,9 @@ class ClusterSettings:
     gpu_sheets: list[Path] = key(
         "data sheets of further GPU types: YAML files named after the type, in the form of synergy_core/catalog/gpus/",
         [],
+    )
+    gpu_names: dict[str, str] = key(
+        "{theirs: ours}: what the log's names of GPU types mean, as far as the catalog does not know them", {}
     )
     anonymous_gpu_types: list[str] = key(
         "GPU types without data sheet or measurements, on which run times are used unchanged", []

@@ -145,7 +145,10 @@ def _in_words(conversions: Sequence[Conversion]) -> str:
         between = "by application" if "measured" in each.how else "between the ratios of memory bandwidth and of FLOP/s"
         reach = f"× {each.low:.3g} to × {each.high:.3g} {between}"
         parts.append(f"from {of} to {on} × {each.factor:.3g} ({each.how}; {reach})")
-    return f"Run times were converted {'; '.join(parts)}. The results are only as accurate as these factors."
+    return (
+        "A logged run time is that on the GPU type that the job ran on. On other types, run times were converted "
+        f"{'; '.join(parts)}. The results are only as accurate as these factors."
+    )
 
 
 def speeds(cluster: Cluster, sizes: Iterable[int], timed_on: str | None) -> dict[int, dict[str, float]]:

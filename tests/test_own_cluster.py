@@ -120,9 +120,28 @@ def test_a_pool_of_nodes_cannot_be_shared_out_to_partitions(override, log):
         machines(log, "cluster.partitions=trace", override)
 
 
+SHARED = "JobID|Partition|State|Submit|Start|ElapsedRaw|AllocTRES|NodeList\n"
+
+
+def on_partitions(path, *jobs):
+    """A log with a job of six GPUs for each (partition, GPU type, nodes)."""
+    rows = (f"{i}|{queue}|COMPLETED|{i}|{i}|9|gres/gpu:{kind}=6|{on}\n" for i, (queue, kind, on) in enumerate(jobs))
+    path.write_text(SHARED + "".join(rows))
+    return path
+
+
+def test_partitions_on_the_same_nodes_are_one_pool_and_one_on_all_nodes_may_use_all(tmp_path):
+    jobs = [(queue, "t4", on) for queue, on in (("a", "n1"), ("b", "n1"), ("c", "n2"), ("all", "n[1-3]"))]
+    run = prepared(on_partitions(tmp_path / "log", *jobs), "policy=fifo", "cluster.partitions=trace")
+    assert [(each.gpu_type, each.nodes) for each in run.cluster.node_types] == [("t4@a", 1), ("t4@all", 1), ("t4@c", 1)]
+    bound = run.workload.gpu_types
+    assert [bound[code] for code in run.workload.gpu_type_code] == ["t4@a", "t4@a", "t4@c", ""]
+
+
 def test_partitions_that_share_nodes_or_are_not_in_the_log_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"several partitions \(n1, n2\)"):
-        machines(sacct(tmp_path / "shared.txt", nodes="n[1-2]"), "cluster.partitions=trace")
+    overlapping = on_partitions(tmp_path / "log", ("a", "t4", "n[1-2]"), ("b", "t4", "n[2-3]"))
+    with pytest.raises(InputError, match=r"several partitions \(n2\)"):
+        machines(overlapping, "cluster.partitions=trace")
     plain = tmp_path / "jobs.csv"
     plain.write_text("submit_time,duration_s,gpus\n0,100,1\n")
     with pytest.raises(InputError, match="names no partitions"):
@@ -137,3 +156,19 @@ def test_the_summary_holds_the_conversions_and_what_is_said_names_the_cluster(lo
     told = json.loads(path.read_text())["run_times_converted"]
     assert {(each["of"], each["on"], each["jobs"]) for each in told} == {("a100", "h100", 45), ("v100", "h100", 15)}
     assert all(each["low"] < each["factor"] == each["high"] for each in told)
+
+
+def test_a_node_of_240_processors_is_as_many_nodes_of_one(tmp_path):
+    path, random = tmp_path / "log.swf", np.random.default_rng(1)
+    jobs = enumerate(random.integers(1, (240, 500), (40, 2)).tolist())
+    rows = (f"{i} {9 * i} 5 {length} {n} -1 -1 {n} 900 -1 1 1 1 1 1 1 -1 -1\n" for i, (n, length) in jobs)
+    path.write_text("; MaxProcs: 240\n" + "".join(rows))
+    apart = ("cluster.nodes=240", "cluster.gpus_per_node=1", "cluster.placement=spread")
+    starts = []
+    for keys in ((), apart):
+        run = prepared(path, "policy=easy", *keys)
+        done = simulate(run.workload, run.cluster, run.policy, run.execution)
+        check(done)
+        first = (done.events.kind == Kind.START) & (done.events.part == 0)
+        starts.append(dict(zip(done.events.job_id[first].tolist(), done.events.time_s[first].tolist(), strict=True)))
+    assert starts[0] == starts[1]

@@ -1,16 +1,18 @@
-"""The cluster that a Slurm log shows: nodes that it names, GPUs that its jobs held at once."""
+"""The cluster that a log shows: the nodes that it names, or the GPUs that its jobs held at once."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_traces_formats import Row, read
 
-from synergy_runs.traces.cluster_seen import seen, setting
-from synergy_runs.traces.slurm import node_names
+from synergy_runs.traces.cluster_seen import most_at_once, node_names, parts_of, seen, setting
+from synergy_runs.traces.rows import TraceRows
 
 
 @pytest.mark.parametrize(
@@ -19,12 +21,13 @@ from synergy_runs.traces.slurm import node_names
         ("gpu[01-03,07]", ["gpu01", "gpu02", "gpu03", "gpu07"]),
         ("a1,b[9-11]-x", ["a1", "b9-x", "b10-x", "b11-x"]),
         ("n001", ["n001"]),
+        ("r[1-2]n[3,4]x", ["r1n3x", "r1n4x", "r2n3x", "r2n4x"]),
         ("", []),
         ("None assigned", []),
     ],
 )
 def test_node_lists_are_written_out(text: str, names: list[str]) -> None:
-    assert node_names(text) == names
+    assert list(node_names(text)) == names
 
 
 @settings(max_examples=50)
@@ -41,41 +44,81 @@ def held(kind: str, gpus: int, nodes: int, names: str, **more: str) -> Row:
     } | more
 
 
-AT_ONCE = [
-    held(":a100", 8, 1, "a1"),
-    held(":a100", 16, 2, "a[2-3]"),
-    held(":v100", 3, 1, "v1"),
-    held(":v100", 2, 1, "v2"),
-]
-LATER = {"JobID": "124", "Start": "2024-01-01T01:01:00", "End": "2024-01-01T02:01:00"}
-
-
-@pytest.mark.parametrize(
-    ("rows", "without", "expected"),
-    [
-        pytest.param(AT_ONCE, (), [("a100", 24, 3, 8, True), ("v100", 5, 2, 4, True)], id="what its jobs held"),
-        pytest.param(
-            AT_ONCE,
-            ("NodeList",),
-            [("a100", 24, 3, 8, False), ("v100", 5, 2, 4, False)],
-            id="as few nodes as hold that",
-        ),
-        pytest.param([{}, LATER], (), [("a100", 4, 1, 4, False)], id="one job after another"),
-        pytest.param([{}], ("Start",), [], id="no starts"),
-    ],
-)
-def test_the_cluster_is_told_from_its_log(
-    tmp_path: Path, rows: list[Row], without: tuple[str, ...], expected: list[tuple[object, ...]]
-) -> None:
-    nodes = seen(read(tmp_path, "slurm", *rows, without=without)).nodes
-    found = [(each.gpu_type, each.most_gpus, each.nodes, each.gpus_per_node, each.named) for each in nodes]
-    assert found == expected
-
-
 def test_the_cluster_is_named_by_what_to_type(tmp_path: Path) -> None:
-    assert setting(seen(read(tmp_path, "slurm", *AT_ONCE)).nodes) == (
-        "'cluster.node_types=[{gpu_type: a100, nodes: 3, gpus_per_node: 8}, "
-        "{gpu_type: v100, nodes: 2, gpus_per_node: 4}]'"
+    typed = read(tmp_path, "slurm", held(":a100", 8, 1, "a1"), held(":v100", 2, 1, "v1"))
+    assert setting(seen(typed).nodes) == (
+        "'cluster.node_types=[{gpu_type: a100, nodes: 1, gpus_per_node: 8}, "
+        "{gpu_type: v100, nodes: 1, gpus_per_node: 2}]'"
     )
     untyped = read(tmp_path, "slurm", {"AllocTRES": "gres/gpu=4,node=1"})
     assert setting(seen(untyped).nodes) == "cluster.nodes=1 cluster.gpus_per_node=4"
+
+
+GROUPS = st.lists(
+    st.tuples(st.sampled_from(["a100", "v100"]), st.integers(1, 10), st.integers(1, 3)), min_size=1, max_size=3
+)
+WISHES = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(1, 5), *[st.integers(1, 30)] * 3, st.booleans()), max_size=25
+)
+
+
+def _jobs(sizes: list[int], wishes: list[tuple[int, ...]]) -> list[tuple[int, int, list[int], int, bool]]:
+    """(start, end, nodes, GPUs on each, is typed) of the jobs that find room, with equal parts on their nodes."""
+    jobs: list[tuple[int, int, list[int], int, bool]] = []
+    now = 0
+    for gap, most_nodes, first, gpus, length, is_typed in wishes:
+        now += gap
+        used = Counter(dict.fromkeys(range(len(sizes)), 0))
+        for _, end, nodes, each, _ in jobs:
+            used.update(dict.fromkeys(nodes, each) if end > now else {})
+        each = 1 + gpus % max(sizes)
+        free = [node for node in np.roll(range(len(sizes)), first).tolist() if sizes[node] - used[node] >= each]
+        if free:
+            jobs.append((now, now + length, free[:most_nodes], each, bool(is_typed)))
+    return jobs
+
+
+def _never_smaller_than_what_was_used(
+    groups: list[tuple[str, int, int]], wishes: list[tuple[int, ...]], is_named: bool
+) -> None:
+    kinds, sizes = zip(*[(kind, size) for kind, size, count in groups for _ in range(count)], strict=True)
+    jobs = _jobs(list(sizes), wishes)
+    later = 10**6
+    for is_full in (False, True):
+        if is_full:  # every node is full twice, and a job of one GPU waits for it each time
+            later = max((end for _, end, *_ in jobs), default=0)
+            every = [([node], size) for node, size in enumerate(sizes)]
+            jobs += [(later + at, later + at + 5, on, size, True) for at in (0, 6) for on, size in every]
+            jobs += [(later + at, later + at + 1, on, 1, True) for at in (5, 11) for on, _ in every]
+        rows = TraceRows(Path("log"), "test")
+        for start, end, nodes, each, is_typed in jobs:
+            for kind in dict.fromkeys(kinds[node] for node in nodes):  # a job of two types is a job on each
+                on = [node for node in nodes if kinds[node] == kind]
+                rows.add(
+                    1, job_name="", submit_s=min(start, later), start_s=start, duration_s=end - start,
+                    gpus=each * len(on), log_nodes=len(on), given_gpu_type=kind if is_typed else "",
+                    node_list=",".join(f"n{node}" for node in on) if is_named else "",
+                )  # fmt: skip
+        if not len(rows):
+            continue
+        found = Counter({(each.gpu_type, each.gpus_per_node): each.nodes for each in seen(rows).nodes})
+        used = most_at_once(rows.start_s, rows.start_s + rows.duration_s, rows.gpus)
+        assert sum(size * count for (_, size), count in found.items()) >= used
+        if is_named:
+            parts, ends = parts_of(rows), rows.start_s + rows.duration_s
+            peaks = [
+                most_at_once(rows.start_s[on], ends[on], parts.gpus[parts.node == node])
+                for node in range(len(parts.names))
+                for on in [parts.job[parts.node == node]]
+            ]
+            as_seen = sorted((size for (_, size), count in found.items() for _ in range(count)), reverse=True)
+            assert len(as_seen) == len(peaks)
+            assert all(size >= peak for size, peak in zip(as_seen, sorted(peaks, reverse=True), strict=True))
+            assert not is_full or found == Counter(zip(kinds, sizes, strict=True))
+
+
+CASES = given(groups=GROUPS, wishes=WISHES, is_named=st.booleans())
+test_no_node_is_smaller_than_what_was_used_on_it = settings(max_examples=150)(CASES(_never_smaller_than_what_was_used))
+test_no_node_is_smaller_in_many_cases = pytest.mark.thorough(
+    settings(max_examples=2_000)(CASES(_never_smaller_than_what_was_used))
+)

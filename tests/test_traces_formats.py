@@ -3,9 +3,9 @@
 In such a file `usual` is a row that is read, and `other` is what differs in the row of another job. All other rows name
 only what differs from the usual one, or are whole lines. separator, header: how rows are written, unless as CSV.
 read: by what it shows, a log (`rows`, or its `text`; lines `before`, columns `without`, files `beside`) and the `jobs`
-read from it, by column; a single value holds for all jobs. notes: a part of each note. Under `each`, a row is a log.
-refused: a row, and the error behind its line. left_out: a row, and how the reason begins. Both stand behind the other
-job. repeated: the error where a job stands twice.
+read from it, by column; a single value holds for all jobs. cluster: the nodes that it shows. notes: a part of each
+note. Under `each`, a row is a log. refused: a row, and the error behind its line. left_out: a row, and how the reason
+begins. Both stand behind the other job. repeated: the error where a job stands twice.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
 from synergy_runs.traces import formats, read_trace
+from synergy_runs.traces.cluster_seen import seen
 from synergy_runs.traces.command import lines
 from synergy_runs.traces.rows import COLUMNS, TraceRows, epoch_s
 from synergy_runs.traces.slurm import elapsed_s
@@ -129,6 +130,9 @@ def holds(rows: TraceRows, case: dict[str, Any]) -> None:
             assert found == expected, column
         else:
             assert found == pytest.approx([amount(each) for each in expected], nan_ok=True), column
+    if "cluster" in case:
+        nodes = (f"{each.nodes} × {each.gpus_per_node} {each.gpu_type}".strip() for each in seen(rows).nodes)
+        assert " + ".join(nodes) == case["cluster"]
     if "notes" in case:
         assert bool(rows.notes) == bool(case["notes"])
         assert [part for part in case["notes"] if not any(part in note for note in rows.notes)] == []
@@ -153,7 +157,7 @@ def test_what_is_read(tmp_path: Path, name: str, shows: str, case: dict[str, Any
             read_trace(path, format_name=format_name)
         assert [part for part in case["refused"] if part not in str(error.value)] == []
         assert case.get("not_said", "\0") not in str(error.value)
-    if "jobs" in case or "left_out" in case:
+    if {"jobs", "left_out", "cluster"} & case.keys():
         bad_rows = "skip" if "refused" in case else "stop"
         rows = read_trace(path, format_name=format_name, bad_rows=bad_rows, **case.get("how", {}))
         assert rows.format_name == name
@@ -236,6 +240,16 @@ def test_a_log_that_is_cut_off_anywhere_is_read_or_refused_with_its_name(tmp_pat
             refused = str(error)
         assert str(path) in refused if refused else len(rows)
         assert name != "philly_json" or not length or re.search(r"line \d+|expected a JSON list", refused), refused
+
+
+def test_a_csv_of_another_kind_is_refused_with_the_columns_to_type(tmp_path: Path) -> None:
+    path = written(tmp_path, "job_id,submission_time,duration,num_gpu\n1,2,3,4\n")
+    with pytest.raises(
+        InputError, match=r"trace\.columns=\{submit_time: submission_time, duration_s: duration, gpus: num_gpu"
+    ):
+        read_trace(path)
+    with pytest.raises(InputError, match="arrival"):
+        read_trace(path, columns={"submit_time": "arrival"})
 
 
 ANY_TEXT = st.text(st.characters(exclude_characters='\0\r\n|;"', exclude_categories=("Cs",)), max_size=12)

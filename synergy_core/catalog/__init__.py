@@ -24,7 +24,7 @@ from synergy_core.goodput.calibration import Calibrated
 from synergy_core.goodput.compression._compressor import CONVOLUTIONAL, Gradients, LayerSizes
 from synergy_core.goodput.pipeline import Pipeline
 from synergy_core.goodput.throughput import BETA_C, form_named
-from synergy_core.units import Floats
+from synergy_core.units import GB, Floats
 
 T = TypeVar("T")
 
@@ -390,10 +390,30 @@ def add_gpu_sheet(path: Path) -> GpuSheet:
 def gpu_sheet(name: str) -> GpuSheet | None:
     """The data sheet of a GPU type by name or alias, ignoring case; None if there is none.
 
-    A GPU type of a partition, such as `a100@short`, has the data sheet of its type.
+    Names as NVML, Slurm and Kubernetes print them are known by their words in any order: `NVIDIA A100-SXM4-80GB`,
+    `tesla_v100-sxm2-32gb`. Memory and the board (sxm4, pcie) may be missing from our name, unless another sheet names
+    them. A GPU type of a partition, such as `a100@short`, has the data sheet of its type.
     """
-    plain = name.partition("@")[0].lower().replace(" ", "_")
-    return next((each for each in gpu_sheets().values() if plain == each.name or plain in each.aliases), None)
+    plain, sheets = name.partition("@")[0].lower().replace(" ", "_"), gpu_sheets().values()
+    if found := next((each for each in sheets if plain == each.name or plain in each.aliases), None):
+        return found
+    words = _words(plain)
+    for boards in ((), _BOARDS):
+        rest = words - {*boards}
+        for each in sheets:
+            if {rest, rest - {f"{each.memory_bytes / GB:.0f}gb"}} & {*map(_words, (each.name, *each.aliases))}:
+                return each
+    return None
+
+
+_BOARDS = ("sxm2", "sxm3", "sxm4", "sxm5", "sxm", "pcie")
+_MAKERS = {"nvidia", "tesla", "geforce"}
+
+
+@cache
+def _words(name: str) -> frozenset[str]:
+    """The words and numbers in a GPU type's name, without those of its maker."""
+    return frozenset(re.findall(r"\d+gb|sxm\d|hbm\d+e?|\d+|[a-z]+", name)) - _MAKERS
 
 
 def gpu_type_named(name: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from heapq import heappop, heappush
 
-from synergy_core.cluster import Cluster, PlacementRule
+from synergy_core.cluster import BOARD_GPUS, Cluster, PlacementRule
 from synergy_core.jobs.record import NEVER, Job, Placed
 from synergy_core.units import on_grid
 
@@ -51,10 +51,15 @@ class TypePool:
         if self.most_free:
             return self._from_most_free(gpus)
         by_free = self.by_free
-        for free in range(gpus, len(by_free)):
-            nodes = by_free[free]
-            if nodes:
-                return [((nodes & -nodes).bit_length() - 1, gpus)]
+        # The node with the fewest free GPUs that fits; on large nodes there are more numbers of free GPUs than nodes.
+        if len(by_free) > BOARD_GPUS + 1:
+            if fits := [(free, node) for node, free in self.free_count.items() if free >= gpus]:
+                return [(min(fits)[1], gpus)]
+        else:
+            for free in range(gpus, len(by_free)):
+                nodes = by_free[free]
+                if nodes:
+                    return [((nodes & -nodes).bit_length() - 1, gpus)]
         whole = whole_nodes(by_free, self.of_size, gpus) if gpus >= len(by_free) or scattered else None
         if not scattered:
             return whole
@@ -174,6 +179,12 @@ def dealt_alike(
 
 def lowest(mask: int, count: int) -> int:
     """The `count` lowest set bits."""
+    if count > BOARD_GPUS:  # bisection costs little on a large node
+        low, high = count, mask.bit_length()
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if (mask & (1 << middle) - 1).bit_count() >= count else (middle + 1, high)
+        return mask & (1 << low) - 1
     taken = 0
     for _ in range(count):
         bit = mask & -mask

@@ -10,11 +10,17 @@ A format module defines
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, cast
 
+import numpy as np
+
 from synergy_core import modules_of
+from synergy_core.catalog import gpu_sheet, gpu_sheets, gpu_type_named
 from synergy_core.errors import InputError, unknown
+from synergy_runs.traces import plain
 from synergy_runs.traces._reading import binary_kind, open_text
 from synergy_runs.traces.rows import TraceRows
 
@@ -41,9 +47,17 @@ def formats() -> dict[str, TraceFormat]:
 
 
 def read_trace(
-    path: Path, *, format_name: str | None = None, bad_rows: str = "stop", attempts: str = "apart"
+    path: Path,
+    *,
+    format_name: str | None = None,
+    bad_rows: str = "stop",
+    attempts: str = "apart",
+    columns: Mapping[str, str] | None = None,
+    gpu_names: Mapping[str, str] | None = None,
 ) -> TraceRows:
     """Reads a job log and recognises its format, unless `format_name` is given.
+
+    columns: for a CSV of any kind, our column → the file's: {submit_time: arrival_time}. gpu_names: see `_name_gpus`.
 
     bad_rows: "stop" raises on impossible rows, listing the first ten; "skip" leaves them out and counts them.
     attempts: "apart" replays each attempt of a requeued or retried job as a job; "merged" joins them, see `_attempts`.
@@ -55,6 +69,10 @@ def read_trace(
     known = formats()
     if format_name is not None and format_name not in known:
         raise unknown("trace.format", format_name, known)
+    if columns:
+        format_name = format_name or plain.NAME
+        if format_name != plain.NAME:
+            raise InputError(f"trace.columns: only a log of trace.format={plain.NAME} has columns of any name.")
     if format_name is None:
         if kind := binary_kind(path):
             raise InputError(f"trace.path={path}: {kind}.")
@@ -66,9 +84,42 @@ def read_trace(
     if format_name is None:
         raise InputError(
             f"trace.path={path}: no known format starts with {head.splitlines()[0][:120]!r}. "
-            f"Name it with trace.format=NAME; known: {', '.join(sorted(known))}."
+            f"Name it with trace.format=NAME; known: {', '.join(sorted(known))}.{plain.advice(head)}"
         )
-    rows = TraceRows(path=path, format_name=format_name, bad_rows=bad_rows, attempts=attempts)
+    rows = TraceRows(path=path, format_name=format_name, bad_rows=bad_rows, attempts=attempts, columns=columns or {})
     known[format_name].read(path, rows)
+    _name_gpus(rows, gpu_names or {})
     rows.close()
     return rows
+
+
+def _name_gpus(rows: TraceRows, ours: Mapping[str, str]) -> None:
+    """Gives GPU types the catalog's names, by `ours` (name in the log → catalog's name) or as the catalog knows them.
+
+    Notes say which names were replaced, which are unknown, and which jobs requested or received which types.
+    """
+    given = {name.lower(): gpu_type_named(known) for name, known in ours.items()}
+    replaced: dict[str, str] = {}
+
+    def name_of(text: str) -> str:
+        for part in filter(None, text.split("+")):
+            replaced[part] = given.get(part.lower()) or gpu_type_named(part)
+        return "+".join(dict.fromkeys(replaced.get(part, part) for part in text.split("+")))
+
+    rows.gpu_type = rows.gpu_types.rename(name_of)[rows.gpu_type].astype(np.int32)
+    rows.given_gpu_type = rows.given_gpu_types.rename(name_of)[rows.given_gpu_type].astype(np.int32)
+    requested, received, count = rows.gpu_types.values(), rows.given_gpu_types.values(), Counter[str]()
+    for codes, jobs in Counter(zip(rows.gpu_type.tolist(), rows.given_gpu_type.tolist(), strict=True)).items():
+        wanted, got = requested[codes[0]], received[codes[1]]
+        if wanted and got and got != wanted:
+            count[f"requested {wanted} and received {got}"] = jobs
+        elif got and not wanted:
+            count[f"requested no GPU type and received {got}: here they may run on any type"] = jobs
+    rows.notes.extend(f"{jobs:,} jobs {what}" for what, jobs in sorted(count.items()))
+    if read := [f"{name} as {known}" for name, known in replaced.items() if name.lower() != known]:
+        rows.notes.append(f"GPU types were read as the catalog names them: {', '.join(read)}")
+    if unknown := [name for name in dict.fromkeys(replaced.values()) if gpu_sheet(name) is None]:
+        rows.notes.append(
+            f"the catalog does not know {', '.join(unknown)}: run times on it are not converted. If it is one of "
+            f"{', '.join(gpu_sheets())}, type 'cluster.gpu_names={{{unknown[0]}: OURS}}'"
+        )

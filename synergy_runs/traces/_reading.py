@@ -9,6 +9,8 @@ from __future__ import annotations
 import csv
 import gzip
 import itertools
+import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ from typing import Any, BinaryIO, TextIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.errors import InputError, suggest_column
+from synergy_core.errors import InputError, suggest_column, unknown
 from synergy_runs.traces.rows import COLUMNS, UNKNOWN, BadValueError, Mask, TraceRows, is_missing, shown, stripped
 
 # Opening a log as text, whether or not gzip compressed it. Errors name the file and the line.
@@ -138,6 +140,8 @@ def _is_separator_line(line: str) -> bool:
 # Reading the rows of a table.
 
 
+UNIT_SEPARATOR = "\x1f"
+"""Stands for a delimiter of several characters, which `csv` does not take."""
 CHUNK_ROWS = 50_000
 """Maximum rows that are held as text at a time, so that reading a log of millions of rows needs little memory."""
 
@@ -280,20 +284,23 @@ def read_tables(
 
     Blank lines are skipped. A row that spans several lines or has more or fewer fields than the header is bad. A
     missing required column, text that is not UTF-8 and an open quote raise InputError. delimiter: found by
-    `delimiter_of` unless given. any_case: whether column names in the file may differ in upper and lower case.
+    `delimiter_of` unless given; it may be several characters. any_case: whether column names in the file may differ in
+    upper and lower case. `rows.columns` renames columns of the file.
     """
     line = ""
 
     def remember_line(stream: TextIO) -> Iterator[str]:
         nonlocal line
-        for line in stream:  # noqa: UP028 - `line` is read after the loop
-            yield line
+        for line in stream:
+            yield line.replace(delimiter, UNIT_SEPARATOR) if len(delimiter) > 1 else line
 
     with open_text(path) as stream:
         delimiter = delimiter or delimiter_of(stream.readline())
         stream.seek(0)
         reader = csv.reader(
-            remember_line(stream), delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
+            remember_line(stream),
+            delimiter=delimiter if len(delimiter) == 1 else UNIT_SEPARATOR,
+            quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE,
         )
         try:
             header = next(reader, [])
@@ -302,6 +309,11 @@ def read_tables(
             names = [each.name for each in columns.values()]
             known = {name.lower(): name for name in names} if any_case else {}
             header = [known.get(name.strip().lower(), name.strip()) for name in header]
+            for ours, theirs in rows.columns.items():
+                if ours not in names or theirs not in header:
+                    which, has = (ours, names) if ours not in names else (theirs, header)
+                    raise unknown("column in trace.columns", which, has)
+                header[header.index(theirs)] = ours
             _check_header(path, header, columns)
             yield from tables_of(_fields(reader, header, rows), header, columns, rows)
         except csv.Error as error:
@@ -360,3 +372,63 @@ def tables_of(
         table = LogTable(rows, columns, lines, {each.name: found.get(each.name, silent) for each in columns.values()})
         yield table
         table.close()
+
+
+# Reading a JSON list one element at a time, with the line on which each element starts.
+
+
+SPACE = re.compile(r"[ \t\r\n]*")
+NEAR_THE_END = 32
+"""A JSON error within this many characters of the file's end means that the file was cut off."""
+
+
+def objects(path: Path, text: str, start: int = 0) -> Iterator[tuple[int, object]]:
+    """Yields (line, value) of each element of the JSON list in `text`, the whole content of the file `path`.
+
+    start: where the list starts in `text`; only a list that starts at 0 must be all of it. Raises InputError, naming
+    the line, if the file is cut off or not a JSON list.
+    """
+    decode = json.JSONDecoder().raw_decode
+
+    def after_space(at: int) -> int:
+        return SPACE.match(text, at).end()  # type: ignore[union-attr]
+
+    def unexpected(at: int, expected: str) -> InputError:
+        line, got = text.count("\n", 0, at) + 1, text[at : at + 40].split("\n")[0]
+        return InputError(f"{path}: line {line}: got {got!r}, expected {expected}.")
+
+    def cut_off(line: int) -> InputError:
+        return InputError(
+            f"{path}: the file ends inside the list; the last object starts on line {line}. It is cut off: "
+            "get it again."
+        )
+
+    at, line, counted = after_space(start), 1, 0
+    if text[at : at + 1] != "[":
+        raise unexpected(at, "a JSON list, which starts with '['")
+    if text.startswith("]", after_space(at + 1)):
+        at = after_space(at + 1)
+    while text[at] != "]":
+        at = after_space(at + 1)
+        line, counted = line + text.count("\n", counted, at), at
+        try:
+            value, end = decode(text, at)
+        except json.JSONDecodeError as error:
+            if len(text) - error.pos <= NEAR_THE_END or error.msg.startswith("Unterminated string"):
+                raise cut_off(line) from None
+            where = text.count("\n", 0, error.pos) + 1
+            raise InputError(
+                f"{path}: line {where}: {error.msg} in the object that starts on line {line}; expected JSON."
+            ) from None
+        except RecursionError:
+            raise InputError(
+                f"{path}: line {line}: nested too deeply for a job log; expected a list of jobs."
+            ) from None
+        yield line, value
+        at = after_space(end)
+        if at == len(text):
+            raise cut_off(line)
+        if text[at] not in ",]":
+            raise unexpected(at, "',' or ']' after an object")
+    if not start and (end := after_space(at + 1)) < len(text):
+        raise unexpected(end, "nothing after the end of the list")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -112,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     checking.add_argument("file", metavar="FILE", type=Path)
     checking.add_argument("--format", metavar="NAME", help=f"default: recognised; {', '.join(sorted(formats()))}")
     checking.add_argument("--attempts", choices=ATTEMPT_MODES, default="apart", help="of requeued jobs; default: apart")
+    checking.add_argument("--columns", metavar="OURS=THEIRS,…", default="", help="columns of a CSV of any other kind")
     checking.set_defaults(run=_check)
     return parser
 
@@ -142,7 +144,9 @@ def _download(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    rows = read_trace(options.file, format_name=options.format, bad_rows="skip", attempts=options.attempts)
+    columns = dict(re.findall(r"([^,=\s]+)\s*=\s*([^,]*[^,\s])", options.columns))
+    how = {"format_name": options.format, "attempts": options.attempts, "columns": columns}
+    rows = read_trace(options.file, bad_rows="skip", **how)
     print("\n".join(lines(rows)))
     if rows.bad_count:
         print(f"error: {rows.bad_rows_error()}", file=sys.stderr)

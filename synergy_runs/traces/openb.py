@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from synergy_core.catalog import gpu_sheet, gpu_type_named
+from synergy_core.catalog import gpu_type_named
 from synergy_runs.traces._reading import Number, Text, header_of, read_tables
 from synergy_runs.traces.rows import UNKNOWN, TraceRows, cpus, memory_bytes, number, one_of, seconds, whole
 
@@ -62,7 +62,7 @@ COLUMNS = {
 def read(path: Path, rows: TraceRows) -> None:
     """Adds every pod that requests GPUs and was scheduled."""
     parts: list[float] = []
-    specs, unknown, deleted_s = 0, Counter[str](), Counter[float]()
+    specs, deleted_s = 0, Counter[float]()
     for table in read_tables(path, rows, COLUMNS):
         gpus = table["gpus"]
         table.leave_out(gpus == 0, "no GPU (CPU-only pods)")
@@ -81,7 +81,6 @@ def read(path: Path, rows: TraceRows) -> None:
         )
         parts += part[added & (part < 1)].tolist()
         specs += int((added & several).sum())
-        unknown.update(each for each in gpu_type[added].tolist() if each and gpu_sheet(each) is None)
         deleted_s.update(end_s[added & (end_state == "killed")].tolist())
     pods = len(rows) + sum(rows.left_out.values()) + rows.bad_count
     if pods:
@@ -94,9 +93,6 @@ def read(path: Path, rows: TraceRows) -> None:
         )
     if specs:
         rows.notes.append(f"{specs:,} pods list several GPU types: here they run on any type")
-    if unknown:
-        names = ", ".join(f"{name} ({count:,})" for name, count in sorted(unknown.items()))
-        rows.notes.append(f"GPU types that the catalog does not have bind pods by their names: {names}")
     last_s = max(deleted_s, default=0.0)
     if deleted_s[last_s] > 1:
         rows.notes.append(

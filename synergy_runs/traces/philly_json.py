@@ -14,16 +14,13 @@ A CSV beside the log, `cluster_machine_list`, has the columns machineId, number 
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from synergy_core.errors import InputError
-from synergy_runs.traces import _attempts
-from synergy_runs.traces._reading import Number, Text, open_text, read_tables
+from synergy_runs.traces import _attempts, slurm
+from synergy_runs.traces._reading import Number, Text, objects, open_text, read_tables
 from synergy_runs.traces.rows import BadValueError, TraceRows, date_s, end_state, shown, whole
 
 NAME = "philly_json"
@@ -35,8 +32,8 @@ Json = Mapping[str, object]
 
 
 def recognises(path: Path, head: str) -> bool:
-    """Recognises a JSON list, which no other format is, or the file name `cluster_job_log`."""
-    return head.lstrip().startswith("[") or path.name == "cluster_job_log"
+    """Recognises a JSON list, but for one of Slurm's jobs, or the file name `cluster_job_log`."""
+    return (head.lstrip().startswith("[") and not slurm.recognises(path, head)) or path.name == "cluster_job_log"
 
 
 class Run(NamedTuple):
@@ -49,6 +46,7 @@ class Run(NamedTuple):
     start_s: float = 0.0
     duration_s: float = 0.0
     gpus: int = 0
+    node_list: str = ""
     why_not: str = ""
     unfinished: bool = False
     virtual_cluster: str = ""
@@ -77,65 +75,6 @@ def read(path: Path, rows: TraceRows) -> None:
         groups = sorted(machine_list(beside).items(), reverse=True)
         what = ", ".join(f"{nodes} × {gpus} GPUs of {memory or 'unknown memory'}" for (gpus, memory), nodes in groups)
         rows.notes.append(f"machines of {MACHINE_LIST}: {what}")
-
-
-# Reading a JSON list one element at a time, with the line on which each element starts.
-
-
-SPACE = re.compile(r"[ \t\r\n]*")
-NEAR_THE_END = 32
-"""A JSON error within this many characters of the file's end means that the file was cut off."""
-
-
-def objects(path: Path, text: str) -> Iterator[tuple[int, object]]:
-    """Yields (line, value) of each element of the JSON list in `text`, the whole content of the file `path`.
-
-    Raises InputError, naming the line, if the file is cut off or not a JSON list.
-    """
-    decode = json.JSONDecoder().raw_decode
-
-    def after_space(at: int) -> int:
-        return SPACE.match(text, at).end()  # type: ignore[union-attr]
-
-    def unexpected(at: int, expected: str) -> InputError:
-        line, got = text.count("\n", 0, at) + 1, text[at : at + 40].split("\n")[0]
-        return InputError(f"{path}: line {line}: got {got!r}, expected {expected}.")
-
-    def cut_off(line: int) -> InputError:
-        return InputError(
-            f"{path}: the file ends inside the list; the last object starts on line {line}. It is cut off: "
-            "fetch it again (python -m synergy_sim.traces download philly resumes)."
-        )
-
-    at, line, counted = after_space(0), 1, 0
-    if text[at : at + 1] != "[":
-        raise unexpected(at, "a JSON list, which starts with '['")
-    if text.startswith("]", after_space(at + 1)):
-        at = after_space(at + 1)
-    while text[at] != "]":
-        at = after_space(at + 1)
-        line, counted = line + text.count("\n", counted, at), at
-        try:
-            value, end = decode(text, at)
-        except json.JSONDecodeError as error:
-            if len(text) - error.pos <= NEAR_THE_END or error.msg.startswith("Unterminated string"):
-                raise cut_off(line) from None
-            where = text.count("\n", 0, error.pos) + 1
-            raise InputError(
-                f"{path}: line {where}: {error.msg} in the object that starts on line {line}; expected JSON."
-            ) from None
-        except RecursionError:
-            raise InputError(
-                f"{path}: line {line}: nested too deeply for a job log; expected a list of jobs."
-            ) from None
-        yield line, value
-        at = after_space(end)
-        if at == len(text):
-            raise cut_off(line)
-        if text[at] not in ",]":
-            raise unexpected(at, "',' or ']' after an object")
-    if (end := after_space(at + 1)) < len(text):
-        raise unexpected(end, "nothing after the end of the list")
 
 
 def machine_list(path: Path) -> dict[tuple[int, str], int]:
@@ -180,9 +119,10 @@ def _runs(number: int, line: int, job: object, rows: TraceRows, oddities: Counte
             if duration_s < 0:
                 got = f"{end}, {-duration_s:g} s before its start {start}"
                 raise BadValueError(end_column, got, "a time not before the start")
-            gpus = sum(_gpu_count(machine) for machine in _objects(attempt, "detail"))
-            why_not = "" if gpus else "held no GPU: the attempt lists none"
-            runs.append(Run(number, line, name, start_s if runs else submit_s, start_s, duration_s, gpus, why_not))
+            held = [(_text(machine, "ip") or "", _gpu_count(machine)) for machine in _objects(attempt, "detail")]
+            gpus, nodes = sum(count for _, count in held), ";".join(f"{ip}={count}" for ip, count in held)
+            times, why_not = (start_s if runs else submit_s, start_s, duration_s), "held no GPU: the attempt lists none"
+            runs.append(Run(number, line, name, *times, gpus, nodes, "" if gpus else why_not))
         elif start is not None and at == len(attempts) - 1:
             why_not = "still running at the snapshot: the last attempt has no end"
             runs.append(Run(number, line, name, submit_s, submit_s, why_not=why_not, unfinished=True))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from synergy_core.errors import suggest_column
+from synergy_core.errors import similar_column, suggest_column
 from synergy_runs.traces._reading import Number, Text, header_of, open_text, read_tables
 from synergy_runs.traces.rows import UNKNOWN, TraceRows, cpus, end_state, instant_s, memory_bytes, seconds, whole
 
@@ -45,12 +45,29 @@ def recognises(path: Path, head: str) -> bool:
     return len(header & {"submit_time", "duration_s", "gpus"}) >= 2 and "arrival_s" not in header
 
 
+def advice(head: str) -> str:
+    """A sentence that says which columns a CSV needs, and which of this one's look like them; "" if it is no CSV."""
+    header = sorted(header_of(head))
+    if len(header) < 2:
+        return ""
+    like: dict[str, str] = {}
+    for each in COLUMNS.values():
+        if found := similar_column(each.name, [name for name in header if name not in like.values()]):
+            like[each.name] = found
+    needed = [each.name for each in COLUMNS.values() if each.missing is None]
+    typed = ", ".join(f"{name}: {like.get(name, 'COLUMN')}" for name in dict.fromkeys((*needed, *like)))
+    return (
+        f" A CSV of any other kind needs {', '.join(needed)}: say which they are, such as 'trace.columns={{{typed}}}'."
+    )
+
+
 def read(path: Path, rows: TraceRows) -> None:
     """Adds every row; the notes name each column that is not read and the known column with the nearest name."""
     with open_text(path) as stream:
         written = header_of(stream.readline() + stream.readline())
     known = [each.name for each in COLUMNS.values()]
-    header = {name.lower() if name.lower() in known else name for name in written}
+    renamed = {theirs: ours for ours, theirs in rows.columns.items()}
+    header = {renamed.get(name) or (name.lower() if name.lower() in known else name) for name in written}
     for name in sorted(header - set(known)):
         near = [each for each in known if each not in header and suggest_column(each, [name])]
         meant = max(near, key=lambda each: SequenceMatcher(None, name, each).ratio(), default=None)

@@ -198,6 +198,11 @@ class Names:
         known = self._codes
         return np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
 
+    def rename(self, name_of: Callable[[str], str]) -> NDArray[np.int64]:
+        """Replaces every text by `name_of(text)`, and returns the new code of each old one."""
+        old, self._codes = self._codes, {}
+        return self.codes(map(name_of, old))
+
     def values(self) -> tuple[str, ...]:
         """All texts so far; index i is code i."""
         return tuple(self._codes)
@@ -246,6 +251,7 @@ def _column(
 class TraceRows:
     """Jobs of one file, column by column, in file order.
 
+    columns: name that the reader knows → name of that column in the file, for columns that the file calls otherwise.
     submit_s: seconds since 1970 (on the log's local clock if its times have no zone).
     duration_s: seconds the job held its GPUs, summed over its attempts.
     start_s: when the job first held its GPUs in the log, NaN if unknown.
@@ -256,8 +262,8 @@ class TraceRows:
     together; NaN if unknown.
     gpu_type: type that the job requested and is bound to; "" means any. given_gpu_type: type it ran on in the log.
     partition: partition the job was submitted to, if the log has partitions. log_nodes: number of nodes the job ran on
-    in the log, 0 if unknown. node_names: (partition, GPU type) → names of the nodes that jobs ran on, if the log has
-    them.
+    in the log, 0 if unknown. node_list: their names, as in `n[1-2],n5` or, with the GPUs on them, `n[1-2]=8;n5=4` (see
+    `cluster_seen.parts_of`). declared: (nodes, GPUs per node or 0) of the cluster, if the log's header gives them.
     attempt: 1 for a job's first run, 2 for the run after a failure or requeue, and so on; 1 if attempts are merged.
     attempts, retry_gap_s, joined_attempts: see `_attempts`; a gap is from an attempt's end to the next submission.
     from_zero: whether times count from the start of an undated window, not from 1970.
@@ -269,6 +275,7 @@ class TraceRows:
     format_name: str
     bad_rows: str = "stop"
     attempts: str = "apart"
+    columns: Mapping[str, str] = field(default_factory=dict)
     submit_s: Floats = _column(limits=Limits("a time", -MAX_TIME_S, MAX_TIME_S, " s since 1970"), label="submit time")
     duration_s: Floats = _column(limits=DURATION, label="duration")
     gpus: NDArray[np.int32] = _column(kind=np.int32, limits=Limits("a number of GPUs", 1, MAX_INT), label="GPUs")
@@ -279,6 +286,7 @@ class TraceRows:
     user: NDArray[np.int32] = _column("", np.int32, names="users")
     partition: NDArray[np.int32] = _column("", np.int32, names="partitions")
     log_nodes: NDArray[np.int32] = _column(0, np.int32)
+    node_list: NDArray[np.int32] = _column("", np.int32, names="node_lists")
     gpu_type: NDArray[np.int32] = _column("", np.int32, names="gpu_types")
     given_gpu_type: NDArray[np.int32] = _column("", np.int32, names="given_gpu_types")
     attempt: NDArray[np.int32] = _column(1, np.int32)
@@ -292,6 +300,7 @@ class TraceRows:
     virtual_clusters: Names = field(default_factory=Names)
     users: Names = field(default_factory=Names)
     partitions: Names = field(default_factory=Names)
+    node_lists: Names = field(default_factory=Names)
     gpu_types: Names = field(default_factory=Names)
     given_gpu_types: Names = field(default_factory=Names)
     models: Names = field(default_factory=Names)
@@ -305,7 +314,7 @@ class TraceRows:
     line_of_id: dict[str, int] = field(default_factory=dict)
     retry_gap_s: Floats = field(default_factory=lambda: np.empty(0))
     joined_attempts: int = 0
-    node_names: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    declared: tuple[tuple[int, int], ...] = ()
 
     def add(
         self,

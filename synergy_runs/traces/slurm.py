@@ -1,8 +1,8 @@
 """Reader of Slurm's accounting, as `sacct --parsable2` prints it, so that operators can replay their own cluster.
 
-traces/README.md shows the command. Columns are separated by `|`, `;`, `^` or tabs (`--delimiter`), and the file may be
-gzipped. SLURM_TIME_FORMAT=%s prints seconds since 1970; without it times are local, and an hour off across a change of
-clocks.
+traces/README.md shows the command. Any text may separate the columns (`--delimiter`), and the file may be gzipped. The
+output of `sacct --json` is read as the same columns. SLURM_TIME_FORMAT=%s prints seconds since 1970; without it times
+are local, and an hour off across a change of clocks.
 
 Required columns: JobID (or JobIDRaw), State, Submit, one of AllocTRES and ReqTRES, and one of ElapsedRaw, Elapsed and
 End (with Start). The virtual cluster is the Account, or the Partition if there is no Account column. Timelimit is the
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,8 +43,18 @@ from numpy.typing import NDArray
 from synergy_core.errors import InputError
 from synergy_core.units import Floats
 from synergy_runs.traces import _attempts
-from synergy_runs.traces._reading import LogTable, Text, header_of, open_text, read_tables
+from synergy_runs.traces._reading import (
+    HEAD_BYTES,
+    LogTable,
+    Text,
+    header_of,
+    objects,
+    open_text,
+    read_tables,
+    tables_of,
+)
 from synergy_runs.traces.rows import (
+    END_STATE_OF,
     END_STATES,
     UNKNOWN,
     BadValueError,
@@ -68,7 +78,7 @@ TRES = ("ReqTRES", "AllocTRES")
 CPUS = ("ReqCPUS", "NCPUS", "AllocCPUS")
 NODES = ("NNodes", "ReqNodes", "AllocNodes")
 OPTIONAL = (
-    *("JobID", "JobIDRaw", "JobName", "User", "Account", "Partition", "Start", "End", "NodeList"),
+    *("JobID", "JobIDRaw", "JobName", "User", "Account", "Partition", "Start", "End", "NodeList", "Cluster"),
     *("Elapsed", "ElapsedRaw", "Timelimit", "TimelimitRaw", *TRES, *CPUS, *NODES, "ReqMem"),
 )
 COLUMNS = {name: Text(name) for name in ("State", "Submit")} | {name: Text(name, missing="") for name in OPTIONAL}
@@ -83,15 +93,30 @@ MAX_END_GAP_S = 1.0
 """Components of a job count as ended together if their ends differ by at most this."""
 
 
+JSON = {
+    **{"JobName": "name", "User": "user", "Account": "account", "Partition": "partition", "NodeList": "nodes"},
+    **{"Submit": "time/submission", "Eligible": "time/eligible", "Start": "time/start", "End": "time/end"},
+    **{"ElapsedRaw": "time/elapsed", "TimelimitRaw": "time/limit", "State": "state/current", "Cluster": "cluster"},
+}
+"""Columns by their place in a job of `sacct --json`. JobID and the two TRES are made of several places."""
+
+
 def recognises(path: Path, head: str) -> bool:
-    """Recognises a header with JobID or JobIDRaw, and Submit or State, separated by any `--delimiter` we read."""
-    header = header_of(head, _delimiter(head))
-    return bool(header & {"JobID", "JobIDRaw"}) and bool(header & {"Submit", "State"})
+    """Recognises a header with JobID or JobIDRaw, and Submit or State, or JSON with a job's allocation_nodes."""
+    header = header_of(head, _delimiter(head) or " ")
+    return _is_json(head) or (bool(header & {"JobID", "JobIDRaw"}) and bool(header & {"Submit", "State"}))
+
+
+def _is_json(head: str) -> bool:
+    return (
+        head.lstrip()[:1] in ("{", "[") and re.search(r'"(allocation_nodes|dbv0.0|openapi/slurmdbd)', head) is not None
+    )
 
 
 def _delimiter(head: str) -> str:
-    """The column separator of a header. It is never a comma, because TRES values contain commas."""
-    return max("|;\t^", key=head.split("\n", 1)[0].count)
+    """The text that separates most names of a header; "" for columns of fixed width, which only spaces separate."""
+    between = Counter(re.findall(r"[^A-Za-z0-9]+", head.lstrip("\ufeff").split("\n", 1)[0].rstrip()))
+    return next((each if each.strip(" ") else "" for each, _ in between.most_common(1)), "|")
 
 
 def read(path: Path, rows: TraceRows) -> None:
@@ -99,9 +124,16 @@ def read(path: Path, rows: TraceRows) -> None:
     import pandas as pd
 
     with open_text(path) as stream:
-        first = stream.readline()
+        head = stream.read(HEAD_BYTES)
+        is_json, first = _is_json(head), head.split("\n", 1)[0]
+        text = head + stream.read() if is_json else ""
     delimiter = _delimiter(first)
-    header = header_of(first, delimiter)
+    if not is_json and not delimiter:
+        raise InputError(
+            f"{path}: columns of fixed width, in which sacct cuts off long values. Print them with: sacct --parsable2 "
+            f"--format {FORMAT}"
+        )
+    header = frozenset(JSON_HEADER) if is_json else header_of(first, delimiter)
     for names in ANY_OF:
         if not header & set(names):
             raise InputError(
@@ -109,7 +141,10 @@ def read(path: Path, rows: TraceRows) -> None:
                 f"Print it with: sacct --parsable2 --format {FORMAT}"
             )
     notes: Counter[str] = Counter()
-    tables = read_tables(path, rows, COLUMNS, delimiter=delimiter, quotes=False)
+    if is_json:
+        tables = tables_of(_json_rows(path, text), JSON_HEADER, COLUMNS, rows)
+    else:
+        tables = read_tables(path, rows, COLUMNS, delimiter=delimiter, quotes=delimiter == ",")
     parts = [_records(table, header, notes) for table in tables]
     records = _whole_jobs(pd.concat(parts, ignore_index=True), rows) if parts else pd.DataFrame()
     if len(records):
@@ -121,15 +156,48 @@ def read(path: Path, rows: TraceRows) -> None:
         rows.notes.append("no ReqTRES column: the requested GPU types are unknown; jobs run on any type; print it too")
     if "JobID" not in header:
         rows.notes.append("no JobID column: components of heterogeneous jobs count as jobs of their own; print it too")
-    requested, received = rows.gpu_types.values(), rows.given_gpu_types.values()
-    type_notes = {}
-    for codes, count in Counter(zip(rows.gpu_type.tolist(), rows.given_gpu_type.tolist(), strict=True)).items():
-        wanted, got = requested[codes[0]], received[codes[1]]
-        if wanted and got and got != wanted:
-            type_notes[f"requested {wanted} and received {got}"] = count
-        elif got and not wanted:
-            type_notes[f"requested no GPU type and received {got}: here they may run on any type"] = count
-    rows.notes.extend(f"{count:,} jobs {what}" for what, count in sorted(type_notes.items()))
+
+
+JSON_HEADER = ("JobID", *TRES, *JSON)
+
+
+def _json_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields (line, values of `JSON_HEADER`) of each job in the output of `sacct --json`, or in its list of jobs."""
+    found = re.match(r"\s*\[", text) or re.search(r'"jobs"\s*:\s*\[', text)
+    for line, job in objects(path, text, found.end() - 1 if found else 0):
+        task, offset = _json_text(job, "array/task_id"), _json_text(job, "het/job_offset")
+        array, gang, job_id = (_json_text(job, each) for each in ("array/job_id", "het/job_id", "job_id"))
+        if gang.strip("0") and offset:
+            job_id = f"{gang}+{offset}"
+        elif array.strip("0") and task:
+            job_id = f"{array}_{task}"
+        values = [_json_text(job, place) for place in JSON.values()]
+        yield line, [job_id, _json_tres(job, "requested"), _json_tres(job, "allocated"), *values]
+
+
+def _json_text(job: object, place: str) -> str:
+    """The value at a place in a job, "" if there is none or a time is 0.
+
+    Slurm prints states as text or, since 23.02, as lists; numbers plainly or as {set, infinite, number}.
+    """
+    value: Any = job
+    for key in place.split("/"):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if isinstance(value, Mapping):
+        value = "UNLIMITED" if value.get("infinite") else value.get("number") if value.get("set", True) else None
+    return "" if value is None or (value == 0 and place in ("time/start", "time/end", "time/eligible")) else str(value)
+
+
+def _json_tres(job: object, kind: str) -> str:
+    """TRES as `cpu=8,gres/gpu:a100=4,mem=65536M`."""
+    tres = job.get("tres") if isinstance(job, Mapping) else None
+    items = []
+    for each in (tres.get(kind) if isinstance(tres, Mapping) else None) or ():
+        name = "/".join(filter(None, (_json_text(each, "type"), _json_text(each, "name"))))
+        items.append(f"{name}={_json_text(each, 'count')}{'M' * (name == 'mem')}")
+    return ",".join(items)
 
 
 # Rows of `sacct`. An unreadable value is rejected only in rows that are replayed.
@@ -180,6 +248,7 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
             "line": table.line,
             "job_name": base,
             "owner": table.texts["User"],
+            "cluster": table.text("Cluster"),
             # Components of a heterogeneous job may have different names.
             "owned_name": np.where(is_component, "+", table.texts["JobName"]),
             "component": component,
@@ -201,13 +270,10 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
             "log_nodes": np.nan_to_num(log_nodes),
             "end_state": [END_STATES.index(each) for each in ended],
             "estimate_s": estimate_s,
-            "node_list": table.texts["NodeList"],
+            "node_list": [f"{names}={gpus:.0f};" for names, gpus in zip(table.text("NodeList"), held, strict=True)],
         }
     )
-    on_nodes = records[table.left & ran & (held > 0) & ~records.given_gpu_type.str.contains("+", regex=False)]
-    for key in dict.fromkeys(zip(on_nodes.partition, on_nodes.given_gpu_type, on_nodes.node_list, strict=True)):
-        table.rows.node_names.setdefault(key[:2], set()).update(node_names(key[2]))
-    identities = zip(job_id, *(table.texts[column] for column in ("User", "Submit", "Start")), strict=True)
+    identities = zip(job_id, *(table.texts[column] for column in ("User", "Submit", "Start", "Cluster")), strict=True)
     for at, (line, identity) in enumerate(zip(table.line.tolist(), identities, strict=True)):
         if table.left[at] and table.rows.repeats(line, "|".join(identity), "JobID", name=identity[0], expected=ONCE):
             table.left[at] = False
@@ -256,31 +322,16 @@ def limit_s(text: str, column: str) -> float:
 
 
 def _state(text: str) -> str:
-    """First word of a state: CANCELLED for `CANCELLED by 1000`, and for `CANCELLED+`, which sacct has cut short."""
-    words = text.split()
-    return words[0].rstrip("+").upper() if words else ""
+    """First word of a state: CANCELLED for `CANCELLED by 1000`, and for `CANCELLE+`, which sacct has cut short."""
+    word = text.upper().partition(" ")[0] if text.strip() else ""
+    states = (*END_STATE_OF, *OTHER_END_STATES, *WAITING, *RUNNING)
+    whole = [each for each in states if word.endswith("+") and each.startswith(word[:-1])]
+    return whole[0] if len(whole) == 1 else word.rstrip("+")
 
 
 def _end_state(text: str, column: str) -> str:
     word = _state(text)
     return OTHER_END_STATES.get(word) or end_state(word, column)
-
-
-def node_names(text: str) -> list[str]:
-    """Names of the nodes in `gpu[01-03,07],login1`; none for `None assigned` and for text that cannot be read."""
-    names = []
-    for item in re.findall(r"[^,\[\]\s]+(?:\[[^\]]*\][^,\[\]\s]*)?", "" if "assigned" in text else text):
-        stem, bracket, rest = item.partition("[")
-        if not bracket:
-            names.append(item)
-            continue
-        numbers, _, end = rest.partition("]")
-        for part in numbers.split(","):
-            low, _, high = part.partition("-")
-            high = high or low
-            if low.isdigit() and high.isdigit() and len(high) < 7:
-                names += [f"{stem}{number:0{len(low)}d}{end}" for number in range(int(low), int(high) + 1)]
-    return names
 
 
 # Slurm's trackable resources (TRES), such as `billing=8,cpu=8,gres/gpu:a100=4,gres/gpu=4,mem=64G,node=1`.
@@ -379,6 +430,15 @@ def _node_count(text: str, column: str) -> float:
 
 def _whole_jobs(records: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
     """Numbers jobs in a column `job`, and drops the rows of jobs with an impossible component or several GPU types."""
+    if (clusters := records.cluster.nunique()) > 1:
+        records = records.assign(
+            job_name=records.cluster + ":" + records.job_name,
+            node_list=[
+                re.sub(r"(^|,)(?=[^=,])(?![^\[]*\])", rf"\1{cluster}:", nodes)
+                for cluster, nodes in zip(records.cluster, records.node_list, strict=True)
+            ],
+        )
+        rows.notes.append(f"the jobs of {clusters} clusters share one cluster here; sacct --clusters=NAME prints one")
     job = records.groupby(["job_name", "owner", "owned_name"], sort=False).ngroup()
     records = records.assign(job=job)
     in_impossible_job = job.isin(job[records.is_impossible])
@@ -450,6 +510,7 @@ def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
             "gpus": gpus,
             "gpu_type": types(records.gpu_type),
             "given_gpu_type": types(records.given_gpu_type),
+            "node_list": over(np.add, records.node_list, rows_with_gpus),
             "end_state": over(np.maximum, records.end_state, all_rows),
             "why_not": np.select(list(reasons.values()), list(reasons), "never started"),
             "unfinished": over(np.logical_or, records.runs | (records.waits & ~records.ran), all_rows),

@@ -4,6 +4,9 @@ Each processor becomes a GPU: those allocated (field 5), else those requested (f
 11) 1 is completed, 0 failed, 5 killed, and -1 counts as completed. Lines with status 2, 3 or 4 are parts of a job that
 has its own line, and are left out. Requested time (field 9) is the user's estimate. The virtual cluster is the queue
 (field 15), else the group (field 13). Submission times count from the header's `; UnixStartTime:`, by default from 0.
+
+The header's `MaxProcs` and `MaxNodes`, however spelt (`; max procs = 1,024`), are the cluster: that many processors
+on that many nodes. With MaxProcs only it is one large node, so that no job waits for processors to lie together.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ NAME = "swf"
 SUMMARY = "Standard Workload Format (Parallel Workloads Archive): 18 fields, a processor is taken as a GPU"
 
 FIELDS = 18
+"""Further fields on a line, as some simulators write them, are not read."""
 PART_STATUSES = ("2", "3", "4")
 END_STATES = {"1": "completed", "0": "failed", "5": "killed", "-1": "completed"} | dict.fromkeys(PART_STATUSES, "")
 COLUMNS = {
@@ -37,6 +41,7 @@ COLUMNS = {
     "group": Text("group (field 13)"),
     "queue": Text("queue (field 15)"),
 }
+MACHINE = re.compile(r"[;\s]*max[\s_-]*(proc|node)[a-z]*\s*[:=]\s*([\d,]*\d)", re.IGNORECASE)
 START_TIME = re.compile(r";\s*UnixStartTime\s*:\s*(\S+)", re.IGNORECASE)
 
 
@@ -47,37 +52,51 @@ def recognises(path: Path, head: str) -> bool:
     # `head` may end within a line, so only its whole lines are examined.
     lines = [line.split() for line in head.splitlines(keepends=True) if line.endswith(("\n", "\r"))]
     data = [fields for fields in lines if fields and not fields[0].startswith(";")]
-    return bool(data) and len(data[0]) == FIELDS and all(re.fullmatch(r"-?[\d.]+", field) for field in data[0])
+    first = data[0][:FIELDS] if data else []
+    return len(first) == FIELDS and all(re.fullmatch(r"-?[\d.]+", field) for field in first)
 
 
 def read(path: Path, rows: TraceRows) -> None:
     """Adds every job that ran on a known number of processors."""
     start_s: list[float] = []
+    machine: dict[str, int] = {}
     column_of_field = {re.findall(r"\d+", each.name)[-1]: each.name for each in COLUMNS.values()}
     header = [column_of_field.get(str(field), str(field)) for field in range(1, FIELDS + 1)]
-    for table in tables_of(_fields(path, rows, start_s), header, COLUMNS, rows):
+    for table in tables_of(_fields(path, rows, start_s, machine), header, COLUMNS, rows):
         _add_jobs(table, start_s[-1] if start_s else 0.0)
+    processors, nodes = machine.get("proc", 0), machine.get("node", 0)
+    if processors and not 0 < nodes <= processors:
+        nodes = 1
+    if nodes:
+        size, larger = divmod(processors, nodes)
+        rows.declared = tuple(each for each in ((larger, size + 1), (nodes - larger, size)) if each[0])
     rows.notes.append("each processor of the log is taken as one GPU")
     if not start_s:
         rows.notes.append("no UnixStartTime in the header: dates count from 1970-01-01")
 
 
-def _fields(path: Path, rows: TraceRows, start_s: list[float]) -> Iterator[tuple[int, list[str]]]:
-    """Yields (line, fields) of each job; appends the log's start time, if the header has it, to `start_s`."""
+def _fields(
+    path: Path, rows: TraceRows, start_s: list[float], machine: dict[str, int]
+) -> Iterator[tuple[int, list[str]]]:
+    """Yields (line, fields) of each job. From the header, appends the log's start time to `start_s`, and puts the
+    numbers of processors ("proc") and nodes ("node") into `machine`.
+    """
     with open_text(path) as stream:
         for line, text in enumerate(stream, start=1):
             fields = text.split()
             if text.lstrip().startswith(";"):
+                if found := MACHINE.match(text):
+                    machine[found[1].lower()] = max(machine.get(found[1].lower(), 0), int(found[2].replace(",", "")))
                 if found := START_TIME.match(text.lstrip()):
                     try:
                         start_s.append(number(found.group(1), "UnixStartTime", "seconds since 1970"))
                     except BadValueError as bad:
                         rows.reject(line, *bad.facts)
-            elif len(fields) == FIELDS:
-                yield line, fields
+            elif len(fields) >= FIELDS:
+                yield line, fields[:FIELDS]
             elif fields:
                 got = f"{len(fields)} fields ending in {shown(fields[-1])}"
-                rows.reject(line, "whole row", got, f"{FIELDS} fields")
+                rows.reject(line, "whole row", got, f"at least {FIELDS} fields")
 
 
 def _add_jobs(table: LogTable, start_s: float) -> None:

@@ -68,7 +68,7 @@ CASES = [
     of_key("cluster.nodes=8.5", "cluster.nodes=8.5: expected a whole number"),
     of_key("cluster.nodes=0", "cluster.nodes=0: expected at least 1"),
     of_key("cluster.nodes=100000000", "cluster.nodes=100000000: expected", "at most 100,000"),
-    of_key("cluster.gpus_per_node=0", "cluster.gpus_per_node=0: expected 1 to 64"),
+    of_key("cluster.gpus_per_node=0", "cluster.gpus_per_node=0: expected 1 to 1048576"),
     of_key("'cluster.node_types=[{gpu_type: a100, nodes: 0, gpus_per_node: 8}]'", "cluster.node_types.0.nodes=0"),
     of_key("trace.window=7", "the unit is missing. Type 7d for days, 7h for hours"),
     of_key("trace.window=-7d", "a length (7d, 12h)"),
