@@ -15,7 +15,7 @@ from synergy_core.errors import InputError
 from synergy_core.units import DAY_S, MAX_TIME_S, Floats, on_grid, parse_duration_s
 from synergy_runs.numbers import MIN_WORKLOADS
 from synergy_runs.traces.cluster_seen import NOTHING_SEEN, SeenCluster, seen, types_ran_on
-from synergy_runs.traces.rows import BadRow, TraceRows, epoch_s, iso
+from synergy_runs.traces.rows import RUNNING, STATES, BadRow, TraceRows, epoch_s, iso
 
 Ints = NDArray[np.int32]
 Mask = NDArray[np.bool_]
@@ -121,6 +121,14 @@ class Workload:
     def arrival_window_s(self) -> float:
         """Seconds from the window's start to the last submission."""
         return float(self.submit_time_s[-1]) if len(self) else 0.0
+
+    @property
+    def whole(self) -> Mask:
+        """Jobs whose whole life is in the window and in the log: not carried in, and not running at the log's end.
+
+        Counts and means of jobs are over these.
+        """
+        return ~self.carried & (self.end_state_code != STATES.index(RUNNING))
 
     def offered_load_fraction(self, gpus: int) -> float:
         """GPU-seconds requested ÷ GPU-seconds available while jobs arrive; above 1 the queue must grow.

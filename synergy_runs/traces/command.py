@@ -17,7 +17,7 @@ from synergy_core.units import GB, HOUR_S, format_duration
 from synergy_runs.traces import cluster_seen, formats, read_trace
 from synergy_runs.traces._attempts import ATTEMPT_MODES
 from synergy_runs.traces._download import SOURCES, download
-from synergy_runs.traces.rows import END_STATES, Names, TraceRows, iso
+from synergy_runs.traces.rows import STATES, Names, TraceRows, iso
 
 # Summary of a job log for the terminal.
 
@@ -30,19 +30,19 @@ def lines(rows: TraceRows) -> Iterator[str]:
     jobs = len(rows)
     yield f"{rows.path} ({rows.format_name}): {jobs:,} jobs"
     yield f"  submitted   {iso(rows.submit_s.min())} to {iso(rows.submit_s.max())}"
-    median_s, longest_s = np.sort(rows.duration_s)[[jobs // 2, -1]].tolist()
+    median_s, longest_s = float(np.median(rows.duration_s)), float(rows.duration_s.max())
     yield f"  run time    median {format_duration(median_s)}, longest {format_duration(longest_s)}"
     yield f"  GPU-hours   {rows.duration_s @ rows.gpus / HOUR_S:,.1f}"
     yield f"  GPUs        {_size_counts(Counter(rows.gpus.tolist()))}"
-    states = np.bincount(rows.end_state, minlength=len(END_STATES))
-    yield "  end states  " + ", ".join(f"{count:,} {name}" for name, count in zip(END_STATES, states, strict=True))
+    states = np.bincount(rows.end_state, minlength=len(STATES))
+    yield "  end states  " + ", ".join(f"{count:,} {name}" for name, count in zip(STATES, states, strict=True))
     if rows.joined_attempts:
         yield f"  attempts    {rows.joined_attempts:,} further attempts joined to their jobs"
     if retries := int((rows.attempt > 1).sum()):
-        first, gaps_s = jobs - retries, np.sort(rows.retry_gap_s)
+        first = jobs - retries
         yield (
             f"  attempts    {jobs:,} of {first:,} jobs, {jobs / first:.2f} per job, each a submission of its own; "
-            f"median gap {format_duration(float(gaps_s[len(gaps_s) // 2]))}"
+            f"median gap {format_duration(float(np.median(rows.retry_gap_s)))}"
         )
     for what, names in (("tenants", rows.virtual_clusters), ("users", rows.users)):
         known = sum(map(bool, names.values()))
@@ -64,7 +64,8 @@ def lines(rows: TraceRows) -> Iterator[str]:
     estimates = int((~np.isnan(rows.estimate_s)).sum())
     yield f"  estimates   {estimates:,} jobs with a run time declared by their user"
     for reason, count in rows.left_out.items():
-        yield f"  left out    {count:,} {reason}"
+        gpu_s = rows.left_out_gpu_s[reason]
+        yield f"  left out    {count:,} {reason}" + f" ({gpu_s / HOUR_S:,.1f} GPU-hours)" * (gpu_s > 0)
     for note in rows.notes:
         yield f"  note        {note}"
     yield f"  bad rows    {rows.bad_count:,}"

@@ -2,7 +2,8 @@
 
 Each pod becomes a job, submitted at creation_time, that held its GPUs from scheduled_time to deletion_time. Times are
 seconds from the log's start and are read as seconds since 1970. Pods without GPUs and pods that were never scheduled
-are left out. Succeeded means completed; a pod deleted while Running counts as killed.
+are left out. Succeeded means completed; a pod deleted while Running counts as killed. If several were deleted at the
+log's last instant, these were still running.
 
 `cpu_milli` is in thousandths of a core, `memory_mib` in MiB; 0 memory means no request, as in Kubernetes. `gpu_milli`
 below 1000 requests part of a GPU. We allocate whole GPUs, so such pods get one each; the notes give their number and
@@ -20,7 +21,18 @@ import numpy as np
 
 from synergy_core.catalog import gpu_sheet, gpu_type_named
 from synergy_runs.traces._reading import Number, Text, header_of, read_tables
-from synergy_runs.traces.rows import UNKNOWN, TraceRows, cpus, memory_bytes, number, one_of, seconds, whole
+from synergy_runs.traces.rows import (
+    RUNNING,
+    STATES,
+    UNKNOWN,
+    TraceRows,
+    cpus,
+    memory_bytes,
+    number,
+    one_of,
+    seconds,
+    whole,
+)
 
 NAME = "openb"
 SUMMARY = "OpenB: openb_pod_list_*.csv, pods with CPUs, memory and parts of a GPU (alibaba/clusterdata, v2023)"
@@ -62,7 +74,7 @@ COLUMNS = {
 def read(path: Path, rows: TraceRows) -> None:
     """Adds every pod that requests GPUs and was scheduled."""
     parts: list[float] = []
-    specs, unknown, deleted_s = 0, Counter[str](), Counter[float]()
+    specs, unknown = 0, Counter[str]()
     for table in read_tables(path, rows, COLUMNS):
         gpus = table["gpus"]
         table.leave_out(gpus == 0, "no GPU (CPU-only pods)")
@@ -73,16 +85,18 @@ def read(path: Path, rows: TraceRows) -> None:
         table.reject((gpus > 1) & (part < 1), "gpu_milli", f"{WHOLE_GPU}, since num_gpu is above 1")
         several = np.array(["|" in each for each in table["gpu_types"]])
         gpu_type = np.where(several, "", table["gpu_types"])
-        end_state, end_s = table["end_state"], table["end_s"]
         added = table.add(
-            duration_s=end_s - table["start_s"],
+            duration_s=table["end_s"] - table["start_s"],
             gpu_type=gpu_type,
             columns={"duration_s": "deletion_time − scheduled_time"},
         )
         parts += part[added & (part < 1)].tolist()
         specs += int((added & several).sum())
         unknown.update(each for each in gpu_type[added].tolist() if each and gpu_sheet(each) is None)
-        deleted_s.update(end_s[added & (end_state == "killed")].tolist())
+    end_s = rows.start_s + rows.duration_s
+    killed_last = (rows.end_state == STATES.index("killed")) & (end_s == end_s.max(initial=0))
+    if killed_last.sum() > 1:
+        rows.end_state[killed_last] = STATES.index(RUNNING)
     pods = len(rows) + sum(rows.left_out.values()) + rows.bad_count
     if pods:
         rows.notes.append(f"{len(rows):,} of {pods:,} pods ({len(rows) / pods * 100:.1f} %) are replayed")
@@ -97,8 +111,3 @@ def read(path: Path, rows: TraceRows) -> None:
     if unknown:
         names = ", ".join(f"{name} ({count:,})" for name, count in sorted(unknown.items()))
         rows.notes.append(f"GPU types that the catalog does not have bind pods by their names: {names}")
-    last_s = max(deleted_s, default=0.0)
-    if deleted_s[last_s] > 1:
-        rows.notes.append(
-            f"{deleted_s[last_s]:,} running pods end at the log's last instant: how much longer they ran is unknown"
-        )
