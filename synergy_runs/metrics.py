@@ -45,7 +45,7 @@ MIN_WAITING_JOBS = 10
 """Fewer waiting jobs never reach `OVERLOAD_FRACTION`, because a single wide job that starves is no overload."""
 OF_WHOLE_JOBS = (
     *("predicted_duration_s", "jct_s", "waiting_s", "queueing_delay_s", "slowdown"),
-    *("mean_contention", "finish_time_fairness"),
+    *("log_wait_s", "log_room_s", "mean_contention", "finish_time_fairness"),
 )
 """Columns that describe whole jobs. They are NaN for jobs that are not `Workload.whole`, because a part of such a job
 is outside. Means of these columns are over measured jobs."""
@@ -208,6 +208,8 @@ class JobColumns:
     jct_s: Floats
     waiting_s: Floats
     queueing_delay_s: Floats
+    log_wait_s: Floats
+    log_room_s: Floats
     slowdown: Floats
     service_gpu_s: Floats
     work_gpu_s: Floats
@@ -249,6 +251,8 @@ def job_table(run: Run) -> JobColumns:
             jct_s=jct_s,
             waiting_s=jct_s - held_s,
             queueing_delay_s=first_start_s - workload.submit_time_s,
+            log_wait_s=workload.log_wait_s,
+            log_room_s=workload.log_room_s,
             slowdown=quotient(jct_s, workload.duration_s),
             service_gpu_s=service_gpu_s,
             work_gpu_s=workload.duration_s * workload.gpus,
@@ -398,6 +402,7 @@ def _completion(run: Run, jobs: JobColumns) -> Summary:
         "p99_waiting_s": percentile(jobs.waiting_s, 99),
         "mean_queueing_delay_s": mean(jobs.queueing_delay_s),
         "p99_queueing_delay_s": percentile(jobs.queueing_delay_s, 99),
+        "log_room_fraction": ratio(float(np.nansum(jobs.log_room_s)), float(np.nansum(jobs.log_wait_s))),
         "p50_slowdown": percentile(jobs.slowdown, 50),
         "p99_slowdown": percentile(jobs.slowdown, 99),
         "run_time_ratio": ratio(float(held_s[ended].sum()), float(jobs.duration_s[ended].sum())),

@@ -191,7 +191,7 @@ class StoredRun:
     def whole(self) -> NDArray[np.bool_]:
         """Mask of the jobs that counts and means are over, see `Workload.whole`."""
         found = self.jobs("carried", "end_state")
-        return ~found["carried"].astype(np.bool_) & (found["end_state"] != RUNNING)
+        return np.asarray(~found["carried"].astype(np.bool_) & (found["end_state"] != RUNNING))
 
     def decisions(self, *columns: str) -> dict[str, NDArray[Any]]:
         """Reads columns of rounds.parquet, with one entry per decision in order of time."""

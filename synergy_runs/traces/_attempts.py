@@ -88,4 +88,5 @@ def _merged(attempts: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
 def _leave_out(attempts: pd.DataFrame, rows: TraceRows) -> None:
     """Counts the attempts, and their GPU-seconds where the log has them, by the reason to leave them out."""
     rows.left_out.update(attempts.why_not)
-    rows.left_out_gpu_s.update((attempts.duration_s * attempts.gpus).groupby(attempts.why_not).sum().to_dict())
+    for reason, gpu_s in (attempts.duration_s * attempts.gpus).groupby(attempts.why_not).sum().items():
+        rows.left_out_gpu_s[str(reason)] += gpu_s

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from synergy_core.commands import Parser
 from synergy_core.errors import InputError, unknown
 from synergy_core.units import GB, HOUR_S, format_duration
+from synergy_runs.numbers import percent
 from synergy_runs.traces import cluster_seen, formats, read_trace
 from synergy_runs.traces._attempts import ATTEMPT_MODES
 from synergy_runs.traces._download import SOURCES, download
+from synergy_runs.traces.room import MAX_ROOM_FRACTION, REASONS, seconds_with_room
 from synergy_runs.traces.rows import STATES, Names, TraceRows, iso
 
 # Summary of a job log for the terminal.
@@ -52,6 +54,7 @@ def lines(rows: TraceRows) -> Iterator[str]:
     if partitions := sum(map(bool, rows.partitions.values())):
         yield f"  partitions  {partitions:,}"
     yield from cluster_seen.lines(rows)
+    yield from _waiting(rows)
     if rows.quotas:
         yield f"  quotas      {len(rows.quotas)} tenants, {sum(rows.quotas.values()):,} GPUs"
     for what, column, unit, scale in (("CPUs", rows.cpus, "", 1.0), ("memory", rows.memory_bytes, " GB", GB)):
@@ -69,6 +72,31 @@ def lines(rows: TraceRows) -> Iterator[str]:
     for note in rows.notes:
         yield f"  note        {note}"
     yield f"  bad rows    {rows.bad_count:,}"
+
+
+def _waiting(rows: TraceRows) -> Iterator[str]:
+    """How much of the waiting passed with room for the job: in all, and by partition, size and tenant."""
+    wait_s = np.fmax(rows.start_s - rows.submit_s, 0.0)
+    room_s = np.nan_to_num(seconds_with_room(rows, cluster_seen.seen(rows)))
+    if not wait_s.sum() > 0:
+        return
+    yield (
+        f"  waiting     {wait_s.sum() / HOUR_S:,.1f} job-hours, {percent(room_s.sum() / wait_s.sum())} of them while "
+        "as many GPUs as the job needs were free (of its type and partition, on any nodes)"
+    )
+    sizes, size = np.unique(rows.gpus, return_inverse=True)
+    for what, code, names in (
+        ("partition", rows.partition, rows.partitions.values()),
+        ("GPUs", size, sizes.tolist()),
+        ("tenant", rows.virtual_cluster, rows.virtual_clusters.values()),
+    ):
+        waits_s, rooms_s = (np.bincount(code, each, minlength=len(names)) for each in (wait_s, room_s))
+        most = [at for at in np.argsort(-waits_s, kind="stable")[:SHOWN_SIZES].tolist() if waits_s[at] > 0]
+        texts = [f"{names[at]}: {percent(rooms_s[at] / waits_s[at])} of {waits_s[at] / HOUR_S:,.1f} h" for at in most]
+        if any(names):
+            yield f"  by {what:8} {', '.join(texts)}"
+    if room_s.sum() > MAX_ROOM_FRACTION * wait_s.sum():
+        yield f"  so          policies are not compared with this log: its waiting was for {REASONS}"
 
 
 def _type_counts(codes: NDArray[np.int32], names: Names, none: str = "any") -> str:

@@ -21,18 +21,7 @@ import numpy as np
 
 from synergy_core.catalog import gpu_sheet, gpu_type_named
 from synergy_runs.traces._reading import Number, Text, header_of, read_tables
-from synergy_runs.traces.rows import (
-    RUNNING,
-    STATES,
-    UNKNOWN,
-    TraceRows,
-    cpus,
-    memory_bytes,
-    number,
-    one_of,
-    seconds,
-    whole,
-)
+from synergy_runs.traces.rows import STATES, UNKNOWN, TraceRows, cpus, memory_bytes, number, one_of, seconds, whole
 
 NAME = "openb"
 SUMMARY = "OpenB: openb_pod_list_*.csv, pods with CPUs, memory and parts of a GPU (alibaba/clusterdata, v2023)"
@@ -94,9 +83,8 @@ def read(path: Path, rows: TraceRows) -> None:
         specs += int((added & several).sum())
         unknown.update(each for each in gpu_type[added].tolist() if each and gpu_sheet(each) is None)
     end_s = rows.start_s + rows.duration_s
-    killed_last = (rows.end_state == STATES.index("killed")) & (end_s == end_s.max(initial=0))
-    if killed_last.sum() > 1:
-        rows.end_state[killed_last] = STATES.index(RUNNING)
+    at_end = (rows.end_state == STATES.index("killed")) & (end_s == end_s.max(initial=0))
+    rows.end_state[at_end & (at_end.sum() > 1)] = STATES.index("running")
     pods = len(rows) + sum(rows.left_out.values()) + rows.bad_count
     if pods:
         rows.notes.append(f"{len(rows):,} of {pods:,} pods ({len(rows) / pods * 100:.1f} %) are replayed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
@@ -270,8 +270,7 @@ class TraceRows:
     quotas: GPUs of each virtual cluster, if the log or a file beside it gives them.
     left_out: reason → number of jobs that never ran or used no GPU, as the format documents; their rows are not bad.
     left_out_gpu_s: reason → GPU-seconds of these jobs, where the log has them.
-    delays_s: of the jobs that could start only after their submission, seconds between the two. early_s: of the jobs
-    that started before their submission, seconds between the two.
+    delays_s: of the jobs that could start only after their submission, seconds between the two.
     """
 
     path: Path
@@ -307,9 +306,8 @@ class TraceRows:
     end_states: Names = field(default_factory=lambda: Names(STATES))
     quotas: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
-    left_out_gpu_s: Counter[str] = field(default_factory=Counter)
+    left_out_gpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     delays_s: list[float] = field(default_factory=list)
-    early_s: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     from_zero: bool = False
     bad: list[BadRow] = field(default_factory=list)
@@ -350,8 +348,7 @@ class TraceRows:
             if not each["names"]
         }
         submit_s, start_s = numbers["submit_s"], numbers["start_s"]
-        latest_s = np.where(np.isnan(start_s), np.inf, start_s)
-        numbers["submit_s"] = np.fmax(submit_s, np.minimum(eligible_s, latest_s))
+        numbers["submit_s"] = np.fmax(submit_s, np.minimum(eligible_s, np.nan_to_num(start_s, nan=np.inf)))
         added = self._possible(lines, numbers, columns or {})
         names = np.broadcast_to(np.array(job_name, dtype=object), len(lines))
         if id_column:
@@ -360,7 +357,6 @@ class TraceRows:
         if not added.any():
             return added
         self.delays_s += (numbers["submit_s"] - submit_s)[added & (numbers["submit_s"] > submit_s)].tolist()
-        self.early_s += (submit_s - start_s)[added & (start_s < submit_s)].tolist()
         for name, each in COLUMNS.items():
             if name in numbers:
                 new = numbers[name][added]
@@ -439,20 +435,18 @@ class TraceRows:
             self.duration_s[running] = np.fmax(self.duration_s, last_s - self.start_s)[running]
             so_far, all_jobs = (float(self.duration_s[which] @ self.gpus[which]) for which in (running, slice(None)))
             self.notes.append(
-                f"{running.sum():,} jobs were still running when the log was written, with {so_far / HOUR_S:,.1f} "
-                f"GPU-hours so far of {all_jobs / HOUR_S:,.1f}: they hold their GPUs, and means of jobs exclude them"
+                f"{running.sum():,} jobs were still running when the log was written, with {so_far / HOUR_S:,.1f} of "
+                f"{all_jobs / HOUR_S:,.1f} GPU-hours: they hold their GPUs, and means exclude them"
             )
         if self.delays_s:
             self.notes.append(
-                f"{len(self.delays_s):,} jobs could start only after they were submitted (dependencies, holds, begin "
-                f"times), half of them after {format_duration(float(np.median(self.delays_s)))} or more: they are "
-                "released, and wait, from then on"
+                f"{len(self.delays_s):,} jobs could start only after their submission (dependencies, holds, begin time)"
+                f", in the median by {format_duration(float(np.median(self.delays_s)))}: they wait from then on"
             )
-        if self.early_s:
-            self.notes.append(
-                f"{len(self.early_s):,} jobs started before they were submitted, by up to "
-                f"{format_duration(max(self.early_s))}: their wait counts as 0"
-            )
+        early_s = (self.submit_s - self.start_s)[self.start_s < self.submit_s]
+        if len(early_s):
+            earliest = format_duration(float(early_s.max()))
+            self.notes.append(f"{len(early_s):,} jobs started before they were submitted, by up to {earliest}: no wait")
 
     def bad_rows_error(self) -> InputError:
         """Error that lists the first ten bad rows and says how to continue without them."""

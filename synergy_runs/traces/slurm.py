@@ -85,11 +85,9 @@ ANY_OF = (("JobID", "JobIDRaw"), ("AllocTRES", "ReqTRES"), ("ElapsedRaw", "Elaps
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 HOLDING = ("RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "SUSPENDED")
 OTHER_END_STATES = {"REVOKED": "killed", "LAUNCH_FAILED": "failed", "RECONFIG_FAIL": "failed"}
-MAX_CLOCK_ERROR_S = 2.0
-"""A larger difference between End − Start and the elapsed time is noted."""
 NO_LIMIT = frozenset({"unlimited", "partition_limit", "infinite", "invalid"})
 MAX_END_GAP_S = 1.0
-"""Components of a job count as ended together if their ends differ by at most this."""
+"""Two ends of a job count as the same if they differ by at most this."""
 
 
 def recognises(path: Path, head: str) -> bool:
@@ -172,9 +170,6 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
     run_s = np.where(runs & np.isnan(run_s), 0.0, run_s)
     # Without a Start column, a job cancelled while waiting looks like a job with run time 0.
     ran = ~np.isnan(run_s) & ~np.isnan(start_s) if "Start" in header else run_s > 0
-    stopped_s = np.where(ran & ~runs & table.left, end_s - start_s - run_s, 0.0)
-    differs = np.abs(stopped_s) > MAX_CLOCK_ERROR_S
-    notes[SUSPENDED] += int(differs.sum())
 
     def gpus(column: str) -> tuple[Floats, NDArray[np.object_]]:
         part = table.convert(column, _part_of_gpu, ran, "")
@@ -186,6 +181,8 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
 
     (received, received_types), (requested, requested_types) = gpus("AllocTRES"), gpus("ReqTRES")
     held = np.where(table.missing("AllocTRES"), requested, received)
+    differs = ran & ~runs & table.left & (held > 0) & (np.abs(end_s - start_s - run_s) > MAX_END_GAP_S)
+    notes[SUSPENDED] += int(differs.sum())
     cpus, memory_bytes = _demands(table, held > 0)
     log_nodes = _first_of(table, ("AllocTRES", "AllocNodes", "NNodes"), _node_count, ran)
     base, component = zip(*(components(each) for each in job_id), strict=True)

@@ -63,7 +63,8 @@ def read(path: Path, rows: TraceRows) -> None:
     column_of_field = {re.findall(r"\d+", each.name)[-1]: each.name for each in COLUMNS.values()}
     header = [column_of_field.get(str(field), str(field)) for field in range(1, FIELDS + 1)]
     for table in tables_of(_fields(path, rows, start_s), header, COLUMNS, rows):
-        timed_by_cpu += _add_jobs(table, start_s[-1] if start_s else 0.0, end_s)
+        _add_jobs(table, start_s[-1] if start_s else 0.0, end_s)
+        timed_by_cpu += int((table["duration_s"] == -1)[table.left].sum())
     rows.notes.append("each processor of the log is taken as one GPU")
     if timed_by_cpu:
         rows.notes.append(f"{timed_by_cpu:,} jobs have no run time (field 4): their CPU time (field 6) takes its place")
@@ -89,8 +90,7 @@ def _fields(path: Path, rows: TraceRows, start_s: list[float]) -> Iterator[tuple
                 rows.reject(line, "whole row", got, f"{FIELDS} fields")
 
 
-def _add_jobs(table: LogTable, start_s: float, end_s: dict[str, float]) -> int:
-    """Adds the table's jobs, and their ends to `end_s`, by job. Returns the number of jobs timed by their CPU time."""
+def _add_jobs(table: LogTable, start_s: float, end_s: dict[str, float]) -> None:
     table.leave_out(np.isin(table.texts["status (field 11)"], PART_STATUSES), "parts of jobs (status 2, 3 or 4)")
     end_state, run_s, cpu_s = table["end_state"], table["duration_s"], table["cpu_s"]
     duration_s = np.where((run_s == -1) & (cpu_s > 0), cpu_s, run_s)
@@ -103,7 +103,7 @@ def _add_jobs(table: LogTable, start_s: float, end_s: dict[str, float]) -> int:
     began_s = np.where(wait_s == -1, UNKNOWN, submit_s + wait_s)
     end_s.update(zip(table["job_name"][table.left].tolist(), (began_s + duration_s)[table.left].tolist(), strict=True))
     before_s = np.array([end_s.get(each, UNKNOWN) for each in table["before"].tolist()])
-    added = table.add(
+    table.add(
         submit_s=submit_s,
         eligible_s=before_s + np.maximum(table["think_s"], 0),
         start_s=began_s,
@@ -115,4 +115,3 @@ def _add_jobs(table: LogTable, start_s: float, end_s: dict[str, float]) -> int:
         estimate_s=np.where(estimate_s == -1, UNKNOWN, estimate_s),
         columns={"gpus": "processors (fields 5 and 8)"},
     )
-    return int((added & (run_s == -1)).sum())
