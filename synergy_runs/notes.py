@@ -184,12 +184,12 @@ def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
     logged = next((row for row in rows if row.logged), None)
     if logged is None or len(rows) == 1 or not math.isfinite(logged.mean("mean_waiting_s")):
         return []
-    room = percent(logged.mean("log_room_fraction"))
     if logged is not rows[0]:
-        return [
-            f"Waits are not compared with those in the log, because {room} of these passed while as many GPUs as the "
-            "job needs were free. By partition, size and tenant: python -m synergy_sim.traces check FILE"
-        ]
+        why = (
+            f"{percent(logged.mean('log_room_fraction'))} of these passed while as many GPUs as the job needs were free"
+        )
+        more = "By partition, size and tenant: python -m synergy_sim.traces check FILE"
+        return [f"Waits are not compared with those in the log, because {why}. {more}"]
     wait_s, run, ranked = logged.mean("mean_waiting_s"), logged.runs[0], []
     for row in rows:
         theirs = row.by_seed.get(run.seed)
@@ -198,16 +198,15 @@ def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
         off_s = np.abs(theirs.measured("waiting_s") - run.measured("waiting_s"))
         off_s = off_s[np.isfinite(off_s)]
         mine_s = row.mean("mean_waiting_s")
-        times = mine_s / wait_s if wait_s > 0 else math.inf if mine_s > 0 else 1.0
-        text = f"{three_digits(times)}×" if wait_s > 0 else f"{format_duration(mine_s)} where the log has none"
+        times = mine_s / wait_s if wait_s > 0 else 1.0 + mine_s
+        text = f"{three_digits(times)}×" if wait_s > 0 else f"{format_duration(mine_s)}, the log's is 0"
         median_s = float(np.median(off_s)) if len(off_s) else 0.0
         half = f" (for half of the jobs off by at most {format_duration(median_s)})" if median_s > 0 else ""
         ranked.append((abs(math.log(times)) if times > 0 else math.inf, f"{row.label} {text}{half}"))
     texts = [text for _, text in sorted(ranked, key=lambda each: each[0])]
     if len(texts) > MAX_NEAR + 1:
         texts = [*texts[:MAX_NEAR], f"{len(texts) - MAX_NEAR} other policies differ more"]
-    passed = f" ({room} of the log's waiting passed with room for the jobs)" if wait_s > 0 else ""
-    lines = [f"Mean wait compared with the log: {'; '.join(texts)}{passed}"]
+    lines = [f"Mean wait compared with the log: {'; '.join(texts)}"]
     most, gpus = int(run.summary["max_gpus_used"]), int(run.summary["gpus"])
     if most > gpus:
         lines.append(

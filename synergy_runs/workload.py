@@ -127,10 +127,7 @@ class Workload:
 
     @property
     def whole(self) -> Mask:
-        """Jobs whose whole life is in the window and in the log: not carried in, and not running at the log's end.
-
-        Counts and means of jobs are over these.
-        """
+        """Jobs neither carried in nor running when the log was written. Counts and means of jobs are over these."""
         return np.asarray(~self.carried & (self.end_state_code != STATES.index(RUNNING)))
 
     def offered_load_fraction(self, gpus: int) -> float:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_traces_formats import Row, read
 
 from synergy_runs.traces.cluster_seen import seen, setting
+from synergy_runs.traces.room import seconds_with_room
+from synergy_runs.traces.rows import TraceRows
 from synergy_runs.traces.slurm import node_names
 
 
@@ -79,3 +82,22 @@ def test_the_cluster_is_named_by_what_to_type(tmp_path: Path) -> None:
     )
     untyped = read(tmp_path, "slurm", {"AllocTRES": "gres/gpu=4,node=1"})
     assert setting(seen(untyped).nodes) == "cluster.nodes=1 cluster.gpus_per_node=4"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_waiting_passes_with_room_while_enough_gpus_of_a_type_that_the_job_may_use_are_free(seed: int) -> None:
+    random, rows = np.random.default_rng(seed), TraceRows(path=Path("made"), format_name="made")
+    jobs = int(random.integers(2, 80))
+    submit_s, types = random.integers(0, 300, jobs), random.choice(["a100", "v100"], jobs)
+    start_s = submit_s + random.integers(-3, 90, jobs) * (random.random(jobs) < 0.7)
+    asked, run_s = np.where(random.random(jobs) < 0.5, types, ""), random.integers(0, 60, jobs)
+    values = {"submit_s": submit_s, "start_s": start_s, "duration_s": run_s, "gpus": random.choice([1, 2, 4, 8], jobs)}
+    rows.add(np.arange(jobs), job_name="", gpu_type=asked, given_gpu_type=types, **values)
+    second, gpus = np.arange(400)[:, None], rows.gpus
+    use = np.where((start_s <= second) & (second < start_s + run_s), gpus, 0)
+    used = {kind: use[:, types == kind].sum(axis=1) for kind in set(types)}
+    expected = [
+        sum(any(n.max() - n[at] >= gpus[job] for kind, n in used.items() if asked[job] in ("", kind)) for at in span)
+        for job, span in enumerate(map(range, submit_s.tolist(), start_s.tolist()))
+    ]
+    assert seconds_with_room(rows, seen(rows)) == pytest.approx(expected)

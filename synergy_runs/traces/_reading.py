@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.errors import InputError, suggest_column
-from synergy_core.units import Floats
 from synergy_runs.traces.rows import COLUMNS, UNKNOWN, BadValueError, Mask, TraceRows, is_missing, shown, stripped
 
 # Opening a log as text, whether or not gzip compressed it. Errors name the file and the line.
@@ -219,14 +218,9 @@ class LogTable:
         self.rows.reject_all(self.line, which, explain)
         self.left &= ~which
 
-    def leave_out(self, which: Mask, reason: str, gpu_s: Floats | None = None) -> None:
-        """Drops jobs that are not replayed by design, such as jobs that never started; they do not count as bad.
-
-        gpu_s: GPU-seconds that each job of the table held, if the log has them.
-        """
+    def leave_out(self, which: Mask, reason: str) -> None:
+        """Drops jobs that are not replayed by design, such as jobs that never started; they do not count as bad."""
         which = which & self.left
-        if gpu_s is not None and which.any():
-            self.rows.left_out_gpu_s[reason] += float(np.nansum(gpu_s[which]))
         self._left_out |= dict.fromkeys(np.flatnonzero(which).tolist(), reason)
         self.left &= ~which
 

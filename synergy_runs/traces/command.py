@@ -80,10 +80,8 @@ def _waiting(rows: TraceRows) -> Iterator[str]:
     room_s = np.nan_to_num(seconds_with_room(rows, cluster_seen.seen(rows)))
     if not wait_s.sum() > 0:
         return
-    yield (
-        f"  waiting     {wait_s.sum() / HOUR_S:,.1f} job-hours, {percent(room_s.sum() / wait_s.sum())} of them while "
-        "as many GPUs as the job needs were free (of its type and partition, on any nodes)"
-    )
+    share = f"{percent(room_s.sum() / wait_s.sum())} of them with as many GPUs free as the job needs, on any nodes"
+    yield f"  waiting     {wait_s.sum() / HOUR_S:,.1f} job-hours, {share}"
     sizes, size = np.unique(rows.gpus, return_inverse=True)
     for what, code, names in (
         ("partition", rows.partition, rows.partitions.values()),

@@ -67,8 +67,7 @@ def read(path: Path, rows: TraceRows) -> None:
     for table in read_tables(path, rows, COLUMNS | name):
         table.leave_out(table["gpus"] == 0, "no GPU (CPU jobs)")
         state = table.text("state", lambda text: text.strip().upper())
-        ran_s = table.convert("duration", seconds, (state == "SUSPENDED") & ~table.missing("duration"))
-        table.leave_out(state == "SUSPENDED", "suspended (the publishers ignore them)", table["gpus"] * ran_s)
+        table.leave_out(state == "SUSPENDED", "suspended (the publishers ignore them)")
         table.leave_out(state == "PENDING", "still waiting when the log was written")
         table.leave_out(table.missing("start_time"), "never started")
         logged_s, run_s = table["duration_s"], table["end_s"] - table["start_s"]

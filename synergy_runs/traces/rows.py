@@ -420,7 +420,7 @@ class TraceRows:
         return True
 
     def close(self) -> None:
-        """Completes the run times of running jobs, and notes what the log says about when jobs could start and run.
+        """Completes the run times of running jobs, and adds notes about them and about when jobs could start.
 
         Raises InputError if there are bad rows that `bad_rows` does not skip, or if no job is left.
         """
@@ -429,24 +429,24 @@ class TraceRows:
         if not len(self):
             why = "; ".join(f"{count} {reason}" for reason, count in self.left_out.items()) or "it has no rows"
             raise InputError(f"{self.path}: no job to replay ({why}).")
-        running = self.end_state == STATES.index(RUNNING)
+        running, early = self.end_state == STATES.index(RUNNING), self.start_s < self.submit_s
         if running.any():
             last_s = max(self.submit_s.max(), np.nanmax(self.start_s + self.duration_s, initial=-np.inf))
             self.duration_s[running] = np.fmax(self.duration_s, last_s - self.start_s)[running]
-            so_far, all_jobs = (float(self.duration_s[which] @ self.gpus[which]) for which in (running, slice(None)))
+            all_h = self.duration_s * self.gpus / HOUR_S
             self.notes.append(
-                f"{running.sum():,} jobs were still running when the log was written, with {so_far / HOUR_S:,.1f} of "
-                f"{all_jobs / HOUR_S:,.1f} GPU-hours: they hold their GPUs, and means exclude them"
+                f"{running.sum():,} jobs were still running when the log was written, with {all_h[running].sum():,.1f} "
+                f"of {all_h.sum():,.1f} GPU-hours: they hold their GPUs, and means exclude them"
             )
         if self.delays_s:
+            by = f"in the median by {format_duration(float(np.median(self.delays_s)))}: they wait from then on"
+            what = "could start only after their submission (dependencies, holds, begin times)"
+            self.notes.append(f"{len(self.delays_s):,} jobs {what}, {by}")
+        if early.any():
+            by = format_duration(float((self.submit_s - self.start_s)[early].max()))
             self.notes.append(
-                f"{len(self.delays_s):,} jobs could start only after their submission (dependencies, holds, begin time)"
-                f", in the median by {format_duration(float(np.median(self.delays_s)))}: they wait from then on"
+                f"{early.sum():,} jobs started before they were submitted, by up to {by}: they had no wait"
             )
-        early_s = (self.submit_s - self.start_s)[self.start_s < self.submit_s]
-        if len(early_s):
-            earliest = format_duration(float(early_s.max()))
-            self.notes.append(f"{len(early_s):,} jobs started before they were submitted, by up to {earliest}: no wait")
 
     def bad_rows_error(self) -> InputError:
         """Error that lists the first ten bad rows and says how to continue without them."""
