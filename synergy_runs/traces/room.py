@@ -12,7 +12,7 @@ MAX_ROOM_FRACTION = 0.2
 """If more of a log's waiting passed with room for the jobs, policies are not compared with the log."""
 REASONS = (
     "limits, fair share, dependencies, reservations or maintenance, which no policy here has; or CPUs, memory, GPUs on "
-    "one node, or earlier jobs that did not fit"
+    "one node, earlier jobs that did not fit, or the scheduler's own delay"
 )
 
 
@@ -38,7 +38,8 @@ def seconds_with_room(rows: TraceRows, cluster: SeenCluster) -> Floats:
         most = sum(
             each.nodes * each.gpus_per_node * each.named
             for each in (cluster.by_partition if apart else cluster.nodes)
-            if each.partition == rows.partitions.values()[partition] * apart and each.gpu_type == types[kind] * typed
+            if (not apart or each.partition == rows.partitions.values()[partition])
+            and (not typed or each.gpu_type == types[kind])
         ) or most_at_once(start_s[own], end_s[own], gpus[own])
         used = [np.bincount(np.searchsorted(time_s, at_s[own]), gpus[own], len(time_s)) for at_s in (start_s, end_s)]
         free[partition, kind] = most - np.cumsum(used[0] - used[1])
