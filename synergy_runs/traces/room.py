@@ -12,7 +12,7 @@ MAX_ROOM_FRACTION = 0.2
 """If more of a log's waiting passed with room for the jobs, policies are not compared with the log."""
 REASONS = (
     "limits, fair share, dependencies, reservations or maintenance, which no policy here has; or CPUs, memory, GPUs on "
-    "one node, or earlier jobs that did not fit"
+    "one node, earlier jobs that did not fit, or the scheduler's own delay"
 )
 
 
