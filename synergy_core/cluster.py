@@ -10,7 +10,9 @@ from typing import Literal, NamedTuple, get_args
 from synergy_core.errors import InputError, unknown
 from synergy_core.units import GB
 
-MAX_GPUS_PER_NODE = 64
+MAX_GPUS_PER_NODE = 2**20
+BOARD_GPUS = 64
+"""Bits of a mask in the event log (`Cluster.boards`)."""
 MAX_NODES = 100_000
 PlacementRule = Literal["consolidate", "relax", "spread", "even", "most_free"]
 
@@ -156,6 +158,13 @@ class Cluster:
     @cached_property
     def node_type_of(self) -> tuple[NodeType, ...]:
         return tuple(each for each in self.node_types for _ in range(each.nodes))
+
+    @cached_property
+    def boards(self) -> tuple[tuple[int, int], ...]:
+        """(node, GPUs) by number in the event log: a node, or up to `BOARD_GPUS` GPUs of a larger node."""
+        sizes = [each.gpus_per_node for each in self.node_type_of]
+        starts = ((node, size, at) for node, size in enumerate(sizes) for at in range(0, size, BOARD_GPUS))
+        return tuple((node, min(BOARD_GPUS, size - at)) for node, size, at in starts)
 
     @cached_property
     def gpu_types(self) -> tuple[str, ...]:

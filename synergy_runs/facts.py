@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.cluster import Cluster, Share
+from synergy_core.cluster import BOARD_GPUS, Cluster, Share
 from synergy_core.policies import AllocationPolicy, Policy, SharingPolicy
 from synergy_core.units import TICKS_PER_S, Floats, on_grid
 from synergy_runs.workload import Workload
@@ -29,6 +29,7 @@ WAITING = np.array([1, -1, 1, 0], dtype=np.int64)
 """Change of the number of waiting jobs at an event of each `Kind`."""
 IN_USE = np.array([0, 1, -1, -1], dtype=np.int64)
 """Change of the GPUs in use at an event of each `Kind`, in multiples of the job's GPUs."""
+FULL_BOARD = (1 << BOARD_GPUS) - 1
 _BITS_OF_16 = np.array([value.bit_count() for value in range(1 << 16)], dtype=np.uint8)
 
 
@@ -46,7 +47,7 @@ class Events:
     """Events in order of time, one row each, except that a start on k nodes has k rows (`part` counts them from 0).
 
     time_s: seconds since the window's start. gpus: number of the job's GPUs. node, gpu_mask: for starts, the node's
-    number and the mask of its GPUs (bit i = GPU i); −1 and 0 otherwise. reason: for stops, a
+    number in `Cluster.boards` and the mask of its GPUs (bit i = GPU i); −1 and 0 otherwise. reason: for stops, a
     `scheduling.reasons.Stopped`; 0 otherwise, and if it was not recorded.
     """
 
@@ -126,10 +127,15 @@ def _columns(rows: bytearray, kind: np.dtype[Any]) -> dict[str, NDArray[Any]]:
 class EventLog:
     """Collects the events of a run, 32 bytes each, packed in one call (an array per column takes twice as long)."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_first_board", "_rows")
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: Cluster | None = None) -> None:
+        """cluster: needed only if a node has more than `BOARD_GPUS` GPUs."""
         self._rows = bytearray()
+        self._first_board: dict[int, int] = {}
+        if cluster is not None and len(cluster.boards) > cluster.nodes:
+            for board, (node, _) in enumerate(cluster.boards):
+                self._first_board.setdefault(node, board)
 
     def append(self, time_s: float, kind: int, job_id: int, gpus: int, reason: int = 0) -> None:
         """Appends a submit, stop or finish. reason: a `Stopped` for stops."""
@@ -137,6 +143,13 @@ class EventLog:
 
     def start(self, time_s: float, job_id: int, gpus: int, placement: Sequence[tuple[int, int]]) -> None:
         """Appends a start on the (node, GPU mask) pairs of `placement`."""
+        if self._first_board:
+            placement = [
+                (self._first_board[node] + at, mask >> at * BOARD_GPUS & FULL_BOARD)
+                for node, mask in placement
+                for at in range(-(-mask.bit_length() // BOARD_GPUS))
+                if mask >> at * BOARD_GPUS & FULL_BOARD
+            ]
         for part, (node, gpu_mask) in enumerate(placement):
             self._rows += _pack_event(time_s, _START, job_id, gpus, part, node, gpu_mask, 0)
 

@@ -108,7 +108,7 @@ def _check_gpus(run: Run) -> None:
     events, held = run.events, run.held
     rows = np.flatnonzero(events.kind == Kind.START)
     node, mask = events.node[rows], events.gpu_mask[rows]
-    per_node = np.array([each.gpus_per_node for each in run.cluster.node_type_of])
+    per_node = np.array(run.cluster.boards)[:, 1]
     if np.any((node < 0) | (node >= len(per_node))):
         raise InvariantError(f"a start on a node outside 0 … {len(per_node) - 1}.")
     if np.any((mask >> (per_node[node] - 1).astype(np.uint64)) >> np.uint64(1)):
@@ -164,7 +164,7 @@ def _check_room(run: Run, had: ShareIntervals) -> None:
     share = np.repeat(np.arange(len(nodes_of_share)), nodes_of_share)
     within = np.arange(len(share)) - np.repeat(np.cumsum(nodes_of_share) - nodes_of_share, nodes_of_share)
     row = rows[(np.cumsum(parts) - parts)[had.holding[share]] + within]
-    node = events.node[row].astype(np.int64)
+    node = np.array(run.cluster.boards)[events.node[row], 0]
     fraction = gpus_in(events.gpu_mask[row]) / held.gpus[had.holding[share]]
     capacity = np.array([(each.cpus, each.memory_bytes) for each in run.cluster.node_type_of])
     names, place, slack = [f"node {each}" for each in range(len(capacity))], node, CHECKED

@@ -138,11 +138,13 @@ def split_starts_fraction(events: Events, cluster: Cluster) -> float:
     """
     rows = np.flatnonzero(events.kind == Kind.START)
     first = np.flatnonzero(events.part[rows] == 0)
-    nodes = np.diff(np.append(first, len(rows)))
-    gpus, node = events.gpus[rows[first]], events.node[rows[first]]
+    gpus = events.gpus[rows[first]]
     several = gpus > 1
-    if not several.any() or (node < 0).any():
+    if not several.any() or (events.node[rows] < 0).any():
         return float("nan")
+    on = np.array(cluster.boards)[events.node[rows], 0]
+    nodes = np.add.reduceat((events.part[rows] == 0) | (np.diff(on, prepend=-1) != 0), first, dtype=np.int64)
+    node = on[first]
     fewest = np.ones(len(first), dtype=np.int64)
     types = np.array(cluster.type_of_node)[node]
     for gpu_type in cluster.gpu_types:
@@ -167,7 +169,8 @@ def fragmented_gpu_s(run: Run) -> float:
     if len(time_s) < 2:
         return 0.0
     asked = np.array([cluster.gpu_types.index(name) if name else -1 for name in run.workload.gpu_types], dtype=np.int64)
-    types, idle = np.array(cluster.type_of_node)[events.node[held.start_row]], []
+    node = np.array(cluster.boards)[events.node[held.start_row], 0]
+    types, idle = np.array(cluster.type_of_node)[node], []
     for name in cluster.gpu_types:
         on, change = types == name, np.zeros(len(time_s), dtype=np.int64)
         np.add.at(change, np.searchsorted(time_s, held.start_s[on]), -held.gpus[on])

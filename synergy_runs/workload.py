@@ -133,11 +133,13 @@ class Workload:
     def offered_load_fraction(self, gpus: int) -> float:
         """GPU-seconds requested ÷ GPU-seconds available while jobs arrive; above 1 the queue must grow.
 
-        Jobs carried in from before the window do not count, because they did not arrive in it.
+        Jobs carried in from before the window do not count, because they did not arrive in it. Infinite, which is not
+        shown, if jobs arrive for a shorter time than half of them run: then it says little about the queue.
         """
-        window_s = self.arrival_window_s
-        asked = float((self.duration_s * self.gpus)[~self.carried].sum())
-        return asked / (gpus * window_s) if window_s > 0 else float("inf")
+        window_s, own = self.arrival_window_s, ~self.carried
+        if not own.any() or window_s <= np.median(self.duration_s[own]):
+            return float("inf")
+        return float((self.duration_s * self.gpus)[own].sum()) / (gpus * window_s)
 
 
 def from_rows(

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import simpy
 
-from synergy_core.cluster import Share
+from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import NEVER, Decision, Placed, gpus_in
 from synergy_core.scheduling.reasons import Stopped
@@ -77,6 +77,7 @@ class Engine:
         jobs: Iterator[SimulatedJob],
         total: int,
         scheduler: Scheduler[SimulatedJob],
+        cluster: Cluster,
         *,
         tunes_batch: bool,
         asks_progress: bool,
@@ -88,7 +89,7 @@ class Engine:
         self.driver: Driver
         self.env = simpy.Environment()
         self.watched: dict[int, SimulatedJob] = {}
-        self.log = EventLog()
+        self.log = EventLog(cluster)
         self.decisions = DecisionLog()
         self.shares = ShareLog()
         self.compressions = CompressionLog()

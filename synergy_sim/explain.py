@@ -12,6 +12,7 @@ import dataclasses
 import json
 import sys
 import textwrap
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ import numpy as np
 
 from synergy_core.allocator import Explanation
 from synergy_core.catalog import gpu_type_named
-from synergy_core.cluster import Cluster, Share
+from synergy_core.cluster import BOARD_GPUS, Cluster, Share
 from synergy_core.commands import Parser, run
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.record import Placed
@@ -144,7 +145,12 @@ class Facts:
         events, last = self.events, row + 1
         while last < len(events.part) and events.part[last] > 0:
             last += 1
-        return tuple(zip(events.node[row:last].tolist(), events.gpu_mask[row:last].tolist(), strict=True))
+        held: dict[int, int] = {}
+        for board, mask in zip(events.node[row:last].tolist(), events.gpu_mask[row:last].tolist(), strict=True):
+            node, boards = self.cluster.boards[board][0], self.cluster.boards
+            first = board - bisect_left(boards, (node, 0))
+            held[node] = held.get(node, 0) | mask << first * BOARD_GPUS
+        return tuple(held.items())
 
     def at(self, now_s: float) -> Snapshot[SimulatedJob]:
         """A snapshot of all jobs that waited or ran after the events of that instant."""
@@ -202,7 +208,7 @@ class Facts:
         for time_s, kind, row in self.story(job_id):
             if kind == Kind.START:
                 began_s, runs = time_s, runs + 1
-                rate = rates[self.cluster.node_type_of[int(self.events.node[row])].gpu_type] if rates else 1.0
+                rate = rates[self.cluster.type_of(self.placed(row))] if rates else 1.0
             elif kind in (Kind.STOP, Kind.FINISH):
                 held_s = time_s - began_s - (costs.restart_s if runs > 1 else costs.launch_s)
                 ran_s = max(held_s - (costs.exit_s if kind == Kind.FINISH else 0.0), 0.0)

@@ -54,6 +54,7 @@ class Simulation:
             jobs_of(workload, cluster, execution, truth, tunes_batch=policy.tunes_batch),
             len(workload),
             self.scheduler,
+            cluster,
             tunes_batch=policy.tunes_batch,
             asks_progress=policy.reads_goodput or policy.learns_input,
             predicts=policy.predicted,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from heapq import heappop, heappush
 
-from synergy_core.cluster import Cluster, PlacementRule
+from synergy_core.cluster import BOARD_GPUS, Cluster, PlacementRule
 from synergy_core.jobs.record import NEVER, Job, Placed
 from synergy_core.units import on_grid
 
@@ -174,6 +174,12 @@ def dealt_alike(
 
 def lowest(mask: int, count: int) -> int:
     """The `count` lowest set bits."""
+    if count > BOARD_GPUS:  # bisection costs little on a large node
+        low, high = count, mask.bit_length()
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if (mask & (1 << middle) - 1).bit_count() >= count else (middle + 1, high)
+        return mask & (1 << low) - 1
     taken = 0
     for _ in range(count):
         bit = mask & -mask

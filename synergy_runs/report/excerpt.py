@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.cluster import BOARD_GPUS
 from synergy_core.units import DAY_S, HOUR_S, Floats
 from synergy_runs.facts import Events, Kind, binned_mean, gpus_in_use, holdings, waiting_jobs
 from synergy_runs.metrics import Summary
@@ -92,8 +93,19 @@ def busy_stretch(events: Events, *, most_starts: int) -> tuple[float, float]:
 
 
 def gpus_of_nodes(summary: Summary) -> list[int]:
-    """The number of GPUs of every node, by node number."""
-    return [each["gpus_per_node"] for each in summary["node_types"] for _ in range(each["nodes"])]
+    """The number of GPUs of every node, by its number in the event log (`Cluster.boards`)."""
+    return [each["gpus_per_node"] for each in boards_of(summary) for _ in range(each["nodes"])]
+
+
+def boards_of(summary: Summary) -> list[dict[str, Any]]:
+    """(gpu_type, nodes, gpus_per_node) of each node type; nodes of more than `BOARD_GPUS` GPUs count as several."""
+    found = []
+    for each in summary["node_types"]:
+        size, kind = each["gpus_per_node"], {"gpu_type": each["gpu_type"]}
+        whole, rest = divmod(size, BOARD_GPUS)
+        parts = [(whole, BOARD_GPUS), (1, rest)] * each["nodes"] if size > BOARD_GPUS else [(each["nodes"], size)]
+        found += [kind | {"nodes": nodes, "gpus_per_node": gpus} for nodes, gpus in parts if gpus]
+    return found
 
 
 def unit_words(summary: Summary) -> tuple[str, str]:

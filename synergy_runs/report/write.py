@@ -14,7 +14,7 @@ from synergy_runs.files import atomic_file
 from synergy_runs.metrics import SIZE_LIMITS
 from synergy_runs.report import charts
 from synergy_runs.report.chrome_trace import write_chrome_trace
-from synergy_runs.report.excerpt import Held, busy_stretch, held_by_node, unit_words
+from synergy_runs.report.excerpt import Held, boards_of, busy_stretch, held_by_node, unit_words
 from synergy_runs.report.figures import Look, looks, print_chart, strip
 from synergy_runs.report.html import MAX_CELLS, bokeh_js, fitting, job_list, packed, packed_holdings, page
 from synergy_runs.stored import StoredRun
@@ -104,9 +104,7 @@ def _about(comparison: Comparison, rows: Sequence[ComparedPolicy], found: Mappin
         "measures": {name: [text.format(unit=unit), kind] for name, (text, kind) in charts.MEASURES.items()},
         "sizes": charts.SIZE_NAMES,
         "size_limits": list(SIZE_LIMITS),
-        "node_types": [
-            {key: each[key] for key in ("gpu_type", "nodes", "gpus_per_node")} for each in summary["node_types"]
-        ],
+        "node_types": boards_of(summary),
     }
 
 
