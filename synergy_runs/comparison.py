@@ -15,6 +15,7 @@ from synergy_runs.files import atomic_file
 from synergy_runs.numbers import Means, Ratio, mean_jcts, ratio_of_means
 from synergy_runs.requested import Terms
 from synergy_runs.stored import StoredRun
+from synergy_runs.traces.room import MAX_ROOM_FRACTION
 from synergy_runs.traces.rows import epoch_s
 
 Setting = tuple[tuple[str, str], ...]
@@ -124,18 +125,26 @@ class Comparison:
 
 def compare(runs: Sequence[StoredRun]) -> Comparison:
     """Groups runs by varying setting and policy, in the order of the runs. If there is a row with the schedule in the
-    log, it comes first, so that policies are compared with it.
+    log, it comes first, so that policies are compared with it. If more than `MAX_ROOM_FRACTION` of a log's waiting
+    passed with room for the jobs, it comes last, and no ratio refers to it.
     """
+    log_first = log_room_fraction(runs) <= MAX_ROOM_FRACTION
     groups: dict[Setting, dict[str, dict[int, StoredRun]]] = {}
     for run, setting in zip(runs, _varying(runs), strict=True):
         groups.setdefault(setting, {}).setdefault(run.policy, {}).setdefault(run.seed, run)
     rows = []
     for setting, policies in groups.items():
-        by_seed = [policies[name] for name in sorted(policies, key=lambda name: name != AS_LOGGED)]
-        for seeds in by_seed:
-            ratio = ratio_of_means(_workloads(seeds, by_seed[0]))
+        names = sorted(policies, key=lambda name: (name == AS_LOGGED) != log_first)
+        for name in names:
+            seeds, is_compared = policies[name], log_first or name != AS_LOGGED
+            ratio = ratio_of_means(_workloads(seeds, policies[names[0]]) if is_compared else [])
             rows.append(ComparedPolicy(setting, tuple(seeds[seed] for seed in sorted(seeds)), ratio))
     return Comparison(tuple(rows))
+
+
+def log_room_fraction(runs: Sequence[StoredRun]) -> float:
+    """The largest fraction of a log's waiting that passed with room for the jobs; 0 if no run shows a log."""
+    return max((run.summary.get("log_room_fraction") or 0.0 for run in runs if run.policy == AS_LOGGED), default=0.0)
 
 
 def _varying(runs: Sequence[StoredRun]) -> list[Setting]:

@@ -45,10 +45,10 @@ MIN_WAITING_JOBS = 10
 """Fewer waiting jobs never reach `OVERLOAD_FRACTION`, because a single wide job that starves is no overload."""
 OF_WHOLE_JOBS = (
     *("predicted_duration_s", "jct_s", "waiting_s", "queueing_delay_s", "slowdown"),
-    *("mean_contention", "finish_time_fairness"),
+    *("log_wait_s", "log_room_s", "mean_contention", "finish_time_fairness"),
 )
-"""Columns that describe whole jobs. They are NaN for jobs carried into the window, because a part of such a job is
-outside. Means of these columns are over measured jobs."""
+"""Columns that describe whole jobs. They are NaN for jobs that are not `Workload.whole`, because a part of such a job
+is outside. Means of these columns are over measured jobs."""
 
 
 def mean(values: NDArray[Any]) -> float:
@@ -84,7 +84,7 @@ def overloaded(run: Run) -> bool:
 
     False if fewer than `MIN_JOBS_FOR_OVERLOAD` jobs were submitted in the window.
     """
-    enough = int((~run.workload.carried).sum()) >= MIN_JOBS_FOR_OVERLOAD
+    enough = int(run.workload.whole.sum()) >= MIN_JOBS_FOR_OVERLOAD
     return enough and all(each >= OVERLOAD_FRACTION for each in growth(run))
 
 
@@ -211,6 +211,8 @@ class JobColumns:
     jct_s: Floats
     waiting_s: Floats
     queueing_delay_s: Floats
+    log_wait_s: Floats
+    log_room_s: Floats
     slowdown: Floats
     service_gpu_s: Floats
     work_gpu_s: Floats
@@ -236,11 +238,11 @@ def job_table(run: Run) -> JobColumns:
     jct_s = finish_s - workload.submit_time_s
     contention = mean_contention(workload.submit_time_s, finish_s, last_time_s(events))
     return _known_of(
-        ~workload.carried,
+        workload.whole,
         JobColumns(
             job_id=np.arange(jobs, dtype=np.int32),
             carried=workload.carried,
-            measured=workload.measured & ~workload.carried,
+            measured=workload.measured & workload.whole,
             gpus=workload.gpus,
             submit_time_s=workload.submit_time_s,
             duration_s=workload.duration_s,
@@ -252,6 +254,8 @@ def job_table(run: Run) -> JobColumns:
             jct_s=jct_s,
             waiting_s=jct_s - held_s,
             queueing_delay_s=first_start_s - workload.submit_time_s,
+            log_wait_s=workload.log_wait_s,
+            log_room_s=workload.log_room_s,
             slowdown=quotient(jct_s, workload.duration_s),
             service_gpu_s=service_gpu_s,
             work_gpu_s=workload.duration_s * workload.gpus,
@@ -341,8 +345,9 @@ def summarise(run: Run, jobs: JobColumns | None = None) -> Summary:
 
 def _identity(run: Run) -> Summary:
     workload, cluster = run.workload, run.cluster
+    work_gpu_s, running = workload.duration_s * workload.gpus, ~workload.carried & ~workload.whole
     # This is empty if the log names the models, or if jobs have none.
-    assigned = workload.model_code[~workload.carried & workload.models_assigned]
+    assigned = workload.model_code[workload.whole & workload.models_assigned]
     return {
         "policy": run.policy,
         "oracle": run.oracle,
@@ -361,10 +366,12 @@ def _identity(run: Run) -> Summary:
         "trace_windows": list(workload.windows),
         "run_times_on": workload.timed_on,
         "run_times_converted": [asdict(each) for each in workload.conversions],
-        "jobs": int((~workload.carried).sum()),
+        "jobs": int(workload.whole.sum()),
         "jobs_carried_in": int(workload.carried.sum()),
-        "carried_work_gpu_s": float((workload.duration_s * workload.gpus)[workload.carried].sum()),
-        "jobs_measured": int((workload.measured & ~workload.carried).sum()),
+        "carried_work_gpu_s": float(work_gpu_s[workload.carried].sum()),
+        "jobs_running": int(running.sum()),
+        "running_work_gpu_s": float(work_gpu_s[running].sum()),
+        "jobs_measured": int((workload.measured & workload.whole).sum()),
         "measured_job_ids": measured_ids(workload),
         "jobs_left_out": dict(workload.left_out),
         "bad_rows": workload.bad_rows,
@@ -384,13 +391,13 @@ def _identity(run: Run) -> Summary:
 
 
 def _completion(run: Run, jobs: JobColumns) -> Summary:
-    own, finished = ~jobs.carried, np.isfinite(jobs.finish_s)
+    whole, finished = run.workload.whole, np.isfinite(jobs.finish_s)
     first_s = jobs.submit_time_s[0] if len(jobs.submit_time_s) else np.nan
     held_s = jobs.jct_s - jobs.waiting_s
     ended = np.isfinite(held_s)
     return {
-        "jobs_unfinished": int((own & ~finished).sum()),
-        "jobs_failed": int((run.workload.end_state_code[own] == END_STATES.index("failed")).sum()),
+        "jobs_unfinished": int((whole & ~finished).sum()),
+        "jobs_failed": int((run.workload.end_state_code[whole] == END_STATES.index("failed")).sum()),
         "mean_jct_s": mean(jobs.jct_s),
         **{f"p{q:g}_jct_s".replace(".", ""): percentile(jobs.jct_s, q) for q in (50, 90, 99, 99.9)},
         "makespan_s": float(jobs.finish_s[finished].max() - first_s) if finished.any() else np.nan,
@@ -398,6 +405,7 @@ def _completion(run: Run, jobs: JobColumns) -> Summary:
         "p99_waiting_s": percentile(jobs.waiting_s, 99),
         "mean_queueing_delay_s": mean(jobs.queueing_delay_s),
         "p99_queueing_delay_s": percentile(jobs.queueing_delay_s, 99),
+        "log_room_fraction": ratio(float(np.nansum(jobs.log_room_s)), float(np.nansum(jobs.log_wait_s))),
         "p50_slowdown": percentile(jobs.slowdown, 50),
         "p99_slowdown": percentile(jobs.slowdown, 99),
         "run_time_ratio": ratio(float(held_s[ended].sum()), float(jobs.duration_s[ended].sum())),
@@ -428,7 +436,7 @@ def _use(run: Run, jobs: JobColumns) -> Summary:
         "lost_gpu_s": run.lost_gpu_s or np.nan,
         "work_gpu_s": int((ticks(jobs.duration_s) * jobs.gpus).sum()) / TICKS_PER_S,
         "preemptions": int(jobs.preemptions.sum()),
-        "restarts_per_job": mean(jobs.restarts[~jobs.carried]),
+        "restarts_per_job": mean(jobs.restarts[run.workload.whole]),
         "split_starts_fraction": split_starts_fraction(run.events, cluster),
         "fragmented_gpu_s": fragmented_gpu_s(run),
         "max_gpus_used": int(gpus_in_use(run.events)[1].max(initial=0)),
@@ -439,7 +447,7 @@ def _use(run: Run, jobs: JobColumns) -> Summary:
 
 def _by_class(run: Run, jobs: JobColumns) -> Summary:
     """Number of jobs and mean times by size, tenant and end state; tenants without jobs are left out."""
-    workload, own = run.workload, ~jobs.carried
+    workload, whole = run.workload, run.workload.whole
     times = ("jct_s", "waiting_s", "queueing_delay_s")
     tenants = [name or NO_NAME for name in workload.virtual_clusters]
     found: Summary = {}
@@ -449,7 +457,7 @@ def _by_class(run: Run, jobs: JobColumns) -> Summary:
         ("end_state", workload.end_state_code, END_STATES, times[:1]),
     ):
         kept = key != "virtual_cluster"
-        counts = np.bincount(code[own], minlength=len(names)).tolist()
+        counts = np.bincount(code[whole], minlength=len(names)).tolist()
         found[f"jobs_by_{key}"] = {name: count for name, count in zip(names, counts, strict=True) if count or kept}
         for column in columns:
             values = getattr(jobs, column)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from synergy_core.units import format_duration
+from synergy_core.units import HOUR_S, format_duration
 from synergy_runs.comparison import ComparedPolicy, Comparison, over_workloads, unequal
 from synergy_runs.facts import POOLED
 from synergy_runs.metrics import NO_NAME
@@ -111,6 +111,12 @@ def notes(comparison: Comparison) -> list[str]:
     lines += [
         f"{', '.join(labels[:-1])} and {labels[-1]} made the same schedule." for labels in alike.values() if labels[1:]
     ]
+    first = comparison.rows[0].runs[0].summary
+    if running := first.get("jobs_running"):
+        lines.append(
+            f"{running:,} jobs were still running when the log was written, with "
+            f"{first['running_work_gpu_s'] / HOUR_S:,.1f} GPU-hours so far. They hold GPUs, and means exclude them."
+        )
     if unfinished := sum(int(run.summary["jobs_unfinished"]) for run in comparison.runs):
         lines.append(f"{unfinished:,} jobs never finished and are missing from the JCTs.")
     return lines
@@ -133,7 +139,7 @@ def _losers(rows: Sequence[ComparedPolicy]) -> list[str]:
     """One line that names, for each policy, the size class or tenant whose mean JCT grows most compared with the log
     (else with the first policy). For a single policy, it names the size class or tenant that waits longest.
     """
-    first, *others = sorted(rows, key=lambda row: not row.logged)
+    first, *others = [row for row in rows if not row.logged or row is rows[0]]
     if not others:
         waits_s = _means_by_class(first, "mean_waiting_s")
         if len(waits_s) < 2 or not max(waits_s.values()):
@@ -176,8 +182,14 @@ def _means_by_class(row: ComparedPolicy, figure: str) -> dict[str, float]:
 def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
     """Compares each policy's waits with those in the log, if the log says when jobs started."""
     logged = next((row for row in rows if row.logged), None)
-    if logged is None or len(rows) == 1:
+    if logged is None or len(rows) == 1 or not math.isfinite(logged.mean("mean_waiting_s")):
         return []
+    if logged is not rows[0]:
+        why = (
+            f"{percent(logged.mean('log_room_fraction'))} of these passed while as many GPUs as the job needs were free"
+        )
+        more = "By partition, size and tenant: python -m synergy_sim.traces check FILE"
+        return [f"Waits are not compared with those in the log, because {why}. {more}"]
     wait_s, run, ranked = logged.mean("mean_waiting_s"), logged.runs[0], []
     for row in rows:
         theirs = row.by_seed.get(run.seed)
@@ -185,10 +197,12 @@ def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
             continue
         off_s = np.abs(theirs.measured("waiting_s") - run.measured("waiting_s"))
         off_s = off_s[np.isfinite(off_s)]
-        times = row.mean("mean_waiting_s") / wait_s if wait_s > 0 else math.nan
+        mine_s = row.mean("mean_waiting_s")
+        times = mine_s / wait_s if wait_s > 0 else 1.0 + mine_s
+        text = f"{three_digits(times)}×" if wait_s > 0 else f"{format_duration(mine_s)}, the log's is 0"
         median_s = float(np.median(off_s)) if len(off_s) else 0.0
         half = f" (for half of the jobs off by at most {format_duration(median_s)})" if median_s > 0 else ""
-        ranked.append((abs(math.log(times)) if times > 0 else math.inf, f"{row.label} {three_digits(times)}×{half}"))
+        ranked.append((abs(math.log(times)) if times > 0 else math.inf, f"{row.label} {text}{half}"))
     texts = [text for _, text in sorted(ranked, key=lambda each: each[0])]
     if len(texts) > MAX_NEAR + 1:
         texts = [*texts[:MAX_NEAR], f"{len(texts) - MAX_NEAR} other policies differ more"]

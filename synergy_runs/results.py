@@ -43,7 +43,7 @@ from synergy_runs.stored import (
     write_record,
 )
 from synergy_runs.tables import FIGURES, SHARED, caption, comparison_table, print_comparison, terms_cells
-from synergy_runs.traces.rows import END_STATES
+from synergy_runs.traces.rows import STATES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,7 +96,7 @@ def _job_rows(run: Run, jobs: JobColumns) -> dict[str, Any]:
         "partition": (workload.partition_code, workload.partitions),
         "gpu_type": (workload.gpu_type_code, workload.gpu_types),
         "model": (workload.model_code, workload.models),
-        "end_state": (workload.end_state_code.astype("int32"), END_STATES),
+        "end_state": (workload.end_state_code.astype("int32"), STATES),
     }
     return {
         "job_id": columns.pop("job_id"),

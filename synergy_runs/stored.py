@@ -25,6 +25,7 @@ from synergy_runs.facts import AS_LOGGED, Events, Shares
 from synergy_runs.files import atomic_file
 from synergy_runs.metrics import Summary
 from synergy_runs.requested import label_of
+from synergy_runs.traces.rows import RUNNING
 
 FILE = "run.yaml"
 """File in a run's folder that says how the run was made, and whether it is complete."""
@@ -186,6 +187,11 @@ class StoredRun:
             return self.jobs(column)[column].astype(np.float64)
         found = self.jobs(column, "measured")
         return np.where(found["measured"], found[column], np.nan)
+
+    def whole(self) -> NDArray[np.bool_]:
+        """Mask of the jobs that counts and means are over, see `Workload.whole`."""
+        found = self.jobs("carried", "end_state")
+        return np.asarray(~found["carried"].astype(np.bool_) & (found["end_state"] != RUNNING))
 
     def decisions(self, *columns: str) -> dict[str, NDArray[Any]]:
         """Reads columns of rounds.parquet, with one entry per decision in order of time."""

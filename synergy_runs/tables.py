@@ -12,10 +12,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from synergy_core.units import DAY_S, HOUR_S
-from synergy_runs.comparison import ComparedPolicy, Comparison, assigned_models
+from synergy_runs.comparison import ComparedPolicy, Comparison, assigned_models, log_room_fraction
 from synergy_runs.facts import POOLED
 from synergy_runs.notes import notes, on_equal_terms
-from synergy_runs.numbers import ratio_text, three_digits
+from synergy_runs.numbers import percent, ratio_text, three_digits
+from synergy_runs.traces.room import MAX_ROOM_FRACTION, REASONS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -114,16 +115,18 @@ def verdict(comparison: Comparison) -> str:
 
     For a sweep over one number: a line per policy with the effect of the number. For other sweeps: a line per setting.
     """
-    settings = comparison.settings
+    settings, room = comparison.settings, ""
+    if (fraction := log_room_fraction(comparison.runs)) > MAX_ROOM_FRACTION:
+        room = f" {percent(fraction)} of the log's waiting passed with room for the jobs: {REASONS}."
     if len(settings) == 1:
-        return _of_one_setting(comparison.rows)
+        return _of_one_setting(comparison.rows) + room
     if lines := _swept(comparison):
-        return "\n".join(lines)
+        return "\n".join(lines) + room
     groups = [comparison.of(each) for each in settings[:MAX_SETTINGS]]
     lines = [f"With {setting_text(rows[0])}: {_of_one_setting(rows)}" for rows in groups]
     if len(settings) > MAX_SETTINGS:
         lines.append(f"The table has {len(settings) - MAX_SETTINGS} more settings.")
-    return "\n".join(lines)
+    return "\n".join(lines) + room
 
 
 def _of_one_setting(rows: Sequence[ComparedPolicy]) -> str:

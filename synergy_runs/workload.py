@@ -15,7 +15,8 @@ from synergy_core.errors import InputError
 from synergy_core.units import DAY_S, MAX_TIME_S, Floats, on_grid, parse_duration_s
 from synergy_runs.numbers import MIN_WORKLOADS
 from synergy_runs.traces.cluster_seen import NOTHING_SEEN, SeenCluster, seen, types_ran_on
-from synergy_runs.traces.rows import BadRow, TraceRows, epoch_s, iso
+from synergy_runs.traces.room import seconds_with_room
+from synergy_runs.traces.rows import RUNNING, STATES, BadRow, TraceRows, epoch_s, iso
 
 Ints = NDArray[np.int32]
 Mask = NDArray[np.bool_]
@@ -54,7 +55,8 @@ class Workload:
     estimate_drawn: whether `with_estimates` drew the estimate. carried: whether the job was submitted before the window
     and was still active at the window's start (`synergy_runs.inputs`); then its duration and estimate are the remaining
     part, and ran_before_s is the part before. measured: whether results include the job (`with_measured`).
-    log_wait_s: time from submission to start in the log, NaN if unknown.
+    log_wait_s: time from submission to start in the log, NaN if unknown. log_room_s: the part of it in which as many
+    GPUs as the job needs were free in the log (`room.seconds_with_room`).
     Times lie on the grid of `synergy_core.units`. `*_code` columns index the tuples of the same name.
     models_assigned: whether `synergy_sim.assignment` gave jobs models and derived their work from run times;
     assumptions: assumptions that a reader must know, one sentence each.
@@ -99,6 +101,7 @@ class Workload:
     measured: Mask
     ran_before_s: Floats
     log_wait_s: Floats
+    log_room_s: Floats
     converted_by: Floats
     end_state_code: Ints
     line: Ints
@@ -121,6 +124,11 @@ class Workload:
     def arrival_window_s(self) -> float:
         """Seconds from the window's start to the last submission."""
         return float(self.submit_time_s[-1]) if len(self) else 0.0
+
+    @property
+    def whole(self) -> Mask:
+        """Jobs neither carried in nor running when the log was written. Counts and means of jobs are over these."""
+        return np.asarray(~self.carried & (self.end_state_code != STATES.index(RUNNING)))
 
     def offered_load_fraction(self, gpus: int) -> float:
         """GPU-seconds requested ÷ GPU-seconds available while jobs arrive; above 1 the queue must grow.
@@ -176,6 +184,7 @@ def from_rows(
             f"{short:,} of {declared:,} declared run times are below {MIN_ESTIMATE_FRACTION:.0%} of the true run time. "
             "Check that they are in seconds; policies that read them (easy) use them unchanged"
         )
+    cluster = seen(rows)
     numbers = ("gpus", "cpus", "memory_bytes", "global_batch", "iterations", "line")
     names = ("virtual_cluster", "user", "partition", "gpu_type", "given_gpu_type", "model")
     columns: dict[str, Any] = {name: getattr(rows, name)[order] for name in numbers}
@@ -196,6 +205,7 @@ def from_rows(
         measured=np.ones(len(order), dtype=np.bool_),
         ran_before_s=np.zeros(len(order)),
         log_wait_s=on_grid(np.maximum((rows.start_s - submit_s)[order], 0.0)),
+        log_room_s=on_grid(seconds_with_room(rows, cluster)[order]),
         converted_by=np.ones(len(order)),
         end_state_code=rows.end_state[order].astype(np.int32),
         quotas=dict(rows.quotas),
@@ -203,7 +213,7 @@ def from_rows(
         bad_rows=rows.bad_count,
         bad_examples=tuple(rows.bad),
         notes=tuple(notes),
-        seen=seen(rows),
+        seen=cluster,
         windows=() if rows.format_name.startswith("generator") else windows_of(submit_s, start_s),
         **columns,
     )

@@ -647,7 +647,7 @@ def _submissions(run: StoredRun, settings: Settings) -> list[tuple[JobSpec | Non
     workload, stored = made.workload, run.summary
     for then, now in (
         (stored["trace_sha256"], workload.sha256),
-        (stored["jobs"] + stored["jobs_carried_in"], len(workload)),
+        (stored["jobs"] + stored["jobs_carried_in"] + stored.get("jobs_running", 0), len(workload)),
         (list(stored["trace_notes"]), list(workload.notes)),
     ):
         if then != now:

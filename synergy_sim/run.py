@@ -247,7 +247,7 @@ def _base(requested: str) -> str:
 
 def _say(settings: Settings, workload: Workload, cluster: Cluster, added: str) -> None:
     """Prints the number of replayed jobs, the cluster, and the rows that were left out."""
-    jobs = int((~workload.carried).sum())
+    jobs = int(workload.whole.sum())
     lines = [f"{jobs:,} job{'s' * (jobs > 1)} from {workload.source}", *carried_in_words(workload), *workload.notes]
     lines += [*about_cluster(settings.cluster, settings.trace, workload, cluster), *about_quotas(workload, cluster)]
     if left_out := [f"{count:,} {reason}" for reason, count in sorted(workload.left_out.items())]:

@@ -70,6 +70,7 @@ def workload(rows, *, tenants=None, kinds=None, given=None, estimates=None, mode
         measured=np.ones(len(rows), dtype=bool),
         ran_before_s=np.zeros(len(rows)),
         log_wait_s=np.zeros(len(rows)),
+        log_room_s=np.zeros(len(rows)),
         converted_by=np.ones(len(rows)),
         end_state_code=zeros,
         line=zeros,

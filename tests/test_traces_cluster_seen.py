@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from test_traces_formats import Row, read
 
 from synergy_runs.traces.cluster_seen import most_at_once, node_names, parts_of, seen, setting
+from synergy_runs.traces.room import seconds_with_room
 from synergy_runs.traces.rows import TraceRows
 
 
@@ -122,3 +123,22 @@ test_no_node_is_smaller_than_what_was_used_on_it = settings(max_examples=150)(CA
 test_no_node_is_smaller_in_many_cases = pytest.mark.thorough(
     settings(max_examples=2_000)(CASES(_never_smaller_than_what_was_used))
 )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_waiting_passes_with_room_while_enough_gpus_of_a_type_that_the_job_may_use_are_free(seed: int) -> None:
+    random, rows = np.random.default_rng(seed), TraceRows(path=Path("made"), format_name="made")
+    jobs = int(random.integers(2, 80))
+    submit_s, types = random.integers(0, 300, jobs), random.choice(["a100", "v100"], jobs)
+    start_s = submit_s + random.integers(-3, 90, jobs) * (random.random(jobs) < 0.7)
+    asked, run_s = np.where(random.random(jobs) < 0.5, types, ""), random.integers(0, 60, jobs)
+    values = {"submit_s": submit_s, "start_s": start_s, "duration_s": run_s, "gpus": random.choice([1, 2, 4, 8], jobs)}
+    rows.add(np.arange(jobs), job_name="", gpu_type=asked, given_gpu_type=types, **values)
+    second, gpus = np.arange(400)[:, None], rows.gpus
+    use = np.where((start_s <= second) & (second < start_s + run_s), gpus, 0)
+    used = {kind: use[:, types == kind].sum(axis=1) for kind in set(types)}
+    expected = [
+        sum(any(n.max() - n[at] >= gpus[job] for kind, n in used.items() if asked[job] in ("", kind)) for at in span)
+        for job, span in enumerate(map(range, submit_s.tolist(), start_s.tolist()))
+    ]
+    assert seconds_with_room(rows, seen(rows)) == pytest.approx(expected)

@@ -221,8 +221,8 @@ def sweep(rows: Sequence[ComparedPolicy], policies: Sequence[str]) -> Chart | No
 def breakdowns(rows: Sequence[ComparedPolicy]) -> list[Breakdown]:
     """For each grouping with several classes: the classes, their jobs, and a value per measure, policy and class.
 
-    Values are over the jobs of all seeds together, without jobs carried into the window. Classes are sorted by the
-    GPU-hours of work that their jobs request.
+    Values are over the whole jobs (`StoredRun.whole`) of all seeds together. Classes are sorted by the GPU-hours of
+    work that their jobs request.
     """
     import pandas as pd
 
@@ -252,16 +252,15 @@ def breakdowns(rows: Sequence[ComparedPolicy]) -> list[Breakdown]:
 
 
 def _frame(row: ComparedPolicy) -> pd.DataFrame:
-    """The columns of `breakdowns` for the jobs of all seeds, without jobs carried into the window."""
+    """The columns of `breakdowns` for the whole jobs of all seeds."""
     import pandas as pd
 
     columns = ("virtual_cluster", "user", "gpu_type", "model", "end_state", "gpus", "duration_s", "work_gpu_s")
     frames = []
     for run in row.runs:
         measured = {name: run.measured(name) for name in ("jct_s", "waiting_s")}
-        frames.append(pd.DataFrame({**run.jobs(*columns, "service_gpu_s", "carried"), **measured}))
+        frames.append(pd.DataFrame({**run.jobs(*columns, "service_gpu_s"), **measured})[run.whole()])
     frame = pd.concat(frames)
-    frame = frame[~frame["carried"].to_numpy(dtype=bool)]
     frame["slowdown"] = (frame["jct_s"] / frame["duration_s"]).where(frame["duration_s"] > 0)
     frame["size"] = np.array(SIZE_NAMES, dtype=object)[size_class(frame["gpus"].to_numpy())]
     return frame

@@ -369,15 +369,16 @@ def job_list(rows: Sequence[ComparedPolicy], *, most_cells: int = MAX_CELLS) -> 
     if len(names) > most:
         longest_s = np.nanmax([np.nan_to_num(each["waiting_s"]) for each in fared.values()], axis=0)
         keep = np.sort(np.argsort(-longest_s, kind="stable")[:most])
-    plain = runs[0].jobs("gpus", "submit_time_s", "duration_s", "estimate_s", "estimate_drawn", "carried", *_NAMED)
+    plain = runs[0].jobs("gpus", "submit_time_s", "duration_s", "estimate_s", "estimate_drawn", *_NAMED)
+    whole = runs[0].whole()
     latest_s = max(float(np.nanmax(each["jct_s"], initial=1.0)) for each in fared.values())
     unit_s = unit_for(max(latest_s, float(plain["submit_time_s"].max(initial=1.0))))
     about: dict[str, Any] = {"unit_s": unit_s, "policies": list(fared), "names": {}}
-    about |= {"jobs": int((~plain["carried"]).sum()), "left_out": len(names) - len(keep)}
+    about |= {"jobs": int(whole.sum()), "left_out": len(names) - len(keep)}
     columns: dict[str, NDArray[Any]] = {
         "id": keep,
         "gpus": plain["gpus"][keep],
-        "carried": plain["carried"][keep].astype(np.int64),
+        "partial": (~whole[keep]).astype(np.int64),
         "duration": steps_of(plain["duration_s"][keep], unit_s),
     }
     limit_s = np.where(plain["estimate_drawn"], np.nan, plain["estimate_s"])[keep]

@@ -7,7 +7,8 @@ end of the previous attempt plus the logged gap; never before the previous attem
 when it did in the log, no GPUs are held between attempts, and failures are distinguished from completions.
 
 Two limits: submission times come from the log, so a policy that starts the first attempt late does not delay the
-second; and gaps computed from start times include the logged queueing delay (7 s in the Philly release's own example).
+second, nor does it delay the next job of a chain (Slurm's dependencies, SWF's preceding jobs); and gaps computed from
+start times include the logged queueing delay (7 s in the Philly release's own example).
 
 With `trace.attempts=merged`, a job is submitted with its first attempt, runs for the sum of its attempts, and has the
 GPUs and end state of its last attempt. Use it to compare with publications that have one run time per job, such as the
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from synergy_runs.traces.rows import UNKNOWN, TraceRows
+from synergy_runs.traces.rows import TraceRows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,16 +34,16 @@ def add(attempts: pd.DataFrame, rows: TraceRows, columns: Mapping[str, str]) -> 
     """Adds the attempts to replay according to `rows.attempts`, and counts the other attempts as left out.
 
     attempts: one row per attempt, sorted by job, then from first to last attempt. It has columns of `TraceRows` and
-    `job`, the job's number; `why_not`, the reason to leave the attempt out, or ""; and `unfinished`, whether the log
-    ends before the attempt does. Attempts whose `start_s` is NaN (unknown) are assumed to start at `submit_s`.
-    columns: as in `TraceRows.add`.
+    `job`, the job's number; `why_not`, the reason to leave the attempt out, or ""; and `unfinished`, whether it still
+    waited when the log was written; it may have `eligible_s`. Attempts whose `start_s` is NaN (unknown) are assumed to
+    start at `submit_s`. columns, eligible_s: as in `TraceRows.add`.
     """
     if not len(attempts):
         return
     attempts = attempts.assign(from_s=attempts.start_s.fillna(attempts.submit_s))
     done = _merged(attempts, rows) if rows.attempts == "merged" else _apart(attempts, rows)
     done = done.sort_values("line", kind="stable")
-    done["start_s"] = np.where(done.start_s.isna(), UNKNOWN, np.maximum(done.submit_s, done.from_s))
+    done["start_s"] = done.from_s.where(done.start_s.notna())
     done = done.drop(columns=["job", "why_not", "unfinished", "from_s"])
     values: dict[str, Any] = {str(name): done[name].to_numpy() for name in done}
     rows.add(**values, columns=columns)
@@ -57,11 +58,11 @@ def add(attempts: pd.DataFrame, rows: TraceRows, columns: Mapping[str, str]) -> 
 
 
 def _apart(attempts: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
-    rows.left_out.update(attempts.why_not[attempts.why_not != ""])
+    _leave_out(attempts[attempts.why_not != ""], rows)
     done = attempts[attempts.why_not == ""].copy()
     of_job = done.assign(end_s=done.from_s + done.duration_s).groupby("job")
     end_before_s = of_job.end_s.shift()
-    done["submit_s"] = np.fmax(done.submit_s, end_before_s)
+    done["submit_s"], done["from_s"] = np.fmax(done.submit_s, end_before_s), np.fmax(done.from_s, end_before_s)
     rows.retry_gap_s = (done.submit_s - end_before_s).dropna().to_numpy()
     done["attempt"] = of_job.cumcount() + 1
     several = of_job.job.transform("size") > 1
@@ -73,11 +74,19 @@ def _merged(attempts: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
     first, last = (attempts.drop_duplicates("job", keep=which).set_index("job") for which in ("first", "last"))
     ran = attempts[attempts.why_not == ""]
     dropped = last.unfinished | ~last.index.isin(ran.job)
-    rows.left_out.update(last.why_not[dropped])
+    held_gpu_s = (attempts.duration_s * attempts.gpus).groupby(attempts.job).sum()
+    _leave_out(last[dropped].assign(gpus=1, duration_s=held_gpu_s), rows)
     ran = ran[~ran.job.map(dropped)]
     of_job = ran.groupby("job")
     rows.joined_attempts += len(ran) - of_job.ngroups
     merged = ran.drop_duplicates("job", keep="last")
-    from_first = {name: merged.job.map(first[name]) for name in ("line", "submit_s")}
+    from_first = {name: merged.job.map(first[name]) for name in ("line", "submit_s", "eligible_s") if name in first}
     of_runs = {"from_s": of_job.from_s.first(), "duration_s": of_job.duration_s.sum()}
     return merged.assign(**from_first, **{name: merged.job.map(values) for name, values in of_runs.items()})
+
+
+def _leave_out(attempts: pd.DataFrame, rows: TraceRows) -> None:
+    """Counts the attempts, and their GPU-seconds where the log has them, by the reason to leave them out."""
+    rows.left_out.update(attempts.why_not)
+    for reason, gpu_s in (attempts.duration_s * attempts.gpus).groupby(attempts.why_not).sum().items():
+        rows.left_out_gpu_s[str(reason)] += gpu_s

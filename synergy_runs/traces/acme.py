@@ -2,8 +2,8 @@
 
 Times have a zone (+08:00 in Seren, +00:00 in Kalos) and are converted to UTC. A job's run time is end − start or, if it
 has no end, its logged run time: in Seren `duration`; in Kalos (the file with fail_time and stop_time) `duration` minus
-the queueing time. The notes count rows in which the two differ by more than a second. Jobs without GPUs and jobs that
-never started are left out. The log has no tenants.
+the queueing time. The notes count rows in which the two differ by more than a second. Jobs in state RUNNING hold their
+GPUs to the log's end. Jobs without GPUs and jobs that never started are left out. The log has no tenants.
 
 `cpu_num` is for the whole job, like `gpu_num`. `mem_per_pod_GB`, a column of Kalos only, is for one pod, and a job has
 one pod on each of its `node_num` nodes.
@@ -36,7 +36,6 @@ NAME = "acme"
 SUMMARY = "Acme: trace_seren.csv or trace_kalos.csv (InternLM/AcmeTrace)"
 
 TOLERANCE_S = 1.0
-UNFINISHED = ("RUNNING", "PENDING")
 
 
 def recognises(path: Path, head: str) -> bool:
@@ -51,12 +50,13 @@ def read(path: Path, rows: TraceRows) -> None:
     inconsistent = 0
     for table in read_tables(path, rows, COLUMNS):
         table.leave_out(table["gpus"] == 0, "no GPU (CPU jobs)")
-        unfinished = np.isin(table.text("state", lambda text: text.strip().upper()), UNFINISHED)
-        table.leave_out(unfinished, "still running or waiting when the log was written")
+        state = table.text("state", lambda text: text.strip().upper())
+        table.leave_out(state == "PENDING", "still waiting when the log was written")
         table.leave_out(table.missing("start_time"), "never started")
         run_s = table["end_s"] - table["start_s"]
         has_end = ~np.isnan(run_s)
         logged_s = table["duration_s"] - table["queue_s"] if is_kalos else table["duration_s"]
+        logged_s = np.where((state == "RUNNING") & ~(logged_s >= 0), 0.0, logged_s)
         table.leave_out(~has_end & np.isnan(logged_s), "no end recorded")
         table.reject(run_s < 0, "end_time", "a time not before the start")
         inconsistent += int((table.left & (np.abs(run_s - logged_s) > TOLERANCE_S)).sum())

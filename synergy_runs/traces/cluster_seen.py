@@ -1,7 +1,8 @@
 """Estimates a log's cluster from its header, else from the nodes that its jobs name, else from GPUs in use at once.
 
 On every named node, the most GPUs in use at once are counted: its peak. The nodes of a GPU type are as large as the
-largest peak among them, rounded up to a power of two, except for nodes that are full at another peak. A node is full at
+largest peak among them, rounded up to a power of two unless all have the same, except for nodes that are full at
+another peak. A node is full at
 its peak if two separate spells at it ended with the start of a job that had waited for this node, though it would have
 fit on a node of the usual size; or if they cover half of the log's time, with at least half of the usual size in use.
 """
@@ -241,7 +242,9 @@ def _sizes(
 
     largest = np.zeros(types, dtype=np.int64)
     np.maximum.at(largest, type_of, peak)
-    usual = np.array([_power_of_two(each) for each in largest.tolist()], dtype=np.int64)
+    peaks = [set(peak[type_of == code].tolist()) for code in range(types)]
+    alike = np.array([len(each) == 1 for each in peaks]) & (np.bincount(type_of, minlength=types) > 1)
+    usual = np.where(alike, largest, [_power_of_two(each) for each in largest.tolist()])
     full_beside_larger = is_full(2 * usual[type_of])
     sure = type_of[is_full(usual[type_of]) & (peak == largest[type_of])]
     usual[sure] = largest[sure]

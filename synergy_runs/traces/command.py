@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from synergy_core.commands import Parser
 from synergy_core.errors import InputError, unknown
 from synergy_core.units import GB, HOUR_S, format_duration
+from synergy_runs.numbers import percent
 from synergy_runs.traces import cluster_seen, formats, read_trace
 from synergy_runs.traces._attempts import ATTEMPT_MODES
 from synergy_runs.traces._download import SOURCES, download
-from synergy_runs.traces.rows import END_STATES, Names, TraceRows, iso
+from synergy_runs.traces.room import MAX_ROOM_FRACTION, REASONS, seconds_with_room
+from synergy_runs.traces.rows import STATES, Names, TraceRows, iso
 
 # Summary of a job log for the terminal.
 
@@ -31,19 +33,19 @@ def lines(rows: TraceRows) -> Iterator[str]:
     jobs = len(rows)
     yield f"{rows.path} ({rows.format_name}): {jobs:,} jobs"
     yield f"  submitted   {iso(rows.submit_s.min())} to {iso(rows.submit_s.max())}"
-    median_s, longest_s = np.sort(rows.duration_s)[[jobs // 2, -1]].tolist()
+    median_s, longest_s = float(np.median(rows.duration_s)), float(rows.duration_s.max())
     yield f"  run time    median {format_duration(median_s)}, longest {format_duration(longest_s)}"
     yield f"  GPU-hours   {rows.duration_s @ rows.gpus / HOUR_S:,.1f}"
     yield f"  GPUs        {_size_counts(Counter(rows.gpus.tolist()))}"
-    states = np.bincount(rows.end_state, minlength=len(END_STATES))
-    yield "  end states  " + ", ".join(f"{count:,} {name}" for name, count in zip(END_STATES, states, strict=True))
+    states = np.bincount(rows.end_state, minlength=len(STATES))
+    yield "  end states  " + ", ".join(f"{count:,} {name}" for name, count in zip(STATES, states, strict=True))
     if rows.joined_attempts:
         yield f"  attempts    {rows.joined_attempts:,} further attempts joined to their jobs"
     if retries := int((rows.attempt > 1).sum()):
-        first, gaps_s = jobs - retries, np.sort(rows.retry_gap_s)
+        first = jobs - retries
         yield (
             f"  attempts    {jobs:,} of {first:,} jobs, {jobs / first:.2f} per job, each a submission of its own; "
-            f"median gap {format_duration(float(gaps_s[len(gaps_s) // 2]))}"
+            f"median gap {format_duration(float(np.median(rows.retry_gap_s)))}"
         )
     for what, names in (("tenants", rows.virtual_clusters), ("users", rows.users)):
         known = sum(map(bool, names.values()))
@@ -53,6 +55,7 @@ def lines(rows: TraceRows) -> Iterator[str]:
     if partitions := sum(map(bool, rows.partitions.values())):
         yield f"  partitions  {partitions:,}"
     yield from cluster_seen.lines(rows)
+    yield from _waiting(rows)
     if rows.quotas:
         yield f"  quotas      {len(rows.quotas)} tenants, {sum(rows.quotas.values()):,} GPUs"
     for what, column, unit, scale in (("CPUs", rows.cpus, "", 1.0), ("memory", rows.memory_bytes, " GB", GB)):
@@ -65,10 +68,34 @@ def lines(rows: TraceRows) -> Iterator[str]:
     estimates = int((~np.isnan(rows.estimate_s)).sum())
     yield f"  estimates   {estimates:,} jobs with a run time declared by their user"
     for reason, count in rows.left_out.items():
-        yield f"  left out    {count:,} {reason}"
+        gpu_s = rows.left_out_gpu_s[reason]
+        yield f"  left out    {count:,} {reason}" + f" ({gpu_s / HOUR_S:,.1f} GPU-hours)" * (gpu_s > 0)
     for note in rows.notes:
         yield f"  note        {note}"
     yield f"  bad rows    {rows.bad_count:,}"
+
+
+def _waiting(rows: TraceRows) -> Iterator[str]:
+    """How much of the waiting passed with room for the job: in all, and by partition, size and tenant."""
+    wait_s = np.fmax(rows.start_s - rows.submit_s, 0.0)
+    room_s = np.nan_to_num(seconds_with_room(rows, cluster_seen.seen(rows)))
+    if not wait_s.sum() > 0:
+        return
+    share = f"{percent(room_s.sum() / wait_s.sum())} of them with as many GPUs free as the job needs, on any nodes"
+    yield f"  waiting     {wait_s.sum() / HOUR_S:,.1f} job-hours, {share}"
+    sizes, size = np.unique(rows.gpus, return_inverse=True)
+    for what, code, names in (
+        ("partition", rows.partition, rows.partitions.values()),
+        ("GPUs", size, sizes.tolist()),
+        ("tenant", rows.virtual_cluster, rows.virtual_clusters.values()),
+    ):
+        waits_s, rooms_s = (np.bincount(code, each, minlength=len(names)) for each in (wait_s, room_s))
+        most = [at for at in np.argsort(-waits_s, kind="stable")[:SHOWN_SIZES].tolist() if waits_s[at] > 0]
+        texts = [f"{names[at]}: {percent(rooms_s[at] / waits_s[at])} of {waits_s[at] / HOUR_S:,.1f} h" for at in most]
+        if any(names):
+            yield f"  by {what:8} {', '.join(texts)}"
+    if room_s.sum() > MAX_ROOM_FRACTION * wait_s.sum():
+        yield f"  so          policies are not compared with this log: its waiting was for {REASONS}"
 
 
 def _type_counts(codes: NDArray[np.int32], names: Names, none: str = "any") -> str:

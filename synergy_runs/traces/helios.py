@@ -2,7 +2,8 @@
 
 The clusters are Venus, Earth, Saturn and Uranus. `duration` is end − start, in seconds. About half the rows are CPU
 jobs (gpu_num 0): they are left out and counted, as are jobs that never started and SUSPENDED jobs, which the publishers
-ignore too. Times are local. `cpu_num` is for the whole job, like `gpu_num`; the log has no memory column.
+ignore too. Jobs in state RUNNING hold their GPUs to the log's end. Times are local. `cpu_num` is for the whole job,
+like `gpu_num`; the log has no memory column.
 
 `cluster_gpu_number.csv` beside the log gives the GPUs of each virtual cluster for each day. Quotas of different days
 may not fit one cluster, so all quotas are taken from one day: the first day between the first and the last submission
@@ -49,7 +50,6 @@ COLUMNS = {
 }
 QUOTAS = "cluster_gpu_number.csv"
 TOLERANCE_S = 1.0
-UNFINISHED = ("RUNNING", "PENDING")
 
 
 def recognises(path: Path, head: str) -> bool:
@@ -68,10 +68,11 @@ def read(path: Path, rows: TraceRows) -> None:
         table.leave_out(table["gpus"] == 0, "no GPU (CPU jobs)")
         state = table.text("state", lambda text: text.strip().upper())
         table.leave_out(state == "SUSPENDED", "suspended (the publishers ignore them)")
-        table.leave_out(np.isin(state, UNFINISHED), "still running or waiting when the log was written")
+        table.leave_out(state == "PENDING", "still waiting when the log was written")
         table.leave_out(table.missing("start_time"), "never started")
         logged_s, run_s = table["duration_s"], table["end_s"] - table["start_s"]
         duration_s = np.where(np.isnan(logged_s), run_s, logged_s)
+        duration_s = np.where((state == "RUNNING") & np.isnan(duration_s), 0.0, duration_s)
         table.leave_out(np.isnan(duration_s), "no end recorded")
         inconsistent += int((table.left & (np.abs(run_s - duration_s) > TOLERANCE_S)).sum())
         shared: dict[str, Any] = {} if has_ids else {"job_name": table["shared_name"]}

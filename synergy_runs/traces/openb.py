@@ -2,7 +2,8 @@
 
 Each pod becomes a job, submitted at creation_time, that held its GPUs from scheduled_time to deletion_time. Times are
 seconds from the log's start and are read as seconds since 1970. Pods without GPUs and pods that were never scheduled
-are left out. Succeeded means completed; a pod deleted while Running counts as killed.
+are left out. Succeeded means completed; a pod deleted while Running counts as killed. If several were deleted at the
+log's last instant, these were still running.
 
 `cpu_milli` is in thousandths of a core, `memory_mib` in MiB; 0 memory means no request, as in Kubernetes. `gpu_milli`
 below 1000 requests part of a GPU. We allocate whole GPUs, so such pods get one each; the notes give their number and
@@ -12,7 +13,6 @@ in the catalog (V100M32: v100-32gb) or else in the log (G2: g2). Pods with sever
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from synergy_core.catalog import gpu_type_named
 from synergy_runs.traces._reading import Number, Text, header_of, read_tables
-from synergy_runs.traces.rows import UNKNOWN, TraceRows, cpus, memory_bytes, number, one_of, seconds, whole
+from synergy_runs.traces.rows import STATES, UNKNOWN, TraceRows, cpus, memory_bytes, number, one_of, seconds, whole
 
 NAME = "openb"
 SUMMARY = "OpenB: openb_pod_list_*.csv, pods with CPUs, memory and parts of a GPU (alibaba/clusterdata, v2023)"
@@ -62,7 +62,7 @@ COLUMNS = {
 def read(path: Path, rows: TraceRows) -> None:
     """Adds every pod that requests GPUs and was scheduled."""
     parts: list[float] = []
-    specs, deleted_s = 0, Counter[float]()
+    specs = 0
     for table in read_tables(path, rows, COLUMNS):
         gpus = table["gpus"]
         table.leave_out(gpus == 0, "no GPU (CPU-only pods)")
@@ -73,15 +73,16 @@ def read(path: Path, rows: TraceRows) -> None:
         table.reject((gpus > 1) & (part < 1), "gpu_milli", f"{WHOLE_GPU}, since num_gpu is above 1")
         several = np.array(["|" in each for each in table["gpu_types"]])
         gpu_type = np.where(several, "", table["gpu_types"])
-        end_state, end_s = table["end_state"], table["end_s"]
         added = table.add(
-            duration_s=end_s - table["start_s"],
+            duration_s=table["end_s"] - table["start_s"],
             gpu_type=gpu_type,
             columns={"duration_s": "deletion_time − scheduled_time"},
         )
         parts += part[added & (part < 1)].tolist()
         specs += int((added & several).sum())
-        deleted_s.update(end_s[added & (end_state == "killed")].tolist())
+    end_s = rows.start_s + rows.duration_s
+    at_end = (rows.end_state == STATES.index("killed")) & (end_s == end_s.max(initial=0))
+    rows.end_state[at_end & (at_end.sum() > 1)] = STATES.index("running")
     pods = len(rows) + sum(rows.left_out.values()) + rows.bad_count
     if pods:
         rows.notes.append(f"{len(rows):,} of {pods:,} pods ({len(rows) / pods * 100:.1f} %) are replayed")
@@ -93,8 +94,3 @@ def read(path: Path, rows: TraceRows) -> None:
         )
     if specs:
         rows.notes.append(f"{specs:,} pods list several GPU types: here they run on any type")
-    last_s = max(deleted_s, default=0.0)
-    if deleted_s[last_s] > 1:
-        rows.notes.append(
-            f"{deleted_s[last_s]:,} running pods end at the log's last instant: how much longer they ran is unknown"
-        )

@@ -5,9 +5,10 @@ Fields of a job: status (Pass, Killed, Failed), vc, jobid, submitted_time, user,
 when the job was, each retry when the log started it. The status is the end state of the last attempt. Earlier attempts
 count as failed, because the log does not say why they ended (an error, a lost machine, preemption).
 
-Some jobs that the release documents are left out and counted, not rejected: jobs without attempts or recorded times,
-and attempts still running at the snapshot (the last attempt has a start and no end). Attempts without GPUs are left out
-too, as in the release's own notebook. Times have no zone and are subtracted as written, unless they end in PST or PDT.
+A job whose last attempt has a start and no end was still running at the snapshot, as the release documents. Jobs
+without attempts or recorded times, which it documents too, are left out and counted, not rejected. So are attempts
+without GPUs, as in the release's own notebook. Times have no zone and are subtracted as written, unless they end in
+PST or PDT.
 
 A CSV beside the log, `cluster_machine_list`, has the columns machineId, number of GPUs, single GPU mem.
 """
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 from synergy_runs.traces import _attempts, slurm
 from synergy_runs.traces._reading import Number, Text, objects, open_text, read_tables
-from synergy_runs.traces.rows import BadValueError, TraceRows, date_s, end_state, shown, whole
+from synergy_runs.traces.rows import RUNNING, BadValueError, TraceRows, date_s, end_state, shown, whole
 
 NAME = "philly_json"
 SUMMARY = "Philly as released: cluster_job_log, a JSON list of jobs with their attempts"
@@ -112,26 +113,24 @@ def _runs(number: int, line: int, job: object, rows: TraceRows, oddities: Counte
     runs: list[Run] = []
     for at, attempt in enumerate(attempts):
         start, end = _text(attempt, "start_time"), _text(attempt, "end_time")
-        if start is not None and end is not None:
+        is_running = end is None and at == len(attempts) - 1
+        if start is not None and (end is not None or is_running):
             start_column, end_column = f"attempts[{at}].start_time", f"attempts[{at}].end_time"
             start_s = date_s(start, start_column)
-            duration_s = round(date_s(end, end_column) - start_s, 6)  # times are no finer than microseconds
+            end_s = start_s if end is None else date_s(end, end_column)
+            duration_s = round(end_s - start_s, 6)  # times are no finer than microseconds
             if duration_s < 0:
                 got = f"{end}, {-duration_s:g} s before its start {start}"
                 raise BadValueError(end_column, got, "a time not before the start")
             held = [(_text(machine, "ip") or "", _gpu_count(machine)) for machine in _objects(attempt, "detail")]
             gpus, nodes = sum(count for _, count in held), ";".join(f"{ip}={count}" for ip, count in held)
             times, why_not = (start_s if runs else submit_s, start_s, duration_s), "held no GPU: the attempt lists none"
+            state = RUNNING if is_running else state
             runs.append(Run(number, line, name, *times, gpus, nodes, "" if gpus else why_not))
-        elif start is not None and at == len(attempts) - 1:
-            why_not = "still running at the snapshot: the last attempt has no end"
-            runs.append(Run(number, line, name, submit_s, submit_s, why_not=why_not, unfinished=True))
         elif start is not None or end is not None:
             oddities["attempts with only one of their two times: not counted in the run time"] += 1
     if not runs:
         return [Run(number, line, name, why_not="never ran: no attempt has both times")]
-    if not runs[0].unfinished and runs[0].start_s < submit_s:
-        oddities["jobs that started before they were submitted"] += 1
     if rows.repeats(line, name, "jobid"):
         return []
     runs[-1] = runs[-1]._replace(end_state=state)

@@ -1,9 +1,9 @@
 """Reader of our own CSV format, for logs in none of the other formats.
 
 Required columns: submit_time (seconds, or a date), duration_s, gpus. Optional: job, virtual_cluster, user, end_state
-(completed, killed, failed), estimate_s (run time declared by the user), gpu_type (requested; empty means any), model,
-cpus and memory_bytes (requested for the whole job). Columns may come in any order, with names in upper or lower case.
-Columns are separated by commas, or by semicolons as in some spreadsheets; a first line `sep=;` may say which. Values
+(completed, killed, failed, running), estimate_s (run time declared by the user), gpu_type (requested; empty means any),
+model, cpus and memory_bytes (requested for the whole job). Columns may come in any order, with names in upper or lower
+case. They are separated by commas, or by semicolons as in some spreadsheets; a first line `sep=;` may say which. Values
 of `job` are ids and must be unique.
 """
 

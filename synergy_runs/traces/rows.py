@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from synergy_core.errors import InputError
-from synergy_core.units import Floats
+from synergy_core.units import HOUR_S, Floats, format_duration
 
 EPOCH = datetime(1970, 1, 1)
 DAYLIGHT_SAVING = timedelta(hours=1)
@@ -54,10 +54,14 @@ SHOWN_CHARACTERS = 60
 DECIMAL_COMMA = re.compile(r"-?\d+,\d+", re.ASCII)
 
 END_STATES = ("completed", "killed", "failed")
+RUNNING = "running"
+STATES = (*END_STATES, RUNNING)
+"""The states of jobs in a log. A job that was still running when the log was written has no end state."""
 END_STATE_OF = {
     **dict.fromkeys(("COMPLETED", "PASS", "PASSED"), "completed"),
     **dict.fromkeys(("CANCELLED", "CANCELED", "KILLED", "PREEMPTED"), "killed"),
     **dict.fromkeys(("FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"), "failed"),
+    "RUNNING": RUNNING,
 }
 
 
@@ -140,7 +144,7 @@ def memory_bytes(text: str, column: str, unit: float = 1.0) -> float:
 
 
 def end_state(text: str, column: str) -> str:
-    """Translates a log's end state, in upper or lower case, to `completed`, `killed` or `failed`.
+    """Translates a log's end state, in upper or lower case, to `completed`, `killed`, `failed` or `running`.
 
     Time-outs and node failures count as failed, as in the Helios analysis (SC '21); preempted jobs as killed.
     """
@@ -252,8 +256,10 @@ class TraceRows:
     """Jobs of one file, column by column, in file order.
 
     columns: name that the reader knows → name of that column in the file, for columns that the file calls otherwise.
-    submit_s: seconds since 1970 (on the log's local clock if its times have no zone).
-    duration_s: seconds the job held its GPUs, summed over its attempts.
+    submit_s: when the job could first start: its submission or, if later, the end of what it depended on, was held for
+    or began after (`add`); seconds since 1970 (on the log's local clock if its times have no zone).
+    duration_s: seconds the job held its GPUs, summed over its attempts; for a job that was still running when the log
+    was written (end_state `running`), until then.
     start_s: when the job first held its GPUs in the log, NaN if unknown.
     estimate_s: the run time that the user declared, NaN if none.
     global_batch: samples per iteration that the user requested, 0 if unknown. iterations: number after which the job is
@@ -269,6 +275,8 @@ class TraceRows:
     from_zero: whether times count from the start of an undated window, not from 1970.
     quotas: GPUs of each virtual cluster, if the log or a file beside it gives them.
     left_out: reason → number of jobs that never ran or used no GPU, as the format documents; their rows are not bad.
+    left_out_gpu_s: reason → GPU-seconds of these jobs, where the log has them.
+    delays_s: of the jobs that could start only after their submission, seconds between the two.
     """
 
     path: Path
@@ -304,9 +312,11 @@ class TraceRows:
     gpu_types: Names = field(default_factory=Names)
     given_gpu_types: Names = field(default_factory=Names)
     models: Names = field(default_factory=Names)
-    end_states: Names = field(default_factory=lambda: Names(END_STATES))
+    end_states: Names = field(default_factory=lambda: Names(STATES))
     quotas: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
+    left_out_gpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    delays_s: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     from_zero: bool = False
     bad: list[BadRow] = field(default_factory=list)
@@ -323,9 +333,14 @@ class TraceRows:
         job_name: str | Sequence[str] | NDArray[np.object_],
         columns: Mapping[str, str] | None = None,
         id_column: str = "",
+        eligible_s: ArrayLike = UNKNOWN,
         **values: ArrayLike,
     ) -> Mask:
         """Adds one job or many, except impossible ones, which are recorded as bad. Returns a mask of the jobs added.
+
+        eligible_s: when dependencies, holds and begin times let the job start, NaN if unknown. If this is after
+        `submit_s`, it replaces it, but never by a time after `start_s`. A job that was running when the log was written
+        has the run time that the log has (0 if none); `close` makes it last to the log's last instant.
 
         job_name: "" for an unnamed job, which is called `line-7`. values: by column, one value per line, or one for all
         lines. Names (of tenants, users, …) are texts, or codes from `Names.codes`. columns: column names in the file,
@@ -341,6 +356,8 @@ class TraceRows:
             for name, each in COLUMNS.items()
             if not each["names"]
         }
+        submit_s, start_s = numbers["submit_s"], numbers["start_s"]
+        numbers["submit_s"] = np.fmax(submit_s, np.minimum(eligible_s, np.nan_to_num(start_s, nan=np.inf)))
         added = self._possible(lines, numbers, columns or {})
         names = np.broadcast_to(np.array(job_name, dtype=object), len(lines))
         if id_column:
@@ -348,6 +365,7 @@ class TraceRows:
                 added[at] = not self.repeats(int(lines[at]), names[at], id_column)
         if not added.any():
             return added
+        self.delays_s += (numbers["submit_s"] - submit_s)[added & (numbers["submit_s"] > submit_s)].tolist()
         for name, each in COLUMNS.items():
             if name in numbers:
                 new = numbers[name][added]
@@ -411,12 +429,33 @@ class TraceRows:
         return True
 
     def close(self) -> None:
-        """Raises InputError if there are bad rows that `bad_rows` does not skip, or if no job is left."""
+        """Completes the run times of running jobs, and adds notes about them and about when jobs could start.
+
+        Raises InputError if there are bad rows that `bad_rows` does not skip, or if no job is left.
+        """
         if self.bad_count and (self.bad_rows != "skip" or not len(self)):
             raise self.bad_rows_error()
         if not len(self):
             why = "; ".join(f"{count} {reason}" for reason, count in self.left_out.items()) or "it has no rows"
             raise InputError(f"{self.path}: no job to replay ({why}).")
+        running, early = self.end_state == STATES.index(RUNNING), self.start_s < self.submit_s
+        if running.any():
+            last_s = max(self.submit_s.max(), np.nanmax(self.start_s + self.duration_s, initial=-np.inf))
+            self.duration_s[running] = np.fmax(self.duration_s, last_s - self.start_s)[running]
+            all_h = self.duration_s * self.gpus / HOUR_S
+            self.notes.append(
+                f"{running.sum():,} jobs were still running when the log was written, with {all_h[running].sum():,.1f} "
+                f"of {all_h.sum():,.1f} GPU-hours: they hold their GPUs, and means exclude them"
+            )
+        if self.delays_s:
+            by = f"in the median by {format_duration(float(np.median(self.delays_s)))}: they wait from then on"
+            what = "could start only after their submission (dependencies, holds, begin times)"
+            self.notes.append(f"{len(self.delays_s):,} jobs {what}, {by}")
+        if early.any():
+            by = format_duration(float((self.submit_s - self.start_s)[early].max()))
+            self.notes.append(
+                f"{early.sum():,} jobs started before they were submitted, by up to {by}: they had no wait"
+            )
 
     def bad_rows_error(self) -> InputError:
         """Error that lists the first ten bad rows and says how to continue without them."""

@@ -7,6 +7,7 @@ are local, and an hour off across a change of clocks.
 Required columns: JobID (or JobIDRaw), State, Submit, one of AllocTRES and ReqTRES, and one of ElapsedRaw, Elapsed and
 End (with Start). The virtual cluster is the Account, or the Partition if there is no Account column. Timelimit is the
 user's estimate. NodeList names the nodes that jobs ran on, from which `cluster_seen` counts the cluster's nodes.
+Eligible is when dependencies, holds and `--begin` let the job start.
 
 GPUs are counted in AllocTRES, else in ReqTRES. Only a requested GPU type binds a job: a job with `gres/gpu=4` in
 ReqTRES runs on any type, and the type in AllocTRES is only recorded. Types requested in another way (a partition, a
@@ -25,7 +26,10 @@ same JobID (--duplicates) and different Submit times: its attempts (`_attempts`)
 user or name are another job. Rows with the same id, user, Submit and Start are one record printed twice, and are
 rejected.
 
-Left out and counted: steps (123.batch), jobs without GPUs, jobs that never started, jobs still waiting or running.
+Jobs still running when the log was written hold their GPUs until then. A suspended job keeps its GPUs, but sacct's
+elapsed time excludes the suspension; the notes count jobs whose elapsed time is not End − Start.
+
+Left out and counted: steps (123.batch), jobs without GPUs, jobs that never started, jobs still waiting.
 """
 
 from __future__ import annotations
@@ -55,7 +59,8 @@ from synergy_runs.traces._reading import (
 )
 from synergy_runs.traces.rows import (
     END_STATE_OF,
-    END_STATES,
+    RUNNING,
+    STATES,
     UNKNOWN,
     BadValueError,
     Mask,
@@ -71,7 +76,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "slurm"
-FORMAT = "JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES"
+FORMAT = (
+    "JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES,NodeList"
+)
 SUMMARY = f"Slurm: sacct --allocations --duplicates --parsable2 --format {FORMAT}"
 
 TRES = ("ReqTRES", "AllocTRES")
@@ -79,18 +86,18 @@ CPUS = ("ReqCPUS", "NCPUS", "AllocCPUS")
 NODES = ("NNodes", "ReqNodes", "AllocNodes")
 OPTIONAL = (
     *("JobID", "JobIDRaw", "JobName", "User", "Account", "Partition", "Start", "End", "NodeList", "Cluster"),
-    *("Elapsed", "ElapsedRaw", "Timelimit", "TimelimitRaw", *TRES, *CPUS, *NODES, "ReqMem"),
+    *("Elapsed", "ElapsedRaw", "Timelimit", "TimelimitRaw", "Eligible", *TRES, *CPUS, *NODES, "ReqMem"),
 )
 COLUMNS = {name: Text(name) for name in ("State", "Submit")} | {name: Text(name, missing="") for name in OPTIONAL}
 ANY_OF = (("JobID", "JobIDRaw"), ("AllocTRES", "ReqTRES"), ("ElapsedRaw", "Elapsed", "End"))
 """The header must have at least one column of each group."""
 
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "SUSPENDED")
+HOLDING = ("RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "SUSPENDED")
 OTHER_END_STATES = {"REVOKED": "killed", "LAUNCH_FAILED": "failed", "RECONFIG_FAIL": "failed"}
 NO_LIMIT = frozenset({"unlimited", "partition_limit", "infinite", "invalid"})
 MAX_END_GAP_S = 1.0
-"""Components of a job count as ended together if their ends differ by at most this."""
+"""Two ends of a job count as the same if they differ by at most this."""
 
 
 JSON = {
@@ -203,6 +210,7 @@ def _json_tres(job: object, kind: str) -> str:
 # Rows of `sacct`. An unreadable value is rejected only in rows that are replayed.
 
 
+SUSPENDED = "ran for another time than End − Start (suspended, or the clocks changed): the elapsed time is used"
 ONCE = "each attempt once. If outputs of overlapping spans were joined, print the whole span with one sacct"
 WHOLE_GPUS = "whole GPUs: this is part of a GPU, and here each GPU is held by one job"
 
@@ -217,17 +225,19 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
     is_row = table.left.copy()
 
     submit_s = table.convert("Submit", instant_s)
-    start_s, end_s = (_first_of(table, (name,), instant_s) for name in ("Start", "End"))
+    eligible_s, start_s, end_s = (_first_of(table, (name,), instant_s) for name in ("Eligible", "Start", "End"))
     run_s = _first_of(table, ("ElapsedRaw", "Elapsed"), elapsed_s)
     run_s = np.where(np.isnan(run_s), end_s - start_s, run_s)
     table.reject(run_s < 0, "End", "a time not before the start")
     estimate_s = _first_of(table, ("TimelimitRaw", "Timelimit"), limit_s)
 
     state = table.text("State", _state)
-    waits, runs = np.isin(state, WAITING), np.isin(state, RUNNING)
-    ended = table.convert("State", _end_state, ~waits & ~runs, "killed")
+    # A resized job has a row for each size, which all but the last have an end.
+    waits, runs = np.isin(state, WAITING), np.isin(state, HOLDING) & ~((state == "RESIZING") & np.isfinite(end_s))
+    ended = np.where(runs, RUNNING, table.convert("State", _end_state, ~waits & ~np.isin(state, HOLDING), "killed"))
+    run_s = np.where(runs & np.isnan(run_s), 0.0, run_s)
     # Without a Start column, a job cancelled while waiting looks like a job with run time 0.
-    ran = ~runs & (~np.isnan(run_s) & ~np.isnan(start_s) if "Start" in header else run_s > 0)
+    ran = ~np.isnan(run_s) & ~np.isnan(start_s) if "Start" in header else run_s > 0
 
     def gpus(column: str) -> tuple[Floats, NDArray[np.object_]]:
         part = table.convert(column, _part_of_gpu, ran, "")
@@ -239,6 +249,8 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
 
     (received, received_types), (requested, requested_types) = gpus("AllocTRES"), gpus("ReqTRES")
     held = np.where(table.missing("AllocTRES"), requested, received)
+    differs = ran & ~runs & table.left & (held > 0) & (np.abs(end_s - start_s - run_s) > MAX_END_GAP_S)
+    notes[SUSPENDED] += int(differs.sum())
     cpus, memory_bytes = _demands(table, held > 0)
     log_nodes = _first_of(table, ("AllocTRES", "AllocNodes", "NNodes"), _node_count, ran)
     base, component = zip(*(components(each) for each in job_id), strict=True)
@@ -254,11 +266,11 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
             "component": component,
             "is_impossible": ~table.left,
             "submit_s": submit_s,
+            "eligible_s": eligible_s,
             "start_s": start_s,
             "run_s": np.where(ran, run_s, 0.0),
             "ran": ran,
             "waits": waits,
-            "runs": runs,
             "gpus": held,
             "cpus": cpus,
             "memory_bytes": memory_bytes,
@@ -268,7 +280,7 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
             "virtual_cluster": table.text("Account" if "Account" in header else "Partition"),
             "partition": table.text("Partition"),
             "log_nodes": np.nan_to_num(log_nodes),
-            "end_state": [END_STATES.index(each) for each in ended],
+            "end_state": [STATES.index(each) for each in ended],
             "estimate_s": estimate_s,
             "node_list": [f"{names}={gpus:.0f};" for names, gpus in zip(table.text("NodeList"), held, strict=True)],
         }
@@ -492,7 +504,6 @@ def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
         apart.sum()
     )
     reasons = {
-        "still running when the log was written": over(np.logical_or, records.runs, all_rows),
         "": all_ran & (gpus > 0),
         "no GPU in AllocTRES or ReqTRES": all_ran,
         "still waiting when the log was written": over(np.logical_or, records.waits, all_rows),
@@ -505,6 +516,7 @@ def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
             **{name: over(np.add, records[name], rows_with_gpus) for name in ("cpus", "memory_bytes", "log_nodes")},
             "line": records.line.to_numpy()[_run_starts(gang)],
             "submit_s": over(np.minimum, records.submit_s, all_rows),
+            "eligible_s": over(np.fmax, records.eligible_s, rows_with_gpus),
             "start_s": over(np.minimum, records.start_s, rows_with_gpus),
             "duration_s": end_s - start_s,
             "gpus": gpus,
@@ -513,7 +525,7 @@ def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
             "node_list": over(np.add, records.node_list, rows_with_gpus),
             "end_state": over(np.maximum, records.end_state, all_rows),
             "why_not": np.select(list(reasons.values()), list(reasons), "never started"),
-            "unfinished": over(np.logical_or, records.runs | (records.waits & ~records.ran), all_rows),
+            "unfinished": over(np.logical_or, records.waits & ~records.ran, all_rows),
         }
     )
 

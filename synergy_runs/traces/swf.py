@@ -4,6 +4,8 @@ Each processor becomes a GPU: those allocated (field 5), else those requested (f
 11) 1 is completed, 0 failed, 5 killed, and -1 counts as completed. Lines with status 2, 3 or 4 are parts of a job that
 has its own line, and are left out. Requested time (field 9) is the user's estimate. The virtual cluster is the queue
 (field 15), else the group (field 13). Submission times count from the header's `; UnixStartTime:`, by default from 0.
+A job could start when the job before it (field 17) had ended in the log and the think time (field 18) was over. If the
+run time is unknown, the CPU time per processor (field 6) takes its place.
 
 The header's `MaxProcs` and `MaxNodes`, however spelt (`; max procs = 1,024`), are the cluster: that many processors
 on that many nodes. With MaxProcs only it is one large node, so that no job waits for processors to lie together.
@@ -33,6 +35,7 @@ COLUMNS = {
     "end_state": Text("status (field 11)", partial(one_of, meanings=END_STATES)),
     "duration_s": Number("run time (field 4)", seconds),
     "allocated": Number("allocated processors (field 5)", whole),
+    "cpu_s": Number("CPU time (field 6)", seconds),
     "requested": Number("requested processors (field 8)", whole),
     "estimate_s": Number("requested time (field 9)", seconds),
     "submit_s": Number("submit time (field 2)", seconds),
@@ -40,6 +43,8 @@ COLUMNS = {
     "user": Text("user (field 12)"),
     "group": Text("group (field 13)"),
     "queue": Text("queue (field 15)"),
+    "before": Text("preceding job (field 17)"),
+    "think_s": Number("think time (field 18)", seconds),
 }
 MACHINE = re.compile(r"[;\s]*max[\s_-]*(proc|node)[a-z]*\s*[:=]\s*([\d,]*\d)", re.IGNORECASE)
 START_TIME = re.compile(r";\s*UnixStartTime\s*:\s*(\S+)", re.IGNORECASE)
@@ -60,10 +65,13 @@ def read(path: Path, rows: TraceRows) -> None:
     """Adds every job that ran on a known number of processors."""
     start_s: list[float] = []
     machine: dict[str, int] = {}
+    end_s: dict[str, float] = {}
+    timed_by_cpu = 0
     column_of_field = {re.findall(r"\d+", each.name)[-1]: each.name for each in COLUMNS.values()}
     header = [column_of_field.get(str(field), str(field)) for field in range(1, FIELDS + 1)]
     for table in tables_of(_fields(path, rows, start_s, machine), header, COLUMNS, rows):
-        _add_jobs(table, start_s[-1] if start_s else 0.0)
+        _add_jobs(table, start_s[-1] if start_s else 0.0, end_s)
+        timed_by_cpu += int((table["duration_s"] == -1)[table.left].sum())
     processors, nodes = machine.get("proc", 0), machine.get("node", 0)
     if processors and not 0 < nodes <= processors:
         nodes = 1
@@ -71,6 +79,8 @@ def read(path: Path, rows: TraceRows) -> None:
         size, larger = divmod(processors, nodes)
         rows.declared = tuple(each for each in ((larger, size + 1), (nodes - larger, size)) if each[0])
     rows.notes.append("each processor of the log is taken as one GPU")
+    if timed_by_cpu:
+        rows.notes.append(f"{timed_by_cpu:,} jobs have no run time (field 4): their CPU time (field 6) takes its place")
     if not start_s:
         rows.notes.append("no UnixStartTime in the header: dates count from 1970-01-01")
 
@@ -99,18 +109,24 @@ def _fields(
                 rows.reject(line, "whole row", got, f"at least {FIELDS} fields")
 
 
-def _add_jobs(table: LogTable, start_s: float) -> None:
+def _add_jobs(table: LogTable, start_s: float, end_s: dict[str, float]) -> None:
     table.leave_out(np.isin(table.texts["status (field 11)"], PART_STATUSES), "parts of jobs (status 2, 3 or 4)")
-    end_state, duration_s = table["end_state"], table["duration_s"]
-    table.leave_out(duration_s == -1, "never ran, or with unknown run time (field 4 is -1)")
+    end_state, run_s, cpu_s = table["end_state"], table["duration_s"], table["cpu_s"]
+    duration_s = np.where((run_s == -1) & (cpu_s > 0), cpu_s, run_s)
+    table.leave_out(duration_s == -1, "never ran, or with unknown run time (fields 4 and 6 are -1)")
     allocated, requested = table["allocated"], table["requested"]
     table.leave_out((duration_s == 0) & (allocated <= 0), "never ran (run time 0 on no processor)")
     table.leave_out((allocated == -1) & (requested == -1), "unknown size (fields 5 and 8 are -1)")
     estimate_s, submit_s, wait_s = table["estimate_s"], start_s + table["submit_s"], table["wait_s"]
     user, group, queue = table["user"], table["group"], table["queue"]
+    began_s = np.where(wait_s == -1, UNKNOWN, submit_s + wait_s)
+    end_s.update(zip(table["job_name"][table.left].tolist(), (began_s + duration_s)[table.left].tolist(), strict=True))
+    before_s = np.array([end_s.get(each, UNKNOWN) for each in table["before"].tolist()])
     table.add(
         submit_s=submit_s,
-        start_s=np.where(wait_s < 0, UNKNOWN, submit_s + wait_s),
+        eligible_s=before_s + np.maximum(table["think_s"], 0),
+        start_s=began_s,
+        duration_s=duration_s,
         gpus=np.where(allocated == -1, requested, allocated),
         virtual_cluster=np.where(queue != "-1", "queue-" + queue, np.where(group != "-1", "group-" + group, "")),
         user=np.where(user == "-1", "", user),

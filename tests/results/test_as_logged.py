@@ -13,6 +13,7 @@ from synergy_runs.notes import notes
 from synergy_runs.report.write import write_comparison
 from synergy_runs.stored import find_runs
 from synergy_runs.tables import FIGURES, cells, verdict
+from synergy_runs.traces.rows import RUNNING, STATES
 
 pytestmark = pytest.mark.usefixtures("unpictured")
 
@@ -51,6 +52,26 @@ def test_policies_are_compared_with_the_log_which_is_never_best(tmp_path):
     headline = verdict(comparison)
     assert "20.0 s" in headline  # fifo's mean JCT
     assert "33\N{NO-BREAK SPACE}% above the log" in headline
+
+
+@pytest.mark.parametrize(("room_s", "is_compared"), [([0, 1, 2], True), ([0, 2, 2], False)])
+def test_policies_are_not_compared_with_a_log_whose_waiting_passed_with_room(tmp_path, room_s, is_compared):
+    jobs = replace(logged_jobs([0, 5, 10]), log_room_s=np.array(room_s, dtype=np.float64))
+    comparison = compared(tmp_path, [simulate(jobs, cluster(1, 1)), as_logged(jobs, cluster(1, 1), 0)])
+    assert ("above the log" in verdict(comparison), "fair share" in verdict(comparison)) == (
+        is_compared,
+        not is_compared,
+    )
+    assert any("×" in line for line in notes(comparison)) == is_compared
+    assert np.isfinite([row.ratio.value for row in comparison.rows]).tolist() == [True, is_compared]
+
+
+def test_a_job_still_running_when_the_log_was_written_holds_gpus_and_is_in_no_job_metric():
+    jobs = replace(logged_jobs([0, 10, 20]), end_state_code=np.array([STATES.index(RUNNING), 0, 0], dtype=np.int32))
+    for run in (simulate(jobs, cluster(1, 1)), as_logged(jobs, cluster(1, 1), 0)):
+        summary = summarise(run)
+        counts = [summary[key] for key in ("jobs", "jobs_measured", "jobs_running", "running_work_gpu_s")]
+        assert (counts, summary["mean_waiting_s"], summary["service_gpu_s"]) == ([2, 2, 1, 10], 15, 30)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_list_has_carried_jobs_which_count_nowhere_and_the_time_limits_that_user
     rows = compare([run]).rows
     names, about, columns = listed(rows)
     assert run.summary["jobs"] == about["jobs"] == 3
-    assert (len(names), columns["carried"].tolist()) == (4, [1, 0, 0, 0])
+    assert (len(names), columns["partial"].tolist()) == (4, [1, 0, 0, 0])
     assert {sum(each["jobs"]) for each in breakdowns(rows)} == {3}
     assert columns["limit"][0] * about["unit_s"] == 3600.0
     assert columns["limit"].tolist()[1:] == [-1] * 3

@@ -45,8 +45,8 @@ async function jobList() {
   const found = () => {
     const parts = search.value.toLowerCase().split(/\s+/).filter(Boolean), gpus = Number(least.value) || 0;
     const rows = [...name.keys()].filter((row) => columns.gpus[row] >= gpus && parts.every((part) => texts[row].includes(part)));
-    const carried = rows.filter((row) => columns.carried[row]).length;
-    said.textContent = `${count(rows.length - carried)} of ${count(about.jobs)} jobs${carried ? `, and ${count(carried)} that ran when the window began` : ""}`
+    const partial = rows.filter((row) => columns.partial[row]).length;
+    said.textContent = `${count(rows.length - partial)} of ${count(about.jobs)} jobs${partial ? `, and ${count(partial)} that ran when the window began or when the log was written` : ""}`
       + (about.left_out ? `; listed are the ${count(name.length)} that waited longest under any policy` : "");
     return rows;
   };
