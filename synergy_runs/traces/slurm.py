@@ -76,9 +76,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "slurm"
-FORMAT = (
-    "JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES,NodeList"
-)
+FORMAT = "JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES,NodeList"
 SUMMARY = f"Slurm: sacct --allocations --duplicates --parsable2 --format {FORMAT}"
 
 TRES = ("ReqTRES", "AllocTRES")
