@@ -208,7 +208,7 @@ def _json_tres(job: object, kind: str) -> str:
 # Rows of `sacct`. An unreadable value is rejected only in rows that are replayed.
 
 
-SUSPENDED = "ran for another time than End − Start (suspended, or the clocks changed): the elapsed time is used"
+SUSPENDED = "have an elapsed time that is not End − Start (suspended, or the clocks changed): the elapsed time is used"
 ONCE = "each attempt once. If outputs of overlapping spans were joined, print the whole span with one sacct"
 WHOLE_GPUS = "whole GPUs: this is part of a GPU, and here each GPU is held by one job"
 
@@ -334,7 +334,7 @@ def limit_s(text: str, column: str) -> float:
 def _state(text: str) -> str:
     """First word of a state: CANCELLED for `CANCELLED by 1000`, and for `CANCELLE+`, which sacct has cut short."""
     word = text.upper().partition(" ")[0] if text.strip() else ""
-    states = (*END_STATE_OF, *OTHER_END_STATES, *WAITING, *RUNNING)
+    states = (*END_STATE_OF, *OTHER_END_STATES, *WAITING, *HOLDING)
     whole = [each for each in states if word.endswith("+") and each.startswith(word[:-1])]
     return whole[0] if len(whole) == 1 else word.rstrip("+")
 
