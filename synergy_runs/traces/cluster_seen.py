@@ -136,7 +136,8 @@ def seen(rows: TraceRows) -> SeenCluster:
     if rows.declared:
         declared = tuple(SeenNodes("", nodes, size or max(1, -(-most // nodes)), True) for nodes, size in rows.declared)
         beyond = f", although its jobs held {most:,} at once" if most > sum(each.gpus for each in declared) else ""
-        return SeenCluster(declared, how=f"so says the log's header{beyond}")
+        how = "one node with all in use at once" if rows.declared == ((1, 0),) else "so says the log's header"
+        return SeenCluster(declared, how=f"{how}{beyond}")
     if not ran.any():
         return NOTHING_SEEN
     kind, names = types_ran_on(
@@ -192,23 +193,27 @@ def seen(rows: TraceRows) -> SeenCluster:
     by_partition.sort(key=lambda each: (-each.gpus, each.partition, each.gpu_type))
 
     full, named, nodes = int((peak == size).sum()), len(every), sum(each.nodes for each in found)
-    how = [f"{full:,} of the {named:,} nodes that the log names had that many GPUs in use at once"] if named else []
+    reasons = [f"{full:,} of {named:,} named nodes had that many GPUs in use at once"] if named else []
     if named and not is_full.any():
-        how.append("nodes may be larger, because no job waited for them")
+        reasons.append("nodes may be larger, because no job waited for them")
     if named and full < named:
-        how.append(f"the other {named - full:,} are assumed to be as large")
+        reasons.append("the others are assumed to be as large")
     if nodes > named:
         what = f"{nodes - named:,} more nodes" if named else "the log names no nodes, and these are the fewest that"
-        how.append(f"{what} hold the {format_gpus(most)} in use at once")
+        reasons.append(f"{what} hold the {format_gpus(most)} in use at once")
     if is_type[main] and (untyped := int((ran & ~typed).sum())):
-        how.append(f"{untyped:,} jobs without a GPU type count as on {names[main]} unless on a node of another type")
+        reasons.append(
+            f"{untyped:,} jobs without a GPU type count as on {names[main]} unless on a node of another type"
+        )
 
     def shared(count: Counter[int]) -> tuple[str, ...]:
         return tuple(sorted(parts.names[node] for node, places in count.items() if places > 1))
 
     in_partitions = Counter(node for on in places.values() for node in on)
     pool_of = {queues[code]: pool for code, pool in pools.items()}
-    return SeenCluster(tuple(found), tuple(by_partition), pool_of, shared(in_partitions), shared(count), "; ".join(how))
+    return SeenCluster(
+        tuple(found), tuple(by_partition), pool_of, shared(in_partitions), shared(count), "; ".join(reasons)
+    )
 
 
 def _sizes(

@@ -84,7 +84,7 @@ def _waiting(rows: TraceRows) -> Iterator[str]:
     if not wait_s.sum() > 0:
         return
     share = f"for {percent(room_s.sum() / wait_s.sum())} of it, as many GPUs as the job needed were free, on any nodes"
-    yield f"  waiting     {format_duration(wait_s.sum())} in all; {share}"
+    yield f"  waiting     {format_duration(wait_s.sum())} in all, {format_duration(wait_s.mean())} per job; {share}"
     sizes, size = np.unique(rows.gpus, return_inverse=True)
     for what, code, names in (
         ("partition", rows.partition, rows.partitions.values()),

@@ -64,14 +64,16 @@ def recognises(path: Path, head: str) -> bool:
 def advice(head: str) -> str:
     """A sentence that says which columns a CSV needs, and which of this one's look like them; "" if it is no CSV."""
     header = sorted(header_of(head))
+    if "|" in head.split("\n", 1)[0]:
+        return " Did sacct print it without its header (--noheader)? Print it again, or write the names above."
     if len(header) < 2:
         return ""
     like: dict[str, str] = {}
-    for each, is_synonym in [(each, sure) for sure in (True, False) for each in COLUMNS.values()]:
-        left = [name for name in header if name not in like.values()]
-        if each.name not in like and (found := similar_column(each.name, left, is_synonym=is_synonym)):
-            like[each.name] = found
     needed = [each.name for each in COLUMNS.values() if each.missing is None]
+    for name, is_synonym in [*((each.name, True) for each in COLUMNS.values()), *((each, False) for each in needed)]:
+        left = [each for each in header if each not in like.values()]
+        if name not in like and (found := similar_column(name, left, is_synonym=is_synonym)):
+            like[name] = found
     given = dict.fromkeys((*needed, *like))
     if "duration_s" not in like and {"start_time", "end_time"} <= like.keys():
         del given["duration_s"]
@@ -105,7 +107,7 @@ def read(path: Path, rows: TraceRows) -> None:
             table.add()
             continue
         start_s, end_s = table["start_s"], table["end_s"]
-        table.leave_out(np.isnan(start_s), "never started")
+        table.leave_out(np.isnan(start_s), "without a start time")
         state = np.where(np.isnan(end_s), RUNNING, table["end_state"])
         table.add(
             duration_s=np.nan_to_num(end_s - start_s), end_state=state, columns={"duration_s": "end_time - start_time"}
