@@ -82,7 +82,7 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
             truth = dataclasses.replace(truth, declared_error=ASSIGNED_WORK_ERROR)
         models = {workload.models[each] for each in np.unique(workload.model_code[np.isfinite(workload.work_scale)])}
         for policy in policies.values() if models & set(truth.not_preemptible) else ():
-            if isinstance(policy, OrderingPolicy) and policy.preemptive:
+            if isinstance(policy, OrderingPolicy) and (policy.preemptive or cluster.reclaims(policy.preemptive)):
                 raise stops_jobs(policy.name)
         truth.check_models(models)
         workload = with_measured(
