@@ -186,7 +186,14 @@ def compose(overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 @cache
 def _base_settings(override: str) -> Any:
-    return compose([override])[1]
+    """The defaults without keys that are null, so that a new key that sets nothing makes no result stale."""
+
+    def without_nulls(values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {key: without_nulls(value) for key, value in values.items() if value is not None}
+
+    return without_nulls(compose([override])[1])
 
 
 JITTER_S = 1.0
