@@ -47,7 +47,6 @@ def read(path: Path, rows: TraceRows) -> None:
     """Adds every job that ran on GPUs."""
     with open_text(path) as stream:
         is_kalos = "fail_time" in header_of(stream.readline())
-    inconsistent = 0
     for table in read_tables(path, rows, COLUMNS):
         table.leave_out(table["gpus"] == 0, "no GPU (CPU jobs)")
         state = table.text("state", lambda text: text.strip().upper())
@@ -59,14 +58,14 @@ def read(path: Path, rows: TraceRows) -> None:
         logged_s = np.where((state == "RUNNING") & ~(logged_s >= 0), 0.0, logged_s)
         table.leave_out(~has_end & np.isnan(logged_s), "no end recorded")
         table.reject(run_s < 0, "end_time", "a time not before the start")
-        inconsistent += int((table.left & (np.abs(run_s - logged_s) > TOLERANCE_S)).sum())
+        what = "duration − queue" if is_kalos else "duration"
+        table.count(
+            np.abs(run_s - logged_s) > TOLERANCE_S, f"rows whose {what} is not end − start (end − start is used)"
+        )
         table.add(
             duration_s=np.where(has_end, run_s, logged_s),
             memory_bytes=table["memory_bytes"] * np.where(table["nodes"] == 0, UNKNOWN, table["nodes"]),
         )
-    if inconsistent:
-        what = "duration − queue" if is_kalos else "duration"
-        rows.notes.append(f"{inconsistent} rows whose {what} is not end − start (end − start is used)")
 
 
 def duration_s(text: str, column: str) -> float:

@@ -38,14 +38,11 @@ MAX_START_DELAY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SeenNodes:
-    """Equal nodes of one GPU type ("": unknown), as estimated. named: whether the log names them all or its header
-    gives their number; else there are as few as hold what was used at once. partition: "" for nodes of all partitions.
-    """
+    """Equal nodes of one GPU type ("": unknown), as estimated. partition: "" for nodes of all partitions."""
 
     gpu_type: str
     nodes: int
     gpus_per_node: int
-    named: bool
     partition: str = ""
 
     @property
@@ -58,13 +55,12 @@ class SeenCluster:
     """A log's estimated cluster. nodes: most GPUs first. by_partition: the same by pool and GPU type. Both are empty if
     the log has neither start times nor a header that names its nodes. pool_of: partition → the pool of nodes that its
     jobs may use; partitions on the same nodes are one pool, and jobs of a partition on all nodes may use all ("").
-    in_several_partitions, in_several_pools: names of such nodes. how: what the estimate rests on and how sure it is.
+    in_several_pools: names of such nodes. how: what the estimate rests on and how sure it is.
     """
 
     nodes: tuple[SeenNodes, ...] = ()
     by_partition: tuple[SeenNodes, ...] = ()
     pool_of: Mapping[str, str] = field(default_factory=dict)
-    in_several_partitions: tuple[str, ...] = ()
     in_several_pools: tuple[str, ...] = ()
     how: str = ""
 
@@ -139,7 +135,7 @@ def seen(rows: TraceRows) -> SeenCluster:
     ran, start_s, end_s = np.isfinite(rows.start_s), rows.start_s, rows.start_s + rows.duration_s
     most = most_at_once(start_s[ran], end_s[ran], rows.gpus[ran])
     if rows.declared:
-        declared = tuple(SeenNodes("", nodes, size or max(1, -(-most // nodes)), True) for nodes, size in rows.declared)
+        declared = tuple(SeenNodes("", nodes, size or max(1, -(-most // nodes))) for nodes, size in rows.declared)
         beyond = f", although its jobs held {most:,} at once" if most > sum(each.gpus for each in declared) else ""
         return SeenCluster(declared, how=f"as many as the log's header says{beyond}")
     if not ran.any():
@@ -170,30 +166,33 @@ def seen(rows: TraceRows) -> SeenCluster:
             own = jobs & (kind == code)
             sizes = Counter(size[nodes & (type_of == code)].tolist())
             lack = most_at_once(start_s[own], end_s[own], rows.gpus[own]) - sum(sizes.elements())
-            lacks = lack > 0 and not np.isin(np.flatnonzero(own), placed).all()
-            if lacks:
+            if lack > 0 and not np.isin(np.flatnonzero(own), placed).all():
                 counted = own & (rows.log_nodes > 0)
                 on_node = np.ceil(rows.gpus[counted] / rows.log_nodes[counted]).max(initial=0)
                 each = max(max(sizes, default=0), _power_of_two(on_node)) or USUAL_GPUS_PER_NODE
                 sizes[each] += -(-lack // each)
             name = names[code] if is_type[code] else ""
-            found += [SeenNodes(name, count, each, not lacks, partition) for each, count in sizes.items()]
+            found += [SeenNodes(name, count, each, partition) for each, count in sizes.items()]
         return sorted(found, key=lambda each: (-each.gpus, each.partition, each.gpu_type, -each.gpus_per_node))
 
     every = np.ones(len(parts.names), dtype=np.bool_)
     found = nodes_of(ran, every)
-    pools, queue, queues = dict[int, str](), rows.partition, rows.partitions.values()
-    places = {code: frozenset(parts.node[queue[parts.job] == code].tolist()) for code in np.unique(queue[ran]).tolist()}
-    for code, on in places.items():
-        like = next(other for other, nodes in places.items() if other == code or nodes == on != frozenset())
-        pools[code] = "" if len(places) > 1 and len(on) == len(every) > 0 else queues[like]
-    kept_apart = {pool: places[code] for code, pool in pools.items() if pool}
-    count = Counter(node for on in kept_apart.values() for node in on)
-    by_partition = []
-    for pool in dict.fromkeys(pools.values()):
-        codes = [code for code, each in pools.items() if each == pool]
-        mine = np.array([node in kept_apart[pool] if pool else not count[node] for node in range(len(every))], np.bool_)
-        by_partition += nodes_of(ran & np.isin(queue, codes) & bool(pool), mine, pool or queues[codes[0]])
+    # Partitions on the same nodes are one pool. Jobs of a partition on all nodes may use all, and it is no pool ("").
+    queue, queues = rows.partition, rows.partitions.values()
+    nodes_on = {code: frozenset(parts.node[queue[parts.job] == code].tolist()) for code in np.unique(queue[ran])}
+    first_on = {on: queues[code] for code, on in reversed(nodes_on.items())}
+    pool_of = {queues[code]: first_on[on] if on else queues[code] for code, on in nodes_on.items()}
+    if len(nodes_on) > 1:
+        pool_of |= {queues[code]: "" for code, on in nodes_on.items() if len(on) == len(every) > 0}
+    pools = {pool_of[queues[code]]: on for code, on in nodes_on.items() if pool_of[queues[code]]}
+    pools_with = Counter(node for on in pools.values() for node in on)
+    on_all = next((partition for partition, pool in pool_of.items() if not pool), "")
+    by_partition = nodes_of(
+        np.zeros_like(ran), np.array([not pools_with[node] for node in range(len(every))], np.bool_), on_all
+    )
+    for pool, on in pools.items():
+        jobs = np.array([pool_of.get(each) == pool for each in queues])[queue]
+        by_partition += nodes_of(ran & jobs, np.isin(np.arange(len(every)), [*on]), pool)
     by_partition.sort(key=lambda each: (-each.gpus, each.partition, each.gpu_type))
 
     full, named, nodes = int(is_full.sum()), len(every), sum(each.nodes for each in found)
@@ -208,12 +207,8 @@ def seen(rows: TraceRows) -> SeenCluster:
     if is_type[main] and (untyped := int((ran & ~typed).sum())):
         how.append(f"{untyped:,} jobs without a GPU type count as on {names[main]} unless on a node of another type")
 
-    def shared(count: Counter[int]) -> tuple[str, ...]:
-        return tuple(sorted(parts.names[node] for node, places in count.items() if places > 1))
-
-    in_partitions = Counter(node for on in places.values() for node in on)
-    pool_of = {queues[code]: pool for code, pool in pools.items()}
-    return SeenCluster(tuple(found), tuple(by_partition), pool_of, shared(in_partitions), shared(count), "; ".join(how))
+    in_several = tuple(sorted(parts.names[node] for node, number in pools_with.items() if number > 1))
+    return SeenCluster(tuple(found), tuple(by_partition), pool_of, in_several, "; ".join(how))
 
 
 def _sizes(

@@ -63,7 +63,6 @@ def read(path: Path, rows: TraceRows) -> None:
         has_ids = "job_id" in header_of(stream.readline())
     # Job names in HeliosArtifact's Philly CSV need not be unique.
     name = {"job_name": Text("job_id")} if has_ids else {"shared_name": Text("jobname", missing="")}
-    inconsistent = 0
     for table in read_tables(path, rows, COLUMNS | name):
         table.leave_out(table["gpus"] == 0, "no GPU (CPU jobs)")
         state = table.text("state", lambda text: text.strip().upper())
@@ -74,11 +73,11 @@ def read(path: Path, rows: TraceRows) -> None:
         duration_s = np.where(np.isnan(logged_s), run_s, logged_s)
         duration_s = np.where((state == "RUNNING") & np.isnan(duration_s), 0.0, duration_s)
         table.leave_out(np.isnan(duration_s), "no end recorded")
-        inconsistent += int((table.left & (np.abs(run_s - duration_s) > TOLERANCE_S)).sum())
+        table.count(
+            np.abs(run_s - duration_s) > TOLERANCE_S, "rows whose duration is not end − start (duration is used)"
+        )
         shared: dict[str, Any] = {} if has_ids else {"job_name": table["shared_name"]}
         table.add(duration_s=duration_s, **shared)
-    if inconsistent:
-        rows.notes.append(f"{inconsistent} rows whose duration is not end − start (duration is used)")
     beside = path.parent / QUOTAS
     if beside.is_file() and beside != path and len(rows):
         _set_quotas(beside, rows)

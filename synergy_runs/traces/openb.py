@@ -62,7 +62,6 @@ COLUMNS = {
 def read(path: Path, rows: TraceRows) -> None:
     """Adds every pod that requests GPUs and was scheduled."""
     parts: list[float] = []
-    specs = 0
     for table in read_tables(path, rows, COLUMNS):
         gpus = table["gpus"]
         table.leave_out(gpus == 0, "no GPU (CPU-only pods)")
@@ -79,7 +78,7 @@ def read(path: Path, rows: TraceRows) -> None:
             columns={"duration_s": "deletion_time − scheduled_time"},
         )
         parts += part[added & (part < 1)].tolist()
-        specs += int((added & several).sum())
+        table.count(added & several, "pods list several GPU types: here they run on any type")
     end_s = rows.start_s + rows.duration_s
     at_end = (rows.end_state == STATES.index("killed")) & (end_s == end_s.max(initial=0))
     rows.end_state[at_end & (at_end.sum() > 1)] = STATES.index("running")
@@ -92,5 +91,3 @@ def read(path: Path, rows: TraceRows) -> None:
             f"{len(parts):,} of {len(rows):,} pods request part of a GPU, {sum(parts) / len(parts):.3f} on average: "
             "here each is a job on one whole GPU"
         )
-    if specs:
-        rows.notes.append(f"{specs:,} pods list several GPU types: here they run on any type")

@@ -59,16 +59,14 @@ def read(path: Path, rows: TraceRows) -> None:
     """Adds every attempt that ran; notes the machines in the file beside the log and inconsistencies in the log."""
     import pandas as pd
 
-    oddities: Counter[str] = Counter()
     runs: list[Run] = []
     with open_text(path) as stream:
         text = stream.read()
     for number, (line, job) in enumerate(objects(path, text)):
         try:
-            runs += _runs(number, line, job, rows, oddities)
+            runs += _runs(number, line, job, rows)
         except BadValueError as bad:
             rows.reject(line, *bad.facts)
-    rows.notes += [f"{count} {what}" for what, count in oddities.items()]
     called = {"submit_s": "submitted_time", "duration_s": "attempts (run time)", "gpus": "attempts (gpus)"}
     _attempts.add(pd.DataFrame(runs, columns=Run._fields), rows, called)
     beside = path.parent / MACHINE_LIST
@@ -94,7 +92,7 @@ def machine_list(path: Path) -> dict[tuple[int, str], int]:
     return dict(groups)
 
 
-def _runs(number: int, line: int, job: object, rows: TraceRows, oddities: Counter[str]) -> list[Run]:
+def _runs(number: int, line: int, job: object, rows: TraceRows) -> list[Run]:
     """The attempts of one job, or a single `Run` with the reason why none is replayed. Raises BadValueError."""
     if not isinstance(job, dict):
         raise BadValueError("whole job", shown(job), "an object with jobid, submitted_time and attempts")
@@ -128,7 +126,7 @@ def _runs(number: int, line: int, job: object, rows: TraceRows, oddities: Counte
             state = RUNNING if is_running else state
             runs.append(Run(number, line, name, *times, gpus, nodes, "" if gpus else why_not))
         elif start is not None or end is not None:
-            oddities["attempts with only one of their two times: not counted in the run time"] += 1
+            rows.counted["attempts with only one of their two times: not counted in the run time"] += 1
     if not runs:
         return [Run(number, line, name, why_not="never ran: no attempt has both times")]
     if rows.repeats(line, name, "jobid"):

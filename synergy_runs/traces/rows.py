@@ -276,6 +276,7 @@ class TraceRows:
     quotas: GPUs of each virtual cluster, if the log or a file beside it gives them.
     left_out: reason → number of jobs that never ran or used no GPU, as the format documents; their rows are not bad.
     left_out_gpu_s: reason → GPU-seconds of these jobs, where the log has them.
+    counted: what was noticed → number of jobs or rows; each becomes a note.
     delays_s: of the jobs that could start only after their submission, seconds between the two.
     """
 
@@ -316,6 +317,7 @@ class TraceRows:
     quotas: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     left_out_gpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    counted: Counter[str] = field(default_factory=Counter)
     delays_s: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     from_zero: bool = False
@@ -438,6 +440,7 @@ class TraceRows:
         if not len(self):
             why = "; ".join(f"{count} {reason}" for reason, count in self.left_out.items()) or "it has no rows"
             raise InputError(f"{self.path}: no job to replay ({why}).")
+        self.notes += [f"{count:,} {what}" for what, count in self.counted.items() if count]
         running, early = self.end_state == STATES.index(RUNNING), self.start_s < self.submit_s
         if running.any():
             last_s = max(self.submit_s.max(), np.nanmax(self.start_s + self.duration_s, initial=-np.inf))

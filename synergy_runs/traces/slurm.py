@@ -76,7 +76,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "slurm"
-FORMAT = "JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES,NodeList"
+FORMAT = (
+    "JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES,"
+    "NodeList"
+)
 SUMMARY = f"Slurm: sacct --allocations --duplicates --parsable2 --format {FORMAT}"
 
 TRES = ("ReqTRES", "AllocTRES")
@@ -145,18 +148,15 @@ def read(path: Path, rows: TraceRows) -> None:
                 f"{path}: line 1: no column {' or '.join(names)}; got {', '.join(sorted(header))[:200]}. "
                 f"Print it with: sacct --parsable2 --format {FORMAT}"
             )
-    notes: Counter[str] = Counter()
     if is_json:
         tables = tables_of(_json_rows(path, text), JSON_HEADER, COLUMNS, rows)
     else:
         tables = read_tables(path, rows, COLUMNS, delimiter=delimiter, quotes=delimiter == ",")
-    parts = [_records(table, header, notes) for table in tables]
+    parts = [_records(table, header) for table in tables]
     records = _whole_jobs(pd.concat(parts, ignore_index=True), rows) if parts else pd.DataFrame()
     if len(records):
         file_columns = {"submit_s": "Submit", "duration_s": "ElapsedRaw", "gpus": "AllocTRES"}
-        _attempts.add(_gangs(records, notes), rows, file_columns)
-
-    rows.notes.extend(f"{count:,} jobs {what}" for what, count in notes.items() if count)
+        _attempts.add(_gangs(records, rows.counted), rows, file_columns)
     if "ReqTRES" not in header:
         rows.notes.append("no ReqTRES column: the requested GPU types are unknown; jobs run on any type; print it too")
     if "JobID" not in header:
@@ -208,12 +208,12 @@ def _json_tres(job: object, kind: str) -> str:
 # Rows of `sacct`. An unreadable value is rejected only in rows that are replayed.
 
 
-SUSPENDED = "ran for another time than End − Start (suspended, or the clocks changed): the elapsed time is used"
+SUSPENDED = "jobs ran for another time than End − Start (suspended, or the clocks changed): the elapsed time is used"
 ONCE = "each attempt once. If outputs of overlapping spans were joined, print the whole span with one sacct"
 WHOLE_GPUS = "whole GPUs: this is part of a GPU, and here each GPU is held by one job"
 
 
-def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd.DataFrame:
+def _records(table: LogTable, header: frozenset[str]) -> pd.DataFrame:
     """The readable rows, and impossible components of heterogeneous jobs, which are marked `is_impossible`."""
     import pandas as pd
 
@@ -239,16 +239,14 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
 
     def gpus(column: str) -> tuple[Floats, NDArray[np.object_]]:
         part = table.convert(column, _part_of_gpu, ran, "")
-        refused = table.left & (part != "")
-        notes["on part of a GPU (MIG, shard or mps) are refused: jobs here get whole GPUs"] += int(refused.sum())
-        table.reject(refused, column, WHOLE_GPUS, got=part)
+        table.count(part != "", "jobs on part of a GPU (MIG, shard or mps) are refused: jobs here get whole GPUs")
+        table.reject(part != "", column, WHOLE_GPUS, got=part)
         count = table.convert(column, lambda text, column: gpus_of(text, column)[0], ran, 0.0)
         return count, table.convert(column, lambda text, column: "+".join(gpus_of(text, column)[1]), ran, "")
 
     (received, received_types), (requested, requested_types) = gpus("AllocTRES"), gpus("ReqTRES")
     held = np.where(table.missing("AllocTRES"), requested, received)
-    differs = ran & ~runs & table.left & (held > 0) & (np.abs(end_s - start_s - run_s) > MAX_END_GAP_S)
-    notes[SUSPENDED] += int(differs.sum())
+    table.count(ran & ~runs & (held > 0) & (np.abs(end_s - start_s - run_s) > MAX_END_GAP_S), SUSPENDED)
     cpus, memory_bytes = _demands(table, held > 0)
     log_nodes = _first_of(table, ("AllocTRES", "AllocNodes", "NNodes"), _node_count, ran)
     base, component = zip(*(components(each) for each in job_id), strict=True)
@@ -334,7 +332,7 @@ def limit_s(text: str, column: str) -> float:
 def _state(text: str) -> str:
     """First word of a state: CANCELLED for `CANCELLED by 1000`, and for `CANCELLE+`, which sacct has cut short."""
     word = text.upper().partition(" ")[0] if text.strip() else ""
-    states = (*END_STATE_OF, *OTHER_END_STATES, *WAITING, *RUNNING)
+    states = (*END_STATE_OF, *OTHER_END_STATES, *WAITING, *HOLDING)
     whole = [each for each in states if word.endswith("+") and each.startswith(word[:-1])]
     return whole[0] if len(whole) == 1 else word.rstrip("+")
 
@@ -466,7 +464,7 @@ def _whole_jobs(records: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
     return records[~records.job.isin(several.job)]
 
 
-def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
+def _gangs(records: pd.DataFrame, counted: Counter[str]) -> pd.DataFrame:
     """Builds the table of attempts for `_attempts.add`: the k-th rows of a job's components, a gang, are one attempt.
 
     The components' GPUs, CPUs, memory and nodes are added up and held until the last component has ended. Components
@@ -497,10 +495,8 @@ def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
     start_s, end_s = over(np.minimum, records.from_s, rows_with_gpus), over(np.maximum, ends_s, rows_with_gpus)
     apart = all_ran & (end_s - over(np.minimum, ends_s, rows_with_gpus) > MAX_END_GAP_S)
     heterogeneous = records.groupby("job").component.nunique() > 1
-    notes["are heterogeneous: each is one gang with the GPUs of all its components"] += int(heterogeneous.sum())
-    notes["are heterogeneous with components that ended apart: all GPUs are held until the last has ended"] += int(
-        apart.sum()
-    )
+    counted["jobs are heterogeneous: each is one gang with the GPUs of all its components"] = int(heterogeneous.sum())
+    counted["attempts whose components ended apart hold all GPUs until the last has ended"] = int(apart.sum())
     reasons = {
         "": all_ran & (gpus > 0),
         "no GPU in AllocTRES or ReqTRES": all_ran,
