@@ -4,8 +4,10 @@ A format module defines
 
 - `NAME`: the value of `trace.format=` that selects the format;
 - `SUMMARY`: a one-line description for users;
-- `recognises(path, head)`: whether a file has this format, from its path and its first `HEAD_CHARACTERS` characters;
-- `read(path, rows)`: adds every job of the file to a `TraceRows`, and may set `rows.quotas`.
+- `recognises(path, head)`: whether a file has this format, from its path and its first `HEAD_CHARACTERS` characters
+  (`by_header` makes it for a CSV);
+- `read(path, rows)`: adds every job of the file to a `TraceRows`, and may set `rows.quotas` (`jobs_from_zero` makes it
+  for a CSV whose rows are jobs as they stand).
 """
 
 from __future__ import annotations

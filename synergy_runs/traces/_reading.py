@@ -328,10 +328,23 @@ def read_tables(
         rows.notes.append("the last line does not end in a line break; if the file was cut off, its last job is wrong")
 
 
-def read_jobs(path: Path, rows: TraceRows, columns: Mapping[str, Text], **values: Any) -> None:
-    """Adds every row of a table that needs no further processing. values: further columns, the same for every job."""
-    for table in read_tables(path, rows, columns):
-        table.add(**values)
+def by_header(*names: str) -> Callable[[Path, str], bool]:
+    """A format's `recognises`: by column names in the header that no other format combines."""
+    return lambda path, head: header_of(head) >= {*names}
+
+
+def jobs_from_zero(columns: Mapping[str, Text], **values: Any) -> Callable[[Path, TraceRows], None]:
+    """A format's `read`: adds every row as it stands; times count from the file's own origin.
+
+    values: further columns, the same for every job.
+    """
+
+    def read(path: Path, rows: TraceRows) -> None:
+        rows.from_zero = True
+        for table in read_tables(path, rows, columns):
+            table.add(**values)
+
+    return read
 
 
 def _check_header(path: Path, header: list[str], columns: Mapping[str, Text]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from synergy_core.units import GB
-from synergy_runs.traces._reading import Number, Text, header_of, open_text, read_tables
+from synergy_runs.traces._reading import Number, Text, by_header, header_of, open_text, read_tables
 from synergy_runs.traces.rows import (
     UNKNOWN,
     BadValueError,
@@ -36,11 +36,7 @@ NAME = "acme"
 SUMMARY = "Acme: trace_seren.csv or trace_kalos.csv (InternLM/AcmeTrace)"
 
 TOLERANCE_S = 1.0
-
-
-def recognises(path: Path, head: str) -> bool:
-    """Recognises Acme's logs by the column names in the header."""
-    return {"gpu_num", "type", "state", "submit_time", "duration", "queue"} <= header_of(head)
+recognises = by_header("gpu_num", "type", "state", "submit_time", "duration", "queue")
 
 
 def read(path: Path, rows: TraceRows) -> None:

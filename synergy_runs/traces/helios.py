@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_runs.traces._reading import Number, Text, header_of, open_text, read_tables
+from synergy_runs.traces._reading import Number, Text, by_header, header_of, open_text, read_tables
 from synergy_runs.traces.rows import (
     UNKNOWN,
     BadValueError,
@@ -50,11 +50,7 @@ COLUMNS = {
 }
 QUOTAS = "cluster_gpu_number.csv"
 TOLERANCE_S = 1.0
-
-
-def recognises(path: Path, head: str) -> bool:
-    """Recognises the format by the column names in the header."""
-    return {"vc", "gpu_num", "state", "submit_time", "duration"} <= header_of(head)
+recognises = by_header("vc", "gpu_num", "state", "submit_time", "duration")
 
 
 def read(path: Path, rows: TraceRows) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from synergy_core.catalog import gpu_type_named
-from synergy_runs.traces._reading import Number, Text, header_of, read_tables
+from synergy_runs.traces._reading import Number, Text, by_header, read_tables
 from synergy_runs.traces.rows import STATES, UNKNOWN, TraceRows, cpus, memory_bytes, number, one_of, seconds, whole
 
 NAME = "openb"
@@ -28,11 +28,7 @@ SUMMARY = "OpenB: openb_pod_list_*.csv, pods with CPUs, memory and parts of a GP
 WHOLE_GPU = 1_000
 MIB_BYTES = 2.0**20
 END_STATES = {"Succeeded": "completed", "Failed": "failed", "Running": "killed", "Pending": "killed"}
-
-
-def recognises(path: Path, head: str) -> bool:
-    """Recognises the format by three columns that no other format combines."""
-    return {"cpu_milli", "gpu_milli", "num_gpu"} <= header_of(head)
+recognises = by_header("cpu_milli", "gpu_milli", "num_gpu")
 
 
 def gpu_types(spec: str, column: str) -> str:
