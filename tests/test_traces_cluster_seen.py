@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_traces_formats import Row, read
 
-from synergy_runs.traces.cluster_seen import most_at_once, node_names, seen, setting
+from synergy_runs.traces.cluster_seen import most_at_once, node_names, seen
 from synergy_runs.traces.room import seconds_with_room
 from synergy_runs.traces.rows import TraceRows
 
@@ -35,24 +34,6 @@ def test_node_lists_are_written_out(text: str, names: list[str]) -> None:
 @given(st.text(alphabet="abn019[]-, ", max_size=20))
 def test_no_node_list_breaks_the_reader(text: str) -> None:
     assert all(isinstance(name, str) for name in node_names(text))
-
-
-def held(kind: str, gpus: int, nodes: int, names: str, **more: str) -> Row:
-    return {
-        "JobID": names,
-        "AllocTRES": f"gres/gpu{kind}={gpus},gres/gpu={gpus},node={nodes}",
-        "NodeList": names,
-    } | more
-
-
-def test_the_cluster_is_named_by_what_to_type(tmp_path: Path) -> None:
-    typed = read(tmp_path, "slurm", held(":a100", 8, 1, "a1"), held(":v100", 2, 1, "v1"))
-    assert setting(seen(typed).nodes) == (
-        "'cluster.node_types=[{gpu_type: a100, nodes: 1, gpus_per_node: 8}, "
-        "{gpu_type: v100, nodes: 1, gpus_per_node: 2}]'"
-    )
-    untyped = read(tmp_path, "slurm", {"AllocTRES": "gres/gpu=4,node=1"})
-    assert setting(seen(untyped).nodes) == "cluster.nodes=1 cluster.gpus_per_node=4"
 
 
 GROUPS = st.lists(

@@ -1,18 +1,14 @@
 """Replay of jobs that ran several times (after a failure, preemption or requeue): as several jobs, or as one long job.
 
-With `trace.attempts=apart` (the default), every attempt that ran to an end is replayed as a job, called `105#1`,
-`105#2`, with its own run time, GPUs and end state. The first attempt is submitted when the log's job was. A later
-attempt is submitted at its Submit time (Slurm) or, in logs without one (Philly), at its start in the log, which is the
-end of the previous attempt plus the logged gap; never before the previous attempt ended in the log. So work arrives
-when it did in the log, no GPUs are held between attempts, and failures are distinguished from completions.
-
-Two limits: submission times come from the log, so a policy that starts the first attempt late does not delay the
-second, nor does it delay the next job of a chain (Slurm's dependencies, SWF's preceding jobs); and gaps computed from
-start times include the logged queueing delay (7 s in the Philly release's own example).
+With `trace.attempts=apart` (the default), every attempt that ran is a job, called `105#1`, `105#2`, with its own run
+time, GPUs and end state. The first is submitted when the log's job was; a later one at its Submit time (Slurm) or, in
+logs without one (Philly), at its start in the log; never before the previous attempt ended in the log. So no GPUs are
+held between attempts, and failures are distinguished from completions. These times come from the log: a policy that
+starts the first attempt late does not delay the second, nor the next job of a chain. Gaps computed from start times
+include the logged queueing delay (7 s in the Philly release's own example).
 
 With `trace.attempts=merged`, a job is submitted with its first attempt, runs for the sum of its attempts, and has the
-GPUs and end state of its last attempt. Use it to compare with publications that have one run time per job, such as the
-CSV of the Pollux and Sia artifacts. (The Philly release's notebook counts from first start to last end, with gaps.)
+GPUs and end state of its last attempt. (The Philly release's notebook counts from first start to last end, with gaps.)
 """
 
 from __future__ import annotations

@@ -1,35 +1,16 @@
-"""Reader of Slurm's accounting, as `sacct --parsable2` prints it, so that operators can replay their own cluster.
+"""Reader of Slurm's accounting, as `sacct --parsable2` or `sacct --json` prints it: operators replay their own cluster.
 
-traces/README.md shows the command. Any text may separate the columns (`--delimiter`), and the file may be gzipped. The
-output of `sacct --json` is read as the same columns. SLURM_TIME_FORMAT=%s prints seconds since 1970; without it times
-are local, and an hour off across a change of clocks.
+traces/README.md shows the command and says what becomes of GPU types, parts of a GPU, CPUs and memory, requeued and
+heterogeneous jobs, repeated rows, and running and suspended jobs. Any text may separate the columns (`--delimiter`).
+SLURM_TIME_FORMAT=%s prints seconds since 1970; without it times are local, and an hour off across a change of clocks.
 
 Required columns: JobID (or JobIDRaw), State, Submit, one of AllocTRES and ReqTRES, and one of ElapsedRaw, Elapsed and
-End (with Start). The virtual cluster is the Account, or the Partition if there is no Account column. Timelimit is the
-user's estimate. NodeList names the nodes that jobs ran on, from which `cluster_seen` counts the cluster's nodes.
-Eligible is when dependencies, holds and `--begin` let the job start.
+End (with Start). Timelimit is the user's estimate, and NodeList is for `cluster_seen`. Suffixes of memory are powers of
+1,024; no suffix means M. Requests of CPUs and memory take precedence over allocations: a job that requested one CPU and
+received a whole node (--exclusive) needs one CPU.
 
-GPUs are counted in AllocTRES, else in ReqTRES. Only a requested GPU type binds a job: a job with `gres/gpu=4` in
-ReqTRES runs on any type, and the type in AllocTRES is only recorded. Types requested in another way (a partition, a
-constraint) are not recognised. A job on part of a GPU (a MIG slice, shard, mps) is rejected with the part's name: we
-allocate whole GPUs.
-
-CPUs: `cpu` of ReqTRES, else of AllocTRES, else ReqCPUS, NCPUS, AllocCPUS. Memory: `mem` of ReqTRES, else of AllocTRES,
-both for the whole job, else ReqMem: per node (`4Gn`), per CPU (`4Gc`), or since Slurm 21.08 for the whole job (`4G`).
-Suffixes are powers of 1,024; no suffix means M; 0 means all memory of a node and counts as unknown. Requests take
-precedence over allocations: a job that requested one CPU and received a whole node (--exclusive) needs one CPU.
-
-Components of a heterogeneous job (105+0, 105+1) start together and become one job. Their GPUs, CPUs and memory are
-added up and held until the last component with GPUs has ended; components without GPUs are ignored. Jobs whose
-components request different GPU types are rejected: our jobs run on one type. A requeued job has several rows with the
-same JobID (--duplicates) and different Submit times: its attempts (`_attempts`). Slurm reuses ids, so rows with another
-user or name are another job. Rows with the same id, user, Submit and Start are one record printed twice, and are
-rejected.
-
-Jobs still running when the log was written hold their GPUs until then. A suspended job keeps its GPUs, but sacct's
-elapsed time excludes the suspension; the notes count jobs whose elapsed time is not End − Start.
-
-Left out and counted: steps (123.batch), jobs without GPUs, jobs that never started, jobs still waiting.
+Slurm reuses ids, so rows with the same JobID and another user or name are another job. Left out and counted: steps
+(123.batch), jobs without GPUs, jobs that never started, jobs still waiting.
 """
 
 from __future__ import annotations
@@ -400,27 +381,29 @@ def _demands(table: LogTable, where: Mask) -> tuple[Floats, Floats]:
     return cpus, np.where(memory_bytes == 0, UNKNOWN, memory_bytes)
 
 
+def _item(text: str, column: str, name: str) -> tuple[str, str]:
+    """(text, text as errors show it) of the item `name` in a TRES column; of any other column, the whole text."""
+    item = dict(_tres_items(text)).get(name, "") if column in TRES else text.strip()
+    return item, shown(f"{name}={item}" if column in TRES else item)
+
+
 def _memory_bytes(text: str, column: str) -> float:
     """Parses memory such as `64G`, `62.50G` or `4096M` into bytes; ReqMem may end in `n` or `c`."""
-    of_tres = column in TRES
-    amount = dict(_tres_items(text)).get("mem", "") if of_tres else re.sub("[nc]$", "", text.strip())
+    amount, got = _item(text, column, "mem")
     if is_missing(amount):
         return UNKNOWN
-    found = MEMORY.fullmatch(amount)
+    found = MEMORY.fullmatch(amount if column in TRES else re.sub("[nc]$", "", amount))
     if found is None:
-        got = shown(f"mem={amount}" if of_tres else text.strip())
         raise BadValueError(column, got, "an amount of memory such as 64G, or 4Gn or 4Gc in ReqMem")
     return float(found[1]) * BYTES[found[2].upper()]
 
 
 def _resource_count(text: str, column: str, name: str) -> float:
     """The count of `name` in a TRES column, or the number in any other column; NaN if there is none."""
-    of_tres = column in TRES
-    count = dict(_tres_items(text)).get(name, "") if of_tres else text.strip()
+    count, got = _item(text, column, name)
     if is_missing(count):
         return UNKNOWN
     if not (_is_count(count) and int(count)):
-        got = shown(f"{name}={count}" if of_tres else count)
         raise BadValueError(column, got, f"a count of {name}s, at least 1")
     return float(count)
 
