@@ -20,7 +20,6 @@ from synergy_core.units import GB
 from synergy_runs.traces._reading import Number, Text, by_header, header_of, open_text, read_tables
 from synergy_runs.traces.rows import (
     UNKNOWN,
-    BadValueError,
     TraceRows,
     cpus,
     date_s,
@@ -28,7 +27,6 @@ from synergy_runs.traces.rows import (
     memory_bytes,
     number,
     seconds,
-    shown,
     whole,
 )
 
@@ -64,14 +62,6 @@ def read(path: Path, rows: TraceRows) -> None:
         )
 
 
-def duration_s(text: str, column: str) -> float:
-    """Parses a duration in seconds; negative ones are refused."""
-    value = seconds(text, column)
-    if value < 0:
-        raise BadValueError(column, shown(text), "a duration ≥ 0 s")
-    return value
-
-
 COLUMNS = {
     "job_name": Text("job_id"),
     "user": Text("user"),
@@ -80,7 +70,7 @@ COLUMNS = {
     "submit_s": Number("submit_time", date_s),
     "start_s": Number("start_time", date_s),
     "end_s": Number("end_time", date_s, missing=UNKNOWN, is_required=True),
-    "duration_s": Number("duration", duration_s, missing=UNKNOWN, is_required=True),
+    "duration_s": Number("duration", partial(seconds, least=0), missing=UNKNOWN, is_required=True),
     "queue_s": Number("queue", seconds, missing=UNKNOWN, is_required=True),
     "cpus": Number("cpu_num", cpus, missing=UNKNOWN),
     "memory_bytes": Number("mem_per_pod_GB", partial(memory_bytes, unit=GB), missing=UNKNOWN),

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -223,7 +222,7 @@ def _sizes(
     node, time_s = np.tile(parts.node, 2), np.concatenate((end_s, start_s))
     order = np.lexsort((np.arange(2 * count) >= count, time_s, node))  # at one instant, jobs end before others start
 
-    def used(gpus: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def used(gpus: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(GPUs in use on its node after each event in `order`, the most at once on each node)."""
         level, most = np.cumsum(np.concatenate((-gpus, gpus))[order]), np.zeros(nodes, dtype=np.int64)
         np.maximum.at(most, node[order], level)
@@ -231,7 +230,7 @@ def _sizes(
         return level, most
 
     sure = np.where(is_known, parts.gpus, 1)
-    (level, peak), (_, even_peak), (unknown, _) = map(used, (sure, parts.gpus, (~is_known).astype(np.int64)))
+    (level, peak), (even_level, even_peak) = used(sure), used(parts.gpus)
 
     # What nodes must hold together: those of a total, with the most that others held on each while the job ran; and
     # those of a GPU type, what was used on them at once.
@@ -254,22 +253,22 @@ def _sizes(
     after, on = order[np.append(starts[1:], starts[-1:])] - count, node[order[starts]]
     to_s = time_s[order[np.minimum(starts + 1, 2 * count - 1)]]
     follows = (parts.node[after] == on) & (start_s[after] >= to_s) & (start_s[after] - to_s <= MAX_START_DELAY_S)
-    follows &= (rows.submit_s[parts.job[after]] < to_s) & (unknown[starts] == 0)
+    follows &= (rows.submit_s[parts.job[after]] < to_s) & (level == even_level)[starts]
 
-    def is_full(sizes: NDArray[np.int64]) -> Mask:
-        """Mask of the nodes that are full at their peak, if they could be as large as `sizes`."""
-        waited = follows & (level[starts] == peak[on]) & (sure[after] <= (sizes - peak)[on])
+    def is_full(size: int | NDArray[np.int64]) -> Mask:
+        """Mask of the nodes that are full at their peak, if they could be as large as `size`."""
+        waited = follows & (level[starts] == peak[on]) & (sure[after] <= (size - peak)[on])
         return np.bincount(on, waited, nodes) >= MIN_SPELLS
 
     while True:
-        largest, smallest = np.zeros(types, dtype=np.int64), np.full(types, np.iinfo(np.int64).max)
-        np.maximum.at(largest, type_of, peak)
-        np.minimum.at(smallest, type_of, peak)
-        alike = (smallest == largest) & (np.bincount(type_of, minlength=types) > 1)
-        usual = np.where(alike, largest, [_power_of_two(each) for each in largest.tolist()])
-        full_and_largest = type_of[is_full(usual[type_of]) & (peak == largest[type_of])]
-        usual[full_and_largest] = largest[full_and_largest]
-        size = np.where(is_full(usual[type_of]), peak, usual[type_of])
+        size = peak.copy()
+        for code in np.unique(type_of).tolist():
+            own, largest = type_of == code, int(peak[type_of == code].max())
+            are_alike = own.sum() > 1 and (peak[own] == largest).all()
+            usual = largest if are_alike else _power_of_two(largest)
+            if (is_full(usual) & own & (peak == largest)).any():
+                usual = largest
+            size[own & ~is_full(usual)] = usual
         lacks = needs > np.bincount(group, size[member], len(needs))
         if not lacks.any():
             return size, even_peak >= size, is_full(2 * size)

@@ -14,6 +14,7 @@ those with jobs.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,12 @@ from synergy_core.errors import InputError
 from synergy_runs.traces._reading import Number, Text, by_header, header_of, open_text, read_tables
 from synergy_runs.traces.rows import (
     UNKNOWN,
-    BadValueError,
     TraceRows,
     cpus,
     date_s,
     end_state,
     iso,
     seconds,
-    shown,
     whole,
 )
 
@@ -106,7 +105,7 @@ def daily_quotas(path: Path) -> dict[str, dict[str, int]]:
     if header[0] != "date":
         raise InputError(f"{path}: line 1: got {','.join(header)[:60]!r}, expected date and a column for each vc.")
     columns: dict[str, Text] = {"date": Number("date", date_s)}
-    columns |= {name: Number(name, _quota) for name in header[1:] if name != "total"}
+    columns |= {name: Number(name, partial(whole, least=0)) for name in header[1:] if name != "total"}
     rows, by_day = TraceRows(path=path, format_name=QUOTAS), {}
     for table in read_tables(path, rows, columns):
         values = {name: table[name] for name in columns}
@@ -116,10 +115,3 @@ def daily_quotas(path: Path) -> dict[str, dict[str, int]]:
     if rows.bad_count:
         raise rows.bad_rows_error()
     return dict(sorted(by_day.items()))
-
-
-def _quota(text: str, column: str) -> int:
-    gpus = whole(text.strip(), column)
-    if gpus < 0:
-        raise BadValueError(column, shown(text), "a whole number of GPUs, at least 0")
-    return gpus

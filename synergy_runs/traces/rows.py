@@ -112,26 +112,32 @@ def instant_s(text: str, column: str) -> float:
     return value
 
 
-def number(text: str, column: str, expected: str = "a number") -> float:
-    """Parses a decimal number in the digits 0 to 9; underscores, which Python allows (`1_000`), are refused."""
+def number(text: str, column: str, expected: str = "a number", least: float = -math.inf) -> float:
+    """Parses a decimal number in the digits 0 to 9; underscores, which Python allows (`1_000`), are refused.
+
+    least: smaller numbers are refused.
+    """
     if not text.isascii() and any(each.isdecimal() and not each.isascii() for each in text):
         raise BadValueError(column, shown(text), f"{expected} in the digits 0 to 9; these are digits of another script")
     try:
         if "_" in text:
             raise ValueError
-        return float(text)
+        value = float(text)
     except ValueError:
         comma = ", with a decimal point in place of the comma" if DECIMAL_COMMA.fullmatch(text.strip()) else ""
         raise BadValueError(column, shown(text), expected + comma) from None
+    if value < least:
+        raise BadValueError(column, shown(text), f"{expected}, at least {least:g}")
+    return value
 
 
 seconds = partial(number, expected="seconds")
 cpus = partial(number, expected="a number of CPUs")
 
 
-def whole(text: str, column: str) -> int:
+def whole(text: str, column: str, least: float = -math.inf) -> int:
     """Parses a whole number; `8.0` is accepted."""
-    value = number(text, column, "a whole number")
+    value = number(text, column, "a whole number", least)
     if not value.is_integer():
         raise BadValueError(column, shown(text), "a whole number")
     return int(value)

@@ -292,10 +292,7 @@ DURATION = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d{1,2}):(\d{1,2}(?:\.\d+)?)", re
 def elapsed_s(text: str, column: str) -> float:
     """Seconds of `MM:SS`, `HH:MM:SS` or `D-HH:MM:SS`, optionally with fractions of a second, or of ElapsedRaw."""
     if column == "ElapsedRaw":
-        seconds = number(text, column, "seconds")
-        if not seconds >= 0:
-            raise BadValueError(column, shown(text), "a time not before the start")
-        return seconds
+        return number(text, column, "seconds", least=0)
     found = DURATION.fullmatch(text.strip())
     if found is None:
         raise BadValueError(column, shown(text), "a duration such as 1-02:03:04, 02:03:04 or 03:04")

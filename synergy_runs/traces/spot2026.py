@@ -16,7 +16,7 @@ from pathlib import Path
 
 from synergy_core.catalog import gpu_type_named
 from synergy_runs.traces._reading import Number, Text, by_header, read_tables
-from synergy_runs.traces.rows import UNKNOWN, BadValueError, TraceRows, cpus, one_of, seconds, shown, whole
+from synergy_runs.traces.rows import UNKNOWN, TraceRows, cpus, one_of, seconds, whole
 
 NAME = "spot2026"
 SUMMARY = "Spot GPUs: job_info_df.csv, workers with CPUs, HP and Spot jobs (alibaba/clusterdata, v2026-spot-gpu)"
@@ -37,14 +37,6 @@ def read(path: Path, rows: TraceRows) -> None:
     rows.notes.append("times count from the log's first job: dates count from 1970-01-01")
 
 
-def workers_of(text: str, column: str) -> int:
-    """Parses a number of workers, at least 1."""
-    workers = whole(text, column)
-    if workers < 1:
-        raise BadValueError(column, shown(text), "at least 1 worker")
-    return workers
-
-
 COLUMNS = {
     "job_name": Text("job_name"),
     "virtual_cluster": Text("organization"),
@@ -53,7 +45,7 @@ COLUMNS = {
     ),
     "cpus": Number("cpu_request", cpus, missing=UNKNOWN, is_required=True),
     "gpus": Number("gpu_request", whole),
-    "workers": Number("worker_num", workers_of),
+    "workers": Number("worker_num", partial(whole, least=1)),
     "submit_s": Number("submit_time", seconds),
     "duration_s": Number("duration", seconds),
     "kind": Text("job_type", partial(one_of, meanings={"HP": "HP", "Spot": "Spot"})),
