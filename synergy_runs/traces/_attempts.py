@@ -49,8 +49,6 @@ def add(attempts: pd.DataFrame, rows: TraceRows, columns: Mapping[str, str]) -> 
             f"{retries:,} further attempts of {jobs:,} jobs are submissions of their own (JOB#2, …), at the log's "
             "times; trace.attempts=merged makes one long run of each job"
         )
-    if rows.joined_attempts:
-        rows.notes.append(f"{rows.joined_attempts:,} further attempts of requeued jobs, added to their first")
 
 
 def _apart(attempts: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
@@ -74,7 +72,7 @@ def _merged(attempts: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
     _leave_out(last[dropped].assign(gpus=1, duration_s=held_gpu_s), rows)
     ran = ran[~ran.job.map(dropped)]
     of_job = ran.groupby("job")
-    rows.joined_attempts += len(ran) - of_job.ngroups
+    rows.counted["further attempts of requeued jobs, added to their first"] = len(ran) - of_job.ngroups
     merged = ran.drop_duplicates("job", keep="last")
     from_first = {name: merged.job.map(first[name]) for name in ("line", "submit_s", "eligible_s") if name in first}
     of_runs = {"from_s": of_job.from_s.first(), "duration_s": of_job.duration_s.sum()}

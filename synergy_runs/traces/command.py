@@ -39,8 +39,6 @@ def lines(rows: TraceRows) -> Iterator[str]:
     yield f"  GPUs        {_listed({str(gpus): count for gpus, count in sorted(Counter(rows.gpus.tolist()).items())})}"
     states = np.bincount(rows.end_state, minlength=len(STATES))
     yield "  end states  " + ", ".join(f"{count:,} {name}" for name, count in zip(STATES, states, strict=True))
-    if rows.joined_attempts:
-        yield f"  attempts    {rows.joined_attempts:,} further attempts joined to their jobs"
     if retries := int((rows.attempt > 1).sum()):
         first = jobs - retries
         yield (

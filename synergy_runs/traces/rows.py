@@ -277,7 +277,7 @@ class TraceRows:
     in the log, 0 if unknown. node_list: their names, as in `n[1-2],n5` or, with the GPUs on them, `n[1-2]=8;n5=4` (see
     `cluster_seen.parts_of`). declared: (nodes, GPUs per node or 0) of the cluster, if the log's header gives them.
     attempt: 1 for a job's first run, 2 for the run after a failure or requeue, and so on; 1 if attempts are merged.
-    attempts, retry_gap_s, joined_attempts: see `_attempts`; a gap is from an attempt's end to the next submission.
+    attempts, retry_gap_s: see `_attempts`; a gap is from an attempt's end to the next submission.
     from_zero: whether times count from the start of an undated window, not from 1970.
     quotas: GPUs of each virtual cluster, if the log or a file beside it gives them.
     left_out: reason → number of jobs that never ran or used no GPU, as the format documents; their rows are not bad.
@@ -331,7 +331,6 @@ class TraceRows:
     bad_count: int = 0
     line_of_id: dict[str, int] = field(default_factory=dict)
     retry_gap_s: Floats = field(default_factory=lambda: np.empty(0))
-    joined_attempts: int = 0
     declared: tuple[tuple[int, int], ...] = ()
 
     def add(
