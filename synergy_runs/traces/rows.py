@@ -445,25 +445,23 @@ class TraceRows:
         if not len(self):
             why = "; ".join(f"{count} {reason}" for reason, count in self.left_out.items()) or "it has no rows"
             raise InputError(f"{self.path}: no job to replay ({why}).")
-        self.notes += [f"{count:,} {what}" for what, count in self.counted.items() if count]
         running, early = self.end_state == STATES.index(RUNNING), self.start_s < self.submit_s
         if running.any():
             last_s = max(self.submit_s.max(), np.nanmax(self.start_s + self.duration_s, initial=-np.inf))
             self.duration_s[running] = np.fmax(self.duration_s, last_s - self.start_s)[running]
             all_h = self.duration_s * self.gpus / HOUR_S
-            self.notes.append(
-                f"{running.sum():,} jobs were still running when the log was written, with {all_h[running].sum():,.1f} "
-                f"of {all_h.sum():,.1f} GPU-hours: they hold their GPUs, and means exclude them"
-            )
+            held = f"{all_h[running].sum():,.1f} of {all_h.sum():,.1f} GPU-hours"
+            self.counted[
+                f"jobs were still running when the log was written, with {held}: they hold GPUs, and means exclude them"
+            ] = int(running.sum())
         if self.delays_s:
             by = f"in the median by {format_duration(float(np.median(self.delays_s)))}: they wait from then on"
             what = "could start only after their submission (dependencies, holds, begin times)"
-            self.notes.append(f"{len(self.delays_s):,} jobs {what}, {by}")
+            self.counted[f"jobs {what}, {by}"] = len(self.delays_s)
         if early.any():
             by = format_duration(float((self.submit_s - self.start_s)[early].max()))
-            self.notes.append(
-                f"{early.sum():,} jobs started before they were submitted, by up to {by}: they had no wait"
-            )
+            self.counted[f"jobs started before they were submitted, by up to {by}: they had no wait"] = early.sum()
+        self.notes += [f"{count:,} {what}" for what, count in self.counted.items() if count]
 
     def bad_rows_error(self) -> InputError:
         """Error that lists the first ten bad rows and says how to continue without them."""
