@@ -15,12 +15,12 @@ job is divided evenly over its nodes.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,16 +112,16 @@ class Parts:
 
 @cache
 def _totals(text: str) -> tuple[tuple[tuple[str, ...], str], ...]:
-    """(nodes, GPUs on them together) of a `node_list` such as `n[1-2]=8;n3=4`; "" means all GPUs of the job."""
+    """(nodes, number of GPUs on them) of each total in a `node_list` such as `n[1-2]=8;n3=4`; "" means all GPUs."""
     return tuple((node_names(nodes), gpus) for nodes, _, gpus in (each.partition("=") for each in text.split(";")))
 
 
 def parts_of(rows: TraceRows) -> Parts:
     """The parts of all jobs that started on named nodes."""
-    texts, codes, total, found = rows.node_lists.values(), dict[str, int](), count(), []
+    texts, codes, numbers, found = rows.node_lists.values(), dict[str, int](), itertools.count(), []
     for job in np.flatnonzero(np.isfinite(rows.start_s) & np.array([bool(each) for each in texts])[rows.node_list]):
         for nodes, given in _totals(texts[rows.node_list[job]]):
-            gpus, number = int(given or rows.gpus[job]), next(total)
+            gpus, number = int(given or rows.gpus[job]), next(numbers)
             for at, name in enumerate(nodes[:gpus]):
                 share = (gpus + len(nodes) - 1 - at) // len(nodes)
                 found.append((job, codes.setdefault(name, len(codes)), share, number))
@@ -185,13 +185,14 @@ def seen(rows: TraceRows) -> SeenCluster:
         pool_of |= {queues[code]: "" for code, on in nodes_on.items() if len(on) == len(every) > 0}
     pools = {pool_of[queues[code]]: on for code, on in nodes_on.items() if pool_of[queues[code]]}
     pools_with = Counter(node for on in pools.values() for node in on)
-    on_all = next((partition for partition, pool in pool_of.items() if not pool), "")
-    by_partition = nodes_of(
-        np.zeros_like(ran), np.array([not pools_with[node] for node in range(len(every))], np.bool_), on_all
-    )
+    by_partition = []
     for pool, on in pools.items():
         jobs = np.array([pool_of.get(each) == pool for each in queues])[queue]
         by_partition += nodes_of(ran & jobs, np.isin(np.arange(len(every)), [*on]), pool)
+    in_none = np.array([not pools_with[node] for node in range(len(every))], dtype=np.bool_)
+    if in_none.any():
+        on_all = next(partition for partition, pool in pool_of.items() if not pool)
+        by_partition += nodes_of(np.zeros_like(ran), in_none, on_all)
     by_partition.sort(key=lambda each: (-each.gpus, each.partition, each.gpu_type))
 
     full, named, nodes = int(is_full.sum()), len(every), sum(each.nodes for each in found)
