@@ -50,7 +50,11 @@ _UNSTATED_SECONDS = ("step_time", "sync_time")
 """Columns in seconds whose names do not state the unit."""
 _SYNONYMS = {
     "duration_s": ("run_time", "runtime", "elapsed", "walltime", "wall_time", "length"),
-    "submit_time": ("submit", "submission_time", "arrival", "arrival_time", "submitted_at"),
+    "submit_time": (
+        *("submit", "submission_time", "arrival", "arrival_time", "submitted_at"),
+        *("created", "creation", "creation_time", "creation_timestamp"),
+    ),
+    "end_time": ("end", "finish_time", "completion", "completion_time", "deletion_time"),
     "gpus": ("gpu_num", "num_gpus", "n_gpus", "gpu_count", "gpu_request"),
     "virtual_cluster": ("tenant", "vc", "queue", "account"),
     "estimate_s": ("time_limit", "requested_time", "walltime_limit"),
@@ -59,10 +63,13 @@ _SYNONYMS = {
 _MIN_SIMILARITY = 0.6
 
 
-def similar_column(wanted: str, header: Iterable[str], others: Iterable[str] = ()) -> str | None:
+def similar_column(
+    wanted: str, header: Iterable[str], others: Iterable[str] = (), *, is_synonym: bool = False
+) -> str | None:
     """The column of the header that may be the missing one: its name without unit is similar; None if none is.
 
-    wanted: the missing name. others: columns of the header that are known to have another meaning.
+    wanted: the missing name. others: columns of the header that are known to have another meaning. is_synonym: whether
+    only its name without unit and its known synonyms count.
     """
     units = _units_of(wanted)
 
@@ -72,8 +79,11 @@ def similar_column(wanted: str, header: Iterable[str], others: Iterable[str] = (
 
     # A name that is only a unit is the last choice.
     candidates = [name for name in header if name not in set(others)]
-    bare = {without_unit(name.lower()): name for name in reversed(candidates)}
+    bare = {without_unit(name): name for name in reversed(candidates)}
     names = (without_unit(wanted), *_SYNONYMS.get(wanted, ()))
+    same = next((bare[name] for name in names if name in bare), None)
+    if same or is_synonym:
+        return same
     matches = (difflib.get_close_matches(name, bare, 1, _MIN_SIMILARITY) for name in names)
     only_units = (name for name in candidates if len(name) > 1 and name.lower() in units)
     return next((bare[match[0]] for match in matches if match), next(only_units, None))

@@ -179,11 +179,9 @@ def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
     if logged is None or len(rows) == 1 or not math.isfinite(logged.mean("mean_waiting_s")):
         return []
     if logged is not rows[0]:
-        why = (
-            f"{percent(logged.mean('log_room_fraction'))} of these passed while as many GPUs as the job needs were free"
-        )
-        more = "By partition, size and tenant: python -m synergy_sim.traces check FILE"
-        return [f"Waits are not compared with those in the log, because {why}. {more}"]
+        why = f"for {percent(logged.mean('log_room_fraction'))} of that time, as many GPUs as the job needed were free"
+        more = "`python -m synergy_sim.traces check FILE` shows it by partition, size and tenant"
+        return [f"Waits are not compared with those in the log, because {why}; {more}."]
     wait_s, run, ranked = logged.mean("mean_waiting_s"), logged.runs[0], []
     for row in rows:
         theirs = row.by_seed.get(run.seed)

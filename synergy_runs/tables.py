@@ -117,7 +117,7 @@ def verdict(comparison: Comparison) -> str:
     """
     settings, room = comparison.settings, ""
     if (fraction := log_room_fraction(comparison.runs)) > MAX_ROOM_FRACTION:
-        room = f" {percent(fraction)} of the log's waiting passed with room for the jobs: {REASONS}."
+        room = f" {percent(fraction)} of the log's waiting passed with room for the jobs. It was for {REASONS}."
     if len(settings) == 1:
         return _of_one_setting(comparison.rows) + room
     if lines := _swept(comparison):

@@ -265,10 +265,11 @@ def _length_s(text: str) -> float:
 
 def windows_of(submit_s: Floats, start_s: float) -> tuple[str, ...]:
     """`MIN_WORKLOADS` consecutive windows of equally many days, at most 7, each with a submission; empty if the log is
-    too short. The first starts on the day of `start_s` if all fit after it, else on the log's first day.
+    too short. The first starts on the day of `start_s` if all fit after it, else on the log's first day or, because a
+    log's first jobs may have been submitted long before the others, so late that the last ends with the log.
     """
     last_s = float(submit_s.max())
-    for first_s in (start_s, float(submit_s.min())):
+    for first_s in (start_s, float(submit_s.min()), last_s - 7 * MIN_WORKLOADS * DAY_S):
         first_s = np.floor(first_s / DAY_S) * DAY_S
         days = min(7, int((last_s - first_s) / DAY_S + 1) // MIN_WORKLOADS)
         edges = first_s + np.arange(MIN_WORKLOADS + 1) * days * DAY_S

@@ -33,7 +33,7 @@ def test_check_prints_what_a_log_holds_and_ends_with_status_2_where_rows_are_bad
         assert ("line 3, duration_s: got -5" in said.err) == bool(status)
         assert f"bad rows    {status // 2}" in said.out
         if not status:
-            facts = ("(plain): 2 jobs", "2024-01-01 00:00:00 to 2024-01-02", "8.5", "1: 1, 8: 1")
+            facts = ("(plain): 2 jobs", "2024-01-01 00:00:00 to 2024-01-02", "8.5", "1 GPU: 1, 8 GPUs: 1")
             assert all(each in said.out for each in facts)
             assert "CPUs" not in said.out  # which it does not name
 

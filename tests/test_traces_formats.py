@@ -248,6 +248,12 @@ def test_a_csv_of_another_kind_is_refused_with_the_columns_to_type(tmp_path: Pat
         InputError, match=r"trace\.columns=\{submit_time: submission_time, duration_s: duration, gpus: num_gpu"
     ):
         read_trace(path)
+    path = written(tmp_path, "pod,gpus,creationTimestamp,startTime,completionTime\na,1,2,3,4\n")
+    with pytest.raises(
+        InputError,
+        match=r"\{submit_time: creationTimestamp, gpus: gpus, start_time: startTime, end_time: completionTime\}",
+    ):
+        read_trace(path)
     with pytest.raises(InputError, match="arrival"):
         read_trace(path, columns={"submit_time": "arrival"})
 

@@ -20,7 +20,7 @@ from synergy_runs.notes import notes
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs
 from synergy_runs.traces import read_trace
-from synergy_runs.workload import at_least, from_rows, sampled, scaled, take, with_estimates
+from synergy_runs.workload import at_least, from_rows, sampled, scaled, take, windows_of, with_estimates
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 
@@ -300,3 +300,10 @@ def test_windows_that_are_advised_lie_in_the_log_and_have_jobs(hours, window, ex
     assert [*windows[:1], *windows[-1:]] == expected
     assert len(windows) in (0, 5)
     assert all(len(from_rows(log, name="log", window=each)) for each in windows)
+
+
+def test_windows_to_type_leave_out_a_first_job_from_long_before():
+    days = np.array([0, *range(60, 100)])
+    assert windows_of(days * DAY_S + 1.0, 0.0) == tuple(
+        f"1970-{day}/7d" for day in ("03-06", "03-13", "03-20", "03-27", "04-03")
+    )

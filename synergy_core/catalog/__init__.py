@@ -413,7 +413,8 @@ _MAKERS = {"nvidia", "tesla", "geforce"}
 @cache
 def _words(name: str) -> frozenset[str]:
     """The words and numbers in a GPU type's name, without those of its maker."""
-    return frozenset(re.findall(r"\d+gb|sxm\d|hbm\d+e?|\d+|[a-z]+", name)) - _MAKERS
+    words = re.findall(r"\d+gb?(?![a-z])|sxm\d|hbm\d+e?|\d+|[a-z]+", name)
+    return frozenset(re.sub(r"(\d)g$", r"\1gb", each) for each in words) - _MAKERS
 
 
 def gpu_type_named(name: str) -> str:

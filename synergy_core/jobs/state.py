@@ -273,17 +273,17 @@ class ClusterState:
 class Room:
     """Counts the GPUs left, by type and for each tenant, while a policy gives GPUs to one job after another.
 
-    Jobs that must stay have their GPUs from the beginning. gpus, gpu_type: (jobs,), given so far, as in `Allocations`.
+    Jobs that must stay have their GPUs from the beginning, or those in `stay`, (jobs,). gpus, gpu_type: (jobs,), given so far, as in `Allocations`.
     left: by type. quota: by tenant. allotted: by tenant and type. tenant: each job's index into both.
     """
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, stay: Bools | None = None) -> None:
         self.left: list[int] = state.capacity.tolist()
         self.quota, self.allotted = state.quotas_left(), state.allotted_left()
         self.tenant: list[int] = state.virtual_cluster.tolist()
         self.gpus = [0] * len(state)
         self.gpu_type = [-1] * len(state)
-        for job in np.flatnonzero(state.must_stay).tolist():
+        for job in np.flatnonzero(state.must_stay if stay is None else stay).tolist():
             self.give(job, int(state.held_type[job]), int(state.held_gpus[job]))
 
     def fits(self, job: int, kind: int, gpus: int) -> bool:

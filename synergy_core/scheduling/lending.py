@@ -45,13 +45,15 @@ def ask(policy: AllocationPolicy, state: ClusterState) -> tuple[ClusterState, Al
 
 
 def _borrowers_stay(state: ClusterState) -> ClusterState:
-    """The state in which the running jobs of tenants beyond their quotas must stay."""
+    """The state in which the running jobs of tenants beyond their quotas must stay, unless they cannot train there."""
     held = state.held_by_tenant(np.ones(len(state), dtype=np.bool_)).sum(axis=1)
     quota = np.array([state.cluster.virtual_clusters.get(name, 0) for name in state.virtual_clusters])
     stays = (held > quota)[state.virtual_cluster] & (state.held_gpus > 0)
     changes = {"must_stay": state.must_stay | stays}
     if isinstance(state, GoodputState):
-        changes["pinned"] = state.pinned | stays
+        rows = state.rows()
+        stays &= ~(state.goodput(rows)[np.arange(len(state)), state.held_best(rows)] <= 0)  # out of memory, for example
+        changes = {"must_stay": state.must_stay | stays, "pinned": state.pinned | stays}
     return replace(state, **changes)
 
 

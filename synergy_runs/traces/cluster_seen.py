@@ -25,6 +25,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.units import format_gpus
 from synergy_runs.traces.rows import Mask, TraceRows
 
 USUAL_GPUS_PER_NODE = 8
@@ -136,7 +137,8 @@ def seen(rows: TraceRows) -> SeenCluster:
     if rows.declared:
         declared = tuple(SeenNodes("", nodes, size or max(1, -(-most // nodes))) for nodes, size in rows.declared)
         beyond = f", although its jobs held {most:,} at once" if most > sum(each.gpus for each in declared) else ""
-        return SeenCluster(declared, how=f"as many as the log's header says{beyond}")
+        how = "one node with all in use at once" if rows.declared == ((1, 0),) else "so says the log's header"
+        return SeenCluster(declared, how=f"{how}{beyond}")
     if not ran.any():
         return NOTHING_SEEN
     kind, names = types_ran_on(
@@ -196,19 +198,21 @@ def seen(rows: TraceRows) -> SeenCluster:
     by_partition.sort(key=lambda each: (-each.gpus, each.partition, each.gpu_type))
 
     full, named, nodes = int(is_full.sum()), len(every), sum(each.nodes for each in found)
-    how = [f"{full:,} of {named:,} nodes that it names were full at some time" if named else "it names no nodes"]
+    reasons = [f"{full:,} of {named:,} named nodes had that many GPUs in use at once"] if named else []
     if named and not is_waited_for.any():
-        how.append("they may be larger, because no job waited for them")
+        reasons.append("nodes may be larger, because no job waited for them")
     if named and full < named:
-        how.append("the others are assumed to be as large as those of their type")
+        reasons.append("the others are assumed to be as large")
     if nodes > named:
-        what = f"{nodes - named:,} more" if named else "these are the fewest that"
-        how.append(f"{what} hold the {most:,} GPUs in use at once")
+        what = f"{nodes - named:,} more nodes" if named else "the log names no nodes, and these are the fewest that"
+        reasons.append(f"{what} hold the {format_gpus(most)} in use at once")
     if is_type[main] and (untyped := int((ran & ~typed).sum())):
-        how.append(f"{untyped:,} jobs without a GPU type count as on {names[main]} unless on a node of another type")
+        reasons.append(
+            f"{untyped:,} jobs without a GPU type count as on {names[main]} unless on a node of another type"
+        )
 
     in_several = tuple(sorted(parts.names[node] for node, number in pools_with.items() if number > 1))
-    return SeenCluster(tuple(found), tuple(by_partition), pool_of, in_several, "; ".join(how))
+    return SeenCluster(tuple(found), tuple(by_partition), pool_of, in_several, "; ".join(reasons))
 
 
 def _sizes(
@@ -293,10 +297,10 @@ def most_at_once(start_s: np.ndarray, end_s: np.ndarray, gpus: np.ndarray) -> in
 def lines(rows: TraceRows) -> Iterator[str]:
     """Describes the estimated cluster and the settings that simulate such a cluster."""
     cluster = seen(rows)
-    if cluster.nodes:
-        parts = [f"{each.nodes:,} × {each.gpus_per_node} {each.gpu_type}".rstrip() for each in cluster.nodes]
-        yield f"  cluster     {' + '.join(parts)}: {cluster.how}; compare with sinfo -o '%D %G'"
-        yield f"  type        {setting(cluster.nodes)}"
+    parts = [f"{each.nodes:,} × {each.gpus_per_node} {each.gpu_type}".rstrip() for each in cluster.nodes]
+    compare = "" if rows.declared else "; sinfo -o '%D %G' prints the true one"
+    yield f"  cluster     {' + '.join(parts) + ': ' + cluster.how + compare if parts else 'not shown: no start times'}"
+    yield f"  settings    {setting(cluster.nodes) if parts else 'cluster.nodes=N cluster.gpus_per_node=8'}"
 
 
 def setting(nodes: Sequence[SeenNodes]) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from synergy_core.commands import Parser
 from synergy_core.errors import InputError, unknown
-from synergy_core.units import GB, HOUR_S, format_duration
+from synergy_core.units import GB, HOUR_S, format_duration, format_gpus
 from synergy_runs.numbers import percent
 from synergy_runs.traces import cluster_seen, formats, read_trace
 from synergy_runs.traces._attempts import ATTEMPT_MODES
@@ -31,12 +33,13 @@ SHOWN_SIZES = 12
 def lines(rows: TraceRows) -> Iterator[str]:
     """Yields a summary: jobs, dates, sizes, run times, attempts, tenants, GPU types; then jobs left out and notes."""
     jobs = len(rows)
-    yield f"{rows.path} ({rows.format_name}): {jobs:,} jobs"
+    yield f"{rows.path} ({rows.format_name}): {jobs:,} job{'s' * (jobs > 1)}"
     yield f"  submitted   {iso(rows.submit_s.min())} to {iso(rows.submit_s.max())}"
     median_s, longest_s = float(np.median(rows.duration_s)), float(rows.duration_s.max())
     yield f"  run time    median {format_duration(median_s)}, longest {format_duration(longest_s)}"
     yield f"  GPU-hours   {rows.duration_s @ rows.gpus / HOUR_S:,.1f}"
-    yield f"  GPUs        {_listed({str(gpus): count for gpus, count in sorted(Counter(rows.gpus.tolist()).items())})}"
+    sizes = {format_gpus(gpus): count for gpus, count in sorted(Counter(rows.gpus.tolist()).items())}
+    yield f"  jobs of     {_listed(sizes)}"
     states = np.bincount(rows.end_state, minlength=len(STATES))
     yield "  end states  " + ", ".join(f"{count:,} {name}" for name, count in zip(STATES, states, strict=True))
     if retries := int((rows.attempt > 1).sum()):
@@ -79,21 +82,24 @@ def _waiting(rows: TraceRows) -> Iterator[str]:
     room_s = np.nan_to_num(seconds_with_room(rows, cluster_seen.seen(rows)))
     if not wait_s.sum() > 0:
         return
-    share = f"{percent(room_s.sum() / wait_s.sum())} of them with as many GPUs free as the job needs, on any nodes"
-    yield f"  waiting     {wait_s.sum() / HOUR_S:,.1f} job-hours, {share}"
+    share = f"for {percent(room_s.sum() / wait_s.sum())} of it, as many GPUs as the job needed were free, on any nodes"
+    yield f"  waiting     {format_duration(wait_s.sum())} in all, {format_duration(wait_s.mean())} per job; {share}"
     sizes, size = np.unique(rows.gpus, return_inverse=True)
     for what, code, names in (
         ("partition", rows.partition, rows.partitions.values()),
-        ("GPUs", size, sizes.tolist()),
+        ("size", size, [format_gpus(each) for each in sizes.tolist()]),
         ("tenant", rows.virtual_cluster, rows.virtual_clusters.values()),
     ):
         waits_s, rooms_s = (np.bincount(code, each, minlength=len(names)) for each in (wait_s, room_s))
         most = [at for at in np.argsort(-waits_s, kind="stable")[:SHOWN_SIZES].tolist() if waits_s[at] > 0]
-        texts = [f"{names[at]}: {percent(rooms_s[at] / waits_s[at])} of {waits_s[at] / HOUR_S:,.1f} h" for at in most]
-        if any(names):
-            yield f"  by {what:8} {', '.join(texts)}"
+        texts = [
+            f"{names[at] or '(none)'} {percent(rooms_s[at] / waits_s[at])} of {format_duration(waits_s[at])}"
+            for at in most
+        ]
+        if len(names) > 1:
+            yield f"              by {what}: {', '.join(texts)}"
     if room_s.sum() > MAX_ROOM_FRACTION * wait_s.sum():
-        yield f"  so          policies are not compared with this log: its waiting was for {REASONS}"
+        yield f"              So policies are not compared with this log. Its waiting was for {REASONS}."
 
 
 def _type_counts(codes: NDArray[np.int32], names: Names, none: str = "any") -> str:
@@ -168,7 +174,10 @@ def _check(options: argparse.Namespace) -> int:
     columns = dict(re.findall(r"([^,=\s]+)\s*=\s*([^,]*[^,\s])", options.columns))
     how = {"format_name": options.format, "attempts": options.attempts, "columns": columns}
     rows = read_trace(options.file, bad_rows="skip", **how)
-    print("\n".join(lines(rows)))
+    width = shutil.get_terminal_size((10_000, 24)).columns  # lines are whole where nobody shows them
+    for line in lines(rows):  # settings are not cut, so that they can be copied
+        cut = textwrap.wrap(line, width, subsequent_indent=" " * 14, break_long_words=False, break_on_hyphens=False)
+        print("\n".join([line] if line.startswith("  settings") else cut))
     if rows.bad_count:
         print(f"error: {rows.bad_rows_error()}", file=sys.stderr)
         return BAD_INPUT

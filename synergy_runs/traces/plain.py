@@ -2,9 +2,10 @@
 
 Required columns: submit_time (seconds, or a date), duration_s, gpus. Optional: job, virtual_cluster, user, end_state
 (completed, killed, failed, running), estimate_s (run time declared by the user), gpu_type (requested; empty means any),
-model, cpus and memory_bytes (requested for the whole job). Columns may come in any order, with names in upper or lower
-case. They are separated by commas, or by semicolons as in some spreadsheets; a first line `sep=;` may say which. Values
-of `job` are ids and must be unique.
+model, cpus and memory_bytes (requested for the whole job), start_time. A log with start_time and end_time needs no
+duration_s: jobs without a start are left out, and jobs without an end were running when the log was written. Columns
+may come in any order, with names in upper or lower case. They are separated by commas, or by semicolons as in some
+spreadsheets; a first line `sep=;` may say which. Values of `job` are ids and must be unique.
 """
 
 from __future__ import annotations
@@ -12,14 +13,26 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from pathlib import Path
 
+import numpy as np
+
 from synergy_core.errors import similar_column, suggest_column
 from synergy_runs.traces._reading import Number, Text, header_of, open_text, read_tables
-from synergy_runs.traces.rows import UNKNOWN, TraceRows, cpus, end_state, instant_s, memory_bytes, seconds, whole
+from synergy_runs.traces.rows import (
+    RUNNING,
+    UNKNOWN,
+    TraceRows,
+    cpus,
+    end_state,
+    instant_s,
+    memory_bytes,
+    seconds,
+    whole,
+)
 
 NAME = "plain"
 SUMMARY = (
     "a CSV of your own: submit_time, duration_s, gpus "
-    "[job, virtual_cluster, user, end_state, estimate_s, gpu_type, cpus, memory_bytes]"
+    "[start_time, end_time, job, virtual_cluster, user, end_state, estimate_s, gpu_type, cpus, memory_bytes]"
 )
 COLUMNS = {
     "job_name": Text("job", missing=""),
@@ -34,7 +47,10 @@ COLUMNS = {
     "model": Text("model", missing=""),
     "cpus": Number("cpus", cpus, missing=UNKNOWN),
     "memory_bytes": Number("memory_bytes", memory_bytes, missing=UNKNOWN),
+    "start_s": Number("start_time", instant_s, missing=UNKNOWN),
+    "end_s": Number("end_time", instant_s, missing=UNKNOWN),
 }
+WITHOUT_DURATION = COLUMNS | {"duration_s": Number("duration_s", seconds, missing=UNKNOWN)}
 
 
 def recognises(path: Path, head: str) -> bool:
@@ -48,16 +64,23 @@ def recognises(path: Path, head: str) -> bool:
 def advice(head: str) -> str:
     """A sentence that says which columns a CSV needs, and which of this one's look like them; "" if it is no CSV."""
     header = sorted(header_of(head))
+    if "|" in head.split("\n", 1)[0]:
+        return " Did sacct print it without its header (--noheader)? Print it again, or write the names above."
     if len(header) < 2:
         return ""
     like: dict[str, str] = {}
-    for each in COLUMNS.values():
-        if found := similar_column(each.name, [name for name in header if name not in like.values()]):
-            like[each.name] = found
     needed = [each.name for each in COLUMNS.values() if each.missing is None]
-    typed = ", ".join(f"{name}: {like.get(name, 'COLUMN')}" for name in dict.fromkeys((*needed, *like)))
+    for name, is_synonym in [*((each.name, True) for each in COLUMNS.values()), *((each, False) for each in needed)]:
+        left = [each for each in header if each not in like.values()]
+        if name not in like and (found := similar_column(name, left, is_synonym=is_synonym)):
+            like[name] = found
+    given = dict.fromkeys((*needed, *like))
+    if "duration_s" not in like and {"start_time", "end_time"} <= like.keys():
+        del given["duration_s"]
+    typed = ", ".join(f"{name}: {like.get(name, 'COLUMN')}" for name in given)
     return (
-        f" A CSV of any other kind needs {', '.join(needed)}: say which they are, such as 'trace.columns={{{typed}}}'."
+        f" A CSV of any other kind needs {', '.join(needed)} (or start_time and end_time in place of duration_s): say "
+        f"which they are, such as 'trace.columns={{{typed}}}'; traces check --columns '{typed.replace(': ', '=')}'."
     )
 
 
@@ -78,5 +101,14 @@ def read(path: Path, rows: TraceRows) -> None:
         else:
             guess = f". {advice}"
         rows.notes.append(f"column {name!r} is not read{guess}")
-    for table in read_tables(path, rows, COLUMNS, any_case=True):
-        table.add()
+    by_end = {"start_time", "end_time"} <= header and "duration_s" not in header
+    for table in read_tables(path, rows, WITHOUT_DURATION if by_end else COLUMNS, any_case=True):
+        if not by_end:
+            table.add()
+            continue
+        start_s, end_s = table["start_s"], table["end_s"]
+        table.leave_out(np.isnan(start_s), "without a start time")
+        state = np.where(np.isnan(end_s), RUNNING, table["end_state"])
+        table.add(
+            duration_s=np.nan_to_num(end_s - start_s), end_state=state, columns={"duration_s": "end_time - start_time"}
+        )

@@ -11,8 +11,8 @@ from synergy_runs.traces.rows import UNKNOWN, TraceRows
 MAX_ROOM_FRACTION = 0.2
 """If more of a log's waiting passed with room for the jobs, policies are not compared with the log."""
 REASONS = (
-    "limits, fair share, dependencies, reservations or maintenance, which no policy here has; or CPUs, memory, GPUs on "
-    "one node, earlier jobs that did not fit, or the scheduler's own delay"
+    "limits, fair share, dependencies, reservations or maintenance, which no policy here has, or for CPUs, memory, "
+    "GPUs on one node, earlier jobs that did not fit, or the scheduler's own delay"
 )
 
 

@@ -58,7 +58,7 @@ RUNNING = "running"
 STATES = (*END_STATES, RUNNING)
 """The states of jobs in a log. A job that was still running when the log was written has no end state."""
 END_STATE_OF = {
-    **dict.fromkeys(("COMPLETED", "PASS", "PASSED"), "completed"),
+    **dict.fromkeys(("COMPLETED", "FINISHED", "PASS", "PASSED", "SUCCEEDED"), "completed"),
     **dict.fromkeys(("CANCELLED", "CANCELED", "KILLED", "PREEMPTED"), "killed"),
     **dict.fromkeys(("FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"), "failed"),
     "RUNNING": RUNNING,
@@ -455,7 +455,7 @@ class TraceRows:
                 f"jobs were still running when the log was written, with {held}: they hold GPUs, and means exclude them"
             ] = int(running.sum())
         if self.delays_s:
-            by = f"in the median by {format_duration(float(np.median(self.delays_s)))}: they wait from then on"
+            by = f"in the median by {format_duration(float(np.median(self.delays_s)))}: their waits count from then on"
             what = "could start only after their submission (dependencies, holds, begin times)"
             self.counted[f"jobs {what}, {by}"] = len(self.delays_s)
         if early.any():

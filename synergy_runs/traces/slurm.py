@@ -189,7 +189,9 @@ def _json_tres(job: object, kind: str) -> str:
 # Rows of `sacct`. An unreadable value is rejected only in rows that are replayed.
 
 
-SUSPENDED = "jobs ran for another time than End − Start (suspended, or the clocks changed): the elapsed time is used"
+SUSPENDED = (
+    "jobs have an elapsed time that is not End − Start (suspended, or the clocks changed): the elapsed time is used"
+)
 ONCE = "each attempt once. If outputs of overlapping spans were joined, print the whole span with one sacct"
 WHOLE_GPUS = "whole GPUs: this is part of a GPU, and here each GPU is held by one job"
 
@@ -201,6 +203,7 @@ def _records(table: LogTable, header: frozenset[str]) -> pd.DataFrame:
     job_id = np.where(table.text("JobID") != "", table.text("JobID"), table.text("JobIDRaw"))
     table.reject(job_id == "", "JobID", "the job's number")
     table.leave_out(np.array(["." in each for each in job_id]), "job steps (.batch, .extern, .0)")
+    table.leave_out(table.text("Submit") == "Submit", "repeated header lines")
     is_row = table.left.copy()
 
     submit_s = table.convert("Submit", instant_s)
@@ -326,12 +329,15 @@ def _end_state(text: str, column: str) -> str:
 GPU = "gres/gpu"
 SLICE = re.compile(r"\dg[._-]?\d+gb|mig")
 SHARED = ("gres/shard", "gres/mps")
+GRES = re.compile(r"^(?:gres[:/])?gpu((?::[^:=]+)?):(\d+)$")
 MEMORY = re.compile(r"(\d{1,15}(?:\.\d*)?)([KMGTP]?)", re.ASCII | re.IGNORECASE)
 BYTES = {"K": 2**10, "M": 2**20, "": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
 
 def _tres_items(text: str) -> list[tuple[str, str]]:
-    return [(name, count) for name, _, count in (item.strip().partition("=") for item in text.split(","))]
+    """(name, count) of each resource. GPUs as users request them, such as `gpu:a100:4`, are `gres/gpu:a100` here."""
+    items = (GRES.sub(r"gres/gpu\1=\2", item.strip()) for item in text.split(","))
+    return [(name, count) for name, _, count in (item.partition("=") for item in items)]
 
 
 def _is_count(text: str) -> bool:

@@ -8,7 +8,8 @@ A job could start when the job before it (field 17) had ended in the log and the
 run time is unknown, the CPU time per processor (field 6) takes its place.
 
 The header's `MaxProcs` and `MaxNodes`, however spelt (`; max procs = 1,024`), are the cluster: that many processors
-on that many nodes. With MaxProcs only it is one large node, so that no job waits for processors to lie together.
+on that many nodes. With MaxProcs only it is one large node, so that no job waits for processors to lie together; with
+neither, that node has as many as were in use at once.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ def read(path: Path, rows: TraceRows) -> None:
     if nodes:
         size, larger = divmod(processors, nodes)
         rows.declared = tuple(each for each in ((larger, size + 1), (nodes - larger, size)) if each[0])
+    elif np.isfinite(rows.start_s).any():
+        rows.declared = ((1, 0),)
     rows.notes.append("each processor of the log is taken as one GPU")
     if "start" not in header:
         rows.notes.append("no UnixStartTime in the header: dates count from 1970-01-01")

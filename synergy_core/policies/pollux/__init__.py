@@ -158,6 +158,7 @@ def pollux(
         answer = _within_quotas(state, order, answer, shown)
     if searches or state.cluster.virtual_clusters:
         answer = _usable(state, order, answer, shown, batch_limit)
+    answer[:stay] = base[:stay]
     node_gpus = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
     for part, node in enumerate(shown.node.tolist()):
         node_gpus[order, node] += answer[:, part]
