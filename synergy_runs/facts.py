@@ -131,10 +131,8 @@ class EventLog:
     def __init__(self, cluster: Cluster | None = None) -> None:
         """cluster: needed only if a node has more than `BOARD_GPUS` GPUs."""
         self._rows = bytearray()
-        self._first_board: dict[int, int] = {}
-        if cluster is not None and len(cluster.boards) > cluster.nodes:
-            for board, (node, _) in enumerate(cluster.boards):
-                self._first_board.setdefault(node, board)
+        boards = cluster.boards if cluster is not None and len(cluster.boards) > cluster.nodes else ()
+        self._first_board = {node: board for board, (node, _) in reversed([*enumerate(boards)])}
 
     def append(self, time_s: float, kind: int, job_id: int, gpus: int, reason: int = 0) -> None:
         """Appends a submit, stop or finish. reason: a `Stopped` for stops."""
@@ -143,13 +141,9 @@ class EventLog:
     def start(self, time_s: float, job_id: int, gpus: int, placement: Sequence[tuple[int, int]]) -> None:
         """Appends a start on the (node, GPU mask) pairs of `placement`."""
         if self._first_board:
-            words = [(node, np.frombuffer(mask.to_bytes(mask.bit_length() // 64 * 8 + 8, "little"), "<u8"))
-                     for node, mask in placement]  # fmt: skip
-            placement = [
-                (self._first_board[node] + at, int(each[at]))
-                for node, each in words
-                for at in np.flatnonzero(each).tolist()
-            ]
+            in_bytes = ((node, mask.to_bytes(mask.bit_length() // 64 * 8 + 8, "little")) for node, mask in placement)
+            words = ((self._first_board[node], np.frombuffer(each, "<u8").tolist()) for node, each in in_bytes)
+            placement = [(first + at, word) for first, each in words for at, word in enumerate(each) if word]
         for part, (node, gpu_mask) in enumerate(placement):
             self._rows += _pack_event(time_s, _START, job_id, gpus, part, node, gpu_mask, 0)
 

@@ -196,9 +196,9 @@ def _nodes(wanted: ClusterSettings, trace: TraceSettings, workload: Workload | N
     else:
         nodes = trace.nodes if wanted.nodes is None else wanted.nodes
         assert nodes is not None
-        most_used = next(iter(seen.nodes), SeenNodes("", 0, USUAL_GPUS_PER_NODE, False))
+        most_used = next(iter(seen.nodes), SeenNodes("", 0, USUAL_GPUS_PER_NODE))
         size = trace.gpus_per_node or most_used.gpus_per_node
-        shown = [SeenNodes(most_used.gpu_type, nodes, size, False)]
+        shown = [SeenNodes(most_used.gpu_type, nodes, size)]
     types = []
     for each in shown:
         kind = each.gpu_type or trace.gpu_type or DEFAULT_GPU_TYPE

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from synergy_core.units import HOUR_S, format_duration
+from synergy_core.units import format_duration
 from synergy_runs.comparison import ComparedPolicy, Comparison, over_workloads, unequal
 from synergy_runs.facts import POOLED
 from synergy_runs.metrics import NO_NAME
@@ -111,12 +111,6 @@ def notes(comparison: Comparison) -> list[str]:
     lines += [
         f"{', '.join(labels[:-1])} and {labels[-1]} made the same schedule." for labels in alike.values() if labels[1:]
     ]
-    first = comparison.rows[0].runs[0].summary
-    if running := first.get("jobs_running"):
-        lines.append(
-            f"{running:,} jobs were still running when the log was written, with "
-            f"{first['running_work_gpu_s'] / HOUR_S:,.1f} GPU-hours so far. They hold GPUs, and means exclude them."
-        )
     if unfinished := sum(int(run.summary["jobs_unfinished"]) for run in comparison.runs):
         lines.append(f"{unfinished:,} jobs never finished and are missing from the JCTs.")
     return lines

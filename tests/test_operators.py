@@ -11,19 +11,17 @@ from test_traces_formats import text_of
 from synergy_sim.prepare import prepared_runs
 
 POLLUX = "name,time,application,num_replicas,batch_size\n"
-SACCT = "JobID{0}User{0}Account{0}Partition{0}State{0}Submit{0}Start{0}ElapsedRaw{0}AllocTRES{0}ReqTRES{0}NodeList\n"
 
 
 def sacct(path, delimiter="|"):
     """Six jobs of two types, each submitted a minute after the one before and started half an hour later."""
-    lines = [SACCT.format(delimiter)]
+    rows = []
     for number, kind in enumerate(["a100", "v100"] * 3):
-        tres = f"gres/gpu:{kind}=2,gres/gpu=2,node=1"
-        submit, user, queue = 1_767_571_200 + 60 * number, "ann" if number % 2 else "bob", f"{kind}-queue"
-        times = (submit, submit + 1_800, 600)
-        fields = [number + 1, user, "vision", queue, "COMPLETED", *times, tres, tres, f"{kind}-n01"]
-        lines.append(delimiter.join(map(str, fields)) + "\n")
-    content = "".join(lines).encode()
+        tres, submit_s = f"gres/gpu:{kind}=2,gres/gpu=2,node=1", 1_767_571_200 + 60 * number
+        who = {"JobID": str(number + 1), "User": "ann" if number % 2 else "bob", "Partition": f"{kind}-queue"}
+        when = {"Submit": str(submit_s), "Start": str(submit_s + 1_800), "Elapsed": "10:00"}
+        rows.append(who | when | {"AllocTRES": tres, "ReqTRES": tres, "NodeList": f"{kind}-n01"})
+    content = text_of("slurm", *rows, separator=delimiter, without=("End", "Timelimit")).encode()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
 

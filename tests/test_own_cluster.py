@@ -21,7 +21,7 @@ LONG = "{gpu_type: h100@long, nodes: 1, gpus_per_node: 4}"
 OLD = "{gpu_type: v100@old, nodes: 1, gpus_per_node: 4}"
 
 
-def sacct(path, nodes=None, jobs=60):
+def sacct(path, jobs=60):
     """Jobs of 15 minutes, half of them for the partition short; a node of four GPUs runs one job at a time."""
     random, lines = np.random.default_rng(4), [HEAD]
     busy = {name: START_S for _, names in PARTITIONS.values() for name in names}
@@ -34,7 +34,7 @@ def sacct(path, nodes=None, jobs=60):
         busy[node] = start_s + 900
         given = f"gres/gpu:{kind}={gpus},gres/gpu={gpus},node=1"
         fields = (number + 1, "ann", "lab", partition, "COMPLETED", submit_s, start_s, 900, given, f"gres/gpu={gpus}")
-        lines.append("|".join(map(str, (*fields, nodes or node))) + "\n")
+        lines.append("|".join(map(str, (*fields, node))) + "\n")
     path.write_text("".join(lines))
     return path
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_traces_formats import Row, read
 
-from synergy_runs.traces.cluster_seen import most_at_once, node_names, parts_of, seen, setting
+from synergy_runs.traces.cluster_seen import most_at_once, node_names, seen
 from synergy_runs.traces.room import seconds_with_room
 from synergy_runs.traces.rows import TraceRows
 
@@ -37,50 +36,34 @@ def test_no_node_list_breaks_the_reader(text: str) -> None:
     assert all(isinstance(name, str) for name in node_names(text))
 
 
-def held(kind: str, gpus: int, nodes: int, names: str, **more: str) -> Row:
-    return {
-        "JobID": names,
-        "AllocTRES": f"gres/gpu{kind}={gpus},gres/gpu={gpus},node={nodes}",
-        "NodeList": names,
-    } | more
-
-
-def test_the_cluster_is_named_by_what_to_type(tmp_path: Path) -> None:
-    typed = read(tmp_path, "slurm", held(":a100", 8, 1, "a1"), held(":v100", 2, 1, "v1"))
-    assert setting(seen(typed).nodes) == (
-        "'cluster.node_types=[{gpu_type: a100, nodes: 1, gpus_per_node: 8}, "
-        "{gpu_type: v100, nodes: 1, gpus_per_node: 2}]'"
-    )
-    untyped = read(tmp_path, "slurm", {"AllocTRES": "gres/gpu=4,node=1"})
-    assert setting(seen(untyped).nodes) == "cluster.nodes=1 cluster.gpus_per_node=4"
-
-
 GROUPS = st.lists(
     st.tuples(st.sampled_from(["a100", "v100"]), st.integers(1, 10), st.integers(1, 3)), min_size=1, max_size=3
 )
 WISHES = st.lists(
     st.tuples(st.integers(0, 9), st.integers(1, 5), *[st.integers(1, 30)] * 3, st.booleans()), max_size=25
 )
+Job = tuple[int, int, dict[int, int], bool]
+"""(start, end, GPUs on each node, whether it is typed)."""
 
 
-def _jobs(sizes: list[int], wishes: list[tuple[int, ...]]) -> list[tuple[int, int, list[int], int, bool]]:
-    """(start, end, nodes, GPUs on each, is typed) of the jobs that find room, with equal parts on their nodes."""
-    jobs: list[tuple[int, int, list[int], int, bool]] = []
+def _jobs(sizes: list[int], wishes: list[tuple[int, ...]]) -> list[Job]:
+    """Jobs with different parts on up to five of the nodes with room."""
+    jobs: list[Job] = []
     now = 0
     for gap, most_nodes, first, gpus, length, is_typed in wishes:
         now += gap
-        used = Counter(dict.fromkeys(range(len(sizes)), 0))
-        for _, end, nodes, each, _ in jobs:
-            used.update(dict.fromkeys(nodes, each) if end > now else {})
-        each = 1 + gpus % max(sizes)
-        free = [node for node in np.roll(range(len(sizes)), first).tolist() if sizes[node] - used[node] >= each]
-        if free:
-            jobs.append((now, now + length, free[:most_nodes], each, bool(is_typed)))
+        free = Counter(dict(enumerate(sizes)))
+        for _, end, parts, _ in jobs:
+            free.subtract(parts if end > now else {})
+        on = [node for node in np.roll(range(len(sizes)), first).tolist() if free[node]][:most_nodes]
+        if on:
+            parts = {node: 1 + gpus * (at + 1) % free[node] for at, node in enumerate(on)}
+            jobs.append((now, now + length, parts, bool(is_typed)))
     return jobs
 
 
 def _never_smaller_than_what_was_used(
-    groups: list[tuple[str, int, int]], wishes: list[tuple[int, ...]], is_named: bool
+    groups: list[tuple[str, int, int]], wishes: list[tuple[int, ...]], named: str
 ) -> None:
     kinds, sizes = zip(*[(kind, size) for kind, size, count in groups for _ in range(count)], strict=True)
     jobs = _jobs(list(sizes), wishes)
@@ -88,37 +71,36 @@ def _never_smaller_than_what_was_used(
     for is_full in (False, True):
         if is_full:  # every node is full twice, and a job of one GPU waits for it each time
             later = max((end for _, end, *_ in jobs), default=0)
-            every = [([node], size) for node, size in enumerate(sizes)]
-            jobs += [(later + at, later + at + 5, on, size, True) for at in (0, 6) for on, size in every]
-            jobs += [(later + at, later + at + 1, on, 1, True) for at in (5, 11) for on, _ in every]
-        rows = TraceRows(Path("log"), "test")
-        for start, end, nodes, each, is_typed in jobs:
-            for kind in dict.fromkeys(kinds[node] for node in nodes):  # a job of two types is a job on each
-                on = [node for node in nodes if kinds[node] == kind]
+            every = [({node: size}, {node: 1}) for node, size in enumerate(sizes)]
+            jobs += [(later + at, later + at + 5, whole, True) for at in (0, 6) for whole, _ in every]
+            jobs += [(later + at, later + at + 1, one, True) for at in (5, 11) for _, one in every]
+        rows, sure = TraceRows(Path("log"), "test"), []
+        for start, end, parts, is_typed in jobs:
+            for kind in dict.fromkeys(kinds[node] for node in parts):  # a job of two types is a job on each
+                on = {f"n{node}": gpus for node, gpus in parts.items() if kinds[node] == kind}
+                texts = {"": "", "sums": ",".join(on), "parts": ";".join(f"{node}={on[node]}" for node in on)}
                 rows.add(
                     1, job_name="", submit_s=min(start, later), start_s=start, duration_s=end - start,
-                    gpus=each * len(on), log_nodes=len(on), given_gpu_type=kind if is_typed else "",
-                    node_list=",".join(f"n{node}" for node in on) if is_named else "",
+                    gpus=sum(on.values()), log_nodes=len(on), given_gpu_type=kind if is_typed else "",
+                    node_list=texts[named],
                 )  # fmt: skip
+                if named == "parts" or len(on) == 1:
+                    sure += [(node, start, end, gpus) for node, gpus in on.items()]
         if not len(rows):
             continue
         found = Counter({(each.gpu_type, each.gpus_per_node): each.nodes for each in seen(rows).nodes})
-        used = most_at_once(rows.start_s, rows.start_s + rows.duration_s, rows.gpus)
-        assert sum(size * count for (_, size), count in found.items()) >= used
-        if is_named:
-            parts, ends = parts_of(rows), rows.start_s + rows.duration_s
-            peaks = [
-                most_at_once(rows.start_s[on], ends[on], parts.gpus[parts.node == node])
-                for node in range(len(parts.names))
-                for on in [parts.job[parts.node == node]]
-            ]
-            as_seen = sorted((size for (_, size), count in found.items() for _ in range(count)), reverse=True)
-            assert len(as_seen) == len(peaks)
-            assert all(size >= peak for size, peak in zip(as_seen, sorted(peaks, reverse=True), strict=True))
+        as_seen = sorted((size for (_, size), count in found.items() for _ in range(count)), reverse=True)
+        assert sum(as_seen) >= most_at_once(rows.start_s, rows.start_s + rows.duration_s, rows.gpus)
+        if named:
+            assert all(sum(as_seen[:nodes]) >= gpus for gpus, nodes in zip(rows.gpus, rows.log_nodes, strict=True))
+            on_node = [np.array([at for name, *at in sure if name == node]).T for node in {name for name, *_ in sure}]
+            peaks = sorted((most_at_once(*each) for each in on_node), reverse=True)
+            assert len(as_seen) == len({node for _, _, parts, _ in jobs for node in parts})
+            assert all(size >= peak for size, peak in zip(as_seen, peaks, strict=False))
             assert not is_full or found == Counter(zip(kinds, sizes, strict=True))
 
 
-CASES = given(groups=GROUPS, wishes=WISHES, is_named=st.booleans())
+CASES = given(groups=GROUPS, wishes=WISHES, named=st.sampled_from(["", "sums", "parts"]))
 test_no_node_is_smaller_than_what_was_used_on_it = settings(max_examples=150)(CASES(_never_smaller_than_what_was_used))
 test_no_node_is_smaller_in_many_cases = pytest.mark.thorough(
     settings(max_examples=2_000)(CASES(_never_smaller_than_what_was_used))

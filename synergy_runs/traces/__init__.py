@@ -4,8 +4,10 @@ A format module defines
 
 - `NAME`: the value of `trace.format=` that selects the format;
 - `SUMMARY`: a one-line description for users;
-- `recognises(path, head)`: whether a file has this format, from its path and its first `HEAD_CHARACTERS` characters;
-- `read(path, rows)`: adds every job of the file to a `TraceRows`, and may set `rows.quotas`.
+- `recognises(path, head)`: whether a file has this format, from its path and its first `HEAD_CHARACTERS` characters
+  (`by_header` makes it for a CSV);
+- `read(path, rows)`: adds every job of the file to a `TraceRows`, and may set `rows.quotas` (`jobs_from_zero` makes it
+  for a CSV whose rows are jobs as they stand).
 """
 
 from __future__ import annotations
@@ -108,14 +110,13 @@ def _name_gpus(rows: TraceRows, ours: Mapping[str, str]) -> None:
 
     rows.gpu_type = rows.gpu_types.rename(name_of)[rows.gpu_type].astype(np.int32)
     rows.given_gpu_type = rows.given_gpu_types.rename(name_of)[rows.given_gpu_type].astype(np.int32)
-    requested, received, count = rows.gpu_types.values(), rows.given_gpu_types.values(), Counter[str]()
+    requested, received = rows.gpu_types.values(), rows.given_gpu_types.values()
     for codes, jobs in Counter(zip(rows.gpu_type.tolist(), rows.given_gpu_type.tolist(), strict=True)).items():
         wanted, got = requested[codes[0]], received[codes[1]]
         if wanted and got and got != wanted:
-            count[f"requested {wanted} and received {got}"] = jobs
+            rows.counted[f"jobs requested {wanted} and received {got}"] = jobs
         elif got and not wanted:
-            count[f"requested no GPU type and received {got}: here they may run on any type"] = jobs
-    rows.notes.extend(f"{jobs:,} jobs {what}" for what, jobs in sorted(count.items()))
+            rows.counted[f"jobs requested no GPU type and received {got}: here they may run on any type"] = jobs
     if read := [f"{name} as {known}" for name, known in replaced.items() if name.lower() != known]:
         rows.notes.append(f"GPU types were read as the catalog names them: {', '.join(read)}")
     if unknown := [name for name in dict.fromkeys(replaced.values()) if gpu_sheet(name) is None]:

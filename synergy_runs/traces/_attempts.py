@@ -1,18 +1,14 @@
 """Replay of jobs that ran several times (after a failure, preemption or requeue): as several jobs, or as one long job.
 
-With `trace.attempts=apart` (the default), every attempt that ran to an end is replayed as a job, called `105#1`,
-`105#2`, with its own run time, GPUs and end state. The first attempt is submitted when the log's job was. A later
-attempt is submitted at its Submit time (Slurm) or, in logs without one (Philly), at its start in the log, which is the
-end of the previous attempt plus the logged gap; never before the previous attempt ended in the log. So work arrives
-when it did in the log, no GPUs are held between attempts, and failures are distinguished from completions.
-
-Two limits: submission times come from the log, so a policy that starts the first attempt late does not delay the
-second, nor does it delay the next job of a chain (Slurm's dependencies, SWF's preceding jobs); and gaps computed from
-start times include the logged queueing delay (7 s in the Philly release's own example).
+With `trace.attempts=apart` (the default), every attempt that ran is a job, called `105#1`, `105#2`, with its own run
+time, GPUs and end state. The first is submitted when the log's job was; a later one at its Submit time (Slurm) or, in
+logs without one (Philly), at its start in the log; never before the previous attempt ended in the log. So no GPUs are
+held between attempts, and failures are distinguished from completions. These times come from the log: a policy that
+starts the first attempt late does not delay the second, nor the next job of a chain. Gaps computed from start times
+include the logged queueing delay (7 s in the Philly release's own example).
 
 With `trace.attempts=merged`, a job is submitted with its first attempt, runs for the sum of its attempts, and has the
-GPUs and end state of its last attempt. Use it to compare with publications that have one run time per job, such as the
-CSV of the Pollux and Sia artifacts. (The Philly release's notebook counts from first start to last end, with gaps.)
+GPUs and end state of its last attempt. (The Philly release's notebook counts from first start to last end, with gaps.)
 """
 
 from __future__ import annotations
@@ -53,8 +49,6 @@ def add(attempts: pd.DataFrame, rows: TraceRows, columns: Mapping[str, str]) -> 
             f"{retries:,} further attempts of {jobs:,} jobs are submissions of their own (JOB#2, …), at the log's "
             "times; trace.attempts=merged makes one long run of each job"
         )
-    if rows.joined_attempts:
-        rows.notes.append(f"{rows.joined_attempts:,} further attempts of requeued jobs, added to their first")
 
 
 def _apart(attempts: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
@@ -78,7 +72,7 @@ def _merged(attempts: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
     _leave_out(last[dropped].assign(gpus=1, duration_s=held_gpu_s), rows)
     ran = ran[~ran.job.map(dropped)]
     of_job = ran.groupby("job")
-    rows.joined_attempts += len(ran) - of_job.ngroups
+    rows.counted["further attempts of requeued jobs, added to their first"] = len(ran) - of_job.ngroups
     merged = ran.drop_duplicates("job", keep="last")
     from_first = {name: merged.job.map(first[name]) for name in ("line", "submit_s", "eligible_s") if name in first}
     of_runs = {"from_s": of_job.from_s.first(), "duration_s": of_job.duration_s.sum()}

@@ -228,6 +228,10 @@ class LogTable:
         self._left_out |= dict.fromkeys(np.flatnonzero(which).tolist(), reason)
         self.left &= ~which
 
+    def count(self, which: Mask, what: str) -> None:
+        """Counts rows in the notes (`TraceRows.counted`)."""
+        self.rows.counted[what] += int((which & self.left).sum())
+
     def convert(
         self, column: str, convert: Callable[[str, str], Any], where: Mask | bool = True, otherwise: Any = UNKNOWN
     ) -> NDArray[Any]:
@@ -324,10 +328,23 @@ def read_tables(
         rows.notes.append("the last line does not end in a line break; if the file was cut off, its last job is wrong")
 
 
-def read_jobs(path: Path, rows: TraceRows, columns: Mapping[str, Text], **values: Any) -> None:
-    """Adds every row of a table that needs no further processing. values: further columns, the same for every job."""
-    for table in read_tables(path, rows, columns):
-        table.add(**values)
+def by_header(*names: str) -> Callable[[Path, str], bool]:
+    """A format's `recognises`: by column names in the header that no other format combines."""
+    return lambda path, head: header_of(head) >= {*names}
+
+
+def jobs_from_zero(columns: Mapping[str, Text], **values: Any) -> Callable[[Path, TraceRows], None]:
+    """A format's `read`: adds every row as it stands; times count from the file's own origin.
+
+    values: further columns, the same for every job.
+    """
+
+    def read(path: Path, rows: TraceRows) -> None:
+        rows.from_zero = True
+        for table in read_tables(path, rows, columns):
+            table.add(**values)
+
+    return read
 
 
 def _check_header(path: Path, header: list[str], columns: Mapping[str, Text]) -> None:
@@ -377,58 +394,45 @@ def tables_of(
 # Reading a JSON list one element at a time, with the line on which each element starts.
 
 
-SPACE = re.compile(r"[ \t\r\n]*")
+SPACE = re.compile(r"\s*")
 NEAR_THE_END = 32
 """A JSON error within this many characters of the file's end means that the file was cut off."""
 
 
 def objects(path: Path, text: str, start: int = 0) -> Iterator[tuple[int, object]]:
-    """Yields (line, value) of each element of the JSON list in `text`, the whole content of the file `path`.
+    """Yields (line, value) of each element of the JSON list at `start` in `text`, the whole content of the file `path`.
 
-    start: where the list starts in `text`; only a list that starts at 0 must be all of it. Raises InputError, naming
-    the line, if the file is cut off or not a JSON list.
+    A list that starts at 0 must be all of the text. Raises InputError, naming the line, if the file is cut off or not a
+    JSON list.
     """
-    decode = json.JSONDecoder().raw_decode
+    decode, line, counted = json.JSONDecoder().raw_decode, 1, 0
 
     def after_space(at: int) -> int:
         return SPACE.match(text, at).end()  # type: ignore[union-attr]
 
-    def unexpected(at: int, expected: str) -> InputError:
-        line, got = text.count("\n", 0, at) + 1, text[at : at + 40].split("\n")[0]
-        return InputError(f"{path}: line {line}: got {got!r}, expected {expected}.")
+    def wrong(at: int, why: str, near_the_end: int = 0) -> InputError:
+        where, got = text.count("\n", 0, at) + 1, text[at : at + 40].split("\n")[0]
+        is_cut_off = len(text) - at <= near_the_end or why.startswith("Unterminated")
+        more = " The file is cut off: get it again." if is_cut_off else ""
+        return InputError(f"{path}: line {where}: {why}, got {got!r}.{more}")
 
-    def cut_off(line: int) -> InputError:
-        return InputError(
-            f"{path}: the file ends inside the list; the last object starts on line {line}. It is cut off: "
-            "get it again."
-        )
-
-    at, line, counted = after_space(start), 1, 0
-    if text[at : at + 1] != "[":
-        raise unexpected(at, "a JSON list, which starts with '['")
-    if text.startswith("]", after_space(at + 1)):
-        at = after_space(at + 1)
-    while text[at] != "]":
-        at = after_space(at + 1)
+    at = after_space(start)
+    if not text.startswith("[", at):
+        raise wrong(at, "expected a JSON list, which starts with '['")
+    at = after_space(at + 1)
+    while not text.startswith("]", at):
         line, counted = line + text.count("\n", counted, at), at
         try:
-            value, end = decode(text, at)
+            value, at = decode(text, at)
         except json.JSONDecodeError as error:
-            if len(text) - error.pos <= NEAR_THE_END or error.msg.startswith("Unterminated string"):
-                raise cut_off(line) from None
-            where = text.count("\n", 0, error.pos) + 1
-            raise InputError(
-                f"{path}: line {where}: {error.msg} in the object that starts on line {line}; expected JSON."
-            ) from None
+            raise wrong(error.pos, error.msg, NEAR_THE_END) from None
         except RecursionError:
-            raise InputError(
-                f"{path}: line {line}: nested too deeply for a job log; expected a list of jobs."
-            ) from None
+            raise wrong(at, "nested too deeply; expected a list of jobs") from None
         yield line, value
-        at = after_space(end)
-        if at == len(text):
-            raise cut_off(line)
-        if text[at] not in ",]":
-            raise unexpected(at, "',' or ']' after an object")
-    if not start and (end := after_space(at + 1)) < len(text):
-        raise unexpected(end, "nothing after the end of the list")
+        at = after_space(at)
+        if text.startswith(",", at):
+            at = after_space(at + 1)
+        elif not text.startswith("]", at):
+            raise wrong(at, "expected ',' or ']' after an object")
+    if not start and (at := after_space(at + 1)) < len(text):
+        raise wrong(at, "expected nothing after the end of the list")

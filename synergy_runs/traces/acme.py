@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from synergy_core.units import GB
-from synergy_runs.traces._reading import Number, Text, header_of, open_text, read_tables
+from synergy_runs.traces._reading import Number, Text, by_header, header_of, open_text, read_tables
 from synergy_runs.traces.rows import (
     UNKNOWN,
-    BadValueError,
     TraceRows,
     cpus,
     date_s,
@@ -28,7 +27,6 @@ from synergy_runs.traces.rows import (
     memory_bytes,
     number,
     seconds,
-    shown,
     whole,
 )
 
@@ -36,18 +34,13 @@ NAME = "acme"
 SUMMARY = "Acme: trace_seren.csv or trace_kalos.csv (InternLM/AcmeTrace)"
 
 TOLERANCE_S = 1.0
-
-
-def recognises(path: Path, head: str) -> bool:
-    """Recognises Acme's logs by the column names in the header."""
-    return {"gpu_num", "type", "state", "submit_time", "duration", "queue"} <= header_of(head)
+recognises = by_header("gpu_num", "type", "state", "submit_time", "duration", "queue")
 
 
 def read(path: Path, rows: TraceRows) -> None:
     """Adds every job that ran on GPUs."""
     with open_text(path) as stream:
         is_kalos = "fail_time" in header_of(stream.readline())
-    inconsistent = 0
     for table in read_tables(path, rows, COLUMNS):
         table.leave_out(table["gpus"] == 0, "no GPU (CPU jobs)")
         state = table.text("state", lambda text: text.strip().upper())
@@ -59,22 +52,14 @@ def read(path: Path, rows: TraceRows) -> None:
         logged_s = np.where((state == "RUNNING") & ~(logged_s >= 0), 0.0, logged_s)
         table.leave_out(~has_end & np.isnan(logged_s), "no end recorded")
         table.reject(run_s < 0, "end_time", "a time not before the start")
-        inconsistent += int((table.left & (np.abs(run_s - logged_s) > TOLERANCE_S)).sum())
+        what = "duration − queue" if is_kalos else "duration"
+        table.count(
+            np.abs(run_s - logged_s) > TOLERANCE_S, f"rows whose {what} is not end − start (end − start is used)"
+        )
         table.add(
             duration_s=np.where(has_end, run_s, logged_s),
             memory_bytes=table["memory_bytes"] * np.where(table["nodes"] == 0, UNKNOWN, table["nodes"]),
         )
-    if inconsistent:
-        what = "duration − queue" if is_kalos else "duration"
-        rows.notes.append(f"{inconsistent} rows whose {what} is not end − start (end − start is used)")
-
-
-def duration_s(text: str, column: str) -> float:
-    """Parses a duration in seconds; negative ones are refused."""
-    value = seconds(text, column)
-    if value < 0:
-        raise BadValueError(column, shown(text), "a duration ≥ 0 s")
-    return value
 
 
 COLUMNS = {
@@ -85,7 +70,7 @@ COLUMNS = {
     "submit_s": Number("submit_time", date_s),
     "start_s": Number("start_time", date_s),
     "end_s": Number("end_time", date_s, missing=UNKNOWN, is_required=True),
-    "duration_s": Number("duration", duration_s, missing=UNKNOWN, is_required=True),
+    "duration_s": Number("duration", partial(seconds, least=0), missing=UNKNOWN, is_required=True),
     "queue_s": Number("queue", seconds, missing=UNKNOWN, is_required=True),
     "cpus": Number("cpu_num", cpus, missing=UNKNOWN),
     "memory_bytes": Number("mem_per_pod_GB", partial(memory_bytes, unit=GB), missing=UNKNOWN),

@@ -8,11 +8,9 @@ follows from its model.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from synergy_core.catalog import gpu_type_named
-from synergy_runs.traces._reading import Number, Text, header_of, read_jobs
-from synergy_runs.traces.rows import TraceRows, number, seconds, whole
+from synergy_runs.traces._reading import Number, Text, by_header, jobs_from_zero
+from synergy_runs.traces.rows import number, seconds, whole
 
 NAME = "arena"
 SUMMARY = "simulation traces of Arena: submission_time, num_iteration, model_name, batch_size, num_gpu, gpu_type"
@@ -20,17 +18,7 @@ FAMILIES = {"bert": "arena-bert", "moe": "arena-moe", "wide_resnet": "arena-wres
 """Model families in the trace and their catalog names: `wide_resnet__2B` is arena-wresnet-2b."""
 LOGGED_ITERATIONS_PER_STEP = 5
 """Iterations in the trace for each step that is trained."""
-
-
-def recognises(path: Path, head: str) -> bool:
-    """Recognises Arena's traces by three columns that no other format combines."""
-    return {"submission_time", "num_iteration", "model_name"} <= header_of(head)
-
-
-def read(path: Path, rows: TraceRows) -> None:
-    """Adds every row; times count from the file's own origin."""
-    rows.from_zero = True
-    read_jobs(path, rows, COLUMNS)
+recognises = by_header("submission_time", "num_iteration", "model_name")
 
 
 def model_named(text: str, column: str) -> str:
@@ -54,3 +42,4 @@ COLUMNS = {
     "gpus": Number("num_gpu", whole),
     "gpu_type": Text("gpu_type", lambda text, column: gpu_type_named(text.strip()), missing=""),
 }
+read = jobs_from_zero(COLUMNS)

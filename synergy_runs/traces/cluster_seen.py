@@ -1,14 +1,21 @@
 """Estimates a log's cluster from its header, else from the nodes that its jobs name, else from GPUs in use at once.
 
-On every named node, the most GPUs in use at once are counted: its peak. The nodes of a GPU type are as large as the
-largest peak among them, rounded up to a power of two unless all have the same, except for nodes that are full at
-another peak. A node is full at
-its peak if two separate spells at it ended with the start of a job that had waited for this node, though it would have
-fit on a node of the usual size; or if they cover half of the log's time, with at least half of the usual size in use.
+On every named node, the most GPUs that were certainly in use at once are counted: its peak. Jobs on one node count with
+all their GPUs, and so do parts that the log states. If it states only how many GPUs a job held on several nodes
+together, at least one was on each of them.
+
+The nodes of a GPU type are as large as the largest peak among them, rounded up to a power of two unless all have the
+same, except for nodes that are full at another peak. A node is full at its peak if it was in use to this level twice
+until a job ended and another started that had waited for this node, though a node of the usual size had room for it.
+
+With these sizes every job must fit on its nodes, beside what else was certainly used there, and the nodes of a type
+must hold what was used on them at once. Where they do not, the nodes in question get the peaks that they have if each
+job is divided evenly over its nodes.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,21 +34,15 @@ DEFAULT_GPU_TYPE = "v100"
 MIN_SPELLS = 2
 MAX_START_DELAY_S = 60.0
 """A job that starts at most this much after GPUs became free has waited for them (Slurm's default interval)."""
-MIN_FULL_FRACTION = 0.5
-"""Of the log's time and of the usual size, for a node to count as full without waiting jobs: a node in little use does
-not show its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenNodes:
-    """Equal nodes of one GPU type ("": unknown), as estimated. named: whether the log names them all or its header
-    gives their number; else there are as few as hold what was used at once. partition: "" for nodes of all partitions.
-    """
+    """Equal nodes of one GPU type ("": unknown), as estimated. partition: "" for nodes of all partitions."""
 
     gpu_type: str
     nodes: int
     gpus_per_node: int
-    named: bool
     partition: str = ""
 
     @property
@@ -54,13 +55,12 @@ class SeenCluster:
     """A log's estimated cluster. nodes: most GPUs first. by_partition: the same by pool and GPU type. Both are empty if
     the log has neither start times nor a header that names its nodes. pool_of: partition → the pool of nodes that its
     jobs may use; partitions on the same nodes are one pool, and jobs of a partition on all nodes may use all ("").
-    in_several_partitions, in_several_pools: names of such nodes. how: what the estimate rests on and how sure it is.
+    in_several_pools: names of such nodes. how: what the estimate rests on and how sure it is.
     """
 
     nodes: tuple[SeenNodes, ...] = ()
     by_partition: tuple[SeenNodes, ...] = ()
     pool_of: Mapping[str, str] = field(default_factory=dict)
-    in_several_partitions: tuple[str, ...] = ()
     in_several_pools: tuple[str, ...] = ()
     how: str = ""
 
@@ -96,37 +96,38 @@ def node_names(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-@cache
-def on_nodes(text: str, gpus: int) -> tuple[tuple[str, int], ...]:
-    """(node, GPUs) of a job of `gpus` GPUs with this `node_list`, divided evenly; parts `n[1-2]=8;n3=4` as they say."""
-    parts = [(names, int(count or gpus)) for names, _, count in (each.partition("=") for each in text.split(";"))]
-    split = [(node_names(names), count) for names, count in parts]
-    return tuple(
-        (name, (count + len(names) - 1 - at) // len(names)) for names, count in split for at, name in enumerate(names)
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Jobs on their named nodes: part i is `gpus[i]` GPUs of job `job[i]` (a row) on node `names[node[i]]`."""
+    """Jobs on their named nodes: part i is `gpus[i]` GPUs of job `job[i]` (a row) on node `names[node[i]]`.
+
+    total: number of a total in the log, such as `n[1-2]=12`, of which the parts with this number are even shares. The
+    log gives the part itself if no other part has its number.
+    """
 
     job: NDArray[np.int64]
     node: NDArray[np.int64]
     gpus: NDArray[np.int64]
+    total: NDArray[np.int64]
     names: tuple[str, ...]
+
+
+@cache
+def _totals(text: str) -> tuple[tuple[tuple[str, ...], str], ...]:
+    """(nodes, number of GPUs on them) of each total in a `node_list` such as `n[1-2]=8;n3=4`; "" means all GPUs."""
+    return tuple((node_names(nodes), gpus) for nodes, _, gpus in (each.partition("=") for each in text.split(";")))
 
 
 def parts_of(rows: TraceRows) -> Parts:
     """The parts of all jobs that started on named nodes."""
-    texts, codes = rows.node_lists.values(), dict[str, int]()
-    found = [
-        (job, codes.setdefault(name, len(codes)), gpus)
-        for job in np.flatnonzero(np.isfinite(rows.start_s) & np.array([bool(each) for each in texts])[rows.node_list])
-        for name, gpus in on_nodes(texts[rows.node_list[job]], int(rows.gpus[job]))
-        if gpus
-    ]
-    job, node, gpus = np.array(found, dtype=np.int64).reshape(-1, 3).T
-    return Parts(job, node, gpus, tuple(codes))
+    texts, codes, numbers, found = rows.node_lists.values(), dict[str, int](), itertools.count(), []
+    for job in np.flatnonzero(np.isfinite(rows.start_s) & np.array([bool(each) for each in texts])[rows.node_list]):
+        for nodes, given in _totals(texts[rows.node_list[job]]):
+            gpus, number = int(given or rows.gpus[job]), next(numbers)
+            for at, name in enumerate(nodes[:gpus]):
+                share = (gpus + len(nodes) - 1 - at) // len(nodes)
+                found.append((job, codes.setdefault(name, len(codes)), share, number))
+    jobs, node, gpus_on_node, totals = np.array(found, dtype=np.int64).reshape(-1, 4).T
+    return Parts(jobs, node, gpus_on_node, totals, tuple(codes))
 
 
 def seen(rows: TraceRows) -> SeenCluster:
@@ -134,7 +135,7 @@ def seen(rows: TraceRows) -> SeenCluster:
     ran, start_s, end_s = np.isfinite(rows.start_s), rows.start_s, rows.start_s + rows.duration_s
     most = most_at_once(start_s[ran], end_s[ran], rows.gpus[ran])
     if rows.declared:
-        declared = tuple(SeenNodes("", nodes, size or max(1, -(-most // nodes)), True) for nodes, size in rows.declared)
+        declared = tuple(SeenNodes("", nodes, size or max(1, -(-most // nodes))) for nodes, size in rows.declared)
         beyond = f", although its jobs held {most:,} at once" if most > sum(each.gpus for each in declared) else ""
         how = "one node with all in use at once" if rows.declared == ((1, 0),) else "so says the log's header"
         return SeenCluster(declared, how=f"{how}{beyond}")
@@ -157,7 +158,7 @@ def seen(rows: TraceRows) -> SeenCluster:
     kind = np.where(typed, kind, main)
     placed, at = np.unique(parts.job, return_index=True)
     kind[placed] = np.where(typed[placed], kind[placed], type_of[parts.node[at]])
-    peak, size, is_full = _sizes(rows, parts, type_of, len(names))
+    size, is_full, is_waited_for = _sizes(rows, parts, type_of, len(names))
 
     def nodes_of(jobs: Mask, nodes: Mask, partition: str = "") -> list[SeenNodes]:
         """These nodes, and as many more as hold what the jobs held at once, by type and size."""
@@ -166,35 +167,39 @@ def seen(rows: TraceRows) -> SeenCluster:
             own = jobs & (kind == code)
             sizes = Counter(size[nodes & (type_of == code)].tolist())
             lack = most_at_once(start_s[own], end_s[own], rows.gpus[own]) - sum(sizes.elements())
-            lacks = lack > 0 and not np.isin(np.flatnonzero(own), placed).all()
-            if lacks:
+            if lack > 0 and not np.isin(np.flatnonzero(own), placed).all():
                 counted = own & (rows.log_nodes > 0)
                 on_node = np.ceil(rows.gpus[counted] / rows.log_nodes[counted]).max(initial=0)
                 each = max(max(sizes, default=0), _power_of_two(on_node)) or USUAL_GPUS_PER_NODE
                 sizes[each] += -(-lack // each)
             name = names[code] if is_type[code] else ""
-            found += [SeenNodes(name, count, each, not lacks, partition) for each, count in sizes.items()]
+            found += [SeenNodes(name, count, each, partition) for each, count in sizes.items()]
         return sorted(found, key=lambda each: (-each.gpus, each.partition, each.gpu_type, -each.gpus_per_node))
 
     every = np.ones(len(parts.names), dtype=np.bool_)
     found = nodes_of(ran, every)
-    pools, queue, queues = dict[int, str](), rows.partition, rows.partitions.values()
-    places = {code: frozenset(parts.node[queue[parts.job] == code].tolist()) for code in np.unique(queue[ran]).tolist()}
-    for code, on in places.items():
-        like = next(other for other, nodes in places.items() if other == code or nodes == on != frozenset())
-        pools[code] = "" if len(places) > 1 and len(on) == len(every) > 0 else queues[like]
-    kept_apart = {pool: places[code] for code, pool in pools.items() if pool}
-    count = Counter(node for on in kept_apart.values() for node in on)
+    # Partitions on the same nodes are one pool. Jobs of a partition on all nodes may use all, and it is no pool ("").
+    queue, queues = rows.partition, rows.partitions.values()
+    nodes_on = {code: frozenset(parts.node[queue[parts.job] == code].tolist()) for code in np.unique(queue[ran])}
+    first_on = {on: queues[code] for code, on in reversed(nodes_on.items())}
+    pool_of = {queues[code]: first_on[on] if on else queues[code] for code, on in nodes_on.items()}
+    if len(nodes_on) > 1:
+        pool_of |= {queues[code]: "" for code, on in nodes_on.items() if len(on) == len(every) > 0}
+    pools = {pool_of[queues[code]]: on for code, on in nodes_on.items() if pool_of[queues[code]]}
+    pools_with = Counter(node for on in pools.values() for node in on)
     by_partition = []
-    for pool in dict.fromkeys(pools.values()):
-        codes = [code for code, each in pools.items() if each == pool]
-        mine = np.array([node in kept_apart[pool] if pool else not count[node] for node in range(len(every))], np.bool_)
-        by_partition += nodes_of(ran & np.isin(queue, codes) & bool(pool), mine, pool or queues[codes[0]])
+    for pool, on in pools.items():
+        jobs = np.array([pool_of.get(each) == pool for each in queues])[queue]
+        by_partition += nodes_of(ran & jobs, np.isin(np.arange(len(every)), [*on]), pool)
+    in_none = np.array([not pools_with[node] for node in range(len(every))], dtype=np.bool_)
+    if in_none.any():
+        on_all = next(partition for partition, pool in pool_of.items() if not pool)
+        by_partition += nodes_of(np.zeros_like(ran), in_none, on_all)
     by_partition.sort(key=lambda each: (-each.gpus, each.partition, each.gpu_type))
 
-    full, named, nodes = int((peak == size).sum()), len(every), sum(each.nodes for each in found)
+    full, named, nodes = int(is_full.sum()), len(every), sum(each.nodes for each in found)
     reasons = [f"{full:,} of {named:,} named nodes had that many GPUs in use at once"] if named else []
-    if named and not is_full.any():
+    if named and not is_waited_for.any():
         reasons.append("nodes may be larger, because no job waited for them")
     if named and full < named:
         reasons.append("the others are assumed to be as large")
@@ -206,55 +211,74 @@ def seen(rows: TraceRows) -> SeenCluster:
             f"{untyped:,} jobs without a GPU type count as on {names[main]} unless on a node of another type"
         )
 
-    def shared(count: Counter[int]) -> tuple[str, ...]:
-        return tuple(sorted(parts.names[node] for node, places in count.items() if places > 1))
-
-    in_partitions = Counter(node for on in places.values() for node in on)
-    pool_of = {queues[code]: pool for code, pool in pools.items()}
-    return SeenCluster(
-        tuple(found), tuple(by_partition), pool_of, shared(in_partitions), shared(count), "; ".join(reasons)
-    )
+    in_several = tuple(sorted(parts.names[node] for node, number in pools_with.items() if number > 1))
+    return SeenCluster(tuple(found), tuple(by_partition), pool_of, in_several, "; ".join(reasons))
 
 
 def _sizes(
     rows: TraceRows, parts: Parts, type_of: NDArray[np.int64], types: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], Mask]:
-    """(peak, size, is full at the peak) of each named node. type_of: GPU type of each node."""
-    count, nodes = len(parts.job), len(parts.names)
-    start_s = rows.start_s[parts.job]
-    node, time_s = np.tile(parts.node, 2), np.concatenate((start_s + rows.duration_s[parts.job], start_s))
-    change = np.concatenate((-parts.gpus, parts.gpus))
-    order = np.lexsort((change, time_s, node))  # at one instant, jobs end before others start
-    level, peak = np.cumsum(change[order]), np.zeros(nodes, dtype=np.int64)
-    np.maximum.at(peak, node[order], level)
-    np.maximum.at(peak, parts.node, parts.gpus)
+) -> tuple[NDArray[np.int64], Mask, Mask]:
+    """(GPUs, whether all were in use at once, whether a job waited for them) of each named node.
 
-    # Spells at the peak, each begun by a start, and the next start on the node after each of them.
+    type_of: GPU type of each node, one of `types`.
+    """
+    count, nodes, is_known = len(parts.job), len(parts.names), np.bincount(parts.total)[parts.total] == 1
+    start_s, end_s = rows.start_s[parts.job], (rows.start_s + rows.duration_s)[parts.job]
+    node, time_s = np.tile(parts.node, 2), np.concatenate((end_s, start_s))
+    order = np.lexsort((np.arange(2 * count) >= count, time_s, node))  # at one instant, jobs end before others start
+
+    def used(gpus: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(GPUs in use on its node after each event in `order`, the most at once on each node)."""
+        level, most = np.cumsum(np.concatenate((-gpus, gpus))[order]), np.zeros(nodes, dtype=np.int64)
+        np.maximum.at(most, node[order], level)
+        np.maximum.at(most, parts.node, gpus)
+        return level, most
+
+    sure = np.where(is_known, parts.gpus, 1)
+    (level, peak), (even_level, even_peak) = used(sure), used(parts.gpus)
+
+    # What nodes must hold together: those of a total, with the most that others held on each while the job ran; and
+    # those of a GPU type, what was used on them at once.
+    place = np.argsort(order)
+    divided = np.flatnonzero(~is_known)
+    divided = divided[np.argsort(place[count + divided])]
+    spans = np.stack((place[count + divided], place[divided]), axis=1).ravel()
+    held = np.maximum.reduceat(level, spans)[::2] - 1 + parts.gpus[divided] if len(divided) else divided
+    totals = int(parts.total.max(initial=-1)) + 1
+    of_type = [type_of[parts.node] == code for code in range(types)]
+    needs = np.append(
+        np.bincount(parts.total[divided], held, totals),
+        [most_at_once(start_s[own], end_s[own], parts.gpus[own]) for own in of_type],
+    )
+    group = np.append(parts.total[divided], totals + type_of)
+    member = np.append(parts.node[divided], np.arange(nodes))
+
+    # Each start on a node, and the next one there: whether its job had waited for this node when a job ended on it.
     starts = np.flatnonzero(order >= count)
-    reached = starts[level[starts] == peak[node[order[starts]]]]
-    spell, from_s = node[order[reached]], time_s[order[reached]]
-    to_s = time_s[order[np.minimum(reached + 1, 2 * count - 1)]]
-    after = order[starts[np.minimum(np.searchsorted(starts, reached, "right"), count - 1)]]
-    follows = (node[after] == spell) & (time_s[after] >= to_s) & (time_s[after] - to_s <= MAX_START_DELAY_S)
-    follows &= rows.submit_s[parts.job[after - count]] < to_s
-    span_s = np.ptp(time_s) if count else 0.0
+    after, on = order[np.append(starts[1:], starts[-1:])] - count, node[order[starts]]
+    to_s = time_s[order[np.minimum(starts + 1, 2 * count - 1)]]
+    follows = (parts.node[after] == on) & (start_s[after] >= to_s) & (start_s[after] - to_s <= MAX_START_DELAY_S)
+    follows &= (rows.submit_s[parts.job[after]] < to_s) & (level == even_level)[starts]
 
-    def is_full(sizes: NDArray[np.int64]) -> Mask:
-        """Mask of the nodes that are full at their peak, if they could be as large as `sizes`."""
-        waited = follows & (change[after] <= sizes[spell] - peak[spell])
-        often = np.bincount(spell, minlength=nodes) >= MIN_SPELLS
-        long = np.bincount(spell, to_s - from_s, nodes) > MIN_FULL_FRACTION * span_s
-        return (np.bincount(spell, waited, nodes) >= MIN_SPELLS) | (often & long & (peak >= MIN_FULL_FRACTION * sizes))
+    def is_full(size: int | NDArray[np.int64]) -> Mask:
+        """Mask of the nodes that are full at their peak, if they could be as large as `size`."""
+        waited = follows & (level[starts] == peak[on]) & (sure[after] <= (size - peak)[on])
+        return np.bincount(on, waited, nodes) >= MIN_SPELLS
 
-    largest = np.zeros(types, dtype=np.int64)
-    np.maximum.at(largest, type_of, peak)
-    peaks = [set(peak[type_of == code].tolist()) for code in range(types)]
-    alike = np.array([len(each) == 1 for each in peaks]) & (np.bincount(type_of, minlength=types) > 1)
-    usual = np.where(alike, largest, [_power_of_two(each) for each in largest.tolist()])
-    full_beside_larger = is_full(2 * usual[type_of])
-    sure = type_of[is_full(usual[type_of]) & (peak == largest[type_of])]
-    usual[sure] = largest[sure]
-    return peak, np.where(is_full(usual[type_of]), peak, usual[type_of]), full_beside_larger
+    while True:
+        size = peak.copy()
+        for code in np.unique(type_of).tolist():
+            own, largest = type_of == code, int(peak[type_of == code].max())
+            are_alike = own.sum() > 1 and (peak[own] == largest).all()
+            usual = largest if are_alike else _power_of_two(largest)
+            if (is_full(usual) & own & (peak == largest)).any():
+                usual = largest
+            size[own & ~is_full(usual)] = usual
+        lacks = needs > np.bincount(group, size[member], len(needs))
+        if not lacks.any():
+            return size, even_peak >= size, is_full(2 * size)
+        raised = member[lacks[group]]
+        peak[raised] = even_peak[raised]
 
 
 def _power_of_two(gpus: float) -> int:

@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +38,10 @@ def lines(rows: TraceRows) -> Iterator[str]:
     median_s, longest_s = float(np.median(rows.duration_s)), float(rows.duration_s.max())
     yield f"  run time    median {format_duration(median_s)}, longest {format_duration(longest_s)}"
     yield f"  GPU-hours   {rows.duration_s @ rows.gpus / HOUR_S:,.1f}"
-    yield f"  jobs of     {_size_counts(Counter(rows.gpus.tolist()))}"
+    sizes = {format_gpus(gpus): count for gpus, count in sorted(Counter(rows.gpus.tolist()).items())}
+    yield f"  jobs of     {_listed(sizes)}"
     states = np.bincount(rows.end_state, minlength=len(STATES))
     yield "  end states  " + ", ".join(f"{count:,} {name}" for name, count in zip(STATES, states, strict=True))
-    if rows.joined_attempts:
-        yield f"  attempts    {rows.joined_attempts:,} further attempts joined to their jobs"
     if retries := int((rows.attempt > 1).sum()):
         first = jobs - retries
         yield (
@@ -104,18 +103,14 @@ def _waiting(rows: TraceRows) -> Iterator[str]:
 
 
 def _type_counts(codes: NDArray[np.int32], names: Names, none: str = "any") -> str:
-    counts = Counter(codes.tolist())
-    listed = [(count, names.values()[code] or none) for code, count in counts.most_common(SHOWN_SIZES)]
-    if [name for _, name in listed] == [none]:
-        return "not in the log"
+    counts = Counter(codes.tolist()).most_common()
+    found = {names.values()[code] or none: count for code, count in counts}
+    return "not in the log" if list(found) == [none] else _listed(found)
+
+
+def _listed(counts: Mapping[str, int]) -> str:
     more = f", and {len(counts) - SHOWN_SIZES} more" if len(counts) > SHOWN_SIZES else ""
-    return ", ".join(f"{name}: {count:,}" for count, name in listed) + more
-
-
-def _size_counts(sizes: Counter[int]) -> str:
-    listed = ", ".join(f"{format_gpus(gpus)}: {sizes[gpus]:,}" for gpus in sorted(sizes)[:SHOWN_SIZES])
-    more = len(sizes) - SHOWN_SIZES
-    return f"{listed}, and {more} more sizes up to {max(sizes)}" if more > 0 else listed
+    return ", ".join(f"{name}: {count:,}" for name, count in list(counts.items())[:SHOWN_SIZES]) + more
 
 
 BAD_INPUT = 2

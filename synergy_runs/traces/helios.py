@@ -14,23 +14,22 @@ those with jobs.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_runs.traces._reading import Number, Text, header_of, open_text, read_tables
+from synergy_runs.traces._reading import Number, Text, by_header, header_of, open_text, read_tables
 from synergy_runs.traces.rows import (
     UNKNOWN,
-    BadValueError,
     TraceRows,
     cpus,
     date_s,
     end_state,
     iso,
     seconds,
-    shown,
     whole,
 )
 
@@ -50,11 +49,7 @@ COLUMNS = {
 }
 QUOTAS = "cluster_gpu_number.csv"
 TOLERANCE_S = 1.0
-
-
-def recognises(path: Path, head: str) -> bool:
-    """Recognises the format by the column names in the header."""
-    return {"vc", "gpu_num", "state", "submit_time", "duration"} <= header_of(head)
+recognises = by_header("vc", "gpu_num", "state", "submit_time", "duration")
 
 
 def read(path: Path, rows: TraceRows) -> None:
@@ -63,7 +58,6 @@ def read(path: Path, rows: TraceRows) -> None:
         has_ids = "job_id" in header_of(stream.readline())
     # Job names in HeliosArtifact's Philly CSV need not be unique.
     name = {"job_name": Text("job_id")} if has_ids else {"shared_name": Text("jobname", missing="")}
-    inconsistent = 0
     for table in read_tables(path, rows, COLUMNS | name):
         table.leave_out(table["gpus"] == 0, "no GPU (CPU jobs)")
         state = table.text("state", lambda text: text.strip().upper())
@@ -74,11 +68,11 @@ def read(path: Path, rows: TraceRows) -> None:
         duration_s = np.where(np.isnan(logged_s), run_s, logged_s)
         duration_s = np.where((state == "RUNNING") & np.isnan(duration_s), 0.0, duration_s)
         table.leave_out(np.isnan(duration_s), "no end recorded")
-        inconsistent += int((table.left & (np.abs(run_s - duration_s) > TOLERANCE_S)).sum())
+        table.count(
+            np.abs(run_s - duration_s) > TOLERANCE_S, "rows whose duration is not end − start (duration is used)"
+        )
         shared: dict[str, Any] = {} if has_ids else {"job_name": table["shared_name"]}
         table.add(duration_s=duration_s, **shared)
-    if inconsistent:
-        rows.notes.append(f"{inconsistent} rows whose duration is not end − start (duration is used)")
     beside = path.parent / QUOTAS
     if beside.is_file() and beside != path and len(rows):
         _set_quotas(beside, rows)
@@ -111,7 +105,7 @@ def daily_quotas(path: Path) -> dict[str, dict[str, int]]:
     if header[0] != "date":
         raise InputError(f"{path}: line 1: got {','.join(header)[:60]!r}, expected date and a column for each vc.")
     columns: dict[str, Text] = {"date": Number("date", date_s)}
-    columns |= {name: Number(name, _quota) for name in header[1:] if name != "total"}
+    columns |= {name: Number(name, partial(whole, least=0)) for name in header[1:] if name != "total"}
     rows, by_day = TraceRows(path=path, format_name=QUOTAS), {}
     for table in read_tables(path, rows, columns):
         values = {name: table[name] for name in columns}
@@ -121,10 +115,3 @@ def daily_quotas(path: Path) -> dict[str, dict[str, int]]:
     if rows.bad_count:
         raise rows.bad_rows_error()
     return dict(sorted(by_day.items()))
-
-
-def _quota(text: str, column: str) -> int:
-    gpus = whole(text.strip(), column)
-    if gpus < 0:
-        raise BadValueError(column, shown(text), "a whole number of GPUs, at least 0")
-    return gpus

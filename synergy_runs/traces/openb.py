@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from synergy_core.catalog import gpu_type_named
-from synergy_runs.traces._reading import Number, Text, header_of, read_tables
+from synergy_runs.traces._reading import Number, Text, by_header, read_tables
 from synergy_runs.traces.rows import STATES, UNKNOWN, TraceRows, cpus, memory_bytes, number, one_of, seconds, whole
 
 NAME = "openb"
@@ -28,11 +28,7 @@ SUMMARY = "OpenB: openb_pod_list_*.csv, pods with CPUs, memory and parts of a GP
 WHOLE_GPU = 1_000
 MIB_BYTES = 2.0**20
 END_STATES = {"Succeeded": "completed", "Failed": "failed", "Running": "killed", "Pending": "killed"}
-
-
-def recognises(path: Path, head: str) -> bool:
-    """Recognises the format by three columns that no other format combines."""
-    return {"cpu_milli", "gpu_milli", "num_gpu"} <= header_of(head)
+recognises = by_header("cpu_milli", "gpu_milli", "num_gpu")
 
 
 def gpu_types(spec: str, column: str) -> str:
@@ -62,7 +58,6 @@ COLUMNS = {
 def read(path: Path, rows: TraceRows) -> None:
     """Adds every pod that requests GPUs and was scheduled."""
     parts: list[float] = []
-    specs = 0
     for table in read_tables(path, rows, COLUMNS):
         gpus = table["gpus"]
         table.leave_out(gpus == 0, "no GPU (CPU-only pods)")
@@ -79,7 +74,7 @@ def read(path: Path, rows: TraceRows) -> None:
             columns={"duration_s": "deletion_time − scheduled_time"},
         )
         parts += part[added & (part < 1)].tolist()
-        specs += int((added & several).sum())
+        table.count(added & several, "pods list several GPU types: here they run on any type")
     end_s = rows.start_s + rows.duration_s
     at_end = (rows.end_state == STATES.index("killed")) & (end_s == end_s.max(initial=0))
     rows.end_state[at_end & (at_end.sum() > 1)] = STATES.index("running")
@@ -92,5 +87,3 @@ def read(path: Path, rows: TraceRows) -> None:
             f"{len(parts):,} of {len(rows):,} pods request part of a GPU, {sum(parts) / len(parts):.3f} on average: "
             "here each is a job on one whole GPU"
         )
-    if specs:
-        rows.notes.append(f"{specs:,} pods list several GPU types: here they run on any type")

@@ -6,10 +6,8 @@ and memory), model, gpus.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from synergy_runs.traces._reading import Number, Text, header_of, read_jobs
-from synergy_runs.traces.rows import TraceRows, seconds, whole
+from synergy_runs.traces._reading import Number, Text, by_header, jobs_from_zero
+from synergy_runs.traces.rows import seconds, whole
 
 NAME = "osdi22_csv"
 SUMMARY = "job lists of Synergy (OSDI 2022): job, arrival_s, duration_s, model, gpus"
@@ -20,14 +18,5 @@ COLUMNS = {
     "gpus": Number("gpus", whole),
     "model": Text("model"),
 }
-
-
-def recognises(path: Path, head: str) -> bool:
-    """Recognises the format by the column names in the header."""
-    return header_of(head) >= {each.name for each in COLUMNS.values()}
-
-
-def read(path: Path, rows: TraceRows) -> None:
-    """Adds every row; times count from the list's own origin."""
-    rows.from_zero = True
-    read_jobs(path, rows, COLUMNS)
+recognises = by_header(*(each.name for each in COLUMNS.values()))
+read = jobs_from_zero(COLUMNS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from synergy_runs.traces._reading import Number, Text, header_of, read_tables
+from synergy_runs.traces._reading import Number, Text, by_header, read_tables
 from synergy_runs.traces.rows import TraceRows, date_s, number, seconds, whole
 
 NAME = "philly_csv"
@@ -25,21 +25,14 @@ COLUMNS = {
     "virtual_cluster": Text("cluster"),
 }
 MAX_GPU_TIME_ERROR_FRACTION = 0.01
-
-
-def recognises(path: Path, head: str) -> bool:
-    """Recognises the format by the column names in the header."""
-    return header_of(head) >= {each.name for each in COLUMNS.values()}
+recognises = by_header(*(each.name for each in COLUMNS.values()))
 
 
 def read(path: Path, rows: TraceRows) -> None:
     """Adds every row. The notes count rows whose `gpu_time` is not duration × num_gpus; they are not bad."""
-    inconsistent = 0
     for table in read_tables(path, rows, COLUMNS):
         duration_s, gpus, gpu_s = table["duration_s"], table["gpus"], table["gpu_s"]
         with np.errstate(invalid="ignore"):
             is_consistent = np.abs(gpu_s - duration_s * gpus) <= MAX_GPU_TIME_ERROR_FRACTION * np.abs(gpu_s) + 1.0
-        inconsistent += int((table.left & ~is_consistent).sum())
+        table.count(~is_consistent, "rows whose gpu_time is not duration × num_gpus (gpu_time is not used)")
         table.add()
-    if inconsistent:
-        rows.notes.append(f"{inconsistent} rows whose gpu_time is not duration × num_gpus (gpu_time is not used)")

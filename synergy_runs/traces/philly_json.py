@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from synergy_runs.traces import _attempts, slurm
 from synergy_runs.traces._reading import Number, Text, objects, open_text, read_tables
@@ -59,16 +59,14 @@ def read(path: Path, rows: TraceRows) -> None:
     """Adds every attempt that ran; notes the machines in the file beside the log and inconsistencies in the log."""
     import pandas as pd
 
-    oddities: Counter[str] = Counter()
     runs: list[Run] = []
     with open_text(path) as stream:
         text = stream.read()
     for number, (line, job) in enumerate(objects(path, text)):
         try:
-            runs += _runs(number, line, job, rows, oddities)
+            runs += _runs(number, line, job, rows)
         except BadValueError as bad:
             rows.reject(line, *bad.facts)
-    rows.notes += [f"{count} {what}" for what, count in oddities.items()]
     called = {"submit_s": "submitted_time", "duration_s": "attempts (run time)", "gpus": "attempts (gpus)"}
     _attempts.add(pd.DataFrame(runs, columns=Run._fields), rows, called)
     beside = path.parent / MACHINE_LIST
@@ -94,7 +92,7 @@ def machine_list(path: Path) -> dict[tuple[int, str], int]:
     return dict(groups)
 
 
-def _runs(number: int, line: int, job: object, rows: TraceRows, oddities: Counter[str]) -> list[Run]:
+def _runs(number: int, line: int, job: object, rows: TraceRows) -> list[Run]:
     """The attempts of one job, or a single `Run` with the reason why none is replayed. Raises BadValueError."""
     if not isinstance(job, dict):
         raise BadValueError("whole job", shown(job), "an object with jobid, submitted_time and attempts")
@@ -103,7 +101,7 @@ def _runs(number: int, line: int, job: object, rows: TraceRows, oddities: Counte
         raise BadValueError("jobid", shown(job.get("jobid")), "the job's name")
     if "submitted_time" not in job:
         raise BadValueError("submitted_time", "nothing", "a date such as 2017-10-09 07:01:55, or null")
-    submitted, attempts = _text(job, "submitted_time"), _objects(job, "attempts")
+    submitted, attempts = _text(job, "submitted_time"), _list(job, "attempts", dict)
     if not attempts:
         return [Run(number, line, name, why_not="never ran: no attempts")]
     if submitted is None:
@@ -122,13 +120,15 @@ def _runs(number: int, line: int, job: object, rows: TraceRows, oddities: Counte
             if duration_s < 0:
                 got = f"{end}, {-duration_s:g} s before its start {start}"
                 raise BadValueError(end_column, got, "a time not before the start")
-            held = [(_text(machine, "ip") or "", _gpu_count(machine)) for machine in _objects(attempt, "detail")]
+            held = [
+                (_text(machine, "ip") or "", len(_list(machine, "gpus"))) for machine in _list(attempt, "detail", dict)
+            ]
             gpus, nodes = sum(count for _, count in held), ";".join(f"{ip}={count}" for ip, count in held)
             times, why_not = (start_s if runs else submit_s, start_s, duration_s), "held no GPU: the attempt lists none"
             state = RUNNING if is_running else state
             runs.append(Run(number, line, name, *times, gpus, nodes, "" if gpus else why_not))
         elif start is not None or end is not None:
-            oddities["attempts with only one of their two times: not counted in the run time"] += 1
+            rows.counted["attempts with only one of their two times: not counted in the run time"] += 1
     if not runs:
         return [Run(number, line, name, why_not="never ran: no attempt has both times")]
     if rows.repeats(line, name, "jobid"):
@@ -136,13 +136,6 @@ def _runs(number: int, line: int, job: object, rows: TraceRows, oddities: Counte
     runs[-1] = runs[-1]._replace(end_state=state)
     tenant, user = _text(job, "vc") or "", _text(job, "user") or ""
     return [each._replace(virtual_cluster=tenant, user=user) for each in runs]
-
-
-def _gpu_count(machine: Json) -> int:
-    listed = machine.get("gpus")
-    if listed is not None and not isinstance(listed, list):
-        raise BadValueError("detail.gpus", shown(listed), "a list of GPUs")
-    return len(listed or ())
 
 
 def _text(record: Json, key: str) -> str | None:
@@ -158,11 +151,11 @@ def _text(record: Json, key: str) -> str | None:
     raise BadValueError(key, shown(value), "text or null")
 
 
-def _objects(record: Json, key: str) -> list[Json]:
-    """The list of objects under `key`; empty for null, "None" and an absent key."""
+def _list(record: Json, key: str, kind: type = object) -> list[Any]:
+    """The list under `key`, of objects if `kind` is dict; empty for null, "None" and an absent key."""
     value = record.get(key)
     if value is None or value == "None":
         return []
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise BadValueError(key, shown(value), "a list of objects")
+    if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
+        raise BadValueError(key, shown(value), "a list of objects" if kind is dict else "a list")
     return value

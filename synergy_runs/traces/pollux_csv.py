@@ -6,10 +6,8 @@ samples). The file has no run times: they follow from the application.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from synergy_runs.traces._reading import Number, Text, header_of, read_jobs
-from synergy_runs.traces.rows import TraceRows, seconds, whole
+from synergy_runs.traces._reading import Number, Text, by_header, jobs_from_zero
+from synergy_runs.traces.rows import seconds, whole
 
 NAME = "pollux_csv"
 SUMMARY = "job lists of Pollux and Sia: name, time, application, num_replicas, batch_size"
@@ -20,14 +18,5 @@ COLUMNS = {
     "gpus": Number("num_replicas", whole),
     "global_batch": Number("batch_size", whole),
 }
-
-
-def recognises(path: Path, head: str) -> bool:
-    """Recognises the format by two columns that no other format has."""
-    return {"num_replicas", "application"} <= header_of(head)
-
-
-def read(path: Path, rows: TraceRows) -> None:
-    """Adds every row; times count from the window's start."""
-    rows.from_zero = True
-    read_jobs(path, rows, COLUMNS, duration_s=0.0)
+recognises = by_header("num_replicas", "application")
+read = jobs_from_zero(COLUMNS, duration_s=0.0)

@@ -26,6 +26,8 @@ def seconds_with_room(rows: TraceRows, cluster: SeenCluster) -> Floats:
     submit_s, start_s, end_s, gpus = rows.submit_s, rows.start_s, rows.start_s + rows.duration_s, rows.gpus
     with_room_s, ran = np.where(np.isnan(start_s), UNKNOWN, 0.0), np.isfinite(start_s)
     waited = np.flatnonzero(start_s > submit_s)
+    if not len(waited):
+        return with_room_s
     code, types = types_ran_on(
         rows.given_gpu_type, rows.given_gpu_types.values(), rows.gpu_type, rows.gpu_types.values()
     )
@@ -48,11 +50,9 @@ def seconds_with_room(rows: TraceRows, cluster: SeenCluster) -> Floats:
 
     is_bound = np.array([bool(each) for each in rows.gpu_types.values()])[rows.gpu_type] | (not typed)
     needs = np.stack((pool[0], np.where(is_bound, pool[1], -1), gpus))[:, waited]
-    order = np.lexsort(needs)
-    for alike in (
-        np.split(order, np.flatnonzero(np.diff(needs[:, order], axis=1).any(axis=0)) + 1) if len(order) else ()
-    ):
-        (partition, kind, count), jobs = needs[:, alike[0]].tolist(), waited[alike]
+    different, which = np.unique(needs, axis=1, return_inverse=True)
+    for number, (partition, kind, count) in enumerate(different.T.tolist()):
+        jobs = waited[which.reshape(-1) == number]
         first, last = np.searchsorted(time_s, (submit_s[jobs].min(), start_s[jobs].max())).tolist()
         usable = [each[first:last] for key, each in free.items() if key[0] == partition and kind in (-1, key[1])]
         fits = np.any([each >= count for each in usable], axis=0)

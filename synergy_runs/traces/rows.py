@@ -112,26 +112,32 @@ def instant_s(text: str, column: str) -> float:
     return value
 
 
-def number(text: str, column: str, expected: str = "a number") -> float:
-    """Parses a decimal number in the digits 0 to 9; underscores, which Python allows (`1_000`), are refused."""
+def number(text: str, column: str, expected: str = "a number", least: float = -math.inf) -> float:
+    """Parses a decimal number in the digits 0 to 9; underscores, which Python allows (`1_000`), are refused.
+
+    least: smaller numbers are refused.
+    """
     if not text.isascii() and any(each.isdecimal() and not each.isascii() for each in text):
         raise BadValueError(column, shown(text), f"{expected} in the digits 0 to 9; these are digits of another script")
     try:
         if "_" in text:
             raise ValueError
-        return float(text)
+        value = float(text)
     except ValueError:
         comma = ", with a decimal point in place of the comma" if DECIMAL_COMMA.fullmatch(text.strip()) else ""
         raise BadValueError(column, shown(text), expected + comma) from None
+    if value < least:
+        raise BadValueError(column, shown(text), f"{expected}, at least {least:g}")
+    return value
 
 
 seconds = partial(number, expected="seconds")
 cpus = partial(number, expected="a number of CPUs")
 
 
-def whole(text: str, column: str) -> int:
+def whole(text: str, column: str, least: float = -math.inf) -> int:
     """Parses a whole number; `8.0` is accepted."""
-    value = number(text, column, "a whole number")
+    value = number(text, column, "a whole number", least)
     if not value.is_integer():
         raise BadValueError(column, shown(text), "a whole number")
     return int(value)
@@ -271,11 +277,12 @@ class TraceRows:
     in the log, 0 if unknown. node_list: their names, as in `n[1-2],n5` or, with the GPUs on them, `n[1-2]=8;n5=4` (see
     `cluster_seen.parts_of`). declared: (nodes, GPUs per node or 0) of the cluster, if the log's header gives them.
     attempt: 1 for a job's first run, 2 for the run after a failure or requeue, and so on; 1 if attempts are merged.
-    attempts, retry_gap_s, joined_attempts: see `_attempts`; a gap is from an attempt's end to the next submission.
+    attempts, retry_gap_s: see `_attempts`; a gap is from an attempt's end to the next submission.
     from_zero: whether times count from the start of an undated window, not from 1970.
     quotas: GPUs of each virtual cluster, if the log or a file beside it gives them.
     left_out: reason → number of jobs that never ran or used no GPU, as the format documents; their rows are not bad.
     left_out_gpu_s: reason → GPU-seconds of these jobs, where the log has them.
+    counted: what was noticed → number of jobs or rows; each becomes a note.
     delays_s: of the jobs that could start only after their submission, seconds between the two.
     """
 
@@ -316,6 +323,7 @@ class TraceRows:
     quotas: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     left_out_gpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    counted: Counter[str] = field(default_factory=Counter)
     delays_s: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     from_zero: bool = False
@@ -323,7 +331,6 @@ class TraceRows:
     bad_count: int = 0
     line_of_id: dict[str, int] = field(default_factory=dict)
     retry_gap_s: Floats = field(default_factory=lambda: np.empty(0))
-    joined_attempts: int = 0
     declared: tuple[tuple[int, int], ...] = ()
 
     def add(
@@ -443,19 +450,18 @@ class TraceRows:
             last_s = max(self.submit_s.max(), np.nanmax(self.start_s + self.duration_s, initial=-np.inf))
             self.duration_s[running] = np.fmax(self.duration_s, last_s - self.start_s)[running]
             all_h = self.duration_s * self.gpus / HOUR_S
-            self.notes.append(
-                f"{running.sum():,} jobs were still running when the log was written, with {all_h[running].sum():,.1f} "
-                f"of {all_h.sum():,.1f} GPU-hours: they hold their GPUs, and means exclude them"
-            )
+            held = f"{all_h[running].sum():,.1f} of {all_h.sum():,.1f} GPU-hours"
+            self.counted[
+                f"jobs were still running when the log was written, with {held}: they hold GPUs, and means exclude them"
+            ] = int(running.sum())
         if self.delays_s:
             by = f"in the median by {format_duration(float(np.median(self.delays_s)))}: their waits count from then on"
             what = "could start only after their submission (dependencies, holds, begin times)"
-            self.notes.append(f"{len(self.delays_s):,} jobs {what}, {by}")
+            self.counted[f"jobs {what}, {by}"] = len(self.delays_s)
         if early.any():
             by = format_duration(float((self.submit_s - self.start_s)[early].max()))
-            self.notes.append(
-                f"{early.sum():,} jobs started before they were submitted, by up to {by}: they had no wait"
-            )
+            self.counted[f"jobs started before they were submitted, by up to {by}: they had no wait"] = early.sum()
+        self.notes += [f"{count:,} {what}" for what, count in self.counted.items() if count]
 
     def bad_rows_error(self) -> InputError:
         """Error that lists the first ten bad rows and says how to continue without them."""

@@ -8,10 +8,9 @@ the plan that the user requested, since every policy runs jobs under the best pl
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
-from synergy_runs.traces._reading import Number, Text, header_of, read_jobs
-from synergy_runs.traces.rows import TraceRows, number, one_of, seconds, whole
+from synergy_runs.traces._reading import Number, Text, by_header, jobs_from_zero
+from synergy_runs.traces.rows import number, one_of, seconds, whole
 
 NAME = "rubick"
 SUMMARY = "job lists of Rubick: name, submission_time, application, num_gpus, steps, is_sla"
@@ -27,14 +26,5 @@ COLUMNS = {
         "is_sla", partial(one_of, meanings={"0": BEST_EFFORT, "1": GUARANTEED}), missing=BEST_EFFORT
     ),
 }
-
-
-def recognises(path: Path, head: str) -> bool:
-    """Recognises the format by two columns that no other format has."""
-    return {"exec_plan", "is_sla"} <= header_of(head)
-
-
-def read(path: Path, rows: TraceRows) -> None:
-    """Adds every row; times count from the trace's start."""
-    rows.from_zero = True
-    read_jobs(path, rows, COLUMNS, duration_s=0.0)
+recognises = by_header("exec_plan", "is_sla")
+read = jobs_from_zero(COLUMNS, duration_s=0.0)

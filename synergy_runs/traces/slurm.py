@@ -1,35 +1,16 @@
-"""Reader of Slurm's accounting, as `sacct --parsable2` prints it, so that operators can replay their own cluster.
+"""Reader of Slurm's accounting, as `sacct --parsable2` or `sacct --json` prints it: operators replay their own cluster.
 
-traces/README.md shows the command. Any text may separate the columns (`--delimiter`), and the file may be gzipped. The
-output of `sacct --json` is read as the same columns. SLURM_TIME_FORMAT=%s prints seconds since 1970; without it times
-are local, and an hour off across a change of clocks.
+traces/README.md shows the command and says what becomes of GPU types, parts of a GPU, CPUs and memory, requeued and
+heterogeneous jobs, repeated rows, and running and suspended jobs. Any text may separate the columns (`--delimiter`).
+SLURM_TIME_FORMAT=%s prints seconds since 1970; without it times are local, and an hour off across a change of clocks.
 
 Required columns: JobID (or JobIDRaw), State, Submit, one of AllocTRES and ReqTRES, and one of ElapsedRaw, Elapsed and
-End (with Start). The virtual cluster is the Account, or the Partition if there is no Account column. Timelimit is the
-user's estimate. NodeList names the nodes that jobs ran on, from which `cluster_seen` counts the cluster's nodes.
-Eligible is when dependencies, holds and `--begin` let the job start.
+End (with Start). Timelimit is the user's estimate, and NodeList is for `cluster_seen`. Suffixes of memory are powers of
+1,024; no suffix means M. Requests of CPUs and memory take precedence over allocations: a job that requested one CPU and
+received a whole node (--exclusive) needs one CPU.
 
-GPUs are counted in AllocTRES, else in ReqTRES. Only a requested GPU type binds a job: a job with `gres/gpu=4` in
-ReqTRES runs on any type, and the type in AllocTRES is only recorded. Types requested in another way (a partition, a
-constraint) are not recognised. A job on part of a GPU (a MIG slice, shard, mps) is rejected with the part's name: we
-allocate whole GPUs.
-
-CPUs: `cpu` of ReqTRES, else of AllocTRES, else ReqCPUS, NCPUS, AllocCPUS. Memory: `mem` of ReqTRES, else of AllocTRES,
-both for the whole job, else ReqMem: per node (`4Gn`), per CPU (`4Gc`), or since Slurm 21.08 for the whole job (`4G`).
-Suffixes are powers of 1,024; no suffix means M; 0 means all memory of a node and counts as unknown. Requests take
-precedence over allocations: a job that requested one CPU and received a whole node (--exclusive) needs one CPU.
-
-Components of a heterogeneous job (105+0, 105+1) start together and become one job. Their GPUs, CPUs and memory are
-added up and held until the last component with GPUs has ended; components without GPUs are ignored. Jobs whose
-components request different GPU types are rejected: our jobs run on one type. A requeued job has several rows with the
-same JobID (--duplicates) and different Submit times: its attempts (`_attempts`). Slurm reuses ids, so rows with another
-user or name are another job. Rows with the same id, user, Submit and Start are one record printed twice, and are
-rejected.
-
-Jobs still running when the log was written hold their GPUs until then. A suspended job keeps its GPUs, but sacct's
-elapsed time excludes the suspension; the notes count jobs whose elapsed time is not End − Start.
-
-Left out and counted: steps (123.batch), jobs without GPUs, jobs that never started, jobs still waiting.
+Slurm reuses ids, so rows with the same JobID and another user or name are another job. Left out and counted: steps
+(123.batch), jobs without GPUs, jobs that never started, jobs still waiting.
 """
 
 from __future__ import annotations
@@ -76,7 +57,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "slurm"
-FORMAT = "JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES,NodeList"
+FORMAT = (
+    "JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES,"
+    "NodeList"
+)
 SUMMARY = f"Slurm: sacct --allocations --duplicates --parsable2 --format {FORMAT}"
 
 TRES = ("ReqTRES", "AllocTRES")
@@ -145,18 +129,15 @@ def read(path: Path, rows: TraceRows) -> None:
                 f"{path}: line 1: no column {' or '.join(names)}; got {', '.join(sorted(header))[:200]}. "
                 f"Print it with: sacct --parsable2 --format {FORMAT}"
             )
-    notes: Counter[str] = Counter()
     if is_json:
         tables = tables_of(_json_rows(path, text), JSON_HEADER, COLUMNS, rows)
     else:
         tables = read_tables(path, rows, COLUMNS, delimiter=delimiter, quotes=delimiter == ",")
-    parts = [_records(table, header, notes) for table in tables]
+    parts = [_records(table, header) for table in tables]
     records = _whole_jobs(pd.concat(parts, ignore_index=True), rows) if parts else pd.DataFrame()
     if len(records):
         file_columns = {"submit_s": "Submit", "duration_s": "ElapsedRaw", "gpus": "AllocTRES"}
-        _attempts.add(_gangs(records, notes), rows, file_columns)
-
-    rows.notes.extend(f"{count:,} jobs {what}" for what, count in notes.items() if count)
+        _attempts.add(_gangs(records, rows.counted), rows, file_columns)
     if "ReqTRES" not in header:
         rows.notes.append("no ReqTRES column: the requested GPU types are unknown; jobs run on any type; print it too")
     if "JobID" not in header:
@@ -208,12 +189,14 @@ def _json_tres(job: object, kind: str) -> str:
 # Rows of `sacct`. An unreadable value is rejected only in rows that are replayed.
 
 
-SUSPENDED = "have an elapsed time that is not End − Start (suspended, or the clocks changed): the elapsed time is used"
+SUSPENDED = (
+    "jobs have an elapsed time that is not End − Start (suspended, or the clocks changed): the elapsed time is used"
+)
 ONCE = "each attempt once. If outputs of overlapping spans were joined, print the whole span with one sacct"
 WHOLE_GPUS = "whole GPUs: this is part of a GPU, and here each GPU is held by one job"
 
 
-def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd.DataFrame:
+def _records(table: LogTable, header: frozenset[str]) -> pd.DataFrame:
     """The readable rows, and impossible components of heterogeneous jobs, which are marked `is_impossible`."""
     import pandas as pd
 
@@ -240,16 +223,14 @@ def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd
 
     def gpus(column: str) -> tuple[Floats, NDArray[np.object_]]:
         part = table.convert(column, _part_of_gpu, ran, "")
-        refused = table.left & (part != "")
-        notes["on part of a GPU (MIG, shard or mps) are refused: jobs here get whole GPUs"] += int(refused.sum())
-        table.reject(refused, column, WHOLE_GPUS, got=part)
+        table.count(part != "", "jobs on part of a GPU (MIG, shard or mps) are refused: jobs here get whole GPUs")
+        table.reject(part != "", column, WHOLE_GPUS, got=part)
         count = table.convert(column, lambda text, column: gpus_of(text, column)[0], ran, 0.0)
         return count, table.convert(column, lambda text, column: "+".join(gpus_of(text, column)[1]), ran, "")
 
     (received, received_types), (requested, requested_types) = gpus("AllocTRES"), gpus("ReqTRES")
     held = np.where(table.missing("AllocTRES"), requested, received)
-    differs = ran & ~runs & table.left & (held > 0) & (np.abs(end_s - start_s - run_s) > MAX_END_GAP_S)
-    notes[SUSPENDED] += int(differs.sum())
+    table.count(ran & ~runs & (held > 0) & (np.abs(end_s - start_s - run_s) > MAX_END_GAP_S), SUSPENDED)
     cpus, memory_bytes = _demands(table, held > 0)
     log_nodes = _first_of(table, ("AllocTRES", "AllocNodes", "NNodes"), _node_count, ran)
     base, component = zip(*(components(each) for each in job_id), strict=True)
@@ -314,10 +295,7 @@ DURATION = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d{1,2}):(\d{1,2}(?:\.\d+)?)", re
 def elapsed_s(text: str, column: str) -> float:
     """Seconds of `MM:SS`, `HH:MM:SS` or `D-HH:MM:SS`, optionally with fractions of a second, or of ElapsedRaw."""
     if column == "ElapsedRaw":
-        seconds = number(text, column, "seconds")
-        if not seconds >= 0:
-            raise BadValueError(column, shown(text), "a time not before the start")
-        return seconds
+        return number(text, column, "seconds", least=0)
     found = DURATION.fullmatch(text.strip())
     if found is None:
         raise BadValueError(column, shown(text), "a duration such as 1-02:03:04, 02:03:04 or 03:04")
@@ -406,27 +384,29 @@ def _demands(table: LogTable, where: Mask) -> tuple[Floats, Floats]:
     return cpus, np.where(memory_bytes == 0, UNKNOWN, memory_bytes)
 
 
+def _item(text: str, column: str, name: str) -> tuple[str, str]:
+    """(text, text as errors show it) of the item `name` in a TRES column; of any other column, the whole text."""
+    item = dict(_tres_items(text)).get(name, "") if column in TRES else text.strip()
+    return item, shown(f"{name}={item}" if column in TRES else item)
+
+
 def _memory_bytes(text: str, column: str) -> float:
     """Parses memory such as `64G`, `62.50G` or `4096M` into bytes; ReqMem may end in `n` or `c`."""
-    of_tres = column in TRES
-    amount = dict(_tres_items(text)).get("mem", "") if of_tres else re.sub("[nc]$", "", text.strip())
+    amount, got = _item(text, column, "mem")
     if is_missing(amount):
         return UNKNOWN
-    found = MEMORY.fullmatch(amount)
+    found = MEMORY.fullmatch(amount if column in TRES else re.sub("[nc]$", "", amount))
     if found is None:
-        got = shown(f"mem={amount}" if of_tres else text.strip())
         raise BadValueError(column, got, "an amount of memory such as 64G, or 4Gn or 4Gc in ReqMem")
     return float(found[1]) * BYTES[found[2].upper()]
 
 
 def _resource_count(text: str, column: str, name: str) -> float:
     """The count of `name` in a TRES column, or the number in any other column; NaN if there is none."""
-    of_tres = column in TRES
-    count = dict(_tres_items(text)).get(name, "") if of_tres else text.strip()
+    count, got = _item(text, column, name)
     if is_missing(count):
         return UNKNOWN
     if not (_is_count(count) and int(count)):
-        got = shown(f"{name}={count}" if of_tres else count)
         raise BadValueError(column, got, f"a count of {name}s, at least 1")
     return float(count)
 
@@ -470,7 +450,7 @@ def _whole_jobs(records: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
     return records[~records.job.isin(several.job)]
 
 
-def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
+def _gangs(records: pd.DataFrame, counted: Counter[str]) -> pd.DataFrame:
     """Builds the table of attempts for `_attempts.add`: the k-th rows of a job's components, a gang, are one attempt.
 
     The components' GPUs, CPUs, memory and nodes are added up and held until the last component has ended. Components
@@ -501,10 +481,8 @@ def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
     start_s, end_s = over(np.minimum, records.from_s, rows_with_gpus), over(np.maximum, ends_s, rows_with_gpus)
     apart = all_ran & (end_s - over(np.minimum, ends_s, rows_with_gpus) > MAX_END_GAP_S)
     heterogeneous = records.groupby("job").component.nunique() > 1
-    notes["are heterogeneous: each is one gang with the GPUs of all its components"] += int(heterogeneous.sum())
-    notes["are heterogeneous with components that ended apart: all GPUs are held until the last has ended"] += int(
-        apart.sum()
-    )
+    counted["jobs are heterogeneous: each is one gang with the GPUs of all its components"] = int(heterogeneous.sum())
+    counted["attempts whose components ended apart hold all GPUs until the last has ended"] = int(apart.sum())
     reasons = {
         "": all_ran & (gpus > 0),
         "no GPU in AllocTRES or ReqTRES": all_ran,

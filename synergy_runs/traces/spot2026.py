@@ -15,21 +15,16 @@ from functools import partial
 from pathlib import Path
 
 from synergy_core.catalog import gpu_type_named
-from synergy_runs.traces._reading import Number, Text, header_of, read_tables
-from synergy_runs.traces.rows import UNKNOWN, BadValueError, TraceRows, cpus, one_of, seconds, shown, whole
+from synergy_runs.traces._reading import Number, Text, by_header, read_tables
+from synergy_runs.traces.rows import UNKNOWN, TraceRows, cpus, one_of, seconds, whole
 
 NAME = "spot2026"
 SUMMARY = "Spot GPUs: job_info_df.csv, workers with CPUs, HP and Spot jobs (alibaba/clusterdata, v2026-spot-gpu)"
-
-
-def recognises(path: Path, head: str) -> bool:
-    """Recognises the format by three columns that no other format combines."""
-    return {"cpu_request", "gpu_request", "worker_num"} <= header_of(head)
+recognises = by_header("cpu_request", "gpu_request", "worker_num")
 
 
 def read(path: Path, rows: TraceRows) -> None:
     """Adds every job that requests GPUs."""
-    spot = 0
     for table in read_tables(path, rows, COLUMNS):
         table.leave_out(table["gpus"] == 0, "no GPU (CPU jobs)")
         workers, kind = table["workers"], table["kind"]
@@ -38,18 +33,8 @@ def read(path: Path, rows: TraceRows) -> None:
             cpus=table["cpus"] * workers,
             columns={"gpus": "gpu_request × worker_num", "cpus": "cpu_request × worker_num"},
         )
-        spot += int((added & (kind == "Spot")).sum())
+        table.count(added & (kind == "Spot"), "jobs are Spot, others HP: here all are equal")
     rows.notes.append("times count from the log's first job: dates count from 1970-01-01")
-    if spot:
-        rows.notes.append(f"{spot:,} of {len(rows):,} jobs are Spot, others HP: here all are equal")
-
-
-def workers_of(text: str, column: str) -> int:
-    """Parses a number of workers, at least 1."""
-    workers = whole(text, column)
-    if workers < 1:
-        raise BadValueError(column, shown(text), "at least 1 worker")
-    return workers
 
 
 COLUMNS = {
@@ -60,7 +45,7 @@ COLUMNS = {
     ),
     "cpus": Number("cpu_request", cpus, missing=UNKNOWN, is_required=True),
     "gpus": Number("gpu_request", whole),
-    "workers": Number("worker_num", workers_of),
+    "workers": Number("worker_num", partial(whole, least=1)),
     "submit_s": Number("submit_time", seconds),
     "duration_s": Number("duration", seconds),
     "kind": Text("job_type", partial(one_of, meanings={"HP": "HP", "Spot": "Spot"})),

@@ -64,16 +64,13 @@ def recognises(path: Path, head: str) -> bool:
 
 def read(path: Path, rows: TraceRows) -> None:
     """Adds every job that ran on a known number of processors."""
-    start_s: list[float] = []
-    machine: dict[str, int] = {}
+    header: dict[str, float] = {}
     end_s: dict[str, float] = {}
-    timed_by_cpu = 0
     column_of_field = {re.findall(r"\d+", each.name)[-1]: each.name for each in COLUMNS.values()}
-    header = [column_of_field.get(str(field), str(field)) for field in range(1, FIELDS + 1)]
-    for table in tables_of(_fields(path, rows, start_s, machine), header, COLUMNS, rows):
-        _add_jobs(table, start_s[-1] if start_s else 0.0, end_s)
-        timed_by_cpu += int((table["duration_s"] == -1)[table.left].sum())
-    processors, nodes = machine.get("proc", 0), machine.get("node", 0)
+    names = [column_of_field.get(str(field), str(field)) for field in range(1, FIELDS + 1)]
+    for table in tables_of(_fields(path, rows, header), names, COLUMNS, rows):
+        _add_jobs(table, header.get("start", 0.0), end_s)
+    processors, nodes = int(header.get("proc", 0)), int(header.get("node", 0))
     if processors and not 0 < nodes <= processors:
         nodes = 1
     if nodes:
@@ -82,27 +79,24 @@ def read(path: Path, rows: TraceRows) -> None:
     elif np.isfinite(rows.start_s).any():
         rows.declared = ((1, 0),)
     rows.notes.append("each processor of the log is taken as one GPU")
-    if timed_by_cpu:
-        rows.notes.append(f"{timed_by_cpu:,} jobs have no run time (field 4): their CPU time (field 6) takes its place")
-    if not start_s:
+    if "start" not in header:
         rows.notes.append("no UnixStartTime in the header: dates count from 1970-01-01")
 
 
-def _fields(
-    path: Path, rows: TraceRows, start_s: list[float], machine: dict[str, int]
-) -> Iterator[tuple[int, list[str]]]:
-    """Yields (line, fields) of each job. From the header, appends the log's start time to `start_s`, and puts the
-    numbers of processors ("proc") and nodes ("node") into `machine`.
+def _fields(path: Path, rows: TraceRows, header: dict[str, float]) -> Iterator[tuple[int, list[str]]]:
+    """Yields (line, fields) of each job; puts the log's start time ("start") and the largest numbers of processors
+    ("proc") and nodes ("node") of its header into `header`.
     """
     with open_text(path) as stream:
         for line, text in enumerate(stream, start=1):
             fields = text.split()
             if text.lstrip().startswith(";"):
                 if found := MACHINE.match(text):
-                    machine[found[1].lower()] = max(machine.get(found[1].lower(), 0), int(found[2].replace(",", "")))
+                    what, count = found[1].lower(), int(found[2].replace(",", ""))
+                    header[what] = max(header.get(what, 0), count)
                 if found := START_TIME.match(text.lstrip()):
                     try:
-                        start_s.append(number(found.group(1), "UnixStartTime", "seconds since 1970"))
+                        header["start"] = number(found[1], "UnixStartTime", "seconds since 1970")
                     except BadValueError as bad:
                         rows.reject(line, *bad.facts)
             elif len(fields) >= FIELDS:
@@ -120,6 +114,7 @@ def _add_jobs(table: LogTable, start_s: float, end_s: dict[str, float]) -> None:
     allocated, requested = table["allocated"], table["requested"]
     table.leave_out((duration_s == 0) & (allocated <= 0), "never ran (run time 0 on no processor)")
     table.leave_out((allocated == -1) & (requested == -1), "unknown size (fields 5 and 8 are -1)")
+    table.count(run_s == -1, "jobs have no run time (field 4): their CPU time (field 6) takes its place")
     estimate_s, submit_s, wait_s = table["estimate_s"], start_s + table["submit_s"], table["wait_s"]
     user, group, queue = table["user"], table["group"], table["queue"]
     began_s = np.where(wait_s == -1, UNKNOWN, submit_s + wait_s)

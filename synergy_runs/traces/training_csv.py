@@ -7,10 +7,9 @@ global_batch (requested; by default the model's initial one), gpu_type, user, vi
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
-from synergy_runs.traces._reading import Number, Text, header_of, read_jobs
-from synergy_runs.traces.rows import TraceRows, number, seconds, whole
+from synergy_runs.traces._reading import Number, Text, by_header, jobs_from_zero
+from synergy_runs.traces.rows import number, seconds, whole
 
 NAME = "training_csv"
 SUMMARY = "training jobs: submit_s, model, iterations [job, gpus, global_batch, gpu_type, user, virtual_cluster]"
@@ -25,14 +24,5 @@ COLUMNS = {
     "global_batch": Number("global_batch", whole, missing=0.0),
     "iterations": Number("iterations", partial(number, expected="iterations at the global batch")),
 }
-
-
-def recognises(path: Path, head: str) -> bool:
-    """Recognises the format by its required columns, which no other format combines."""
-    return {"submit_s", "model", "iterations"} <= header_of(head)
-
-
-def read(path: Path, rows: TraceRows) -> None:
-    """Adds every row; times count from the file's own origin."""
-    rows.from_zero = True
-    read_jobs(path, rows, COLUMNS, duration_s=0.0)
+recognises = by_header("submit_s", "model", "iterations")
+read = jobs_from_zero(COLUMNS, duration_s=0.0)
