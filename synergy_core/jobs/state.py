@@ -273,8 +273,9 @@ class ClusterState:
 class Room:
     """Counts the GPUs left, by type and for each tenant, while a policy gives GPUs to one job after another.
 
-    Jobs that must stay have their GPUs from the beginning, or those in `stay`, (jobs,). gpus, gpu_type: (jobs,), given so far, as in `Allocations`.
-    left: by type. quota: by tenant. allotted: by tenant and type. tenant: each job's index into both.
+    Jobs that must stay have their GPUs from the beginning, or those in `stay`, (jobs,). gpus, gpu_type: (jobs,), given
+    so far, as in `Allocations`. left: by type. quota: by tenant. allotted: by tenant and type. tenant: each job's index
+    into both.
     """
 
     def __init__(self, state: ClusterState, stay: Bools | None = None) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from synergy_core.allocator import Method, Problem, Solution, solve
 from synergy_core.allocator.nodes import NodeGroups, NodeProblem, NodeSolution, Pieces, allocate
-from synergy_core.allocator.problem import proven, relative_gap
+from synergy_core.allocator.problem import filled, proven, relative_gap
 from synergy_core.jobs.spec import Configurations
 from synergy_core.jobs.state import Allocations, GoodputState, ShareLevels
 from synergy_core.quotas import fewest
@@ -127,6 +127,8 @@ def choose_rows(
         solution = last.solution
     if solution is None:
         solution = solve(problem, method=method)
+        if problem.quota is not None:  # nobody within a quota waits for idle GPUs
+            solution = filled(problem, solution)
         if keeps_equals and problem.fits(held):
             present = problem.objective(held)
             if relative_gap(present, solution.objective) == 0.0:

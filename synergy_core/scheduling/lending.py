@@ -16,7 +16,7 @@ from synergy_core.policies import AllocationPolicy
 from synergy_core.quotas import Quotas
 from synergy_core.units import Bools, Ints
 
-MAX_LENDINGS = 4
+MAX_LENDINGS = 6
 """Maximum number of times that a policy is asked again in one decision."""
 
 
@@ -39,6 +39,7 @@ def ask(policy: AllocationPolicy, state: ClusterState) -> tuple[ClusterState, Al
         used_then = _used(more, other)
         grew = used_then.sum(axis=1) > used.sum(axis=1)
         asks &= grew | (lent.sum(axis=1) == 0)
+        asks |= (used_then < used).any()  # GPUs of some type have become free
         if grew.any() and (used_then <= used + lent).all():
             asked, answer, used = more, other, used_then
     return asked, answer

@@ -37,8 +37,8 @@ from synergy_runs.facts import Kind
 
 def with_quotas(cluster: Cluster, quotas: QuotaSettings) -> Cluster:
     """The cluster with quotas. Raises InputError if quotas add up to more than the cluster has."""
-    given = {"borrowing": quotas.borrowing, "reclaim": quotas.reclaim}
-    return dataclasses.replace(cluster, virtual_clusters=dict(quotas.virtual_clusters or {}), **given)
+    named = dict(quotas.virtual_clusters or {})
+    return dataclasses.replace(cluster, virtual_clusters=named, borrowing=quotas.borrowing, reclaim=quotas.reclaim)
 
 
 class QuotaShare(NamedTuple):
