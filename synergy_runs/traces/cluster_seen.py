@@ -117,8 +117,11 @@ def _totals(text: str) -> tuple[tuple[tuple[str, ...], str], ...]:
     return tuple((node_names(nodes), gpus) for nodes, _, gpus in (each.partition("=") for each in text.split(";")))
 
 
-def parts_of(rows: TraceRows) -> Parts:
-    """The parts of all jobs that started on named nodes."""
+def parts_of(rows: TraceRows, kind: NDArray[np.int64], names: Sequence[str]) -> Parts:
+    """The parts of all jobs that started on named nodes. A node with GPUs of several types is a node of each type.
+
+    kind: of each job, its GPU type in `names`, −1 if unknown.
+    """
     texts, codes, numbers, found = rows.node_lists.values(), dict[str, int](), itertools.count(), []
     for job in np.flatnonzero(np.isfinite(rows.start_s) & np.array([bool(each) for each in texts])[rows.node_list]):
         for nodes, given in _totals(texts[rows.node_list[job]]):
@@ -127,6 +130,10 @@ def parts_of(rows: TraceRows) -> Parts:
                 share = (gpus + len(nodes) - 1 - at) // len(nodes)
                 found.append((job, codes.setdefault(name, len(codes)), share, number))
     jobs, node, gpus_on_node, totals = np.array(found, dtype=np.int64).reshape(-1, 4).T
+    first_type: dict[int, int] = {}
+    for part, (at, code) in enumerate(zip(node.tolist(), kind[jobs].tolist(), strict=True)):
+        if code >= 0 and first_type.setdefault(at, code) != code:
+            node[part] = codes.setdefault(f"{[*codes][at]}, {names[code]}", len(codes))
     return Parts(jobs, node, gpus_on_node, totals, tuple(codes))
 
 
@@ -147,7 +154,8 @@ def seen(rows: TraceRows) -> SeenCluster:
     is_type = np.array([bool(each) and "+" not in each for each in names])
     gpu_s = np.bincount(kind[ran], (rows.duration_s * rows.gpus)[ran], len(names))
     main = int(np.where(is_type & (np.bincount(kind[ran], minlength=len(names)) > 0), gpu_s, -1.0).argmax())
-    parts, typed = parts_of(rows), ran & is_type[kind]
+    typed = ran & is_type[kind]
+    parts = parts_of(rows, np.where(typed, kind, -1), names)
 
     # A node has the type of most typed jobs on it. An untyped job counts for its first node's type.
     on_typed = typed[parts.job]

@@ -192,6 +192,10 @@ def _json_tres(job: object, kind: str) -> str:
 SUSPENDED = (
     "jobs have an elapsed time that is not End − Start (suspended, or the clocks changed): the elapsed time is used"
 )
+SET_BACK = (
+    "jobs started at an earlier clock time than they were submitted, because clocks were set back: the offsets in the "
+    "log put them in order"
+)
 ONCE = "each attempt once. If outputs of overlapping spans were joined, print the whole span with one sacct"
 WHOLE_GPUS = "whole GPUs: this is part of a GPU, and here each GPU is held by one job"
 
@@ -230,6 +234,8 @@ def _records(table: LogTable, header: frozenset[str]) -> pd.DataFrame:
 
     (received, received_types), (requested, requested_types) = gpus("AllocTRES"), gpus("ReqTRES")
     held = np.where(table.missing("AllocTRES"), requested, received)
+    is_set_back = ran & (start_s >= submit_s) & (table.text("Start") < table.text("Submit"))
+    table.count(is_set_back, SET_BACK)
     table.count(ran & ~runs & (held > 0) & (np.abs(end_s - start_s - run_s) > MAX_END_GAP_S), SUSPENDED)
     cpus, memory_bytes = _demands(table, held > 0)
     log_nodes = _first_of(table, ("AllocTRES", "AllocNodes", "NNodes"), _node_count, ran)
