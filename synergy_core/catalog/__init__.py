@@ -390,17 +390,24 @@ def add_gpu_sheet(path: Path) -> GpuSheet:
 def gpu_sheet(name: str) -> GpuSheet | None:
     """The data sheet of a GPU type by name or alias, ignoring case; None if there is none.
 
-    Names as NVML, Slurm and Kubernetes print them are known by their words in any order: `NVIDIA A100-SXM4-80GB`,
-    `tesla_v100-sxm2-32gb`. Memory and the board (sxm4, pcie) may be missing from our name, unless another sheet names
-    them. A GPU type of a partition, such as `a100@short`, has the data sheet of its type.
+    A GPU type of a partition, such as `a100@short`, has the data sheet of its type.
     """
-    plain, sheets = name.partition("@")[0].lower().replace(" ", "_"), gpu_sheets().values()
-    if found := next((each for each in sheets if plain == each.name or plain in each.aliases), None):
+    plain = name.partition("@")[0].lower().replace(" ", "_")
+    return next((each for each in gpu_sheets().values() if plain == each.name or plain in each.aliases), None)
+
+
+def gpu_sheet_of_words(name: str) -> GpuSheet | None:
+    """The data sheet of a GPU type as NVML, Slurm and Kubernetes print it, such as `NVIDIA A100-SXM4-80GB`.
+
+    The words may come in any order. Memory and the board (sxm4, pcie) may be missing from our name, unless another
+    sheet names them.
+    """
+    if found := gpu_sheet(name):
         return found
-    words = _words(plain)
+    words = _words(name.lower())
     for boards in ((), _BOARDS):
         rest = words - {*boards}
-        for each in sheets:
+        for each in gpu_sheets().values():
             if {rest, rest - {f"{each.memory_bytes / GB:.0f}gb"}} & {*map(_words, (each.name, *each.aliases))}:
                 return each
     return None

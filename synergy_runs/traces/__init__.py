@@ -20,7 +20,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from synergy_core import modules_of
-from synergy_core.catalog import gpu_sheet, gpu_sheets, gpu_type_named
+from synergy_core.catalog import gpu_sheet, gpu_sheet_of_words, gpu_sheets, gpu_type_named
 from synergy_core.errors import InputError, unknown
 from synergy_runs.traces import plain
 from synergy_runs.traces._reading import binary_kind, open_text
@@ -105,7 +105,8 @@ def _name_gpus(rows: TraceRows, ours: Mapping[str, str]) -> None:
 
     def name_of(text: str) -> str:
         for part in filter(None, text.split("+")):
-            replaced[part] = given.get(part.lower()) or gpu_type_named(part)
+            sheet = gpu_sheet_of_words(part)
+            replaced[part] = given.get(part.lower()) or (sheet.name if sheet else part)
         return "+".join(dict.fromkeys(replaced.get(part, part) for part in text.split("+")))
 
     rows.gpu_type = rows.gpu_types.rename(name_of)[rows.gpu_type].astype(np.int32)
