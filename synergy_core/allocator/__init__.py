@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from synergy_core.allocator.explain import Explanation, explain
-from synergy_core.allocator.problem import OtherResources, Problem, Solution
+from synergy_core.allocator.problem import OtherResources, Problem, Solution, Status, relative_gap
 from synergy_core.errors import InputError, unknown
 from synergy_core.units import Floats
 
@@ -54,6 +54,8 @@ def solve(
     limits = len(problem.limits)
     if prices is not None and (prices.shape != (limits,) or not ((prices >= 0) & (prices < np.inf)).all()):
         raise InputError(f"prices are {prices}, expected {limits} finite numbers ≥ 0, one for each limit.")
+    if method in ("priced", "small") and (apart := _by_tenant(problem)):
+        return _joined(problem, {t: solve(each, gap=gap, time_limit_s=time_limit_s) for t, each in apart.items()})
     largest = float(problem.utility.max(initial=0.0))
     in_range = largest == 0.0 or MIN_UTILITY <= largest <= MAX_UTILITY
     if in_range and problem.others is None:
@@ -71,3 +73,37 @@ def solve(
     found = methods[method](scaled, gap=gap, time_limit_s=time_limit_s, prices=warm)
     unscaled = found.objective / factor, found.bound / factor
     return Solution(found.choice, *unscaled, found.gap, found.status, found.prices * unit / factor)
+
+
+def _by_tenant(problem: Problem) -> dict[int, Problem]:
+    """A problem for each tenant with jobs, if no tenant's choice limits another's: all quotas together fit the cluster.
+
+    {} if they do not, or if there are no quotas. Then each tenant's jobs are few, and are chosen exactly.
+    """
+    if problem.tenant is None or problem.quota is None or problem.others is not None:
+        return {}
+    own = problem.quota.reshape(-1, problem.types) if problem.tenant.ndim == 2 or problem.types == 1 else None
+    if own is None or (own.sum(axis=0) > problem.capacity).any():
+        return {}
+    tenant = problem.tenant if problem.tenant.ndim == 1 else problem.tenant[:, 0] // problem.types
+    found = {}
+    for each in np.unique(tenant).tolist():
+        jobs = np.flatnonzero(tenant == each)
+        forced = None if problem.forced is None else problem.forced[jobs]
+        found[each] = Problem(problem.utility[jobs], problem.gpus, problem.gpu_type, own[each], forced)
+    return found
+
+
+def _joined(problem: Problem, found: dict[int, Solution]) -> Solution:
+    """The solution of all tenants' problems together. Prices of quotas are those of GPUs in the tenant's problem."""
+    assert problem.tenant is not None
+    tenant = problem.tenant if problem.tenant.ndim == 1 else problem.tenant[:, 0] // problem.types
+    choice, prices = np.full(problem.jobs, -1), np.zeros(len(problem.limits))
+    for each, solution in found.items():
+        choice[tenant == each] = solution.choice
+        first = problem.types * (1 + each)
+        prices[first : first + problem.types] = solution.prices[: problem.types]
+    bound = sum(each.bound for each in found.values())
+    status: Status = next((each.status for each in found.values() if each.status != "optimal"), "optimal")
+    objective = problem.objective(choice)
+    return Solution(choice, objective, max(bound, objective), relative_gap(objective, bound), status, prices)
