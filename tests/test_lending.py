@@ -1,4 +1,7 @@
-"""Quotas under every policy: what is within a quota comes before what is borrowed, and borrowed GPUs come back."""
+"""Quotas under every policy: what is within a quota comes before what is borrowed, and borrowed GPUs come back.
+
+`python bench/fuzz.py --quotas 0 1000` tries more cases.
+"""
 
 from itertools import combinations
 from random import Random
@@ -14,7 +17,7 @@ from synergy_core.policies._check import JobCase, PolicyCase, try_on
 from synergy_core.quotas import Quotas, fewest
 from synergy_core.scheduling.conformance import _carried_out, _with_hosts
 
-MECHANISMS = ("fifo+proportional", "las+tune", "srtf+greedy", "themis+proportional")
+NAMES = [*policy_names(), "fifo+proportional", "las+tune", "srtf+greedy", "themis+proportional"]
 STARTS_ON_ITS_ROWS_ONLY = {("crius", 958)}
 """Cases in which a policy starts a job only on a number of GPUs that no idle type has among its rows."""
 
@@ -39,18 +42,22 @@ def random_case(number):
     return PolicyCase(cluster, tuple(sorted(jobs)), 0.0)
 
 
-@pytest.mark.parametrize("cases", [8, pytest.param(1_000, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("name", [*policy_names(), *MECHANISMS])
-def test_no_job_within_its_quota_waits_for_gpus_that_are_idle_or_lent(name, cases):
-    policy = get_policy(name)
+def examine(name, number):
+    """Runs the policy on that case; raises BrokenRuleError if it breaks a rule."""
+    policy, case = get_policy(name), random_case(number)
     if name == "pollux":
         policy = policy.with_parameters(population=20, generations=10)
+    if isinstance(policy, SharingPolicy):
+        case = case._replace(machines=_with_hosts(case.machines))
+    if case.jobs and (name, number) not in STARTS_ON_ITS_ROWS_ONLY:
+        try_on(case, _carried_out, policy)
+
+
+@pytest.mark.parametrize("cases", [8, pytest.param(60, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_job_within_its_quota_waits_for_gpus_that_are_idle_or_lent(name, cases):
     for number in range(cases):
-        case = random_case(number)
-        if isinstance(policy, SharingPolicy):
-            case = case._replace(machines=_with_hosts(case.machines))
-        if case.jobs and (name, number) not in STARTS_ON_ITS_ROWS_ONLY:
-            try_on(case, _carried_out, policy)
+        examine(name, number)
 
 
 @given(st.lists(st.integers(1, 8), max_size=7), st.integers(1, 20))
