@@ -204,11 +204,14 @@ class Cluster:
         """Number of GPUs of one type, or of all types if `gpu_type` is empty."""
         return sum(each.gpus for each in self.node_types if gpu_type in ("", each.gpu_type))
 
+    @property
+    def lends(self) -> bool:
+        """Whether there are quotas, and tenants may exceed them."""
+        return self.borrowing and bool(self.virtual_clusters)
+
     def reclaims(self, preemptive: bool) -> bool:
         """Whether jobs within quotas may stop jobs beyond them, under a policy that is `preemptive` or not."""
-        return (
-            self.borrowing and bool(self.virtual_clusters) and (self.reclaim or ("never", "any")[preemptive]) == "any"
-        )
+        return self.lends and (self.reclaim or ("never", "any")[preemptive]) == "any"
 
     def most_gpus_for(self, gpu_type: str, virtual_cluster: str) -> int:
         """The most GPUs that one job of the tenant can get: of `gpu_type` or, if that is empty, of any one type."""

@@ -17,7 +17,7 @@ AnyJob = TypeVar("AnyJob")
 
 
 class Quotas(Generic[Tenant]):
-    """GPUs of each tenant's quota that are still unused. Without any quotas, all jobs are within them.
+    """Counts the GPUs that tenants hold against their quotas. Without any quotas, every job is within its quota.
 
     gpus: each tenant's quota; 0 for a tenant without one.
     """

@@ -143,7 +143,7 @@ def compare(runs: Sequence[StoredRun]) -> Comparison:
 
 
 def log_room_fraction(runs: Sequence[StoredRun]) -> float:
-    """The largest fraction of a log's waiting that passed with room for the jobs; 0 if no run shows a log."""
+    """Fraction of the log's waiting that passed with room for the jobs; the largest if runs differ, 0 without a log."""
     return max((run.summary.get("log_room_fraction") or 0.0 for run in runs if run.policy == AS_LOGGED), default=0.0)
 
 

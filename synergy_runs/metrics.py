@@ -384,6 +384,7 @@ def _identity(run: Run) -> Summary:
             for each in cluster.node_types
         ],
         "quotas": dict(cluster.virtual_clusters),
+        "reclaims": cluster.reclaims(bool(run.terms["may_change"])) if cluster.lends and run.terms else None,
         "offered_load_fraction": workload.offered_load_fraction(cluster.gpus),
         "sim_version": __version__,
         "event_log_sha256": run.events.digest(),

@@ -209,14 +209,7 @@ def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
 
 def _without_guarantee(rows: Sequence[ComparedPolicy]) -> list[str]:
     """A line that names the policies under which a job within its quota may wait while others borrow."""
-    labels = []
-    for row in rows:
-        keys = row.runs[0].settings()
-        reclaims = keys.get("cluster.reclaim") == "any" or (
-            keys.get("cluster.reclaim") != "never" and row.terms is not None and bool(row.terms.may_change)
-        )
-        if keys.get("cluster.borrowing") == "True" and row.runs[0].summary.get("quotas") and row.terms and not reclaims:
-            labels.append(row.label)
+    labels = [row.label for row in rows if row.runs[0].summary.get("reclaims") is False]
     text = "is no guarantee: no job beyond its quota is stopped for one within it, unless cluster.reclaim=any"
     return [f"Under {', '.join(dict.fromkeys(labels))}, a quota {text}"] if labels else []
 

@@ -19,7 +19,7 @@ from synergy_core.scheduling.conformance import _carried_out, _with_hosts
 
 NAMES = [*policy_names(), "fifo+proportional", "las+tune", "srtf+greedy", "themis+proportional"]
 STARTS_ON_ITS_ROWS_ONLY = {("crius", 958)}
-"""Cases in which a policy starts a job only on a number of GPUs that no idle type has among its rows."""
+"""Exceptions: crius starts a job only on as many GPUs as its table has, and the idle type has no such row."""
 
 
 def random_case(number):

@@ -124,7 +124,7 @@ SHARED = "JobID|Partition|State|Submit|Start|ElapsedRaw|AllocTRES|NodeList\n"
 
 
 def on_partitions(path, *jobs):
-    """A log with a job of six GPUs for each (partition, GPU type, nodes)."""
+    """A log in which one job of six GPUs ran on each of these (partition, GPU type, nodes)."""
     rows = (f"{i}|{queue}|COMPLETED|{i}|{i}|9|gres/gpu:{kind}=6|{on}\n" for i, (queue, kind, on) in enumerate(jobs))
     path.write_text(SHARED + "".join(rows))
     return path

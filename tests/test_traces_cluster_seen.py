@@ -43,7 +43,7 @@ WISHES = st.lists(
     st.tuples(st.integers(0, 9), st.integers(1, 5), *[st.integers(1, 30)] * 3, st.booleans()), max_size=25
 )
 Job = tuple[int, int, dict[int, int], bool]
-"""(start, end, GPUs on each node, whether it is typed)."""
+"""Start, end, GPUs by node, and whether the log names the GPU type."""
 
 
 def _jobs(sizes: list[int], wishes: list[tuple[int, ...]]) -> list[Job]:

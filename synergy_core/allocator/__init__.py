@@ -13,7 +13,7 @@ import numpy as np
 from synergy_core.allocator.explain import Explanation, explain
 from synergy_core.allocator.problem import OtherResources, Problem, Solution, Status, relative_gap
 from synergy_core.errors import InputError, unknown
-from synergy_core.units import Floats
+from synergy_core.units import Floats, Ints
 
 Method = Literal["auto", "exact", "priced", "small", "steps"]
 
@@ -85,8 +85,7 @@ def _by_tenant(problem: Problem) -> dict[int, Problem]:
     own = problem.quota.reshape(-1, problem.types) if problem.tenant.ndim == 2 or problem.types == 1 else None
     if own is None or (own.sum(axis=0) > problem.capacity).any():
         return {}
-    tenant = problem.tenant if problem.tenant.ndim == 1 else problem.tenant[:, 0] // problem.types
-    found = {}
+    tenant, found = _tenant_of_job(problem), {}
     for each in np.unique(tenant).tolist():
         jobs = np.flatnonzero(tenant == each)
         forced = None if problem.forced is None else problem.forced[jobs]
@@ -94,10 +93,15 @@ def _by_tenant(problem: Problem) -> dict[int, Problem]:
     return found
 
 
+def _tenant_of_job(problem: Problem) -> Ints:
+    """(J,): the tenant of each job, whether limits are by tenant or by tenant and type."""
+    assert problem.tenant is not None
+    return problem.tenant if problem.tenant.ndim == 1 else problem.tenant[:, 0] // problem.types
+
+
 def _joined(problem: Problem, found: dict[int, Solution]) -> Solution:
     """The solution of all tenants' problems together. Prices of quotas are those of GPUs in the tenant's problem."""
-    assert problem.tenant is not None
-    tenant = problem.tenant if problem.tenant.ndim == 1 else problem.tenant[:, 0] // problem.types
+    tenant = _tenant_of_job(problem)
     choice, prices = np.full(problem.jobs, -1), np.zeros(len(problem.limits))
     for each, solution in found.items():
         choice[tenant == each] = solution.choice

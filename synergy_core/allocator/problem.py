@@ -14,7 +14,7 @@ the limit that job j uses in configuration c, and the amount that it uses.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -273,26 +273,6 @@ def certify(problem: Problem, choice: Ints, bound: float, prices: Floats, target
     gap = relative_gap(objective, bound)
     status: Status = "optimal" if gap == 0.0 else "within_gap" if gap <= target else otherwise
     return Solution(choice, objective, max(bound, objective), gap, status, prices)
-
-
-def filled(problem: Problem, solution: Solution) -> Solution:
-    """The solution with idle GPUs given to jobs without any, jobs of most utility first.
-
-    A solution within its gap may leave a job waiting although its GPUs are idle.
-    """
-    choice, left = solution.choice.copy(), problem.limits - problem.use(solution.choice)
-    waiting = np.flatnonzero(choice < 0)
-    for job in waiting[np.argsort(-problem.utility[waiting].max(axis=1), kind="stable")].tolist():
-        demands, fits = problem.demands_of(job), problem.utility[job] > 0
-        for limit, amount in demands:
-            fits &= amount <= left[limit] * (1.0 + ROUNDING)
-        if fits.any():
-            choice[job] = column = int(np.where(fits, problem.utility[job], -np.inf).argmax())
-            for limit, amount in demands:
-                left[limit[column]] -= amount[column]
-    objective = problem.objective(choice)
-    bound = max(solution.bound, objective)
-    return replace(solution, choice=choice, objective=objective, bound=bound, gap=relative_gap(objective, bound))
 
 
 def proven(problem: Problem, choice: Ints, prices: Floats | None) -> Solution | None:

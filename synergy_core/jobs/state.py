@@ -221,14 +221,14 @@ class ClusterState:
         return [float(max(pair)) for pair in zip(own, stay, strict=True)]
 
     def allotted_left(self) -> list[list[float]]:
-        """GPUs of each type that each tenant may hold, (virtual clusters, GPU types); inf when quotas apply."""
+        """(virtual clusters, GPU types): GPUs that each tenant may hold; inf if only its quota limits it."""
         if self.allotted is None:
             return [[NEVER] * len(self.cluster.gpu_types) for _ in self.virtual_clusters]
         most = np.maximum(self.allotted, self.held_by_tenant(self.must_stay))
         return [[float(gpus) for gpus in of_tenant] for of_tenant in most.tolist()]
 
     def held_by_tenant(self, jobs: Bools) -> Ints:
-        """(virtual clusters, GPU types): GPUs that these jobs, (jobs,), hold."""
+        """(virtual clusters, GPU types): GPUs that some jobs hold. jobs: (jobs,), a mask."""
         return self.by_tenant(np.where(jobs, self.held_gpus, 0), self.held_type)
 
     def by_tenant(self, gpus: Ints, gpu_type: Ints) -> Ints:

@@ -9,7 +9,7 @@ import numpy as np
 
 from synergy_core.allocator import Method, Problem, Solution, solve
 from synergy_core.allocator.nodes import NodeGroups, NodeProblem, NodeSolution, Pieces, allocate
-from synergy_core.allocator.problem import filled, proven, relative_gap
+from synergy_core.allocator.problem import proven, relative_gap
 from synergy_core.jobs.spec import Configurations
 from synergy_core.jobs.state import Allocations, GoodputState, ShareLevels
 from synergy_core.quotas import fewest
@@ -127,8 +127,6 @@ def choose_rows(
         solution = last.solution
     if solution is None:
         solution = solve(problem, method=method)
-        if problem.quota is not None:  # nobody within a quota waits for idle GPUs
-            solution = filled(problem, solution)
         if keeps_equals and problem.fits(held):
             present = problem.objective(held)
             if relative_gap(present, solution.objective) == 0.0:
@@ -189,13 +187,13 @@ class RowRoom:
             self._give_back(own, -int(self.allotted[tenant, type_index]))
 
     def _give_back(self, jobs: Ints, gpus: int) -> None:
-        """Takes their rows from the jobs, in order of submission, that hold the fewest GPUs but at least `gpus`."""
+        """Stops those of the jobs, which are in order of submission, that free the fewest GPUs but at least `gpus`."""
         held = self._gpus[self.row[jobs]].tolist()
         for at in next(fewest(held, gpus), range(len(held))):
             self.put(int(jobs[at]), -1)
 
     def free_for(self, job: Any, kind: Any) -> Floats:
-        """The most further GPUs of a type that a job may get. job, kind: indices that broadcast; the result's shape."""
+        """The number of further GPUs of a type that a job may get. job, kind: indices; the result has their shape."""
         tenant = self.tenant[job]
         most: Floats = np.minimum(self.left[kind], np.minimum(self.quota[tenant], self.allotted[tenant, kind]))
         return most

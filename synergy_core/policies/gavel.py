@@ -28,7 +28,7 @@ def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allo
     slowest = np.where(room & (rate > 0), rate, np.inf).min(axis=1, keepdims=True)
     speed = np.where(room, rate, np.where(slowest > IMPOSSIBLE_RATE, IMPOSSIBLE_RATE, slowest / 2))
     allotted = tuple(map(tuple, state.allotted_left()))
-    limits = Limits(tuple(state.virtual_cluster.tolist()), tuple(state.quotas_left()), allotted)
+    limits = TenantLimits(tuple(state.virtual_cluster.tolist()), tuple(state.quotas_left()), allotted)
     share = np.round(fractions(speed, state.gpus, capacity, objective, limits), 5)
     received_s = state.received_s + state.round_s / 2  # each job is credited with half a round
     given_s = state.given_s + state.round_s / 2 * len(state)
@@ -48,7 +48,7 @@ def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allo
     return served.answer()
 
 
-class Limits(NamedTuple):
+class TenantLimits(NamedTuple):
     """GPUs of tenants; inf for no limit. tenant: of each job. quota: of each tenant. allotted: by tenant and type."""
 
     tenant: tuple[int, ...]
@@ -56,7 +56,7 @@ class Limits(NamedTuple):
     allotted: tuple[tuple[float, ...], ...]
 
 
-def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str, limits: Limits) -> Floats:
+def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str, limits: TenantLimits) -> Floats:
     """(jobs, types): the fraction of its time that each job should spend on each type; Gavel, section 4.1.
 
     The fractions x_jk maximise Σ_jk T_jk x_jk, or min_j Σ_k T_jk x_jk ÷ (j's speed with an equal share of the cluster),
@@ -69,7 +69,7 @@ def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str, limits:
 
 @lru_cache(maxsize=2)  # in most rounds no job has come or gone, and no speed has changed
 def _solved(
-    speeds: bytes, job_gpus: tuple[int, ...], type_gpus: tuple[int, ...], objective: str, limits: Limits
+    speeds: bytes, job_gpus: tuple[int, ...], type_gpus: tuple[int, ...], objective: str, limits: TenantLimits
 ) -> Floats:
     from scipy.optimize import linprog
     from scipy.sparse import csr_matrix

@@ -46,7 +46,7 @@ from synergy_core.units import GB, TICK_S, grid_ceil, on_grid
 
 JOBS = (1, 3, 8)
 LENDING = Cluster((NodeType("v100", "v100", 2, 4),), {"a": 3, "b": 5}, borrowing=True, placement="spread")
-"""Here any idle GPUs fit, so that who waits within its quota is entitled to them (`_Work.entitled`)."""
+"""A cluster on which any idle GPUs fit, so that a job within its quota is entitled to them (`_Work.entitled`)."""
 PATIENCE = 20.0
 """A job starves if it has not ended after this multiple of the time that one GPU would need for all jobs."""
 MIN_ROUNDS = 100

@@ -23,10 +23,10 @@ MAX_LENDINGS = 6
 def ask(policy: AllocationPolicy, state: ClusterState) -> tuple[ClusterState, Allocations]:
     """The policy's answer and the state that it belongs to, whose `allotted` says what was lent."""
     cluster, allocate = state.cluster, policy.allocate
-    if cluster.borrowing and cluster.virtual_clusters and cluster.reclaim == "never":
+    if cluster.lends and cluster.reclaim == "never":
         state = _borrowers_stay(state)
     asked, answer = state, allocate(state)
-    if not (cluster.borrowing and cluster.virtual_clusters):
+    if not cluster.lends:
         return asked, answer
     used = _used(state, answer)
     asks: Bools = np.ones(len(state.virtual_clusters), dtype=np.bool_)
@@ -46,7 +46,7 @@ def ask(policy: AllocationPolicy, state: ClusterState) -> tuple[ClusterState, Al
 
 
 def _borrowers_stay(state: ClusterState) -> ClusterState:
-    """The state in which the running jobs of tenants beyond their quotas must stay, unless they cannot train there."""
+    """A copy of the state in which running jobs of tenants beyond their quotas must stay, if they can train there."""
     held = state.held_by_tenant(np.ones(len(state), dtype=np.bool_)).sum(axis=1)
     quota = np.array([state.cluster.virtual_clusters.get(name, 0) for name in state.virtual_clusters])
     stays = (held > quota)[state.virtual_cluster] & (state.held_gpus > 0)

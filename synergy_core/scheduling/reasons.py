@@ -162,10 +162,10 @@ class Snapshot(Generic[AnyJob]):
 
     @cached_property
     def _served(self) -> tuple[list[AnyJob], dict[int, str]]:
-        """The competing jobs in the order in which they get GPUs, and of each that must borrow, its tenant's state."""
+        """The competing jobs as they are served; and by id, for those that must borrow, what their tenants hold."""
         order = self._ordered[0]
         quotas: Quotas[str] = Quotas(self.cluster.virtual_clusters)
-        if not (self.cluster.borrowing and self.cluster.virtual_clusters):
+        if not self.cluster.lends:
             return order, {}
         for job in [] if self.policy.preemptive else self.running:
             quotas.use(job.virtual_cluster, job.gpus)

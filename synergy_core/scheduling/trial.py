@@ -114,7 +114,8 @@ class Trial(ABC):
             on = [each for each in borrowers if self.cluster.type_of(each.placement) == name]
             if gpu_type not in ("", name) or gpus > pool.gpus + sum(each.gpus for each in on):
                 continue
-            found = next(filter(suffices, ([on[at] for at in each] for each in _fewest_of(on, gpus - pool.gpus))), None)
+            sets = ([on[at] for at in each] for each in fewest([each.gpus for each in on], gpus - pool.gpus))
+            found = next(filter(suffices, sets), None)
             if found is None:  # the GPUs lie apart: all borrowers, without those that need not give back, largest first
                 found = on if suffices(on) else []
                 for each in sorted(found, key=lambda each: -each.gpus):
@@ -123,10 +124,6 @@ class Trial(ABC):
             if found and (not best or sum(each.gpus for each in found) < sum(each.gpus for each in best)):
                 best = found
         return best
-
-
-def _fewest_of(jobs: list[Job], short: int) -> Iterator[list[int]]:
-    return fewest([job.gpus for job in jobs], short)
 
 
 class Keeping(Trial):
@@ -269,7 +266,7 @@ class Reserving(Keeping):
 
 
 def _apart(job: Job, promises: Iterable[Reservation]) -> bool:
-    """Whether all these heads wait for other GPU types than the job requests."""
+    """Whether every promised head requests another GPU type than the job."""
     return all(job.gpu_type and each.head.gpu_type not in ("", job.gpu_type) for each in promises)
 
 

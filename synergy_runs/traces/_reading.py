@@ -229,7 +229,7 @@ class LogTable:
         self.left &= ~which
 
     def count(self, which: Mask, what: str) -> None:
-        """Counts rows in the notes (`TraceRows.counted`)."""
+        """Adds the number of these rows to a note, which says how many there are (`TraceRows.counted`)."""
         self.rows.counted[what] += int((which & self.left).sum())
 
     def convert(

@@ -38,7 +38,7 @@ MAX_START_DELAY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SeenNodes:
-    """Equal nodes of one GPU type ("": unknown), as estimated. partition: "" for nodes of all partitions."""
+    """An estimated number of equal nodes. gpu_type: "" if unknown. partition: "" for nodes of all partitions."""
 
     gpu_type: str
     nodes: int
@@ -169,7 +169,7 @@ def seen(rows: TraceRows) -> SeenCluster:
     size, is_full, is_waited_for = _sizes(rows, parts, type_of, len(names))
 
     def nodes_of(jobs: Mask, nodes: Mask, partition: str = "") -> list[SeenNodes]:
-        """These nodes, and as many more as hold what the jobs held at once, by type and size."""
+        """The given nodes by type and size, and as many more as the jobs needed at once."""
         found = []
         for code in np.union1d(kind[jobs], type_of[nodes]).tolist():
             own = jobs & (kind == code)
@@ -245,8 +245,8 @@ def _sizes(
     sure = np.where(is_known, parts.gpus, 1)
     (level, peak), (even_level, even_peak) = used(sure), used(parts.gpus)
 
-    # What nodes must hold together: those of a total, with the most that others held on each while the job ran; and
-    # those of a GPU type, what was used on them at once.
+    # What groups of nodes must hold together: the nodes of one job, its total and the most that other jobs held beside
+    # it; the nodes of a GPU type, the most GPUs of this type in use at once.
     place = np.argsort(order)
     divided = np.flatnonzero(~is_known)
     divided = divided[np.argsort(place[count + divided])]
@@ -269,7 +269,7 @@ def _sizes(
     follows &= (rows.submit_s[parts.job[after]] < to_s) & (level == even_level)[starts]
 
     def is_full(size: int | NDArray[np.int64]) -> Mask:
-        """Mask of the nodes that are full at their peak, if they could be as large as `size`."""
+        """Mask of the nodes whose peak is their size, although they could have been as large as `size`."""
         waited = follows & (level[starts] == peak[on]) & (sure[after] <= (size - peak)[on])
         return np.bincount(on, waited, nodes) >= MIN_SPELLS
 

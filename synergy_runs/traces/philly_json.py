@@ -33,7 +33,7 @@ Json = Mapping[str, object]
 
 
 def recognises(path: Path, head: str) -> bool:
-    """Recognises a JSON list, but for one of Slurm's jobs, or the file name `cluster_job_log`."""
+    """Recognises the file name `cluster_job_log`, and any JSON list that is not of Slurm's jobs."""
     return (head.lstrip().startswith("[") and not slurm.recognises(path, head)) or path.name == "cluster_job_log"
 
 

@@ -162,7 +162,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _json_text(job: object, place: str) -> str:
-    """The value at a place in a job, "" if there is none or a time is 0.
+    """The text of the value under `place` (keys separated by /); "" if the job has none, or for a time of 0.
 
     Slurm prints states as text or, since 23.02, as lists; numbers plainly or as {set, infinite, number}.
     """

@@ -280,7 +280,7 @@ def _within_quotas(state: GoodputState, order: Ints, answer: Ints, shown: Shown)
     tenants = state.virtual_cluster[order].tolist()
 
     def give(job: int, wanted: Ints, least: int) -> None:
-        """Gives the job those of the wanted GPUs, all of one type, that its tenant may have, if at least `least`."""
+        """Gives the job as many of the wanted GPUs, all of one type, as its tenant may have, but not under `least`."""
         kind, tenant = int(shown.kind[wanted.argmax()]), tenants[job]
         most = min(left[tenant], allotted[tenant][kind], float(wanted.sum()))
         if most >= least:
