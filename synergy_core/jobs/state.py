@@ -494,7 +494,13 @@ class GoodputState(ClusterState):
         return work
 
     def kept(
-        self, rows: Configurations, time_s: Floats, *, horizon_s: float, restart_charge: float, lost_charge: float
+        self,
+        rows: Configurations,
+        time_s: Floats,
+        *,
+        horizon_s: float,
+        restart_charge: float | Floats,
+        lost_charge: float,
     ) -> Floats:
         """(jobs, rows): L / (L + cost of moving to the row), the fraction of its time that a job trains if it moves.
 
@@ -502,7 +508,8 @@ class GoodputState(ClusterState):
         because a waiting job has to start sooner or later. Another number of GPUs of the same type costs restart_charge
         resizes, and a move to another type restart_charge restarts. Both also cost lost_charge times the training that
         a stop loses (`unsaved_s`), which is repeated at the row's speed.
-        time_s: remaining time, (jobs, rows), or (jobs, 1) if it is the same on all rows.
+        time_s: remaining time, (jobs, rows), or (jobs, 1) if it is the same on all rows. restart_charge: for all jobs,
+        or (jobs,).
         """
         held = self.held_row(rows)[:, None]
         resized = self.held_type[:, None] == rows.gpu_type

@@ -11,13 +11,18 @@ from synergy_core.jobs.spec import Configurations
 from synergy_core.policies import allocation_policy
 from synergy_core.policies._choice import choose_rows, choose_shares
 from synergy_core.state import Allocations, GoodputState
-from synergy_core.units import Bools, Floats
+from synergy_core.units import Bools, Floats, Ints
 
 UNKNOWN_REMAINING_S = 1_500.0
 """Assumed run time of a job we know nothing about, on one GPU of the slowest type."""
 YOUNG_S = 300.0
 """A job that declared no work is assumed to have as much work left as it has done, and at least this long at its median
 goodput. `_stretch` adds this time to every job's run time, so that a short wait does not make a short job late."""
+
+FREE_RESTARTS = 30
+"""A job may be restarted this often, and once more per `restart_interval_s` that it ran, before restarts cost more."""
+FREQUENCY_POWER = 4
+"""Power of a job's frequency of restarts (`_restart_frequency`) by which its restarts cost more."""
 
 MIN_MOVE_COST = 1e-3
 """Minimum cost of a move, as a fraction of the job's utility. It stops pointless moves where restarts cost nothing."""
@@ -29,11 +34,13 @@ def synergy(
     *,
     horizon_s: float = 1_200.0,
     restart_charge: float = 1.5,
+    restart_interval_s: float = 3_600.0,
     lost_charge: float = 4.5,
     rank_power: float = 1.0,
     rank_offset: float = 2.0,
     aging_power: float = 1.0,
     late_after: float = 2.0,
+    patience_s: float = 7_200.0,
     utility_power: float = 0.5,
     growth: float = 4.0,
     first_gpus: int = 4,
@@ -49,6 +56,9 @@ def synergy(
     are served shortest first, a second of a job's work delays i jobs: itself and those with more time left (the
     marginal cost under heSRPT, Berg et al., 2020, where speed is proportional to GPUs). lateness: `_stretch` ÷
     (late_after · its mean over jobs), at least 1, so that the longest jobs do not pay for the gains of all others.
+    Whatever its row, a job also gains max(w) · (time waited ÷ patience)², so that no job waits very long for any GPU;
+    patience is patience_s or, if that is longer, late_after times the mean time that jobs have waited.
+    Restarts cost more if a job is restarted more often than once per restart_interval_s (`_restart_frequency`).
     If a waiting job has declared its work, its time left includes its start, and so does its goodput (`_from_start`).
     growth, first_gpus, batch_limit: limits of a job's rows (`GoodputState.allowed`, `GoodputState.goodput`). method: of
     the allocator. shares: whether to share out CPUs and memory if nodes list them; else jobs have proportional shares.
@@ -59,7 +69,9 @@ def synergy(
     if levels is not None:
         goodput = goodput * levels.speed[:, :, 0]
     time_s = _remaining_s(state, rows, goodput, unknown)
-    kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=restart_charge, lost_charge=lost_charge)
+    held_s = state.received_s.sum(axis=1)
+    charge = restart_charge * (1.0 + _restart_frequency(state.restarts, held_s, restart_interval_s) ** FREQUENCY_POWER)
+    kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=charge, lost_charge=lost_charge)
     starting = (state.held_gpus == 0) & ~np.isnan(state.remaining_work) & valid.any(axis=1)
     ends_s = time_s + np.where(starting, state.restart_s, 0.0)[:, None]
     size_s, reference = _size(state, rows, goodput, ends_s)
@@ -73,17 +85,20 @@ def synergy(
     with np.errstate(divide="ignore", invalid="ignore"):
         utility = weight[:, None] * (kept * goodput / reference[:, None]) ** utility_power
     utility = np.where(valid, utility, -np.inf)
+    waited_s = np.maximum(0.0, state.now_s - state.submit_time_s - held_s)
+    patience_s = max(1.0, patience_s, late_after * waited_s.mean())
+    for_any = (weight.max(initial=0.0) * (waited_s / patience_s) ** 2)[:, None]
     if levels is None:
-        return choose_rows(state, rows, utility, method=method, keeps_equals=True)
+        return choose_rows(state, rows, utility + for_any, method=method, keeps_equals=True)
     by_level = (levels.speed / levels.speed[:, :, :1]) ** utility_power
-    moving_s = restart_charge * state.resize_s + lost_charge * state.unsaved_s
+    moving_s = charge * state.resize_s + lost_charge * state.unsaved_s
     lost_fraction = 1.0 - (horizon_s / (horizon_s + moving_s)) ** utility_power
     best_utility = np.max(utility, axis=1, initial=0.0)
     return choose_shares(
         state,
         rows,
         levels,
-        utility[:, :, None] * by_level,
+        utility[:, :, None] * by_level + for_any[:, :, None],
         move_cost=best_utility * np.maximum(lost_fraction, MIN_MOVE_COST),
         memory=state.memory,
     )
@@ -97,6 +112,11 @@ def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unk
         work[unknown] = UNKNOWN_REMAINING_S * single.min(axis=1)
     with np.errstate(divide="ignore"):
         return np.where(goodput > 0, work[:, None] / goodput, np.inf)
+
+
+def _restart_frequency(restarts: Ints, held_s: Floats, interval_s: float) -> Floats:
+    """(jobs,): restarts ÷ (`FREE_RESTARTS` + one per interval_s in which the job held GPUs); 0 without an interval."""
+    return restarts * interval_s / np.maximum(1.0, held_s + FREE_RESTARTS * interval_s)
 
 
 def _from_start(goodput: Floats, ends_s: Floats) -> Floats:

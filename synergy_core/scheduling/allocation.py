@@ -98,6 +98,7 @@ class Placer:
     def _packed(self, answer: Allocations, jobs: Sequence[Job], state: ClusterState) -> Changes:
         """Places all jobs at once; a job that keeps its number and type of GPUs moves only if others need the room.
 
+        While such a job is being restarted, it does not move, unless moves are free.
         A job that keeps its number of GPUs on every node keeps exactly its GPUs. A job for which only scattered GPUs
         are left waits while its patience lasts.
         """
@@ -107,9 +108,13 @@ class Placer:
             gpu_type[at] = self._kinds.get(jobs[at].gpu_type, -1)
         keeps = (held_gpus == answer.gpus) & ((gpu_type < 0) | (gpu_type == state.held_type))
         movable = concerned & ~state.must_stay
-        if not (movable & ~keeps).any():  # in most rounds nothing changes
+        moves = movable & ~keeps
+        if not moves.any():  # in most rounds nothing changes
             return Changes([], [], set())
-        chosen = np.flatnonzero(movable if self._moves_for_room else movable & ~keeps)
+        if self._moves_for_room:
+            restarting = isinstance(state, GoodputState) and not self._free_moves and state.pinned
+            moves = movable & ~(keeps & restarting)
+        chosen = np.flatnonzero(moves)
         jobs = [jobs[at] for at in chosen.tolist()]
         current = [job.placement for job in jobs]
         free = self._placement.free_masks()
