@@ -13,6 +13,7 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.spec import powers_and_whole_nodes
 from synergy_core.policies import get_policy
 from synergy_runs.facts import Kind
+from synergy_runs.metrics import job_table
 from synergy_sim import drivers as rounds
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
@@ -121,6 +122,40 @@ def test_job_whose_start_takes_longer_than_its_work_starts_on_fewer_gpus():
         run(training(rows, t4s()), t4s(), policy, Costs(launch_s=start_s, restart_s=start_s))
         given = [int(answer.gpus[state.job_id == 1].sum()) for state, answer in seen]
         assert next(filter(None, given)) == expected
+
+
+RESTARTS = Costs(30.0, 30.0)
+
+
+def test_no_job_waits_very_long_while_others_come_and_go():
+    """The first job always has most time left, so it is always worth least, but there are fewer jobs than GPUs."""
+    rows = [(0, 2, 3_000, "imagenet"), *((60 + 30 * at, 2, 240, "bert") for at in range(150))]
+    longest_s = []
+    for patience_s in (600.0, 1e9):
+        policy = get_policy("synergy").with_parameters(patience_s=patience_s)
+        longest_s.append(job_table(run(training(rows, t4s(2, 8)), t4s(2, 8), policy, RESTARTS)).waiting_s.max())
+    assert longest_s[0] < 1_500.0 < 3_600.0 < longest_s[1]
+
+
+def test_job_that_was_restarted_often_is_restarted_less():
+    """Short jobs come and go beside a long one that could use their GPUs in between."""
+    rows = [(0, 8, 40_000, "imagenet"), *((300 + 300 * at, 4, 200, "bert") for at in range(120))]
+    most = []
+    for interval_s in (3_600.0, 0.0):
+        policy = get_policy("synergy").with_parameters(restart_interval_s=interval_s)
+        most.append(job_table(run(training(rows, t4s(1, 8)), t4s(1, 8), policy, RESTARTS)).restarts.max())
+    assert most[0] < most[1] / 2
+
+
+def test_job_under_restart_does_not_move_to_make_room():
+    """When the last job comes, one of two jobs of 2 GPUs has to move to the other's node; one is just being started."""
+    ended = [(0, 4, 1, "cifar10"), (0, 2, 60, "cifar10")]
+    rows = [*ended, (0, 2, 90_000, "ncf"), (530, 2, 90_000, "ncf"), (680, 4, 90_000, "ncf")]
+    machine = t4s(2, 4)
+    want = given(lambda state: state.gpus, tunes_batch=False)
+    events = run(training(rows, machine), machine, want, Costs(500.0, 500.0)).events
+    stops = events.job_id[events.kind == Kind.STOP].tolist()
+    assert stops == [2]
 
 
 def test_parameters_that_let_nobody_run_end_with_a_sentence(monkeypatch):
