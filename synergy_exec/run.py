@@ -133,6 +133,8 @@ def execute_all(
     trace, arrivals = arrivals_of(settings)
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
     check_compression(settings.compression, policies.values())
+    if any(each.batch == "tuned" for each in policies.values()):
+        raise InputError("batch=tuned: only the simulator knows the best batch of a job; type it in the job file.")
     own = {
         f"{policy.name}-{settings.seed}": {**values, "policy": name, "seed": settings.seed}
         for name, policy in policies.items()

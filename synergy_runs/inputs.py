@@ -484,6 +484,8 @@ def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Wo
         raise unknown("trace.format", trace.format, formats())
     parameters = _law_parameters(trace)
     path = trace.path or find(trace.find)
+    of_log, _, of_drawn = trace.window.partition(" or ")
+    trace = replace(trace, window=of_log if path else of_drawn or of_log)
     if path:
         # Invalid rows are skipped here, because `check_fit` reports them together with jobs that do not fit.
         rows = read_trace(
@@ -507,7 +509,28 @@ def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Wo
         workload = bound_to(workload, np.zeros(len(workload), dtype=np.int32), ("",))
     workload = at_least(workload, trace.min_gpus)
     workload = sampled(workload, trace.sample, np.random.default_rng(random_stream(seed, "sample")))
-    return cut(scaled(workload, cluster.load))
+    return cut(
+        scaled(workload, cluster.load if cluster.offered_load is None else _load_factor(cluster, trace, workload))
+    )
+
+
+def _load_factor(wanted: ClusterSettings, trace: TraceSettings, workload: Workload) -> float:
+    """The factor on the arrival rate with which the jobs offer `cluster.offered_load`, before GPU types are converted.
+
+    Raises InputError if `cluster.load` is given too, or if the jobs' offered load is undefined.
+    """
+    if wanted.load != 1:
+        raise InputError(
+            f"cluster.load={wanted.load:g} and cluster.offered_load={wanted.offered_load:g}: both set the arrival "
+            "rate; give one."
+        )
+    natural = workload.offered_load_fraction(cluster_of(wanted, trace, workload).gpus)
+    if not 0 < natural < np.inf:
+        raise InputError(
+            "cluster.offered_load: jobs arrive in less time than the median run time, so their load is undefined; give "
+            "a longer trace.window, or cluster.load."
+        )
+    return float(wanted.offered_load or 1.0) / natural
 
 
 def estimated(trace: TraceSettings, workload: Workload, seed: int, policies: Iterable[Policy]) -> Workload:

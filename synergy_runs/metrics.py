@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from synergy_core import __version__
 from synergy_core.cluster import Cluster
 from synergy_core.goodput.calibration import spearman
-from synergy_core.units import TICKS_PER_S, Floats
+from synergy_core.units import DAY_S, TICKS_PER_S, Floats
 from synergy_runs.facts import (
     WAITING,
     Events,
@@ -27,7 +27,7 @@ from synergy_runs.facts import (
     waiting_jobs,
 )
 from synergy_runs.traces.rows import END_STATES, iso
-from synergy_runs.workload import measured_ids
+from synergy_runs.workload import Workload, measured_ids
 
 Ints = NDArray[np.int32]
 Summary = dict[str, Any]
@@ -343,8 +343,24 @@ def summarise(run: Run, jobs: JobColumns | None = None) -> Summary:
     }
 
 
+def demand(workload: Workload, gpus: int) -> tuple[float, list[float]]:
+    """(seconds of a part, mean GPUs that jobs would hold in each part of the window if none waited ÷ `gpus`).
+
+    The parts are days if the window has 3 to 14 days, else sevenths of it.
+    """
+    length_s = workload.arrival_window_s
+    part_s = DAY_S if 2 * DAY_S < length_s <= 14 * DAY_S else length_s / 7
+    end_s, found = workload.submit_time_s + workload.duration_s, []
+    for from_s in np.arange(0.0, length_s, part_s) if length_s > 0 else ():
+        until_s = min(from_s + part_s, length_s)
+        held_s = np.clip(np.minimum(end_s, until_s) - np.maximum(workload.submit_time_s, from_s), 0.0, None)
+        found.append(float(held_s @ workload.gpus) / (until_s - from_s) / gpus)
+    return part_s, found
+
+
 def _identity(run: Run) -> Summary:
     workload, cluster = run.workload, run.cluster
+    part_s, demand_by_part = demand(workload, cluster.gpus)
     work_gpu_s, running = workload.duration_s * workload.gpus, ~workload.carried & ~workload.whole
     # This is empty if the log names the models, or if jobs have none.
     assigned = workload.model_code[workload.whole & workload.models_assigned]
@@ -386,6 +402,8 @@ def _identity(run: Run) -> Summary:
         "quotas": dict(cluster.virtual_clusters),
         "reclaims": cluster.reclaims(bool(run.terms["may_change"])) if cluster.lends and run.terms else None,
         "offered_load_fraction": workload.offered_load_fraction(cluster.gpus),
+        "demand_part_s": part_s,
+        "demand_fractions": demand_by_part,
         "sim_version": __version__,
         "event_log_sha256": run.events.digest(),
     }
@@ -404,6 +422,7 @@ def _completion(run: Run, jobs: JobColumns) -> Summary:
         "makespan_s": float(jobs.finish_s[finished].max() - first_s) if finished.any() else np.nan,
         "mean_waiting_s": mean(jobs.waiting_s),
         "p99_waiting_s": percentile(jobs.waiting_s, 99),
+        "max_waiting_s": percentile(jobs.waiting_s, 100),
         "mean_queueing_delay_s": mean(jobs.queueing_delay_s),
         "p99_queueing_delay_s": percentile(jobs.queueing_delay_s, 99),
         "log_room_fraction": ratio(float(np.nansum(jobs.log_room_s)), float(np.nansum(jobs.log_wait_s))),
@@ -438,6 +457,7 @@ def _use(run: Run, jobs: JobColumns) -> Summary:
         "work_gpu_s": int((ticks(jobs.duration_s) * jobs.gpus).sum()) / TICKS_PER_S,
         "preemptions": int(jobs.preemptions.sum()),
         "restarts_per_job": mean(jobs.restarts[run.workload.whole]),
+        "max_restarts": int(jobs.restarts.max(initial=0)),
         "split_starts_fraction": split_starts_fraction(run.events, cluster),
         "fragmented_gpu_s": fragmented_gpu_s(run),
         "max_gpus_used": int(gpus_in_use(run.events)[1].max(initial=0)),

@@ -20,6 +20,7 @@ LEARNED = "the speed of a job as a function of its CPUs and memory, learned from
 _MEANINGS = {
     "estimates": "the run times that users declared",
     "past run times": "run times predicted from jobs that have ended",
+    "best batch": "each user typed the batch with which the job ends soonest on its GPUs (Pollux's TunedJobs)",
     "true speeds": "the speed of the job as requested, on every GPU type, before it runs",
     "own reports": "step times and gradient statistics that the job itself has reported",
     "all reports": "step times and gradient statistics that all jobs of the same model have reported",
@@ -94,7 +95,7 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append(f"Run time compared with the log, thanks to other GPUs and batches: {', '.join(faster)}")
     if len(comparison.settings) == 1:
         lines += _losers(rows) + _nearness(rows)
-    lines += _without_guarantee(rows) + known(rows) + intervals(comparison)
+    lines += _one_type(rows) + _without_guarantee(rows) + known(rows) + intervals(comparison)
     split = [(row.label, row.mean("split_starts_fraction")) for row in rows]
     if any(share > 0 for _, share in split):
         shares = ", ".join(dict.fromkeys(f"{label} {percent(share)}" for label, share in split if math.isfinite(share)))
@@ -205,6 +206,15 @@ def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
             f"In the log {most:,} GPUs were in use at once, more than the {gpus:,} here: this cluster is smaller."
         )
     return lines
+
+
+def _one_type(rows: Sequence[ComparedPolicy]) -> list[str]:
+    """A line that names policies whose knowledge of speeds by GPU type is of no use, because there is one type."""
+    labels = [row.label for row in rows if row.terms and "true speeds" in row.terms.speeds]
+    if not labels or any(len({each["gpu_type"] for each in row.runs[0].summary["node_types"]}) > 1 for row in rows):
+        return []
+    what = "chooses among GPU types, and this cluster has one"
+    return [f"{', '.join(dict.fromkeys(labels))} {what}; cluster=heterogeneous has three."]
 
 
 def _without_guarantee(rows: Sequence[ComparedPolicy]) -> list[str]:

@@ -1,13 +1,16 @@
 """Policies as users request them, such as `sia(information=all,growth=4)` or `sia(like=synergy)`, and their terms.
 
-The brackets apply to this one run of the policy: they set its parameters, `information`, or `like=OTHER`. The last
-gives the policy the information and permissions of OTHER that it can use. The terms of a policy are its information on
+The brackets apply to this one run of the policy: they set its parameters, `information`, `round_s` (of a policy that
+decides in rounds), `batch=tuned` (users typed the
+batch with which their job ends soonest) or `like=OTHER`. The last gives the policy the information and permissions of
+OTHER that it can use. The terms of a policy are its information on
 jobs and how far it may change their requests. Only policies on equal terms compare fairly; `missing` names rows to add.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +49,8 @@ class Terms:
     policy: its name without added parameters. run_times: the run times it reads: none (""), `predicted`, `estimates` or
     `true`. information: its level of information about training jobs, "" if it learns nothing about them. may_change:
     what it may change about a job: `GPUs`, `batch`, `CPUs`; `pause` if it only pauses jobs. speeds: `true speeds` if it
-    knows in advance how fast jobs run as requested, else "". plans: whether it reads the planner's full tables.
+    knows in advance how fast jobs run as requested, `best batch` if users knew which batch is fastest, else "". plans:
+    whether it reads the planner's full tables.
     Limits: growth: a job gets at most `growth` × the most GPUs on which it (or, if reports are shared, any job of its
     model) was observed; first_gpus: always allowed GPUs; batch_limit: `max` or `requested`. They are 0, 0 and
     "" if the policy does not choose GPUs or batches, or has no such limit.
@@ -80,6 +84,7 @@ def terms_of(policy: Policy) -> Terms:
     may = policy.parameters if trains else {}
     keeps = not isinstance(policy, AllocationPolicy) or policy.keeps_gpus  # a job gets the requested GPUs or none
     reads = "estimates" if policy.reads_estimates else "predicted" if policy.predicted else ""
+    speeds = {"true speeds": keeps and policy.reads_goodput, "best batch": policy.batch == "tuned"}
     may_change = {"GPUs": not keeps, "batch": policy.tunes_batch, "CPUs": isinstance(policy, SharingPolicy)}
     return Terms(
         policy=policy.name.partition("-")[0].removesuffix("+plans"),  # drops parameters and plans from a label
@@ -87,7 +92,7 @@ def terms_of(policy: Policy) -> Terms:
         information=policy.information if isinstance(policy, AllocationPolicy) and trains and not keeps else "",
         may_change=tuple(what for what, holds in may_change.items() if holds)
         or (("pause",) if policy.preemptive else ()),
-        speeds="true speeds" if keeps and policy.reads_goodput else "",
+        speeds=", ".join(word for word, holds in speeds.items() if holds),
         plans=bool(getattr(policy, "plans", False)),
         growth=float(may.get("growth", 0.0)),
         first_gpus=int(may.get("first_gpus", 0)),
@@ -249,6 +254,7 @@ def _policy(
     of_all: dict[str, Any] = {}
     for part in parts_of(name):
         of_all |= parameters.get(part, {})
+    own.setdefault("round_s", of_all.pop("round_s", None))
     policy = get_policy(name).with_parameters(**of_all).with_input(knowledge)
     if information is not None:
         policy = policy.informed(information)
@@ -263,4 +269,26 @@ def _policy(
                 "effect. Leave it out."
             )
         policy = policy.informed(level)
+    if (batch := own.pop("batch", None)) is not None:
+        policy = _with_batch(policy, str(batch))
+    if (round_s := own.pop("round_s", None)) is not None:
+        policy = _in_rounds_of(policy, round_s)
     return policy.with_parameters(**own) if own else policy
+
+
+def _in_rounds_of(policy: Policy, round_s: Any) -> Policy:
+    if not isinstance(policy, AllocationPolicy):
+        raise InputError(f"policy {policy.name}: it does not decide in rounds; leave round_s={round_s} out.")
+    if not isinstance(round_s, int | float) or isinstance(round_s, bool) or not 1e-3 <= round_s < math.inf:
+        raise InputError(f"policy {policy.name}(round_s={round_s}): expected a number of seconds, at least 0.001.")
+    return replace(policy, round_s=float(round_s))
+
+
+def _with_batch(policy: Policy, batch: str) -> Policy:
+    """The policy for jobs whose users typed that batch: `requested` or `tuned`."""
+    if batch != "tuned":
+        raise unknown(f"batch for policy {policy.name}", batch, ("tuned",))
+    if policy.tunes_batch or (reads := terms_of(policy).run_times):
+        why = "it chooses batches itself" if policy.tunes_batch else f"it reads {_RUN_TIMES_LABEL[reads]} of the log"
+        raise InputError(f"policy {policy.name}(batch=tuned): {why}; expected one like fifo, las, tiresias or gavel.")
+    return replace(policy, batch="tuned")

@@ -83,7 +83,10 @@ class TraceSettings:
     columns: dict[str, str] = key(
         "for a CSV of any other kind: our column → the file's, such as {submit_time: arrival_time, gpus: num_gpu}", {}
     )
-    window: str = key("all, 7d, 2017-10-09/7d, 2017-10-09/2017-10-16 or 2017-10-09")
+    window: str = key(
+        "all, 7d, 2017-10-09/7d, 2017-10-09/2017-10-16 or 2017-10-09; of two windows, as in `2017-10-09/7d or 7d`, the "
+        "first applies to a log and the second to drawn jobs"
+    )
     carry_in: bool = key("whether jobs that were running at the window's start enter with their remaining work")
     sample: float = key("fraction of the jobs to keep, drawn with the seed", bounds=PART)
     min_gpus: int = key("jobs that request fewer GPUs are left out", bounds=COUNT)
@@ -166,6 +169,12 @@ class ClusterSettings:
         "one value"
     )
     load: float = key("factor on the trace's arrival rate; 1: as in the trace", bounds=ABOVE_ZERO)
+    offered_load: float | None = key(
+        "sets the arrival rate such that requested GPUs × run times are this fraction of the cluster's GPU time; null: "
+        "as `load` says",
+        None,
+        bounds=ABOVE_ZERO,
+    )
     virtual_clusters: Literal["trace"] | dict[str, int] | None = key(
         "quotas: null, trace (as the log says), or {tenant: GPUs}"
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from synergy_core.units import DAY_S, HOUR_S
+from synergy_core.units import DAY_S, HOUR_S, format_duration
 from synergy_runs.comparison import ComparedPolicy, Comparison, assigned_models, log_room_fraction
 from synergy_runs.facts import POOLED
 from synergy_runs.notes import notes, on_equal_terms
@@ -36,9 +36,11 @@ class Figure:
 FIGURES = (
     Figure("mean_jct_s", "mean JCT", "time"),
     Figure("mean_waiting_s", "mean wait", "time"),
-    Figure("p99_waiting_s", "p99 wait", "time"),
+    Figure("max_waiting_s", "longest wait", "time"),
     Figure("p99_slowdown", "p99 slowdown", "number"),
+    Figure("max_restarts", "most restarts", "number"),
     Figure("service_gpu_s", "GPU time", "gpu_time", None),
+    Figure("p99_waiting_s", "p99 wait", "time"),
     Figure("p99_jct_s", "p99 JCT", "time"),
     Figure("p50_slowdown", "median slowdown", "number"),
     Figure("fragmented_gpu_s", "fragmented", "gpu_time"),
@@ -66,7 +68,7 @@ MAX_SETTINGS = 4
 MAX_RIVALS = 3
 """A winner that changes what jobs requested is compared with at most this many other policies that do so."""
 MAX_TAIL_RATIO = 0.5
-"""The policy with the shortest p99 wait is named if that wait is at most this fraction of the winner's."""
+"""If another policy's longest wait is at most this fraction of the winner's, both longest waits are named."""
 MIN_CHANGE = 0.005
 """Smaller relative changes of GPU time are not mentioned."""
 WIDE_TERMINAL = 110
@@ -188,15 +190,41 @@ def _one_is_lowest(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
             saved.append(f"jobs wait {waits[0]} instead of {waits[1]} on average")
         if used[1] > 0 and abs(used[0] / used[1] - 1) >= MIN_CHANGE:
             saved.append(f"they use {hours[0]} instead of {hours[1]}")
+        text += _parts(rows, best)
         if saved:
             text += f" Compared with {_reference(first)}, {' and '.join(saved)}."
-    waited = [row for row in rows if row.eligible and math.isfinite(row.mean("p99_waiting_s"))]
-    shortest = min(waited, key=lambda row: row.mean("p99_waiting_s"), default=best)
-    limit_s = MAX_TAIL_RATIO * best.mean("p99_waiting_s")
-    if shortest is not best and limit_s > 0 and shortest.mean("p99_waiting_s") <= limit_s:
-        tails = [in_unit("p99_waiting_s", rows, row) for row in (shortest, best)]
-        text += f" {shortest.label} has the shortest p99 wait: {tails[0]}, {best.label} {tails[1]}."
+    waited = [row for row in rows if row.eligible and math.isfinite(row.mean("max_waiting_s"))]
+    shortest = min(waited, key=lambda row: row.mean("max_waiting_s"), default=best)
+    limit_s = MAX_TAIL_RATIO * best.mean("max_waiting_s")
+    if shortest is not best and limit_s > 0 and shortest.mean("max_waiting_s") <= limit_s:
+        waits = [format_duration(row.mean("max_waiting_s")) for row in (best, shortest)]
+        text += f" Its longest wait is {waits[0]}; the shortest is {waits[1]}, under {shortest.label}."
     return text
+
+
+def _parts(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
+    """Splits the gain over the first row, if that policy also has a row with tuned batches; "" otherwise.
+
+    The steps are first → first with tuned batches → the best policy that keeps each job's GPUs and has tuned batches
+    (if there is one) → best. JCT is run time + wait, so the last step is split into these two. All parts add up.
+    """
+    first = rows[0]
+    tuned = sorted(
+        (row for row in rows if row.eligible and row.policy.endswith("-batch-tuned")), key=lambda row: row.mean_jct_s
+    )
+    same = next((row for row in tuned if row.policy == f"{first.policy}-batch-tuned"), None)
+    if same is None or not best.resizes:
+        return ""
+    ordered = tuned[0]
+    steps_s = {f"from better batches ({same.label})": first.mean_jct_s - same.mean_jct_s}
+    if ordered is not same:
+        steps_s[f"from a better order ({ordered.label})"] = same.mean_jct_s - ordered.mean_jct_s
+    waits_s = ordered.mean("mean_waiting_s") - best.mean("mean_waiting_s")
+    steps_s["from shorter runs on other GPUs"] = ordered.mean_jct_s - best.mean_jct_s - waits_s
+    steps_s["from shorter waits, as jobs share the GPUs"] = waits_s
+    total = 100 * (first.mean_jct_s - best.mean_jct_s) / first.mean_jct_s
+    parts = [f"{100 * step_s / first.mean_jct_s:.0f} {name}" for name, step_s in steps_s.items()]
+    return f" Of these {total:.0f} points, {_listed(parts)}."
 
 
 def _several_are_lowest(rows: Sequence[ComparedPolicy], ties: Sequence[ComparedPolicy]) -> str:
@@ -281,9 +309,14 @@ def caption(comparison: Comparison) -> str:
         low, high = (form.format(end(values)) if values else "–" for end in (min, max))
         return low if low == high else f"{low} to {high}"
 
-    traces, clusters = (
-        ", ".join(dict.fromkeys(str(summary[key]) for summary in summaries)) for key in ("trace", "cluster")
+    traces, clusters, starts = (
+        ", ".join(dict.fromkeys(str(summary[key]) for summary in summaries))
+        for key in ("trace", "cluster", "trace_start")
     )
+    if any("generator" in str(summary["trace_source"]) for summary in summaries):
+        traces += ", drawn from statistics"
+    elif not starts.startswith("1970"):
+        traces += f", logged from {starts.replace(' 00:00:00', '')}" if "," not in starts else ", logged"
     seeds = ", ".join(map(str, comparison.seeds))
     basis = f"mean over seeds {seeds}" if len(comparison.seeds) > 1 else f"seed {seeds}"
     jobs, load = span("jobs", "{:,.0f}"), span("offered_load_fraction", "{:.0f} %", 100.0)
@@ -292,6 +325,18 @@ def caption(comparison: Comparison) -> str:
         texts = ["all" if each is None else f"jobs {each.replace('-', '–')}" for each in ids]
         basis += f" · figures over {' or '.join(texts)} of {jobs}"
     return f"{traces} · {jobs} jobs · {clusters} · offered load {load} · {basis}"
+
+
+def load_over_time(comparison: Comparison) -> str:
+    """One line with the load by day (or seventh of the window) of a comparison with one setting; "" otherwise."""
+    summary = comparison.rows[0].runs[0].summary
+    known = summary.get("demand_fractions") or ()
+    if len(comparison.settings) > 1 or len(known) < 2:
+        return ""
+    part = "day by day" if summary["demand_part_s"] == DAY_S else "in sevenths of the window"
+    of_seed = f" (seed {comparison.seeds[0]})" if len(comparison.seeds) > 1 else ""
+    loads = ", ".join(f"{100 * each:.0f}" for each in known)
+    return f"Load {part}, if no job waited{of_seed}: {loads}{_NBSP}% of the GPUs."
 
 
 def assumptions(comparison: Comparison) -> list[str]:
@@ -401,8 +446,10 @@ def print_comparison(comparison: Comparison, width: int | None = None) -> None:
     from rich.text import Text
 
     console = Console(file=sys.stdout, width=width, highlight=False)
-    for line in (caption(comparison), *assumptions(comparison), ""):
-        console.print(Text(line))
+    for line in (caption(comparison), load_over_time(comparison), *assumptions(comparison)):
+        if line:
+            console.print(Text(line))
+    console.print()
     table, left_out = comparison_table(comparison, console.width)
     console.print(table)
     console.print(Text(verdict(comparison), style="bold"))

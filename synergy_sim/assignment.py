@@ -26,6 +26,8 @@ SIZES = (
 )
 """Entries (maximum GPU-hours of a job, models that such jobs may be given) (Pollux, OSDI 2021, section 5.1)."""
 
+TUNED_BATCHES = 40
+"""Number of batch sizes that a user tries, from the initial batch to the model's largest in equal ratios."""
 PROFILED_ON = NodeType("profiled", "v100", 1, 8, cpus=24.0, memory_bytes=500 * GB, storage_bytes_per_s=500 * MB)
 """Server type on which Synergy (OSDI 2022) profiled its models; its cluster has 16 of them."""
 
@@ -144,6 +146,31 @@ def _batch_of(app: DataParallelApplication, gpu_type: str, node_gpus: NodeGpus) 
     smallest, largest = app.local_batches(gpu_type, node_gpus)
     wanted = min(app.max_batch, max(app.initial_batch * count, smallest * count))
     return max(app.initial_batch, min(wanted, largest * count))
+
+
+def tuned(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
+    """Every job requests the fixed batch with which it ends soonest, alone on its requested GPUs.
+
+    As in Pollux's TunedJobs (OSDI 2021, section 5.2), users know this batch; unlike there, the number of GPUs is the
+    log's. Jobs of models with parallel plans keep their batch. Run times of the log stay those of the requested batch.
+    Raises InputError if jobs have no model.
+    """
+    if not np.isfinite(workload.work_scale).any():
+        raise InputError("batch=tuned: jobs have no models, so no batch is known to be best. Type trace.models=mix.")
+    batch = workload.global_batch.copy()
+    for (model, count, requested, typed), mine in alike(
+        workload.model_code, workload.gpus, workload.gpu_type_code, workload.global_batch
+    ):
+        name = workload.models[model]
+        if truth.plans(name) or typed <= 0:
+            continue
+        node_gpus, gpu_type = packed_as_requested(workload.gpu_types[requested], count, cluster)
+        app = truth.application(name)
+        largest = max(typed, min(app.max_batch, count * app.local_batches(gpu_type, node_gpus)[1]))
+        tried = np.unique(np.rint(np.geomspace(min(typed, app.initial_batch), largest, TUNED_BATCHES)).astype(int))
+        run_s = {each: truth.requested_run_s(name, gpu_type, node_gpus, each) for each in (typed, *tried.tolist())}
+        batch[mine] = min(run_s, key=lambda each: run_s[each])
+    return replace(workload, global_batch=batch)
 
 
 def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[float]) -> Workload:

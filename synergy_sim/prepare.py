@@ -30,7 +30,7 @@ from synergy_runs.inputs import (
 from synergy_runs.requested import policies_of, terms_of
 from synergy_runs.traces._download import find_folder
 from synergy_runs.workload import Workload, with_measured
-from synergy_sim.assignment import as_given, by_class, mixed, with_language_models, with_profiled_batches
+from synergy_sim.assignment import as_given, by_class, mixed, tuned, with_language_models, with_profiled_batches
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.hardware import check_types, converted
 from synergy_sim.settings import Settings
@@ -96,7 +96,8 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
             notes = (*workload.notes, *requests_in_words(workload, cluster))
             workload = dataclasses.replace(workload, notes=notes)
         for asked, policy in policies.items():
-            yield PreparedRun(seed, workload, cluster, policy, execution, truth, asked)
+            jobs = tuned(workload, cluster, truth) if policy.batch == "tuned" else workload
+            yield PreparedRun(seed, jobs, cluster, policy, execution, truth, asked)
 
 
 def _costs_in_words(settings: Settings, truth: Truth, execution: ExecutionModel, policies: Iterable[Policy]) -> str:
@@ -147,7 +148,7 @@ def trained(
     wanted = settings.trace.models
     untimed = bool((np.isfinite(workload.iterations) & (workload.duration_s == 0.0)).any())
     if wanted == "auto":
-        needed = any(each.reads_goodput for each in policies)
+        needed = any(each.reads_goodput or each.batch == "tuned" for each in policies)
         given = bool(len(workload)) and bool((with_profiled_batches(workload, truth).global_batch > 0).all())
         wanted = "as_given" if given or untimed else "mix" if needed else "none"
     elif wanted != "as_given" and untimed:

@@ -171,11 +171,14 @@ class _Policy(Parametrised):
     view: the class that the policy reads. It determines whether the policy is an oracle, and whether it reads
     predictions, estimates, priorities or goodput. information: what the policy may know of training jobs besides each
     job's own reports. learns_input: whether input speeds are fitted to reports; else they come from offline profiles.
+    batch: what users typed as their jobs' batch: `tuned` is the fixed batch with the shortest run time on the requested
+    GPUs, as in Pollux's TunedJobs.
     """
 
     view: type
     information: Information = "own"
     learns_input: bool = False
+    batch: Literal["requested", "tuned"] = "requested"
 
     in_rounds: ClassVar[bool] = True
     functions_of: ClassVar[tuple[str, ...]] = ()

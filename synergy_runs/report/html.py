@@ -35,6 +35,7 @@ from synergy_runs.tables import (
     cells,
     figures_of,
     grouped,
+    load_over_time,
     setting_text,
     terms_cells,
     verdict,
@@ -141,7 +142,7 @@ def page(
     body = [
         f'<div class="top"><h1>{escape(title)}</h1>',
         '<button id="theme" class="theme" type="button" hidden></button></div>',
-        *_paragraphs([caption(comparison)], "soft"),
+        *_paragraphs([caption(comparison), load_over_time(comparison)], "soft"),
         *(f"<p>{escape(each)}</p>" for each in assumptions(comparison)),
         *_paragraphs(verdict(comparison).split("\n"), "lead"),
         *_paragraphs(_remarks(comparison), "soft"),
@@ -188,7 +189,7 @@ def _style(looks: Mapping[str, Look]) -> str:
 
 
 def _paragraphs(texts: Sequence[str], kind: str) -> list[str]:
-    return [f'<p class="{kind}">{escape(each)}</p>' for each in texts]
+    return [f'<p class="{kind}">{escape(each)}</p>' for each in texts if each]
 
 
 def _chart(chart: Chart) -> str:

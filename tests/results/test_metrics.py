@@ -30,6 +30,7 @@ def test_summary_of_two_jobs_by_hand(two_jobs):
     expected = {
         "mean_jct_s": 18, "p50_jct_s": 18, "p90_jct_s": 24.4, "makespan_s": 30, "mean_queueing_delay_s": 3,
         "gpu_utilisation_fraction": 1.0,  # from 0 to 4 s
+        "max_waiting_s": 6, "max_restarts": 0, "demand_fractions": [1, 1, 1, 1, 1.0, 1.0, 1.0],
         "service_gpu_s": 30, "work_gpu_s": 30, "max_queue_jobs": 1, "mean_queue_jobs": 6 / 30,
         "prediction_median_absolute_percentage_error": 30, "prediction_spearman": -1, "unfair_fraction": 0.5,
     }  # fmt: skip
@@ -46,7 +47,7 @@ def test_preempted_job_counts_its_stops_and_restarts_and_their_cost():
     check(run)
     summary = summarise(run)
     assert summary["preemptions"] == 2
-    assert summary["restarts_per_job"] == 1
+    assert summary["restarts_per_job"] == summary["max_restarts"] == 1
     assert summary["service_gpu_s"] == summary["work_gpu_s"] + 10
 
 
