@@ -30,7 +30,7 @@ def test_summary_of_two_jobs_by_hand(two_jobs):
     expected = {
         "mean_jct_s": 18, "p50_jct_s": 18, "p90_jct_s": 24.4, "makespan_s": 30, "mean_queueing_delay_s": 3,
         "gpu_utilisation_fraction": 1.0,  # from 0 to 4 s
-        "max_waiting_s": 6, "max_restarts": 0, "demand_fractions": [1, 1, 1, 1, 1.0, 1.0, 1.0],
+        "max_waiting_s": 6, "max_restarts": 0,
         "service_gpu_s": 30, "work_gpu_s": 30, "max_queue_jobs": 1, "mean_queue_jobs": 6 / 30,
         "prediction_median_absolute_percentage_error": 30, "prediction_spearman": -1, "unfair_fraction": 0.5,
     }  # fmt: skip
@@ -39,6 +39,15 @@ def test_summary_of_two_jobs_by_hand(two_jobs):
     assert summary["mean_jct_s_by_virtual_cluster"] == {"vc1": 10, "vc2": 26}
     assert summary["mean_jct_s_by_end_state"]["killed"] == 26
     assert summary["jobs_by_end_state"] == {"completed": 1, "killed": 1, "failed": 0}
+
+
+def test_demand_counts_jobs_as_if_none_waited():
+    """One of two GPUs is asked for all seven days, and both on the third and fourth; the last job ends the window."""
+    day_s = 86_400.0
+    jobs = workload([0, 2 * day_s, 6.5 * day_s], [9 * day_s, 2 * day_s, 1], [1, 1, 1])
+    summary = summarise(simulate(jobs, cluster(1, 2)))
+    assert summary["demand_part_s"] == day_s
+    assert summary["demand_fractions"] == pytest.approx([0.5, 0.5, 1.0, 1.0, 0.5, 0.5, 0.5])
 
 
 def test_preempted_job_counts_its_stops_and_restarts_and_their_cost():
