@@ -112,6 +112,12 @@ def notes(comparison: Comparison) -> list[str]:
     lines += [
         f"{', '.join(labels[:-1])} and {labels[-1]} made the same schedule." for labels in alike.values() if labels[1:]
     ]
+    if repeated := [
+        row.label for row in rows if len({run.summary["event_log_sha256"] for run in row.runs}) < len(row.runs)
+    ]:
+        lines.append(
+            f"Several seeds made the same schedule under {', '.join(dict.fromkeys(repeated))}: they are one run."
+        )
     if unfinished := sum(int(run.summary["jobs_unfinished"]) for run in comparison.runs):
         lines.append(f"{unfinished:,} jobs never finished and are missing from the JCTs.")
     return lines

@@ -38,6 +38,8 @@ from synergy_sim.truth import GBPS, Truth
 from synergy_sim.truth.application import Disturbance
 from synergy_sim.truth.planned import PlannedTruth
 
+DEFAULT_SEED = 0
+"""A policy that searches at random has a parameter `seed`; unless it was set, the run's seed takes its place."""
 ASSIGNED_WORK_ERROR = 0.5
 """Default standard deviation of log(declared ÷ true work) for jobs that were assigned a model. Their work is computed
 from the run time, so a policy that reads exact declared work would know the run time."""
@@ -95,7 +97,9 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
             Needs(cluster)  # raises for nodes without declared CPUs, before the first run
             notes = (*workload.notes, *requests_in_words(workload, cluster))
             workload = dataclasses.replace(workload, notes=notes)
-        for asked, policy in policies.items():
+        for asked, given in policies.items():
+            is_random = given.parameters.get("seed") == DEFAULT_SEED
+            policy = given.with_parameters(seed=seed) if is_random else given
             jobs = tuned(workload, cluster, truth) if policy.batch == "tuned" else workload
             yield PreparedRun(seed, jobs, cluster, policy, execution, truth, asked)
 
