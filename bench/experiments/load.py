@@ -16,25 +16,27 @@ FIGURES = {
     "p99_jct_s": "p99 JCT",
     "makespan_s": "makespan",
     "worst_finish_time_fairness": "worst ρ",
-    "p99_waiting_s": "p99 wait",
     "p99_slowdown": "p99 slowdown",
+    "p99_waiting_s": "p99 wait",
 }
+OWN = {"max_waiting_s": "longest wait, min", "max_restarts": "most restarts"}
+"""Figures of synergy, with those of sia in brackets; the largest over seeds."""
+UNITS = {"max_waiting_s": 60.0, "max_restarts": 1.0}
 
 
 def measure(overrides: tuple[str, ...], load: float, seed: int) -> Result:
-    """Synergy's figures ÷ sia's. Load is run time × GPUs in the log ÷ what the cluster has until the last arrival."""
+    """Synergy's figures ÷ sia's, and both of `OWN`."""
     from synergy_runs.metrics import summarise
     from synergy_sim.prepare import prepared_runs
     from synergy_sim.simulate import simulate
 
-    words = (*overrides, f"seed={seed}", f"policy=[{THEIRS},{OURS}]")
-    logged = next(prepared_runs(compose(words)[0]))
-    by_log = logged.workload.offered_load_fraction(logged.cluster.gpus)
+    words = (*overrides, f"seed={seed}", f"policy=[{THEIRS},{OURS}]", f"cluster.offered_load={load}")
     theirs, ours = (
         summarise(simulate(run.workload, run.cluster, run.policy, run.execution, truth=run.truth, seed=seed))
-        for run in prepared_runs(compose((*words, f"cluster.load={load / by_log}"))[0])
+        for run in prepared_runs(compose(words)[0])
     )
-    return {name: ours[name] / theirs[name] for name in FIGURES}
+    own = {name: [ours[name] / unit, theirs[name] / unit] for name, unit in UNITS.items()}
+    return {name: ours[name] / theirs[name] for name in FIGURES} | own
 
 
 RUNS = {
@@ -54,9 +56,11 @@ def tables(results: Results) -> dict[str, str]:
         jct = mean_half(ratios.pop("mean_jct_s"))
         means.setdefault(trace, []).append((load, *jct))
         others = [number(float(np.mean(each))) for each in ratios.values()]
-        rows.append([trace, f"{load:g}", with_half(*jct), *others])
+        most = {name: np.max([results[run][name] for run in runs], axis=0) for name in OWN}
+        own = [f"{number(ours)} ({number(theirs)})" for ours, theirs in most.values()]
+        rows.append([trace, f"{load:g}", with_half(*jct), *others, *own])
     _draw(means)
-    return {"ratios": table(("trace", "load", *FIGURES.values()), rows, 2)}
+    return {"ratios": table(("trace", "load", *FIGURES.values(), *OWN.values()), rows, 2)}
 
 
 def _draw(means: dict[str, list[tuple[float, float, float]]]) -> None:
