@@ -172,6 +172,8 @@ def _workloads(policy: dict[int, StoredRun], first: dict[int, StoredRun]) -> lis
         if pair[0].summary["jobs"] == pair[1].summary["jobs"]:
             waits_s = [run.summary.get("mean_waiting_s") for run in pair]
             longer_wait_s = max((each for each in waits_s if each is not None), default=math.nan)
+            if all("GPUs" in run.summary.get("terms", {}).get("may_change", ()) for run in pair):
+                longer_wait_s = math.inf  # jobs then run on fewer GPUs rather than wait
             means = (*mean_jcts(*(run.measured("jct_s") for run in pair)), longer_wait_s)
             logs.setdefault(str(pair[1].summary["trace_sha256"]), []).append(means)
     return [Means(*(float(np.mean(values)) for values in zip(*seeds, strict=True))) for seeds in logs.values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -349,10 +350,11 @@ def demand(workload: Workload, gpus: int) -> tuple[float, list[float]]:
     The parts are days if the window has 3 to 14 days, else sevenths of it.
     """
     length_s = workload.arrival_window_s
-    part_s = DAY_S if 2 * DAY_S < length_s <= 14 * DAY_S else length_s / 7
+    by_day = 2 * DAY_S < length_s <= 14 * DAY_S
+    part_s = DAY_S if by_day else length_s / 7
+    edges_s = np.minimum(part_s * np.arange(int(-(-length_s // DAY_S)) + 1 if by_day else 8), length_s)
     end_s, found = workload.submit_time_s + workload.duration_s, []
-    for from_s in np.arange(0.0, length_s, part_s) if length_s > 0 else ():
-        until_s = min(from_s + part_s, length_s)
+    for from_s, until_s in pairwise(edges_s.tolist() if length_s > 0 else ()):
         held_s = np.clip(np.minimum(end_s, until_s) - np.maximum(workload.submit_time_s, from_s), 0.0, None)
         found.append(float(held_s @ workload.gpus) / (until_s - from_s) / gpus)
     return part_s, found

@@ -12,7 +12,7 @@ import numpy as np
 from synergy_core.units import Floats
 
 MIN_WORKLOADS = 5
-MIN_WAITING_FRACTION = 0.4
+MIN_WAITING_FRACTION = 0.1
 """Minimum waiting time ÷ the longer mean JCT. Below it, there is no interval: most workloads lack the long queue that a
 few have, and agree on a wrong ratio. Source of both minima: docs/metrics.md, "Interval"."""
 
@@ -34,7 +34,8 @@ class Ratio:
 class Means(NamedTuple):
     """Mean JCTs of one workload under a policy and under the first policy, over the jobs that both finished.
 
-    waiting_s: mean waiting time under the policy with the longer wait.
+    waiting_s: mean waiting time under the policy with the longer wait; inf if both policies resize jobs, so that
+    contention shows in run times.
     """
 
     policy_s: float

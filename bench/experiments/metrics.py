@@ -49,7 +49,7 @@ def window(days: int, nodes: int, seed: int) -> Result:
 
 WINDOWS_DRAWN = {
     (days, nodes): [measurement(window, policies=(FIRST, *OTHERS), days=days, nodes=nodes, seed=seed) for seed in seeds]
-    for days, nodes, seeds in ((14, 60, range(20)), (14, 48, range(20)), (7, 60, range(20)))
+    for days, nodes, seeds in ((14, 60, range(20)), (14, 48, range(20)), (7, 60, range(20)), (7, 80, range(20)))
 }
 
 
