@@ -27,7 +27,8 @@ from synergy_runs.facts import AS_LOGGED, Decisions, Events, Run, Shares
 from synergy_runs.files import PARTIAL, atomic_file, atomic_folder
 from synergy_runs.metrics import NO_NAME, JobColumns, Summary, job_table, summarise
 from synergy_runs.notes import notes
-from synergy_runs.report.write import write_comparison
+from synergy_runs.report.write import DEFAULT_FORMAT, write_comparison
+from synergy_runs.settings import FigureFormat, Figures, cast
 from synergy_runs.stored import (
     LATEST,
     NOT_OF_THE_RUN,
@@ -160,12 +161,13 @@ def main(arguments: list[str] | None = None) -> int:
             written.append(write_csv(comparison, chosen.csv))
         if chosen.parquet:
             written.append(collect(chosen.parquet, runs))
-        if chosen.report:  # in the run's own folder if it has no report yet, else in a new folder
+        if chosen.report or chosen.figures:  # in the run's own folder if it has no report yet, else in a new folder
             into = follow_latest(chosen.folder)
             if len(folders) > 1 or (into / "report.html").exists():
                 into = new_folder(into, f"report-{datetime.now().strftime(STAMP)}")
             commands = dict.fromkeys(run.record.command for run in runs if run.record is not None)
-            written.append(write_comparison(runs, into, command="\n".join(commands)))
+            formats = cast((chosen.figures or DEFAULT_FORMAT).split(","), list[FigureFormat], "--figures")
+            written.append(write_comparison(runs, into, command="\n".join(commands), figures=formats))
         if chosen.markdown or chosen.latex:
             print((markdown if chosen.markdown else latex)(comparison))
         else:
@@ -211,6 +213,7 @@ def _parser() -> Parser:
     printed.add_argument("--markdown", action="store_true", help="print the table as Markdown, with all columns")
     printed.add_argument("--latex", action="store_true", help="print it for LaTeX, with the package booktabs")
     parser.add_argument("--report", action="store_true", help="also make figures and report.html")
+    parser.add_argument("--figures", metavar="FORMATS", help="the same with other formats of figures, such as pdf,svg")
     return parser
 
 
@@ -292,11 +295,11 @@ def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return {**one, **dict.fromkeys(NOT_OF_THE_RUN)} == {**other, **dict.fromkeys(NOT_OF_THE_RUN)}
 
 
-def show(folders: Sequence[Path], into: Path, *, figures: bool) -> None:
-    """If `figures` is set, writes the figures and the report; then prints the table. into: the command's folder."""
+def show(folders: Sequence[Path], into: Path, *, figures: Figures) -> None:
+    """Writes figures and report, if there is a format for figures, and prints the table. into: the command's folder."""
     runs = [read_run(each) for each in folders]
     try:
-        report = write_comparison(runs, into, command=command_of(into)) if figures else None
+        report = write_comparison(runs, into, command=command_of(into), figures=figures) if figures else None
     finally:  # print the table even if the report fails
         print_comparison(compare(runs))
     if report is not None:

@@ -8,14 +8,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
 from synergy_core.units import DAY_S, HOUR_S, format_duration
 from synergy_runs.comparison import ComparedPolicy, Comparison, assigned_models, log_room_fraction
 from synergy_runs.facts import POOLED
 from synergy_runs.notes import notes, on_equal_terms
-from synergy_runs.numbers import percent, ratio_text, three_digits
+from synergy_runs.numbers import percent, ratio_text, three_digits, unit_of_times
 from synergy_runs.traces.room import MAX_ROOM_FRACTION, REASONS
 
 if TYPE_CHECKING:
@@ -85,10 +84,7 @@ def unit_of(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[float, str]
     """(scale, unit): the unit in which all numbers of a column are shown, and the value of one unit."""
     if figure.kind != "time":
         return {"percent": (0.01, "%"), "gpu_time": (HOUR_S, "GPU-h"), "number": (1.0, "")}[figure.kind]
-    values = [abs(row.mean(figure.key)) for row in rows]
-    typical_s = median([value for value in values if math.isfinite(value) and value] or [0.0])
-    units = ((DAY_S, "d"), (HOUR_S, "h"), (60.0, "min"))
-    return next(((scale, unit) for scale, unit in units if typical_s >= 2 * scale), (1.0, "s"))
+    return unit_of_times(row.mean(figure.key) for row in rows)
 
 
 def cells(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[str, list[str], list[bool]]:

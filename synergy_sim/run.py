@@ -294,7 +294,8 @@ def sweep(arguments: Sequence[str], overrides: Sequence[str]) -> None:
             print_comparison(compare(done))
             print(f"collected: {collect(folder / 'comparison.parquet', done)}")
             if settings.figures:
-                print(f"report: {write_comparison(done, folder, command=command_of(folder))}")
+                path = write_comparison(done, folder, command=command_of(folder), figures=settings.figures)
+                print(f"report: {path}")
         refused: list[str] = []
         if (path := folder / REFUSED).exists():
             refused = sorted(path.read_text(encoding="utf-8").splitlines())  # in the order of their settings

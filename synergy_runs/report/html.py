@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
 from synergy_core.scheduling.reasons import Stopped
-from synergy_core.units import Floats, format_duration
+from synergy_core.units import Floats
 from synergy_runs.comparison import ComparedPolicy, Comparison
 from synergy_runs.facts import gpus_in
 from synergy_runs.notes import known, notes
-from synergy_runs.numbers import ratio_text, three_digits
+from synergy_runs.numbers import ratio_text, three_digits, unit_of_times
 from synergy_runs.report.charts import MEASURES, Breakdown, Chart
 from synergy_runs.report.excerpt import Held
 from synergy_runs.report.figures import SIZE_TONES, Look
@@ -148,7 +148,7 @@ def page(
         *_paragraphs(_remarks(comparison), "soft"),
         '<p id="needs" hidden>Charts and lists need a browser from 2023 or later; the tables do not.</p>',
         "<noscript><style>figure, .script { display: none }</style><p>Charts and the list of jobs need JavaScript. "
-        "Without it, see the PNG files beside this file, and the jobs in POLICY-SEED/jobs.parquet.</p></noscript>",
+        "Without it, see the figures beside this file, and the jobs in POLICY-SEED/jobs.parquet.</p></noscript>",
         "<h2>Comparison</h2>",
         _comparison(comparison, list(looks)),
         *_paragraphs(notes(comparison), "soft"),
@@ -214,9 +214,10 @@ def _still(groups: Sequence[Breakdown], labels: Sequence[str]) -> str:
         for measure in ("mean_jct", "mean_wait"):
             values = group["values"][measure]
             columns = [[f"{jobs:,}" for jobs in group["jobs"]]]
-            columns += [["–" if each is None else format_duration(each) for each in column] for column in values]
+            scale_s, unit = unit_of_times(each for column in values for each in column if each is not None)
+            columns += [["–" if each is None else three_digits(each / scale_s) for each in column] for column in values]
             heads = [escape(each) for each in (group["heading"], "jobs", *labels[: len(values)])]
-            tables.append(f"<h3>{MEASURES[measure][0]} by {escape(group['heading'])}{shown}</h3>")
+            tables.append(f"<h3>{MEASURES[measure][0]} by {escape(group['heading'])}, {unit}{shown}</h3>")
             tables.append(_table(heads, [classes, *(_tds(column[: len(classes)]) for column in columns)]))
     return f'<div class="still">{"".join(tables)}</div>'
 

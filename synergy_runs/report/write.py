@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from synergy_runs.report.chrome_trace import write_chrome_trace
 from synergy_runs.report.excerpt import Held, boards_of, busy_stretch, held_by_node, unit_words
 from synergy_runs.report.figures import Look, looks, print_chart, strip
 from synergy_runs.report.html import MAX_CELLS, bokeh_js, fitting, job_list, packed, packed_holdings, page
+from synergy_runs.settings import FigureFormat, Figures
 from synergy_runs.stored import StoredRun
 from synergy_runs.traces.rows import epoch_s
 
@@ -31,7 +32,8 @@ _PRINTED = {
     "waiting": "waiting_by_size",
     "fairness": "fairness_cdf",
 }
-"""Id of a chart → name of its PNG file."""
+"""Id of a chart → name of its figure's file."""
+DEFAULT_FORMAT: FigureFormat = "png"
 # Number of starts on the whole cluster for which the rectangles of the Gantt strip stay legible.
 _STRIP_STARTS = 1_500
 _LINES_AT_FIRST = 10
@@ -40,12 +42,14 @@ MAX_LETTERS = 4_600_000
 """Maximum bytes of a report's packed data and library scripts; the rest of the page adds a few hundred thousand."""
 
 
-def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = "") -> Path:
+def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = "", figures: Figures = True) -> Path:
     """Writes figures, Chrome traces and report.html of runs to the folder `into`, and returns the report's path.
 
     Policies are in the order of `runs`; ratios refer to the first. command: the command line, for the provenance.
-    If settings vary too, charts show the first setting. Raises InputError if a file cannot be written.
+    figures: the formats of the figures, as in the settings. If settings vary too, charts show the first setting. Raises
+    InputError if a file cannot be written.
     """
+    formats = [DEFAULT_FORMAT] if figures is True else figures or []
     comparison = compare(runs)
     rows = comparison.of(comparison.settings[0])
     # Policies of the first setting come first, because charts refer to them by number.
@@ -72,10 +76,10 @@ def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = ""
     lines_of = {row.policy: row for row in reversed(comparison.rows)}  # a sweep's chart has one line per policy
     for chart in drawn:
         policies = [lines_of[name] for name in found] if chart is swept else rows
-        _save(print_chart(chart, policies, found), into / f"{_PRINTED[chart['id']]}.png")
+        _save(print_chart(chart, policies, found), into / _PRINTED[chart["id"]], formats)
     for number in report["gantt"]:
         run, name = rows[number].runs[0], re.sub(r"[^\w.+-]", "_", rows[number].policy)
-        _save(strip(run, held[number], busy_s), into / f"gantt-{name}.png")
+        _save(strip(run, held[number], busy_s), into / f"gantt-{name}", formats)
         write_chrome_trace(run, into / f"trace-{name}.json.gz", events=events[number])
     return into / "report.html"
 
@@ -123,6 +127,17 @@ def _sections(report: Mapping[str, Any], rows: Sequence[ComparedPolicy], held: S
     return sections
 
 
-def _save(figure: Figure, path: Path) -> None:
-    with atomic_file(path) as unfinished:
-        figure.savefig(unfinished, format="png", metadata={"Software": None})
+def _save(figure: Figure, path: Path, formats: Iterable[FigureFormat]) -> None:
+    """Writes the figure as `path`.FORMAT in every format, without the time of writing, so that equal runs give equal
+    files. Text in PDF is TrueType, because many journals refuse matplotlib's default (Type 3)."""
+    import matplotlib as mpl
+
+    undated: dict[FigureFormat, dict[str, None]] = {
+        "png": {"Software": None},
+        "pdf": {"CreationDate": None},
+        "svg": {"Date": None},
+    }
+    with mpl.rc_context({"pdf.fonttype": 42, "svg.hashsalt": path.name}):
+        for each in formats:
+            with atomic_file(path.with_name(f"{path.name}.{each}")) as unfinished:
+                figure.savefig(unfinished, format=each, metadata=undated[each])

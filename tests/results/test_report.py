@@ -115,6 +115,22 @@ def test_report_of_a_sweep_says_which_setting_its_figures_show(tmp_path):
     assert (tmp_path / "sweep.png").exists()
 
 
+def test_figures_are_written_in_each_format_that_was_asked_for_and_the_same_again(tmp_path):
+    write_run(simulate(drawn_workload(30), cluster(2)), tmp_path / "fifo-0", "")
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        write_comparison([read_run(tmp_path / "fifo-0")], tmp_path / folder, figures=["pdf", "svg"])
+    first, second = (
+        {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()} for folder in ("one", "two")
+    )
+    assert first["jct_cdf.pdf"].startswith(b"%PDF")
+    assert b"/Type3" not in first["jct_cdf.pdf"]
+    assert b"<svg" in first["gantt-fifo.svg"]
+    assert not [name for name in first if name.endswith(".png")]
+    drawn = [name for name in first if name.endswith((".pdf", ".svg"))]
+    assert [name for name in drawn if first[name] != second[name]] == []
+
+
 def read_trace(path):
     return json.loads(gzip.decompress(path.read_bytes()))
 

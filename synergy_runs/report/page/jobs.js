@@ -52,7 +52,10 @@ async function jobList() {
   };
   function fill() {
     const { waiting, jct, preemptions } = read.fared[policy.value];
-    const time = (head, small, values) => ({ head, small, value: (row) => values[row], text: (row) => duration(values[row]) });
+    const time = (head, small, values) => {
+      const { unit, text } = inOneUnit("duration", values);
+      return { head, small: [small, unit].filter(Boolean).join(", "), value: (row) => values[row], text: (row) => text(values[row]) };
+    };
     const slowdown = (row) => (read.duration[row] > 0 ? jct[row] / read.duration[row] : NaN);
     const start = table && table.sorted();
     table = tableOf(at, { rows: found(), sort: start || sort, label: "jobs", columns: [
