@@ -24,20 +24,22 @@ from synergy_core.units import Floats
 from synergy_runs.comparison import ComparedPolicy, Comparison
 from synergy_runs.facts import gpus_in
 from synergy_runs.notes import known, notes
-from synergy_runs.numbers import ratio_text, three_digits, unit_of_times
+from synergy_runs.numbers import three_digits, unit_of_times
 from synergy_runs.report.charts import MEASURES, Breakdown, Chart
 from synergy_runs.report.excerpt import Held
 from synergy_runs.report.figures import SIZE_TONES, Look
 from synergy_runs.tables import (
+    RATIO,
     SHARED,
+    TERMS,
     assumptions,
     caption,
     cells,
+    default_columns,
     figures_of,
     grouped,
     load_over_time,
     setting_text,
-    terms_cells,
     verdict,
 )
 
@@ -246,19 +248,18 @@ def _comparison(comparison: Comparison, policies: Sequence[str]) -> str:
     rows = [row for _, row in shown]
     heads = ["policy", *(escape(key) for key, _ in rows[0].setting)]
     columns = [_tds(column) for column in zip(*([value for _, value in row.setting] for row in rows), strict=True)]
-    if len(rows) > 1 and any(row.terms for row in rows):
-        heads += ['<span class="word">may change</span>', '<span class="word">knows</span>']
-        columns += [_tds(column, "word") for column in zip(*map(terms_cells, rows), strict=True)]
     figures = figures_of(rows)  # if a policy shares out CPUs and memory, their columns follow that of GPUs
     after = next((at for at, each in enumerate(figures, 1) if each.key == "gpu_utilisation_fraction"), len(figures))
     figures[after:after] = [each for each in SHARED if any(math.isfinite(row.mean(each.key)) for row in rows)]
-    for figure in figures:
+    for figure in default_columns(figures, rows):
         unit, texts, best = cells(figure, rows)
-        heads.append(f"{escape(figure.heading)}<small>{escape(unit) or '&nbsp;'}</small>")
+        if figure in TERMS:
+            heads.append(f'<span class="word">{figure.heading}</span>')
+            columns.append(_tds(texts, "word"))
+            continue
+        head = (figure.heading, unit) if figure is not RATIO else ("mean JCT", f"vs {comparison.rows[0].label}")
+        heads.append(f"{escape(head[0])}<small>{escape(head[1]) or '&nbsp;'}</small>")
         columns.append([_td(text, "best" if mark else "") for text, mark in zip(texts, best, strict=True)])
-        if figure is figures[0] and len(rows) > 1:
-            heads.append(f"mean JCT<small>vs {escape(comparison.rows[0].label)}</small>")
-            columns.append(_tds(ratio_text(row.ratio) for row in rows))
     titles = [title if at == 0 or title != shown[at - 1][0] else "" for at, (title, _) in enumerate(shown)]
     numbers = [policies.index(row.policy) for row in rows]
     return _table(heads, [[row.label for row in rows], *columns], numbers, titles)
