@@ -23,7 +23,7 @@ from synergy_core.errors import InputError, unknown
 from synergy_runs import stored as run_record
 from synergy_runs.comparison import collect, compare, words
 from synergy_runs.exports import ALL, PAPER_COLUMNS, columns_named, latex, markdown, write_csv
-from synergy_runs.facts import AS_LOGGED, Decisions, Events, Run, Shares
+from synergy_runs.facts import AS_LOGGED, Decisions, Events, Run, Shares, Training
 from synergy_runs.files import PARTIAL, atomic_folder
 from synergy_runs.metrics import NO_NAME, JobColumns, Summary, job_table, summarise
 from synergy_runs.report.write import DEFAULT_FORMAT, write_comparison
@@ -62,6 +62,8 @@ def write_run(run: Run, folder: Path, config_yaml: str) -> Summary:
         _write_parquet(_columns(run.events), partial / "events.parquet")
         if run.shares is not None:
             _write_parquet(_columns(run.shares), partial / "shares.parquet")
+        if run.training is not None:
+            _write_parquet(_training_rows(run.training), partial / "training.parquet")
         (partial / "config.yaml").write_text(config_yaml, encoding="utf-8")
         (partial / "summary.json").write_text(strict_json(summary), encoding="utf-8")
     return summary
@@ -106,6 +108,14 @@ def _job_rows(run: Run, jobs: JobColumns) -> dict[str, Any]:
         },
         **columns,
     }
+
+
+def _training_rows(training: Training) -> dict[str, Any]:
+    import pyarrow as pa
+
+    columns = {name: getattr(training, name) for name in ("time_s", "job_id", "global_batch")}
+    names = pa.DictionaryArray.from_arrays(pa.array(training.compressor_code), pa.array(training.compressors))
+    return {**columns, "compressor": names}
 
 
 def _write_parquet(columns: dict[str, Any], path: Path) -> None:
