@@ -51,7 +51,7 @@ _CLASSES_ON_PAPER = 25
 """Maximum rows of a table of users or tenants. A log may have thousands of them."""
 _LOW_BITS = np.uint64(0xFFFF_FFFF)
 _NAMED = ("user", "virtual_cluster", "gpu_type", "model", "end_state")
-_SCRIPTS = ("unpack", "words", "policies", "tables", "charts", "breakdown", "jobs", "gantt", "main")
+_SCRIPTS = ("unpack", "words", "policies", "tables", "charts", "breakdown", "jobs", "gantt", "one_job", "main")
 _BOKEH = ("bokeh.min.js", "bokeh-api.min.js")
 _GANTT = (
     '<section class="script"><h2>Gantt chart</h2><figcaption>All nodes over the whole run, a page of nodes at a time; '
@@ -158,8 +158,9 @@ def page(
         *(_chart(chart) for chart in report["charts"]),
         '<section><h2>By size, tenant, user, type, model and end state</h2><div id="breakdown" class="script"></div>'
         f"{_still(report['breakdowns'], [row.label for row in rows])}{knowledge}</section>",
-        *([_GANTT] if any(name.startswith("gantt-") for name in sections) else []),
-        f'<section class="script"><h2>Jobs</h2><div id="job-list"></div>{knowledge}</section>',
+        *([_GANTT] if report["gantt"] else []),
+        '<section class="script"><h2>Jobs</h2><figcaption>A click on a job shows it under every policy, below the list.'
+        f'</figcaption><div id="job-list"></div><div id="one-job"></div>{knowledge}</section>',
         "<footer>",
         "<h2>Provenance</h2>",
         _provenance(comparison, command),
@@ -341,6 +342,7 @@ def packed_holdings(held: Held, most: int) -> str:
         about["left_out_share"] = 1.0 - float(slot_s[kept].sum()) / float(slot_s.sum()) if slot_s.any() else 0.0
     unit_s = unit_for(float(held.end_s.max(initial=1.0)))
     about |= {"unit_s": unit_s, "shown": len(held), "reasons": ["", *(each.text for each in Stopped)]}
+    batches = {"first_batch": held.first_batch, "last_batch": held.last_batch} if held.first_batch.any() else {}
     start, end = steps_of(held.start_s, unit_s), steps_of(held.end_s, unit_s)
     return packed_columns(
         {
@@ -352,6 +354,7 @@ def packed_holdings(held: Held, most: int) -> str:
             "job": held.job_id,
             "gpus": held.gpus,
             "reason": held.reason,
+            **batches,
         },
         about,
     )

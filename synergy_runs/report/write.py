@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from synergy_core.scheduling.reasons import Stopped
 from synergy_runs.comparison import ComparedPolicy, Comparison, compare
 from synergy_runs.facts import POOLED
 from synergy_runs.files import atomic_file
@@ -55,7 +56,7 @@ def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = ""
     # Policies of the first setting come first, because charts refer to them by number.
     found = looks([row.policy for row in (*rows, *comparison.rows)])
     events = [row.runs[0].events() for row in rows]
-    held = [held_by_node(each) for each in events]
+    held = [held_by_node(each, row.runs[0].training()) for row, each in zip(rows, events, strict=True)]
     busy_s = busy_stretch(events[0], most_starts=_STRIP_STARTS)
     swept = charts.sweep(comparison.rows, list(found)) if len(comparison.settings) > 1 else None
     lines = [charts.completion(rows), *charts.over_time(rows, events), charts.fairness(rows)]
@@ -109,21 +110,22 @@ def _about(comparison: Comparison, rows: Sequence[ComparedPolicy], found: Mappin
         "sizes": charts.SIZE_NAMES,
         "size_limits": list(SIZE_LIMITS),
         "node_types": boards_of(summary),
+        "stops": ["", *(each.name.lower() for each in Stopped)],
     }
 
 
 def _sections(report: Mapping[str, Any], rows: Sequence[ComparedPolicy], held: Sequence[Held]) -> dict[str, str]:
-    """The packed sections of the page: `report` with all small data, the list of jobs, and a Gantt chart per policy."""
+    """The packed sections of the page: `report` with all small data, the list of jobs, and what they held by policy."""
     text = json.dumps(report, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     sections = {"report": packed(text)}
     sections |= fitting(lambda most: job_list(rows, most_cells=most), MAX_CELLS, MAX_LETTERS // 2)
     left = MAX_LETTERS - len(bokeh_js()) - sum(map(len, sections.values()))
-    for number in report["gantt"]:
+    for number, each in enumerate(held):
 
-        def stretches(most: int, name: str = f"gantt-{number}", each: Held = held[number]) -> dict[str, str]:
+        def stretches(most: int, name: str = f"held-{number}", each: Held = each) -> dict[str, str]:
             return {name: packed_holdings(each, most)}
 
-        sections |= fitting(stretches, len(held[number]), left // len(rows))
+        sections |= fitting(stretches, len(each), left // len(rows))
     return sections
 
 

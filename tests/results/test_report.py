@@ -59,8 +59,8 @@ def report(tmp_path_factory):
 
 def test_report_stands_alone_and_is_well_formed_with_figures_and_traces_beside_it(report):
     page = read_page(report / "report.html")
-    gantt = {f"gantt-{number}" for number in range(4)}
-    assert sections_of(report / "report.html").keys() == {"report", "jobs", "job-names", "bokeh"} | gantt
+    held = {f"held-{number}" for number in range(4)}
+    assert sections_of(report / "report.html").keys() == {"report", "jobs", "job-names", "bokeh"} | held
     for each in ("the lowest mean JCT", "python -m synergy_sim +trace=<drawn>", "seeds", "load: 1.0"):
         assert each in page.text
     names = {path.name for path in report.iterdir() if path.is_file()}
