@@ -247,5 +247,4 @@ def test_other_jobs_are_left_out_of_the_list_and_nodes_that_nobody_knows_have_no
     sections = sections_of(path)
     assert columns_of(sections["jobs"])[0]["policies"] == [0]
     assert report_of(path)["gantt"] == [0]
-    assert report_of(path)["gantt"] == [0]
     assert [each.name for each in tmp_path.glob("trace-*")] == ["trace-fifo.json.gz"]
