@@ -71,8 +71,9 @@ class Stretch(NamedTuple):
 class History:
     """A job under one policy, from its submission to its end.
 
-    label: the policy, or the folder of the run where that tells two runs apart. folder: as typed. finish_s: NaN if the
-    job did not finish. origin_s: see `format_instant`.
+    folder: as typed. label: the policy. is_decided: whether a policy of the simulator decided, which can be explained.
+    is_carried: whether the job was running when the window started. finish_s: NaN if it did not finish. origin_s: see
+    `format_instant`.
     """
 
     folder: Path
@@ -83,6 +84,7 @@ class History:
     gpus: int
     tenant: str
     submit_s: float
+    is_carried: bool
     finish_s: float
     stretches: tuple[Stretch, ...]
     origin_s: float
@@ -99,16 +101,18 @@ class History:
     def heading(self) -> str:
         """The job in one sentence."""
         tenant = f", tenant {self.tenant}" if self.tenant else ""
-        submitted = format_instant(self.submit_s, self.origin_s)
-        return f"job {self.job_id} ({self.name}): {format_gpus(self.gpus)}{tenant}, submitted at {submitted}"
+        began = "running when the window started," if self.is_carried else "submitted at"
+        instant = format_instant(self.submit_s, self.origin_s)
+        return f"job {self.job_id} ({self.name}): {format_gpus(self.gpus)}{tenant}, {began} {instant}"
 
     @property
     def summary(self) -> str:
         """JCT, wait and stops in one sentence."""
         stops, waited_s = sum(each.reason is not None for each in self.stretches), sum(w.lasted_s for w in self.waits)
         times = {0: "never stopped", 1: "stopped once"}.get(stops, f"stopped {stops} times")
-        jct = "not finished" if math.isnan(self.finish_s) else f"JCT {format_duration(self.finish_s - self.submit_s)}"
-        return f"{self.label}: {jct}, waited {format_duration(waited_s)}, {times}"
+        took = f"{'ended after' if self.is_carried else 'JCT'} {format_duration(self.finish_s - self.submit_s)}"
+        ended = "not finished" if math.isnan(self.finish_s) else took
+        return f"{self.label}: {ended}, waited {format_duration(waited_s)}, {times}"
 
     def worth_asking(self) -> Iterator[tuple[float, str]]:
         """(instant, what happened then) of the longest wait and of the first stop by which the job lost its GPUs."""
@@ -174,9 +178,9 @@ def history_of(folder: Path, job: str) -> History:
     if not (place / "summary.json").is_file():
         raise InputError(f"{place}: expected the folder of a finished run, with summary.json in it.")
     run = read_run(place)
-    jobs = run.jobs("job_name", "gpus", "virtual_cluster", "submit_time_s", "finish_s")
+    jobs = run.jobs("job_name", "gpus", "virtual_cluster", "submit_time_s", "carried", "finish_s")
     job_id = job_numbered(jobs["job_name"].tolist(), job)
-    name, gpus, tenant, submit_s, finish_s = (column[job_id] for column in jobs.values())
+    name, gpus, tenant, submit_s, carried, finish_s = (column[job_id] for column in jobs.values())
     decided = run.policy != AS_LOGGED and (run.record is None or "synergy_exec" not in run.record.command)
     return History(
         folder=folder,
@@ -187,6 +191,7 @@ def history_of(folder: Path, job: str) -> History:
         gpus=int(gpus),
         tenant="" if tenant == NO_NAME else str(tenant),
         submit_s=float(submit_s),
+        is_carried=bool(carried),
         finish_s=float(finish_s),
         stretches=tuple(_stretches(run, job_id, float(submit_s))),
         origin_s=epoch_s(str(run.summary["trace_start"])),

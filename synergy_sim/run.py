@@ -256,6 +256,8 @@ def _say(settings: Settings, workload: Workload, cluster: Cluster, added: str) -
         lines.append(f"{workload.bad_rows:,} impossible rows skipped")
     if added:
         lines.append(added)
+    if settings.progress and not sys.stderr.isatty():
+        lines.append("no progress bar is shown, because standard error is not a terminal")
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 10_000
     print("\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines), file=sys.stderr)
 
