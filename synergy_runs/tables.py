@@ -300,7 +300,7 @@ def _swept(comparison: Comparison) -> list[str]:
             continue
         rows, effects = [by_value[value] for value in shown], []
         for figure, heading in (("mean_waiting_s", "mean wait"), ("mean_jct_s", "mean JCT")):
-            texts = [in_unit(figure, rows, row, named=row is rows[-1]) for row in rows]
+            texts = [in_unit(figure, comparison.rows, row, named=row is rows[-1]) for row in rows]
             effects.append(f"{heading} {' → '.join(texts)}")
         grown = rows[-1].mean_jct_s / rows[0].mean_jct_s - 1
         sign = "+" if grown >= 0 else "−"

@@ -531,7 +531,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints one explanation; returns exit status 0, or 2 for an error that the user can fix."""
     parser = Parser(
         prog="python -m synergy_sim.explain",
-        description="Explains why a job of a finished run ran or waited at an instant.",
+        description="Prints what a job of a finished run went through, explains with --at why it ran or waited at an "
+        "instant, and says with --job where two runs part over a job.",
     )
     parser.add_argument("run", type=Path, help="a policy's folder of a run, such as results/philly/latest/fifo-0")
     parser.add_argument("job", help="the job's name in its log, or its number; with --job, the folder of another run")
