@@ -210,7 +210,7 @@ def _parser() -> Parser:
         "--columns",
         type=lambda text: text.split(","),
         metavar="NAMES",
-        help=f"the table's columns, by their names in the CSV, or all; --latex and --markdown have {len(PAPER_COLUMNS)}",
+        help="the table's columns, by their names in the CSV, or all; by default --latex and --markdown have few",
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table as CSV, with all columns, unrounded")
     parser.add_argument("--parquet", type=Path, metavar="FILE", help="write a Parquet file: a row per run, all figures")
