@@ -158,7 +158,7 @@ def latex(comparison: Comparison, columns: Sequence[str] = PAPER_COLUMNS) -> str
             *body,
             r"    \bottomrule",
             r"  \end{tabular}",
-            *([r"  \par\footnotesize\raggedright", *below] if below else []),
+            *([r"  \par\smallskip\footnotesize\raggedright", *below] if below else []),
             r"\end{table}",
         ]
     )
