@@ -132,7 +132,8 @@ def latex(comparison: Comparison, columns: Sequence[str] = PAPER_COLUMNS) -> str
     """
 
     def cell(each: Cell) -> str:
-        return f"\\textbf{{{escaped(each.text)}}}" if each.best else escaped(each.text)
+        text = re.sub(r" (\(.*\))$", r"\\,{\\scriptsize\1}", escaped(each.text))  # a ratio's interval
+        return f"\\textbf{{{text}}}" if each.best else text
 
     laid = layout(comparison, columns_named(columns, comparison), heading_width=1)
     body: list[str] = []
@@ -143,6 +144,8 @@ def latex(comparison: Comparison, columns: Sequence[str] = PAPER_COLUMNS) -> str
                 body += [r"    \addlinespace"] * (at > 0)
                 body.append(f"    \\multicolumn{{{len(laid.columns)}}}{{@{{}}l}}{{\\emph{{{escaped(title)}}}}} \\\\")
             body += [f"    {' & '.join(map(cell, cells))} \\\\" for cells in group]
+    has_intervals = any(math.isfinite(row.ratio.low) for row in comparison.rows)
+    size, gap = ("footnotesize", "2pt") if has_intervals else ("small", "3pt")  # so that a column of text is enough
     needed = cautions(comparison)
     below = [f"  {escaped(each)}\\par" for each in needed]
     return "\n".join(
@@ -150,7 +153,7 @@ def latex(comparison: Comparison, columns: Sequence[str] = PAPER_COLUMNS) -> str
             *[f"% {each}" for each in made_by(comparison)],
             *[f"% {each}" for each in notes(comparison) if each not in needed],
             r"\begin{table}",
-            r"  \centering\small\setlength{\tabcolsep}{3pt}",
+            f"  \\centering\\{size}\\setlength{{\\tabcolsep}}{{{gap}}}",
             f"  \\caption{{{escaped(described(comparison))}}}\\smallskip",
             f"  \\begin{{tabular}}{{@{{}}{''.join('l' if column.is_words else 'r' for column in laid.columns)}@{{}}}}",
             r"    \toprule",

@@ -428,7 +428,8 @@ def layout(comparison: Comparison, figures: Sequence[Figure], *, heading_width: 
     heading_width: characters after which a heading is broken, so that columns are as narrow as their numbers.
     """
     rows, found = comparison.rows, []
-    columns = [*(Column((key.rpartition(".")[2],)) for key, _ in rows[0].setting), Column(("policy",), is_words=True)]
+    keys = [key.rpartition(".")[2] for key, _ in rows[0].setting]
+    columns = [*(Column(tuple(key.split("_"))) for key in keys), Column(("policy",), is_words=True)]
     for figure in figures:
         unit, texts, best = cells(figure, rows)
         heading = textwrap.wrap(figure.heading, heading_width, break_long_words=False, break_on_hyphens=False)

@@ -3,6 +3,7 @@
 import csv
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -12,9 +13,10 @@ from test_columns import assigned
 from test_results import CONFIG
 
 from synergy_runs import stored as run_record
-from synergy_runs.comparison import compare
+from synergy_runs.comparison import Comparison, compare
 from synergy_runs.exports import PAPER_COLUMNS, escaped, latex, markdown
 from synergy_runs.notes import notes
+from synergy_runs.numbers import Ratio
 from synergy_runs.results import main as results_main
 from synergy_runs.results import write_run
 from synergy_runs.stored import commit, find_runs
@@ -177,11 +179,14 @@ def test_columns_are_chosen_by_name_for_every_form_of_the_table(for_a_paper, tmp
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs: LaTeX")
-def test_latex_compiles_and_fits_a_column_of_text(for_a_paper, tmp_path):
+@pytest.mark.parametrize("ratio", [None, Ratio(0.31, 0.074, 1.28, 5)], ids=["no interval", "intervals"])
+def test_latex_compiles_and_fits_a_column_of_text(for_a_paper, tmp_path, ratio):
+    comparison = compare(find_runs(for_a_paper))
+    comparison = Comparison(tuple(replace(row, ratio=ratio or row.ratio) for row in comparison.rows))
     paper = tmp_path / "paper.tex"
     paper.write_text(
         "\\documentclass[twocolumn]{article}\\usepackage{booktabs}\\usepackage[margin=0.75in]{geometry}\n"
-        f"\\begin{{document}}\n{latex(compare(find_runs(for_a_paper)))}\n\\end{{document}}\n"
+        f"\\begin{{document}}\n{latex(comparison)}\n\\end{{document}}\n"
     )
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", paper.name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
