@@ -21,6 +21,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.jobs.testbed_profiles import Profile
+from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy
 from synergy_exec import job_folder
 from synergy_exec.backends import Backend, checked_options, get_backend
@@ -35,7 +36,7 @@ from synergy_exec.settings import AUTO, Settings
 from synergy_exec.wire import whole_lines
 from synergy_exec.worker.network import check_interface
 from synergy_exec.workload import arrivals_of, as_executed
-from synergy_runs.facts import TRUE_RUN_TIMES, CompressionLog, Compressions, Kind, Run
+from synergy_runs.facts import TRUE_RUN_TIMES, Kind, Run, Training, TrainingLog
 from synergy_runs.files import atomic_file
 from synergy_runs.inputs import check_compression, read_profile
 from synergy_runs.invariants import check
@@ -253,7 +254,7 @@ def executed(
         information=policy.knows,
         learns_input=policy.learns_input,
         terms=dataclasses.asdict(terms_of(policy)),
-        compressions=_compressions(journal, numbers),
+        training=_training(journal, numbers),
     )
     check(result, whole=_whole(journal))
     journal.close()
@@ -267,20 +268,26 @@ def _whole(journal: Journal) -> bool:
     return all(job.state == "done" for job in unended)
 
 
-def _compressions(journal: Journal, numbers: dict[int, int]) -> Compressions | None:
-    """The compressors of jobs by their rows in the workload; None if nothing was compressed."""
-    job_of = {run.run: run.job for run in journal.runs()}
-    changes: dict[int, list[tuple[float, str]]] = {}
+def _training(journal: Journal, numbers: dict[int, int]) -> Training | None:
+    """The batches and compressors of jobs by their rows in the workload, from when each run held its slots."""
+    runs = {run.run: run for run in journal.runs()}
+    starts_s: dict[int, list[float]] = {}
+    for fact in journal.facts():
+        if fact.kind == Kind.START:
+            starts_s.setdefault(fact.job, []).append(fact.time_s)
+    changes: dict[int, list[tuple[float, int, str]]] = {}
     for each in journal.timings():
-        if each.kind != "plan" or (name := each.parts.get("compressor")) is None:
+        if each.kind != "plan":
             continue
-        noted = changes.setdefault(job_of[each.run], [])
-        if not noted or noted[-1][1] != name:
-            noted.append((each.time_s, name))
-    log = CompressionLog()
-    for job, noted in changes.items():
-        log.append(numbers[job], noted)
-    return log.compressions()
+        run, parts = runs[each.run], each.parts
+        if started := [time_s for time_s in starts_s.get(run.job, ()) if time_s >= run.decided_s]:
+            batch = parts["micro_batch"] * parts["accumulation"] * Plan(**run.plan).data
+            noted = max(each.time_s, started[0]), batch, parts.get("compressor", "")
+            changes.setdefault(run.job, []).append(noted)
+    log = TrainingLog()
+    for job, noted_of_job in changes.items():
+        log.append(numbers[job], noted_of_job)
+    return log.training()
 
 
 # The loss of every step, and evaluations, as workers wrote them.

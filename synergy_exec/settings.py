@@ -15,10 +15,12 @@ from synergy_runs.settings import (
     COMPRESSION_MEANING,
     COMPRESSOR_MEANING,
     COUNT,
+    FIGURES_MEANING,
     FOLDER,
     FRACTION,
     POSITIVE,
     Bounds,
+    Figures,
     TraceSettings,
     key,
 )
@@ -174,7 +176,7 @@ class Settings(RunSettings):
     nodes_s: float = key("seconds until all agents must be there", 120.0, ABOVE_ZERO)
     leave_s: float = key("seconds that agents get to save and leave", 60.0, ABOVE_ZERO)
     results_dir: Path = key("where results go", Path("results"), FOLDER)
-    figures: bool = key("whether to draw figures and write report.html and traces for Perfetto", True)
+    figures: Figures = key(FIGURES_MEANING, True)
 
 
 # Keys that may change when a run resumes: they say where and how it runs, not what it trains.

@@ -21,8 +21,8 @@ from synergy_runs.traces.rows import epoch_s
 Setting = tuple[tuple[str, str], ...]
 # If several keys always change together, only one is shown: the first in this tuple, else in the configuration.
 _PREFERRED_KEYS = ("trace", "cluster.nodes", "cluster.load", "trace.window", "trace.sample", "round_s", "restart_s")
-# Settings that differ only in these keys count as different workloads under the same conditions.
-_WORKLOADS = {"trace", "trace.window", "trace.path"}
+WORKLOADS = {"trace", "trace.window", "trace.path"}
+"""Settings that differ only in these keys count as different workloads under the same conditions."""
 # Keys with these prefixes change the jobs. If one of them varies, settings may have different numbers of jobs.
 _JOB_KEYS = ("trace", "cluster.load")
 _MAX_SETTINGS_NAMED = 3
@@ -186,7 +186,7 @@ def over_workloads(comparison: Comparison) -> dict[str, Ratio]:
     firsts = [rows[0].runs[0] for rows in settings]
     if (
         len(keys) != 1
-        or not keys <= _WORKLOADS
+        or not keys <= WORKLOADS
         or len({run.summary["event_log_sha256"] for run in firsts}) < len(firsts)
     ):
         return {}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,38 +170,52 @@ class ShareLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Compressions:
-    """One row for each change of a job's compressor, sorted by job and then by time.
+class Training:
+    """How jobs trained: one row at the first step of each run and at each later change, sorted by job, then by time.
 
-    compressor_code: index into `compressors`.
+    global_batch: samples per step on all GPUs together. compressor_code: index into `compressors`, the compressor of
+    the gradients that its replicas exchange; "" for a job that may not compress them.
     """
 
     time_s: NDArray[np.float64]
     job_id: NDArray[np.int32]
+    global_batch: NDArray[np.int32]
     compressor_code: NDArray[np.int32]
     compressors: tuple[str, ...]
 
+    def of(self, rows: NDArray[np.bool_]) -> Training:
+        """The rows that the mask selects, and the compressors in them."""
+        used, code = np.unique(self.compressor_code[rows], return_inverse=True)
+        names = tuple(self.compressors[each] for each in used.tolist())
+        return Training(self.time_s[rows], self.job_id[rows], self.global_batch[rows], code.astype(np.int32), names)
 
-class CompressionLog:
-    """Collects, for each finished job, the compressors under which it trained."""
+    def with_compression(self) -> Training | None:
+        """The rows of jobs that may compress gradients; None if there are none."""
+        may = np.array([bool(name) for name in self.compressors])[self.compressor_code]
+        return self.of(may) if may.any() else None
+
+
+class TrainingLog:
+    """Collects, for each finished job, the batches and compressors with which it trained."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[int, float, str]] = []
+        self._rows: list[tuple[int, float, int, str]] = []
 
-    def append(self, job_id: int, changes: Sequence[tuple[float, str]]) -> None:
-        """Appends all changes of one job: (time of the change, new compressor)."""
-        self._rows += [(job_id, time_s, name) for time_s, name in changes]
+    def append(self, job_id: int, changes: Sequence[tuple[float, int, str]]) -> None:
+        """Appends all changes of one job: (time from which it trained so, global batch, compressor)."""
+        self._rows += [(job_id, *change) for change in changes]
 
-    def compressions(self) -> Compressions | None:
+    def training(self) -> Training | None:
         """Returns all rows, None if there are none."""
         if not self._rows:
             return None
-        names = {name: code for code, name in enumerate(dict.fromkeys(name for _, _, name in self._rows))}
-        job_id, time_s, compressors = zip(*sorted(self._rows, key=lambda row: row[0]), strict=True)
+        names = {name: code for code, name in enumerate(dict.fromkeys(name for *_, name in self._rows))}
+        job_id, time_s, batches, compressors = zip(*sorted(self._rows, key=lambda row: row[0]), strict=True)
         codes = [names[name] for name in compressors]
-        return Compressions(
-            np.array(time_s), np.array(job_id, dtype=np.int32), np.array(codes, dtype=np.int32), tuple(names)
+        job_ids, global_batches, compressor_codes = (
+            np.array(each, dtype=np.int32) for each in (job_id, batches, codes)
         )
+        return Training(np.array(time_s), job_ids, global_batches, compressor_codes, tuple(names))
 
 
 class DecisionLog:
@@ -245,7 +259,7 @@ class Run:
     fields of `requested.Terms`; {} for the schedule in the log. seed: the workload's seed.
     predicted_duration_s: one per job, NaN if the policy predicted none. simulation_cpu_s: CPU time of the simulation
     alone. peak_memory_bytes: maximum resident memory of the process. shares: None if the policy does not share out CPUs
-    and memory. compressions: None if no job may compress gradients. pooled: whether shares are limited by the sum over
+    and memory. training: None if no job's batch is known. pooled: whether shares are limited by the sum over
     all nodes of a GPU type instead of by each node. lost_gpu_s: GPU-seconds of training lost by stops.
     """
 
@@ -264,7 +278,7 @@ class Run:
     truth_read: str = ""
     terms: Mapping[str, Any] = field(default_factory=dict)
     shares: Shares | None = None
-    compressions: Compressions | None = None
+    training: Training | None = None
     lost_gpu_s: float = 0.0
     pooled: bool = False
 
@@ -380,12 +394,35 @@ def share_intervals(shares: Shares, held: Holdings) -> ShareIntervals:
     return ShareIntervals(shares.job_id, holding, shares.time_s, end_s, shares.cpus, shares.memory_bytes)
 
 
-def compressed_gpu_s(compressions: Compressions, held: Holdings) -> Floats:
+def batches_in(held: Holdings, training: Training | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The global batch with which a job first and last trained in each interval; 0 where none is known."""
+    import pandas as pd
+
+    unknown = np.zeros(len(held), dtype=np.int32)
+    if training is None:
+        return unknown, unknown
+    rows = pd.DataFrame({"job": training.job_id, "time_s": training.time_s, "batch": training.global_batch})
+    rows = rows.sort_values("time_s", kind="stable").assign(at_s=lambda row: row["time_s"])
+
+    def nearest(instant_s: Floats, direction: Literal["forward", "backward"]) -> NDArray[np.int32]:
+        order = np.argsort(instant_s, kind="stable")
+        asked = pd.DataFrame({"job": held.job_id, "time_s": instant_s}).iloc[order]
+        is_start = direction == "forward"  # a change at the end of an interval belongs to the next one
+        row = pd.merge_asof(asked, rows, on="time_s", by="job", direction=direction, allow_exact_matches=is_start)
+        inside = (row["at_s"].to_numpy() >= held.start_s[order]) & (row["at_s"].to_numpy() < held.end_s[order])
+        batch = unknown.copy()
+        batch[order] = np.where(inside, row["batch"].fillna(0), 0)
+        return batch
+
+    return nearest(held.start_s, "forward"), nearest(held.end_s, "backward")
+
+
+def compressed_gpu_s(training: Training, held: Holdings) -> Floats:
     """GPU-seconds that jobs held under each compressor, (compressors,). A resumed job keeps its last compressor."""
     import pandas as pd
 
-    rows = pd.DataFrame({"job": compressions.job_id, "from_s": compressions.time_s})
-    rows["code"] = compressions.compressor_code
+    rows = pd.DataFrame({"job": training.job_id, "from_s": training.time_s})
+    rows["code"] = training.compressor_code
     rows["until_s"] = rows.groupby("job")["from_s"].shift(-1, fill_value=np.inf)
     # The time before a job's first step counts for its first compressor.
     rows.loc[~rows["job"].duplicated(), "from_s"] = -np.inf
@@ -393,20 +430,19 @@ def compressed_gpu_s(compressions: Compressions, held: Holdings) -> Floats:
     pairs = pd.DataFrame(intervals).merge(rows, on="job")
     inside_s = np.minimum(pairs["end_s"], pairs["until_s"]) - np.maximum(pairs["start_s"], pairs["from_s"])
     gpu_s = np.maximum(inside_s, 0.0) * pairs["gpus"]
-    return np.bincount(pairs["code"], weights=gpu_s, minlength=len(compressions.compressors)).astype(np.float64)
+    return np.bincount(pairs["code"], weights=gpu_s, minlength=len(training.compressors)).astype(np.float64)
 
 
 def compressed_gpu_s_by_model(run: Run) -> dict[tuple[str, str], float]:
     """GPU-seconds of a run by (model, compressor) for training jobs; {} if no job may compress gradients."""
-    facts, models = run.compressions, run.workload.model_code
-    if facts is None:
-        return {}
+    facts, models = run.training and run.training.with_compression(), run.workload.model_code
     found: dict[tuple[str, str], float] = {}
+    if facts is None:
+        return found
     for code in np.unique(models[facts.job_id]):
-        mine = models[facts.job_id] == code
-        columns = {name: getattr(facts, name)[mine] for name in ("time_s", "job_id", "compressor_code")}
-        gpu_s = compressed_gpu_s(replace(facts, **columns), run.held).tolist()
-        found |= {(run.workload.models[code], facts.compressors[at]): each for at, each in enumerate(gpu_s)}
+        mine = facts.of(models[facts.job_id] == code)
+        gpu_s = compressed_gpu_s(mine, run.held).tolist()
+        found |= {(run.workload.models[code], name): each for name, each in zip(mine.compressors, gpu_s, strict=True)}
     return found
 
 

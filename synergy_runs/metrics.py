@@ -311,10 +311,10 @@ def summarise(run: Run, jobs: JobColumns | None = None) -> Summary:
     measured = _known_of(jobs.measured, jobs)
     slope, late = growth(run)
     compressors: Summary = {}  # stays empty unless replicas may compress the gradients that they exchange
-    if run.compressions is not None:
-        gpu_s = compressed_gpu_s(run.compressions, run.held)
+    if run.training is not None and (compressed := run.training.with_compression()) is not None:
+        gpu_s = compressed_gpu_s(compressed, run.held)
         by_share = np.argsort(-gpu_s, kind="stable").tolist()
-        shares = {run.compressions.compressors[at]: ratio(float(gpu_s[at]), float(gpu_s.sum())) for at in by_share}
+        shares = {compressed.compressors[at]: ratio(float(gpu_s[at]), float(gpu_s.sum())) for at in by_share}
         compressors = {"gpu_time_fraction_by_compressor": shares}
     rho = measured.finish_time_fairness
     predicted = np.isfinite(measured.predicted_duration_s) & (measured.duration_s > 0)

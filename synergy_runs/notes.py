@@ -38,9 +38,7 @@ MIN_JOBS_FOR_MEAN = 10
 
 def known(rows: Sequence[ComparedPolicy]) -> list[str]:
     """Explains the words in the column `knows`, the star, and how far policies may change jobs."""
-    lines = []
-    if starred := _by_text((row.truth_read, row) for row in rows if row.oracle and row.truth_read != POOLED):
-        lines.append(f"* reads true values that no real scheduler knows, and is never marked best: {starred}")
+    lines = _starred(rows)
     words = {word for row in rows if row.terms for word in row.terms.knows.split(", ")}
     if meanings := [f"{word} = {meaning}" for word, meaning in _MEANINGS.items() if word in words]:
         lines.append(f"knows: {'; '.join(meanings)}")
@@ -58,6 +56,11 @@ def known(rows: Sequence[ComparedPolicy]) -> list[str]:
         if members:
             lines.append(text.format(", ".join(dict.fromkeys(row.label for row in members))))
     return lines
+
+
+def _starred(rows: Sequence[ComparedPolicy]) -> list[str]:
+    starred = _by_text((row.truth_read, row) for row in rows if row.oracle and row.truth_read != POOLED)
+    return [f"* reads true values that no real scheduler knows, and is never marked best: {starred}"] if starred else []
 
 
 def _by_text(pairs: Iterable[tuple[str, ComparedPolicy]]) -> str:
@@ -101,26 +104,48 @@ def notes(comparison: Comparison) -> list[str]:
         shares = ", ".join(dict.fromkeys(f"{label} {percent(share)}" for label, share in split if math.isfinite(share)))
         lines.append(f"Multi-GPU jobs started on more nodes than necessary: {shares}")
     lines += _compressed(rows)
-    if growing := dict.fromkeys(row.label for row in rows if any(run.summary.get("overloaded") for run in row.runs)):
-        lines.append(
-            f"Overloaded under {', '.join(growing)}: the queue was still growing when arrivals ended, so their means "
-            "may be larger over a longer window."
-        )
+    lines += _overloaded(rows)
     alike: dict[tuple[str, ...], list[str]] = {}  # labels of policies with equal event logs under every seed
     for row in comparison.of(comparison.settings[0]):
         alike.setdefault(tuple(str(run.summary["event_log_sha256"]) for run in row.runs), []).append(row.label)
     lines += [
         f"{', '.join(labels[:-1])} and {labels[-1]} made the same schedule." for labels in alike.values() if labels[1:]
     ]
-    if repeated := [
-        row.label for row in rows if len({run.summary["event_log_sha256"] for run in row.runs}) < len(row.runs)
-    ]:
-        lines.append(
-            f"Several seeds made the same schedule under {', '.join(dict.fromkeys(repeated))}: they are one run."
-        )
-    if unfinished := sum(int(run.summary["jobs_unfinished"]) for run in comparison.runs):
-        lines.append(f"{unfinished:,} jobs never finished and are missing from the JCTs.")
-    return lines
+    return lines + _repeated(rows) + _unfinished(comparison)
+
+
+def cautions(comparison: Comparison) -> list[str]:
+    """The notes without which a table misleads: what makes its rows less comparable, stars, and intervals."""
+    has_intervals = any(math.isfinite(row.ratio.low) for row in comparison.rows)
+    return [
+        *unequal(comparison),
+        *_starred(comparison.rows),
+        *(intervals(comparison) if has_intervals else ()),
+        *_overloaded(comparison.rows),
+        *_repeated(comparison.rows),
+        *_unfinished(comparison),
+    ]
+
+
+def _overloaded(rows: Sequence[ComparedPolicy]) -> list[str]:
+    growing = dict.fromkeys(row.label for row in rows if any(run.summary.get("overloaded") for run in row.runs))
+    if not growing:
+        return []
+    return [
+        f"Overloaded under {', '.join(growing)}: the queue was still growing when arrivals ended, so their means "
+        "may be larger over a longer window."
+    ]
+
+
+def _repeated(rows: Sequence[ComparedPolicy]) -> list[str]:
+    found = [row.label for row in rows if len({run.summary["event_log_sha256"] for run in row.runs}) < len(row.runs)]
+    labels = ", ".join(dict.fromkeys(found))
+    return [f"Several seeds made the same schedule under {labels}: they are one run."] if labels else []
+
+
+def _unfinished(comparison: Comparison) -> list[str]:
+    unfinished = sum(int(run.summary["jobs_unfinished"]) for run in comparison.runs)
+    return [f"{unfinished:,} jobs never finished and are missing from the JCTs."] if unfinished else []
 
 
 def _unequal_terms(comparison: Comparison) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
-from synergy_core.units import Floats
+from synergy_core.units import DAY_S, HOUR_S, Floats
 
 MIN_WORKLOADS = 5
 MIN_WAITING_FRACTION = 0.1
@@ -75,6 +76,13 @@ def ratio_of_means(workloads: Sequence[Means], *, limits: bool = True) -> Ratio:
     standard_error = np.sqrt((count - 1) / count * ((left_out - left_out.mean()) ** 2).sum())
     half = float(stdtrit(count - 1, 0.975) * standard_error)
     return Ratio(value, value * math.exp(-half), value * math.exp(half), count)
+
+
+def unit_of_times(values_s: Iterable[float]) -> tuple[float, str]:
+    """(seconds, name) of the unit in which all durations of one column are shown, by their median; NaN and 0 aside."""
+    typical_s = median([abs(value) for value in values_s if math.isfinite(value) and value] or [0.0])
+    units = ((DAY_S, "d"), (HOUR_S, "h"), (60.0, "min"))
+    return next(((scale, unit) for scale, unit in units if typical_s >= 2 * scale), (1.0, "s"))
 
 
 def three_digits(value: float) -> str:

@@ -11,9 +11,8 @@ import dataclasses
 import json
 import math
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -22,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 from synergy_core.commands import Parser
 from synergy_core.errors import InputError, unknown
 from synergy_runs import stored as run_record
-from synergy_runs.comparison import ComparedPolicy, Comparison, collect, compare, ratio_columns, words
-from synergy_runs.facts import AS_LOGGED, Decisions, Events, Run, Shares
-from synergy_runs.files import PARTIAL, atomic_file, atomic_folder
+from synergy_runs.comparison import collect, compare, words
+from synergy_runs.exports import ALL, PAPER_COLUMNS, columns_named, latex, markdown, write_csv
+from synergy_runs.facts import AS_LOGGED, Decisions, Events, Run, Shares, Training
+from synergy_runs.files import PARTIAL, atomic_folder
 from synergy_runs.metrics import NO_NAME, JobColumns, Summary, job_table, summarise
-from synergy_runs.notes import notes
-from synergy_runs.report.write import write_comparison
+from synergy_runs.report.write import DEFAULT_FORMAT, write_comparison
+from synergy_runs.settings import FigureFormat, Figures, cast
 from synergy_runs.stored import (
     LATEST,
     NOT_OF_THE_RUN,
@@ -42,12 +42,11 @@ from synergy_runs.stored import (
     shown_runs,
     write_record,
 )
-from synergy_runs.tables import FIGURES, SHARED, caption, comparison_table, print_comparison, terms_cells
+from synergy_runs.tables import print_comparison
 from synergy_runs.traces.rows import STATES
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from rich.table import Column, Table
 
 
 def write_run(run: Run, folder: Path, config_yaml: str) -> Summary:
@@ -63,6 +62,8 @@ def write_run(run: Run, folder: Path, config_yaml: str) -> Summary:
         _write_parquet(_columns(run.events), partial / "events.parquet")
         if run.shares is not None:
             _write_parquet(_columns(run.shares), partial / "shares.parquet")
+        if run.training is not None:
+            _write_parquet(_training_rows(run.training), partial / "training.parquet")
         (partial / "config.yaml").write_text(config_yaml, encoding="utf-8")
         (partial / "summary.json").write_text(strict_json(summary), encoding="utf-8")
     return summary
@@ -109,6 +110,14 @@ def _job_rows(run: Run, jobs: JobColumns) -> dict[str, Any]:
     }
 
 
+def _training_rows(training: Training) -> dict[str, Any]:
+    import pyarrow as pa
+
+    columns = {name: getattr(training, name) for name in ("time_s", "job_id", "global_batch")}
+    names = pa.DictionaryArray.from_arrays(pa.array(training.compressor_code), pa.array(training.compressors))
+    return {**columns, "compressor": names}
+
+
 def _write_parquet(columns: dict[str, Any], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -126,18 +135,9 @@ STAMP = "%Y-%m-%d_%H-%M-%S"
 MAX_KEYS_IN_COLUMNS = 3
 """Maximum number of varying keys that become columns of one table; more keys make one table per setting."""
 MAX_LISTED_POLICIES = 6
-MAX_COMMANDS_IN_EXPORT = 8
-_ALL_COLUMNS = 10_000
 _OWN_COLUMNS = ("policy", "seed", "trace")
 _NO_RESULTS = (run_record.FILE, "multirun.yaml")
 _TRIES = 20
-_LATEX = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    **{"ρ": r"$\rho$", "φ": r"$\varphi$", "×": r"$\times$", "÷": r"$\div$", "·": r"$\cdot$", "≥": r"$\geq$"},
-    **{"≤": r"$\leq$", "→": r"$\to$", "<": "$<$", ">": "$>$", "|": "$|$", "–": "--", "−": "$-$"},
-}
-"""Replacements for characters that are special in LaTeX or missing in some font encodings."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -157,17 +157,18 @@ def main(arguments: list[str] | None = None) -> int:
         comparison = compare(runs)
         written = []
         if chosen.csv:
-            written.append(write_csv(comparison, chosen.csv))
+            written.append(write_csv(comparison, chosen.csv, chosen.columns or [ALL]))
         if chosen.parquet:
             written.append(collect(chosen.parquet, runs))
-        if chosen.report:  # in the run's own folder if it has no report yet, else in a new folder
+        if chosen.report or chosen.figures:  # in the run's own folder if it has no report yet, else in a new folder
             into = follow_latest(chosen.folder)
             if len(folders) > 1 or (into / "report.html").exists():
                 into = new_folder(into, f"report-{datetime.now().strftime(STAMP)}")
             commands = dict.fromkeys(run.record.command for run in runs if run.record is not None)
-            written.append(write_comparison(runs, into, command="\n".join(commands)))
+            formats = cast((chosen.figures or DEFAULT_FORMAT).split(","), list[FigureFormat], "--figures")
+            written.append(write_comparison(runs, into, command="\n".join(commands), figures=formats))
         if chosen.markdown or chosen.latex:
-            print((markdown if chosen.markdown else latex)(comparison))
+            print((markdown if chosen.markdown else latex)(comparison, chosen.columns or PAPER_COLUMNS))
         else:
             if len(folders) > 1:
                 print_listing(folders, chosen.folder)
@@ -182,7 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
             for number, (heading, group) in enumerate(groups.items()):
                 if heading:
                     print("\n" * bool(number) + heading)
-                print_comparison(group)
+                print_comparison(group, columns=columns_named(chosen.columns, group) if chosen.columns else None)
         shown = {run.folder for run in comparison.runs}
         others = [run for run in runs if run.policy != AS_LOGGED]  # every run of a sweep repeats the log's schedule
         if left := [str(run.folder) for run in others if run.folder not in shown]:
@@ -205,12 +206,19 @@ def _parser() -> Parser:
         "folder", type=Path, metavar="DIR", help="a run's folder, `latest`, or one with runs somewhere below it"
     )
     parser.add_argument("--first", metavar="POLICY", help="the policy that ratios refer to")
+    parser.add_argument(
+        "--columns",
+        type=lambda text: text.split(","),
+        metavar="NAMES",
+        help="the table's columns, by their names in the CSV, or all; by default --latex and --markdown have few",
+    )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table as CSV, with all columns, unrounded")
     parser.add_argument("--parquet", type=Path, metavar="FILE", help="write a Parquet file: a row per run, all figures")
     printed = parser.add_mutually_exclusive_group()
-    printed.add_argument("--markdown", action="store_true", help="print the table as Markdown, with all columns")
+    printed.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     printed.add_argument("--latex", action="store_true", help="print it for LaTeX, with the package booktabs")
     parser.add_argument("--report", action="store_true", help="also make figures and report.html")
+    parser.add_argument("--figures", metavar="FORMATS", help="the same with other formats of figures, such as pdf,svg")
     return parser
 
 
@@ -292,11 +300,11 @@ def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return {**one, **dict.fromkeys(NOT_OF_THE_RUN)} == {**other, **dict.fromkeys(NOT_OF_THE_RUN)}
 
 
-def show(folders: Sequence[Path], into: Path, *, figures: bool) -> None:
-    """If `figures` is set, writes the figures and the report; then prints the table. into: the command's folder."""
+def show(folders: Sequence[Path], into: Path, *, figures: Figures) -> None:
+    """Writes figures and report, if there is a format for figures, and prints the table. into: the command's folder."""
     runs = [read_run(each) for each in folders]
     try:
-        report = write_comparison(runs, into, command=command_of(into)) if figures else None
+        report = write_comparison(runs, into, command=command_of(into), figures=figures) if figures else None
     finally:  # print the table even if the report fails
         print_comparison(compare(runs))
     if report is not None:
@@ -364,130 +372,3 @@ def print_listing(folders: Sequence[RunFolder], below: Path) -> None:
         note = f"incomplete, so not in the table: {', '.join(incomplete)}. Type its folder to see its finished policies"
         console.print(Text(note, style="dim"))
     console.print()
-
-
-def write_csv(comparison: Comparison, path: Path) -> Path:
-    """Writes the table as CSV and returns the path. Figures are means over a row's seeds, unrounded, in the
-    units at the end of the columns' names. Raises InputError if the file cannot be written.
-    """
-    import pandas as pd
-
-    rows = []
-    for row in comparison.rows:
-        records = _records([row])
-        numbers = {figure.key: row.mean(figure.key) for figure in (*FIGURES, *SHARED)} | ratio_columns(row)
-        rows.append(
-            {
-                **dict(row.setting),
-                "policy": row.policy,
-                **dict(zip(("may_change", "knows"), terms_cells(row), strict=True)),
-                "reads_true_run_times": row.truth_read,
-                "seeds": " ".join(str(run.seed) for run in row.runs),
-                "jobs": " ".join(str(run.summary["jobs"]) for run in row.runs),
-                **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
-                **{
-                    key: "; ".join(dict.fromkeys(getattr(each, key) or "" for each in records))
-                    for key in ("version", "commit", "begun", "command")
-                },
-                "folder": "; ".join(str(run.folder) for run in row.runs),
-            }
-        )
-    with atomic_file(path) as partial:
-        pd.DataFrame(rows).to_csv(partial, index=False, lineterminator="\n")
-    return path
-
-
-def markdown(comparison: Comparison) -> str:
-    """Formats the caption, the table with all columns, its notes and the commands that made it as Markdown."""
-
-    def plain(text: str) -> str:
-        return re.sub(r"([\\|*_])", r"\\\1", text)
-
-    table, headings = _whole_table(comparison)
-    sides = ["---:" if column.justify == "right" else "---" for column in table.columns]
-    rows = zip(*(_texts(column, "**{}**", plain) for column in table.columns), strict=True)
-    return "\n".join(
-        [
-            f"{plain(caption(comparison))}\n",
-            *(f"| {' | '.join(cells)} |" for cells in (map(plain, headings), sides, *rows)),
-            "",
-            *[f"- {plain(each)}" for each in notes(comparison)],
-            *[f"- {each}" for each in made_by(comparison, quote="`")],
-        ]
-    )
-
-
-def latex(comparison: Comparison) -> str:
-    """Formats what `markdown` does as a LaTeX `table` with the package booktabs; the commands are comments."""
-    table, headings = _whole_table(comparison)
-    cells = zip(*(_texts(column, "\\textbf{{{}}}", escaped) for column in table.columns), strict=True)
-    rows: list[str] = []
-    for row, texts in zip(table.rows, cells, strict=True):
-        rows += [f"    {' & '.join(texts)} \\\\", *([r"    \midrule"] if row.end_section else [])]
-    below = [f"  {escaped(each)}\\par" for each in notes(comparison)]
-    sides = "".join("r" if column.justify == "right" else "l" for column in table.columns)
-    return "\n".join(
-        [
-            *[f"% {each}" for each in made_by(comparison)],
-            r"\begin{table}",
-            r"  \centering",
-            f"  \\caption{{{escaped(caption(comparison))}}}",
-            f"  \\begin{{tabular}}{{{sides}}}",
-            r"    \toprule",
-            f"    {' & '.join(map(escaped, headings))} \\\\",
-            r"    \midrule",
-            *rows,
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            *([r"  \par\footnotesize\raggedright", *below] if below else []),
-            r"\end{table}",
-        ]
-    )
-
-
-def escaped(text: str) -> str:
-    """Escapes text for LaTeX."""
-    return "".join(_LATEX.get(sign, sign) for sign in text)
-
-
-def made_by(comparison: Comparison, *, quote: str = "") -> list[str]:
-    """One line per command that made the figures. quote: the characters around a command."""
-    lines = list(
-        dict.fromkeys(
-            f"made by {quote}{each.command}{quote} with synergy {each.version}"
-            f"{f', commit {each.commit}' if each.commit else ''}, started {each.begun}"
-            for each in _records(comparison.rows)
-        )
-    )
-    if more := lines[MAX_COMMANDS_IN_EXPORT:]:
-        lines[MAX_COMMANDS_IN_EXPORT:] = [f"and {len(more)} more commands"]
-    if unknown := sum(run.record is None for run in comparison.runs):
-        lines.append(f"the commands of {unknown} runs are unknown")
-    return lines
-
-
-def _records(rows: Sequence[ComparedPolicy]) -> list[RunRecord]:
-    return [run.record for row in rows for run in row.runs if run.record is not None]
-
-
-def _whole_table(comparison: Comparison) -> tuple[Table, list[str]]:
-    """The table with all columns, and its headings on one line each, with the unit in parentheses."""
-    table, _ = comparison_table(comparison, _ALL_COLUMNS)
-    headings = []
-    for column in table.columns:
-        *lines, last = str(column.header).lstrip("\n").split("\n")
-        if lines and lines[0] != "vs":
-            last = f"({last})" * bool(last)
-        headings.append(" ".join([*lines, last]).strip())
-    return table, headings
-
-
-def _texts(column: Column, bold: str, escape: Callable[[str], str]) -> list[str]:
-    """A column's cells, each on one line. bold: the format of the best values."""
-    from rich.text import Text
-
-    texts = []
-    for cell in map(Text.from_markup, map(str, column.cells)):
-        text = escape(cell.plain.replace("\n", ""))
-        texts.append(bold.format(text) if any("bold" in str(span.style) for span in cell.spans) else text)
-    return texts

@@ -53,6 +53,12 @@ COMPRESSION_MEANING = (
     "(each layer its own, within the error of compressor; both at the requested batch), naive (as lgreco, with the "
     "batch chosen as if compression cost no progress), coadaptive (compressor and batch chosen together)"
 )
+FigureFormat = Literal["png", "pdf", "svg"]
+Figures = bool | list[FigureFormat]
+FIGURES_MEANING = (
+    "formats of the figures, one or a list: [png,pdf,svg]; true: png. report.html and traces for Perfetto are written "
+    "with them; false: none of all these"
+)
 COMPRESSOR_MEANING = "compressor for uniform, lgreco and naive: bf16, q8, q4, q2, topk-FRACTION, powersgd-RANK"
 
 

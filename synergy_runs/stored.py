@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from synergy_core import __version__
 from synergy_core.errors import InputError
 from synergy_core.units import Floats
-from synergy_runs.facts import AS_LOGGED, Events, Shares
+from synergy_runs.facts import AS_LOGGED, Events, Shares, Training
 from synergy_runs.files import atomic_file
 from synergy_runs.metrics import Summary
 from synergy_runs.requested import label_of
@@ -211,6 +211,15 @@ class StoredRun:
         """Reads the CPUs and memory given to jobs; None if the policy did not share them out."""
         path = self.folder / "shares.parquet"
         return Shares(**_read(path, Shares.__slots__)) if path.exists() else None
+
+    def training(self) -> Training | None:
+        """Reads how jobs trained; None if no job's batch is known, or if an older version wrote the run."""
+        path = self.folder / "training.parquet"
+        if not path.exists():
+            return None
+        columns = _read(path, ("time_s", "job_id", "global_batch", "compressor"))
+        compressors, code = np.unique(columns.pop("compressor").astype(str), return_inverse=True)
+        return Training(**columns, compressor_code=code.astype(np.int32), compressors=tuple(compressors.tolist()))
 
     def config_yaml(self) -> str:
         """Reads config.yaml, the configuration of the run; "" if there is none."""

@@ -8,14 +8,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from synergy_core.units import DAY_S, HOUR_S, format_duration
-from synergy_runs.comparison import ComparedPolicy, Comparison, assigned_models, log_room_fraction
+from synergy_runs.comparison import ComparedPolicy, Comparison, Setting, assigned_models, log_room_fraction
 from synergy_runs.facts import POOLED
 from synergy_runs.notes import notes, on_equal_terms
-from synergy_runs.numbers import percent, ratio_text, three_digits
+from synergy_runs.numbers import percent, ratio_text, three_digits, unit_of_times
 from synergy_runs.traces.room import MAX_ROOM_FRACTION, REASONS
 
 if TYPE_CHECKING:
@@ -28,11 +27,15 @@ class Figure:
 
     key: str
     heading: str
-    kind: str  # time, percent, gpu_time, number
+    kind: str  # time, percent, gpu_time, number, ratio, words
     best: Callable[[Sequence[float]], float] | None = min
 
 
 # In order of importance: a narrow terminal shows the first ones.
+RATIO = Figure("mean_jct_ratio", "ratio", "ratio", None)
+"""The column of `ComparedPolicy.ratio`; its heading names the first row."""
+TERMS = (Figure("may_change", "may change", "words", None), Figure("knows", "knows", "words", None))
+"""Columns of words on a policy's terms; their cells are `terms_cells`."""
 FIGURES = (
     Figure("mean_jct_s", "mean JCT", "time"),
     Figure("mean_waiting_s", "mean wait", "time"),
@@ -85,20 +88,25 @@ def unit_of(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[float, str]
     """(scale, unit): the unit in which all numbers of a column are shown, and the value of one unit."""
     if figure.kind != "time":
         return {"percent": (0.01, "%"), "gpu_time": (HOUR_S, "GPU-h"), "number": (1.0, "")}[figure.kind]
-    values = [abs(row.mean(figure.key)) for row in rows]
-    typical_s = median([value for value in values if math.isfinite(value) and value] or [0.0])
-    units = ((DAY_S, "d"), (HOUR_S, "h"), (60.0, "min"))
-    return next(((scale, unit) for scale, unit in units if typical_s >= 2 * scale), (1.0, "s"))
+    return unit_of_times(row.mean(figure.key) for row in rows)
 
 
 def cells(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[str, list[str], list[bool]]:
-    """(unit, one text per row, one flag per row: whether its text is the best among policies that are no oracles)."""
+    """(unit, a text per row, a flag per row: whether it is the best of its setting, oracles and the log aside)."""
+    if figure in (RATIO, *TERMS):
+        of_ratio = figure is RATIO
+        texts = [ratio_text(row.ratio) if of_ratio else terms_cells(row)[TERMS.index(figure)] for row in rows]
+        return "", texts, [False] * len(rows)
     scale, unit = unit_of(figure, rows)
     texts = [three_digits(row.mean(figure.key) / scale) for row in rows]
-    fair = [value for row in rows if row.eligible and math.isfinite(value := row.mean(figure.key))]
-    # Every text equal to the best one is marked; if all texts are equal, none is marked.
-    best = three_digits(figure.best(fair) / scale) if figure.best and fair and len(set(texts)) > 1 else None
-    return unit, texts, [text == best and row.eligible for text, row in zip(texts, rows, strict=True)]
+    best: dict[Setting, str] = {}
+    for setting in {row.setting for row in rows} if figure.best else ():
+        members = [(row, text) for row, text in zip(rows, texts, strict=True) if row.setting == setting]
+        fair = [value for row, _ in members if row.eligible and math.isfinite(value := row.mean(figure.key))]
+        # Every text equal to the best one is marked; if all texts are equal, none is marked.
+        if figure.best and fair and len({text for _, text in members}) > 1:
+            best[setting] = three_digits(figure.best(fair) / scale)
+    return unit, texts, [row.eligible and text == best.get(row.setting) for text, row in zip(texts, rows, strict=True)]
 
 
 def figures_of(rows: Sequence[ComparedPolicy]) -> list[Figure]:
@@ -292,7 +300,7 @@ def _swept(comparison: Comparison) -> list[str]:
             continue
         rows, effects = [by_value[value] for value in shown], []
         for figure, heading in (("mean_waiting_s", "mean wait"), ("mean_jct_s", "mean JCT")):
-            texts = [in_unit(figure, rows, row, named=row is rows[-1]) for row in rows]
+            texts = [in_unit(figure, comparison.rows, row, named=row is rows[-1]) for row in rows]
             effects.append(f"{heading} {' → '.join(texts)}")
         grown = rows[-1].mean_jct_s / rows[0].mean_jct_s - 1
         sign = "+" if grown >= 0 else "−"
@@ -371,14 +379,89 @@ def terms_cells(row: ComparedPolicy) -> tuple[str, str]:
     return ", ".join(row.terms.may_change) or "–", (row.terms.knows + star) or "–"
 
 
-def comparison_table(comparison: Comparison, width: int) -> tuple[Table, list[Figure]]:
-    """Returns a table of the columns that fit in `width`, a row per policy (and setting), and the columns left out."""
+def default_columns(figures: Sequence[Figure], rows: Sequence[ComparedPolicy]) -> list[Figure]:
+    """The columns of a table with these figures: the policies' terms first; the ratio follows the first figure."""
+    if len(rows) == 1:
+        return list(figures)
+    has_terms = any(row.terms for row in rows)
+    return [*(TERMS if has_terms else ()), *figures[:1], RATIO, *figures[1:]]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a printed table: the lines of its heading, and whether it holds words. has_unit: in the last line."""
+
+    heading: tuple[str, ...]
+    is_words: bool = False
+    has_unit: bool = False
+
+
+class Cell(NamedTuple):
+    """A cell of a printed table. best: whether it is to be marked."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A table's text, in whatever form it is printed. sections: one per setting, with groups as (title, rows)."""
+
+    columns: list[Column]
+    sections: list[list[tuple[str, list[list[Cell]]]]]
+
+    @property
+    def policy(self) -> int:
+        """The number of the column with the policies' names."""
+        return [column.is_words for column in self.columns].index(True)
+
+    @property
+    def headings(self) -> list[list[str]]:
+        """The lines of each heading, from top to bottom; all have equally many, and the text is at the bottom."""
+        tallest = max(len(column.heading) for column in self.columns)
+        return [[*[""] * (tallest - len(column.heading)), *column.heading] for column in self.columns]
+
+
+def layout(comparison: Comparison, figures: Sequence[Figure], *, heading_width: int = MAX_HEADING_WIDTH) -> Layout:
+    """Lays out a table: settings, policies and these columns, each in one unit.
+
+    heading_width: characters after which a heading is broken, so that columns are as narrow as their numbers.
+    """
+    rows, found = comparison.rows, []
+    keys = [key.rpartition(".")[2] for key, _ in rows[0].setting]
+    columns = [*(Column(tuple(key.split("_"))) for key in keys), Column(("policy",), is_words=True)]
+    for figure in figures:
+        unit, texts, best = cells(figure, rows)
+        heading = textwrap.wrap(figure.heading, heading_width, break_long_words=False, break_on_hyphens=False)
+        if figure in TERMS:
+            columns.append(Column((figure.heading,), is_words=True))
+        elif figure is RATIO:
+            columns.append(Column(("vs", *joined(rows[0].label).split("\n"))))
+        else:
+            columns.append(Column((*heading, unit), has_unit=True))
+        found.append([Cell(text, mark) for text, mark in zip(texts, best, strict=True)])
+    first = [[Cell(joined(text)) for text in (*(value for _, value in row.setting), row.label)] for row in rows]
+    lines = {
+        id(row): [*mine, *(each[at] for each in found)] for at, (row, mine) in enumerate(zip(rows, first, strict=True))
+    }
+    sections = [grouped(comparison.of(setting)) for setting in comparison.settings]
+    return Layout(columns, [[(title, [lines[id(row)] for row in group]) for title, group in each] for each in sections])
+
+
+def comparison_table(
+    comparison: Comparison, width: int, columns: Sequence[Figure] | None = None
+) -> tuple[Table, list[Figure]]:
+    """Returns a table of the columns that fit in `width`, a row per policy (and setting), and the columns left out.
+
+    columns: the columns to choose from, the most important first; by default, all figures that are known.
+    """
     from rich.console import Console
 
-    figures = figures_of(comparison.rows)
+    figures = figures_of(comparison.rows) if columns is None else list(columns)
     console = Console(width=10 * width)
     for count in range(len(figures), 0, -1):
-        table = _table(comparison, figures[:count], narrow=width < WIDE_TERMINAL)
+        shown = figures[:count] if columns else default_columns(figures[:count], comparison.rows)
+        table = _table(comparison, shown, narrow=width < WIDE_TERMINAL)
         if count == 1 or console.measure(table).maximum <= width:
             break
     return table, figures[count:]
@@ -388,42 +471,22 @@ def _table(comparison: Comparison, figures: Sequence[Figure], *, narrow: bool) -
     from rich import box
     from rich.table import Table
 
-    rows = comparison.rows
+    laid = layout(comparison, figures, heading_width=1 if narrow else MAX_HEADING_WIDTH)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    headings, columns = [], []
-    for figure in figures:
-        unit, texts, best = cells(figure, rows)
-        # Headings are wrapped, so that columns are as narrow as their numbers.
-        width = 1 if narrow else MAX_HEADING_WIDTH
-        words = textwrap.wrap(figure.heading, width, break_long_words=False, break_on_hyphens=False)
-        headings.append("\n".join([*words, unit]))
-        columns.append([f"[bold]{text}[/bold]" if mark else text for text, mark in zip(texts, best, strict=True)])
-        if figure is figures[0] and len(rows) > 1:
-            headings.append(f"vs\n{joined(rows[0].label)}")
-            columns.append([ratio_text(row.ratio) for row in rows])
-    tallest = max(heading.count("\n") for heading in headings)  # headings are aligned at the bottom of their row
-    for key, _ in rows[0].setting:
-        table.add_column("\n" * tallest + key.rpartition(".")[2], justify="right", no_wrap=True)
-    table.add_column("\n" * tallest + "policy", no_wrap=True)
-    has_terms = any(row.terms for row in rows) and len(rows) > 1
-    for heading in ("may change", "knows") if has_terms else ():
-        table.add_column("\n" * tallest + heading, no_wrap=not narrow, max_width=12 if narrow else None)
-    for heading in headings:
-        table.add_column("\n" * (tallest - heading.count("\n")) + heading, justify="right", no_wrap=True)
-    number_of = {id(row): number for number, row in enumerate(rows)}
-    for setting in comparison.settings:
-        for title, members in grouped(comparison.of(setting)):
+    for at, (column, heading) in enumerate(zip(laid.columns, laid.headings, strict=True)):
+        wraps = narrow and column.is_words and at != laid.policy
+        side: Literal["left", "right"] = "left" if column.is_words else "right"
+        table.add_column("\n".join(heading), justify=side, no_wrap=not wraps, max_width=12 if wraps else None)
+    for groups in laid.sections:
+        for title, lines in groups:
             if title:  # wrapped to two lines, so that it does not widen its column
                 words = title.split()
                 half = len(words) // 2
-                table.add_row(*[""] * len(setting), f"[dim]{' '.join(words[:half])} \n{' '.join(words[half:])}[/dim]")
-            for row in members:
-                shown = [
-                    *(joined(value) for _, value in setting),
-                    joined(row.label),
-                    *(terms_cells(row) if has_terms else ()),
-                ]
-                table.add_row(*shown, *(column[number_of[id(row)]] for column in columns))
+                table.add_row(*[""] * laid.policy, f"[dim]{' '.join(words[:half])} \n{' '.join(words[half:])}[/dim]")
+            for line in lines:
+                first = [joined(text) for text, _ in line[: laid.policy + 1]]
+                others = line[laid.policy + 1 :]
+                table.add_row(*first, *(f"[bold]{text}[/bold]" if best else text for text, best in others))
         table.add_section()
     return table
 
@@ -440,8 +503,11 @@ def joined(text: str) -> str:
     return "\n".join(lines)
 
 
-def print_comparison(comparison: Comparison, width: int | None = None) -> None:
-    """Prints the caption, the table, the verdict and the notes; without styles if the output is not a terminal."""
+def print_comparison(comparison: Comparison, width: int | None = None, columns: Sequence[Figure] | None = None) -> None:
+    """Prints the caption, the table, the verdict and the notes; without styles if the output is not a terminal.
+
+    columns: see `comparison_table`.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -450,7 +516,7 @@ def print_comparison(comparison: Comparison, width: int | None = None) -> None:
         if line:
             console.print(Text(line))
     console.print()
-    table, left_out = comparison_table(comparison, console.width)
+    table, left_out = comparison_table(comparison, console.width, columns)
     console.print(table)
     console.print(Text(verdict(comparison), style="bold"))
     below = notes(comparison)

@@ -19,7 +19,7 @@ from synergy_core.jobs.record import NEVER, Decision, Placed, gpus_in
 from synergy_core.scheduling.reasons import Stopped
 from synergy_core.scheduling.scheduler import Scheduler
 from synergy_core.units import Floats
-from synergy_runs.facts import CompressionLog, DecisionLog, EventLog, Kind, ShareLog
+from synergy_runs.facts import DecisionLog, EventLog, Kind, ShareLog, TrainingLog
 from synergy_sim.execution import SimulatedJob
 
 SUBMIT, STOP, FINISH = int(Kind.SUBMIT), int(Kind.STOP), int(Kind.FINISH)
@@ -92,7 +92,7 @@ class Engine:
         self.log = EventLog(cluster)
         self.decisions = DecisionLog()
         self.shares = ShareLog()
-        self.compressions = CompressionLog()
+        self.training = TrainingLog()
         self.active = 0
         self.running = 0
         self.gpus_used = 0
@@ -149,8 +149,8 @@ class Engine:
         self.log.append(now_s, FINISH, job.job_id, gpus)
         self.watched.pop(job.job_id, None)
         self.driver.on_job_end(job)
-        if job.compressors:
-            self.compressions.append(job.job_id, job.compressors)
+        if job.trained:
+            self.training.append(job.job_id, job.trained)
         job.on_gpus = 0
         self.lost_gpu_s += job.lost_gpu_s
         self.running -= 1

@@ -132,7 +132,7 @@ class SimulatedJob(Job):
     In rounds, began_s: time at which its last run got GPUs; free_s: time at which the run before had saved and left.
     done_s: training seconds of this run up to since_s, when its share last changed; rate: its speed since then.
     saved: whether its last stopped run kept any progress. lost_gpu_s: GPU-seconds of training lost by stops.
-    completion: the `Call` that ends it. compressors: (instant, compressor of its gradients from then on) per change.
+    completion: the `Call` that ends it. trained: see `TrainingLog.append`; only of jobs whose speed depends on a batch.
     """
 
     duration_s: float
@@ -151,7 +151,7 @@ class SimulatedJob(Job):
     saved: bool = field(default=True, init=False)
     lost_gpu_s: float = field(default=0.0, init=False)
     completion: Any = field(default=None, init=False)
-    compressors: Sequence[tuple[float, str]] = field(default=(), init=False)
+    trained: Sequence[tuple[float, int, str]] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         Job.__post_init__(self)  # `super` does not work in dataclasses with slots

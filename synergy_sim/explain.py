@@ -1,5 +1,6 @@
-"""`python -m synergy_sim.explain RUN JOB` explains why a job ran or waited at an instant of a finished run.
+"""`python -m synergy_sim.explain RUN JOB --at TIME` explains why a job ran or waited at an instant of a finished run.
 
+Without an instant it prints the job's history, and with two runs where they part over it (`synergy_runs.history`).
 Ordering policies are explained from the stored run alone. For policies that share out CPUs and memory, the jobs are
 also made again from the log, because the jobs' demands are not stored. For policies that solve a problem each round,
 the simulation is repeated up to the decision in question: a run's configuration determines its decisions.
@@ -26,7 +27,7 @@ from synergy_core.allocator import Explanation
 from synergy_core.catalog import gpu_type_named
 from synergy_core.cluster import BOARD_GPUS, Cluster, Share
 from synergy_core.commands import Parser, run
-from synergy_core.errors import InputError, unknown
+from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
@@ -35,6 +36,7 @@ from synergy_core.scheduling.reasons import Reason, Snapshot, Stopped, Waiting, 
 from synergy_core.units import Floats, format_duration, format_gpus, format_instant, format_share, parse_duration_s
 from synergy_runs.explained import explained as explanation_in
 from synergy_runs.facts import AS_LOGGED, Kind
+from synergy_runs.history import compared, history_of, job_numbered, parting_s
 from synergy_runs.inputs import cluster_of
 from synergy_runs.metrics import NO_NAME
 from synergy_runs.requested import policies_of
@@ -529,22 +531,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints one explanation; returns exit status 0, or 2 for an error that the user can fix."""
     parser = Parser(
         prog="python -m synergy_sim.explain",
-        description="Explains why a job of a finished run ran or waited at an instant.",
+        description="Prints what a job of a finished run went through, explains with --at why it ran or waited at an "
+        "instant, and says with --job where two runs part over a job.",
     )
     parser.add_argument("run", type=Path, help="a policy's folder of a run, such as results/philly/latest/fifo-0")
-    parser.add_argument("job", help="the job's name in its log, or its number")
+    parser.add_argument("job", help="the job's name in its log, or its number; with --job, the folder of another run")
+    parser.add_argument("--job", dest="compared", metavar="JOB", help="say where the two runs part over this job")
     parser.add_argument(
-        "--at", default=None, metavar="TIME", help="simulated time, such as 2h; default: the instant of its submission"
+        "--at",
+        metavar="TIME",
+        help="time since the window's start, such as 2h; without it, all that the job went through",
     )
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="also write it to this file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write it to this file")
     options = parser.parse_args(arguments)
     try:
-        found, at_s, origin_s = explained(follow_latest(options.run), options.job, options.at)
-        if isinstance(found, Explanation):
-            print(f"round at {format_instant(at_s, origin_s)} of {options.run}")
-        print(found.text())
+        text, values = _answer(options.run, options.job, options.compared, options.at)
+        print(text)
         if options.json is not None:
-            options.json.write_text(json.dumps({"time_s": at_s, **found.as_dict()}, indent=1) + "\n", encoding="utf-8")
+            options.json.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -556,7 +560,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | Answer, float, float]:
+def _answer(run: Path, second: str, compared_job: str | None, at: str | None) -> tuple[str, dict[str, Any]]:
+    """The answer as text and as plain values. second: the job or, with `compared_job`, the folder of the other run."""
+    if compared_job is not None:
+        if at is not None:
+            raise InputError("--at and --job: give --at with one run and its job.")
+        one, other = (history_of(folder, compared_job) for folder in (run, Path(second)))
+        return compared(one, other), {"parts_at_s": parting_s(one, other), "runs": [one.as_dict(), other.as_dict()]}
+    if at is None:
+        history = history_of(run, second)
+        return history.text(), history.as_dict()
+    found, at_s, origin_s = explained(follow_latest(run), second, at)
+    heading = f"round at {format_instant(at_s, origin_s)} of {run}\n" if isinstance(found, Explanation) else ""
+    return heading + found.text(), {"time_s": at_s, **found.as_dict()}
+
+
+def explained(folder: Path, name: str, at: str) -> tuple[Explanation | Answer, float, float]:
     """Returns the explanation, the simulated time that it is about, and the seconds from 1970 to simulated time 0.
 
     Raises InputError if the run, the job or the instant cannot be found.
@@ -581,17 +600,12 @@ def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | An
     return explanation_in(last, run.cluster, run.policy.name, job, label), last[0].now_s, workload.origin_s
 
 
-def _asked(names: list[str], submit_time_s: Floats, wanted: str, at: str | None) -> tuple[int, float]:
-    """Returns the number of the job named `wanted`, and the time `at` in seconds, by default that of its submission."""
-    if wanted in names:
-        job = names.index(wanted)
-    elif wanted.isdigit() and int(wanted) < len(names):
-        job = int(wanted)
-    else:
-        raise unknown("job", wanted, names, hint=f"A number from 0 to {len(names) - 1} is possible too.")
+def _asked(names: list[str], submit_time_s: Floats, wanted: str, at: str) -> tuple[int, float]:
+    """Returns the number of the job named `wanted`, and the time `at` in seconds."""
+    job = job_numbered(names, wanted)
     submit_s = float(submit_time_s[job])
     try:
-        at_s = submit_s if at is None else parse_duration_s(at)
+        at_s = parse_duration_s(at)
     except ValueError:
         raise InputError(f"--at {at}: expected a time since the start, such as 90s, 30m or 2h.") from None
     if at_s < submit_s:

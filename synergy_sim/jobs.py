@@ -75,7 +75,8 @@ class SimulatedTraining(SimulatedJob, ABC):
         self.requested_batch = spec.requested_batch
         self.cluster = cluster
         self.disturbance = disturbance
-        self.compressors: list[tuple[float, str]] = []
+        self.trained: list[tuple[float, int, str]] = []
+        self._trained_with: tuple[int, str] | None = None  # in this run, so far
         self.epoch = 0
         self.progress = self._began_with = self._holds_back_from = self._rate = self._seen_s = 0.0
         self.at_s = self.submit_time_s
@@ -122,6 +123,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._share = self.share
         self._node = self.cluster.node_type_of[self.placement[0][0]]
         self._must_choose = True
+        self._trained_with = None
         self._seen_s = start_s
         self.end_s = NEVER
         if not self.tunes_batch:
@@ -277,8 +279,10 @@ class SimulatedTraining(SimulatedJob, ABC):
     def _begin_pass(self) -> None:
         """Computes the rate of progress from `at_s` on, and the end of the epoch at that rate."""
         app, plan = self.application, self._trains
-        if app.exchange is not None and (not self.compressors or self.compressors[-1][1] != plan.compressor):
-            self.compressors.append((self.at_s, plan.compressor))
+        trains_with = plan.global_batch, plan.compressor if app.exchange is not None else ""
+        if trains_with != self._trained_with:
+            self.trained.append((self.at_s, *trains_with))
+            self._trained_with = trains_with
         slower = self.slowdown * self.disturbance.straggling(self.job_id, self._run)
         iteration_s = max(app.iteration_s(self._held.gpu_type, self._node_gpus, plan), self._fed_s(plan))
         gain = app.gains_under(plan)[self.epoch]

@@ -256,6 +256,8 @@ def _say(settings: Settings, workload: Workload, cluster: Cluster, added: str) -
         lines.append(f"{workload.bad_rows:,} impossible rows skipped")
     if added:
         lines.append(added)
+    if settings.progress and not sys.stderr.isatty():
+        lines.append("no progress bar is shown, because standard error is not a terminal")
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 10_000
     print("\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines), file=sys.stderr)
 
@@ -294,7 +296,8 @@ def sweep(arguments: Sequence[str], overrides: Sequence[str]) -> None:
             print_comparison(compare(done))
             print(f"collected: {collect(folder / 'comparison.parquet', done)}")
             if settings.figures:
-                print(f"report: {write_comparison(done, folder, command=command_of(folder))}")
+                path = write_comparison(done, folder, command=command_of(folder), figures=settings.figures)
+                print(f"report: {path}")
         refused: list[str] = []
         if (path := folder / REFUSED).exists():
             refused = sorted(path.read_text(encoding="utf-8").splitlines())  # in the order of their settings

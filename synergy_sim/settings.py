@@ -14,6 +14,7 @@ from synergy_runs.settings import (
     COMPRESSOR_MEANING,
     COUNT,
     FACTOR,
+    FIGURES_MEANING,
     FOLDER,
     FRACTION,
     NOT_NEGATIVE,
@@ -23,6 +24,7 @@ from synergy_runs.settings import (
     SEEDS,
     Bounds,
     ClusterSettings,
+    Figures,
     TraceSettings,
     key,
 )
@@ -152,7 +154,7 @@ class Settings:
     restart_s: float = key("seconds before the first step of a preempted job that resumes", bounds=NOT_NEGATIVE)
     round_s: float | None = key("decide once per round of this many seconds; null: as the policy does", bounds=ROUND)
     results_dir: Path = key("folder for results", bounds=FOLDER)
-    figures: bool = key("whether to draw figures and write report.html and traces for Perfetto")
+    figures: Figures = key(FIGURES_MEANING)
     progress: bool = key("whether to show a progress bar (never if the output is not a terminal)")
 
 

@@ -137,7 +137,7 @@ def simulate(
         learns_input=policy.learns_input,
         terms=asdict(terms_of(policy)),
         shares=simulation.engine.shares.shares(),
-        compressions=simulation.engine.compressions.compressions(),
+        training=simulation.engine.training.training(),
         lost_gpu_s=simulation.engine.lost_gpu_s,
         pooled=isinstance(policy, SharingPolicy) and policy.mechanism.pooled,
     )

@@ -30,11 +30,13 @@ def test_results_are_left_where_the_command_was_typed(tmp_path, typed):
     assert done.returncode == 0, done.stderr
     assert "fifo" in done.stdout
     assert "not the real trace" in done.stderr
+    assert "not a terminal" in done.stderr  # why there is no progress bar
     assert {path.name for path in tmp_path.iterdir()} == {"results"}
     for policy in ("fifo", "las"):
         folder = tmp_path / "results" / "philly" / "latest" / f"{policy}-0"
         names = {path.name for path in folder.iterdir()}
-        assert names == {"jobs.parquet", "rounds.parquet", "events.parquet", "summary.json", "config.yaml"}
+        facts = {"jobs.parquet", "rounds.parquet", "events.parquet", "training.parquet"}
+        assert names == {*facts, "summary.json", "config.yaml"}
         assert json.loads((folder / "summary.json").read_text())["policy"] == policy
 
 

@@ -20,7 +20,7 @@ from synergy_core.jobs.exchange import exchange_of
 from synergy_core.jobs.fitted import SynergyTask
 from synergy_core.jobs.spec import Configurations, Shape, StepReport
 from synergy_core.planner.plan import Plan
-from synergy_runs.facts import Compressions, Holdings, compressed_gpu_s
+from synergy_runs.facts import Holdings, Training, compressed_gpu_s
 from synergy_runs.metrics import summarise
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.jobs import jobs_of
@@ -298,7 +298,7 @@ def test_policies_that_keep_the_batch_compress_as_they_are_told():
     fast = run(made, MACHINES, "fifo", truth=world)
     ends = [done.events.time_s[done.events.kind == 3].max() for done in (slow, fast)]
     assert ends[1] < 0.6 * ends[0]
-    assert slow.compressions is None
+    assert slow.training.with_compression() is None
     assert "gpu_time_fraction_by_compressor" not in summarise(slow)
     assert set(summarise(fast)["gpu_time_fraction_by_compressor"]) == {"q8", "none"}
 
@@ -307,7 +307,8 @@ def test_gpu_time_by_compressor_by_hand():
     columns = ([0, 1, 0], [2, 4, 3], [0.0, 5.0, 20.0], [10.0, 15.0, 40.0], [0, 1, 2], [3, 4, 5])
     held = Holdings(*map(np.array, columns))
     # Job 0: q8 from 1 s, none from 6 s, also at the start of its second run; q4 from 30 s. Nothing of job 1.
-    facts = Compressions(np.array([1.0, 6.0, 30.0]), np.array([0, 0, 0]), np.array([0, 1, 2]), ("q8", "none", "q4"))
+    rows = (np.array([1.0, 6.0, 30.0]), np.array([0, 0, 0]), np.array([64, 64, 64]), np.array([0, 1, 2]))
+    facts = Training(*rows, ("q8", "none", "q4"))
     assert compressed_gpu_s(facts, held).tolist() == [2 * 6.0, 2 * 4.0 + 3 * 10.0, 3 * 10.0]
 
 

@@ -194,7 +194,7 @@ def test_a_log_that_has_changed_is_refused(results, capsys):
     text = log.read_text()
     try:
         log.write_text(text + "d,500,60,1,alexnet\n")
-        assert main([str(results / "fifo+greedy-0"), "c"]) == 2
+        assert main([str(results / "fifo+greedy-0"), "c", "--at", "20m"]) == 2
         assert "its jobs cannot be made again" in capsys.readouterr().err
     finally:
         log.write_text(text)

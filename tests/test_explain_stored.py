@@ -1,6 +1,7 @@
 """What a stored run says of its jobs agrees with the run: order, why they wait or were stopped, what came of them."""
 
 import json
+import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -224,6 +225,29 @@ def test_a_reader_that_leaves_is_not_told_of_a_file(results, capsys, monkeypatch
     with pytest.raises(BrokenPipeError):
         main([str(results / "fifo-0"), "c"])
     assert capsys.readouterr().err == ""
+
+
+def test_without_an_instant_a_job_s_history_is_printed_with_commands_that_can_be_typed(results, tmp_path, capsys):
+    target = tmp_path / "history.json"
+    assert main([str(results / "fifo-0"), "c", "--json", str(target)]) == 0
+    (command,) = [line for line in capsys.readouterr().out.splitlines() if "--at" in line]
+    waited, ran = json.loads(target.read_text())["stretches"]
+    assert (waited["start_s"], waited["end_s"], waited["gpus"]) == (120, 7_200, 0)
+    assert (ran["end_s"], ran["gpus"], ran["gpu_type"], ran["nodes"]) == (7_260, 1, "v100", [0])
+    assert main(shlex.split(command.partition("#")[0])[3:]) == 0
+    assert "has waited" in capsys.readouterr().out
+
+
+def test_two_runs_part_where_only_one_stops_the_job(results, tmp_path, capsys):
+    target, folders = tmp_path / "parting.json", [str(results / name) for name in ("fifo-0", "tiresias-0")]
+    assert main([*folders, "--job", "c", "--json", str(target)]) == 0
+    assert capsys.readouterr().out.count("--at 120s") == 2
+    told = json.loads(target.read_text())
+    assert told["parts_at_s"] == 120  # tiresias stops a longer job for it
+    assert [each["policy"] for each in told["runs"]] == ["fifo", "tiresias"]
+    assert main([folders[0], folders[0], "--job", "c", "--json", str(target)]) == 0
+    assert json.loads(target.read_text())["parts_at_s"] is None
+    assert main([*folders, "--job", "c", "--at", "1h"]) == 2
 
 
 def simulated(name):

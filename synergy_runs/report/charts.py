@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from synergy_core.units import HOUR_S, Floats
-from synergy_runs.comparison import ComparedPolicy
+from synergy_runs.comparison import WORKLOADS, ComparedPolicy
 from synergy_runs.facts import (
     Events,
     binned_extremes,
@@ -22,6 +23,7 @@ from synergy_runs.facts import (
 )
 from synergy_runs.metrics import SIZE_CLASSES, mean, percentile, size_class
 from synergy_runs.report.excerpt import unit_words
+from synergy_runs.stored import StoredRun
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +55,11 @@ MEASURES = {
     "p99_slowdown": ("p99 slowdown (JCT ÷ run time)", "number"),
     "hours": ("{unit}-hours held", "number"),
 }
+LOAD_KEYS = ("cluster.load", "cluster.offered_load", "cluster.nodes", "cluster.add_nodes")
+"""Keys that set the offered load. A sweep over one of them is drawn over the load that resulted."""
+MAX_TICKED = 10
+"""Maximum number of swept values of which every one has a tick."""
+MAX_DECIMALS = 6
 MAX_CLASSES = 400
 """Maximum number of classes in one breakdown; there may be thousands of users."""
 
@@ -194,28 +201,79 @@ def waiting(rows: Sequence[ComparedPolicy]) -> Chart:
 
 
 def sweep(rows: Sequence[ComparedPolicy], policies: Sequence[str]) -> Chart | None:
-    """Mean wait and mean JCT over a swept number; None unless exactly one number varies."""
-    if len(rows[0].setting) != 1:
+    """Mean wait and mean JCT over a swept number, with their range over seeds and workloads.
+
+    None unless exactly one number varies; keys that only change the workload may vary besides. If the number changes
+    the offered load, the axis is the load.
+    """
+    keys = {key for row in rows for key, _ in row.setting} - WORKLOADS
+    if len(keys) != 1:
         return None
+    (key,), found = keys, dict[float, dict[str, list[StoredRun]]]()
     try:
-        found = {(row.policy, float(row.setting[0][1])): row for row in rows}
+        for row in rows:
+            of_value = found.setdefault(float(dict(row.setting)[key]), {})
+            of_value.setdefault(row.policy, []).extend(row.runs)
     except ValueError:
         return None
-    at = sorted({value for _, value in found})
-    key, seeds = rows[0].setting[0][0], sorted({run.seed for row in rows for run in row.runs})
+    swept = sorted(found)
+    at, label, ticks = swept, key, same_decimals(swept, exact=True)
+    if key in LOAD_KEYS:
+        runs = [list(chain.from_iterable(found[value].values())) for value in swept]
+        loads = [100 * mean(_values("offered_load_fraction", each)) for each in runs]
+        if np.isfinite(loads).all() and len(set(loads)) == len(swept):
+            order = np.argsort(loads).tolist()
+            swept, at, names = ([each[number] for number in order] for each in (swept, loads, ticks))
+            label, ticks = f"offered load, % ({key} {_listed(names)})", same_decimals(at)
     panels = []
-    for figure, label in (("mean_waiting_s", "mean wait"), ("mean_jct_s", "mean JCT")):
-        means = [[found[name, x].mean(figure) if (name, x) in found else np.nan for x in at] for name in policies]
-        lines = [{"y": rounded(np.array(each))} for each in means]
-        panels.append({"label": label, "kind": "duration", "lines": lines, "marks": True})
-    return {
-        "id": "sweep",
-        "title": f"Mean wait and mean JCT over {key}",
-        "text": f"Means over seeds {', '.join(map(str, seeds))}." if len(seeds) > 1 else f"Seed {seeds[0]}.",
-        "x": {"label": key, "kind": "number", "log": False},
-        "at": at,
-        "panels": panels,
-    }
+    for figure, name in (("mean_waiting_s", "mean wait"), ("mean_jct_s", "mean JCT")):
+        lines = [_band([_values(figure, found[value].get(policy, ())) for value in swept]) for policy in policies]
+        panels.append({"label": name, "kind": "duration", "lines": lines, "marks": True})
+    x: dict[str, Any] = {"label": label, "kind": "number", "log": False}
+    if len(at) <= MAX_TICKED:
+        x["ticks"] = ticks
+    title = f"Mean wait and mean JCT over {key}"
+    return {"id": "sweep", "title": title, "text": _averaged(rows), "x": x, "at": at, "panels": panels}
+
+
+def _values(figure: str, runs: Sequence[StoredRun]) -> Floats:
+    """A figure of the runs for which it is defined."""
+    values = np.array([run.summary[figure] for run in runs], dtype=np.float64)
+    return values[np.isfinite(values)]
+
+
+def _band(points: Sequence[Floats]) -> dict[str, Any]:
+    """A line through the means at each point and, if there are several values at one, from the minima to the maxima."""
+    line = {"y": rounded(np.array([mean(values) for values in points]))}
+    if max(map(len, points)) > 1:
+        line["low"] = rounded(np.array([values.min(initial=np.inf) for values in points]))
+        line["high"] = rounded(np.array([values.max(initial=-np.inf) for values in points]))
+    return line
+
+
+def _averaged(rows: Sequence[ComparedPolicy]) -> str:
+    """Says what the points of a sweep are means over, and what its bands are."""
+    seeds = sorted({str(run.seed) for row in rows for run in row.runs}, key=int)
+    workloads = {tuple((key, value) for key, value in row.setting if key in WORKLOADS) for row in rows}
+    over = [f"seeds {_listed(seeds)}"] * (len(seeds) > 1)
+    over += [f"{len(workloads)} values of {key}" for key, _ in min(workloads)]
+    if not over:
+        return f"Seed {seeds[0]}."
+    return f"Lines: means over {' and '.join(over)}. Bands: minimum to maximum of these runs."
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(texts) if len(texts) <= MAX_TICKED else f"{texts[0]} to {texts[-1]}"
+
+
+def same_decimals(values: Sequence[float], *, exact: bool = False) -> list[str]:
+    """Formats numbers with the fewest decimals that tell them apart: `0.8`, `1.0`, `1.2`. exact: that lose nothing."""
+    for decimals in range(MAX_DECIMALS):
+        texts = [f"{value:,.{decimals}f}" for value in values]
+        kept = not exact or all(round(value, decimals) == value for value in values)
+        if kept and len(set(texts)) == len(set(values)):
+            return texts
+    return [f"{value:g}" for value in values]
 
 
 def breakdowns(rows: Sequence[ComparedPolicy]) -> list[Breakdown]:

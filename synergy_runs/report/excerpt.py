@@ -1,4 +1,7 @@
-"""The GPUs that each job held over time, and the busiest stretch of a run: data for Gantt charts and Chrome traces."""
+"""The GPUs that each job held over time, what a job went through, and the busiest time of a run.
+
+These are the data of Gantt charts, of Chrome traces, and of what the report and `explain` tell about one job.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from numpy.typing import NDArray
 
 from synergy_core.cluster import BOARD_GPUS
 from synergy_core.units import DAY_S, HOUR_S, Floats
-from synergy_runs.facts import Events, Kind, binned_mean, gpus_in_use, holdings, waiting_jobs
+from synergy_runs.facts import Events, Kind, Training, batches_in, binned_mean, gpus_in_use, holdings, waiting_jobs
 from synergy_runs.metrics import Summary
 
 _LENGTHS_S = (60.0, 600.0, HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S, DAY_S, 2 * DAY_S, 4 * DAY_S, 7 * DAY_S)
@@ -19,7 +22,10 @@ _STRETCHES = 400
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """GPUs that jobs held on one node: a row per start and node, in order of start. reason: why the job was stopped."""
+    """GPUs that jobs held on one node: a row per start and node, in order of start. reason: why the job was stopped.
+
+    first_batch, last_batch: global batch with which the job first and last trained there; 0 if it is not known.
+    """
 
     job_id: NDArray[np.int32]
     gpus: NDArray[np.int32]
@@ -28,6 +34,8 @@ class Held:
     start_s: Floats
     end_s: Floats
     reason: NDArray[np.uint8]
+    first_batch: NDArray[np.int32]
+    last_batch: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.job_id)
@@ -42,9 +50,10 @@ class Held:
         return Held(*(getattr(self, name)[keep] for name in self.__slots__))
 
 
-def held_by_node(events: Events) -> Held:
+def held_by_node(events: Events, training: Training | None = None) -> Held:
     """Splits each interval in which a job held GPUs into one row per node."""
     held = holdings(events)
+    first, last = batches_in(held, training)
     rows = np.flatnonzero(events.kind == Kind.START)
     interval = np.cumsum(events.part[rows] == 0) - 1
     return Held(
@@ -55,6 +64,8 @@ def held_by_node(events: Events) -> Held:
         start_s=held.start_s[interval],
         end_s=held.end_s[interval],
         reason=np.append(events.reason, np.uint8(0))[held.end_row[interval]],
+        first_batch=first[interval],
+        last_batch=last[interval],
     )
 
 

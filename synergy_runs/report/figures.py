@@ -14,7 +14,7 @@ from synergy_core.units import DAY_S, HOUR_S, Floats
 from synergy_runs.comparison import ComparedPolicy
 from synergy_runs.facts import AS_LOGGED
 from synergy_runs.metrics import size_class
-from synergy_runs.report.charts import SIZE_NAMES, Chart
+from synergy_runs.report.charts import SIZE_NAMES, Chart, same_decimals
 from synergy_runs.report.excerpt import Held, gpus_of_nodes, overlapping, unit_words
 from synergy_runs.stored import StoredRun
 
@@ -117,10 +117,9 @@ _TICK_STEPS = [1, 2, 2.5, 5, 10]
 MINUTE_S = 60.0
 _FAR_APART = 20
 """Minimum ratio of values at which an axis is logarithmic: on a linear axis, the smaller values would be invisible."""
-_TICKED_SETTINGS = 10
-"""Maximum number of swept values for which every value has a tick."""
 _MARKS = 9
 """Number of markers on a line, so that lines can be distinguished without colour."""
+_BAND_ALPHA = 0.1
 MAX_ROWS = 96
 """Maximum number of GPUs in a Gantt strip."""
 _Lines = list[tuple[int, ComparedPolicy, dict[str, Floats]]]
@@ -165,11 +164,12 @@ def print_chart(chart: Chart, policies: Sequence[ComparedPolicy], found: Mapping
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#e3e3e3", linewidth=0.6)
         axes.set_axisbelow(True)
-        axes.set_ylabel(panel["label"])
+        label = panel["label"]
         if x["kind"] == "class":
             _marks_by_class(axes, lines, len(policies), x["classes"], found)
-        else:
-            _lines(axes, lines, at, panel, found, over_time=x["kind"] == "date")
+        elif unit := _lines(axes, lines, at, panel, found, over_time=x["kind"] == "date"):
+            label = f"{label}, {unit}"
+        axes.set_ylabel(label)
         if "rule" in x:
             axes.axvline(x["rule"], color="#1a1a1a", linewidth=0.9)
     last = several[-1]  # all panels share its x axis
@@ -180,8 +180,10 @@ def print_chart(chart: Chart, policies: Sequence[ComparedPolicy], found: Mapping
         last.set_xlim(at[0], at[-1])
     if x["kind"] == "number":
         last.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    if "marks" in panels[0] and len(at) <= _TICKED_SETTINGS:
-        last.set_xticks(at)
+    if "ticks" in x:
+        last.set_xticks(at, x["ticks"])
+    if any("low" in line for panel in panels if "marks" in panel for line in panel["lines"]):
+        several[0].set_title(chart["text"], loc="left", fontsize=9)
     if x["kind"] == "duration":
         _duration_ticks(last.xaxis, at[0], at[-1])
     if x["kind"] == "date":
@@ -190,6 +192,7 @@ def print_chart(chart: Chart, policies: Sequence[ComparedPolicy], found: Mapping
         last.set_xticks([tick * scale_s for tick in ticks if 0 <= tick * scale_s <= at[-1]])
         last.set_xlabel(f"time since the window's start, {unit}")
         last.xaxis.set_major_formatter(lambda value, _: f"{value / scale_s:,g}")
+    figure.align_ylabels(several)
     legend(figure, several[0])
     return figure
 
@@ -204,21 +207,27 @@ def _look(row: ComparedPolicy, found: Mapping[str, Look]) -> dict[str, Any]:
     }
 
 
-def _lines(axes: Axes, lines: _Lines, at: Floats, panel: Any, found: Mapping[str, Look], *, over_time: bool) -> None:
-    style = {"linewidth": 1.2, "drawstyle": "steps-mid"} if over_time else {"linewidth": 1.7}
+def _lines(axes: Axes, lines: _Lines, at: Floats, panel: Any, found: Mapping[str, Look], *, over_time: bool) -> str:
+    """Draws a line per policy; returns the unit of the y axis, "" if it is in the label or at each tick."""
+    style: dict[str, Any] = {"linewidth": 1.2, "drawstyle": "steps-mid"} if over_time else {"linewidth": 1.7}
+    style |= {"markersize": 5.0, "clip_on": "marks" not in panel}
     step = 1 if "marks" in panel else max(1, len(at) // _MARKS)
     for number, row, line in lines:
         dashes = (0, (4, 1.5)) if row.oracle else "-"
         first = number * max(1, step // 3) % step  # an offset, so that markers of two lines rarely overlap
-        look: dict[str, Any] = {**_look(row, found), **style, "markersize": 5.0, "markevery": (first, step)}
+        look: dict[str, Any] = {**_look(row, found), **style, "markevery": (first, step)}
         axes.plot(at, line["y"], linestyle=dashes, **look)
+        if "low" in line and "marks" in panel:
+            axes.fill_between(at, line["low"], line["high"], color=look["color"], alpha=_BAND_ALPHA, linewidth=0)
+            for edge in (line["low"], line["high"]):
+                axes.plot(at, edge, color=look["color"], linewidth=0.5)
     if "rule" in panel:
         axes.axhline(panel["rule"], color="#1a1a1a", linewidth=0.9, linestyle=":")
-    values = [line["y"] for _, _, line in lines]
+    values, unit = [line["y"] for _, _, line in lines], ""
     if "top" in panel:
         axes.set_ylim(0, panel["top"] * 1.04)
     elif panel["kind"] == "duration":
-        _duration_scale(axes, np.concatenate(values))
+        unit = _duration_scale(axes, np.concatenate([values for _, _, line in lines for values in line.values()]))
     else:  # a chart of queues: the longest one must not flatten the others
         means, longest = [each.mean() for each in values], max(each.max(initial=0) for each in values)
         if max(means) > _FAR_APART * min(means) and longest > 100:
@@ -227,6 +236,7 @@ def _lines(axes: Axes, lines: _Lines, at: Floats, panel: Any, found: Mapping[str
         axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
     if panel["kind"] == "count":
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}" if value == int(value) else "")
+    return unit
 
 
 def _marks_by_class(
@@ -268,24 +278,25 @@ def _bent_scale(axes: Axes, high_s: float) -> None:
     _duration_ticks(axes.yaxis, MINUTE_S, high_s * 1.5, [0.0])
 
 
-def _duration_scale(axes: Axes, values_s: Floats) -> None:
-    """Sets a y axis of seconds, which is logarithmic if values differ widely."""
+def _duration_scale(axes: Axes, values_s: Floats) -> str:
+    """Sets a y axis of seconds, which is logarithmic if values differ widely; returns its unit, "" for several."""
     from matplotlib.ticker import MaxNLocator
 
     known_s = values_s[np.isfinite(values_s)].tolist()
     low_s, high_s = min(known_s, default=0.0), max([*known_s, 1.0])
     if high_s <= max(_FAR_APART * low_s, 600.0):
         scale_s, unit = time_unit(high_s)
-        axes.set_ylim(0, high_s * 1.05)
-        ticks = MaxNLocator(nbins=5, steps=_TICK_STEPS).tick_values(0, high_s / scale_s)
-        axes.set_yticks([each * scale_s for each in ticks if each * scale_s <= high_s * 1.05])
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value / scale_s:,g} {unit}" if value else "0")
-    elif low_s <= MINUTE_S:
+        ticks = list(MaxNLocator(nbins=5, steps=_TICK_STEPS).tick_values(0, high_s * 1.02 / scale_s))
+        axes.set_yticks([tick * scale_s for tick in ticks], same_decimals(ticks))
+        axes.set_ylim(0, ticks[-1] * scale_s)
+        return unit
+    if low_s <= MINUTE_S:
         _bent_scale(axes, high_s)
     else:
         axes.set_yscale("log")
         axes.set_ylim(low_s / 1.5, high_s * 1.5)
         _duration_ticks(axes.yaxis, low_s / 1.5, high_s * 1.5)
+    return ""
 
 
 def shown_nodes(gpus_per_node: Sequence[int]) -> int:

@@ -20,24 +20,26 @@ from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
 from synergy_core.scheduling.reasons import Stopped
-from synergy_core.units import Floats, format_duration
+from synergy_core.units import Floats
 from synergy_runs.comparison import ComparedPolicy, Comparison
 from synergy_runs.facts import gpus_in
 from synergy_runs.notes import known, notes
-from synergy_runs.numbers import ratio_text, three_digits
+from synergy_runs.numbers import three_digits, unit_of_times
 from synergy_runs.report.charts import MEASURES, Breakdown, Chart
 from synergy_runs.report.excerpt import Held
 from synergy_runs.report.figures import SIZE_TONES, Look
 from synergy_runs.tables import (
+    RATIO,
     SHARED,
+    TERMS,
     assumptions,
     caption,
     cells,
+    default_columns,
     figures_of,
     grouped,
     load_over_time,
     setting_text,
-    terms_cells,
     verdict,
 )
 
@@ -49,7 +51,7 @@ _CLASSES_ON_PAPER = 25
 """Maximum rows of a table of users or tenants. A log may have thousands of them."""
 _LOW_BITS = np.uint64(0xFFFF_FFFF)
 _NAMED = ("user", "virtual_cluster", "gpu_type", "model", "end_state")
-_SCRIPTS = ("unpack", "words", "policies", "tables", "charts", "breakdown", "jobs", "gantt", "main")
+_SCRIPTS = ("unpack", "words", "policies", "tables", "charts", "breakdown", "jobs", "gantt", "one_job", "main")
 _BOKEH = ("bokeh.min.js", "bokeh-api.min.js")
 _GANTT = (
     '<section class="script"><h2>Gantt chart</h2><figcaption>All nodes over the whole run, a page of nodes at a time; '
@@ -148,7 +150,7 @@ def page(
         *_paragraphs(_remarks(comparison), "soft"),
         '<p id="needs" hidden>Charts and lists need a browser from 2023 or later; the tables do not.</p>',
         "<noscript><style>figure, .script { display: none }</style><p>Charts and the list of jobs need JavaScript. "
-        "Without it, see the PNG files beside this file, and the jobs in POLICY-SEED/jobs.parquet.</p></noscript>",
+        "Without it, see the figures beside this file, and the jobs in POLICY-SEED/jobs.parquet.</p></noscript>",
         "<h2>Comparison</h2>",
         _comparison(comparison, list(looks)),
         *_paragraphs(notes(comparison), "soft"),
@@ -156,8 +158,9 @@ def page(
         *(_chart(chart) for chart in report["charts"]),
         '<section><h2>By size, tenant, user, type, model and end state</h2><div id="breakdown" class="script"></div>'
         f"{_still(report['breakdowns'], [row.label for row in rows])}{knowledge}</section>",
-        *([_GANTT] if any(name.startswith("gantt-") for name in sections) else []),
-        f'<section class="script"><h2>Jobs</h2><div id="job-list"></div>{knowledge}</section>',
+        *([_GANTT] if report["gantt"] else []),
+        '<section class="script"><h2>Jobs</h2><figcaption>A click on a job shows it under every policy, below the list.'
+        f'</figcaption><div id="job-list"></div><div id="one-job"></div>{knowledge}</section>',
         "<footer>",
         "<h2>Provenance</h2>",
         _provenance(comparison, command),
@@ -214,9 +217,10 @@ def _still(groups: Sequence[Breakdown], labels: Sequence[str]) -> str:
         for measure in ("mean_jct", "mean_wait"):
             values = group["values"][measure]
             columns = [[f"{jobs:,}" for jobs in group["jobs"]]]
-            columns += [["–" if each is None else format_duration(each) for each in column] for column in values]
+            scale_s, unit = unit_of_times(each for column in values for each in column if each is not None)
+            columns += [["–" if each is None else three_digits(each / scale_s) for each in column] for column in values]
             heads = [escape(each) for each in (group["heading"], "jobs", *labels[: len(values)])]
-            tables.append(f"<h3>{MEASURES[measure][0]} by {escape(group['heading'])}{shown}</h3>")
+            tables.append(f"<h3>{MEASURES[measure][0]} by {escape(group['heading'])}, {unit}{shown}</h3>")
             tables.append(_table(heads, [classes, *(_tds(column[: len(classes)]) for column in columns)]))
     return f'<div class="still">{"".join(tables)}</div>'
 
@@ -245,19 +249,18 @@ def _comparison(comparison: Comparison, policies: Sequence[str]) -> str:
     rows = [row for _, row in shown]
     heads = ["policy", *(escape(key) for key, _ in rows[0].setting)]
     columns = [_tds(column) for column in zip(*([value for _, value in row.setting] for row in rows), strict=True)]
-    if len(rows) > 1 and any(row.terms for row in rows):
-        heads += ['<span class="word">may change</span>', '<span class="word">knows</span>']
-        columns += [_tds(column, "word") for column in zip(*map(terms_cells, rows), strict=True)]
     figures = figures_of(rows)  # if a policy shares out CPUs and memory, their columns follow that of GPUs
     after = next((at for at, each in enumerate(figures, 1) if each.key == "gpu_utilisation_fraction"), len(figures))
     figures[after:after] = [each for each in SHARED if any(math.isfinite(row.mean(each.key)) for row in rows)]
-    for figure in figures:
+    for figure in default_columns(figures, rows):
         unit, texts, best = cells(figure, rows)
-        heads.append(f"{escape(figure.heading)}<small>{escape(unit) or '&nbsp;'}</small>")
+        if figure in TERMS:
+            heads.append(f'<span class="word">{figure.heading}</span>')
+            columns.append(_tds(texts, "word"))
+            continue
+        head = (figure.heading, unit) if figure is not RATIO else ("mean JCT", f"vs {comparison.rows[0].label}")
+        heads.append(f"{escape(head[0])}<small>{escape(head[1]) or '&nbsp;'}</small>")
         columns.append([_td(text, "best" if mark else "") for text, mark in zip(texts, best, strict=True)])
-        if figure is figures[0] and len(rows) > 1:
-            heads.append(f"mean JCT<small>vs {escape(comparison.rows[0].label)}</small>")
-            columns.append(_tds(ratio_text(row.ratio) for row in rows))
     titles = [title if at == 0 or title != shown[at - 1][0] else "" for at, (title, _) in enumerate(shown)]
     numbers = [policies.index(row.policy) for row in rows]
     return _table(heads, [[row.label for row in rows], *columns], numbers, titles)
@@ -339,6 +342,7 @@ def packed_holdings(held: Held, most: int) -> str:
         about["left_out_share"] = 1.0 - float(slot_s[kept].sum()) / float(slot_s.sum()) if slot_s.any() else 0.0
     unit_s = unit_for(float(held.end_s.max(initial=1.0)))
     about |= {"unit_s": unit_s, "shown": len(held), "reasons": ["", *(each.text for each in Stopped)]}
+    batches = {"first_batch": held.first_batch, "last_batch": held.last_batch} if held.first_batch.any() else {}
     start, end = steps_of(held.start_s, unit_s), steps_of(held.end_s, unit_s)
     return packed_columns(
         {
@@ -350,6 +354,7 @@ def packed_holdings(held: Held, most: int) -> str:
             "job": held.job_id,
             "gpus": held.gpus,
             "reason": held.reason,
+            **batches,
         },
         about,
     )

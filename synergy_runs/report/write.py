@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from synergy_core.scheduling.reasons import Stopped
 from synergy_runs.comparison import ComparedPolicy, Comparison, compare
 from synergy_runs.facts import POOLED
 from synergy_runs.files import atomic_file
@@ -17,6 +18,7 @@ from synergy_runs.report.chrome_trace import write_chrome_trace
 from synergy_runs.report.excerpt import Held, boards_of, busy_stretch, held_by_node, unit_words
 from synergy_runs.report.figures import Look, looks, print_chart, strip
 from synergy_runs.report.html import MAX_CELLS, bokeh_js, fitting, job_list, packed, packed_holdings, page
+from synergy_runs.settings import FigureFormat, Figures
 from synergy_runs.stored import StoredRun
 from synergy_runs.traces.rows import epoch_s
 
@@ -31,7 +33,8 @@ _PRINTED = {
     "waiting": "waiting_by_size",
     "fairness": "fairness_cdf",
 }
-"""Id of a chart → name of its PNG file."""
+"""Id of a chart → name of its figure's file."""
+DEFAULT_FORMAT: FigureFormat = "png"
 # Number of starts on the whole cluster for which the rectangles of the Gantt strip stay legible.
 _STRIP_STARTS = 1_500
 _LINES_AT_FIRST = 10
@@ -40,18 +43,20 @@ MAX_LETTERS = 4_600_000
 """Maximum bytes of a report's packed data and library scripts; the rest of the page adds a few hundred thousand."""
 
 
-def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = "") -> Path:
+def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = "", figures: Figures = True) -> Path:
     """Writes figures, Chrome traces and report.html of runs to the folder `into`, and returns the report's path.
 
     Policies are in the order of `runs`; ratios refer to the first. command: the command line, for the provenance.
-    If settings vary too, charts show the first setting. Raises InputError if a file cannot be written.
+    figures: the formats of the figures, as in the settings. If settings vary too, charts show the first setting. Raises
+    InputError if a file cannot be written.
     """
+    formats = [DEFAULT_FORMAT] if figures is True else figures or []
     comparison = compare(runs)
     rows = comparison.of(comparison.settings[0])
     # Policies of the first setting come first, because charts refer to them by number.
     found = looks([row.policy for row in (*rows, *comparison.rows)])
     events = [row.runs[0].events() for row in rows]
-    held = [held_by_node(each) for each in events]
+    held = [held_by_node(each, row.runs[0].training()) for row, each in zip(rows, events, strict=True)]
     busy_s = busy_stretch(events[0], most_starts=_STRIP_STARTS)
     swept = charts.sweep(comparison.rows, list(found)) if len(comparison.settings) > 1 else None
     lines = [charts.completion(rows), *charts.over_time(rows, events), charts.fairness(rows)]
@@ -72,10 +77,10 @@ def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = ""
     lines_of = {row.policy: row for row in reversed(comparison.rows)}  # a sweep's chart has one line per policy
     for chart in drawn:
         policies = [lines_of[name] for name in found] if chart is swept else rows
-        _save(print_chart(chart, policies, found), into / f"{_PRINTED[chart['id']]}.png")
+        _save(print_chart(chart, policies, found), into / _PRINTED[chart["id"]], formats)
     for number in report["gantt"]:
         run, name = rows[number].runs[0], re.sub(r"[^\w.+-]", "_", rows[number].policy)
-        _save(strip(run, held[number], busy_s), into / f"gantt-{name}.png")
+        _save(strip(run, held[number], busy_s), into / f"gantt-{name}", formats)
         write_chrome_trace(run, into / f"trace-{name}.json.gz", events=events[number])
     return into / "report.html"
 
@@ -105,24 +110,36 @@ def _about(comparison: Comparison, rows: Sequence[ComparedPolicy], found: Mappin
         "sizes": charts.SIZE_NAMES,
         "size_limits": list(SIZE_LIMITS),
         "node_types": boards_of(summary),
+        "stops": ["", *(each.name.lower() for each in Stopped)],
     }
 
 
 def _sections(report: Mapping[str, Any], rows: Sequence[ComparedPolicy], held: Sequence[Held]) -> dict[str, str]:
-    """The packed sections of the page: `report` with all small data, the list of jobs, and a Gantt chart per policy."""
+    """The packed sections of the page: `report` with all small data, the list of jobs, and what they held by policy."""
     text = json.dumps(report, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     sections = {"report": packed(text)}
     sections |= fitting(lambda most: job_list(rows, most_cells=most), MAX_CELLS, MAX_LETTERS // 2)
     left = MAX_LETTERS - len(bokeh_js()) - sum(map(len, sections.values()))
-    for number in report["gantt"]:
+    for number, each in enumerate(held):
 
-        def stretches(most: int, name: str = f"gantt-{number}", each: Held = held[number]) -> dict[str, str]:
+        def stretches(most: int, name: str = f"held-{number}", each: Held = each) -> dict[str, str]:
             return {name: packed_holdings(each, most)}
 
-        sections |= fitting(stretches, len(held[number]), left // len(rows))
+        sections |= fitting(stretches, len(each), left // len(rows))
     return sections
 
 
-def _save(figure: Figure, path: Path) -> None:
-    with atomic_file(path) as unfinished:
-        figure.savefig(unfinished, format="png", metadata={"Software": None})
+def _save(figure: Figure, path: Path, formats: Iterable[FigureFormat]) -> None:
+    """Writes the figure as `path`.FORMAT in every format, without the time of writing, so that equal runs give equal
+    files. Text in PDF is TrueType, because many journals refuse matplotlib's default (Type 3)."""
+    import matplotlib as mpl
+
+    undated: dict[FigureFormat, dict[str, None]] = {
+        "png": {"Software": None},
+        "pdf": {"CreationDate": None},
+        "svg": {"Date": None},
+    }
+    with mpl.rc_context({"pdf.fonttype": 42, "svg.hashsalt": path.name}):
+        for each in formats:
+            with atomic_file(path.with_name(f"{path.name}.{each}")) as unfinished:
+                figure.savefig(unfinished, format=each, metadata=undated[each])

@@ -227,7 +227,7 @@ def test_a_job_compresses_when_its_layers_are_known_and_gives_it_up_when_encodin
     advance(again, 60)
     assert again.execution.decider.plans[0].compressor == again.launch().plan.compressor == "none"
     assert again.execution.jobs[0].restarts == job.restarts + 1
-    kept = again.facts_hold().compressions
+    kept = again.facts_hold().training
     assert kept.compressors[0] == "none"
     assert plan.compressor in kept.compressors
 
@@ -238,7 +238,7 @@ def test_without_compression_workers_are_asked_nothing(tmp_path):
     assert advance(stage, 10) == {"none"}
     assert not stage.launch().say_layers
     assert not stage.launch().time_codecs
-    assert stage.facts_hold().compressions is None
+    assert stage.facts_hold().training.with_compression() is None
 
 
 @pytest.mark.parametrize(

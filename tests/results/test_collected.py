@@ -1,18 +1,24 @@
 """What `results` makes of several runs: groups by settings, seeds averaged, warnings, tables for elsewhere."""
 
 import csv
+import shutil
+import subprocess
+from dataclasses import replace
 
 import pytest
 import yaml
 from filed_runs import filed, tree
 from small_runs import cluster, drawn_workload, policies
+from test_columns import assigned
 from test_results import CONFIG
 
 from synergy_runs import stored as run_record
-from synergy_runs.comparison import compare
+from synergy_runs.comparison import Comparison, compare
+from synergy_runs.exports import PAPER_COLUMNS, escaped, latex, markdown
 from synergy_runs.notes import notes
-from synergy_runs.results import escaped, latex, markdown, write_run
+from synergy_runs.numbers import Ratio
 from synergy_runs.results import main as results_main
+from synergy_runs.results import write_run
 from synergy_runs.stored import commit, find_runs
 
 pytestmark = pytest.mark.usefixtures("unpictured")
@@ -110,7 +116,7 @@ def test_csv_has_every_figure_to_the_last_bit_and_how_it_was_made(tmp_path):
 def test_markdown_and_latex_are_the_table_on_the_screen(tmp_path, capsys):
     folder = filed(tmp_path)
     comparison = compare(find_runs(folder))
-    text = markdown(comparison)
+    text = markdown(comparison, ["all"])
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 4
     assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
@@ -120,15 +126,72 @@ def test_markdown_and_latex_are_the_table_on_the_screen(tmp_path, capsys):
     assert (
         f"made by `python -m synergy_sim +trace=drawn cluster.load=1.0` with synergy {run_record.__version__}" in text
     )
-    assert results_main([str(folder), "--latex"]) == 0
+    assert results_main([str(folder), "--latex", "--columns", "all"]) == 0
     printed = capsys.readouterr().out
-    assert printed.rstrip("\n") == latex(comparison)
-    for each in (r"\toprule", r"\midrule", r"\bottomrule", r"\caption{", r"p99 $\rho$", r"$\rho$ $>$ 1 (\%)"):
+    assert printed.rstrip("\n") == latex(comparison, ["all"])
+    for each in (r"\toprule", r"\midrule", r"\bottomrule", r"\caption{", r"$\rho$", r"$>$", r"\%"):
         assert each in printed
     body = [line for line in printed.splitlines() if line.endswith(r"\\")]
     assert {line.count("&") for line in body} == {rows[0].count("|") - 2}
     assert printed.startswith("% made by python -m synergy_sim")
     assert escaped("a_b & 50 % ~ {x}\\") == r"a\_b \& 50 \% \textasciitilde{} \{x\}\textbackslash{}"
+
+
+@pytest.fixture
+def for_a_paper(tmp_path):
+    """The folder of two policies, of which one may change jobs, at two loads."""
+    for load in ("0.8", "1.2"):
+        for run in (assigned("fifo"), assigned("synergy", 2, "declared work that is the true run time")):
+            write_run(run, tmp_path / load / run.policy, CONFIG.format(seed=0, load=load))
+    return tmp_path
+
+
+def test_latex_has_few_columns_the_groups_in_rows_of_their_own_and_the_assumptions_in_its_caption(for_a_paper):
+    comparison = compare(find_runs(for_a_paper))
+    comparison.runs[0].summary["assumptions"] = ["A restart costs 30 s & more."]
+    lines = latex(comparison).splitlines()
+    rows = [line for line in lines if line.endswith(r"\\") and "multicolumn" not in line]
+    assert {line.count("&") for line in rows} == {len(PAPER_COLUMNS) + 1}  # and the load and the policy
+    assert sum(line.lstrip().startswith(r"\multicolumn{7}{") for line in lines) == 4
+    (caption,) = [line for line in lines if r"\caption" in line]
+    assert r"A restart costs 30 s \& more." in caption
+    visible = [line for line in lines if not line.startswith("%")]
+    assert all(line.isascii() for line in visible)
+    assert any("no real scheduler knows" in line for line in visible)  # what the star means
+
+
+def test_columns_are_chosen_by_name_for_every_form_of_the_table(for_a_paper, tmp_path, capsys):
+    path = tmp_path / "table.csv"
+    asked = ("--columns", "p99_jct_s,mean_jct_ratio,knows", "--csv", str(path))
+    assert results_main([str(for_a_paper), *asked]) == 0
+    head = capsys.readouterr().out
+    assert "p99 JCT" in head
+    assert "mean wait" not in head.partition("cluster.load 0.8")[0]
+    ends = ["mean_jct_ratio", "mean_jct_ratio_low", "mean_jct_ratio_high"]
+    with path.open() as file:
+        assert next(csv.reader(file)) == ["cluster.load", "policy", "p99_jct_s", *ends, "knows"]
+    assert results_main([str(for_a_paper), "--markdown", *asked[:2]]) == 0
+    (head,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| load")]
+    assert [each.strip() for each in head.strip("|").split("|")][:2] == ["load", "policy"]
+    assert head.count("|") == 6
+    assert results_main([str(for_a_paper), "--latex", "--columns", "mean_jct"]) == 2
+    assert "Did you mean 'mean_jct_s'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs: LaTeX")
+@pytest.mark.parametrize("ratio", [None, Ratio(0.31, 0.074, 1.28, 5)], ids=["no interval", "intervals"])
+def test_latex_compiles_and_fits_a_column_of_text(for_a_paper, tmp_path, ratio):
+    comparison = compare(find_runs(for_a_paper))
+    comparison = Comparison(tuple(replace(row, ratio=ratio or row.ratio) for row in comparison.rows))
+    paper = tmp_path / "paper.tex"
+    paper.write_text(
+        "\\documentclass[twocolumn]{article}\\usepackage{booktabs}\\usepackage[margin=0.75in]{geometry}\n"
+        f"\\begin{{document}}\n{latex(comparison)}\n\\end{{document}}\n"
+    )
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", paper.name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "Overfull" not in done.stdout
 
 
 def test_report_of_several_runs_has_a_folder_of_its_own(tmp_path, capsys):

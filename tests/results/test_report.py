@@ -59,8 +59,8 @@ def report(tmp_path_factory):
 
 def test_report_stands_alone_and_is_well_formed_with_figures_and_traces_beside_it(report):
     page = read_page(report / "report.html")
-    gantt = {f"gantt-{number}" for number in range(4)}
-    assert sections_of(report / "report.html").keys() == {"report", "jobs", "job-names", "bokeh"} | gantt
+    held = {f"held-{number}" for number in range(4)}
+    assert sections_of(report / "report.html").keys() == {"report", "jobs", "job-names", "bokeh"} | held
     for each in ("the lowest mean JCT", "python -m synergy_sim +trace=<drawn>", "seeds", "load: 1.0"):
         assert each in page.text
     names = {path.name for path in report.iterdir() if path.is_file()}
@@ -113,6 +113,22 @@ def test_report_of_a_sweep_says_which_setting_its_figures_show(tmp_path):
     assert "Figures and breakdowns show cluster.load=0.8" in page.text
     assert "Mean wait and mean JCT over cluster.load" in page.text
     assert (tmp_path / "sweep.png").exists()
+
+
+def test_figures_are_written_in_each_format_that_was_asked_for_and_the_same_again(tmp_path):
+    write_run(simulate(drawn_workload(30), cluster(2)), tmp_path / "fifo-0", "")
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        write_comparison([read_run(tmp_path / "fifo-0")], tmp_path / folder, figures=["pdf", "svg"])
+    first, second = (
+        {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()} for folder in ("one", "two")
+    )
+    assert first["jct_cdf.pdf"].startswith(b"%PDF")
+    assert b"/Type3" not in first["jct_cdf.pdf"]
+    assert b"<svg" in first["gantt-fifo.svg"]
+    assert not [name for name in first if name.endswith(".png")]
+    drawn = [name for name in first if name.endswith((".pdf", ".svg"))]
+    assert [name for name in drawn if first[name] != second[name]] == []
 
 
 def read_trace(path):

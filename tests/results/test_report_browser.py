@@ -12,6 +12,7 @@ from PIL import Image
 from report_reading import report_of
 from test_results import write_policies
 
+from synergy_runs.history import history_of
 from synergy_runs.report.figures import DARK_PAGE, LIGHT_PAGE, looks
 from synergy_runs.report.write import write_comparison
 from synergy_runs.stored import find_runs, in_order
@@ -161,6 +162,39 @@ def test_jobs_are_searched_and_sorted(desk):
     assert "51–100 of 150" in page.locator("#job-list").inner_text()
 
 
+def test_a_job_that_is_clicked_is_shown_under_every_policy_that_is_shown(desk, report):
+    page = desk.page
+    page.get_by_label("search the jobs").fill("job-14")
+    page.locator("#job-list").get_by_role("button", name="job-14", exact=True).click()
+    cards = page.locator("#one-job .card")
+    page.wait_for_function("document.querySelector('#one-job h3').textContent.startsWith('job-14 ')")
+    assert [each.strip() for each in cards.locator("h4").all_inner_texts()] == ["fifo", "sjf*", "round_robin", "small"]
+    for number, policy in enumerate(("fifo", "sjf", "round_robin", "small")):
+        history = history_of(report.parent / f"{policy}-0", "job-14")
+        told = cards.nth(number).locator("tbody td:last-child").all_inner_texts()
+        assert len(told) == len(history.stretches)
+        for text, stretch in zip(told, history.stretches, strict=True):
+            assert text.startswith(stretch.words or "waited")
+            assert ("then" in text) == (stretch.reason is not None)
+        hours = cards.nth(number).locator("tbody td:nth-child(2)").all_inner_texts()
+        assert [float(each) for each in hours] == pytest.approx([s.end_s / 3600 for s in history.stretches], abs=6e-3)
+    page.locator("#policies button[data-policy=fifo]").click()
+    desk.until(lambda: cards.count() == 3)
+    page.locator("#policies button[data-policy=fifo]").click()
+    page.get_by_label("search the jobs").fill("")
+
+
+def test_table_wider_than_its_box_says_so(desk):
+    page, said = desk.page, desk.page.locator(".more").first
+    desk.until(lambda: "columns are further right" in said.inner_text())
+    page.locator(".wide").first.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+    desk.until(lambda: "columns are further right" not in said.inner_text())
+    page.set_viewport_size({"width": 2600, "height": 900})
+    desk.until(lambda: not said.is_visible())
+    assert page.locator("body").bounding_box()["width"] > 2500
+    page.set_viewport_size({"width": 1280, "height": 900})
+
+
 def test_breakdown_turns_and_filters(desk):
     page = desk.page
     assert desk.column("#breakdown table", 0) == ["1", "2–4", "5–8", ">8"]
@@ -240,7 +274,7 @@ def test_tables_stand_without_javascript(browser, report):
     page = context.new_page()
     page.goto(report.as_uri())
     heads = [each.inner_text() for each in page.locator("h3").filter(visible=True).all()]
-    assert {"mean JCT by size", "mean wait by size"} <= set(heads)
+    assert {"mean JCT by size", "mean wait by size"} <= {head.partition(",")[0] for head in heads}
     # The comparison, two tables by size, where it came from.
     assert page.locator("table").filter(visible=True).count() >= 5
     assert not page.locator("figure, #gantt, #job-list").filter(visible=True).count()

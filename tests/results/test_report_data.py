@@ -156,13 +156,42 @@ def test_lines_at_first_are_all_that_adapt_and_the_log_s(tmp_path):
 
 def test_sweep_draws_mean_wait_and_mean_jct_over_its_numbers(tmp_path):
     for load in (0.8, 1.2, 1.0):
-        write_policies(tmp_path / f"{load}", load=load, jobs=30)
+        write_policies(tmp_path / f"{load}", load=load, jobs=30, seeds=(0, 1, 2))
     rows = compare(find_runs(tmp_path)).rows
     chart = sweep(rows, ["fifo", "small"])
-    assert chart["at"] == [0.8, 1.0, 1.2]
+    of_small = {row.setting[0][1]: row for row in rows if row.policy == "small"}
+    small = [of_small[load] for load in ("0.8", "1.0", "1.2")]
+    assert chart["at"] == pytest.approx([100 * row.mean("offered_load_fraction") for row in small])
+    assert chart["x"]["label"] == "offered load, % (cluster.load 0.8, 1.0, 1.2)"
     for key, panel in zip(("mean_waiting_s", "mean_jct_s"), chart["panels"], strict=True):
-        small = {float(row.setting[0][1]): row.mean(key) for row in rows if row.policy == "small"}
-        assert panel["lines"][1]["y"] == pytest.approx([small[at] for at in chart["at"]], rel=1e-3)
+        line = panel["lines"][1]
+        assert line["y"] == pytest.approx([row.mean(key) for row in small], rel=1e-3)
+        for end, of in (("low", min), ("high", max)):
+            assert line[end] == pytest.approx([of(run.summary[key] for run in row.runs) for row in small], rel=1e-3)
+
+
+def swept(tmp_path, key, values, **more):
+    """The chart of a sweep in which a run per value has that key in its configuration."""
+    run = simulate(drawn_workload(20), cluster(2))
+    for number, value in enumerate(values):
+        typed = {key: value, **{name: each[number] for name, each in more.items()}}
+        write_run(run, tmp_path / f"{number}" / "fifo-0", "".join(f"{name}: {each}\n" for name, each in typed.items()))
+    return sweep(compare(find_runs(tmp_path)).rows, ["fifo"])
+
+
+def test_sweep_has_ticks_as_they_were_typed_and_no_band_for_one_run(tmp_path):
+    chart = swept(tmp_path, "restart_s", [0.5, 2, 1.25])
+    assert (chart["at"], chart["x"]["ticks"]) == ([0.5, 1.25, 2.0], ["0.50", "1.25", "2.00"])
+    assert not any("low" in line for panel in chart["panels"] for line in panel["lines"])
+
+
+def test_sweep_over_more_than_one_number_is_not_drawn_but_workloads_are_averaged(tmp_path):
+    assert swept(tmp_path / "two", "restart_s", [1, 1, 2, 2], round_s=[1, 2, 1, 2]) is None
+    weeks = {"trace": ["{window: 1d}", "{window: 2d}"] * 2}
+    chart = swept(tmp_path / "weeks", "restart_s", [1, 1, 2, 2], **weeks)
+    assert chart["at"] == [1.0, 2.0]
+    assert "2 values of trace.window" in chart["text"]
+    assert all("low" in line for panel in chart["panels"] for line in panel["lines"])
 
 
 def test_gantt_holds_every_stretch_or_says_what_it_leaves_out():
@@ -189,7 +218,7 @@ def test_report_of_many_jobs_stays_small(tmp_path, monkeypatch):
     monkeypatch.setattr(write, "bokeh_js", lambda: "x" * 1_000_000)
     sections = sections_of(write_comparison(find_runs(tmp_path), tmp_path))
     assert sum(len(text) for name, text in sections.items() if name != "bokeh") < 120_000
-    about, _ = columns_of(sections["gantt-0"])
+    about, _ = columns_of(sections["held-0"])
     assert 0 < about["shown"] < about["total"]
 
 
@@ -217,6 +246,5 @@ def test_other_jobs_are_left_out_of_the_list_and_nodes_that_nobody_knows_have_no
     path = write_comparison(find_runs(tmp_path), tmp_path)
     sections = sections_of(path)
     assert columns_of(sections["jobs"])[0]["policies"] == [0]
-    assert {name for name in sections if name.startswith("gantt")} == {"gantt-0"}
     assert report_of(path)["gantt"] == [0]
     assert [each.name for each in tmp_path.glob("trace-*")] == ["trace-fifo.json.gz"]

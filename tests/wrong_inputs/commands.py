@@ -7,7 +7,7 @@ def of_command(typed: str, *said: str, **files: File) -> Wrong:
     return Wrong(typed, said, {name.replace("__", "/").replace("_yaml", ".yaml"): each for name, each in files.items()})
 
 
-EXPLAIN = "synergy_sim.explain run job"
+EXPLAIN = "synergy_sim.explain run job --at 1h"
 SUMMARY = "run/fifo-0/summary.json"
 CASES = [
     of_command("synergy_sim.traces", "COMMAND is missing"),

@@ -13,14 +13,15 @@ function breakdown() {
     const { heading, classes, total, seeds, jobs, values } = report.breakdowns[by.value];
     const [name, kind] = report.measures[what.value];
     const numbers = every.filter((number) => shown.has(number) && values[what.value][number]);
+    const { unit, text } = inOneUnit(kind, numbers.flatMap((number) => values[what.value][number]));
     const columns = [
       { head: heading, value: (row) => classes[row], text: (row) => classes[row] },
       { head: "jobs", value: (row) => jobs[row], text: (row) => count(jobs[row]) },
-      ...numbers.map((number) => ({ head: report.policies[number].label, value: (row) => values[what.value][number][row], text: (row) => TEXTS[kind](values[what.value][number][row]) })),
+      ...numbers.map((number) => ({ head: report.policies[number].label, value: (row) => values[what.value][number][row], text: (row) => text(values[what.value][number][row]) })),
     ];
     const wanted = filter.value.trim().toLowerCase();
     const rows = [...classes.keys()].filter((row) => classes[row].toLowerCase().includes(wanted));
-    said.textContent = `${name} by ${heading}, per policy that is shown above${seeds > 1 ? `, over the jobs of ${seeds} seeds together` : ""}.`
+    said.textContent = `${name} by ${heading}${unit && ` in ${unit}`}, per policy that is shown above${seeds > 1 ? `, over the jobs of ${seeds} seeds together` : ""}.`
       + (total > classes.length ? ` Only the ${count(classes.length)} of ${count(total)} with the most requested work.` : "");
     tableOf(at, { columns, rows, most: 25, label: `${name} by ${heading}` });
   }

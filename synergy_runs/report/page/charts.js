@@ -14,6 +14,12 @@ function roundDuration(seconds) {
   return `${Number((seconds / scale).toPrecision(6))} ${unit}`;
 }
 
+// Formats a tick of a linear axis: all in the largest unit of which they are multiples.
+function evenDuration(seconds, ticks) {
+  const [scale, unit] = UNITS.find(([each]) => ticks.every((tick) => tick % each === 0)) || [1, "s"];
+  return seconds === 0 ? "0" : `${Number((seconds / scale).toPrecision(6))} ${unit}`;
+}
+
 window.synergyTicks = (kind, start, end, log) => {
   if (!log && kind === "duration") {
     const step = TICKS_S.find((each) => (end - start) / each <= 7) || TICKS_S.at(-1);
@@ -23,14 +29,14 @@ window.synergyTicks = (kind, start, end, log) => {
   const within = (ticks) => ticks.filter((at) => at >= start && at <= end);
   return within(rough).length >= 3 ? within(rough) : within(fine);
 };
-window.synergyText = { duration: roundDuration, number: (value) => String(Number(value.toPrecision(6))), percent: String, count };
+window.synergyText = { duration: roundDuration, even: evenDuration, number: (value) => String(Number(value.toPrecision(6))), percent: String, count };
 
 // Markers that are hollow or consist of strokes need thicker lines.
 const strokeOf = (number) => (["x", "asterisk"].includes(report.policies[number].mark) ? 2.2 : report.policies[number].hollow ? 1.6 : 1);
 
 const ticker = (kind, log) => new Bokeh.CustomJSTicker({
   major_code: `return synergyTicks("${kind}", cb_data.start, cb_data.end, ${log})` });
-const formatter = (kind) => new Bokeh.CustomJSTickFormatter({ code: `return synergyText["${kind}"](tick)` });
+const formatter = (kind) => new Bokeh.CustomJSTickFormatter({ code: `return synergyText["${kind}"](tick, ticks)` });
 
 function restyled(figure) {
   const [text, soft, line] = ["--text", "--soft", "--line"].map(styleOf);
@@ -57,11 +63,12 @@ function figureOf(x, panel, height, more) {
     figure.toolbar.active_scroll = wheel;
   }
   figure.yaxis.axis_label = panel.label;
-  if (panel.kind === "duration") Object.assign(figure.yaxis, { ticker: ticker("duration", false), formatter: formatter("duration") });
+  if (panel.kind === "duration") Object.assign(figure.yaxis, { ticker: ticker("duration", false), formatter: formatter("even") });
   else figure.yaxis.formatter = formatter(panel.kind);
   if (x.kind === "date") figure.xaxis.formatter = new Bokeh.DatetimeTickFormatter({
     seconds: "%H:%M:%S", minsec: "%H:%M:%S", minutes: "%H:%M", hourmin: "%H:%M", hours: "%H:%M", days: "%m-%d", months: "%Y-%m" });
   else if (x.log) Object.assign(figure.xaxis, { ticker: ticker(x.kind, true), formatter: formatter(x.kind) });
+  else if (x.kind === "number") figure.xaxis.formatter = formatter("number");
   return figure;
 }
 
@@ -114,7 +121,7 @@ function drawLines(chart, panel, figure) {
     const visible = glyphs.filter(({ number }) => shown.has(number));
     const height = panel.top ? panel.top / 2 : low;
     pointed.data = { x, height: x.map(() => height), tip: chart.at.map((at, row) =>
-      tipOf(TEXTS[chart.x.kind](at), visible.map(({ number }) => {
+      tipOf(chart.x.ticks?.[row] || TEXTS[chart.x.kind](at), visible.map(({ number }) => {
         const line = panel.lines[number];
         const band = line.low && line.high[row] !== line.low[row] ? ` (${text(line.low[row])}–${text(line.high[row])})` : "";
         return [number, text(line.y[row]) + band];
@@ -185,6 +192,8 @@ async function drawChart(chart) {
     const more = { x_range: range, y_range: panel.top ? [0, panel.top * 1.04] : chart.x.classes ? [0, 1] : new Bokeh.DataRange1d({ start: 0, only_visible: true }) };
     const figure = figureOf(chart.x, panel, (panels.length > 1 ? 230 : 330) + (last ? 30 : 0), more);
     const part = chart.x.classes ? drawClasses(chart, panel, figure) : drawLines(chart, panel, figure);
+    if (chart.x.ticks) Object.assign(figure.xaxis, {
+      ticker: new Bokeh.FixedTicker({ ticks: chart.at }), major_label_overrides: new Map(chart.at.map((at, row) => [at, chart.x.ticks[row]])) });
     const rule = rules(chart, panel, figure);
     figure.xgrid.ticker = chart.x.classes ? new Bokeh.FixedTicker({ ticks: chart.x.classes.map((_, at) => at + 0.5) }) : figure.xaxes[0].ticker;
     figure.ygrid.ticker = figure.yaxes[0].ticker;
@@ -234,9 +243,13 @@ function valuesOf(chart) {
     const at = chart.x.classes || chart.at;
     const step = chart.x.classes ? 1 : Math.max(1, Math.floor(at.length / 24));
     const rows = [...at.keys()].filter((row) => row % step === 0 || row === at.length - 1);
-    const first = { head: chart.x.label || "time", value: (row) => (chart.x.classes ? row : at[row]), text: (row) => (chart.x.classes ? at[row] : TEXTS[chart.x.kind](at[row])) };
-    const columns = chart.panels.flatMap((panel) => numbers.filter((number) => panel.lines[number]).map((number) => ({
-      head: report.policies[number].label, small: panel.label, value: (row) => panel.lines[number].y[row], text: (row) => TEXTS[panel.kind](panel.lines[number].y[row]) })));
+    const first = { head: chart.x.label || "time", value: (row) => (chart.x.classes ? row : at[row]), text: (row) => (chart.x.classes || chart.x.ticks || at.map(TEXTS[chart.x.kind]))[row] };
+    const columns = chart.panels.flatMap((panel) => {
+      const known = numbers.filter((number) => panel.lines[number]);
+      const { unit, text } = inOneUnit(panel.kind, known.flatMap((number) => panel.lines[number].y));
+      return known.map((number) => ({ head: report.policies[number].label, small: `${panel.label}${unit && `, ${unit}`}`,
+        value: (row) => panel.lines[number].y[row], text: (row) => text(panel.lines[number].y[row]) }));
+    });
     tableOf(details.lastElementChild, { columns: [first, ...columns], rows, label: `values of ${chart.title}` });
   };
   details.addEventListener("toggle", fill);

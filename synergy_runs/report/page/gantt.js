@@ -1,13 +1,27 @@
 // The Gantt chart of jobs on slots. It draws only the chosen nodes and stretch of time, so long runs stay fast.
 const MAX_ROWS = 96, OVERVIEW_ROWS = 1600, SHORTEST_VIEW_S = 10;
 
+// [GPU type, slots] of every node.
+const nodesOfReport = report.node_types.flatMap(({ gpu_type, nodes, gpus_per_node }) => Array(nodes).fill([gpu_type, gpus_per_node]));
+const heldRead = {};
+
+// Reads the periods in which jobs held GPUs of a node under a policy, once.
+function heldBy(number) {
+  heldRead[number] ||= (async () => {
+    const { about, columns } = await unpackedColumns(`held-${number}`);
+    const start = summed(columns.started_after_last).map((at) => at * about.unit_s);
+    return { about, ...columns, start, end: start.map((at, row) => at + columns.length[row] * about.unit_s) };
+  })();
+  return heldRead[number];
+}
+
 async function gantt() {
   const place = section("gantt");
   const [unit, units] = report.units;
   const canvas = element("canvas", { id: "gantt-canvas", tabindex: 0, role: "img" });
   const context = canvas.getContext("2d");
   const tip = element("div", { class: "tip", hidden: true });
-  const nodes = report.node_types.flatMap(({ gpu_type, nodes: many, gpus_per_node }) => Array(many).fill([gpu_type, gpus_per_node]));
+  const nodes = nodesOfReport;
   const firstRow = [0];
   nodes.forEach(([, slots]) => firstRow.push(firstRow.at(-1) + slots));
   const pages = pagesOf(nodes, firstRow);
@@ -15,7 +29,6 @@ async function gantt() {
   const page = select(pages.map(({ text }, at) => [at, text]));
   const position = element("input", { type: "range", min: 0, max: 1000, "aria-label": "position in the run" });
   const said = element("p", { class: "soft", "aria-live": "polite" });
-  const loaded = {};
   let held, span = [0, 1], view = [0, 1], patterns;
   if (pages.length > 1 && firstRow.at(-1) > MAX_ROWS) page.value = 1;
 
@@ -73,13 +86,7 @@ async function gantt() {
   }
 
   async function load() {
-    const number = report.gantt[policy.value];
-    if (!loaded[number]) {
-      const { about, columns } = await unpackedColumns(`gantt-${number}`);
-      const start = summed(columns.started_after_last).map((at) => at * about.unit_s);
-      loaded[number] = { about, ...columns, start, end: start.map((at, row) => at + columns.length[row] * about.unit_s) };
-    }
-    held = loaded[number];
+    held = await heldBy(report.gantt[policy.value]);
     const last = held.end.reduce((most, end) => Math.max(most, end), 1);
     span = [0, last];
     set(...(view[1] === 1 ? report.busy : view));

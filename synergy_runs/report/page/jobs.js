@@ -52,10 +52,18 @@ async function jobList() {
   };
   function fill() {
     const { waiting, jct, preemptions } = read.fared[policy.value];
-    const time = (head, small, values) => ({ head, small, value: (row) => values[row], text: (row) => duration(values[row]) });
+    const time = (head, small, values) => {
+      const { unit, text } = inOneUnit("duration", values);
+      return { head, small: [small, unit].filter(Boolean).join(", "), value: (row) => values[row], text: (row) => text(values[row]) };
+    };
     const slowdown = (row) => (read.duration[row] > 0 ? jct[row] / read.duration[row] : NaN);
     const start = table && table.sorted();
-    table = tableOf(at, { rows: found(), sort: start || sort, label: "jobs", columns: [
+    const open = async (row) => {
+      await showJob(row);
+      section("one-job").scrollIntoView({ block: "start" });
+      section("one-job").querySelector("h3").focus({ preventScroll: true });
+    };
+    table = tableOf(at, { rows: found(), sort: start || sort, label: "jobs", open, columns: [
       { head: "job", value: (row) => name[row], text: (row) => name[row] },
       ...named,
       { head: report.units[1], value: (row) => columns.gpus[row], text: (row) => count(columns.gpus[row]) },
@@ -71,4 +79,6 @@ async function jobList() {
   policy.addEventListener("change", fill);
   [search, least].forEach((input) => input.addEventListener("input", () => table.keep(found())));
   fill();
+  const longest = (row) => Math.max(...about.policies.map((number) => read.fared[number].waiting[row] || 0));
+  if (name.length) await showJob([...name.keys()].reduce((most, row) => (longest(row) > longest(most) ? row : most)));
 }

@@ -13,6 +13,7 @@ async function open() {
   policyBar();
   themeSwitch();
   document.querySelectorAll("table.sorts").forEach(sortable);
+  document.querySelectorAll(".wide").forEach(saysWhatIsBeyond);
   breakdown();
   report.charts.forEach(valuesOf);
   loadBokeh(await unpackedText("bokeh"));

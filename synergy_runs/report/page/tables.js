@@ -10,6 +10,22 @@ function ordered(rows, value, descending) {
   }).map(([, row]) => row);
 }
 
+// Says above a table how many of its columns are beyond the box, as long as it is wider than the box.
+function saysWhatIsBeyond(box) {
+  const said = element("p", { class: "more", hidden: true });
+  box.before(said);
+  const say = () => {
+    const heads = [...(box.querySelector("tr")?.cells || [])], end = box.scrollLeft + box.clientWidth + 1;
+    const beyond = heads.filter((head) => head.offsetLeft + head.offsetWidth > end).length;
+    const whole = box.scrollWidth <= box.clientWidth + 1;
+    said.hidden = whole;
+    said.textContent = beyond ? `${count(beyond)} of ${count(heads.length)} columns are further right: scroll the table sideways. →` : "← The first columns are further left.";
+  };
+  new ResizeObserver(say).observe(box.firstElementChild);
+  new ResizeObserver(say).observe(box);
+  box.addEventListener("scroll", say, { passive: true });
+}
+
 // Turns each head into a button that calls `sort(column, descending)`.
 function sortingHeads(heads, sort, start = {}) {
   heads.forEach((head, column) => {
@@ -41,8 +57,9 @@ function sortable(table) {
   });
 }
 
-// A table of `rows` by `columns` ({head, small, value, text, kind}), in pages of `most` rows.
-function tableOf(place, { columns, rows, most = 50, sort = null, label = "" }) {
+// A table of `rows` by `columns` ({head, small, value, text, kind}), in pages of `most` rows. open: called with the row
+// whose first cell is clicked.
+function tableOf(place, { columns, rows, most = 50, sort = null, label = "", open = null }) {
   let state = sort, all = rows, page = 0;
   const table = element("table", { "aria-label": label });
   const where = element("span", { class: "soft", "aria-live": "polite" });
@@ -50,12 +67,12 @@ function tableOf(place, { columns, rows, most = 50, sort = null, label = "" }) {
   const back = element("button", { type: "button", onclick: () => turn(-1) }, "previous");
   const next = element("button", { type: "button", onclick: () => turn(1) }, "next");
   const pager = element("div", { class: "pager" }, back, next, where);
-  const heads = columns.map((column) => element("th", { scope: "col" }, column.head, ...(column.small !== undefined ? [element("small", {}, column.small)] : [])));
+  const heads = columns.map((column) => element("th", { scope: "col", class: column.kind || null }, column.head, ...(column.small !== undefined ? [element("small", {}, column.small)] : [])));
   const body = element("tbody");
   table.append(element("thead", {}, element("tr", {}, ...heads)), body);
   function fill() {
     body.replaceChildren(...all.slice(page * most, (page + 1) * most).map((row) => element("tr", {}, ...columns.map((column, number) =>
-      number === 0 ? element("th", { scope: "row", title: column.text(row) }, column.text(row)) : element("td", { class: column.kind || null }, column.text(row))))));
+      number === 0 ? element("th", { scope: "row", title: column.text(row) }, open ? element("button", { type: "button", class: "link", onclick: () => open(row) }, column.text(row)) : column.text(row)) : element("td", { class: column.kind || null }, column.text(row))))));
     back.disabled = page === 0;
     next.disabled = (page + 1) * most >= all.length;
     pager.hidden = all.length <= most;
@@ -67,7 +84,9 @@ function tableOf(place, { columns, rows, most = 50, sort = null, label = "" }) {
     fill();
   }
   sortingHeads(heads, (column, descending) => { state = { column, descending }; order(); }, sort || {});
-  place.replaceChildren(element("div", { class: "wide", tabindex: 0 }, table), pager);
+  const box = element("div", { class: "wide", tabindex: 0 }, table);
+  place.replaceChildren(box, pager);
+  saysWhatIsBeyond(box);
   order();
   return {
     keep(found) { all = found; order(); return all.length; },

@@ -19,6 +19,15 @@ function count(value) {
   return value === null ? "–" : value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
 }
 
+// One unit for all durations of a table or column, by their median: {unit, text}. Other kinds have no unit of their own.
+function inOneUnit(kind, values) {
+  if (kind !== "duration") return { unit: "", text: TEXTS[kind] };
+  const known = [...values].filter((value) => value > 0 && Number.isFinite(value)).sort((one, other) => one - other);
+  const typical = known.length ? (known[(known.length - 1) >> 1] + known[known.length >> 1]) / 2 : 0;
+  const [scale, unit] = UNITS.find(([seconds]) => typical >= 2 * seconds) || UNITS[3];
+  return { unit, text: (value) => threeDigits(value === null ? null : value / scale) };
+}
+
 // Formats seconds since the window's start as date and time of the trace's clock.
 function clock(seconds) {
   return new Date((report.origin_s + seconds) * 1000).toISOString().slice(0, 19).replace("T", " ");
