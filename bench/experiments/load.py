@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from runner.experiment import ROOT, Experiment, Result, Results, compose, measurement
-from runner.tables import mean_half, number, table, with_half
+from runner.experiment import ROOT, Experiment, Result, Results, Simulation, compose, measurement
+from runner.tables import mean_half, number, ratios, table, with_half
 
 OURS, THEIRS = "synergy", "sia(like=synergy)"
 JOBS = ("+trace=philly", "trace.window=2017-10-16/4d", "trace.sample=0.25", "cluster.nodes=15", "trace.carry_in=false")
@@ -48,19 +48,45 @@ RUNS = {
 }
 
 
+WEEKS = ("2017-10-10/4d", "2017-10-17/4d", "2017-11-14/4d", "2017-11-28/4d", "2017-12-05/4d")
+"""No parameter was chosen on these days of the real log either."""
+OF_WEEK = {
+    window: [
+        Simulation(policy, ("+trace=philly", f"trace.window={window}", "same_information=false"))
+        for policy in (OURS, THEIRS)
+    ]
+    for window in WEEKS
+}
+
+
 def tables(results: Results) -> dict[str, str]:
     """Also draws docs/load.png."""
+    of_weeks = ratios([[tuple(results[run]["mean_jct_s"] for run in runs)] for runs in OF_WEEK.values()])
+    weeks = []
+    for at, (window, (ours, theirs)) in enumerate(OF_WEEK.items()):
+        most = [
+            f"{number(results[ours][name] / unit)} ({number(results[theirs][name] / unit)})"
+            for name, unit in UNITS.items()
+        ]
+        load = f"{results[ours]['offered_load_fraction']:.0%}"
+        weeks.append([window, f"{results[ours]['jobs']:,}", load, number(of_weeks.files[at], 3), *most])
     rows, means = [], {}
     for (trace, load), runs in RUNS.items():
-        ratios = {name: [results[run][name] for run in runs] for name in FIGURES}
-        jct = mean_half(ratios.pop("mean_jct_s"))
+        found = {name: [results[run][name] for run in runs] for name in FIGURES}
+        jct = mean_half(found.pop("mean_jct_s"))
         means.setdefault(trace, []).append((load, *jct))
-        others = [number(float(np.mean(each))) for each in ratios.values()]
+        others = [number(float(np.mean(each))) for each in found.values()]
         most = {name: np.max([results[run][name] for run in runs], axis=0) for name in OWN}
         own = [f"{number(ours)} ({number(theirs)})" for ours, theirs in most.values()]
         rows.append([trace, f"{load:g}", with_half(*jct), *others, *own])
     _draw(means)
-    return {"ratios": table(("trace", "load", *FIGURES.values(), *OWN.values()), rows, 2)}
+    return {
+        "ratios": table(("trace", "load", *FIGURES.values(), *OWN.values()), rows, 2),
+        "weeks": table(("window", "jobs", "load", "mean JCT", *OWN.values()), weeks),
+        "equal-weeks": with_half(of_weeks.mean, of_weeks.files_half),
+        "equal-drawn": with_half(*means["generated Philly"][1][1:]),
+        "equal-real": with_half(*means["real Philly"][1][1:]),
+    }
 
 
 def _draw(means: dict[str, list[tuple[float, float, float]]]) -> None:
@@ -80,7 +106,7 @@ def _draw(means: dict[str, list[tuple[float, float, float]]]) -> None:
 
 
 LOAD = Experiment(
-    lambda: [run for runs in RUNS.values() for run in runs],
+    lambda: [run for runs in (*RUNS.values(), *OF_WEEK.values()) for run in runs],
     tables,
     needs=("data",),
     reads=("conf/trace/philly.yaml", "traces/philly.json", "synergy_core/catalog/models"),

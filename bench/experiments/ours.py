@@ -188,7 +188,12 @@ def _runs() -> Iterator[Simulation]:
 
 
 def _tables(results: Results) -> Tables:
+    same = {
+        f"equal-{name}": _ratio(results, Case("synergy", more), Case(SAME, more), FILES)
+        for name, more in CLUSTERS.items()
+    }
     return {
+        **{name: with_half(found.mean, found.files_half) for name, found in same.items()},
         "goals": _goals(results),
         **{name: _means(results, more) for name, more in CLUSTERS.items()},
         **{f"{name}-bounds": _bounds(results, more) for name, more in CLUSTERS.items()},
