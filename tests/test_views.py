@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from jobs import cluster, workload
 from training_jobs import CATALOG, policy_named, three_types, training
@@ -19,7 +20,9 @@ from synergy_core.jobs.state import (
     GoodputState,
     JobView,
     OracleJobView,
+    PredictedClusterState,
     PredictedJobView,
+    PriorityClusterState,
     shown_by,
     through,
 )
@@ -32,6 +35,7 @@ from synergy_core.policies import (
     policy_names,
 )
 from synergy_core.scheduling.allocation import AllocationScheduler
+from synergy_core.scheduling.conformance import conforms
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
 from synergy_sim.simulate import Simulation, simulate
 
@@ -184,7 +188,14 @@ def test_a_branch_that_no_trial_takes_is_refused_when_a_job_takes_it():
 
 
 @pytest.mark.parametrize(
-    ("read", "declared"), [("estimate_s", "EstimatedClusterState"), ("duration_s", "OracleClusterState")]
+    ("read", "declared"),
+    [
+        ("estimate_s", "EstimatedClusterState"),
+        ("predicted_duration_s", "PredictedClusterState"),
+        ("priority", "PriorityClusterState"),
+        ("duration_s", "OracleClusterState"),
+        ("done_work", "GoodputState"),
+    ],
 )
 def test_an_allocation_that_reads_what_its_state_lacks_is_refused_when_it_decides(read, declared):
     @allocation_policy(round_s=60.0)
@@ -199,7 +210,7 @@ def test_views_can_be_combined():
         __slots__ = ()
 
     @dataclass(frozen=True)
-    class Known(EstimatedClusterState, GoodputState):
+    class Known(EstimatedClusterState, PredictedClusterState, GoodputState):
         pass
 
     globals().update(Both=Both, Known=Known)
@@ -208,12 +219,41 @@ def test_views_can_be_combined():
     def both(job: "Both") -> tuple[float]:
         return (min(job.estimate_s, job.predicted_duration_s),)
 
+    @allocation_policy(round_s=60.0, keeps_gpus=True)
+    def known(state: "Known") -> Allocations:
+        return state.in_order(np.minimum(state.estimate_s, state.predicted_duration_s).argsort())
+
+    for policy in map(get_policy, ("both", "known")):
+        assert (policy.predicted, policy.reads_estimates, policy.oracle) == (True, True, False)
+    assert get_policy("known").reads_goodput
+    conforms(get_policy("known"))
+
+
+def test_an_allocation_is_given_the_same_predictions_users_and_priorities_as_an_order():
+    seen = {}
+
+    @dataclass(frozen=True)
+    class Known(PredictedClusterState, PriorityClusterState):
+        pass
+
+    globals().update(Known=Known)
+
     @allocation_policy(round_s=60.0)
     def known(state: "Known") -> Allocations:
-        return state.in_order(state.estimate_s.argsort())
+        users = [state.users[each] for each in state.user]
+        columns = state.job_id.tolist(), state.predicted_duration_s.tolist(), state.priority.tolist(), users
+        seen.update({job: rest for job, *rest in zip(*columns, strict=True)})
+        return state.in_order(state.predicted_duration_s.argsort())
 
-    assert (get_policy("both").predicted, get_policy("both").reads_estimates, get_policy("both").oracle) == (1, 1, 0)
-    assert (get_policy("known").reads_goodput, get_policy("known").reads_estimates) == (True, True)
+    rows = [(60.0 * at, 1, 30.0 + 7 * at) for at in range(40)]
+    jobs = dataclasses.replace(workload(rows), user_code=np.arange(40, dtype=np.int32) % 3, users=("ann", "bob", "cy"))
+    done = [simulate(jobs, cluster(1), get_policy(name), ExecutionModel(round_s=60.0)) for name in ("qssf", "known")]
+    expected, given = (each.predicted_duration_s.tolist() for each in done)
+    assert expected == given
+    assert len(set(given)) > 10
+    assert seen == {at: [given[at], 0, ("ann", "bob", "cy")[at % 3]] for at in range(40)}
+    assert get_policy("known").reads_priority
+    assert get_policy("known").keeps_gpus
 
 
 def test_a_class_that_shows_more_than_the_views_is_no_annotation():

@@ -71,7 +71,11 @@ class EstimatedJobView(JobView):
 
 
 class PredictedJobView(JobView):
-    """A job with a run time that is predicted from ended jobs (`synergy_core.scheduling.order`)."""
+    """A job with a predicted run time on its requested GPUs, `predicted_duration_s`.
+
+    It is predicted when the job arrives, from the GPU-seconds of jobs that have ended
+    (`synergy_core.scheduling.order.DurationPredictor`).
+    """
 
     __slots__ = ()
 
@@ -169,7 +173,7 @@ class ClusterState:
 
     round_s: time until the next decision.
     gpus: requested. held_gpus: held now, 0 while waiting. attained_service_gpu_s, first_start_s, restarts,
-    virtual_cluster (here an index into `virtual_clusters`): as in `JobView`.
+    virtual_cluster and user (here indices into `virtual_clusters` and `users`): as in `JobView`.
     gpu_type: requested, an index into the cluster's `gpu_types`, −1 for any. held_type: the present type, −1 while
     waiting. must_stay: whether the job must get exactly the GPUs that it holds, because it runs and may not be stopped
     at all (`JobSpec.preemptible`), or not before it has saved its progress.
@@ -192,6 +196,8 @@ class ClusterState:
     must_stay: Bools
     virtual_cluster: Ints
     virtual_clusters: tuple[str, ...]
+    user: Ints
+    users: tuple[str, ...]
     allotted: Ints | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -201,7 +207,7 @@ class ClusterState:
                 value.flags.writeable = False
 
     def __getattr__(self, name: str) -> Any:
-        raise not_shown(type(self), name, (EstimatedClusterState, OracleClusterState))
+        raise not_shown(type(self), name, STATES)
 
     def __len__(self) -> int:
         return len(self.job_id)
@@ -308,6 +314,20 @@ class EstimatedClusterState(ClusterState):
     """The state with run times that users declared; see `EstimatedJobView`."""
 
     estimate_s: Floats
+
+
+@dataclass(frozen=True)
+class PredictedClusterState(ClusterState):
+    """The state with predicted run times; see `PredictedJobView`."""
+
+    predicted_duration_s: Floats
+
+
+@dataclass(frozen=True)
+class PriorityClusterState(ClusterState):
+    """The state with the priorities that users requested; see `PriorityJobView`."""
+
+    priority: Ints
 
 
 @dataclass(frozen=True)
@@ -591,3 +611,9 @@ class OracleGoodputState(GoodputState):
     """The state with true speeds and remaining work. Policies that read it are starred in every table."""
 
     truths: Sequence[TrueJob]
+
+
+STATES: tuple[type, ...] = (
+    *(ClusterState, EstimatedClusterState, PredictedClusterState, PriorityClusterState, OracleClusterState),
+    *(GoodputState, OracleGoodputState),
+)

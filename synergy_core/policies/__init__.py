@@ -23,15 +23,17 @@ from synergy_core.jobs.beliefs import Information, InputKnowledge
 from synergy_core.jobs.record import Job
 from synergy_core.jobs.state import (
     JOB_VIEWS,
+    STATES,
     Allocations,
-    ClusterState,
     EstimatedClusterState,
     EstimatedJobView,
     GoodputState,
     OracleClusterState,
     OracleGoodputState,
     OracleJobView,
+    PredictedClusterState,
     PredictedJobView,
+    PriorityClusterState,
     PriorityJobView,
     shown_by,
     through,
@@ -157,8 +159,6 @@ WordsFunction = Callable[..., str]
 RankFunction = Callable[..., Floats]
 LineFunction = Callable[[EstimatedClusterState], Floats]
 
-STATES = (ClusterState, EstimatedClusterState, OracleClusterState, GoodputState, OracleGoodputState)
-
 _found: dict[str, PlainPolicy] = {}
 _broken: dict[str, InputError] = {}
 """Errors of the policy files and plug-ins that could not be loaded, by name."""
@@ -197,7 +197,7 @@ class _Policy(Parametrised):
     @property
     def predicted(self) -> bool:
         """Whether the policy reads predicted run times."""
-        return issubclass(self.view, PredictedJobView)
+        return issubclass(self.view, PredictedJobView | PredictedClusterState)
 
     @property
     def reads_estimates(self) -> bool:
@@ -205,7 +205,7 @@ class _Policy(Parametrised):
 
     @property
     def reads_priority(self) -> bool:
-        return issubclass(self.view, PriorityJobView)
+        return issubclass(self.view, PriorityJobView | PriorityClusterState)
 
     @property
     def reads_goodput(self) -> bool:
@@ -293,7 +293,8 @@ class AllocationPolicy(_Policy):
     reads the planner's full tables; else the policy knows one parallel plan per job and changes only its number of
     replicas. Either way, jobs run with the best plan.
     rank(state): (jobs,), the number by which the policy serves jobs, the largest first; None if it has no such number.
-    rank_name: the number's name. keeps_gpus: whether every job gets the number of GPUs that it requested, or none.
+    rank_name: the number's name. keeps_gpus: whether every job gets the number of GPUs that it requested, or none. True
+    for every policy that does not read goodput.
     line(state): (jobs,), the number by which mechanisms that share out CPUs and memory serve jobs, the largest first;
     state is an `EstimatedClusterState`. None if the policy does not work with mechanisms.
     """
@@ -427,14 +428,17 @@ def allocation_policy(
     """Registers a function `allocate(state, *, parameters…) -> Allocations` under its own name; see `AllocationPolicy`.
 
     The annotation of its first parameter declares what the function reads: `ClusterState`, `EstimatedClusterState` for
-    declared run times, `GoodputState` for estimated goodputs, `OracleClusterState` or `OracleGoodputState` for true
-    values, or a class that combines several. Reading anything else raises InputError when the policy decides.
+    declared run times, `PredictedClusterState` for predicted ones, `PriorityClusterState`, `GoodputState` for estimated
+    goodputs, `OracleClusterState` or `OracleGoodputState` for true values, or a dataclass that combines several.
+    Reading anything else raises InputError when the policy decides. docs/allocation_policies.md has an example.
     """
 
     options = locals()  # all are fields of the policy
 
     def register(allocate: Callable[..., Allocations]) -> Callable[..., Allocations]:
-        _add(AllocationPolicy(**described(allocate), **options, allocate=allocate, view=_view_of(allocate, STATES)))
+        view = _view_of(allocate, STATES)
+        keeps = keeps_gpus or not issubclass(view, GoodputState)  # without goodput, no other number of GPUs is allowed
+        _add(AllocationPolicy(**described(allocate), **{**options, "keeps_gpus": keeps}, allocate=allocate, view=view))
         return allocate
 
     return register

@@ -172,6 +172,7 @@ def state_of(
         "gpu_type": [gpu_types.index(job.gpu_type) if job.gpu_type else -1 for job in jobs],
         "held_type": [gpu_types.index(machines.type_of(job.placement)) if job.running else -1 for job in jobs],
         "virtual_cluster": [TENANTS.index(job.virtual_cluster) for job in jobs],
+        "user": [0 for _ in jobs],
         "held_nodes": [len(job.placement) for job in jobs],
         "must_stay": must_stay,
         "pinned": must_stay,
@@ -182,7 +183,7 @@ def state_of(
         "overhead": [1.0 for _ in jobs],
     }
     for name in ("job_id", "submit_time_s", "gpus", "held_gpus", "attained_service_gpu_s", "first_start_s", "restarts",
-                 "estimate_s", "duration_s", "remaining_s"):  # fmt: skip
+                 "estimate_s", "predicted_duration_s", "priority", "duration_s", "remaining_s"):  # fmt: skip
         columns[name] = [getattr(job, name) for job in jobs]
     beliefs = Beliefs(gpu_types, policy.information)
     tasks: tuple[SynergyTask, ...] = ()
@@ -202,6 +203,7 @@ def state_of(
         "round_s": policy.round_s,
         "cluster": machines,
         "virtual_clusters": TENANTS,
+        "users": ("",),
         "allotted": None,
         "held_placement": tuple(job.placement for job in jobs),
         "memory": None,

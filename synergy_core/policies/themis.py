@@ -21,7 +21,7 @@ def unfairness(state: EstimatedClusterState) -> Floats:
     return rho
 
 
-@allocation_policy(round_s=360.0, rank=unfairness, rank_name="ρ", line=unfairness, keeps_gpus=True)
+@allocation_policy(round_s=360.0, rank=unfairness, rank_name="ρ", line=unfairness)
 def themis(state: EstimatedClusterState) -> Allocations:
     """Largest projected finish-time unfairness first, each round, by user estimates."""
     order = np.lexsort((state.job_id, state.submit_time_s, -unfairness(state)))

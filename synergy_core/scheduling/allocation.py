@@ -20,7 +20,6 @@ from synergy_core.jobs.state import (
     SIZE_LIMITS,
     Allocations,
     ClusterState,
-    EstimatedClusterState,
     GoodputState,
     OracleClusterState,
     OracleGoodputState,
@@ -32,6 +31,7 @@ from synergy_core.planner.plan import Plan
 from synergy_core.planner.tables import PlanError
 from synergy_core.policies import AllocationPolicy
 from synergy_core.scheduling.lending import ask
+from synergy_core.scheduling.order import DurationPredictor
 from synergy_core.units import Floats, Ints
 
 NodeGpus = list[tuple[int, int]]
@@ -157,9 +157,10 @@ class Placer:
 
 
 OF_RECORD = ("held_gpus", "attained_service_gpu_s", "first_start_s", "restarts")
-OF_REQUEST = ("submit_time_s", "gpus")
+OF_REQUEST = ("submit_time_s", "gpus", "estimate_s", "predicted_duration_s", "priority")
 OF_SPEC = ("restart_s", "declared_restart_s", "resize_s", *SIZE_LIMITS)
-"""Columns of a state, by where they are read: in a job's record, in its request, and in its task's spec."""
+"""Columns of a state, by where they are read: in a job's record now, in its record when it arrives (those that the view
+has), and in its task's spec."""
 DTYPES = {"Ints": np.int64, "Floats": np.float64, "Bools": np.bool_}
 """Type of a column by the annotation of its field in the state."""
 
@@ -170,7 +171,8 @@ def _columns(names: Sequence[str], rows: Sequence[object]) -> dict[str, Sequence
 
 
 class Snapshots:
-    """Makes the states that policies read. Tenants are numbered in the cluster's order, then by their first jobs.
+    """Makes the states that policies read. Tenants are numbered in the cluster's order, then by their first jobs; users
+    by their first jobs.
 
     Columns are kept from state to state, in the order of job ids. A job's request is read once. Its record is read for
     every state while the job runs; while it waits, only after a change (`entered`, `changed`).
@@ -184,7 +186,9 @@ class Snapshots:
         self._beliefs = beliefs
         self._kinds = {gpu_type: index for index, gpu_type in enumerate(cluster.gpu_types)}
         self._tenant = {name: index for index, name in enumerate(cluster.virtual_clusters)}
+        self._user: dict[str, int] = {}
         self._dtypes = {each.name: DTYPES.get(str(each.type), np.float64) for each in fields(view)}
+        self._of_request = [name for name in OF_REQUEST if name in self._dtypes]
         self._job_id: Ints = np.zeros(0, dtype=np.int64)
         self._kept: dict[str, Any] = {}
         self._entered: set[int] = set()
@@ -195,6 +199,7 @@ class Snapshots:
     def entered(self, job: Job) -> None:
         """Adds a job that has become active, or reads a job again whose spec has changed."""
         self._tenant.setdefault(job.virtual_cluster, len(self._tenant))
+        self._user.setdefault(job.user, len(self._user))
         self._entered.add(job.job_id)
         if self._beliefs is not None:
             self._received_s.setdefault(job.job_id, [0.0] * len(self._kinds))
@@ -226,7 +231,7 @@ class Snapshots:
         self._entered.clear()
         self._changed.clear()
         found = self._kept | {"job_id": job_id, "now_s": now_s, "round_s": self._round_s, "cluster": self._cluster}
-        found["virtual_clusters"] = tuple(self._tenant)
+        found |= {"virtual_clusters": tuple(self._tenant), "users": tuple(self._user)}
         if issubclass(self._view, OracleClusterState):
             for name in ("duration_s", "remaining_s"):
                 found[name] = np.array([getattr(job, name) for job in jobs])
@@ -269,15 +274,14 @@ class Snapshots:
 
     def _requested(self, jobs: Sequence[Job]) -> dict[str, Sequence[Any]]:
         kinds, plans = self._kinds, self._beliefs is not None
-        columns = _columns(OF_REQUEST, jobs)
+        columns = _columns(self._of_request, jobs)
         # For jobs with plans, the requested type is only a preference.
         columns["gpu_type"] = [
             -1 if plans and job.spec is not None and job.spec.architecture else kinds.get(job.gpu_type, -1)
             for job in jobs
         ]
         columns["virtual_cluster"] = [self._tenant[job.virtual_cluster] for job in jobs]
-        if issubclass(self._view, EstimatedClusterState):
-            columns["estimate_s"] = [job.estimate_s for job in jobs]
+        columns["user"] = [self._user[job.user] for job in jobs]
         if issubclass(self._view, GoodputState):
             columns |= _columns(OF_SPEC, [job.task.spec for job in jobs if job.task is not None])
         return columns
@@ -327,6 +331,7 @@ class AllocationScheduler:
         self._policy = policy
         self._cluster = cluster
         self._placer = Placer(cluster, free_moves=free_moves, packs=policy.reads_goodput)
+        self._predictor = DurationPredictor() if policy.predicted else None
         self._active: dict[int, Job] = {}
         self._memory: Any = None
         speeds = PlannedSpeeds(cluster, plans=policy.plans, errors=plan_errors)
@@ -345,6 +350,8 @@ class AllocationScheduler:
     def arrive(self, job: Job) -> None:
         self._active[job.job_id] = job
         self.waiting += 1
+        if self._predictor is not None:
+            job.predicted_duration_s = self._predictor.predict_s(job)
         self._snapshots.entered(job)
         if self.beliefs is not None:
             if job.spec is None:
@@ -363,6 +370,8 @@ class AllocationScheduler:
             job.stopped(now_s)
         else:
             self.waiting -= 1
+        if self._predictor is not None:
+            self._predictor.ended(job, job.attained_service_gpu_s / job.gpus, now_s)
 
     def requeue(self, job: Job) -> None:
         """Nothing to do: a stopped job stays active."""
