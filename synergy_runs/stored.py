@@ -178,7 +178,7 @@ class StoredRun:
         return read_record(self.folder.parent.parent) or read_record(self.folder.parent)
 
     def jobs(self, *columns: str) -> dict[str, NDArray[Any]]:
-        """Reads columns of jobs.parquet, with one entry per job in order of submission."""
+        """Reads columns of jobs.parquet, all if none is named, with one entry per job in order of submission."""
         return _read(self.folder / "jobs.parquet", columns)
 
     def measured(self, column: str) -> Floats:
@@ -194,7 +194,7 @@ class StoredRun:
         return np.asarray(~found["carried"].astype(np.bool_) & (found["end_state"] != RUNNING))
 
     def decisions(self, *columns: str) -> dict[str, NDArray[Any]]:
-        """Reads columns of rounds.parquet, with one entry per decision in order of time."""
+        """Reads columns of rounds.parquet, all if none is named, with one entry per decision in order of time."""
         return _read(self.folder / "rounds.parquet", columns)
 
     def events(self) -> Events:
@@ -261,10 +261,11 @@ def _read(path: Path, columns: Sequence[str]) -> dict[str, NDArray[Any]]:
     import pyarrow.parquet as pq
 
     try:
-        missing = [name for name in columns if name not in pq.read_schema(path).names]
+        known = pq.read_schema(path).names
+        missing = [name for name in columns if name not in known]
         if not missing:
-            table = pq.read_table(path, columns=list(columns))
-            return {name: np.asarray(table[name].to_numpy()) for name in columns}
+            table = pq.read_table(path, columns=list(columns) or None)
+            return {name: np.asarray(table[name].to_numpy()) for name in columns or known}
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error}. Run that policy again.") from error
     raise InputError(f"{path}: has no {', '.join(missing)}: another version wrote it. Run that policy again.")

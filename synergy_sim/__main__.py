@@ -92,7 +92,7 @@ def _main() -> None:
     if is_sweep(arguments):
         sweep(arguments, overrides)
     else:
-        run(composed_of(SIMULATOR, overrides))
+        run(composed_of(SIMULATOR, overrides), arguments)
 
 
 def main() -> None:

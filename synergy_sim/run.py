@@ -35,7 +35,7 @@ from synergy_runs.report.write import write_comparison
 from synergy_runs.requested import in_words, label_of, missing, policies_of, terms_of
 from synergy_runs.results import command_of, new_run, resumed_run, show, write_run
 from synergy_runs.settings import build
-from synergy_runs.stored import find_runs, read_record, typed_settings
+from synergy_runs.stored import find_runs, read_record, read_run, typed_settings
 from synergy_runs.tables import print_comparison
 from synergy_runs.workload import Workload
 from synergy_sim.engine import Progress as Report
@@ -181,12 +181,19 @@ def _child(run: PreparedRun, write: Write, parent: Connection, inherited: Sequen
         parent.close()
 
 
-def run(values: dict[str, Any]) -> None:
-    """Simulates the policies of the settings, writes the results and prints the table."""
+def run(values: dict[str, Any], words: Sequence[str], *, say: bool = True) -> Path:
+    """Simulates the policies of the settings and writes the results; returns their folder.
+
+    words: the arguments that the values were composed of. say: whether to print notes and the table.
+    """
     settings = build(Settings, values)
-    with new_run(settings.results_dir / settings.trace.name, "synergy_sim", sys.argv[1:]) as folder:
-        folders = simulate_all(settings, values, folder, say=True, side_by_side=True)
-    show(folders, folder, figures=settings.figures)  # the run is complete even if the figures fail
+    with new_run(settings.results_dir / settings.trace.name, "synergy_sim", words) as folder:
+        folders = simulate_all(settings, values, folder, say=say, side_by_side=True)
+    if say:
+        show(folders, folder, figures=settings.figures)  # the run is complete even if the figures fail
+    elif settings.figures:
+        write_comparison([read_run(each) for each in folders], folder, command=command_of(folder))
+    return folder
 
 
 def simulate_all(

@@ -445,7 +445,10 @@ def allocation_policy(
 
 
 def _add(policy: PlainPolicy) -> None:
-    if policy.name in _found:
+    """Registers the policy. It replaces one of its name only if both are of a notebook, whose cells run repeatedly."""
+    same_name = [each for each in (policy, _found.get(policy.name)) if each is not None]
+    modules = {unwrapped(next(iter(each.functions.values()))).__module__ for each in same_name}
+    if len(same_name) > 1 and modules != {"__main__"}:
         raise InputError(f"two policies have the name {policy.name}; rename one.")
     _found[policy.name] = policy
 
