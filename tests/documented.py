@@ -5,6 +5,8 @@ needs stands beside it: in a comment at the end of its line, or in parentheses b
 
     python bench/pages.py accuracy   # needs: data; minutes: 40
 
+Code blocks with a title, ```python title="figure.py"```, are files that readers save (`files`).
+
 The same in parentheses in the sentence before a code block is said of the whole block. What is said of a command holds
 for the same command with more arguments on the same page, and where it ends in `as all commands here`, for the page.
 `python -m synergy_sim` alone is a name, no command.
@@ -26,9 +28,10 @@ NEEDS = {
 MARK = re.compile(r"\b(needs|minutes):\s*([^;()]*)")
 WHOLE_PAGE = "as all commands here"
 _VARIABLES = r"(?:[A-Z_]+=\S* )*"
-_OURS = r"(?:python3? (?:-m \S+|bench/\S+)|pip|\.ci/run)(?=\s|$)"
+_OURS = r"(?:python3? (?:-m \S+|bench/\S+|\w+\.py)|pip|\.ci/run)(?=\s|$)"
 _OF_PROSE = re.compile(_VARIABLES + _OURS)
 _OF_BLOCK = re.compile(_VARIABLES + r"(?:" + _OURS + r"|(?:ray|sacct|salloc|sbatch|srun)\b)")
+_FILE = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _NAME_ALONE = re.compile(r"python3? -m \S+")
 _SPAN = re.compile(r"`([^`]+)`(?:\s+\(([^()]*)\))?")
 _LAST_PARENTHESES = re.compile(r"\(([^()]*)\)[^()]*$")
@@ -59,11 +62,22 @@ class Command:
         return float(self.marks["minutes"].split(",")[0]) if "minutes" in self.marks else None
 
 
-def documented(root: Path) -> list[Command]:
-    """Every command of every page, in order, the README first."""
+def pages(root: Path) -> list[Path]:
+    """Every page, the README first."""
     top, docs = (root / "README.md", root / "CONTRIBUTING.md"), sorted((root / "docs").glob("*.md"))
-    pages = [*top, *docs, root / "traces" / "README.md"]
-    return [each for page in pages for each in commands(str(page.relative_to(root)), page.read_text(encoding="utf-8"))]
+    return [*top, *docs, root / "traces" / "README.md"]
+
+
+def documented(root: Path) -> list[Command]:
+    """Every command of every page, in order."""
+    return [
+        each for page in pages(root) for each in commands(str(page.relative_to(root)), page.read_text(encoding="utf-8"))
+    ]
+
+
+def files(root: Path) -> dict[str, str]:
+    """The files that pages tell readers to save, by name."""
+    return {name: text for page in pages(root) for name, text in _FILE.findall(page.read_text(encoding="utf-8"))}
 
 
 def commands(page: str, text: str) -> list[Command]:
@@ -85,7 +99,7 @@ def commands(page: str, text: str) -> list[Command]:
         fenced = line.lstrip().startswith("```")
         in_block = bool(fence) or (line.startswith("    ") and after_blank and not fenced)
         if fenced:
-            fence = "" if fence else line.strip("` \n") or "code"
+            fence = "" if fence else (line.strip("` \n") or "code").split()[0]
         if (fenced and fence) or (in_block and not fence and prose):  # what stands before a block is said of all of it
             before = next((each for _, each in reversed(prose) if each.strip()), "")
             match = _LAST_PARENTHESES.search(before) if before.rstrip().endswith(":") else None

@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from copies import Programs, environment_of
-from documented import NEEDS, Command, documented
+from documented import NEEDS, Command, documented, files
 
 ROOT = Path(__file__).resolve().parents[1]
 THEIRS = Path(__file__).with_name("documented_files")
@@ -60,6 +60,9 @@ FIRST = ((r"synergy_sim \+trace=philly$", FEW, "with figures and report"), *SHOR
 """Of the first commands, where not all are run."""
 PROGRAM = re.compile(r"python -m synergy_\S+( [a-z]+(?= ))?")
 """And its subcommand."""
+POLICY_PAGE = "docs/allocation_policies.md"
+TUTORIAL = ("docs/index.md", POLICY_PAGE, "docs/python.md")
+MISTAKE = re.compile(r"^`([^`]+)` in place of `([^`]+)`: [^\n]*\n\n```text\n(.*?)```$", re.MULTILINE | re.DOTALL)
 SERVE, DEMO = "serve=true", "synergy_exec +trace=demo"
 PLAIN = re.compile(r"python -m synergy_(sim|core)\S*( [^|<>;&$~]*)?")
 """Needs no shell, and no process of its own."""
@@ -83,6 +86,8 @@ def clone(tmp_path):
         (made / name).write_text(text.replace("work: 2000", "work: 40"), encoding="utf-8")
     policy = next(text for text in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "def narrow(" in text)
     (made / "synergy_core" / "policies" / "narrow.py").write_text(policy, encoding="utf-8")
+    for name, text in files(made).items():
+        (made / name).write_text(text, encoding="utf-8")
     return made
 
 
@@ -98,6 +103,29 @@ def test_first_command_of_every_program_runs_in_a_clone(clone):
         if _part(command) == SIMULATOR and (program := PROGRAM.match(command.typed)):
             first.setdefault(program[0], command)
     assert len(_run(list(first.values()), clone, FIRST)) >= FEWEST_PROGRAMS
+
+
+def test_tutorial_runs_part_by_part(clone):
+    """With the policies of each kind and the figure that it tells readers to write."""
+    typed = [each for each in _free(clone) if each.page in TUTORIAL and re.search(r"synergy_|\w+\.py", each.typed)]
+    assert {each.page for each in typed} == set(TUTORIAL)
+    _run(typed, clone, FIRST)
+    assert (clone / "waits.pdf").stat().st_size
+    compared = {path.parent.name for path in clone.glob("results/*/*-*_*/*/summary.json")}
+    assert {"area-0", "shortest_left-0", "marginal-0", "as_logged-0"} <= compared
+
+
+def test_page_on_allocation_policies_quotes_what_check_answers(clone):
+    page, policy = clone / POLICY_PAGE, clone / "synergy_core" / "policies" / "marginal.py"
+    right, text = policy.read_text(encoding="utf-8"), page.read_text(encoding="utf-8")
+    mistakes = MISTAKE.findall(text)
+    assert len(mistakes) >= 3
+    with Programs(clone) as programs:
+        for wrong, instead_of, answer in [("", "", "marginal: keeps the rules"), *mistakes]:
+            assert instead_of in right
+            policy.write_text(right.replace(instead_of, wrong) if wrong else right, encoding="utf-8")
+            _, said, _ = programs.run(["synergy_core", "check", "marginal"])
+            assert said.replace(f"{clone}{os.sep}", "").split() == answer.split()
 
 
 def _free(clone):
