@@ -112,7 +112,7 @@ def test_tutorial_runs_part_by_part(clone):
     _run(typed, clone, FIRST)
     assert (clone / "waits.pdf").stat().st_size
     compared = {path.parent.name for path in clone.glob("results/*/*-*_*/*/summary.json")}
-    assert {"area-0", "shortest_left-0", "marginal-0", "as_logged-0"} <= compared
+    assert {"area-0", "shortest_left-0", "marginal-0", "as-logged-0"} <= compared
 
 
 def test_page_on_allocation_policies_quotes_what_check_answers(clone):

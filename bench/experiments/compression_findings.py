@@ -1,4 +1,4 @@
-"""Finds when compressing gradients pays, by bandwidth and way of choosing compressors: docs/compression_findings.md.
+"""Finds when compressing gradients pays, by bandwidth and way of choosing compressors: docs/compression.md.
 
 Each seed draws its own jobs from Philly's statistics, alike for all ways of choosing, so seeds are independent.
 """

@@ -47,7 +47,7 @@ def printed(program: str, *words: str) -> str:
     return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def _indented(text: str) -> str:
+def indented(text: str) -> str:
     """Makes the text a code block of Markdown."""
     return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
 
@@ -59,8 +59,8 @@ def _main_tables(results: Results) -> dict[str, str]:
     found = results[DRAWN]
     machine = f"{found['cores']} cores, on a machine where `python bench/yardstick.py` takes {found['unit_s']:.2f} s"
     return {
-        "table": _indented(found["table"]),
-        "logged": _indented(results[LOGGED]["table"]),
+        "table": indented(found["table"]),
+        "logged": indented(results[LOGGED]["table"]),
         "seconds": f"{found['wall_s']:.0f} s on {machine}",
     }
 
@@ -77,6 +77,6 @@ MAIN = Experiment(
 PLANNED = measurement(planned, model="llama-3-70b", gpu="a100-80gb", gpus="64,128")
 PLAN = Experiment(
     lambda: [PLANNED],
-    lambda results: {"table": _indented(results[PLANNED]["table"])},
+    lambda results: {"table": indented(results[PLANNED]["table"])},
     reads=("plans", *(f"synergy_core/catalog/{name}" for name in ("constants", "gpus", "links", "nodes", "software"))),
 )
