@@ -14,6 +14,10 @@ class InputError(ValueError):
     """
 
 
+MAX_NAMES = 100
+"""Maximum number of known names that an error lists. The jobs of a log are more."""
+
+
 def unknown(kind: str, got: str, known: Iterable[str], *, hint: str = "") -> InputError:
     """The error for a name that is not among `known`; it suggests the most similar known name.
 
@@ -24,7 +28,8 @@ def unknown(kind: str, got: str, known: Iterable[str], *, hint: str = "") -> Inp
     near = difflib.get_close_matches(got.lower(), by_lower_case, n=1, cutoff=0.5)
     guess = f" Did you mean '{by_lower_case[near[0]]}'?" if near else ""
     tail = f" {hint}" if hint else ""
-    return InputError(f"unknown {kind} '{got}'.{guess} Known: {', '.join(names) or 'none'}.{tail}")
+    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
+    return InputError(f"unknown {kind} '{got}'.{guess} Known: {', '.join(names[:MAX_NAMES]) or 'none'}{more}.{tail}")
 
 
 # `suggest_column` names the column of a table that probably is the missing one, under another name or in another unit.

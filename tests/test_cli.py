@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from synergy_core import commands as exits
+from synergy_core.errors import unknown
 from synergy_exec import __main__ as executor
 from synergy_exec.settings import EXECUTOR
 from synergy_runs.command_line import prepared, text_asked_for
@@ -176,6 +177,12 @@ def test_help_is_readable_without_utf8(program, encoding, tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert "synergy" in done.stdout.decode(encoding)
+
+
+def test_an_error_lists_no_more_names_than_can_be_read():
+    message = str(unknown("job", "job-7x", [f"job-{each}" for each in range(5_000)]))
+    assert "'job-7'" in message
+    assert len(message) < 2_000
 
 
 @pytest.mark.parametrize(

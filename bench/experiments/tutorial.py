@@ -23,6 +23,14 @@ def shown(words: list[str]) -> dict[str, Any]:
     return {"table": "\n".join(lines[:end])}
 
 
+def explained(job: str, at: str) -> dict[str, Any]:
+    """Why a job of the first comparison waited under fifo."""
+    with tempfile.TemporaryDirectory() as folder:
+        printed("synergy_sim", *CLASSICAL, "policy=[fifo,easy,las]", "figures=false", f"results_dir={folder}")
+        run = f"{folder}/philly_classical/latest/fifo-0"
+        return {"table": printed("synergy_sim.explain", run, job, "--at", at)}
+
+
 def _experiment(**blocks: Measurement) -> Experiment:
     """Shows the output of a command in each block."""
     return Experiment(
@@ -35,6 +43,7 @@ def _experiment(**blocks: Measurement) -> Experiment:
 
 TUTORIAL = _experiment(
     compared=measurement(shown, words=[*CLASSICAL, "policy=[fifo,easy,las]"]),
+    why=measurement(explained, job="philly-378", at="12h"),
     own_log=measurement(shown, words=["+trace=file", "trace.path=docs/jobs.csv", "policy=[fifo,easy,srtf]"]),
 )
 PRACTICE = _experiment(
