@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from documented import documented
+from documented import documented, files
 from jobs import cluster, finish_s, workload
 
 from synergy_core.__main__ import main
@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TYPED = [each.typed for each in documented(ROOT)]
 COMMANDS = [each for each in TYPED if re.match(r"python -m synergy_sim (-m |\+trace|experiment)", each)]
-COMMANDS = [each for each in COMMANDS if "narrow" not in each]
+OWN = {"narrow", *(Path(name).stem for name in files(ROOT) if "policies" in name)}
+"""Policies that pages tell readers to write."""
+COMMANDS = [each for each in COMMANDS if not OWN & set(re.findall(r"\w+", each))]
 PLANS = [
     each.typed
     for each in documented(ROOT)
