@@ -15,7 +15,6 @@ from synergy_runs.command_line import composed_of, options, prepared
 from synergy_runs.comparison import Comparison, flat_row
 from synergy_runs.comparison import compare as compared
 from synergy_runs.notes import notes
-from synergy_runs.results import csv_rows
 from synergy_runs.settings import typed
 from synergy_runs.stored import StoredRun, find_runs, follow_latest
 from synergy_runs.tables import assumptions, caption, verdict
@@ -39,14 +38,16 @@ class Results:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row per policy and setting, averaged over seeds, as `python -m synergy_sim.results DIR --csv` writes it."""
-        import pandas as pd
-
-        return pd.DataFrame(csv_rows(self.comparison))
+        """A row per policy and setting: the means over seeds of all numbers of `runs`, not rounded."""
+        by = [*dict(self.comparison.rows[0].setting), "policy"]
+        return self.runs.groupby(by, sort=False).mean(numeric_only=True).drop(columns="seed").reset_index()
 
     @property
     def runs(self) -> pd.DataFrame:
-        """A row per policy, seed and setting, with every figure of its summary.json."""
+        """A row per policy, seed and setting, with every figure of its summary.json.
+
+        `mean_jct_ratio`, to the first policy, and the ends of its interval are over all seeds.
+        """
         import pandas as pd
 
         return pd.DataFrame([flat_row(row, each) for row in self.comparison.rows for each in row.runs])
