@@ -80,16 +80,17 @@ class Results:
 
 def compare(
     trace: str | Path | None = None,
-    policies: Sequence[str] = (),
-    seeds: Sequence[int] = (),
+    policies: str | Sequence[str] = (),
+    seeds: int | Sequence[int] = (),
     settings: Mapping[str, object] = MappingProxyType({}),
 ) -> Results:
     """Simulates every policy on every seed, on all cores, and stores the results. The first policy is the reference.
 
-    trace: the name of a trace (`python -m synergy_sim --help` lists them), or the path of a job log; None if
-    `settings` names an experiment. policies: as typed, such as `sia(growth=4)`; none: those of the trace or experiment.
-    settings: further keys of docs/configuration.md with their values, such as {"trace.window": "7d", "cluster.nodes":
-    40}. Figures and the report are made only with {"figures": True}. Raises InputError for impossible settings.
+    trace: the name of a trace (`python -m synergy_sim --help` lists them), or the path of a job log; None if `settings`
+    names an experiment. policies: one or several, such as `sia(growth=4)`; none: those of the trace or experiment.
+    seeds: one or several; none: that of the experiment. settings: further keys of docs/configuration.md with their
+    values, such as {"trace.window": "7d", "cluster.nodes": 40}. Figures and the report are made only with {"figures":
+    True}. Raises InputError for impossible settings.
     """
     words = []
     if isinstance(trace, Path) or (trace is not None and trace not in options("trace") and Path(trace).is_file()):
@@ -97,9 +98,9 @@ def compare(
     elif trace is not None:
         words.append(f"+trace={trace}")
     if policies:
-        words.append(f"policy=[{','.join(policies)}]")
-    if len(seeds):
-        words.append(f"seed={typed(list(seeds))}")
+        words.append(f"policy=[{','.join([policies] if isinstance(policies, str) else policies)}]")
+    if isinstance(seeds, int) or len(seeds):
+        words.append(f"seed={typed([seeds] if isinstance(seeds, int) else list(seeds))}")
     words += [f"{key}={typed(value)}" for key, value in {"figures": False, **settings}.items()]
     return open_run(run(composed_of(SIMULATOR, prepared(words, SIMULATOR)), words, say=False))
 
