@@ -19,7 +19,7 @@ def shown(words: list[str]) -> dict[str, Any]:
     """The title, the table and the result in words, as a new user would see them, without the real log."""
     with tempfile.TemporaryDirectory() as folder:
         lines = printed("synergy_sim", *words, "figures=false", f"results_dir={folder}").splitlines()
-    end = next(at for at, line in enumerate(lines) if line.startswith(NOTES))
+    end = next((at for at, line in enumerate(lines) if line.startswith(NOTES)), len(lines))
     return {"table": "\n".join(lines[:end])}
 
 
