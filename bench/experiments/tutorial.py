@@ -47,6 +47,6 @@ TUTORIAL = _experiment(
     own_log=measurement(shown, words=["+trace=file", "trace.path=docs/jobs.csv", "policy=[fifo,easy,srtf]"]),
 )
 PRACTICE = _experiment(
-    loads=measurement(shown, words=["-m", *CLASSICAL, "policy=fifo,easy,las", "cluster.load=0.6,0.8,1.0"]),
+    loads=measurement(shown, words=["-m", *CLASSICAL, "policy=fifo,easy,las", "cluster.offered_load=0.6,0.8,1.0"]),
     repeated=measurement(shown, words=[*CLASSICAL, "policy=[fifo,easy,las]", "seed=[0,1,2,3,4]"]),
 )
