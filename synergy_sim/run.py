@@ -192,7 +192,8 @@ def run(values: dict[str, Any], words: Sequence[str], *, say: bool = True) -> Pa
     if say:
         show(folders, folder, figures=settings.figures)  # the run is complete even if the figures fail
     elif settings.figures:
-        write_comparison([read_run(each) for each in folders], folder, command=command_of(folder))
+        runs = [read_run(each) for each in folders]
+        write_comparison(runs, folder, command=command_of(folder), figures=settings.figures)
     return folder
 
 
