@@ -89,7 +89,9 @@ def test_two_keys_for_one_arrival_rate_are_refused(typed, log):
 
 def test_of_two_windows_the_first_is_for_a_log_and_the_second_for_drawn_jobs(tmp_path, typed, log):
     windows = "trace.window=2h or 1d"
-    _, found = run(typed, tmp_path / "log", "+trace=file", f"trace.path={log}", "policy=fifo", "cluster.nodes=2", windows)
+    _, found = run(
+        typed, tmp_path / "log", "+trace=file", f"trace.path={log}", "policy=fifo", "cluster.nodes=2", windows
+    )
     assert found["fifo"]["jobs"] == 12
     own = ("+trace=philly", "trace.find=[]", "policy=fifo", "trace.carry_in=false", "trace.models=none")
     drawn = {
