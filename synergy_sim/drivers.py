@@ -7,7 +7,6 @@ from collections.abc import Generator, Mapping
 from math import floor
 from typing import Any, NamedTuple
 
-from synergy_core.errors import InputError
 from synergy_core.jobs.record import NEVER, Decision, Placed, gpus_in
 from synergy_core.scheduling.reasons import Stopped, why_stopped
 from synergy_core.units import on_grid
@@ -112,8 +111,6 @@ class OnEvents:
             self._await_change(now_s, change_s)
 
 
-MAX_IDLE_ROUNDS = 10_000
-"""Maximum consecutive rounds in which jobs wait and none runs; then the simulation ends with an error."""
 SLACK = 1e-3
 """Tolerance, as a fraction of `refill_s`, for instants that were rounded to the grid of times."""
 
@@ -179,7 +176,6 @@ class Rounds:
         self._decide_and_carry_out(boundary_s=start_s)
         if not execution.refill_s:
             engine.look_ahead(start_s + decide_s)
-        idle = 0
         while True:
             if not engine.active:
                 self._arrived = env.event()
@@ -192,12 +188,6 @@ class Rounds:
             yield env.timeout(start_s + decide_s - env.now)
             yield engine.after_all_else()
             ended = self._decide_and_carry_out(boundary_s=start_s + round_s)
-            idle = 0 if engine.running or not engine.active else idle + 1
-            if idle == MAX_IDLE_ROUNDS:
-                raise InputError(
-                    f"{engine.active} jobs wait, and the policy has given none of them a GPU for {idle:,} rounds. "
-                    "Check that its parameters allow jobs to start."
-                )
             start_s += round_s + execution.stretch_of(ended)
             if not execution.refill_s:
                 engine.look_ahead(start_s + decide_s)
@@ -295,7 +285,7 @@ class Rounds:
             start_s = max(start_s, next_start_s)
         if job.share is not None:
             start_s = max(start_s, shared_s)
-        job.settled_s = job.began_s = start_s
+        job.settled_s = start_s
         if not job.restarts:
             job.first_start_s = start_s
         self._engine.at(start_s, self._engine.occupy, (job, placed, job.share))

@@ -27,7 +27,10 @@ BEFORE_ALL_ELSE = 0
 AFTER_ALL_ELSE = 2  # SimPy's own priorities are 0 (urgent) and 1 (normal)
 AFTER_DECISIONS = 3
 DECISIONS_PER_PROGRESS = 200
-MAX_RUNS_WITHOUT_PROGRESS = 100_000  # consecutive runs; the number of jobs is added
+MAX_IN_VAIN = 2_000
+MAX_IN_VAIN_PER_JOB = 100
+"""The simulation ends with an error after more runs and decisions in vain than `MAX_IN_VAIN`, plus
+`MAX_IN_VAIN_PER_JOB` for each active job, since any job arrived, advanced or ended."""
 
 Progress = Callable[[float, int], None]
 """Called every `DECISIONS_PER_PROGRESS` decisions with (simulated seconds, finished jobs)."""
@@ -68,7 +71,7 @@ class Engine:
     """Starts, stops and ends jobs on a simulated clock. Call `begin` and then `run`, once each.
 
     total, active, running, done: numbers of jobs; active ones have arrived and not ended. gpus_used: GPUs of running
-    jobs. watched: running jobs by id, if jobs choose their batch or report progress. arrives_s: next arrival, else inf.
+    jobs. launched: jobs that run or wait until their GPUs are free, by id. arrives_s: next arrival, else inf.
     predicted_s: (jobs,) run time predicted for each job when it arrived; None if the policy predicts none.
     """
 
@@ -88,7 +91,7 @@ class Engine:
         self.scheduler = scheduler
         self.driver: Driver
         self.env = simpy.Environment()
-        self.watched: dict[int, SimulatedJob] = {}
+        self.launched: dict[int, SimulatedJob] = {}
         self.log = EventLog(cluster)
         self.decisions = DecisionLog()
         self.shares = ShareLog()
@@ -104,9 +107,8 @@ class Engine:
         self._tunes_batch = tunes_batch
         self._asks_progress = asks_progress
         self._progress = progress
-        self._max_without_progress = MAX_RUNS_WITHOUT_PROGRESS + total
         self.lost_gpu_s = 0.0  # training lost by jobs that have ended
-        self._without_progress = 0  # latest consecutive runs that were stopped before any progress
+        self._in_vain = 0  # runs and decisions in vain since a job last arrived, advanced or ended
 
     def begin(self, driver: Driver) -> None:
         """Schedules the first arrival and starts the driver."""
@@ -121,7 +123,7 @@ class Engine:
     def _arrive(self, event: Any) -> None:
         """Submits the event's job and all others that are due now. The event's value is None if no job is left."""
         now_s, job, arrive, log = self.env.now, event.value, self.scheduler.arrive, self.log.append
-        predicted_s = self.predicted_s
+        predicted_s, self._in_vain = self.predicted_s, 0
         while job is not None and job.submit_time_s <= now_s:
             self.active += 1
             log(now_s, SUBMIT, job.job_id, job.gpus)
@@ -147,7 +149,7 @@ class Engine:
         now_s = self.env.now
         gpus = job.on_gpus
         self.log.append(now_s, FINISH, job.job_id, gpus)
-        self.watched.pop(job.job_id, None)
+        self.launched.pop(job.job_id, None)
         self.driver.on_job_end(job)
         if job.trained:
             self.training.append(job.job_id, job.trained)
@@ -157,7 +159,7 @@ class Engine:
         self.gpus_used -= gpus
         self.active -= 1
         self.done += 1
-        self._without_progress = 0
+        self._in_vain = 0
         if self.done == self.total:
             self.all_done.succeed()
 
@@ -166,7 +168,7 @@ class Engine:
     def decide(self, now_s: float) -> tuple[Decision[SimulatedJob], float]:
         """Returns the scheduler's decision and the seconds that it took."""
         if self._asks_progress:
-            for job in self.watched.values():
+            for job in self.launched.values():
                 job.report(now_s)
         began = time.perf_counter()
         decision = self.scheduler.decide(now_s)
@@ -178,8 +180,47 @@ class Engine:
         log = self.decisions
         started, stopped = len(decision.starts), len(decision.stops)
         log.append(now_s, took_s, started, stopped, self.running, self.scheduler.waiting, self.gpus_used)
+        if self.active and all(job.has_run_out(now_s) for job in self.launched.values()) and self._never_ends():
+            raise self._idle()
         if self._progress is not None and len(log) % DECISIONS_PER_PROGRESS == 0:
             self._progress(now_s, self.done)
+
+    def _never_ends(self) -> bool:
+        """Counts a run that was stopped or a decision after which no job trains; returns whether there were too many.
+
+        They are too many only if no job, running or stopped, has done `MIN_ADVANCE` more of its work meanwhile.
+        """
+        self._in_vain += 1
+        if self._in_vain <= MAX_IN_VAIN + MAX_IN_VAIN_PER_JOB * self.active:
+            return False
+        if any(job.advances(self.env.now) for job in self.launched.values()):
+            self._in_vain = 0
+        return self._in_vain > 0
+
+    def _idle(self) -> InputError:
+        """The error if the policy lets jobs wait for ever although none trains."""
+        stuck = ", ".join(f"job {job_id} on {job.held_gpus}" for job_id, job in self.launched.items())
+        if not stuck:
+            return InputError(
+                f"the policy has given none of {self.active} waiting jobs a GPU in {self._in_vain:,} decisions, "
+                "although all GPUs are idle. Check that its parameters and the quotas allow jobs to start: leave out "
+                "parameters, raise cluster.virtual_clusters or type cluster.borrowing=true, or leave the policy out."
+            )
+        return InputError(
+            f"for {self._in_vain:,} decisions, the policy has left jobs on GPUs where they ran out of memory ({stuck} "
+            "GPUs), and no other job runs. Type truth.planned.memory_error=false, or leave the policy out."
+        )
+
+    def _stopped_too_early(self, job: SimulatedJob, stop_s: float) -> InputError:
+        """The error if runs are stopped for ever before they save any progress; this job's run was the last."""
+        interval_s, ran_s = job.costs.checkpoint_interval_s, max(0.0, stop_s - job.began_s)
+        saves = f" and saves every {interval_s:g} s" if interval_s else ""
+        return InputError(
+            f"no job has advanced in the last {self._in_vain:,} runs, because each was stopped too early: "
+            f"{job.gpus}-GPU job {job.job_id} takes {job.delay_s():g} s to its first step{saves}, but was stopped "
+            f"after {ran_s:g} s. Let jobs start sooner (restart_s, testbed.launch_s, testbed.checkpoint_interval_s) or "
+            "run longer (round_s, a quantum or limits under parameters), or leave the policy out."
+        )
 
     def at(self, instant_s: float, function: Callable[[Any], None], argument: Any) -> None:
         """Calls the function at that instant, or immediately if it has passed."""
@@ -217,8 +258,8 @@ class Engine:
         """
         job.carry_on(start_s)
         job.keeps_until_s = -NEVER if job.saved else job.first_step_s + job.costs.checkpoint_interval_s
-        if self._tunes_batch or self._asks_progress:
-            self.watched[job.job_id] = job
+        job.began_s = start_s
+        self.launched[job.job_id] = job
         if job.end_s < NEVER:
             self._complete_later(job)
 
@@ -267,7 +308,7 @@ class Engine:
         """
         if not self._tunes_batch:
             return
-        pending = list(self.watched.values()) if jobs is None else list(jobs)
+        pending = list(self.launched.values()) if jobs is None else list(jobs)
         while pending:
             halted = [job for job in pending if not job.look_ahead(until_s)]
             for job in pending:
@@ -282,16 +323,11 @@ class Engine:
         if job.completion is not None:
             job.completion.cancel()
             job.completion = None
-        self.watched.pop(job.job_id, None)
+        self.launched.pop(job.job_id, None)
         job.saved = job.break_off(stop_s)
-        self._without_progress = 0 if job.saved else self._without_progress + 1
-        if self._without_progress > self._max_without_progress:
-            raise InputError(
-                f"the last {self._without_progress:,} runs were each stopped before they made progress: {job.gpus}-GPU "
-                f"job {job.job_id} takes {job.delay_s():g} s to its first step and saves every "
-                f"{job.costs.checkpoint_interval_s:g} s (0: whenever it is stopped). Let jobs start sooner (restart_s, "
-                "testbed.launch_s, testbed.checkpoint_interval_s) or run longer (round_s, a quantum or limits under "
-                "parameters)."
-            )
+        if job.advances(stop_s):
+            self._in_vain = 0
+        elif self._never_ends():
+            raise self._stopped_too_early(job, stop_s)
         if not job.running:
             self.scheduler.requeue(job)

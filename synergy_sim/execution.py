@@ -13,6 +13,9 @@ from synergy_core.jobs.record import NEVER, Job, by_request
 from synergy_core.jobs.testbed_profiles import ProfiledCosts
 from synergy_core.units import TICK_S, on_grid
 
+MIN_ADVANCE = 1e-6
+"""Smallest advance of a job that counts, as a fraction of its work."""
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -129,9 +132,10 @@ class SimulatedJob(Job):
     left_work_s: seconds of training left at its last stop. on_gpus: number of GPUs that it physically holds.
     first_step_s: time at which its run begins to train. end_s: time of the end of its last step, NEVER if unknown.
     ends_after_decision: whether `end_s` was rounded down, so that the job ends after a decision at the same time.
-    In rounds, began_s: time at which its last run got GPUs; free_s: time at which the run before had saved and left.
+    began_s: time at which its last run got GPUs. free_s, in rounds: time at which the run before had saved and left.
     done_s: training seconds of this run up to since_s, when its share last changed; rate: its speed since then.
-    saved: whether its last stopped run kept any progress. lost_gpu_s: GPU-seconds of training lost by stops.
+    farthest: largest fraction of its work that has counted as an advance. saved: whether its last stopped run kept any
+    progress. lost_gpu_s: GPU-seconds of training lost by stops.
     completion: the `Call` that ends it. trained: see `TrainingLog.append`; only of jobs whose speed depends on a batch.
     """
 
@@ -148,6 +152,7 @@ class SimulatedJob(Job):
     done_s: float = field(default=0.0, init=False)
     since_s: float = field(default=0.0, init=False)
     rate: float = field(default=1.0, init=False)
+    farthest: float = field(default=0.0, init=False)
     saved: bool = field(default=True, init=False)
     lost_gpu_s: float = field(default=0.0, init=False)
     completion: Any = field(default=None, init=False)
@@ -190,6 +195,24 @@ class SimulatedJob(Job):
 
     def look_ahead(self, until_s: float) -> bool:
         """Whether the job is simulated up to `until_s`; always true for a job that only has a run time."""
+        return True
+
+    def has_run_out(self, now_s: float) -> bool:
+        """Whether the job holds GPUs on which it does not train, because it ran out of memory there."""
+        return False
+
+    def work_done(self) -> tuple[float, float]:
+        """A fraction of the job's work, and the instant from which on the job does the rest, if it runs."""
+        return 1.0 - self.left_work_s / self.duration_s if self.duration_s else 0.0, self.first_step_s
+
+    def advances(self, now_s: float) -> bool:
+        """Whether the job, saved or not, has done `MIN_ADVANCE` more of its work than when this was last true."""
+        done, since_s = self.work_done()
+        if since_s < now_s <= self.end_s < NEVER:
+            done += (1.0 - done) * (now_s - since_s) / (self.end_s - since_s)
+        if done <= self.farthest + MIN_ADVANCE:
+            return False
+        self.farthest = done
         return True
 
     def only_relocates(self, now_s: float) -> bool:

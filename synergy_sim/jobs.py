@@ -108,6 +108,10 @@ class SimulatedTraining(SimulatedJob, ABC):
 
     # Called by the engine
 
+    def work_done(self) -> tuple[float, float]:
+        work = self.application.work_at_epoch_end[-1] * self.work_scale
+        return self.progress / work if work else 0.0, self.at_s
+
     def carry_on(self, start_s: float) -> None:
         """Prepares to train on new GPUs from `start_s` on; a job that moved without cost continues without delay."""
         if self.moved:
@@ -177,7 +181,8 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._left_s = stop_s if stop_s >= self.first_step_s else NEVER
         self._train_until(stop_s)
         if (lost_s := self.unsaved_s(stop_s)) and not (self.running and self.moved):
-            self.progress = max(self._began_with, self.progress - self._rate * lost_s)
+            saved = stop_s - self.first_step_s >= self.costs.checkpoint_interval_s
+            self.progress = max(self._began_with, self.progress - self._rate * lost_s) if saved else self._began_with
             self.epoch = bisect_right(self.application.work_at_epoch_end, self.progress / self.work_scale)
             self.lost_gpu_s += lost_s * self._held.gpus
         # Rounding can leave no work although the last step was not counted. Then the job needs one more start.
@@ -419,6 +424,13 @@ class PlannedJob(SimulatedTraining):
 
     application: ApplicationWithPlans
     _ran_out = False
+
+    def has_run_out(self, now_s: float) -> bool:
+        return self._ran_out and now_s > self.first_step_s
+
+    def stays(self, now_s: float) -> bool:
+        """As for any job, but a job that has run out of memory does not stay where it cannot train."""
+        return super().stays(now_s) and not self.has_run_out(now_s)
 
     def carry_on(self, start_s: float) -> None:
         self._ran_out = False

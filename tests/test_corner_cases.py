@@ -12,7 +12,6 @@ from synergy_core.policies import get_policy
 from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_runs.inputs import _scaled_quotas
 from synergy_runs.invariants import check
-from synergy_sim import engine
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 
@@ -128,16 +127,6 @@ def test_job_that_is_not_demoted_yet_keeps_its_place(machines):
     assert job.queue_entered_s == 0.0
     scheduler.decide(4_250.0)
     assert job.queue_entered_s == 4_250.0
-
-
-@pytest.mark.parametrize(("restart_s", "interval_s"), [(60.0, 0.0), (0.0, 60.0)])
-def test_jobs_that_swap_before_they_get_anything_done_end_with_a_sentence(monkeypatch, restart_s, interval_s):
-    """A quantum shorter than a start, or than a checkpoint takes to come."""
-    monkeypatch.setattr(engine, "MAX_RUNS_WITHOUT_PROGRESS", 50)
-    policy = get_policy("las").with_parameters(quantum_s=30.0)
-    costs = Costs(launch_s=restart_s, restart_s=restart_s, checkpoint_interval_s=interval_s)
-    with pytest.raises(InputError, match=r"the last 5[0-9] runs were each stopped before they made progress: 1-GPU"):
-        simulate(workload([(0, 1, 1000), (0, 1, 1000)]), cluster(1, 1), policy, ExecutionModel(costs))
 
 
 @pytest.mark.parametrize(("fraction", "refill_s"), [(0.5, 0.0), (1.0, 0.0), (1.0, 7.0)])

@@ -14,7 +14,6 @@ from synergy_core.jobs.spec import powers_and_whole_nodes
 from synergy_core.policies import get_policy
 from synergy_runs.facts import Kind
 from synergy_runs.metrics import job_table
-from synergy_sim import drivers as rounds
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 from synergy_sim.truth import Truth
@@ -156,13 +155,6 @@ def test_job_under_restart_does_not_move_to_make_room():
     events = run(training(rows, machine), machine, want, Costs(500.0, 500.0)).events
     stops = events.job_id[events.kind == Kind.STOP].tolist()
     assert stops == [2]
-
-
-def test_parameters_that_let_nobody_run_end_with_a_sentence(monkeypatch):
-    monkeypatch.setattr(rounds, "MAX_IDLE_ROUNDS", 50)
-    policy = get_policy("sia").with_parameters(queueing_penalty=0.0)
-    with pytest.raises(InputError, match="50 rounds"):
-        run(training([(0, 1, 100, "bert")], t4s()), t4s(), policy)
 
 
 def test_job_without_a_known_model_is_refused_with_what_to_type():

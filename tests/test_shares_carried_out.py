@@ -89,11 +89,10 @@ def test_what_a_job_gives_up_is_had_once_it_has_left():
 
 @pytest.mark.parametrize("sticky", [True, False])
 @pytest.mark.parametrize("policy", ["srtf+tune", "srtf+greedy", "srtf+proportional", "las+tune", "fifo+tune"])
-def test_jobs_that_take_longer_than_a_round_to_leave_put_off_nobody_for_ever(policy, sticky, monkeypatch):
+def test_jobs_that_take_longer_than_a_round_to_leave_put_off_nobody_for_ever(policy, sticky):
     """Two jobs on a GPU with few CPUs, for either of which less remains while it waits, for that counts the share that
     it asked for: each round one gives way to the other, which had its GPU only 150 s, two rounds and a half, later.
     """
-    monkeypatch.setattr("synergy_sim.engine.MAX_RUNS_WITHOUT_PROGRESS", 100)
     machines = Cluster((NodeType("t", "t4", 1, 1, 0.4, 1000 * GB),))
     work = training([(0, 1, 300, "deepspeech2"), (0, 1, 600, "deepspeech2")], machines)
     execution = ExecutionModel(Costs(restart_s=20, exit_s=150), round_s=60.0)

@@ -191,7 +191,7 @@ class PlannedTask(TaskWithPlans):
         ways_by_shape: list[list[Way]] = [[] for _ in shapes]
         phi = float(noise_scale(*(self.believed_statistics or (1.0, 0.0)), first))
         failed = set() if every_plan else self.pool.too_large
-        offered = [((gpu_type, *shape), self.spec.requested_batch) not in failed for shape in shapes]
+        offered = [(gpu_type, gpus, self.spec.requested_batch) not in failed for _, gpus in shapes]
         for batch in self.batches(requested=requested):
             if exchange is None:
                 counts = [gpus for _, gpus in shapes]

@@ -217,7 +217,7 @@ class Observations:
     inputs: reported input speeds; None if not learned. plain_exchanges: step and synchronisation seconds of steps whose
     uncompressed exchange was measured, by GPU type and whether across nodes. exchanges: learned ratios of compressed
     exchanges. choices: cached plans of tasks. most_gpus: the largest number of GPUs observed. overhead: wall time of
-    iterations ÷ sum of measured step times. too_large: (shape, requested batch) of jobs that ran out of memory.
+    iterations ÷ sum of measured step times. too_large: (GPU type, GPUs, requested batch) where a job ran out of memory.
     version: grows with every change of beliefs. serial: unique to this object. Jobs with plans have ratios of observed
     to planned step times instead of models.
     """
@@ -236,7 +236,7 @@ class Observations:
     _stale: dict[str, None] = field(default_factory=dict)
     _ratios: dict[str, dict[Point, float]] = field(default_factory=dict)
     _log_ratios: dict[str, float] = field(default_factory=dict)
-    too_large: set[tuple[Shape, int]] = field(default_factory=set)
+    too_large: set[tuple[str, int, int]] = field(default_factory=set)
     _pending: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -275,8 +275,10 @@ class Observations:
         self.version += 1
 
     def add_too_large(self, shape: Shape, requested_batch: int) -> None:
-        """Records that a job ran out of memory on that shape, so that the shape is not offered again."""
-        self.too_large.add((shape, requested_batch))
+        """Records that a job ran out of memory, so that so many GPUs of that type are not offered again on any nodes:
+        the memory that a plan needs does not depend on the nodes.
+        """
+        self.too_large.add((shape.gpu_type, shape.gpus, requested_batch))
         self.version += 1
 
     def merge(self) -> None:

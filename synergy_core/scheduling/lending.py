@@ -3,6 +3,8 @@
 The first answer keeps to quotas. What it leaves idle is shared equally among the tenants that ask (`Quotas.in_turn`),
 and the policy is asked again with what every tenant then may hold of each GPU type (`ClusterState.allotted`). As these
 numbers add up to no more than the cluster has, what one tenant borrows is never missing within the quota of another.
+If all GPUs are idle, and an equal share is too little for every job, one tenant alone may borrow: first the one whose
+job was submitted first.
 """
 
 from __future__ import annotations
@@ -30,8 +32,13 @@ def ask(policy: AllocationPolicy, state: ClusterState) -> tuple[ClusterState, Al
         return asked, answer
     used = _used(state, answer)
     asks: Bools = np.ones(len(state.virtual_clusters), dtype=np.bool_)
+    in_order = state.virtual_cluster[np.lexsort((state.job_id, state.submit_time_s))].tolist()
+    alone = list(dict.fromkeys(in_order))
     for _ in range(MAX_LENDINGS):
         lent = _lent(policy, state, answer, used, asks)
+        if alone and not (lent.any() or used.any()):
+            asks[alone.pop(0)] = True
+            lent = _lent(policy, state, answer, used, asks)
         if not lent.any():
             break
         more = replace(state, allotted=used + lent)

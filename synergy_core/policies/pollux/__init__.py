@@ -158,6 +158,8 @@ def pollux(
         answer = _within_quotas(state, order, answer, shown)
     if searches or state.cluster.virtual_clusters:
         answer = _usable(state, order, answer, shown, batch_limit)
+    if memory is not None and not (answer.any() or memory.answer.any()):  # else the cluster may stay idle for ever
+        answer = _usable(state, order, _within_quotas(state, order, answer, shown), shown, batch_limit)
     answer[:stay] = base[:stay]
     node_gpus = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
     for part, node in enumerate(shown.node.tolist()):
@@ -269,6 +271,12 @@ def _usable(state: GoodputState, order: Ints, answer: Ints, shown: Shown, batch_
     return result
 
 
+def _has_plan(state: GoodputState, job: int, free: Ints, gpus: int, shown: Shown) -> bool:
+    """Whether the job has no parallel plans, or one fits on so many GPUs of the free ones' type."""
+    shape = (int(shown.kind[free.argmax()]), gpus, 1)
+    return not state.planned[job] or bool(state.goodput(configurations_of([shape]))[job, 0] > 0)
+
+
 def _within_quotas(state: GoodputState, order: Ints, answer: Ints, shown: Shown) -> Ints:
     """Takes away GPUs that exceed a quota and gives idle ones to waiting jobs within theirs, because the search ignores
     tenants, as published.
@@ -296,7 +304,7 @@ def _within_quotas(state: GoodputState, order: Ints, answer: Ints, shown: Shown)
         size = int(state.gpus[row]) if state.planned[row] else max(1, int(state.min_gpus[row]))
         free = shown.gpus - result.sum(axis=0)
         on = [np.where(shown.kind == kind, free, 0) for kind in state.types_for(int(row))]
-        enough = [each for each in on if each.sum() >= size]
+        enough = [each for each in on if each.sum() >= size and _has_plan(state, row, each, size, shown)]
         if enough:
             wanted = enough[0]
             give(job, np.clip(size - (np.cumsum(wanted) - wanted), 0, wanted), size)
