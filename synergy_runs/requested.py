@@ -205,7 +205,7 @@ def _plain(value: Any) -> Any:
 
 def label_of(text: str) -> str:
     """The name of a requested policy in tables, figures and folders, such as `sia-information-all-growth-4`."""
-    return _NO_LETTER.sub("-", text.replace("=-", "=minus ")).strip("-")
+    return _NO_LETTER.sub("-", text.replace("=-", "=minus ").replace("batch=tuned", "tuned")).strip("-")
 
 
 def requests_in(value: str) -> list[str]:

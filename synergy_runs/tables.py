@@ -218,9 +218,9 @@ def _parts(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
     """
     first = rows[0]
     tuned = sorted(
-        (row for row in rows if row.eligible and row.policy.endswith("-batch-tuned")), key=lambda row: row.mean_jct_s
+        (row for row in rows if row.eligible and row.policy.endswith("-tuned")), key=lambda row: row.mean_jct_s
     )
-    same = next((row for row in tuned if row.policy == f"{first.policy}-batch-tuned"), None)
+    same = next((row for row in tuned if row.policy == f"{first.policy}-tuned"), None)
     if same is None or not best.resizes:
         return ""
     ordered = tuned[0]

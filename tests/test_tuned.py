@@ -52,7 +52,7 @@ def test_no_other_batch_ends_a_tuned_job_notably_sooner(gpus):
 def test_a_tuned_row_is_compared_on_the_same_jobs_and_the_gain_is_split(tmp_path, typed, log):
     policies = "policy=[fifo,fifo(batch=tuned),tiresias(batch=tuned),synergy]"
     out, found = run(typed, tmp_path, "+trace=file", f"trace.path={log}", "cluster.nodes=2", policies)
-    tuned_run, plain = found["fifo-batch-tuned"], found["fifo"]
+    tuned_run, plain = found["fifo-tuned"], found["fifo"]
     assert tuned_run["trace_sha256"] == plain["trace_sha256"]
     assert tuned_run["run_time_ratio"] < 1.0 == pytest.approx(plain["run_time_ratio"])
     total, *parts = re.search(r"Of these (\d+) points,(.*?)\.\s", " ".join(out.split()), re.DOTALL).groups()
