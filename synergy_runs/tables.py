@@ -231,7 +231,8 @@ def _parts(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
     steps_s["from shorter runs on other GPUs"] = ordered.mean_jct_s - best.mean_jct_s - waits_s
     steps_s["from shorter waits, as jobs share the GPUs"] = waits_s
     total = 100 * (first.mean_jct_s - best.mean_jct_s) / first.mean_jct_s
-    parts = [f"{100 * step_s / first.mean_jct_s:.0f} {name}" for name, step_s in steps_s.items()]
+    points = {name: round(100 * step_s / first.mean_jct_s) for name, step_s in steps_s.items()}
+    parts = [f"{f'{each}'.replace('-', '−')} {name}" for name, each in points.items()]
     return f" Of these {total:.0f} points, {_listed(parts)}."
 
 

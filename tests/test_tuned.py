@@ -56,7 +56,9 @@ def test_a_tuned_row_is_compared_on_the_same_jobs_and_the_gain_is_split(tmp_path
     assert tuned_run["trace_sha256"] == plain["trace_sha256"]
     assert tuned_run["run_time_ratio"] < 1.0 == pytest.approx(plain["run_time_ratio"])
     total, *parts = re.search(r"Of these (\d+) points,(.*?)\.\s", " ".join(out.split()), re.DOTALL).groups()
-    assert sum(map(int, re.findall(r"(-?\d+) from", parts[0]))) == pytest.approx(int(total), abs=2)
+    assert sum(int(each.replace("−", "-")) for each in re.findall(r"(−?\d+) from", parts[0])) == pytest.approx(
+        int(total), abs=2
+    )
 
 
 @pytest.mark.parametrize("text", ["synergy(batch=tuned)", "srtf(batch=tuned)", "easy(batch=tuned)", "fifo(batch=big)"])
