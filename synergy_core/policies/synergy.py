@@ -24,6 +24,10 @@ FREE_RESTARTS = 30
 FREQUENCY_POWER = 4
 """Power of a job's frequency of restarts (`_restart_frequency`) by which its restarts cost more."""
 
+MEAN_WAITS = 10.0
+"""A job's wait counts as long only from so many times the mean wait of all jobs on. If there are more jobs than GPUs,
+somebody has to wait, and jobs that are soon done should not."""
+
 MIN_MOVE_COST = 1e-3
 """Minimum cost of a move, as a fraction of the job's utility. It stops pointless moves where restarts cost nothing."""
 
@@ -57,7 +61,7 @@ def synergy(
     marginal cost under heSRPT, Berg et al., 2020, where speed is proportional to GPUs). lateness: `_stretch` ÷
     (late_after · its mean over jobs), at least 1, so that the longest jobs do not pay for the gains of all others.
     Whatever its row, a job also gains max(w) · (time waited ÷ patience)², so that no job waits very long for any GPU;
-    patience is patience_s or, if that is longer, late_after times the mean time that jobs have waited.
+    patience is patience_s or, if that is longer, `MEAN_WAITS` times the mean time that jobs have waited.
     Restarts cost more if a job is restarted more often than once per restart_interval_s (`_restart_frequency`).
     If a waiting job has declared its work, its time left includes its start, and so does its goodput (`_from_start`).
     growth, first_gpus, batch_limit: limits of a job's rows (`GoodputState.allowed`, `GoodputState.goodput`). method: of
@@ -86,7 +90,7 @@ def synergy(
         utility = weight[:, None] * (kept * goodput / reference[:, None]) ** utility_power
     utility = np.where(valid, utility, -np.inf)
     waited_s = np.maximum(0.0, state.now_s - state.submit_time_s - held_s)
-    patience_s = max(1.0, patience_s, late_after * waited_s.mean())
+    patience_s = max(1.0, patience_s, MEAN_WAITS * waited_s.mean())
     for_any = (weight.max(initial=0.0) * (waited_s / patience_s) ** 2)[:, None]
     if levels is None:
         return choose_rows(state, rows, utility + for_any, method=method, keeps_equals=True)
