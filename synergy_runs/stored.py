@@ -263,7 +263,7 @@ def _read(path: Path, columns: Sequence[str]) -> dict[str, NDArray[Any]]:
     try:
         missing = [name for name in columns if name not in pq.read_schema(path).names]
         if not missing:
-            table = pq.read_table(path, columns=list(columns))
+            table = pq.ParquetFile(path).read(columns=list(columns), use_threads=False)
             return {name: np.asarray(table[name].to_numpy()) for name in columns}
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error}. Run that policy again.") from error
