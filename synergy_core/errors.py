@@ -17,6 +17,17 @@ class InputError(ValueError):
 MAX_NAMES = 100
 """Maximum number of known names that an error lists. The jobs of a log are more."""
 
+_OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|can't start new thread"
+    r"|failed to launch worker thread|failed to map segment",
+    re.I,
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the error says that memory ran out: Python's own, or by the text of a library's."""
+    return isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
+
 
 def unknown(kind: str, got: str, known: Iterable[str], *, hint: str = "") -> InputError:
     """The error for a name that is not among `known`; it suggests the most similar known name.

@@ -264,7 +264,7 @@ def _read(path: Path, columns: Sequence[str]) -> dict[str, NDArray[Any]]:
         known = pq.read_schema(path).names
         missing = [name for name in columns if name not in known]
         if not missing:
-            table = pq.read_table(path, columns=list(columns) or None)
+            table = pq.ParquetFile(path).read(columns=list(columns) or None, use_threads=False)
             return {name: np.asarray(table[name].to_numpy()) for name in columns or known}
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error}. Run that policy again.") from error

@@ -138,10 +138,11 @@ def _in_processes(runs: Sequence[PreparedRun], write: Write, bars: Progress, cor
                 except EOFError:
                     process.join()
                     del running[ready]
+                    if process.exitcode in (1, -signal.SIGKILL):
+                        raise MemoryError(f"policy {run.policy.name}") from None  # too little even to say so
                     if process.exitcode:
                         raise RuntimeError(
                             f"the process that simulated policy {run.policy.name} ended with status {process.exitcode}"
-                            + " (killed: was there enough memory?)" * (process.exitcode == -signal.SIGKILL)
                         ) from None
                     continue
                 if isinstance(said, BaseException):

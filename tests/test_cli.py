@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -51,6 +52,47 @@ def test_runs_of_a_sweep_that_can_be_are_collected_though_others_are_refused(tmp
     table = pq.read_table(next(tmp_path.glob("results/sweeps/*/comparison.parquet")))
     assert table["policy"].to_pylist() == ["fifo", "srtf"]
     assert "collected: " in done.stdout
+
+
+def test_memory_that_cannot_suffice_is_refused_at_once(tmp_path):
+    bytes_ = 500_000_000
+    done = subprocess.run(
+        [sys.executable, "-m", "synergy_sim", "+trace=philly"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (bytes_, bytes_)),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert {"0.5", "1"} < set(done.stderr.split())
+    assert "ulimit -v" in done.stderr
+    assert "figures=false" in done.stderr
+
+
+def lack_memory():
+    raise MemoryError
+
+
+def lack_a_library():
+    raise ImportError("libarrow.so: failed to map segment from shared object")
+
+
+def end_as_openblas_does():
+    os._exit(1)
+
+
+def be_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("fault", [lack_memory, lack_a_library, end_as_openblas_does, be_killed])
+def test_too_little_memory_for_a_policy_ends_with_a_sentence(fault, typed, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("synergy_sim.run.simulate", lambda *_, **more: fault())
+    done = typed("+trace=philly", "trace.window=1h", "policy=[fifo,las]", "figures=false")
+    assert done.returncode == 2
+    assert "too little memory" in done.stderr.splitlines()[-1]
 
 
 def test_settings_of_a_run_are_shown_without_starting_it(tmp_path, typed):

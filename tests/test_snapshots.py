@@ -32,8 +32,9 @@ class Compared(Snapshots):
         kept, read = super().of(jobs, now_s, memory), anew.of(jobs, now_s, memory)
         for each in fields(kept):
             ours, theirs = getattr(kept, each.name), getattr(read, each.name)
-            if each.name == "virtual_cluster":
-                assert [kept.virtual_clusters[at] for at in ours] == [read.virtual_clusters[at] for at in theirs]
+            if each.name in ("virtual_cluster", "user"):  # both number names in an order of their own
+                names = [getattr(state, f"{each.name}s") for state in (kept, read)]
+                assert [names[0][at] for at in ours] == [names[1][at] for at in theirs]
             elif isinstance(ours, np.ndarray) and each.name not in COUNTED:
                 assert ours.dtype == theirs.dtype, each.name
                 np.testing.assert_array_equal(ours, theirs, each.name)

@@ -20,6 +20,7 @@ import torch
 from torch import distributed
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from synergy_core import errors
 from synergy_core.errors import InputError
 from synergy_exec.messages import Failure, Started
 from synergy_exec.plans import write_candidates
@@ -48,9 +49,6 @@ schemes()
 # Classification of a worker's errors: the job's own, or a consequence of another rank's.
 
 
-_OUT_OF_MEMORY = re.compile(
-    r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|can't start new thread", re.I
-)
 _BROKEN_DEVICE = re.compile(r"uncorrectable (ECC|NVLink) error|hardware stack error", re.I)
 """cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, cudaErrorHardwareStackError (CUDA Runtime API)."""
 _PEER = re.compile(
@@ -64,9 +62,9 @@ _OURS = (Path(torch.__file__).parent, Path(__file__).parent, Path(__file__).pare
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether the GPU or the machine ran out of memory."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_MEMORY.search(str(error)))
+    return isinstance(error, MemoryError | RuntimeError | OSError) and errors.out_of_memory(error)
 
 
 def disk_full(error: BaseException) -> bool:
