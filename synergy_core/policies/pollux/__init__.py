@@ -97,7 +97,7 @@ class LastSearch(NamedTuple):
     answer: Ints
 
 
-@allocation_policy(round_s=60.0, tunes_batch=True)
+@allocation_policy(round_s=60.0, tunes_batch=True, tells_types=False)
 def pollux(
     state: GoodputState,
     *,
@@ -119,8 +119,8 @@ def pollux(
     whether to skip the search if a bound shows that nothing is better than the present allocation. Jobs that must stay
     keep their GPUs; the search covers only the other jobs and GPUs.
 
-    With several GPU types it is Sia's port (SOSP 2023, artifact): the search ignores types, and a job keeps only the
-    GPUs of one type.
+    With several GPU types it is Sia's port (SOSP 2023, artifact), which cannot tell types apart: a job's observations
+    on all types are fitted as one model, the search ignores types, and a job keeps only the GPUs of one type.
     """
     shown = _shown(state.cluster)
     memory: LastSearch | None = state.memory
@@ -215,8 +215,8 @@ def _held(state: GoodputState, shown: Shown, memory: LastSearch | None) -> Ints:
 def _speedups(state: GoodputState, shown: Shown, batch_limit: BatchLimit) -> Floats:
     """(jobs, on one node or on more, GPUs from 0): goodput ÷ goodput of the fair share on one node.
 
-    With several GPU types, the goodput is that on the job's present type, or while it waits, on the first type. For a
-    job without observations, the speed-up is GPUs ÷ GPUs of the fair share.
+    With several GPU types, the largest batch per GPU is that on the job's present type, or while it waits, on the first
+    type. For a job without observations, the speed-up is GPUs ÷ GPUs of the fair share.
     """
     largest = min(state.cluster.gpus, max(task.spec.most_gpus for task in state.tasks))
     within = min(largest, int(shown.gpus.max()))
