@@ -171,6 +171,21 @@ def test_repeated_observation_is_no_news_and_not_fitted_again():
     assert task.pool.version == version
 
 
+def test_policy_that_cannot_tell_types_apart_has_one_model_of_what_all_types_did():
+    task = Beliefs(MACHINES.gpu_types, tells_types=False).task(spec())
+    told_apart = Beliefs(MACHINES.gpu_types).task(spec())
+    for each in (task, told_apart):
+        assert observed(each, "a100", gpus=2)
+        observed(each, "t4", gpus=4)
+        refresh_models([each.pool], {})
+    one, *others = (task.models[gpu_type] for gpu_type in MACHINES.gpu_types)
+    assert all((one == other).all() for other in others)
+    assert (one != told_apart.models["t4"]).any()
+    assert (one != told_apart.models["a100"]).any()
+    assert task.knows(Shape("t4", 1, 2), 4), "the a100 has shown it"
+    assert task.pool.most_gpus == 4
+
+
 def test_fit_reads_a_bounded_number_of_observations():
     pool = Observations()
     for batch in range(1, 10 * MAX_OBSERVED):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_jobs import run, t4s, training
 
+from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
 from synergy_core.policies.pollux import settled
 from synergy_core.policies.pollux.search import (
@@ -246,3 +247,21 @@ def test_in_simulations_no_node_is_shared_by_jobs_on_several_and_a_lone_job_grow
     rows = [(60 * at, 1 + at % 4, 1_500, name) for at, name in enumerate(("bert", "cifar10", "ncf", "yolov3", "bert"))]
     run(training([*rows, (90_000, 1, 20_000, "cifar10")], t4s()), t4s(), replace(policy, allocate=allocate))
     assert (spanned > 0, most) == (True, 16)
+
+
+def test_with_several_types_a_job_gets_no_more_gpus_than_every_type_has_and_types_are_not_told_apart():
+    """As in Sia's port of Pollux."""
+    machines = Cluster((NodeType("a", "a100", 1, 8), NodeType("t", "t4", 4, 4)))
+    policy = get_policy("pollux").with_parameters(generations=15, population=20)
+    most, distinct = 0, set()
+
+    def allocate(state):
+        nonlocal most
+        answer = policy.allocate(state)
+        most = max(most, answer.gpus.max(initial=0))
+        distinct.update(len({model.tobytes() for model in task.models.values()}) for task in state.tasks)
+        return answer
+
+    rows = [(60 * at, 2, 3_000, name) for at, name in enumerate(("cifar10", "bert", "cifar10", "imagenet"))]
+    run(training(rows, machines), machines, replace(policy, allocate=allocate))
+    assert (most, distinct) == (8, {0, 1})

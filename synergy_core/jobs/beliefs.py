@@ -29,7 +29,8 @@ class Beliefs:
     """Makes each job's task, keeps models up to date, and computes how fast jobs would train on configurations.
 
     shared: whether a job's reports count for all jobs of its application. declares: whether declared work is known.
-    learns_input: whether input speeds are fitted to reports; else they come from offline profiles. speeds: the
+    learns_input: whether input speeds are fitted to reports; else they come from offline profiles. tells_types: whether
+    each GPU type has a model of its own; else all observations are fitted as if they were of one type. speeds: the
     planner's step times of jobs with plans. profiled: measured step times of profiled models. Both may be None.
     """
 
@@ -41,12 +42,14 @@ class Beliefs:
         profiled: ProfiledSpeeds | None = None,
         *,
         learns_input: bool = False,
+        tells_types: bool = True,
     ) -> None:
         if information not in get_args(Information):
             raise unknown("information", information, get_args(Information))
         self.shared = information in ("shared", "all")
         self.declares = information in ("declared", "all")
         self._learns_input = learns_input
+        self._one_type = () if tells_types else tuple(gpu_types)
         self._speeds = speeds
         self._profiled = profiled
         self._types = tuple(gpu_types)
@@ -62,7 +65,7 @@ class Beliefs:
             spec = replace(spec, pipeline=None)
         pool = self._pools.get(spec.application)
         if pool is None:
-            pool = Observations(InputReports() if self._learns_input else None)
+            pool = Observations(InputReports() if self._learns_input else None, one_type=self._one_type)
             if self.shared:
                 self._pools[spec.application] = pool
         knowledge = {"shared": self.shared, "declares": self.declares}

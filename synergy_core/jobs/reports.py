@@ -218,6 +218,7 @@ class Observations:
     uncompressed exchange was measured, by GPU type and whether across nodes. exchanges: learned ratios of compressed
     exchanges. choices: cached plans of tasks. most_gpus: the largest number of GPUs observed. overhead: wall time of
     iterations ÷ sum of measured step times. too_large: (GPU type, GPUs, requested batch) where a job ran out of memory.
+    one_type: GPU types whose observations are fitted as if they were of one type; () if each type has its own model.
     version: grows with every change of beliefs. serial: unique to this object. Jobs with plans have ratios of observed
     to planned step times instead of models.
     """
@@ -230,6 +231,7 @@ class Observations:
     choices: dict[tuple[object, ...], Plan] = field(default_factory=dict)
     most_gpus: int = 0
     overhead: float = 1.0
+    one_type: tuple[str, ...] = ()
     version: int = 0
     serial: int = field(default_factory=_serials.__next__)
     _steps: dict[str, dict[Point, tuple[float, float]]] = field(default_factory=dict)
@@ -245,8 +247,11 @@ class Observations:
         return bool(self._stale)
 
     def knows(self, gpu_type: str, point: Point) -> bool:
-        steps = self._steps.get(gpu_type)
-        return steps is not None and point in steps
+        return point in self._steps.get(self._fitted_as(gpu_type), {})
+
+    def _fitted_as(self, gpu_type: str) -> str:
+        """The GPU type under which observations on `gpu_type` are kept."""
+        return self.one_type[0] if self.one_type else gpu_type
 
     def add(self, gpu_type: str, point: Point, step_s: float, sync_s: float, *, later: bool = False) -> None:
         """Adds a mean step time; only the first one at each point counts. later: whether it counts only after `merge`,
@@ -257,8 +262,8 @@ class Observations:
         if later:
             self._pending.append(partial(self.add, gpu_type, point, step_s, sync_s))
             return
-        self._steps.setdefault(gpu_type, {})[point] = (step_s, sync_s)
-        self._stale[gpu_type] = None
+        self._steps.setdefault(self._fitted_as(gpu_type), {})[point] = (step_s, sync_s)
+        self._stale[self._fitted_as(gpu_type)] = None
         self.most_gpus = max(self.most_gpus, point[1])
 
     def add_ratio(self, gpu_type: str, point: Point, ratio: float, *, later: bool = False) -> None:
@@ -331,6 +336,6 @@ def refresh_models(pools: Iterable[Observations], known: dict[bytes, Theta]) -> 
         fits = fit([ObservedSteps(*table.T) for table in missing.values()])
         known.update(zip(missing, fits.theta, strict=True))
     for pool, gpu_type, table in outdated:
-        pool.models[gpu_type] = known[table.tobytes()]
+        pool.models.update(dict.fromkeys(pool.one_type or (gpu_type,), known[table.tobytes()]))
         pool.version += 1
         pool.choices.clear()

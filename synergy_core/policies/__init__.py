@@ -292,6 +292,7 @@ class AllocationPolicy(_Policy):
     tunes_batch: whether jobs choose their own batch; else they keep the requested batch. plans: whether the policy
     reads the planner's full tables; else the policy knows one parallel plan per job and changes only its number of
     replicas. Either way, jobs run with the best plan.
+    tells_types: whether throughput models distinguish GPU types; else all observations of a job are fitted as one.
     rank(state): (jobs,), the number by which the policy serves jobs, the largest first; None if it has no such number.
     rank_name: the number's name. keeps_gpus: whether every job gets the number of GPUs that it requested, or none. True
     for every policy that does not read goodput.
@@ -303,6 +304,7 @@ class AllocationPolicy(_Policy):
     round_s: float
     tunes_batch: bool = False
     plans: bool = False
+    tells_types: bool = True
     rank: RankFunction | None = None
     rank_name: str = ""
     line: LineFunction | None = None
@@ -420,6 +422,7 @@ def allocation_policy(
     tunes_batch: bool = False,
     information: Information = "own",
     plans: bool = False,
+    tells_types: bool = True,
     rank: RankFunction | None = None,
     rank_name: str = "",
     line: LineFunction | None = None,

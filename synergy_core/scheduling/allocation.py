@@ -337,7 +337,14 @@ class AllocationScheduler:
         speeds = PlannedSpeeds(cluster, plans=policy.plans, errors=plan_errors)
         measured = None if profile is None else ProfiledSpeeds(profile, cluster.gpu_types, plans=policy.plans)
         self.beliefs = (
-            Beliefs(cluster.gpu_types, policy.information, speeds, measured, learns_input=policy.learns_input)
+            Beliefs(
+                cluster.gpu_types,
+                policy.information,
+                speeds,
+                measured,
+                learns_input=policy.learns_input,
+                tells_types=policy.tells_types,
+            )
             if policy.reads_goodput
             else None
         )

@@ -97,7 +97,7 @@ class LastSearch(NamedTuple):
     answer: Ints
 
 
-@allocation_policy(round_s=60.0, tunes_batch=True)
+@allocation_policy(round_s=60.0, tunes_batch=True, tells_types=False)
 def pollux(
     state: GoodputState,
     *,
@@ -118,6 +118,9 @@ def pollux(
     batch_limit: whether the search assumes batches up to the job's maximum, or up to the requested batch. skip_settled:
     whether to skip the search if a bound shows that nothing is better than the present allocation. Jobs that must stay
     keep their GPUs; the search covers only the other jobs and GPUs.
+
+    With several GPU types it is Sia's port (SOSP 2023, artifact), which cannot tell types apart: a job's observations
+    on all types are fitted as one model, the search ignores types, and a job keeps only the GPUs of one type.
     """
     shown = _shown(state.cluster)
     memory: LastSearch | None = state.memory
@@ -134,7 +137,9 @@ def pollux(
     delay_s = (state.declared_restart_s if restart_s == 0 else np.full(len(state), restart_s)) + state.unsaved_s
     left = np.maximum(age_s - state.restarts * delay_s, 0.0) / np.maximum(age_s + delay_s, np.finfo(float).tiny)
     factor = np.stack((np.ones(len(state)), left), axis=1)[order]  # (jobs, stays or moves)
-    most_gpus = np.maximum(state.most_gpus(growth=growth), state.min_gpus)[order]
+    # No job gets more GPUs than the rarest type has (Sia's port), because it keeps only one type, whichever that is.
+    rarest = min(map(state.cluster.gpus_of, state.cluster.gpu_types))
+    most_gpus = np.maximum(np.minimum(state.most_gpus(growth=growth), rarest), state.min_gpus)[order]
     value = speedup[:, None] * factor[:, :, None, None] * (len(shown.gpus) / state.cluster.gpus) + MIN_SPEEDUP
     term = np.log(value) if p == 0 else value**p
     worth = Worth(term[stay:], np.stack((speedup, speedup), axis=1)[stay:], p)
@@ -210,8 +215,8 @@ def _held(state: GoodputState, shown: Shown, memory: LastSearch | None) -> Ints:
 def _speedups(state: GoodputState, shown: Shown, batch_limit: BatchLimit) -> Floats:
     """(jobs, on one node or on more, GPUs from 0): goodput ÷ goodput of the fair share on one node.
 
-    With several GPU types, the goodput is that on the job's present type, or while it waits, on the first type. For a
-    job without observations, the speed-up is GPUs ÷ GPUs of the fair share.
+    With several GPU types, the largest batch per GPU is that on the job's present type, or while it waits, on the first
+    type. For a job without observations, the speed-up is GPUs ÷ GPUs of the fair share.
     """
     largest = min(state.cluster.gpus, max(task.spec.most_gpus for task in state.tasks))
     within = min(largest, int(shown.gpus.max()))
