@@ -105,9 +105,9 @@ def _main() -> None:
 
 
 MIN_MEMORY_BYTES = 0.6e9
-"""Least address space with which the smallest simulation has ended (measured: 0.57 to 0.61 GB, on Linux)."""
+"""Address space below which no simulation ends: six hours without figures ended with 0.61 GB, not with 0.51."""
 USUAL_MEMORY_GB = 1.0
-"""Memory with which the first command of the README ends; each of its processes took up to 0.9 GB of address space."""
+"""Memory with which the first command of the README ends: with 1.02 GB per process (ulimit -v), not with 0.92."""
 
 
 def _too_little_memory() -> InputError:

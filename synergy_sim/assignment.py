@@ -43,8 +43,10 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     if odd := [name for name in used if name not in truth.names and not truth.plans(name)]:
         raise InputError(
             f"{workload.source}: unknown application {odd[0] or '(none)'}; "
-            f"known: {', '.join(truth.names) or 'none (set SYNERGY_DATA, or truth.profiles=FOLDER)'}. Measure others "
-            "with `python -m synergy_exec profile`, and type truth.profile=FILE."
+            f"known: {', '.join(truth.names) or 'none (set SYNERGY_DATA, or truth.profiles=FOLDER)'}. The speed of "
+            "other models, such as the small ones that the executor trains with +trace=demo, has to be measured: type "
+            "python -m synergy_exec profile, and then, to simulate what was measured, "
+            "truth.profile=results/profile.json testbed=executor cluster.gpu_type=cpu."
         )
     workload = with_profiled_batches(workload, truth)
     if not (workload.global_batch > 0).all():

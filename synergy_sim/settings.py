@@ -127,7 +127,7 @@ class TruthSettings:
 class Settings:
     """All settings of a run."""
 
-    trace: TraceSettings = key("the jobs that arrive: +trace=philly")
+    trace: TraceSettings = key("the jobs that arrive: +trace=philly; demo needs truth.profile=FILE")
     cluster: ClusterSettings = key("the nodes they run on: cluster=default or heterogeneous")
     testbed: TestbedSettings = key("how decisions are carried out: testbed=ideal or shockwave_v100")
     truth: TruthSettings = key("how fast training jobs really run")

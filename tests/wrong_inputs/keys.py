@@ -36,7 +36,13 @@ CASES = [
     alone("experiment=sia_sosp23", "workloads/sia/philly/workload-1.csv", "SYNERGY_DATA", "https://"),
     alone("+trace=philly trace.window=2030-01-01/7d", "2017-09-04", "2017-12-23"),
     of_key("-m cluster.nodes=2,forty", "cluster.nodes=forty: expected a whole number"),
-    alone("+trace=demo policy=fifo", "unknown application cnn", "truth.profile=FILE"),
+    alone(
+        "+trace=demo policy=fifo",
+        "unknown application cnn",
+        "+trace=demo",
+        "synergy_exec profile",
+        "truth.profile=results/profile.json testbed=executor cluster.gpu_type=cpu",
+    ),
     alone("+trace=demo policy=fifo trace.models=none", "Type trace.models=as_given"),
     alone("-m +trace=philly hydra/launcher=rq_own", "pip install hydra-rq-launcher"),
     # What Hydra's grammar would stumble over.
