@@ -64,10 +64,7 @@ def tables(results: Results) -> dict[str, str]:
     of_weeks = ratios([[tuple(results[run]["mean_jct_s"] for run in runs)] for runs in OF_WEEK.values()])
     weeks = []
     for at, (window, (ours, theirs)) in enumerate(OF_WEEK.items()):
-        most = [
-            f"{number(results[ours][name] / unit)} ({number(results[theirs][name] / unit)})"
-            for name, unit in UNITS.items()
-        ]
+        most = [_beside(results[ours][name] / unit, results[theirs][name] / unit) for name, unit in UNITS.items()]
         load = f"{results[ours]['offered_load_fraction']:.0%}"
         weeks.append([window, f"{results[ours]['jobs']:,}", load, number(of_weeks.files[at], 3), *most])
     rows, means = [], {}
@@ -77,7 +74,7 @@ def tables(results: Results) -> dict[str, str]:
         means.setdefault(trace, []).append((load, *jct))
         others = [number(float(np.mean(each))) for each in found.values()]
         most = {name: np.max([results[run][name] for run in runs], axis=0) for name in OWN}
-        own = [f"{number(ours)} ({number(theirs)})" for ours, theirs in most.values()]
+        own = [_beside(ours, theirs) for ours, theirs in most.values()]
         rows.append([trace, f"{load:g}", with_half(*jct), *others, *own])
     _draw(means)
     return {
@@ -87,6 +84,14 @@ def tables(results: Results) -> dict[str, str]:
         "equal-drawn": with_half(*means["generated Philly"][1][1:]),
         "equal-real": with_half(*means["real Philly"][1][1:]),
     }
+
+
+def _beside(ours: float, theirs: float) -> str:
+    """The figure of synergy, with that of sia in brackets; one decimal below 10."""
+    return " ".join(
+        text.format(number(value, 0 if value >= 10 or value == round(value) else 1))
+        for text, value in (("{}", ours), ("({})", theirs))
+    )
 
 
 def _draw(means: dict[str, list[tuple[float, float, float]]]) -> None:
