@@ -90,7 +90,9 @@ def _tables(results: Results) -> Tables:
     header = ("policy", "file", "mean JCT, h", "published", "inside", "artifact's code",
               "p99, h (published; artifact)", "makespan, h", "GPU-h a job", "restarts a job")  # fmt: skip
     return {
-        "pollux": "; ".join(f"{file} {', '.join(number(each, 3) for each in hours)} h" for file, hours in by_seed.items()),
+        "pollux": "; ".join(
+            f"{file} {', '.join(number(each, 3) for each in hours)} h" for file, hours in by_seed.items()
+        ),
         "table3": table(header, [_row(results, *each) for each in MIXED], 2),
         "exact": f"{own_h:.3f} h; artifact's code 0.542 h; ratio {ratio:.3f}; goal ± 5 %: "
         f"{met(below(abs(ratio - 1), 0.05))}",
