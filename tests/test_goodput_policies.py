@@ -205,3 +205,12 @@ def test_choice_that_a_policy_does_not_have_is_refused_before_the_first_job(name
     with pytest.raises(InputError, match=f"method of policy {name} 'greedy'"):
         get_policy(name).with_parameters(method="greedy")
     assert get_policy(name).with_parameters(method="steps").parameters["method"] == "steps"
+
+
+def test_jobs_that_can_run_nowhere_get_nothing_the_moment_they_come(monkeypatch):
+    policy, seen = watched(policy_named("synergy"))
+    run(jobs_for(t4s(), count=3), t4s(), policy)
+    state = replace(seen[0][0], submit_time_s=np.full(len(seen[0][0].submit_time_s), seen[0][0].now_s))
+    goodput, unknown, valid = state.runnable(state.rows(), growth=4.0, first_gpus=4, batch="max")
+    monkeypatch.setattr(type(state), "runnable", lambda *_, **__: (goodput * 0.0, unknown, valid & False))
+    assert not policy_named("synergy").allocate(state).gpus.any()

@@ -85,7 +85,8 @@ def synergy(
     size_s = np.where(undeclared, np.exp2(np.ceil(np.log2(np.maximum(size_s, 1.0)))), size_s)
     weight = (_rank(size_s) + rank_offset) ** rank_power
     stretch = _stretch(state, size_s, reference)
-    weight *= np.maximum(1.0, stretch / (late_after * stretch.mean())) ** aging_power
+    # The mean is 0 if all jobs have come just now and can run nowhere.
+    weight *= np.maximum(1.0, stretch / max(late_after * stretch.mean(), 1e-12)) ** aging_power
     with np.errstate(divide="ignore", invalid="ignore"):
         utility = weight[:, None] * (kept * goodput / reference[:, None]) ** utility_power
     utility = np.where(valid, utility, -np.inf)
