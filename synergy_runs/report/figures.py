@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.policies import policy_names
 from synergy_core.units import DAY_S, HOUR_S, Floats
 from synergy_runs.comparison import ComparedPolicy
 from synergy_runs.facts import AS_LOGGED
@@ -67,7 +68,7 @@ SIZE_TONES = (
 
 @dataclass(frozen=True)
 class Look:
-    """A policy's colour, which depends only on its name, and its marker, which is unique in a comparison."""
+    """A policy's colour and its marker. hollow: whether the marker is white inside."""
 
     tone: Tone
     mark: Tone
@@ -75,27 +76,28 @@ class Look:
 
 
 def tone_of(policy: str) -> int:
-    """The index in `TONES` of a policy, which depends only on its name, whether registered or not."""
+    """The index in `TONES` of a policy that stands alone; it depends only on its name, whether registered or not."""
     digest = hashlib.sha256((_SALT + policy).encode("utf-8")).digest()
     return int.from_bytes(digest[:4], "big") % len(TONES)
 
 
 def looks(policies: Iterable[str]) -> dict[str, Look]:
-    """The looks of these policies, in order. Policies of the same tone get different markers, some of them hollow."""
-    free = [(number, hollow) for hollow in (False, True) for number in range(len(TONES))]
-    marks: dict[str, tuple[int, bool]] = {}
+    """The looks of these policies, in order, all different up to 20 policies. Those of a tone that another has take one
+    that is free, or hollow markers; registered policies choose first, so that they look alike in most comparisons.
+    """
     every = dict.fromkeys(policies)
-    names = [name for name in every if name != AS_LOGGED]
+    free = [(hollow, number) for hollow in (False, True) for number in range(len(TONES))]
+    marks: dict[str, tuple[bool, int]] = {}
+    registered = policy_names()
+    names = sorted((name for name in every if name != AS_LOGGED), key=lambda name: name not in registered)
     for policy in names:
-        if (own := (tone_of(policy), False)) in free:
+        if (own := (False, tone_of(policy))) in free:
             free.remove(own)
             marks[policy] = own
     for policy in names:
         if policy not in marks:
-            own = tone_of(policy), True
-            marks[policy] = min(free, key=lambda each: (each != own, each[1], each[0]), default=own)
-            free = [each for each in free if each != marks[policy]]
-    found = {policy: Look(TONES[tone_of(policy)], TONES[mark], hollow) for policy, (mark, hollow) in marks.items()}
+            marks[policy] = free.pop(0) if free else (True, tone_of(policy))
+    found = {policy: Look(TONES[number], TONES[number], hollow) for policy, (hollow, number) in marks.items()}
     found[AS_LOGGED] = Look(LOGGED, LOGGED, hollow=False)
     return {policy: found[policy] for policy in every}
 

@@ -101,7 +101,13 @@ def test_no_two_policies_look_alike_without_colour():
 
 def test_policies_compared_by_default_have_colours_of_their_own():
     names = yaml.safe_load((ROOT / "conf" / "config.yaml").read_text(encoding="utf-8"))["policy"]
-    assert len({tone_of(name) for name in names}) == len(names) > 5
+    assert len({look.tone for look in looks(names).values()}) == len(names) > 5
+
+
+def test_up_to_ten_policies_have_ten_colours():
+    assert tone_of("easy") == tone_of("area")
+    for names in (["easy", "area"], [f"policy {number}" for number in range(len(TONES))]):
+        assert len({look.tone for look in looks(names).values()}) == len(names)
 
 
 def test_every_mark_can_be_drawn():
