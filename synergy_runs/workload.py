@@ -341,7 +341,7 @@ def with_estimates(
     workload: Workload, overestimate: float, random: np.random.Generator, readers: Sequence[str] = ()
 ) -> Workload:
     """Fills unknown user estimates with duration × (1 + overestimate·U), U uniform in [0, 1). readers: policies that
-    read estimates; a note says that their results are optimistic.
+    read estimates; an assumption says that their results are optimistic.
 
     The f-model of Mu'alem and Feitelson (IEEE TPDS 12(6), 2001, section 5): users over-estimate by a factor that does
     not depend on the job. overestimate = 0 makes estimates exact.
@@ -351,16 +351,17 @@ def with_estimates(
     if not unknown.any():
         return workload
     guess = on_grid((workload.ran_before_s + workload.duration_s) * factor) - workload.ran_before_s
-    notes = list(workload.notes)
+    assumptions = list(workload.assumptions)
     if readers:
-        some = f"{unknown.sum():,} of {len(unknown):,} jobs lack an estimate"
-        missing = "No user estimates in the log" if unknown.all() else some
-        drew = f"drew 1–{1 + overestimate:g} ×" if overestimate else "took"
+        missing = "the log has none" if unknown.all() else f"{unknown.sum():,} of {len(unknown):,} jobs lack one"
+        drawn = f"1 to {1 + overestimate:g} ×" if overestimate else "exactly"
         *others, last = readers
-        read = f"{', '.join(others)} and {last} read them: their" if others else f"{last} reads them: its"
-        notes.append(f"{missing}; {drew} the true run time. {read} results are optimistic.")
+        read = f"{', '.join(others)} and {last} read them, so their" if others else f"{last} reads them, so its"
+        assumptions.append(
+            f"Users' estimates are {drawn} the true run time ({missing}); {read} results are optimistic."
+        )
     estimate_s = np.where(unknown, guess, workload.estimate_s)
-    return replace(workload, estimate_s=estimate_s, estimate_drawn=unknown, notes=tuple(notes))
+    return replace(workload, estimate_s=estimate_s, estimate_drawn=unknown, assumptions=tuple(assumptions))
 
 
 # Classes of models by their input data, and the rule that assigns models to jobs for a mix of these classes.
