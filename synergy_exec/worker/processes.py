@@ -41,9 +41,9 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
 
 
-_STATE, _USER, _SYSTEM, _BEGAN = 0, 11, 12, 19
-"""Indices in /proc/PID/stat after the name in brackets: state, CPU time in user and in kernel mode, and start time; the
-last three are in clock ticks (man 5 proc)."""
+_STATE, _PARENT, _USER, _SYSTEM, _BEGAN = 0, 1, 11, 12, 19
+"""Indices in /proc/PID/stat after the name in brackets: state, parent, CPU time in user and in kernel mode, and start
+time; the last three are in clock ticks (man 5 proc)."""
 
 
 def _stat(pid: int) -> list[str]:
@@ -90,6 +90,60 @@ def _move(thread: int, cores: set[int]) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+# Which processes of a tree hear a signal, and which a process tells itself.
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal (SigCgt in man 5 proc)."""
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+    return False
+
+
+def program(pid: int) -> str:
+    """The words with which the process was started; a fork has those of its parent."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
+    return ""
+
+
+def variables(pid: int) -> dict[str, str]:
+    """The environment that the process was started with."""
+    with contextlib.suppress(OSError):
+        parts = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+        return dict(each.split("=", 1) for each in parts if "=" in each)
+    return {}
+
+
+def waits_in(pid: int) -> str:
+    """The kernel's function in which the process waits; "" if it runs."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/wchan").read_text().strip("0")
+    return ""
+
+
+def parent(pid: int) -> int:
+    """Its parent process; 0 if the process is gone."""
+    return int(_stat(pid)[_PARENT])
+
+
+def hearers(pid: int, number: signal.Signals) -> list[int]:
+    """The process and those of its descendants that do not hear of the signal from one another.
+
+    A process that handles the signal is left to tell the processes that it has put into a group of their own, as
+    torchrun does with its ranks, and its own forks: the workers of a data loader must not leave before the last step.
+    """
+    found, handled = [pid], handles(pid, number)
+    for child in children(pid):
+        with contextlib.suppress(ProcessLookupError):
+            if handled and os.getpgid(child) != os.getpgid(pid):
+                continue
+            is_own_fork = handled and program(child) == program(pid)
+            found += hearers(child, number)[1 if is_own_fork else 0 :]
+    return found
 
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.2
