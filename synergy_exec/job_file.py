@@ -60,16 +60,12 @@ _COMMAND = Bounds(
     f"{MOST_WORD:,} visible characters, line ends and tabs",
     lambda words: not words or (len(words) <= MOST_WORDS and bool(words[0].strip()) and all(map(_is_word, words))),
 )
-_VARIABLE = re.compile(r"[A-Za-z_]\w*")
-_OF_RUNS = re.compile(r"SYNERGY_\w*|\w+_VISIBLE_DEVICES")
-"""Environment variables that are Synergy's, or would let a command use the GPUs of others."""
+_VARIABLE = re.compile(r"(?!SYNERGY_|\w+_VISIBLE_DEVICES$)[A-Za-z_]\w*")
 _ENVIRONMENT = Bounds(
-    "variables and their texts or numbers, such as {WANDB_MODE: offline}; true and false in quotes; SYNERGY_* and "
+    "variables with texts or numbers, such as {WANDB_MODE: offline} (true and false in quotes); SYNERGY_* and "
     "*_VISIBLE_DEVICES are set for each run",
     lambda given: all(
-        _VARIABLE.fullmatch(str(name))
-        and not _OF_RUNS.fullmatch(str(name))
-        and (isinstance(value, str | int | float) and not isinstance(value, bool) and _is_word(str(value)))
+        _VARIABLE.fullmatch(str(name)) and type(value) in (str, int, float) and _is_word(str(value))
         for name, value in given.items()
     ),
 )
@@ -143,11 +139,6 @@ class JobFile:
         return bool(self.command) and self.min_slots < self.max_slots
 
     @property
-    def declares_work(self) -> bool:
-        """Whether a command's job file says how much work it is."""
-        return self.work != _usual_work(self.max_seconds)
-
-    @property
     def application(self) -> str:
         """Identifies the model: name, class and arguments, which its jobs have in common."""
         arguments = json.dumps(self.command or self.arguments, sort_keys=True, default=str)
@@ -197,28 +188,23 @@ def _conda_prefix(given: str, job_file: Path) -> Path:
     """The folder of a conda environment. Raises InputError that says where it was looked for."""
     if "/" in given:
         return Path(os.path.abspath(job_file.parent / Path(given).expanduser()))
-    roots = [Path(os.environ[name]) for name in ("MAMBA_ROOT_PREFIX", "CONDA_PREFIX") if os.environ.get(name)]
-    roots += [root.parents[1] for root in roots if root.parent.name == "envs"]
     tools = [os.environ.get("CONDA_EXE"), *map(shutil.which, ("conda", "mamba", "micromamba"))]
-    roots += [Path(tool).resolve().parents[1] for tool in tools if tool]
-    envs = [Path(each) for each in os.environ.get("CONDA_ENVS_PATH", "").split(os.pathsep) if each]
-    envs += [root / "envs" for root in roots] + [Path.home() / ".conda" / "envs"]
-    places = list(dict.fromkeys(roots if given == "base" else [each / given for each in envs]))
+    roots = [Path(tool).resolve().parents[1] for tool in tools if tool]
+    roots += [Path(os.environ[name]) for name in ("MAMBA_ROOT_PREFIX", "CONDA_PREFIX") if os.environ.get(name)]
+    roots = [root.parents[1] if root.parent.name == "envs" else root for root in (*roots, Path.home() / ".conda")]
+    places = list(dict.fromkeys(root if given == "base" else root / "envs" / given for root in roots))
     for place in places:
         if (place / "bin" / "python").exists():
             return place
-    looked = ", ".join(map(str, places)) or "nowhere, because there is no conda on PATH"
-    raise InputError(f"{job_file}: conda={given}: not found; looked for {looked}. Write the environment's folder.")
+    looked = ", ".join(map(str, places))
+    raise InputError(f"{job_file}: conda={given}: looked for {looked}; none is there. Write the environment's folder.")
 
 
 def check_folders(job: JobFile) -> None:
     """Checks that the folders of a command are there. Raises InputError."""
-    host = os.uname().nodename
-    if job.directory and not Path(job.directory).is_dir():
-        raise InputError(f"directory={job.directory}: no such folder on {host}; expected the one the command runs in.")
-    for name in ("venv", "conda"):
-        if (prefix := getattr(job, name)) and not (Path(prefix) / "bin" / "python").exists():
-            raise InputError(f"{name}={prefix}: there is no bin/python in it on {host}; expected an environment there.")
+    for name, within in (("directory", "."), ("venv", "bin/python"), ("conda", "bin/python")):
+        if (folder := getattr(job, name)) and not Path(folder, within).exists():
+            raise InputError(f"{name}={folder}: there is no {Path(folder, within)} on {os.uname().nodename}.")
 
 
 def _beside(job_file: Path, key: str, given: str) -> Path:
@@ -277,14 +263,10 @@ def _of_command(given: dict[str, Any]) -> dict[str, Any]:
     if given.get("venv") and given.get("conda"):
         raise InputError("venv and conda are both given; a command runs in one environment.")
     batch = given.get("batch") or (slots if isinstance(slots, int) and slots > 0 else 1)
-    work = _usual_work(limit_s if isinstance(limit_s, int | float) else 0.0)
+    work = limit_s if isinstance(limit_s, int | float) and limit_s > 0 else DEFAULT_COMMAND_S
     usual = {"name": _name_of(list(map(str, words))), "work": work, "initial_batch": batch, "max_batch": batch}
     limits = {name: given.get(name) or slots for name in ("min_slots", "max_slots")}
     return {**usual, **given, **limits}
-
-
-def _usual_work(max_seconds: float) -> float:
-    return max_seconds if max_seconds > 0 else DEFAULT_COMMAND_S
 
 
 def _name_of(words: list[str]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
@@ -41,17 +42,21 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
 
 
-_STATE, _PARENT, _USER, _SYSTEM, _BEGAN = 0, 1, 11, 12, 19
-"""Indices in /proc/PID/stat after the name in brackets: state, parent, CPU time in user and in kernel mode, and start
-time; the last three are in clock ticks (man 5 proc)."""
+_STATE, _USER, _SYSTEM, _BEGAN = 0, 11, 12, 19
+"""Indices in /proc/PID/stat after the name in brackets: state, CPU time in user and in kernel mode, and start time; the
+last three are in clock ticks (man 5 proc)."""
+
+
+def told(pid: int, what: str) -> str:
+    """What the kernel's file `what` says of a process (man 5 proc), with spaces for zero bytes; "" if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/{what}").read_text(errors="replace").replace("\0", " ").strip()
+    return ""
 
 
 def _stat(pid: int) -> list[str]:
     """The fields after the name; all "0" if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ["0"] * (_BEGAN + 1)
+    return told(pid, "stat").rpartition(")")[2].split() or ["0"] * (_BEGAN + 1)
 
 
 _MOST_PASSES = 5
@@ -96,38 +101,14 @@ def _move(thread: int, cores: set[int]) -> bool:
 
 
 def handles(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler for the signal (SigCgt in man 5 proc)."""
-    with contextlib.suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-        return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
-    return False
+    """Whether the process has a handler for the signal."""
+    caught = re.search(r"SigCgt:\s*(\w+)", told(pid, "status"))
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
-def program(pid: int) -> str:
-    """The words with which the process was started; a fork has those of its parent."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
-    return ""
-
-
-def variables(pid: int) -> dict[str, str]:
-    """The environment that the process was started with."""
-    with contextlib.suppress(OSError):
-        parts = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
-        return dict(each.split("=", 1) for each in parts if "=" in each)
-    return {}
-
-
-def waits_in(pid: int) -> str:
-    """The kernel's function in which the process waits; "" if it runs."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/wchan").read_text().strip("0")
-    return ""
-
-
-def parent(pid: int) -> int:
-    """Its parent process; 0 if the process is gone."""
-    return int(_stat(pid)[_PARENT])
+def forks(pid: int) -> list[int]:
+    """The process's children that run the same program, such as the workers of a data loader."""
+    return [child for child in children(pid) if told(child, "cmdline") == told(pid, "cmdline")]
 
 
 def hearers(pid: int, number: signal.Signals) -> list[int]:
@@ -137,12 +118,11 @@ def hearers(pid: int, number: signal.Signals) -> list[int]:
     torchrun does with its ranks, and its own forks: the workers of a data loader must not leave before the last step.
     """
     found, handled = [pid], handles(pid, number)
+    own = forks(pid) if handled else []
     for child in children(pid):
         with contextlib.suppress(ProcessLookupError):
-            if handled and os.getpgid(child) != os.getpgid(pid):
-                continue
-            is_own_fork = handled and program(child) == program(pid)
-            found += hearers(child, number)[1 if is_own_fork else 0 :]
+            if not handled or os.getpgid(child) == os.getpgid(pid):
+                found += hearers(child, number)[1 if child in own else 0 :]
     return found
 
 

@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -20,21 +21,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_exec.job_file import JobFile, job_of
-from synergy_exec.job_folder import LOG, LOG_HEADING
+from synergy_exec.job_file import DEFAULT_COMMAND_S, JobFile, job_of
+from synergy_exec.job_folder import LOG, LOG_HEADING, PROGRESS
 from synergy_exec.messages import PAUSED, Failure, Launch, MeansToLeave, Noted, Report, Started, Stop
 from synergy_exec.plain import MOST_SHOWN, plain
 from synergy_exec.worker import processes
 from synergy_exec.worker.start import FAILED, AgentConnection, Descriptors, Heartbeat, Start, see_only
 from synergy_runs.files import atomic_file
 
-PROGRESS = "progress.json"
-"""File in the job's folder with the seconds that the command has run, over all runs, and the step it last reported."""
 _LOOK_S, _TAIL_BYTES = 0.2, 4096
 _BEAT_S = 600.0
 """The agent never takes this process to hang: it watches the command itself."""
@@ -82,11 +81,12 @@ def run(start: Start, descriptors: Descriptors) -> int:
                 if math.isinf(told_s):
                     agent.say(progress.started(time.time() - start.launched_s))
                 agent.say(progress.report())
-            if not told_to_stop and (hang := progress.hang()):
-                _show_stacks(environment)
-                told_to_stop = True
-            elif not told_to_stop and (note := progress.slow()):
-                agent.say(Noted(run=launch.run, text=note))
+            if not told_to_stop and (late := progress.late()):
+                if job.hang_s:
+                    hang, told_to_stop = f"{late}; its log says where it stood", True
+                    _show_stacks(environment["PATH"])
+                else:
+                    agent.say(Noted(run=launch.run, text=f"{late}; `hang_s` in its job file ends runs that hang"))
             told_s = now_s
         if told_to_stop and math.isinf(stopped_s):
             stopped_s = now_s
@@ -132,52 +132,46 @@ def _alive(first: int) -> list[int]:
 def _terminate(first: int, *, first_only: bool) -> None:
     """Sends SIGTERM to every process of the command that no other process of it tells (`processes.hearers`)."""
     roots = processes.children(os.getpid())
-    told = [first] if first_only else [pid for root in roots for pid in processes.hearers(root, signal.SIGTERM)]
-    for pid in told:
-        _send(pid, signal.SIGTERM)
+    _send(
+        signal.SIGTERM,
+        [first] if first_only else [pid for each in roots for pid in processes.hearers(each, signal.SIGTERM)],
+    )
 
 
-def _send(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+def _send(number: signal.Signals, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
-def _show_stacks(environment: Mapping[str, str]) -> None:
+def _show_stacks(path: str) -> None:
     """Prints where the command's ranks stand, or all its programs if none has a RANK.
 
-    py-spy shows it if it is on the command's PATH. Otherwise a Python process shows it and dies: PYTHONFAULTHANDLER
-    makes it print its stack at SIGABRT. Meanwhile the others are stopped, because they would leave after the first.
+    py-spy shows it if it is in one of the folders of `path`. Otherwise a Python process shows it and dies, because
+    PYTHONFAULTHANDLER makes it print its stack at SIGABRT; the others are stopped, or they would leave after the first.
     """
-    spy = shutil.which("py-spy", path=environment["PATH"])
-    ranks: dict[int, str] = {}
-    others: dict[int, str] = {}
+    spy = shutil.which("py-spy", path=path)
     every = [pid for pid in processes.descendants(os.getpid()) if processes.began(pid)]
-    for pid in every:
-        parts = processes.variables(pid)
-        if processes.program(pid) != processes.program(processes.parent(pid)):  # forks are workers of data loaders
-            others[pid] = f"process {pid} ({plain(processes.program(pid), MOST_SHOWN)})"
-            if "RANK" in parts:
-                ranks[pid] = f"rank {parts['RANK']}"
+    forks = {child for pid in every for child in processes.forks(pid)}
+    programs = {pid: processes.told(pid, "cmdline") for pid in every if pid not in forks}
+    ranks = {pid: re.search(r"(?:^| )RANK=(\d+)", processes.told(pid, "environ")) for pid in programs}
+    named = {pid: f"rank {rank[1]}" for pid, rank in ranks.items() if rank}
     if not spy:
-        for pid in every:
-            _send(pid, signal.SIGSTOP)
-    for pid, name in (ranks or others).items():
-        print(f"{name} stands at:", flush=True)
+        _send(signal.SIGSTOP, every)
+    for pid, name in (named or {pid: f"process {pid} ({text[:MOST_SHOWN]})" for pid, text in programs.items()}).items():
+        print(f"{plain(name)} stands at:", flush=True)
         if spy:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run([spy, "dump", "--pid", str(pid)], timeout=_STACK_S)
         elif processes.handles(pid, signal.SIGABRT):
             resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-            _send(pid, signal.SIGABRT)
-            _send(pid, signal.SIGCONT)
-            until_s = time.monotonic() + _STACK_S
-            while processes.began(pid) and time.monotonic() < until_s:
-                time.sleep(_LOOK_S)
+            for number in (signal.SIGABRT, signal.SIGCONT):
+                _send(number, [pid])
+            processes.wait_or_kill([(pid, processes.began(pid))], patience_s=_STACK_S)
         else:
-            where = processes.waits_in(pid) or "its own code"
-            print(f"  in {where} (no Python stack: install py-spy beside the command)", flush=True)
-    for pid in every:
-        _send(pid, signal.SIGCONT)
+            where = processes.told(pid, "wchan")
+            print(f"  {where} of the kernel (of Python only with py-spy in a folder of the command's PATH)", flush=True)
+    _send(signal.SIGCONT, every)
 
 
 class _Progress:
@@ -237,21 +231,16 @@ class _Progress:
             grad_sqr=float(counts_steps),  # without noise: a step at the command's own batch is worth a step
         )
 
-    def hang(self) -> str:
-        """Why the command counts as hanging, if its job file says when; else ""."""
+    def late(self) -> str:
+        """Says, once, that no step was reported for longer than `hang_s` in the job file, or than usual; else ""."""
         silent_s = time.monotonic() - self._moved_s
-        if not self._job.hang_s or silent_s <= (self._launch.start_s if self._first is None else self._job.hang_s):
-            return ""
-        return f"no step for {silent_s:.0f} s after step {self._step}; the log says where its processes stood"
-
-    def slow(self) -> str:
-        """A note, once, about a step that takes much longer than those before it; else ""."""
-        silent_s = time.monotonic() - self._moved_s
-        usual_s = max(self._launch.hang_s, _LONG_STEPS * self._longest_s)
-        if self._noted or self._job.hang_s or self._first is None or silent_s <= usual_s:
+        usual_s = self._job.hang_s or max(self._launch.hang_s, _LONG_STEPS * self._longest_s)
+        if self._first is None:
+            usual_s = self._launch.start_s if self._job.hang_s else math.inf
+        if self._noted or silent_s <= usual_s:
             return ""
         self._noted = True
-        return f"no step for {silent_s:.0f} s after step {self._step}; `hang_s` in its job file ends runs that hang"
+        return f"no step for {silent_s:.0f} s after step {self._step}"
 
     def goes_on(self) -> bool:
         """Whether a command that ended with 0 when it was told to stop has more to do."""
@@ -262,7 +251,8 @@ class _Progress:
         """A note about a command whose exit code 0 may not mean that it has trained; else ""."""
         if stopped and not (self.goes_on() or self._job.counts_steps):
             return "exited with 0 after SIGTERM, so it is done; `exit_0_when_stopped: paused` is for one that saves"
-        if self._step or not (self._job.counts_steps or self._job.hang_s or self._job.declares_work):
+        declares_work = self._job.work != (self._job.max_seconds or DEFAULT_COMMAND_S)
+        if self._step or not (self._job.counts_steps or self._job.hang_s or declares_work):
             return ""
         lines = _end_of(self._log).decode(errors="replace").rstrip().splitlines() or [""]
         said = "it printed nothing" if lines[-1].startswith(LOG_HEADING) else f"'{plain(lines[-1], MOST_SHOWN)}'"
