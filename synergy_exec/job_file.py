@@ -69,7 +69,7 @@ _ENVIRONMENT = Bounds(
         for name, value in given.items()
     ),
 )
-_SCRIPT = re.compile(r".+\.(?:py|sh|bash|zsh|pl|R|jl|lua|rb|js)")
+_SCRIPT = re.compile(r"\S+\.(?:py|sh|bash|zsh|pl|R|jl|lua|rb|js)")
 _SAMPLES = _within(1, MOST_SAMPLES, "samples")
 
 

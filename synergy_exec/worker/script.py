@@ -156,6 +156,7 @@ def _show_stacks(path: str) -> None:
     programs = {pid: processes.told(pid, "cmdline") for pid in every if pid not in forks}
     ranks = {pid: re.search(r"(?:^| )RANK=(\d+)", processes.told(pid, "environ")) for pid in programs}
     named = {pid: f"rank {rank[1]}" for pid, rank in ranks.items() if rank}
+    waits_in = {pid: processes.told(pid, "wchan") for pid in every}
     if not spy:
         _send(signal.SIGSTOP, every)
     for pid, name in (named or {pid: f"process {pid} ({text[:MOST_SHOWN]})" for pid, text in programs.items()}).items():
@@ -169,8 +170,10 @@ def _show_stacks(path: str) -> None:
                 _send(number, [pid])
             processes.wait_or_kill([(pid, processes.began(pid))], patience_s=_STACK_S)
         else:
-            where = processes.told(pid, "wchan")
-            print(f"  {where} of the kernel (of Python only with py-spy in a folder of the command's PATH)", flush=True)
+            print(
+                f"  {waits_in[pid]} of the kernel (of Python only with py-spy in a folder of the command's PATH)",
+                flush=True,
+            )
     _send(signal.SIGCONT, every)
 
 
@@ -180,7 +183,7 @@ class _Progress:
     def __init__(self, launch: Launch, job: JobFile) -> None:
         folder = Path(launch.folder)
         self._launch, self._job, self._log = launch, job, folder / LOG
-        self._file, self.reports = folder / PROGRESS, folder / "report.jsonl"
+        self._file, self.reports = folder / PROGRESS, folder / f"report-{launch.run}.jsonl"
         self._began_s = self._moved_s = time.monotonic()
         self._before_s, self._step, self._loss = 0.0, 0, math.nan
         self._first: tuple[int, float] | None = None
@@ -189,7 +192,8 @@ class _Progress:
             known = json.loads(self._file.read_text(encoding="utf-8"))
             self._before_s, self._step = float(known["seconds"]), int(known.get("step", 0))
         if launch.node_rank == 0:
-            self.reports.unlink(missing_ok=True)
+            for old in folder.glob("report-*.jsonl"):
+                old.unlink(missing_ok=True)
 
     def started(self, launch_s: float) -> Started:
         work = float(self._step) if self._job.counts_steps else self._before_s

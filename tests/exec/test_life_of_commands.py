@@ -295,6 +295,7 @@ def test_only_a_reported_step_counts_as_progress(tmp_path):
         (["bash", "jobs/run.sh", "a.yaml"], "run.sh"),
         (["torchrun", "-m", "mine.train", "3"], "mine.train"),
         (["/opt/bin/solve", "7"], "solve"),
+        (["bash", "-c", "python train.py"], "bash"),
     ],
 )
 def test_command_is_named_after_its_script(words, name):
@@ -312,12 +313,11 @@ def test_words_may_be_empty_and_of_several_lines_and_gpus_are_slots():
     ("given", "says"),
     [
         ({"gpus": 2, "slots": 2}, "another name of slots"),
-        ({"command": ["", "a"], "name": "n"}, "a list of words"),
         ({"env": {"SYNERGY_SLOTS": "9"}}, "set for each run"),
         ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "set for each run"),
         ({"env": {"DEBUG": True}}, "in quotes"),
         ({"venv": "a", "conda": "b"}, "one environment"),
-        ({"sigterm_to": "last"}, "sigterm_to"),
+        ({"sigterm_to": "last"}, "Known: all, first"),
     ],
 )
 def test_job_files_that_contradict_themselves_are_refused(given, says):
