@@ -88,22 +88,23 @@ def run(start: Start, descriptors: Descriptors) -> int:
                 else:
                     agent.say(Noted(run=launch.run, text=f"{late}; `hang_s` in its job file ends runs that hang"))
             told_s = now_s
-        if told_to_stop and math.isinf(stopped_s):
+        if told_to_stop and math.isinf(stopped_s) and child.poll() is None:
             stopped_s = now_s
             _terminate(child.pid, first_only=job.sigterm_to == "first")
         if now_s >= stopped_s + job.grace_s:
             processes.kill(_alive(child.pid))
         time.sleep(_LOOK_S)
+    stopped = math.isfinite(stopped_s)
     progress.read()
     if launch.node_rank == 0:
         agent.say(progress.report())
-        if child.returncode == 0 and (note := progress.about_exit_0(stopped=told_to_stop)):
+        if child.returncode == 0 and (note := progress.about_exit_0(stopped=stopped)):
             agent.say(Noted(run=launch.run, text=note))
     if hang:
         agent.say(Failure(run=launch.run, reason=hang, unsaved=True, hung=True))
         return FAILED
-    if told_to_stop or child.returncode == 0:
-        code = 0 if child.returncode == 0 and not (told_to_stop and progress.goes_on()) else PAUSED
+    if stopped or child.returncode == 0:
+        code = 0 if child.returncode == 0 and not (stopped and progress.goes_on()) else PAUSED
         agent.say(MeansToLeave(run=launch.run, code=code))
         return code
     ended = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
@@ -248,8 +249,9 @@ class _Progress:
 
     def goes_on(self) -> bool:
         """Whether a command that ended with 0 when it was told to stop has more to do."""
-        short = self._job.counts_steps and self._step < self._job.work
-        return short or self._job.exit_0_when_stopped == "paused"
+        if self._job.counts_steps:
+            return self._step < self._job.work
+        return self._job.exit_0_when_stopped == "paused"
 
     def about_exit_0(self, *, stopped: bool) -> str:
         """A note about a command whose exit code 0 may not mean that it has trained; else ""."""
