@@ -132,11 +132,8 @@ def _alive(first: int) -> list[int]:
 
 def _terminate(first: int, *, first_only: bool) -> None:
     """Sends SIGTERM to every process of the command that no other process of it tells (`processes.hearers`)."""
-    roots = processes.children(os.getpid())
-    _send(
-        signal.SIGTERM,
-        [first] if first_only else [pid for each in roots for pid in processes.hearers(each, signal.SIGTERM)],
-    )
+    told = [pid for each in processes.children(os.getpid()) for pid in processes.hearers(each, signal.SIGTERM)]
+    _send(signal.SIGTERM, [first] if first_only else told)
 
 
 def _send(number: signal.Signals, pids: Iterable[int]) -> None:
@@ -148,8 +145,8 @@ def _send(number: signal.Signals, pids: Iterable[int]) -> None:
 def _show_stacks(path: str) -> None:
     """Prints where the command's ranks stand, or all its programs if none has a RANK.
 
-    py-spy shows it if it is in one of the folders of `path`. Otherwise a Python process shows it and dies, because
-    PYTHONFAULTHANDLER makes it print its stack at SIGABRT; the others are stopped, or they would leave after the first.
+    py-spy shows it if it is in one of the folders of `path` and may. Otherwise a Python process shows it and dies,
+    because PYTHONFAULTHANDLER makes it print its stack at SIGABRT; the others are stopped, or they would leave, too.
     """
     spy = shutil.which("py-spy", path=path)
     every = [pid for pid in processes.descendants(os.getpid()) if processes.began(pid)]
@@ -157,24 +154,21 @@ def _show_stacks(path: str) -> None:
     programs = {pid: processes.told(pid, "cmdline") for pid in every if pid not in forks}
     ranks = {pid: re.search(r"(?:^| )RANK=(\d+)", processes.told(pid, "environ")) for pid in programs}
     named = {pid: f"rank {rank[1]}" for pid, rank in ranks.items() if rank}
-    waits_in = {pid: processes.told(pid, "wchan") for pid in every}
-    if not spy:
-        _send(signal.SIGSTOP, every)
+    waits_in = {pid: processes.told(pid, "wchan").strip("0") or "nothing" for pid in every}
     for pid, name in (named or {pid: f"process {pid} ({text[:MOST_SHOWN]})" for pid, text in programs.items()}).items():
         print(f"{plain(name)} stands at:", flush=True)
-        if spy:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run([spy, "dump", "--pid", str(pid)], timeout=_STACK_S)
-        elif processes.handles(pid, signal.SIGABRT):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            if spy:
+                subprocess.run([spy, "dump", "--pid", str(pid)], timeout=_STACK_S, check=True)
+                continue
+        _send(signal.SIGSTOP, every)
+        if processes.handles(pid, signal.SIGABRT):
             resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-            for number in (signal.SIGABRT, signal.SIGCONT):
-                _send(number, [pid])
+            _send(signal.SIGABRT, [pid])
+            _send(signal.SIGCONT, [pid])
             processes.wait_or_kill([(pid, processes.began(pid))], patience_s=_STACK_S)
         else:
-            print(
-                f"  {waits_in[pid]} of the kernel (of Python only with py-spy in a folder of the command's PATH)",
-                flush=True,
-            )
+            print(f"  it waits in {waits_in[pid]} of the kernel; its own stack needs py-spy", flush=True)
     _send(signal.SIGCONT, every)
 
 
