@@ -4,6 +4,7 @@
     log.txt          what its workers print, with a line before each run; log-old.txt: what was there before
     checkpoints/     see `training.checkpoint_folder`; each contains the UUID, too
     steps.csv        every step; evaluations.csv: the metrics of every evaluation
+    source/          the code as it was submitted; code: a link to the job's folder in it, in which a command runs
     given-up-<n>/    checkpoints and steps from before the job began again from the start
 
 This module needs neither torch nor a controller.
@@ -12,15 +13,20 @@ This module needs neither torch nor a controller.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
+import shutil
+import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from synergy_core.errors import InputError
+from synergy_core.units import MB
 from synergy_exec.job_file import JobFile, job_of
-from synergy_runs.files import atomic_file
+from synergy_runs.files import atomic_file, flush
 
 DESCRIPTION = "job.json"
 CHECKPOINTS = "checkpoints"
@@ -114,34 +120,146 @@ def give(folder: Path, job: Filed) -> None:
         describe(folder, job)
 
 
-FOLDER = "code"
+# The copy of a job's code.
 
 
-def freeze(job_class: str, folder: Path) -> None:
-    """Copies the file of `/path/file.py:Class` into the job's folder; does nothing for a class of a package.
+SOURCE, FOLDER = "source", "code"
+MAX_CODE_MB, MAX_CODE_FILES = 50, 10_000
+"""A folder with more than this is not copied."""
+_NEVER_COPIED = (".git", "__pycache__")
+_GIT_S = 60.0
 
-    Raises InputError if the file cannot be read or written.
+
+class _TooLargeError(Exception):
+    """A folder is too large to be copied."""
+
+
+def freeze(file: JobFile, folder: Path, without: Collection[Path] = ()) -> tuple[JobFile, str]:
+    """Copies a job's code into its folder, so that later changes and other jobs do not touch it.
+
+    Of a command, the git work tree of its directory or else the directory; of `/path/file.py:Class`, the Python files
+    in the folder of that file. Returns the job, whose `directory` is then below its folder, and what its user should
+    know, or "". without: folders that are left out. Raises InputError if the code cannot be read or copied.
     """
-    source = _file_of(job_class)
-    if source is None:
-        return
+    source = _file_of(file.job_class)
+    if file.code == "in_place" or not (source or file.directory):
+        return file, ""
+    note, where = "", (source.parent if source else Path(file.directory))
     try:
-        text = source.read_bytes()
+        where = where.resolve(strict=True)
+        if source is not None:
+            source.read_bytes()
+        try:
+            root, found, linked = _code_in(where, {each.resolve() for each in without}, python_only=source is not None)
+        except _TooLargeError as error:
+            if file.code == "copy":
+                raise InputError(f"code=copy: {error}. Remove what is not code, or set code: in_place.") from None
+            if source is None:
+                return file, f"{error}: the job runs in {where} itself (code: in_place)"
+            root, found, linked = where, [source], []
+        _copy(root, found, linked, folder / SOURCE)
+        link = folder / FOLDER
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(SOURCE) / where.relative_to(root))
     except OSError as error:
+        what = "class" if source else "directory"
         raise InputError(
-            f"class: {source.absolute()} cannot be read by the controller on {os.uname().nodename} ({error.strerror}). "
-            "Put it on a file system that the controller's machine has, or give package.module:Class."
+            f"{what}: {source or where} cannot be read by the controller on {os.uname().nodename} ({error.strerror}), "
+            f"or copied to {folder}. Put it on a file system that the controller's machine has, with room for a copy."
         ) from error
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with atomic_file(folder / FOLDER / source.name) as partial, partial.open("wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    if linked:
+        names = ", ".join(str(each.relative_to(root)) for each in linked)
+        note = f"git ignores these, and they are too large to be copied; the job uses the originals: {names}"
+    return file if source else dataclasses.replace(file, directory=FOLDER), note
 
 
-def kept_code(job_class: str, folder: Path) -> Path | None:
-    """The copy of the job's file; None for a class of a package."""
-    source = _file_of(job_class)
+def _code_in(where: Path, without: set[Path], *, python_only: bool) -> tuple[Path, list[Path], list[Path]]:
+    """What is copied for a job in that folder: from which root, which files, and which files and folders are linked."""
+    room = [MAX_CODE_MB * MB, MAX_CODE_FILES]
+    if python_only:
+        return where, [each for each in _below(where, without, room, ".py") if not each.is_dir()], []
+    root = Path(*_git(where, "rev-parse", "--show-toplevel"))
+    without = {each for each in without if not root.is_relative_to(each)}
+
+    def listed(*kinds: str) -> list[Path]:
+        paths = (root / each for each in dict.fromkeys(_git(root, "ls-files", "-z", "--exclude-standard", *kinds)))
+        return [each for each in paths if not any(each.is_relative_to(other) for other in without)]
+
+    own = listed("-co")
+    if not any(each.is_relative_to(where) for each in own):  # no work tree, or git ignores the folder
+        return where, _below(where, without, room), []
+    found, linked = [file for each in own for file in _below(each, without, room)], []
+    for each in listed("-oi", "--directory"):
+        try:
+            found += _below(each, without, room)
+        except _TooLargeError:
+            linked.append(each)
+    return root, found, linked
+
+
+def _git(folder: Path, *words: str) -> list[str]:
+    """What git prints, by null bytes; nothing where it fails or is not installed."""
+    try:
+        ended = subprocess.run(["git", *words], cwd=folder, capture_output=True, timeout=_GIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [os.fsdecode(each) for each in ended.stdout.rstrip(b"\n").split(b"\0") if each]
+
+
+def _below(path: Path, without: set[Path], room: list[int], ending: str = "") -> list[Path]:
+    """The files at or below a path, and virtual environments as a whole. room: bytes and files that may still follow.
+
+    Raises _TooLargeError, and leaves `room` as it was, if there are more.
+    """
+    found, (bytes_left, files_left), level = [], room, [path]
+    while level:
+        each = level.pop()
+        left_out = each.name in _NEVER_COPIED or each in without
+        if (left_out and each != path) or not (each.is_symlink() or each.is_dir() or each.is_file()):
+            continue
+        if each.is_dir() and not each.is_symlink() and (each == path or not (each / "pyvenv.cfg").is_file()):
+            level += each.iterdir()
+        elif each.name.endswith(ending):
+            bytes_left, files_left = bytes_left - (0 if each.is_dir() else each.lstat().st_size), files_left - 1
+            found.append(each)
+        if min(bytes_left, files_left) < 0:
+            raise _TooLargeError(f"{path} has more than {MAX_CODE_MB} MB or {MAX_CODE_FILES:,} files")
+    room[:] = bytes_left, files_left
+    return found
+
+
+def _copy(root: Path, found: list[Path], linked: list[Path], into: Path) -> None:
+    """Copies files below `root` to the same places below `into`, and links others. What was there is replaced."""
+    shutil.rmtree(into, ignore_errors=True)
+    into.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    into.mkdir()
+    try:
+        for each in (*found, *linked):
+            target = into / each.relative_to(root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            inside = each.is_symlink() and not os.readlink(each).startswith("/") and each.resolve().is_relative_to(root)
+            if not inside and (each.is_symlink() or each.is_dir() or each in linked):
+                target.symlink_to(each.resolve())
+                continue
+            shutil.copy2(each, target, follow_symlinks=False)
+            if not inside:
+                flush(target)
+    except OSError:
+        shutil.rmtree(into, ignore_errors=True)
+        raise
+
+
+def discard_code(folder: Path) -> None:
+    """Removes the copy of a job that could not be submitted, and its folder if nothing else is there."""
+    shutil.rmtree(folder / SOURCE, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (folder / FOLDER).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def kept_code(job: JobFile, folder: Path) -> Path | None:
+    """The copy of the file of a job's class; None for a class of a package, or one that is used in place."""
+    source = _file_of(job.job_class)
     if source is None:
         return None
     path = folder / FOLDER / source.name

@@ -58,7 +58,8 @@ class Launch(OfRun, RunSettings):
 
     job_class: `package.module:Class` or `/path/file.py:Class`; "" for a job that is a command. A command has one
     process per node; command, directory and grace_s are those of its job file, and this is node `node_rank` of `nodes`.
-    counts_steps: whether the command's work is in the steps that it reports, not in seconds.
+    counts_steps: whether the command's work is in the steps that it reports, not in seconds. array: its number in its
+    array, or "". tensorboard: whether a class's steps are written as TensorBoard's event files, too.
     slots: the run's slots on this node; ranks first_rank … use them in order. store_host, store_port: where ranks on
     several nodes meet; the agent that reserved the port listens on it. "" and 0 if all ranks are on this node: its
     agent gives them a store that no other user can open.
@@ -102,7 +103,9 @@ class Launch(OfRun, RunSettings):
     job_uuid: str = ""
     saved_step: int = 0
     agent_silence_s: float = 30.0
+    tensorboard: bool = False
     command: list[str] = field(default_factory=list)
+    array: str = ""
     directory: str = ""
     grace_s: float = 0.0
     counts_steps: bool = False

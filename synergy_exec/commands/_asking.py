@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -26,7 +27,8 @@ from synergy_exec.plain import plain, plain_lines
 from synergy_exec.settings import Settings
 from synergy_exec.worker.processes import lives
 
-PATIENCE_S = 10.0
+PATIENCE_S, COPYING_S = 10.0, 120.0
+"""Seconds to wait for an answer; if the controller copies the job's code first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Client:
     url: str
     token: str
 
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
+    def ask(self, method: str, path: str, body: Any = None, patience_s: float = PATIENCE_S) -> Any:
         """Returns the JSON of the controller's answer. Raises InputError with its error, or why there is no answer."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
@@ -44,7 +46,7 @@ class Client:
         # The controller is on this machine, or named by the user: HTTP_PROXY is not meant for it.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=PATIENCE_S) as answer:
+            with opener.open(request, timeout=patience_s) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise InputError(_sentence(error)) from None
@@ -102,10 +104,12 @@ def _controllers(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def submit(given: argparse.Namespace, client: Client) -> None:
-    """Submits the job of a file. The job is on disk once its number is printed."""
-    job = given.job_file
-    made = client.ask("POST", "/jobs", job.values())
-    print(f"job {made['job']} ({plain(made['name'])})")
+    """Submits the jobs of files. A job is on disk once its number is printed."""
+    for job in given.job_files:
+        made = client.ask("POST", "/jobs", job.values(), COPYING_S)
+        print(f"job {made['job']} ({plain(made['name'])})", flush=True)
+        if made["note"]:
+            print(plain_lines(made["note"]), file=sys.stderr)
 
 
 _WHOSE = {"user": "user", "virtual cluster": "virtual_cluster", "priority": "priority"}
@@ -196,7 +200,8 @@ def main(name: str, arguments: Sequence[str]) -> int:
     command = COMMANDS[name]
     parser = Parser(prog=f"python -m synergy_exec {name}", description=command.__doc__)
     if name == "submit":
-        parser.add_argument("file", type=Path, metavar="JOB.yaml", help="the job; docs/executor.md says what is in it")
+        files = "job files (docs/executor.md), and keys that are to be others in all of them, such as slots=2"
+        parser.add_argument("words", nargs="+", metavar="JOB.yaml KEY=VALUE", help=files)
     elif name in ("cancel", "explain", "retry"):
         parser.add_argument("job", help="its name, or its number")
     if name == "retry":
@@ -209,7 +214,11 @@ def main(name: str, arguments: Sequence[str]) -> int:
     parser.add_argument("--url", default=None, help="the controller's address, such as http://127.0.0.1:8080")
     given = parser.parse_args(arguments)
     if name == "submit":
-        given.job_file = read_job_file(given.file)  # errors of the job file come before errors of the connection
+        keys = [word for word in given.words if "=" in word and not Path(word).exists()]
+        files = [read_job_file(Path(word), keys) for word in given.words if word not in keys]
+        if not files:
+            parser.error("no job file")
+        given.job_files = [job for file in files for job in file.each()]  # their errors come before the connection's
     alone = name == "retry" and given.url is None and not running(given.dir)
     command(given, None if alone else client_for(given.dir, given.url))
     return 0

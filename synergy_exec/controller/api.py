@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import json
 import math
@@ -17,6 +18,7 @@ import prometheus_client as prometheus
 from aiohttp import web
 
 from synergy_core.errors import InputError
+from synergy_core.scheduling.reasons import Waiting
 from synergy_exec.controller.execution import Execution, shares
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import STATES
@@ -138,6 +140,7 @@ class Api:
 
     def __init__(self, controller: Served) -> None:
         self._controller = controller
+        self._submitting = asyncio.Lock()
 
     async def jobs(self, _: web.Request) -> web.Response:
         return web.json_response(self._listed(self._execution().jobs.values()))
@@ -146,11 +149,13 @@ class Api:
         """Submits a job; answers when it is in the journal."""
         job = job_of(await _values(request), "the job")
         execution = self._execution()
-        if self._controller.closing:
-            raise InputError("the controller is about to end; start it again and submit then.")
-        made = execution.submit(job.name, job, self._controller.now_s())
+        async with self._submitting:  # the next job's number is taken until its code is copied
+            frozen = await asyncio.to_thread(execution.freeze, execution.check(job.title, job))
+            if self._controller.closing:
+                raise InputError("the controller is about to end; start it again and submit then.")
+            made = execution.submit(job.title, job, self._controller.now_s(), frozen=frozen)
         self._controller.changed()
-        return web.json_response({"job": made.job_id, "name": made.name}, status=201)
+        return web.json_response({"job": made.job_id, "name": made.name, "note": made.seen.note}, status=201)
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancels a job; answers when that is in the journal."""
@@ -173,8 +178,8 @@ class Api:
         """Explains a job's allocation in the last decision; under an ordering policy, why it waits or was stopped."""
         job, decider = self._job_of(request), self._execution().decider
         last = decider.scheduler.last
-        if not decider.policy.reads_goodput:
-            (row,) = self._listed([job])
+        (row,) = self._listed([job])
+        if not decider.policy.reads_goodput or any(each["kind"] == Waiting.AFTER.name for each in row["why"]):
             sentences = [each["text"] for each in row["why"]] or [f"Job {job.name} is {job.state}."]
             if job.stopped_for is not None:
                 sentences.append(f"It was last stopped because {job.stopped_for.text}.")
@@ -237,6 +242,7 @@ class Api:
         """Returns the fields of `shown` for each job, with the reasons why waiting jobs wait."""
         execution = self._execution()
         reasons = execution.decider.why_waiting(jobs, self._controller.now_s())
+        reasons |= {job.job_id: [execution.held_back(job)] for job in jobs if not job.ended and execution.awaited(job)}
         return [
             {
                 **shown(execution, job),

@@ -162,6 +162,7 @@ def _environment(start: Start, reports: Path) -> dict[str, str]:
         "SYNERGY_SLOTS": slots,
         "SYNERGY_FOLDER": launch.folder,
         "SYNERGY_REPORT": reports,
+        **dict.fromkeys(("SYNERGY_ARRAY", "SLURM_ARRAY_TASK_ID") if launch.array else (), launch.array),
         "PET_NPROC_PER_NODE": slots,
         "PET_NNODES": launch.nodes,
         "PET_NODE_RANK": launch.node_rank,

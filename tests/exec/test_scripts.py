@@ -1,11 +1,13 @@
 """Jobs that are commands: a script that knows nothing of Synergy is scheduled, moved and finished; limits of jobs."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
 from exec.pretended import file_of, refuses, staged
-from exec.real import Service, answer
+from exec.real import Service, answer, typed
 
 from synergy_exec.job_file import job_of
 from synergy_exec.run import SOME_FAILED
@@ -59,7 +61,32 @@ JOBS = {
     "urgent": {"command": [PYTHON, "-c", "import time; time.sleep(1)"], "slots": 2, "priority": 5},
     "broken": {"command": [PYTHON, "-c", "import sys; print('no data'); sys.exit(3)"]},
 }
+SNAPSHOT = """
+import os, sys, time
+steps = int(open("snapshot").read()) if os.path.exists("snapshot") else 0
+print("begins at", steps, "as", sys.argv[1:], "with", open("data/big").read(3), "slots", os.environ["SYNERGY_SLOTS"])
+for step in range(steps, 5):
+    open("snapshot", "w").write(str(step + 1))
+print("edited" if False else "as submitted", "number", os.environ["SYNERGY_ARRAY"], os.environ["SLURM_ARRAY_TASK_ID"])
+"""
 ELASTIC = {"command": [PYTHON, "scales.py"], "slots": 1, "max_slots": 2, "batch": 64, "work": 100}
+
+
+def _array(folder):
+    """The job files of an array, in a git work tree that ignores large data, and of a job after it."""
+    (folder / "data").mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    files = {
+        ".gitignore": "data\n",
+        "snapshot.py": SNAPSHOT,
+        "data/big": "big",
+        "several.yaml": {"command": [PYTHON, "snapshot.py", "{array}"], "name": "several", "array": "7-8", "slots": 2},
+        "last.yaml": {"command": [PYTHON, "-c", "pass"], "name": "last", "after": "several", "priority": 9},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    os.truncate(folder / "data" / "big", 60_000_000)
+    return folder / "several.yaml", folder / "last.yaml"
 
 
 def test_a_torchrun_script_that_knows_nothing_is_scheduled_moved_and_finished(tmp_path):
@@ -75,15 +102,34 @@ def test_a_torchrun_script_that_knows_nothing_is_scheduled_moved_and_finished(tm
 
         service.start(*serve, "figures=false")
         answer("submit", tmp_path / "plain.yaml", "--dir", results)
-        service.until((tmp_path / "state.pt").exists)
+        (work,) = results.glob("served/*-*_*/priority-0.work")
+        code = work / "jobs" / "0" / "code"
+        service.until((code / "state.pt").exists)
+        assert not (tmp_path / "state.pt").exists()
+        answer("submit", *_array(tmp_path / "project"), "slots=1", "priority=-1", "--dir", results)
         answer("submit", tmp_path / "urgent.yaml", "--dir", results)
+        (tmp_path / "project" / "snapshot.py").write_text("print('edited')")
+        (last,) = (job for name, job in service.jobs().items() if name == "last")
+        assert {each["kind"] for each in last["why"]} == {"AFTER"}
+        assert "several-7" in answer("explain", "last", "--dir", results)
         ended("urgent", "done")
-        (tmp_path / "go").touch()
+        (code / "go").touch()
         ended("plain", "done")
+        ended("last", "done")
         answer("submit", tmp_path / "broken.yaml", "--dir", results)
+        answer("submit", tmp_path / "urgent.yaml", "name=never", "after=[last,broken]", "--dir", results)
         ended("broken", "failed")
+        ended("never", "failed")
         jobs = service.jobs()
         assert service.leave() == SOME_FAILED
+    assert "failed: job" in jobs["never"]["reason"]
+    assert jobs["never"]["slots_asked"] == 2
+    for number in ("7", "8"):
+        log = answer("logs", f"several-{number}", "--tail", "2", "--dir", results).splitlines()
+        assert log == [f"begins at 0 as ['{number}'] with big slots 1", f"as submitted number {number} {number}"]
+    assert not (tmp_path / "project" / "snapshot").exists()
+    refused = typed("export", "several-7", "--dir", results)
+    assert (refused.returncode, "source/snapshot" in refused.stderr) == (2, True)
     assert jobs["plain"]["restarts"] == 1
     assert "exit code 3" in jobs["broken"]["reason"]
     logs = answer("logs", "plain", "--dir", results)
