@@ -134,7 +134,7 @@ class JobFile:
         return [dataclasses.replace(self, array=str(number)) for number in numbers] or [self]
 
     def launched(self, folder: Path) -> JobFile:
-        """The job as it is launched: its number in its words, and the folder in which it runs. folder: the job's own."""
+        """The job as it is launched: with its number in its words, and where it runs. folder: the job's own."""
         words = [word.replace("{array}", self.array) for word in self.command]
         directory = str(folder / self.directory) if self.directory else ""
         return dataclasses.replace(self, command=words, directory=directory)
@@ -182,10 +182,7 @@ def read_job_file(path: Path, overrides: Sequence[str] = ()) -> JobFile:
         raise InputError(f"{path}: not YAML: {plain(yaml_fault(error))}.") from error
     job = job_of(values, str(path))
     if job.command:
-        directory = (path.parent / job.directory).resolve()
-        if not directory.is_dir():
-            raise InputError(f"{path}: directory: {directory} is no folder.")
-        return dataclasses.replace(job, directory=str(directory))
+        return dataclasses.replace(job, directory=str((path.parent / job.directory).resolve()))
     where, _, name = job.job_class.rpartition(":")
     if where.endswith(".py"):
         job = dataclasses.replace(job, job_class=f"{_beside(path, 'class', where)}:{name}")

@@ -127,11 +127,6 @@ SOURCE, FOLDER = "source", "code"
 MAX_CODE_MB, MAX_CODE_FILES = 50, 10_000
 """A folder with more than this is not copied."""
 _NEVER_COPIED = (".git", "__pycache__")
-_GIT_S = 60.0
-
-
-class _TooLargeError(Exception):
-    """A folder is too large to be copied."""
 
 
 def freeze(file: JobFile, folder: Path, without: Collection[Path] = ()) -> tuple[JobFile, str]:
@@ -144,109 +139,75 @@ def freeze(file: JobFile, folder: Path, without: Collection[Path] = ()) -> tuple
     source = _file_of(file.job_class)
     if file.code == "in_place" or not (source or file.directory):
         return file, ""
-    note, where = "", (source.parent if source else Path(file.directory))
+    discard_code(folder)
     try:
-        where = where.resolve(strict=True)
+        where = root = (source.parent if source else Path(file.directory)).resolve(strict=True)
+        ignored: list[Path] = []
         if source is not None:
             source.read_bytes()
-        try:
-            root, found, linked = _code_in(where, {each.resolve() for each in without}, python_only=source is not None)
-        except _TooLargeError as error:
+        elif (top := _git(where, "rev-parse", "--show-toplevel")) and not _git(where, "check-ignore", "."):
+            root = Path(top[0])
+            ignored = [root / each for each in _git(root, "ls-files", "-oiz", "--exclude-standard", "--directory")]
+        left_out = {each.resolve() for each in without} - {root, *root.parents}
+        room = [int(MAX_CODE_MB * MB), MAX_CODE_FILES]
+        found = _below(root, left_out.union(ignored), room, ".py" if source else "")
+        if found is None:
+            large = f"{root} has more than {MAX_CODE_MB} MB or {MAX_CODE_FILES:,} files"
             if file.code == "copy":
-                raise InputError(f"code=copy: {error}. Remove what is not code, or set code: in_place.") from None
+                raise InputError(f"code=copy: {large}. Remove what is not code, or set code: in_place.")
             if source is None:
-                return file, f"{error}: the job runs in {where} itself (code: in_place)"
-            root, found, linked = where, [source], []
-        _copy(root, found, linked, folder / SOURCE)
-        link = folder / FOLDER
-        link.unlink(missing_ok=True)
-        link.symlink_to(Path(SOURCE) / where.relative_to(root))
+                return file, f"{large}: the job runs in {where} itself (code: in_place)"
+            found = [root / source.name]
+        below = {each: _below(each, left_out, room) for each in ignored}
+        found += [file for files in below.values() for file in files or ()]
+        linked = [each for each, files in below.items() if files is None]
+        for each in (*found, *linked):
+            target = folder / SOURCE / each.relative_to(root)
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if each in linked or (each.is_symlink() and not each.resolve().is_relative_to(root)):
+                target.symlink_to(each.resolve())
+            else:
+                shutil.copy2(each, target, follow_symlinks=False)
+                if not each.is_symlink():
+                    flush(target)
+        (folder / FOLDER).symlink_to(Path(SOURCE) / where.relative_to(root))
     except OSError as error:
-        what = "class" if source else "directory"
+        discard_code(folder)
         raise InputError(
-            f"{what}: {source or where} cannot be read by the controller on {os.uname().nodename} ({error.strerror}), "
-            f"or copied to {folder}. Put it on a file system that the controller's machine has, with room for a copy."
+            f"{'class' if source else 'directory'}: {source or file.directory} cannot be read by the controller on "
+            f"{os.uname().nodename} ({error.strerror}). Put it on a file system that the controller's machine has, and "
+            f"see that there is room in {folder}."
         ) from error
-    if linked:
-        names = ", ".join(str(each.relative_to(root)) for each in linked)
-        note = f"git ignores these, and they are too large to be copied; the job uses the originals: {names}"
+    names = ", ".join(str(each.relative_to(root)) for each in linked)
+    note = f"the job uses the originals of what git ignores and is too large to be copied: {names}" if linked else ""
     return file if source else dataclasses.replace(file, directory=FOLDER), note
-
-
-def _code_in(where: Path, without: set[Path], *, python_only: bool) -> tuple[Path, list[Path], list[Path]]:
-    """What is copied for a job in that folder: from which root, which files, and which files and folders are linked."""
-    room = [MAX_CODE_MB * MB, MAX_CODE_FILES]
-    if python_only:
-        return where, [each for each in _below(where, without, room, ".py") if not each.is_dir()], []
-    root = Path(*_git(where, "rev-parse", "--show-toplevel"))
-    without = {each for each in without if not root.is_relative_to(each)}
-
-    def listed(*kinds: str) -> list[Path]:
-        paths = (root / each for each in dict.fromkeys(_git(root, "ls-files", "-z", "--exclude-standard", *kinds)))
-        return [each for each in paths if not any(each.is_relative_to(other) for other in without)]
-
-    own = listed("-co")
-    if not any(each.is_relative_to(where) for each in own):  # no work tree, or git ignores the folder
-        return where, _below(where, without, room), []
-    found, linked = [file for each in own for file in _below(each, without, room)], []
-    for each in listed("-oi", "--directory"):
-        try:
-            found += _below(each, without, room)
-        except _TooLargeError:
-            linked.append(each)
-    return root, found, linked
 
 
 def _git(folder: Path, *words: str) -> list[str]:
     """What git prints, by null bytes; nothing where it fails or is not installed."""
     try:
-        ended = subprocess.run(["git", *words], cwd=folder, capture_output=True, timeout=_GIT_S, check=True)
+        text = subprocess.run(["git", *words], cwd=folder, capture_output=True, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return [os.fsdecode(each) for each in ended.stdout.rstrip(b"\n").split(b"\0") if each]
+    return [os.fsdecode(each) for each in text.rstrip(b"\n").split(b"\0") if each]
 
 
-def _below(path: Path, without: set[Path], room: list[int], ending: str = "") -> list[Path]:
-    """The files at or below a path, and virtual environments as a whole. room: bytes and files that may still follow.
-
-    Raises _TooLargeError, and leaves `room` as it was, if there are more.
-    """
-    found, (bytes_left, files_left), level = [], room, [path]
-    while level:
+def _below(path: Path, left_out: Collection[Path], room: list[int], ending: str = "") -> list[Path] | None:
+    """The files at or below a path; None if there are too many. room: bytes and files that others may still have."""
+    found, level = [], [path]
+    while level and len(found) <= room[1]:
         each = level.pop()
-        left_out = each.name in _NEVER_COPIED or each in without
-        if (left_out and each != path) or not (each.is_symlink() or each.is_dir() or each.is_file()):
+        if each.name in _NEVER_COPIED or each in left_out:
             continue
-        if each.is_dir() and not each.is_symlink() and (each == path or not (each / "pyvenv.cfg").is_file()):
+        if each.is_dir() and not each.is_symlink():
             level += each.iterdir()
-        elif each.name.endswith(ending):
-            bytes_left, files_left = bytes_left - (0 if each.is_dir() else each.lstat().st_size), files_left - 1
+        elif each.is_symlink() or (each.is_file() and each.name.endswith(ending)):
             found.append(each)
-        if min(bytes_left, files_left) < 0:
-            raise _TooLargeError(f"{path} has more than {MAX_CODE_MB} MB or {MAX_CODE_FILES:,} files")
-    room[:] = bytes_left, files_left
+    left = [room[0] - sum(each.lstat().st_size for each in found), room[1] - len(found)]
+    if min(left) < 0:
+        return None
+    room[:] = left
     return found
-
-
-def _copy(root: Path, found: list[Path], linked: list[Path], into: Path) -> None:
-    """Copies files below `root` to the same places below `into`, and links others. What was there is replaced."""
-    shutil.rmtree(into, ignore_errors=True)
-    into.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    into.mkdir()
-    try:
-        for each in (*found, *linked):
-            target = into / each.relative_to(root)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            inside = each.is_symlink() and not os.readlink(each).startswith("/") and each.resolve().is_relative_to(root)
-            if not inside and (each.is_symlink() or each.is_dir() or each in linked):
-                target.symlink_to(each.resolve())
-                continue
-            shutil.copy2(each, target, follow_symlinks=False)
-            if not inside:
-                flush(target)
-    except OSError:
-        shutil.rmtree(into, ignore_errors=True)
-        raise
 
 
 def discard_code(folder: Path) -> None:

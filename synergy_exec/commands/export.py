@@ -18,8 +18,6 @@ from synergy_exec.training.integrity import DamagedError, Progress
 from synergy_runs.files import atomic_file, flush
 
 SAFETENSORS = ".safetensors"
-MAX_NAMED = 5
-"""Maximum number of files that are named if a job is a command."""
 
 
 def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], Progress]:
@@ -47,14 +45,6 @@ def weights(folder: Path, step: int | None = None) -> tuple[dict[str, Tensor], P
     raise InputError(f"{folder} has no undamaged checkpoint{of_step}; there are: {there}{damaged}.")
 
 
-def _written(folder: Path) -> str:
-    """The newest files that a command wrote into its folder or its copy of the code."""
-    files = {each: each.stat().st_mtime for each in folder.rglob("*") if each.is_file()}
-    since_s = files.pop(folder / job_folder.DESCRIPTION)
-    newest = sorted((each for each in files if files[each] > since_s), key=lambda each: -files[each])[:MAX_NAMED]
-    return ", ".join(str(each) for each in newest) or f"nothing in {folder}"
-
-
 def main(arguments: Sequence[str]) -> None:
     """Writes the file and prints what it contains. Raises InputError."""
     parser = Parser(prog="python -m synergy_exec export", description=__doc__)
@@ -74,7 +64,8 @@ def main(arguments: Sequence[str]) -> None:
     if not (folder / job_folder.DESCRIPTION).is_file():
         folder = find_job(given.dir, given.job).folder
     if job_folder.described(folder).file.command:
-        raise InputError(f"{given.job} is a command, and its files are its own. It wrote: {_written(folder)}.")
+        where = f"{folder} and {folder / job_folder.SOURCE}"
+        raise InputError(f"{given.job} is a command, and its files are its own: copy what it wrote from {where}.")
     tensors, progress = weights(folder / job_folder.CHECKPOINTS, given.step)
     filed = job_folder.described(folder)
     told = {"job": filed.name, "uuid": filed.uuid, "step": str(progress.step), "class": filed.file.job_class}

@@ -27,14 +27,10 @@ def main(arguments: Sequence[str]) -> None:
     )
     given = parser.parse_args(arguments)
     job = find_job(given.dir, given.job)
-    if given.tail is None:
-        _print(job.folder / OLD_LOG, 0)
-        printed = _print(job.folder / LOG, 0)
-    else:
-        parts = [path.read_bytes() if path.is_file() else b"" for path in (job.folder / OLD_LOG, job.folder / LOG)]
-        lines, printed = b"".join(parts).splitlines(keepends=True), len(parts[1])
-        sys.stdout.buffer.write(b"".join(lines[max(0, len(lines) - given.tail) :]))
-        sys.stdout.buffer.flush()
+    parts = [path.read_bytes() if path.is_file() else b"" for path in (job.folder / OLD_LOG, job.folder / LOG)]
+    lines, printed = b"".join(parts).splitlines(keepends=True), len(parts[1])
+    sys.stdout.buffer.write(b"".join(lines[max(0, len(lines) - given.tail) :] if given.tail is not None else lines))
+    sys.stdout.buffer.flush()
     if given.follow:
         journal = open_journal(job.work)
         ended = False

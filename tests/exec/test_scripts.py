@@ -129,7 +129,8 @@ def test_a_torchrun_script_that_knows_nothing_is_scheduled_moved_and_finished(tm
         assert log == [f"begins at 0 as ['{number}'] with big slots 1", f"as submitted number {number} {number}"]
     assert not (tmp_path / "project" / "snapshot").exists()
     refused = typed("export", "several-7", "--dir", results)
-    assert (refused.returncode, "source/snapshot" in refused.stderr) == (2, True)
+    assert (work / "jobs" / "1" / "source" / "snapshot").read_text() == "5"
+    assert (refused.returncode, "its files are its own" in refused.stderr) == (2, True)
     assert jobs["plain"]["restarts"] == 1
     assert "exit code 3" in jobs["broken"]["reason"]
     logs = answer("logs", "plain", "--dir", results)
