@@ -31,6 +31,8 @@ from synergy_runs.files import atomic_file, flush
 DESCRIPTION = "job.json"
 CHECKPOINTS = "checkpoints"
 STEPS, EVALUATIONS = "steps.csv", "evaluations.csv"
+REPORTS = "report.jsonl"
+"""What a command reports in its present run."""
 COLUMNS: dict[str, dict[str, type]] = {
     STEPS: {"step": int, "batch": int, "rate": float, "loss": float, "seconds": float, "run": int},
     EVALUATIONS: {"step": int, "metric": str, "value": float, "run": int},

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -112,8 +113,9 @@ def submit(given: argparse.Namespace, client: Client) -> None:
             print(plain_lines(made["note"]), file=sys.stderr)
 
 
-_WHOSE = {"user": "user", "virtual cluster": "virtual_cluster", "priority": "priority"}
+_WHOSE = {key.replace("_", " "): key for key in ("user", "virtual_cluster", "priority", "compressor")}
 """Columns that are shown if some job has a value."""
+_NOTHING = (None, "", 0, "none")
 
 
 def list_jobs(given: argparse.Namespace, client: Client) -> None:
@@ -122,7 +124,7 @@ def list_jobs(given: argparse.Namespace, client: Client) -> None:
     if given.json:
         print(json.dumps(jobs, indent=1))
         return
-    more = {heading: key for heading, key in _WHOSE.items() if any(job.get(key) for job in jobs)}
+    more = {heading: key for heading, key in _WHOSE.items() if any(job.get(key) not in _NOTHING for job in jobs)}
     cells = [_cells(job) | {heading: plain(str(job.get(key) or "-")) for heading, key in more.items()} for job in jobs]
     rows = [list(cells[0]), *(list(each.values()) for each in cells)] if jobs else [["no jobs"]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -147,14 +149,19 @@ def _cells(job: dict[str, Any]) -> dict[str, str]:
         "state": job["state"],
         "slots": f"{job['slots']} of {job['slots_asked']}",
         "plan": job["plan"] or "-",
-        "compressor": job["compressor"] or "-",
         "batch": str(job["batch"] or "-"),
-        "step": str(job["step"]),
+        "step": str(job["step"] or "-"),
         "done": f"{done:.0%}",
         "goodput": "-" if goodput is None else f"{goodput:.1f}/s",
         "loss": "-" if loss is None else f"{loss:.4g}",
         "restarts": str(job["restarts"]),
+        "submitted": _instant(job["submitted_unix_s"]),
+        "started": _instant(job["started_unix_s"]),
     }
+
+
+def _instant(unix_s: float | None) -> str:
+    return "-" if unix_s is None else time.strftime("%m-%d %H:%M", time.localtime(unix_s))
 
 
 def cancel(given: argparse.Namespace, client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import json
 import math
@@ -18,14 +19,18 @@ import prometheus_client as prometheus
 from aiohttp import web
 
 from synergy_core.errors import InputError
+from synergy_core.planner.plan import Plan
 from synergy_core.scheduling.reasons import Waiting
 from synergy_exec.controller.execution import Execution, shares
 from synergy_exec.controller.jobs import ExecutedJob
-from synergy_exec.controller.journal import STATES
+from synergy_exec.controller.journal import STATES, open_journal
 from synergy_exec.job_file import job_of
+from synergy_exec.job_folder import COLUMNS, REPORTS, STEPS
 from synergy_exec.nodes.agents import Agents, RefusedError
 from synergy_exec.plain import MOST_SHOWN, plain
+from synergy_exec.wire import whole_lines
 from synergy_runs.explained import explained
+from synergy_runs.facts import Kind
 
 # Metrics for monitoring.
 
@@ -99,6 +104,68 @@ def _of_each_job(registry: prometheus.CollectorRegistry, execution: Execution, n
                 families[name].labels(str(job.job_id), plain(job.name)).set(value)
 
 
+# What has happened, for the page.
+
+
+MAX_FACTS, MAX_POINTS, MAX_DRAWN = 5_000, 300, 12
+"""Facts that are read, points of a curve, and jobs with curves, at most."""
+
+
+def history(work: Path, numbers: Collection[int]) -> dict[str, Any]:
+    """Which job held which slots of which node from when to when; and for each of these jobs its curves.
+
+    loss: by step. slots, batch, plan: each value with the time from which it held. work: the run's folder, from which
+    everything is read.
+    """
+    with contextlib.closing(open_journal(work)) as journal:
+        facts, timings = journal.facts(MAX_FACTS), journal.timings(MAX_FACTS)
+        runs = {run.run: run for run in journal.runs(MAX_FACTS)}
+    curves: dict[int, dict[str, list[Any]]] = {
+        number: {"loss": _losses(work / "jobs" / str(number)), "slots": [], "batch": [], "plan": []}
+        for number in numbers
+    }
+    spans: list[dict[str, Any]] = []
+    held: dict[int, list[dict[str, Any]]] = {}
+    for fact in facts:
+        if fact.kind == Kind.SUBMIT:
+            continue
+        starts = fact.kind == Kind.START
+        for span in held.pop(fact.job, ()):
+            span["until_s"] = fact.time_s
+        if starts:
+            held[fact.job] = [
+                {"job": fact.job, "node": node, "slots": _slots_of(mask), "from_s": fact.time_s, "until_s": None}
+                for node, mask in fact.placement
+            ]
+            spans += held[fact.job]
+        if fact.job in curves:
+            curves[fact.job]["slots"].append([fact.time_s, fact.gpus if starts else 0])
+    for each in timings:
+        if each.kind == "plan" and (run := runs.get(each.run)) is not None and run.job in curves:
+            plan = Plan(**{**run.plan, **each.parts})
+            curves[run.job]["batch"].append([each.time_s, plan.global_batch])
+            curves[run.job]["plan"].append([each.time_s, plan.degrees])
+    return {"spans": spans, "jobs": curves}
+
+
+def _slots_of(mask: int) -> list[int]:
+    return [slot for slot in range(mask.bit_length()) if mask >> slot & 1]
+
+
+def _losses(folder: Path) -> list[tuple[int, float]]:
+    """Steps and losses of a class from steps.csv, or of a command as it reported them in its last run."""
+    found: dict[int, float] = {}
+    for line in [*whole_lines(folder / STEPS)[1:], *whole_lines(folder / REPORTS)]:
+        with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
+            values = (
+                json.loads(line) if line.startswith("{") else dict(zip(COLUMNS[STEPS], line.split(","), strict=True))
+            )
+            if math.isfinite(loss := float(values["loss"])):
+                found[int(values["step"])] = loss
+    steps = sorted(found)
+    return [(step, found[step]) for step in sorted({*steps[:: 1 + len(steps) // MAX_POINTS], *steps[-1:]})]
+
+
 PUBLIC = ("/", "/healthz")
 """Paths that need no token."""
 _PAGE = Path(__file__).with_name("page.html")
@@ -116,6 +183,8 @@ class Served(Protocol):
 
     def now_s(self) -> float: ...
 
+    def unix_s(self, time_s: float) -> float: ...
+
     def changed(self) -> None: ...
 
 
@@ -129,6 +198,7 @@ def routes(controller: Served) -> list[web.RouteDef]:
         web.post("/jobs/{job}/retry", api.retry),
         web.get("/jobs/{job}/explain", api.explain),
         web.get("/state", api.state),
+        web.get("/history", api.history),
         web.get("/", api.page),
         web.get("/healthz", api.health),
         web.get("/metrics", api.metrics),
@@ -218,6 +288,17 @@ class Api:
             }
         )
 
+    async def history(self, request: web.Request) -> web.Response:
+        """What the page draws, for the jobs that it lists first and the one that its reader chose (`job`)."""
+        execution = self._execution()
+        chosen = [job.job_id for job in heapq.nsmallest(MAX_DRAWN, execution.jobs.values(), key=_place)]
+        if (wanted := request.query.get("job", "")).isdecimal() and int(wanted) in execution.jobs:
+            chosen.insert(0, int(wanted))
+        told = await asyncio.to_thread(history, execution.folder, dict.fromkeys(chosen))
+        nodes = [node.gpus_per_node for node in execution.decider.aside.whole.node_type_of]
+        names = {number: execution.jobs[number].name for number in (*chosen, *(each["job"] for each in told["spans"]))}
+        return web.json_response({"time_s": self._controller.now_s(), "nodes": nodes, "names": names, **told})
+
     async def page(self, _: web.Request) -> web.Response:
         """The page for a browser. It shows nothing until its reader enters the token."""
         nonce = secrets.token_urlsafe()
@@ -246,6 +327,8 @@ class Api:
         return [
             {
                 **shown(execution, job),
+                "submitted_unix_s": self._controller.unix_s(job.submit_time_s),
+                "started_unix_s": self._controller.unix_s(job.first_start_s) if job.first_start_s < math.inf else None,
                 "why": [{"kind": each.kind.name, "text": each.text} for each in reasons.get(job.job_id, ())],
             }
             for job in jobs

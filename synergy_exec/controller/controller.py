@@ -146,6 +146,8 @@ def _united(one: Cluster, other: Cluster) -> Cluster:
     return Cluster(tuple(nodes))
 
 
+CLOCK = "clock"
+"""Key in the journal's `meta` of the times at which controllers began: in seconds of the run and since 1970."""
 FULL_S = 0.5
 """Seconds between two tries to write to a full disk."""
 LATE_S = 0.25
@@ -194,6 +196,11 @@ class Controller:
         """Seconds since the run's start, rounded to the time grid (`on_grid`); they never decrease."""
         self._last_s = max(self._last_s, on_grid(self._origin_s + time.monotonic() - self._began_s))
         return self._last_s
+
+    def unix_s(self, time_s: float) -> float:
+        """Seconds since 1970 at a time of the run, whose clock stands still while no controller runs."""
+        since_s, began_s = max((each for each in self._clock if each[0] <= time_s), default=self._clock[0])
+        return float(began_s + time_s - since_s)
 
     async def run(self) -> None:
         """Runs until every job has ended, or with `serve` until it is interrupted. Raises InputError.
@@ -265,6 +272,8 @@ class Controller:
         execution = Execution(self._journal, self.policy, cluster, self.settings, self.folder, self.profile)
         execution.next_job = len(self.arrivals)
         self._origin_s, self._began_s = self._journal.last_s(), time.monotonic()
+        self._clock = [*self._journal.meta().get(CLOCK, ()), [self._origin_s, time.time()]]
+        self._journal.set_meta(CLOCK, self._clock)
         resume(execution, self.now_s())
         self.execution = execution
         for node in self.agents.there():

@@ -271,10 +271,12 @@ class Journal:
 
     # Reading
 
-    def _rows(self, table: str, columns: Sequence[str], order: str) -> list[list[Any]]:
+    def _rows(self, table: str, columns: Sequence[str], order: str, newest: int = -1) -> list[list[Any]]:
+        """All rows, or the last ones, in order."""
         self.commit()
+        select = f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order} DESC LIMIT {newest}"
         try:
-            rows = self._connection.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order}").fetchall()
+            rows = self._connection.execute(select).fetchall()[::-1]
         except sqlite3.Error as error:
             raise InputError(f"{self.path}: the journal cannot be read ({error}).") from error
         return [[_read(name, value) for name, value in zip(columns, row, strict=True)] for row in rows]
@@ -285,14 +287,14 @@ class Journal:
     def jobs(self) -> list[JobRow]:
         return [JobRow(*row) for row in self._rows("jobs", JobRow._fields, "job")]
 
-    def runs(self) -> list[RunRow]:
-        return [RunRow(*row) for row in self._rows("runs", RunRow._fields, "run")]
+    def runs(self, newest: int = -1) -> list[RunRow]:
+        return [RunRow(*row) for row in self._rows("runs", RunRow._fields, "run", newest)]
 
-    def facts(self) -> list[Fact]:
-        return [Fact(*row) for row in self._rows("facts", Fact._fields, "serial")]
+    def facts(self, newest: int = -1) -> list[Fact]:
+        return [Fact(*row) for row in self._rows("facts", Fact._fields, "serial", newest)]
 
-    def timings(self) -> list[Timing]:
-        return [Timing(*row) for row in self._rows("timings", Timing._fields, "serial")]
+    def timings(self, newest: int = -1) -> list[Timing]:
+        return [Timing(*row) for row in self._rows("timings", Timing._fields, "serial", newest)]
 
     def reports(self) -> dict[int, dict[str, Any]]:
         return dict(self._rows("reports", ("job", "progress"), "job"))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
+from synergy_exec.job_folder import REPORTS
 from synergy_exec.messages import PAUSED, Failure, Launch, MeansToLeave, Report, Started, Stop
 from synergy_exec.worker import processes
 from synergy_exec.worker.start import FAILED, AgentConnection, Descriptors, Heartbeat, Start, see_only
@@ -92,7 +93,7 @@ class _Progress:
     """What the command has done, over all runs. reports: the file in which it reports its steps in this run."""
 
     def __init__(self, launch: Launch, folder: Path) -> None:
-        self._launch, self._file, self.reports = launch, folder / PROGRESS, folder / "report.jsonl"
+        self._launch, self._file, self.reports = launch, folder / PROGRESS, folder / REPORTS
         self._began_s = time.monotonic()
         self._before_s, self._step, self._loss = 0.0, 0, math.nan
         self._first: tuple[int, float] | None = None

@@ -294,9 +294,23 @@ def shown_by_browser(address, folder):
 async def test_a_browser_shows_jobs_as_text_and_nothing_to_strangers(controller, client):
     execution = controller.execution
     await until(lambda: len(execution.jobs) == 2 and execution.jobs[0].seen.step > 3)
+    rows = [f"{step},32,1,{4 - step},0.1,0" for step in range(1, 5)]
+    (execution.jobs_folder / "0" / "steps.csv").write_text("\n".join(["step,batch,rate,loss,seconds,run", *rows, ""]))
+    told = await ask(client, "GET", "/history")
+    assert told["jobs"]["0"]["loss"] == [[1, 3.0], [2, 2.0], [3, 1.0], [4, 0.0]]
+    assert [value for _, value in told["jobs"]["0"]["batch"]] == [32]
+    assert [(each["job"], each["node"], each["slots"], each["until_s"]) for each in told["spans"]] == [
+        (0, 0, [0], None)
+    ]
     found = await asyncio.to_thread(shown_by_browser, f"{client.url}/#{client.token}", execution.folder)
     assert "&lt;img src=x onerror" in found
     assert "<img" not in found
+    assert re.search(r"<rect [^>]*><title>0 &lt;img src=x", found), "what runs where"
+    assert re.search(r'aria-label="loss by step"><text.*?<polyline points="1,16 ', found), (
+        "the first loss is the highest"
+    )
+    assert '<svg width="280" height="122" role="img" aria-label="batch">' in found
+    assert "plans: 1 from " in found
     assert "it needs 1" in found  # why the other waits
     assert "fifo · 1 of 1 slots used · 1 waiting · 1 running" in found
     assert client.token not in found
