@@ -3,7 +3,7 @@
     job.json         number, UUID, name, and the job file
     log.txt          what its workers print, with a line before each run; log-old.txt: what was there before
     checkpoints/     see `training.checkpoint_folder`; each contains the UUID, too
-    steps.csv        every step; evaluations.csv: the metrics of every evaluation
+    steps.csv        every step; evaluations.csv: the metrics of every evaluation; tensorboard/: both, on request
     source/          the code as it was submitted; code: a link to the job's folder in it, in which a command runs
     given-up-<n>/    checkpoints and steps from before the job began again from the start
 
@@ -31,6 +31,7 @@ from synergy_runs.files import atomic_file, flush
 DESCRIPTION = "job.json"
 CHECKPOINTS = "checkpoints"
 STEPS, EVALUATIONS = "steps.csv", "evaluations.csv"
+TENSORBOARD = "tensorboard"
 REPORTS = "report.jsonl"
 """What a command reports in its present run."""
 COLUMNS: dict[str, dict[str, type]] = {

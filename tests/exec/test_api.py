@@ -309,7 +309,7 @@ async def test_a_browser_shows_jobs_as_text_and_nothing_to_strangers(controller,
     assert re.search(r'aria-label="loss by step"><text.*?<polyline points="1,16 ', found), (
         "the first loss is the highest"
     )
-    assert '<svg width="280" height="122" role="img" aria-label="batch">' in found
+    assert '<svg width="280" height="122" role="img" aria-label="batch over time">' in found
     assert "plans: 1 from " in found
     assert "it needs 1" in found  # why the other waits
     assert "fifo · 1 of 1 slots used · 1 waiting · 1 running" in found
