@@ -60,7 +60,7 @@ def unfinished(parent: Path, settings: Mapping[str, dict[str, Any]], *, is_servi
             print(error, file=sys.stderr)
             continue
         if is_service and not all(meta.get("written") for meta in metas.values()):
-            ((work, meta), (base, own)) = *metas.items(), *settings.items()
+            ((work, meta),), ((base, own),) = metas.items(), settings.items()
             before = meta.get("settings", own)
             if other := [f"{name}={before.get(name)}" for name in OF_TRAINING if before.get(name) != own[name]]:
                 raise InputError(

@@ -164,9 +164,10 @@ def freeze(file: JobFile, folder: Path, without: Collection[Path] = ()) -> tuple
         below = {each: _below(each, left_out, room) for each in ignored}
         found += [file for files in below.values() for file in files or ()]
         linked = [each for each, files in below.items() if files is None]
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for each in (*found, *linked):
             target = folder / SOURCE / each.relative_to(root)
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             if each in linked or (each.is_symlink() and not each.resolve().is_relative_to(root)):
                 target.symlink_to(each.resolve())
             else:
@@ -197,7 +198,7 @@ def _git(folder: Path, *words: str) -> list[str]:
 
 def _below(path: Path, left_out: Collection[Path], room: list[int], ending: str = "") -> list[Path] | None:
     """The files at or below a path; None if there are too many. room: bytes and files that others may still have."""
-    found, level = [], [path]
+    found, level = list[Path](), [path]
     while level and len(found) <= room[1]:
         each = level.pop()
         if each.name in _NEVER_COPIED or each in left_out:

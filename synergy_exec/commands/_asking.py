@@ -222,10 +222,10 @@ def main(name: str, arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if name == "submit":
         keys = [word for word in given.words if "=" in word and not Path(word).exists()]
-        files = [read_job_file(Path(word), keys) for word in given.words if word not in keys]
-        if not files:
+        jobs = [read_job_file(Path(word), keys) for word in given.words if word not in keys]
+        if not jobs:
             parser.error("no job file")
-        given.job_files = [job for file in files for job in file.each()]  # their errors come before the connection's
+        given.job_files = [each for job in jobs for each in job.each()]  # their errors come before the connection's
     alone = name == "retry" and given.url is None and not running(given.dir)
     command(given, None if alone else client_for(given.dir, given.url))
     return 0
