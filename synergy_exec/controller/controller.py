@@ -199,7 +199,7 @@ class Controller:
 
     def unix_s(self, time_s: float) -> float:
         """Seconds since 1970 at a time of the run, whose clock stands still while no controller runs."""
-        since_s, began_s = max((each for each in self._clock if each[0] <= time_s), default=self._clock[0])
+        since_s, began_s = max((each for each in self._clock if each[0] < time_s), default=self._clock[0])
         return float(began_s + time_s - since_s)
 
     async def run(self) -> None:

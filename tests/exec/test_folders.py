@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from exec.pretended import refuses
@@ -179,9 +180,12 @@ def served_until_interrupted(results, policy, *requests, **more):
 
 
 def test_a_service_with_another_policy_takes_over_the_queue_or_says_where_it_is(tmp_path):
+    began_s = time.time()
     served_until_interrupted(tmp_path, "synergy", ("POST", "/jobs", job(name="stays")))
+    between_s = time.time()
     state, jobs = served_until_interrupted(tmp_path, "sia", ("GET", "/state"), ("GET", "/jobs"), round_s=0.4)
     assert (state["policy"], [(each["job"], each["name"]) for each in jobs]) == ("sia", [(0, "stays")])
+    assert began_s < jobs[0]["submitted_unix_s"] < between_s  # the run's own clock stood still in between
     (work,) = works_below(tmp_path)
     assert work.name == "sia-0.work"
     with lock(work):
