@@ -197,11 +197,12 @@ def _git(folder: Path, *words: str) -> list[str]:
 
 
 def _below(path: Path, left_out: Collection[Path], room: list[int], ending: str = "") -> list[Path] | None:
-    """The files at or below a path; None if there are too many. room: bytes and files that others may still have."""
+    """The files at or below a path that can be read; None if there are too many. room: bytes and files for others."""
     found, level = list[Path](), [path]
     while level and len(found) <= room[1]:
         each = level.pop()
-        if each.name in _NEVER_COPIED or each in left_out:
+        unreadable = each != path and not each.is_symlink() and not os.access(each, os.R_OK)
+        if each.name in _NEVER_COPIED or each in left_out or unreadable:
             continue
         if each.is_dir() and not each.is_symlink():
             level += each.iterdir()

@@ -292,7 +292,7 @@ class Api:
         """What the page draws, for the jobs that it lists first and the one that its reader chose (`job`)."""
         execution = self._execution()
         chosen = [job.job_id for job in heapq.nsmallest(MAX_DRAWN, execution.jobs.values(), key=_place)]
-        if (wanted := request.query.get("job", "")).isdecimal() and int(wanted) in execution.jobs:
+        if _NUMBER.fullmatch(wanted := request.query.get("job", "")) and int(wanted) in execution.jobs:
             chosen.insert(0, int(wanted))
         told = await asyncio.to_thread(history, execution.folder, dict.fromkeys(chosen))
         nodes = [node.gpus_per_node for node in execution.decider.aside.whole.node_type_of]
