@@ -32,8 +32,8 @@ DESCRIPTION = "job.json"
 CHECKPOINTS = "checkpoints"
 STEPS, EVALUATIONS = "steps.csv", "evaluations.csv"
 TENSORBOARD = "tensorboard"
-REPORTS = "report.jsonl"
-"""What a command reports in its present run."""
+REPORTS = "report-*.jsonl"
+"""What a command reports, a file for each run."""
 COLUMNS: dict[str, dict[str, type]] = {
     STEPS: {"step": int, "batch": int, "rate": float, "loss": float, "seconds": float, "run": int},
     EVALUATIONS: {"step": int, "metric": str, "value": float, "run": int},
@@ -42,6 +42,8 @@ COLUMNS: dict[str, dict[str, type]] = {
 
 step: from 1. batch: samples. rate: factor of the learning rate. seconds: on rank 0. run: number of its run.
 """
+PROGRESS = "progress.json"
+"""The seconds that a command has run, over all runs, and the step it last reported."""
 GIVEN_UP = "given-up-"
 LOG, OLD_LOG = "log.txt", "log-old.txt"
 LOG_HEADING = "--- run"
@@ -103,7 +105,7 @@ def give_up(folder: Path) -> Path | None:
 
     Returns the folder with them, or None if there are none.
     """
-    parts = [*folder.glob(CHECKPOINTS), *folder.glob("*.csv")]
+    parts = [*folder.glob(CHECKPOINTS), *folder.glob("*.csv"), *folder.glob(PROGRESS)]
     if not parts:
         return None
     taken = [int(number) for each in folder.glob(f"{GIVEN_UP}*") if (number := each.name[len(GIVEN_UP) :]).isdecimal()]

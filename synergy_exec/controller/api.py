@@ -153,9 +153,10 @@ def _slots_of(mask: int) -> list[int]:
 
 
 def _losses(folder: Path) -> list[tuple[int, float]]:
-    """Steps and losses of a class from steps.csv, or of a command as it reported them in its last run."""
+    """Steps and losses of a class from steps.csv, or of a command as it reported them. The later run's count."""
     found: dict[int, float] = {}
-    for line in [*whole_lines(folder / STEPS)[1:], *whole_lines(folder / REPORTS)]:
+    reports = sorted(folder.glob(REPORTS), key=lambda path: (len(path.name), path.name))
+    for line in [*whole_lines(folder / STEPS)[1:], *(line for path in reports for line in whole_lines(path))]:
         with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
             values = (
                 json.loads(line) if line.startswith("{") else dict(zip(COLUMNS[STEPS], line.split(","), strict=True))

@@ -62,7 +62,7 @@ def resume(execution: Execution, now_s: float) -> None:
             journal.ended(run.run, "lost", "the controller was restarted")
             if run.launched:
                 job = execution.jobs[run.job]
-                kind, reason = (FINISH, None) if job.ended else (STOP, Stopped.EVICTED)
+                kind, reason = (FINISH, None) if job.ended else (STOP, Stopped.CONTROLLER_ENDED)
                 journal.fact(now_s, kind, run.job, gpus_in(run.placement), reason=reason)
         execution.jobs[run.job].run = run.run
     journal.commit()
@@ -154,6 +154,12 @@ LATE_S = 0.25
 """A round that would begin more than this many seconds late is skipped."""
 
 
+HURRY_S = 5.0
+"""Seconds that jobs have left to save after a second Ctrl-C."""
+EXTRA_S = 10.0
+"""Seconds for an agent to leave after the grace of the commands on its node."""
+
+
 class Arrival(NamedTuple):
     """A row of the workload: arrival time in seconds from the start, and the job."""
 
@@ -184,6 +190,7 @@ class Controller:
         self.agents = Agents(
             backend, self, at_once=settings.agents_per_hour, patience_s=settings.nodes_s, give_up=not settings.serve
         )
+        self.agents.grace_s = lambda: 0.0 if self.execution is None else self.execution.grace_s()
         self.execution: Execution | None = None
         self.interrupted = self._full = False
         self._something, self._freed = asyncio.Event(), asyncio.Event()
@@ -212,7 +219,8 @@ class Controller:
         try:
             journal.take_over()
             self._copy_journal()
-            await asyncio.to_thread(self._wait_for_old_agents, journal.agents())
+            graces_s = [row.file.get("grace_s", 0.0) for row in journal.jobs()] if journal.agents() else []
+            await asyncio.to_thread(self._wait_for_old_agents, journal.agents(), self._patience_s(*graces_s))
             journal.agents_left()
             journal.commit()
             async with listening(
@@ -242,10 +250,14 @@ class Controller:
 
     # Beginning
 
-    def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]]) -> None:
+    def _patience_s(self, *graces_s: float) -> float:
+        """Seconds that agents get to save and leave. graces_s: of commands that they may run."""
+        return max(self.settings.leave_s, max(graces_s, default=0.0) + EXTRA_S)
+
+    def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]], patience_s: float) -> None:
         """Waits for the agents of a dead controller to save and exit; kills agents that do not."""
         here = [(pid, since) for _, host, pid, since in agents if host == socket.gethostname()]
-        for pid in wait_or_kill(here, patience_s=self.settings.leave_s):
+        for pid in wait_or_kill(here, patience_s=patience_s):
             print(f"an agent of an earlier controller, process {pid}, had to be killed", file=sys.stderr)
 
     def _announce(self, meeting: Meeting) -> None:
@@ -407,13 +419,19 @@ class Controller:
             self._over.set_exception(error)
 
     def _interrupt(self) -> None:
-        """Ends the run. If every job has ended, first waits for the last processes, but not at a second interrupt."""
+        """Ends the run. If every job has ended, first waits for the last processes, but not at a second interrupt.
+        An interrupt while jobs save shortens their time.
+        """
         again, self.interrupted = self.interrupted, True
         execution = self.execution
+        if self.closing:
+            print(f"interrupted again: jobs have {HURRY_S:g} s left to save, then they are killed", file=sys.stderr)
+            self.agents.dismiss_within(HURRY_S)
+            return
         if execution is None or execution.decider.active or execution.idle or again:
             self._end()
         else:
-            asyncio.get_running_loop().call_later(self.settings.leave_s, self._end)
+            asyncio.get_running_loop().call_later(self._patience_s(execution.grace_s()), self._end)
 
     def _end(self) -> None:
         if not self._over.done():
@@ -429,4 +447,10 @@ class Controller:
         self.closing = True
         for task in self._tasks:
             task.cancel()
-        await self.agents.dismiss(self.settings.leave_s)
+        patience_s = self._patience_s()
+        if self.execution is not None:
+            self.execution.closing = True
+            patience_s = self._patience_s(self.execution.grace_s())
+            if self.interrupted and self.execution.runs.runs:
+                print(f"jobs have up to {patience_s:g} s to save; after another Ctrl-C, {HURRY_S:g} s", file=sys.stderr)
+        await self.agents.dismiss(patience_s)

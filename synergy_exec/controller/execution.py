@@ -29,7 +29,7 @@ from synergy_exec.controller.decider import Decider, Orders, remedy
 from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges, Seen
 from synergy_exec.controller.journal import JobRow, Journal, Observation, State, reopen
 from synergy_exec.controller.learning import Learning
-from synergy_exec.job_file import JobFile
+from synergy_exec.job_file import JobFile, check_folders
 from synergy_exec.job_folder import freeze, kept_code
 from synergy_exec.messages import Ended, Launch, Message, Noted, Report, Saved, Started
 from synergy_exec.nodes.runs import Happened, Run, Runs
@@ -111,7 +111,7 @@ class Execution:
     folder: the run's folder. jobs_folder: contains the folder of each job. notes: messages for users; the caller
     prints and removes them. profile: measured speeds and restart costs of models. decisions, deciding_s: number of
     decisions and seconds spent on them since this controller began. freed: whether a job's end has freed slots since
-    the last decision.
+    the last decision. closing: whether the controller is ending, and stops all runs.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Execution:
         self.next_run = 0
         self.notes: list[str] = []
         self.decisions, self.deciding_s = 0, 0.0
-        self.freed = False
+        self.freed = self.closing = False
         self.broken_nodes: set[int] = set()
 
     # Jobs come and go
@@ -138,6 +138,7 @@ class Execution:
     def check(self, name: str, file: JobFile) -> JobFile:
         """The job with the numbers of the jobs in its `after`. Raises InputError if it can never run."""
         check_asks(name, file, self.decider.cluster, self.decider.policy)
+        check_folders(file)
         if file.array and not file.array.isdecimal():
             raise InputError(f"array={file.array}: the command submit sends a request with each number; got several.")
         if file.tensorboard and find_spec("tensorboard") is None:
@@ -345,9 +346,10 @@ class Execution:
         """Records what a message of a run says about progress and checkpoints."""
         if isinstance(message, Report):
             seen = job.seen
+            if message.step != seen.step:
+                job.moved_s = now_s
             seen.step, seen.samples, seen.work, seen.loss = message.step, message.samples, message.work, message.loss
             seen.step_s, seen.memory_bytes = message.step_s, message.memory_bytes
-            job.moved_s = now_s
             if message.step > seen.best_step:
                 seen.best_step, job.losses = message.step, 0
             if job.run == run.number and not job.ended:
@@ -384,6 +386,8 @@ class Execution:
             self.decider.launched(job, now_s)
             job.moved_s = now_s
             job.launched_s = now_s
+            job.seen.starts += 1
+            self.journal.reported(job.job_id, job.seen.values())
             self.journal.fact(now_s, START, job.job_id, gpus_in(run.placed), run.placed)
             if not (self.folder_of(job) / job_folder.DESCRIPTION).exists():
                 with contextlib.suppress(InputError):  # the disk is full, and the next launch tries again
@@ -422,6 +426,7 @@ class Execution:
         outcome, reason = ended.outcome, ended.reason
         self.journal.ended(run.number, outcome, reason)
         hung_step = job.seen.step if ended.hung else -1
+        lasted_s = now_s - job.launched_s
         job.ran_s, job.launched_s = job.ran_seconds(now_s), math.inf
         if not job.ended:
             self.decider.left(job, gpus_in(run.placed), now_s)
@@ -432,16 +437,18 @@ class Execution:
             elif outcome == "failed":
                 if done := self._refused(job, run, ended) or remedy(job.seen, run.plan, ended):
                     self._note(job, done)
+                elif again := self._tries_again(job, ended):
+                    self._note(job, again)
                 else:
                     self._end(job, "failed", reason, now_s)
             elif ended.hung and hung_step == job.hung_step:
                 self._end(job, "failed", f"it hung twice after step {hung_step}: {reason}{self._stack(run)}", now_s)
-            elif outcome == "lost" and (too_many := self._lost(job, run, ended)):
+            elif outcome == "lost" and (too_many := self._lost(job, run, ended, lasted_s)):
                 self._end(job, "failed", f"{too_many}; at last: {reason}", now_s)
             job.hung_step = hung_step
         evicted = not job.ended and job.running and job.run == run.number
         if evicted:
-            job.stopped_for = Stopped.EVICTED
+            job.stopped_for = Stopped.CONTROLLER_ENDED if self.closing else Stopped.EVICTED
         kind, reason_code = (FINISH, None) if job.ended else (STOP, job.stopped_for)
         self.journal.fact(now_s, kind, job.job_id, gpus_in(run.placed), reason=reason_code)
         self.freed |= job.ended
@@ -466,6 +473,8 @@ class Execution:
             return ""
         of_run = text.rpartition(f"{job_folder.LOG_HEADING} {run.number}\n")[2]
         _, found, stack = of_run.rpartition("rank 0 stands at:\n")
+        if not found:  # of a command without ranks
+            _, found, stack = of_run.partition(" stands at:\n")
         return f"\n{stack.strip()[:MOST_STACK]}" if found else ""
 
     def end_overdue(self, now_s: float) -> None:
@@ -474,15 +483,26 @@ class Execution:
                 self._end(job, "failed", f"it has run for max_seconds={job.file.max_seconds:g}", now_s)
         self._settle(now_s)
 
-    def _lost(self, job: ExecutedJob, run: Run, ended: Ended) -> str:
+    def _lost(self, job: ExecutedJob, run: Run, ended: Ended, lasted_s: float) -> str:
         """Counts a lost run. Returns why the job itself seems at fault for repeated losses, or ""."""
         if run.excused:
             return ""
         if not run.agent_lost and (said := self._refused(job, run, ended)):
             self._note(job, said)
             return ""
+        if job.file.command and not job.seen.best_step and lasted_s > self.settings.start_s:
+            job.losses = 0  # it reports no steps, so that it ran for long counts as progress
         job.losses += 1
-        return f"lost {job.losses} times without a step of progress" if job.losses > self.settings.retries else ""
+        most = max(self.settings.retries, job.file.retries)
+        return f"lost {job.losses} times without a step of progress" if job.losses > most else ""
+
+    def _tries_again(self, job: ExecutedJob, ended: Ended) -> str:
+        """Counts the error of a command. Returns a note if its job file says that it is started again, else ""."""
+        codes = job.file.retry_exit_codes
+        if not ended.exit_code or (codes and ended.exit_code not in codes) or job.losses >= job.file.retries:
+            return ""
+        job.losses += 1
+        return f"{ended.reason}; retry {job.losses} of {job.file.retries}"
 
     def _waits_unless_it_goes_on(self, job: ExecutedJob) -> None:
         if not job.ended and not job.running and not self.runs.of_job(job.job_id):
@@ -495,10 +515,16 @@ class Execution:
         self._journal_job(job)
         if job.job_id in self.decider.active:
             self.decider.finish(job, now_s)
+        end = self.runs.stop if job.file.command else self.runs.kill  # a command may have to clean up
         for number in self.runs.of_job(job.job_id):
-            self.runs.kill(number)
+            end(number)
         for each in [each for each in self.jobs.values() if not each.ended and str(job.job_id) in each.file.after]:
             self.arrive(each, now_s)
+
+    def grace_s(self) -> float:
+        """The longest time that a command which may run now has from SIGTERM to SIGKILL."""
+        jobs = (self.jobs[each] for each in {*self.decider.active, *(run.job for run in self.runs.runs.values())})
+        return max((job.file.grace_s for job in jobs if job.file.command), default=0.0)
 
     def _journal_job(self, job: ExecutedJob) -> None:
         # In the journal a job that has not ended waits, because it would if the controller died now.
@@ -512,7 +538,6 @@ class Execution:
         job = self.jobs[run.job]
         gpu_type = self.decider.aside.whole.type_of(run.placed)
         folder = self.folder_of(job).resolve()
-        own = job.file.launched(folder)
         return Launch(
             run=run.number,
             job=job.job_id,
@@ -534,11 +559,9 @@ class Execution:
             job_uuid=job.uuid,
             saved_step=job.seen.saved[0],
             tensorboard=job.file.tensorboard,
-            command=own.command,
-            array=own.array,
-            counts_steps=own.counts_steps,
-            directory=own.directory,
-            grace_s=job.file.grace_s,
+            command={**job.file.values(), "directory": str(folder / job.file.directory)} if job.file.command else {},
+            restarts=job.seen.starts,
+            grace_s=job.file.grace_s if job.file.command else self.settings.leave_s,
             **self.settings.of_runs(),
         )
 

@@ -113,7 +113,7 @@ class Seen:
 
     best_step: the highest step of any run. saved: steps, samples and work of the newest checkpoint. note: the last
     message about the job. spared_micro_batch: the largest micro-batch allowed since memory ran out; 0 if it never did.
-    unused: whether some parameters have no part in some steps.
+    unused: whether some parameters have no part in some steps. starts: how often its workers were started.
     """
 
     step: int = 0
@@ -128,6 +128,7 @@ class Seen:
     note: str = ""
     spared_micro_batch: int = 0
     unused: bool = False
+    starts: int = 0
 
     def values(self) -> dict[str, Any]:
         """All fields by name for the journal. It is called at every report, and this is faster than `asdict`."""

@@ -481,9 +481,9 @@ def _damage(path: Path) -> str:
 def reopen(journal: Journal, folder: Path, number: int, name: str, state: str, *, from_start: bool) -> None:
     """Makes the job in that folder wait again, from its last checkpoint or from the start, and commits this.
 
-    Raises InputError for a job that has not ended or is done.
+    Raises InputError for a job that has not ended, or a class that is done.
     """
-    if state == "done":
+    if state == "done" and not job_folder.described(folder).file.command:
         raise InputError(f"job {name} is done; submit it again to train it once more.")
     if state not in ENDED:
         raise InputError(f"job {name} has not ended; nothing keeps it from going on.")

@@ -99,7 +99,7 @@ def test_reasons_of_stops_are_journaled_and_known_to_the_next_controller(tmp_pat
     assert stops[:2] == [(outranked.job_id, Stopped.OUTRANKED), (lost.job_id, Stopped.EVICTED)]
     assert again.execution.jobs[outranked.job_id].stopped_for == Stopped.OUTRANKED
     # Runs that a controller leaves behind are lost.
-    assert {reason for _, reason in stops[2:]} == {Stopped.EVICTED}
+    assert {reason for _, reason in stops[2:]} == {Stopped.CONTROLLER_ENDED}
 
 
 @pytest.mark.parametrize("policy", ["fifo", "las", "synergy"])

@@ -232,7 +232,7 @@ def test_jobs_in_one_folder_are_told_of_each_other_and_of_a_folder_that_is_not_c
         file = job_of({"command": ["train"], "directory": str(tmp_path / "code"), **more}, "the job")
         job = stage.execution.submit(file.title, file, 0.0)
         notes.append(job.seen.note)
-        folders.append(job.file.launched(stage.execution.folder_of(job)).directory)
+        folders.append(str(stage.execution.folder_of(job) / job.file.directory))
     copy = stage.execution.jobs_folder / "0" / "code"
     assert folders == [str(copy), *[str(tmp_path / "code")] * 3]
     assert (copy / "data").stat().st_size == 10
@@ -295,8 +295,8 @@ def test_array_and_keys_typed_after_a_file(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text("command: [train, '{array}']\narray: 1,4-6\n")
     jobs = read_job_file(path, ["slots=2", "name=mine", "grace_s=5"]).each()
-    assert [(each.title, each.slots, each.launched(tmp_path).command) for each in jobs] == [
-        (f"mine-{number}", 2, ["train", str(number)]) for number in (1, 4, 5, 6)
+    assert [(each.title, each.slots, each.grace_s) for each in jobs] == [
+        (f"mine-{number}", 2, 5.0) for number in (1, 4, 5, 6)
     ]
     assert len({each.application for each in jobs}) == 1
     refuses("array=9-1: expected numbers", read_job_file, path, ["array=9-1"])
