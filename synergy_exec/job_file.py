@@ -103,7 +103,7 @@ class JobFile:
     job_class: str = key("`package.module:Class` or `/path/file.py:Class`, a `TrainingJob`", "", _A_CLASS)
     arguments: dict[str, Any] = key("of the class's constructor, by name", {})
     command: list[str] = key(
-        "words of a command; `{slots}` and `{folder}` stand for its slots and its folder", [], _COMMAND
+        "words of a command; `{folder}`, `{slots}` and `{array}` are its folder, its slots and its number", [], _COMMAND
     )
     directory: str = key("folder in which the command runs", "", _PATH)
     code: Literal["auto", "copy", "in_place"] = key(
