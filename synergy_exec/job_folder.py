@@ -131,6 +131,7 @@ def give(folder: Path, job: Filed) -> None:
 SOURCE, FOLDER = "source", "code"
 MAX_CODE_MB, MAX_CODE_FILES = 50, 10_000
 """A folder with more than this is not copied."""
+_GIT_S = 60.0
 _NEVER_COPIED = (".git", "__pycache__")
 
 
@@ -192,7 +193,7 @@ def freeze(file: JobFile, folder: Path, without: Collection[Path] = ()) -> tuple
 def _git(folder: Path, *words: str) -> list[str]:
     """What git prints, by null bytes; nothing where it fails or is not installed."""
     try:
-        text = subprocess.run(["git", *words], cwd=folder, capture_output=True, check=True).stdout
+        text = subprocess.run(["git", *words], cwd=folder, capture_output=True, check=True, timeout=_GIT_S).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     return [os.fsdecode(each) for each in text.rstrip(b"\n").split(b"\0") if each]

@@ -120,36 +120,29 @@ def history(work: Path, numbers: Collection[int]) -> dict[str, Any]:
     with contextlib.closing(open_journal(work)) as journal:
         facts, timings = journal.facts(MAX_FACTS), journal.timings(MAX_FACTS)
         runs = {run.run: run for run in journal.runs(MAX_FACTS)}
-    curves: dict[int, dict[str, list[Any]]] = {
-        number: {"loss": _losses(work / "jobs" / str(number)), "slots": [], "batch": [], "plan": []}
+    curves = {
+        number: {"loss": _losses(work / "jobs" / str(number)), "slots": list[Any](), "batch": [], "plan": []}
         for number in numbers
     }
-    spans: list[dict[str, Any]] = []
-    held: dict[int, list[dict[str, Any]]] = {}
+    spans, held = list[dict[str, Any]](), dict[int, list[dict[str, Any]]]()
     for fact in facts:
-        if fact.kind == Kind.SUBMIT:
-            continue
-        starts = fact.kind == Kind.START
         for span in held.pop(fact.job, ()):
             span["until_s"] = fact.time_s
-        if starts:
-            held[fact.job] = [
-                {"job": fact.job, "node": node, "slots": _slots_of(mask), "from_s": fact.time_s, "until_s": None}
-                for node, mask in fact.placement
+        if fact.kind == Kind.START:  # the only facts with a placement
+            placed = [
+                (node, [at for at in range(mask.bit_length()) if mask >> at & 1]) for node, mask in fact.placement
             ]
+            since = {"job": fact.job, "from_s": fact.time_s, "until_s": None}
+            held[fact.job] = [{**since, "node": node, "slots": slots} for node, slots in placed]
             spans += held[fact.job]
-        if fact.job in curves:
-            curves[fact.job]["slots"].append([fact.time_s, fact.gpus if starts else 0])
+        if fact.job in curves and fact.kind != Kind.SUBMIT:
+            curves[fact.job]["slots"].append([fact.time_s, fact.gpus if fact.kind == Kind.START else 0])
     for each in timings:
         if each.kind == "plan" and (run := runs.get(each.run)) is not None and run.job in curves:
             plan = Plan(**{**run.plan, **each.parts})
             curves[run.job]["batch"].append([each.time_s, plan.global_batch])
             curves[run.job]["plan"].append([each.time_s, plan.degrees])
     return {"spans": spans, "jobs": curves}
-
-
-def _slots_of(mask: int) -> list[int]:
-    return [slot for slot in range(mask.bit_length()) if mask >> slot & 1]
 
 
 def _losses(folder: Path) -> list[tuple[int, float]]:
