@@ -88,22 +88,23 @@ def run(start: Start, descriptors: Descriptors) -> int:
                 else:
                     agent.say(Noted(run=launch.run, text=f"{late}; `hang_s` in its job file ends runs that hang"))
             told_s = now_s
-        if told_to_stop and math.isinf(stopped_s):
+        if told_to_stop and math.isinf(stopped_s) and child.poll() is None:
             stopped_s = now_s
             _terminate(child.pid, first_only=job.sigterm_to == "first")
         if now_s >= stopped_s + job.grace_s:
             processes.kill(_alive(child.pid))
         time.sleep(_LOOK_S)
+    stopped = math.isfinite(stopped_s)
     progress.read()
     if launch.node_rank == 0:
         agent.say(progress.report())
-        if child.returncode == 0 and (note := progress.about_exit_0(stopped=told_to_stop)):
+        if child.returncode == 0 and (note := progress.about_exit_0(stopped=stopped)):
             agent.say(Noted(run=launch.run, text=note))
     if hang:
         agent.say(Failure(run=launch.run, reason=hang, unsaved=True, hung=True))
         return FAILED
-    if told_to_stop or child.returncode == 0:
-        code = 0 if child.returncode == 0 and not (told_to_stop and progress.goes_on()) else PAUSED
+    if stopped or child.returncode == 0:
+        code = 0 if child.returncode == 0 and not (stopped and progress.goes_on()) else PAUSED
         agent.say(MeansToLeave(run=launch.run, code=code))
         return code
     ended = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
@@ -132,11 +133,8 @@ def _alive(first: int) -> list[int]:
 
 def _terminate(first: int, *, first_only: bool) -> None:
     """Sends SIGTERM to every process of the command that no other process of it tells (`processes.hearers`)."""
-    roots = processes.children(os.getpid())
-    _send(
-        signal.SIGTERM,
-        [first] if first_only else [pid for each in roots for pid in processes.hearers(each, signal.SIGTERM)],
-    )
+    told = [pid for each in processes.children(os.getpid()) for pid in processes.hearers(each, signal.SIGTERM)]
+    _send(signal.SIGTERM, [first] if first_only else told)
 
 
 def _send(number: signal.Signals, pids: Iterable[int]) -> None:
@@ -148,8 +146,8 @@ def _send(number: signal.Signals, pids: Iterable[int]) -> None:
 def _show_stacks(path: str) -> None:
     """Prints where the command's ranks stand, or all its programs if none has a RANK.
 
-    py-spy shows it if it is in one of the folders of `path`. Otherwise a Python process shows it and dies, because
-    PYTHONFAULTHANDLER makes it print its stack at SIGABRT; the others are stopped, or they would leave after the first.
+    py-spy shows it if it is in one of the folders of `path` and may. Otherwise a Python process shows it and dies,
+    because PYTHONFAULTHANDLER makes it print its stack at SIGABRT; the others are stopped, or they would leave, too.
     """
     spy = shutil.which("py-spy", path=path)
     every = [pid for pid in processes.descendants(os.getpid()) if processes.began(pid)]
@@ -157,24 +155,21 @@ def _show_stacks(path: str) -> None:
     programs = {pid: processes.told(pid, "cmdline") for pid in every if pid not in forks}
     ranks = {pid: re.search(r"(?:^| )RANK=(\d+)", processes.told(pid, "environ")) for pid in programs}
     named = {pid: f"rank {rank[1]}" for pid, rank in ranks.items() if rank}
-    waits_in = {pid: processes.told(pid, "wchan") for pid in every}
-    if not spy:
-        _send(signal.SIGSTOP, every)
+    waits_in = {pid: processes.told(pid, "wchan").strip("0") or "nothing" for pid in every}
     for pid, name in (named or {pid: f"process {pid} ({text[:MOST_SHOWN]})" for pid, text in programs.items()}).items():
         print(f"{plain(name)} stands at:", flush=True)
-        if spy:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run([spy, "dump", "--pid", str(pid)], timeout=_STACK_S)
-        elif processes.handles(pid, signal.SIGABRT):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            if spy:
+                subprocess.run([spy, "dump", "--pid", str(pid)], timeout=_STACK_S, check=True)
+                continue
+        _send(signal.SIGSTOP, every)
+        if processes.handles(pid, signal.SIGABRT):
             resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-            for number in (signal.SIGABRT, signal.SIGCONT):
-                _send(number, [pid])
+            _send(signal.SIGABRT, [pid])
+            _send(signal.SIGCONT, [pid])
             processes.wait_or_kill([(pid, processes.began(pid))], patience_s=_STACK_S)
         else:
-            print(
-                f"  {waits_in[pid]} of the kernel (of Python only with py-spy in a folder of the command's PATH)",
-                flush=True,
-            )
+            print(f"  it waits in {waits_in[pid]} of the kernel; its own stack needs py-spy", flush=True)
     _send(signal.SIGCONT, every)
 
 
@@ -249,8 +244,9 @@ class _Progress:
 
     def goes_on(self) -> bool:
         """Whether a command that ended with 0 when it was told to stop has more to do."""
-        short = self._job.counts_steps and self._step < self._job.work
-        return short or self._job.exit_0_when_stopped == "paused"
+        if self._job.counts_steps:
+            return self._step < self._job.work
+        return self._job.exit_0_when_stopped == "paused"
 
     def about_exit_0(self, *, stopped: bool) -> str:
         """A note about a command whose exit code 0 may not mean that it has trained; else ""."""

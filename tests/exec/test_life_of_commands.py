@@ -10,7 +10,7 @@ import pytest
 from exec.pretended import refuses, staged
 from exec.real import Service, answer, typed
 
-from synergy_exec.job_file import job_of
+from synergy_exec.job_file import job_of, read_job_file
 
 PYTHON = sys.executable
 SERVE = ("serve=true", "policy=[priority]", "backend.options.slots=2", "round_s=0.2", "figures=false")
@@ -46,6 +46,7 @@ os._exit(int(sys.argv[2]))
 SHELL = """
 # as a batch script of Slurm: the training is a child of a child
 echo prepared "$0" "$1"
+{trap}
 (
     {python} saves.py {save_s} {code}
 )
@@ -98,8 +99,8 @@ waits_for_ever()
 FAILS = "import os, sys; sys.exit(0 if os.environ['SYNERGY_RESTART_COUNT'] == '2' else int(sys.argv[1]))"
 
 
-def shell(save_s: float, code: int) -> list[str]:
-    return ["bash", "-c", SHELL.format(python=PYTHON, save_s=save_s, code=code), "", "{folder}"]
+def shell(save_s: float, code: int, trap: str = "") -> list[str]:
+    return ["bash", "-c", SHELL.format(python=PYTHON, save_s=save_s, code=code, trap=trap), "", "{folder}"]
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +178,7 @@ def test_training_below_a_shell_saves_when_it_is_moved_cancelled_or_out_of_time(
     jobs.until("urgent", "done")
     jobs.until_said("moved", "start 1 0 0 again")
     answer("cancel", "moved", "--dir", jobs.service.results)
-    jobs.submit("limited", command=shell(0.3, 0), max_seconds=1.5)
+    jobs.submit("limited", command=shell(0.3, 0, trap="trap 'echo trapped' TERM"), max_seconds=1.5)
     assert "max_seconds=1.5" in jobs.until("limited", "failed")["reason"]
     for name, times in (("moved", 2), ("limited", 1)):
         jobs.service.until(
@@ -300,6 +301,15 @@ def test_only_a_reported_step_counts_as_progress(tmp_path):
 )
 def test_command_is_named_after_its_script(words, name):
     assert job_of({"command": words}, "the job").name == name
+
+
+def test_conda_environment_is_found_by_its_name(tmp_path, monkeypatch):
+    for program in ("bin/conda", "envs/vision/bin/python"):
+        (tmp_path / program).parent.mkdir(parents=True)
+        (tmp_path / program).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "job.yaml").write_text("command: [python, train.py]\nconda: vision\n")
+    assert read_job_file(tmp_path / "job.yaml").conda == str(tmp_path / "envs" / "vision")
 
 
 def test_words_may_be_empty_and_of_several_lines_and_gpus_are_slots():
