@@ -8,7 +8,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -71,6 +71,18 @@ _ENVIRONMENT = Bounds(
 )
 _SCRIPT = re.compile(r"\S+\.(?:py|sh|bash|zsh|pl|R|jl|lua|rb|js)")
 _SAMPLES = _within(1, MOST_SAMPLES, "samples")
+MAX_ARRAY = 1_000
+_NUMBERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
+_ARRAY = Bounds(
+    f"numbers such as 0-9 or 1,4,7-9, {MAX_ARRAY:,} at most",
+    lambda text: not text or 0 < sum(map(len, _ranges(text))) <= MAX_ARRAY,
+)
+
+
+def _ranges(text: str) -> list[range]:
+    """The ranges of numbers in an array; empty ones for anything else."""
+    found = [_NUMBERS.fullmatch(each) for each in text.split(",")]
+    return [range(int(each[1]), int(each[2] or each[1]) + 1) for each in found if each] if all(found) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +103,16 @@ class JobFile:
     job_class: str = key("`package.module:Class` or `/path/file.py:Class`, a `TrainingJob`", "", _A_CLASS)
     arguments: dict[str, Any] = key("of the class's constructor, by name", {})
     command: list[str] = key(
-        "words of a command; `{slots}` and `{folder}` stand for its slots and its folder", [], _COMMAND
+        "words of a command; `{folder}`, `{slots}` and `{array}` are its folder, its slots and its number", [], _COMMAND
     )
     directory: str = key("folder in which the command runs", "", _PATH)
+    code: Literal["auto", "copy", "in_place"] = key(
+        "where its code runs: in a copy made at submission (copy), which is refused if it is too large, in its own "
+        "folder (in_place), or in a copy unless it is too large (auto)",
+        "auto",
+    )
+    array: str = key("numbers such as 0-9 or 1,4,7-9: one job for each, which is `{array}` in its words", "", _ARRAY)
+    after: list[str] = key("names or numbers of jobs that must be done before this one starts", [])
     env: dict[str, Any] = key("environment variables of a command, beside those of the controller", {}, _ENVIRONMENT)
     venv: str = key("folder of a virtual environment, whose programs a command finds first", "", _PATH)
     conda: str = key("name or folder of a conda environment, whose programs a command finds first", "", _PATH)
@@ -129,6 +148,7 @@ class JobFile:
         0.0,
         _within(0, 1e6, "GB"),
     )
+    tensorboard: bool = key("whether to write TensorBoard's event files into `tensorboard` in its folder", False)
     user: str = key("name of its user", "", _OTHER_NAME)
     virtual_cluster: str = key("virtual cluster whose quota it uses", "", _OTHER_NAME)
     priority: int = key("higher runs sooner, under policies that read it", 0, _within(-1_000, 1_000, "a priority"))
@@ -137,6 +157,16 @@ class JobFile:
     def counts_steps(self) -> bool:
         """Whether this is a command whose work is in the steps that it reports, because its slots may change."""
         return bool(self.command) and self.min_slots < self.max_slots
+
+    @property
+    def title(self) -> str:
+        """The name under which it is submitted."""
+        return f"{self.name}-{self.array}" if self.array else self.name
+
+    def each(self) -> list[JobFile]:
+        """The jobs that it stands for: one for each number of its array, or itself."""
+        numbers = dict.fromkeys(number for each in _ranges(self.array) for number in each) if self.array else ()
+        return [dataclasses.replace(self, array=str(number)) for number in numbers] or [self]
 
     @property
     def application(self) -> str:
@@ -153,19 +183,31 @@ class JobFile:
 
 
 _REQUIRED = ("class", "initial_batch", "work")
-_OF_CLASSES = ("job_class", "arguments", "initial_batch", "max_batch", "weights", "memory_gb")
+_OF_CLASSES = ("job_class", "arguments", "initial_batch", "max_batch", "weights", "memory_gb", "tensorboard")
 _OF_COMMANDS = (
     *("command", "directory", "env", "venv", "conda", "grace_s", "sigterm_to", "exit_0_when_stopped"),
-    *("resume_command", "resume_if", "retries", "retry_exit_codes", "hang_s", "min_slots", "max_slots"),
+    *("resume_command", "resume_if", "retries", "retry_exit_codes", "hang_s", "min_slots", "max_slots", "array"),
 )
 
 
-def read_job_file(path: Path) -> JobFile:
-    """Reads a YAML file; paths in `class` and `weights` are relative to its folder. Raises InputError."""
+def read_job_file(path: Path, overrides: Sequence[str] = ()) -> JobFile:
+    """Reads a YAML file; paths in `class`, `directory` and `weights` are relative to its folder. Raises InputError.
+
+    overrides: words such as slots=2 or arguments.width=64, which count before the file.
+    """
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"{path}: {path.stat().st_size:,} bytes; expected a job file of a few lines.")
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for word in overrides:
+            name, _, value = word.partition("=")
+            *outer, last = name.split(".")
+            inner = values
+            for each in outer:
+                inner = inner.setdefault(each, {})
+            inner[last] = yaml.safe_load(value)
+    except (AttributeError, TypeError):
+        raise InputError(f"{path}: {' '.join(overrides)}: expected keys of the job file and their values.") from None
     except OSError as error:
         raise InputError(f"{path}: the job file cannot be read ({error.strerror}).") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

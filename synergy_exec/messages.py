@@ -59,6 +59,7 @@ class Launch(OfRun, RunSettings):
     job_class: `package.module:Class` or `/path/file.py:Class`; "" for a job that is a command. command: the job file
     of a command (`JobFile.values`), {} for a class. It has one process per node, and this is node `node_rank` of
     `nodes`. restarts: how often it was started before. grace_s: seconds to save when the run is stopped.
+    tensorboard: whether a class's steps are written as TensorBoard's event files, too.
     slots: the run's slots on this node; ranks first_rank … use them in order. store_host, store_port: where ranks on
     several nodes meet; the agent that reserved the port listens on it. "" and 0 if all ranks are on this node: its
     agent gives them a store that no other user can open.
@@ -102,6 +103,7 @@ class Launch(OfRun, RunSettings):
     job_uuid: str = ""
     saved_step: int = 0
     agent_silence_s: float = 30.0
+    tensorboard: bool = False
     command: dict[str, Any] = field(default_factory=dict)
     restarts: int = 0
     grace_s: float = 15.0

@@ -37,6 +37,7 @@ class Waiting(Enum):
     BEHIND_RESERVATION = "starting it would delay a job at the head of the queue"
     NO_SHARE = "no node with free GPUs has the CPUs and the memory that the job needs"
     NEXT_DECISION = "the next decision may start it"
+    AFTER = "a job after which it is to start is not done"
 
 
 class Stopped(IntEnum):

@@ -31,7 +31,7 @@ from synergy_exec.backends import Backend, Meeting
 from synergy_exec.controller.api import PUBLIC, routes
 from synergy_exec.controller.execution import EXCHANGES, FINISH, START, STOP, Execution, check_asks, recall, with_quotas
 from synergy_exec.controller.jobs import ExecutedJob, Seen
-from synergy_exec.controller.journal import BACKUP_S, Journal, back_up
+from synergy_exec.controller.journal import BACKUP_S, Journal, NoRoomError, back_up
 from synergy_exec.job_file import MOST_BYTES, JobFile, job_of
 from synergy_exec.messages import Hello, Message
 from synergy_exec.nodes.agents import Agents, listening
@@ -79,7 +79,7 @@ def resume(execution: Execution, now_s: float) -> None:
             _check_asks(execution, job)
         if not job.ended:
             job.settled_s = now_s
-            decider.arrive(job)
+            execution.arrive(job, now_s) if job.file.after else decider.arrive(job)
     recall(execution.jobs, journal.observations())
 
 
@@ -90,7 +90,6 @@ def _check_asks(execution: Execution, job: ExecutedJob) -> None:
     except InputError as error:
         job.state, job.reason = "failed", str(error)
         execution.journal.job_is(job.job_id, job.state, job.reason, job.losses)
-        execution.journal.commit()
         print(error, file=sys.stderr)
 
 
@@ -147,6 +146,10 @@ def _united(one: Cluster, other: Cluster) -> Cluster:
     return Cluster(tuple(nodes))
 
 
+CLOCK = "clock"
+"""Key in the journal's `meta` of the times at which controllers began: in seconds of the run and since 1970."""
+FULL_S = 0.5
+"""Seconds between two tries to write to a full disk."""
 LATE_S = 0.25
 """A round that would begin more than this many seconds late is skipped."""
 
@@ -189,7 +192,7 @@ class Controller:
         )
         self.agents.grace_s = lambda: 0.0 if self.execution is None else self.execution.grace_s()
         self.execution: Execution | None = None
-        self.interrupted = False
+        self.interrupted = self._full = False
         self._something, self._freed = asyncio.Event(), asyncio.Event()
         self._arrived_all = False
         self.closing = False
@@ -200,6 +203,11 @@ class Controller:
         """Seconds since the run's start, rounded to the time grid (`on_grid`); they never decrease."""
         self._last_s = max(self._last_s, on_grid(self._origin_s + time.monotonic() - self._began_s))
         return self._last_s
+
+    def unix_s(self, time_s: float) -> float:
+        """Seconds since 1970 at a time of the run, whose clock stands still while no controller runs."""
+        since_s, began_s = max((each for each in self._clock if each[0] < time_s), default=self._clock[0])
+        return float(began_s + time_s - since_s)
 
     async def run(self) -> None:
         """Runs until every job has ended, or with `serve` until it is interrupted. Raises InputError.
@@ -276,6 +284,8 @@ class Controller:
         execution = Execution(self._journal, self.policy, cluster, self.settings, self.folder, self.profile)
         execution.next_job = len(self.arrivals)
         self._origin_s, self._began_s = self._journal.last_s(), time.monotonic()
+        self._clock = [*self._journal.meta().get(CLOCK, ()), [self._origin_s, time.time()]]
+        self._journal.set_meta(CLOCK, self._clock)
         resume(execution, self.now_s())
         self.execution = execution
         for node in self.agents.there():
@@ -287,7 +297,7 @@ class Controller:
     def hello(self, hello: Hello) -> None:
         since = began(hello.pid) if hello.host == socket.gethostname() else 0
         self._journal.agent(hello.node, hello.host, hello.pid, since)
-        self._journal.commit()
+        self._has_written()
 
     def agent_came(self, node: int) -> None:
         if self.execution is not None:
@@ -312,7 +322,12 @@ class Controller:
             if row in there:
                 continue
             await asyncio.sleep(max(0.0, arrival.submit_s - self.now_s()))
-            execution.submit(arrival.name, arrival.file, self.now_s(), row=row)
+            while row not in execution.jobs:
+                try:
+                    execution.submit(arrival.name, arrival.file, self.now_s(), row=row)
+                except NoRoomError as error:
+                    self._say_full(error)
+                    await asyncio.sleep(FULL_S)
             self.changed()
         self._arrived_all = True
         self.changed()
@@ -324,7 +339,8 @@ class Controller:
         round_s, decided_s = self.settings.round_s, -math.inf
         while True:
             while not execution.decider.active:
-                execution.leave_out(self.agents.away(), self.now_s())
+                if self._has_written():
+                    execution.leave_out(self.agents.away(), self.now_s())
                 self._flush()
                 self._something.clear()
                 with contextlib.suppress(TimeoutError):
@@ -332,7 +348,9 @@ class Controller:
             due_s = max(decided_s + round_s, math.ceil((self.now_s() - LATE_S) / round_s) * round_s)
             if not await self._frees_slots(execution, due_s):
                 decided_s = due_s
-            if execution.decider.active:
+            if not self._has_written():  # on a full disk nothing is decided
+                await asyncio.sleep(FULL_S)
+            elif execution.decider.active:
                 execution.leave_out(self.agents.away(), self.now_s())
                 execution.end_overdue(self.now_s())
                 execution.decide(self.now_s())
@@ -362,9 +380,29 @@ class Controller:
         self._something.set()
         self._flush()
 
+    def _has_written(self) -> bool:
+        """Writes what is recorded. Returns False if the disk is full."""
+        try:
+            self._journal.commit()
+        except NoRoomError as error:
+            self._say_full(error)
+            return False
+        self._full = False
+        return True
+
+    def _say_full(self, error: NoRoomError) -> None:
+        """Tells the user, once for each time that the disk is full."""
+        if not self._full:
+            self._full = True
+            with contextlib.suppress(OSError):  # standard error may be a file on the same disk
+                print(f"{error} Until then nothing starts or stops.", file=sys.stderr, flush=True)
+
     def _flush(self) -> None:
-        """Queues messages for agents; the journal holds their reasons by now. Ends the run if nothing is left to do."""
+        """Queues messages for agents, once the journal holds their reasons. Ends the run if nothing is left to do."""
         assert self.execution is not None
+        # Reports alone are not committed here: the next decision commits them.
+        if self._journal.is_behind and not self._has_written():
+            return
         self.agents.say(self.execution.runs.outbox)
         if self.execution.freed:
             self._freed.set()

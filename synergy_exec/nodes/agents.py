@@ -261,7 +261,7 @@ class Agents:
 
 
 class RefusedError(InputError):
-    """Refuses a request with a status other than 400."""
+    """Refuses a request with a status other than 400; any InputError may have a `status`."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -314,10 +314,8 @@ def _checked(token: str, public: Collection[str], most_bytes: int) -> Middleware
             if (request.content_length or 0) > most_bytes:
                 raise web.HTTPRequestEntityTooLarge(most_bytes, request.content_length or 0)
             return await handler(request)
-        except RefusedError as error:
-            return _said(error.status, str(error))
         except InputError as error:
-            return _said(400, str(error))
+            return _said(getattr(error, "status", 400), str(error))
         except web.HTTPRequestEntityTooLarge:
             return _said(413, f"the request is too large; a job file has at most {most_bytes:,} bytes.")
         except web.HTTPException as error:

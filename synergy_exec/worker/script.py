@@ -27,7 +27,7 @@ from typing import Any
 
 from synergy_core.errors import InputError
 from synergy_exec.job_file import DEFAULT_COMMAND_S, JobFile, job_of
-from synergy_exec.job_folder import LOG, LOG_HEADING, PROGRESS
+from synergy_exec.job_folder import LOG, LOG_HEADING, PROGRESS, REPORTS
 from synergy_exec.messages import PAUSED, Failure, Launch, MeansToLeave, Noted, Report, Started, Stop
 from synergy_exec.plain import MOST_SHOWN, plain
 from synergy_exec.worker import processes
@@ -115,6 +115,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
 
 
 def _filled(text: str, launch: Launch) -> str:
+    text = text.replace("{array}", launch.command["array"])
     return text.replace("{slots}", str(len(launch.slots))).replace("{folder}", launch.folder)
 
 
@@ -178,7 +179,7 @@ class _Progress:
     def __init__(self, launch: Launch, job: JobFile) -> None:
         folder = Path(launch.folder)
         self._launch, self._job, self._log = launch, job, folder / LOG
-        self._file, self.reports = folder / PROGRESS, folder / f"report-{launch.run}.jsonl"
+        self._file, self.reports = folder / PROGRESS, folder / REPORTS.replace("*", str(launch.run))
         self._began_s = self._moved_s = time.monotonic()
         self._before_s, self._step, self._loss = 0.0, 0, math.nan
         self._first: tuple[int, float] | None = None
@@ -291,6 +292,7 @@ def _environment(start: Start, job: JobFile, reports: Path) -> dict[str, str]:
         "SYNERGY_FOLDER": launch.folder,
         "SYNERGY_REPORT": reports,
         "SYNERGY_RESTART_COUNT": launch.restarts,
+        **dict.fromkeys(("SYNERGY_ARRAY", "SLURM_ARRAY_TASK_ID") if job.array else (), job.array),
         "PET_NPROC_PER_NODE": slots,
         "PET_NNODES": launch.nodes,
         "PET_NODE_RANK": launch.node_rank,
