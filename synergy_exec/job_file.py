@@ -120,8 +120,10 @@ class JobFile:
     sigterm_to: Literal["all", "first"] = key(
         "processes of a command that get SIGTERM: all, or the first alone, which tells the others itself", "all"
     )
-    exit_0_when_stopped: Literal["done", "paused"] = key(
-        "what exit code 0 means after SIGTERM: the command is done, or it saved and is started again (paused)", "done"
+    exit_0_when_stopped: Literal["auto", "done", "paused"] = key(
+        "what exit code 0 means after SIGTERM: the command is done, or it saved and is started again (paused); auto: "
+        "paused if it wrote a file in its folder or its directory after SIGTERM, else done",
+        "auto",
     )
     resume_command: list[str] = key("words of the command at every start but the first; []: as `command`", [], _COMMAND)
     resume_if: str = key("file without which `resume_command` is not used, such as out/ckpt.pt", "", _PATH)

@@ -132,7 +132,7 @@ SOURCE, FOLDER = "source", "code"
 MAX_CODE_MB, MAX_CODE_FILES = 50, 10_000
 """A folder with more than this is not copied."""
 _GIT_S = 60.0
-_NEVER_COPIED = (".git", "__pycache__")
+NEVER_COPIED = (".git", "__pycache__")
 
 
 def freeze(file: JobFile, folder: Path, without: Collection[Path] = ()) -> tuple[JobFile, str]:
@@ -205,7 +205,7 @@ def _below(path: Path, left_out: Collection[Path], room: list[int], ending: str 
     while level and len(found) <= room[1]:
         each = level.pop()
         unreadable = each != path and not each.is_symlink() and not os.access(each, os.R_OK)
-        if each.name in _NEVER_COPIED or each in left_out or unreadable:
+        if each.name in NEVER_COPIED or each in left_out or unreadable:
             continue
         if each.is_dir() and not each.is_symlink():
             level += each.iterdir()

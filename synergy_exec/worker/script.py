@@ -27,7 +27,7 @@ from typing import Any
 
 from synergy_core.errors import InputError
 from synergy_exec.job_file import DEFAULT_COMMAND_S, JobFile, job_of
-from synergy_exec.job_folder import LOG, LOG_HEADING, PROGRESS, REPORTS
+from synergy_exec.job_folder import LOG, LOG_HEADING, NEVER_COPIED, PROGRESS, REPORTS
 from synergy_exec.messages import PAUSED, Failure, Launch, MeansToLeave, Noted, Report, Started, Stop
 from synergy_exec.plain import MOST_SHOWN, plain
 from synergy_exec.worker import processes
@@ -69,7 +69,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
         what = f"directory {directory}" if error.filename == str(directory) else f"command {words[0]}"
         agent.say(Failure(run=launch.run, reason=f"{what}: {error.strerror} on {os.uname().nodename}"))
         return FAILED
-    told_s, stopped_s, hang = -math.inf, math.inf, ""
+    told_s, stopped_s, stopped_unix_s, hang = -math.inf, math.inf, math.inf, ""
     while child.poll() is None or (math.isfinite(stopped_s) and _alive(child.pid)):
         heartbeat.beat(_BEAT_S)
         now_s = time.monotonic()
@@ -89,22 +89,24 @@ def run(start: Start, descriptors: Descriptors) -> int:
                     agent.say(Noted(run=launch.run, text=f"{late}; `hang_s` in its job file ends runs that hang"))
             told_s = now_s
         if told_to_stop and math.isinf(stopped_s) and child.poll() is None:
-            stopped_s = now_s
+            stopped_s, stopped_unix_s = now_s, time.time()
             _terminate(child.pid, first_only=job.sigterm_to == "first")
         if now_s >= stopped_s + job.grace_s:
             processes.kill(_alive(child.pid))
         time.sleep(_LOOK_S)
     stopped = math.isfinite(stopped_s)
     progress.read()
+    saved = _written((launch.folder, str(directory)), stopped_unix_s) if stopped and child.returncode == 0 else ""
+    goes_on = stopped and progress.goes_on(saved)
     if launch.node_rank == 0:
         agent.say(progress.report())
-        if child.returncode == 0 and (note := progress.about_exit_0(stopped=stopped)):
+        if child.returncode == 0 and (note := progress.about_exit_0(saved, stopped=stopped, goes_on=goes_on)):
             agent.say(Noted(run=launch.run, text=note))
     if hang:
         agent.say(Failure(run=launch.run, reason=hang, unsaved=True, hung=True))
         return FAILED
     if stopped or child.returncode == 0:
-        code = 0 if child.returncode == 0 and not (stopped and progress.goes_on()) else PAUSED
+        code = 0 if child.returncode == 0 and not goes_on else PAUSED
         agent.say(MeansToLeave(run=launch.run, code=code))
         return code
     ended = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
@@ -242,22 +244,53 @@ class _Progress:
         self._noted = True
         return f"no step for {silent_s:.0f} s after step {self._step}"
 
-    def goes_on(self) -> bool:
-        """Whether a command that ended with 0 when it was told to stop has more to do."""
+    def goes_on(self, saved: str) -> bool:
+        """Whether a command that ended with 0 when it was told to stop has more to do. saved: see `_written`."""
         if self._job.counts_steps:
             return self._step < self._job.work
-        return self._job.exit_0_when_stopped == "paused"
+        means = self._job.exit_0_when_stopped
+        return means == "paused" or (means == "auto" and bool(saved))
 
-    def about_exit_0(self, *, stopped: bool) -> str:
+    def about_exit_0(self, saved: str, *, stopped: bool, goes_on: bool) -> str:
         """A note about a command whose exit code 0 may not mean that it has trained; else ""."""
-        if stopped and not (self.goes_on() or self._job.counts_steps):
-            return "exited with 0 after SIGTERM, so it is done; `exit_0_when_stopped: paused` is for one that saves"
+        if stopped and self._job.exit_0_when_stopped == "auto" and not self._job.counts_steps:
+            if goes_on:
+                wrote, so, if_not = f"wrote {plain(saved, MOST_SHOWN)}", "goes on later", "done` if it had finished"
+            else:
+                wrote, so, if_not = "wrote no file in its folders", "is done", "paused` if it saved elsewhere"
+            return f"exited with 0 after SIGTERM and {wrote} since, so it {so}; `exit_0_when_stopped: {if_not}"
         declares_work = self._job.work != (self._job.max_seconds or DEFAULT_COMMAND_S)
         if self._step or not (self._job.counts_steps or self._job.hang_s or declares_work):
             return ""
         lines = _end_of(self._log).decode(errors="replace").rstrip().splitlines() or [""]
         said = "it printed nothing" if lines[-1].startswith(LOG_HEADING) else f"'{plain(lines[-1], MOST_SHOWN)}'"
         return f"exited with 0 before its first step: {said}"
+
+
+_OWN = re.compile(r"(log|log-old)\.txt|progress\.json|job\.json|report-\d+\.jsonl|given-up-.*")
+"""Files that Synergy writes at the top of a job's folder, or a command in order to report its steps."""
+MAX_LOOKED_AT = 100_000
+_CLOCK_S = 0.01
+"""The kernel's times of files lag behind the clock by so much at most."""
+
+
+def _written(folders: Iterable[str], since_unix_s: float) -> str:
+    """A file of the command in these folders that was written since then; "" if none is found.
+
+    Of folders with more than `MAX_LOOKED_AT` files, the others are not looked at.
+    """
+    looked_at = 0
+    for folder in dict.fromkeys(folders):
+        for where, below, files in os.walk(folder):
+            below[:] = [each for each in below if each not in NEVER_COPIED]
+            looked_at += len(files)
+            for name in files if looked_at <= MAX_LOOKED_AT else ():
+                if where == folder and _OWN.fullmatch(name):
+                    continue
+                with contextlib.suppress(OSError):
+                    if os.lstat(os.path.join(where, name)).st_mtime >= since_unix_s - _CLOCK_S:
+                        return os.path.relpath(os.path.join(where, name), folder)
+    return ""
 
 
 def _end_of(path: Path) -> bytes:
@@ -273,7 +306,8 @@ def _last_report(path: Path) -> dict[str, Any]:
     for line in reversed(_end_of(path).rpartition(b"\n")[0].splitlines()):
         with contextlib.suppress(ValueError, AttributeError):
             values = json.loads(line)
-            return {name: value for name, value in values.items() if isinstance(value, int | float)}
+            finite = {name: value for name, value in values.items() if isinstance(value, int | float)}
+            return {name: value for name, value in finite.items() if math.isfinite(value)}
     return {}
 
 

@@ -62,6 +62,21 @@ while not heard:
 time.sleep(0.5)
 print("finished", flush=True)
 """
+STEPS = """
+import os, signal, sys, time
+stop, path = [], sys.argv[1]
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+step = int(open(path).read()) if os.path.exists(path) else 0
+print("from", step, flush=True)
+while step < 30 and not stop:
+    time.sleep(0.1)
+    step += 1
+if stop:
+    open(path, "w").write(str(step))
+    print("saved", step, flush=True)
+else:
+    print("all 30 steps", flush=True)
+"""
 FORWARDS = """
 import os, signal, subprocess, sys, time
 
@@ -106,7 +121,7 @@ def shell(save_s: float, code: int, trap: str = "") -> list[str]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     where = tmp_path_factory.mktemp("commands")
-    scripts = {"shows": SHOWS, "saves": SAVES, "finishes": FINISHES, "forwards": FORWARDS}
+    scripts = {"shows": SHOWS, "saves": SAVES, "finishes": FINISHES, "steps": STEPS, "forwards": FORWARDS}
     for name, text in (scripts | {"ranks": RANKS, "stuck": STUCK}).items():
         (where / f"{name}.py").write_text(text)
     venv.create(where / "own")
@@ -200,6 +215,15 @@ def test_script_that_finishes_while_it_is_stopped_is_done(jobs):
     answer("retry", "finishes", "--dir", jobs.service.results)  # if it was not done after all
     jobs.service.until(lambda: jobs.log("finishes").count("trains") == 2, 30)
     answer("cancel", "finishes", "--dir", jobs.service.results)
+
+
+def test_script_that_saves_when_it_is_stopped_and_leaves_with_0_goes_on(jobs):
+    jobs.submit("steps", command=[PYTHON, "steps.py", "{folder}/saved"])
+    jobs.until_said("steps", "from 0")
+    jobs.submit("urgent-3", **URGENT)
+    jobs.until("urgent-3", "done")
+    jobs.until("steps", "done")
+    assert [jobs.log("steps").count(each) for each in ("saved", "from 0", "all 30 steps")] == [1, 1, 1]
 
 
 def test_launcher_that_passes_the_signal_on_may_hear_it_alone(jobs):
