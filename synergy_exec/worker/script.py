@@ -255,10 +255,10 @@ class _Progress:
         """A note about a command whose exit code 0 may not mean that it has trained; else ""."""
         if stopped and self._job.exit_0_when_stopped == "auto" and not self._job.counts_steps:
             if goes_on:
-                wrote, so, if_not = f"wrote {plain(saved, MOST_SHOWN)}", "goes on later", "done` if it had finished"
+                wrote, counts, if_not = f"wrote {plain(saved, MOST_SHOWN)}", "saved", "done` if it had finished"
             else:
-                wrote, so, if_not = "wrote no file in its folders", "is done", "paused` if it saved elsewhere"
-            return f"exited with 0 after SIGTERM and {wrote} since, so it {so}; `exit_0_when_stopped: {if_not}"
+                wrote, counts, if_not = "wrote no file in its folders", "done", "paused` if it saved elsewhere"
+            return f"exited with 0 after SIGTERM and {wrote} since: counted as {counts}; `exit_0_when_stopped: {if_not}"
         declares_work = self._job.work != (self._job.max_seconds or DEFAULT_COMMAND_S)
         if self._step or not (self._job.counts_steps or self._job.hang_s or declares_work):
             return ""
