@@ -52,9 +52,9 @@ Trains the jobs of a trace for real, placed, sized and tuned by a scheduling pol
   python -m synergy_exec +trace=demo                         on this machine's slots; results in results/demo/latest
   python -m synergy_exec +trace=demo 'policy=[synergy,las]'  one after another, and compared
   python -m synergy_exec serve=true                          no trace: jobs are submitted
-  python -m synergy_exec submit JOB.yaml                     to the controller that runs (--dir or --url says which)
+  python -m synergy_exec submit JOB.yaml… [KEY=VALUE…]       to the controller that runs (--dir or --url says which)
   python -m synergy_exec list | cancel JOB | explain JOB [--json]
-  python -m synergy_exec logs JOB [--follow]                 what its workers printed, while it runs and afterwards
+  python -m synergy_exec logs JOB [--tail N] [--follow]      what its workers printed, while it runs and afterwards
   python -m synergy_exec retry JOB [--from-start]            one that failed or was cancelled waits again
   python -m synergy_exec resume [RUN.work] [KEY=VALUE…]      goes on with a run, with the settings it was started with
   python -m synergy_exec sbatch --nodes=N … -- KEY=VALUE…    prints a script for Slurm's sbatch

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from synergy_core.errors import InputError, unknown
 from synergy_exec import job_folder
 from synergy_exec.controller.journal import NAME, Journal, open_journal, restore_if_damaged
-from synergy_exec.settings import CHANGEABLE
+from synergy_exec.settings import CHANGEABLE, OF_TRAINING
 from synergy_runs.results import is_unended, same_run
 
 LOCK = "lock"
@@ -38,14 +38,19 @@ class Place(NamedTuple):
     done: bool
 
 
-def unfinished(parent: Path, settings: Mapping[str, dict[str, Any]]) -> Path | None:
+def unfinished(parent: Path, settings: Mapping[str, dict[str, Any]], *, is_service: bool = False) -> Path | None:
     """The newest folder in `parent` of the same command, if it was interrupted; else None.
 
-    settings: of each run, by `<policy>-<seed>`. A folder whose journal is lost is named and passed over.
+    settings: of each run, by `<policy>-<seed>`. A folder whose journal is lost is named and passed over. is_service:
+    the queue belongs to the folder, whatever the policy and other settings were: its work folder is renamed. Raises
+    InputError if its jobs cannot go on under these settings, or a controller runs there.
     """
     for into in sorted(parent.glob("*-*_*"), reverse=True):
         works = {into / f"{base}{WORK}": own for base, own in settings.items()}
-        if works.keys() != set(into.glob(f"*{WORK}")):
+        there = set(into.glob(f"*{WORK}"))
+        if is_service and len(there) == 1:
+            works = dict(zip(there, works.values(), strict=True))
+        if works.keys() != there:
             continue
         try:
             if not is_unended(into) and all((work / NAME).is_file() for work in works):
@@ -54,6 +59,17 @@ def unfinished(parent: Path, settings: Mapping[str, dict[str, Any]]) -> Path | N
         except InputError as error:
             print(error, file=sys.stderr)
             continue
+        if is_service and not all(meta.get("written") for meta in metas.values()):
+            ((work, meta),), ((base, own),) = metas.items(), settings.items()
+            before = meta.get("settings", own)
+            if other := [f"{name}={before.get(name)}" for name in OF_TRAINING if before.get(name) != own[name]]:
+                raise InputError(
+                    f"{work}: its jobs train with {', '.join(other)}. To go on with them type python -m synergy_exec "
+                    f"resume {work}; to begin another queue, results_dir=DIR."
+                )
+            with lock(work):
+                work.rename(into / f"{base}{WORK}")
+            return into
         same = all(same_run(_fixed(metas[work].get("settings", {})), _fixed(own)) for work, own in works.items())
         if same and not all(meta.get("written") for meta in metas.values()):
             return into

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, Literal
 
 import yaml  # type: ignore[import-untyped]
 
@@ -22,8 +24,8 @@ from synergy_runs.settings import COUNT, NOT_NEGATIVE, POSITIVE, Bounds, build, 
 _CLASS = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
 MOST_BYTES = 100_000
 """Maximum size of a job file. A larger file must be something else, given by mistake."""
-MOST_NAME, MOST_PATH, MOST_WORDS, MOST_SAID = 200, 1_000, 200, 300
-"""Maximum characters of a name and of a path, words of a command, and characters of an error message."""
+MOST_NAME, MOST_PATH, MOST_WORDS, MOST_WORD, MOST_SAID = 200, 1_000, 200, 20_000, 300
+"""Maximum characters of a name and of a path, words of a command, and characters of a word and of an error message."""
 MOST_LEVELS = 20
 MOST_SAMPLES, MOST_WORK = 10**9, 1e15
 """Maximum samples of a batch and maximum work: arithmetic stays exact within these."""
@@ -39,6 +41,10 @@ def _seen(text: str, most: int) -> bool:
     return len(text) <= most and text.isprintable()
 
 
+def _is_word(text: str) -> bool:
+    return len(text) <= MOST_WORD and text.translate({9: None, 10: None}).isprintable()
+
+
 def _within(least: float, most: float, what: str) -> Bounds:
     return Bounds(f"{what} from {least:,g} to {most:,g}", lambda value: least <= value <= most)
 
@@ -50,10 +56,33 @@ _A_CLASS = Bounds(
     lambda text: not text or (_CLASS.fullmatch(text) is not None and _seen(text, MOST_PATH)),
 )
 _COMMAND = Bounds(
-    f"a list of words, such as [torchrun, train.py], {MOST_WORDS} at most",
-    lambda words: len(words) <= MOST_WORDS and all(each and _seen(each, MOST_PATH) for each in words),
+    f"a list of words, such as [torchrun, train.py]: a program first, at most {MOST_WORDS}, each of at most "
+    f"{MOST_WORD:,} visible characters, line ends and tabs",
+    lambda words: not words or (len(words) <= MOST_WORDS and bool(words[0].strip()) and all(map(_is_word, words))),
 )
+_VARIABLE = re.compile(r"(?!SYNERGY_|\w+_VISIBLE_DEVICES$)[A-Za-z_]\w*")
+_ENVIRONMENT = Bounds(
+    "variables with texts or numbers, such as {WANDB_MODE: offline} (true and false in quotes); SYNERGY_* and "
+    "*_VISIBLE_DEVICES are set for each run",
+    lambda given: all(
+        _VARIABLE.fullmatch(str(name)) and type(value) in (str, int, float) and _is_word(str(value))
+        for name, value in given.items()
+    ),
+)
+_SCRIPT = re.compile(r"\S+\.(?:py|sh|bash|zsh|pl|R|jl|lua|rb|js)")
 _SAMPLES = _within(1, MOST_SAMPLES, "samples")
+MAX_ARRAY = 1_000
+_NUMBERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
+_ARRAY = Bounds(
+    f"numbers such as 0-9 or 1,4,7-9, {MAX_ARRAY:,} at most",
+    lambda text: not text or 0 < sum(map(len, _ranges(text))) <= MAX_ARRAY,
+)
+
+
+def _ranges(text: str) -> list[range]:
+    """The ranges of numbers in an array; empty ones for anything else."""
+    found = [_NUMBERS.fullmatch(each) for each in text.split(",")]
+    return [range(int(each[1]), int(each[2] or each[1]) + 1) for each in found if each] if all(found) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +103,37 @@ class JobFile:
     job_class: str = key("`package.module:Class` or `/path/file.py:Class`, a `TrainingJob`", "", _A_CLASS)
     arguments: dict[str, Any] = key("of the class's constructor, by name", {})
     command: list[str] = key(
-        "words of a command; `{slots}` and `{folder}` stand for its slots and its folder", [], _COMMAND
+        "words of a command; `{folder}`, `{slots}` and `{array}` are its folder, its slots and its number", [], _COMMAND
     )
     directory: str = key("folder in which the command runs", "", _PATH)
-    grace_s: float = key("seconds for a command to save before it is moved", 30.0, _within(0, 600, "seconds"))
+    code: Literal["auto", "copy", "in_place"] = key(
+        "where its code runs: in a copy made at submission (copy), which is refused if it is too large, in its own "
+        "folder (in_place), or in a copy unless it is too large (auto)",
+        "auto",
+    )
+    array: str = key("numbers such as 0-9 or 1,4,7-9: one job for each, which is `{array}` in its words", "", _ARRAY)
+    after: list[str] = key("names or numbers of jobs that must be done before this one starts", [])
+    env: dict[str, Any] = key("environment variables of a command, beside those of the controller", {}, _ENVIRONMENT)
+    venv: str = key("folder of a virtual environment, whose programs a command finds first", "", _PATH)
+    conda: str = key("name or folder of a conda environment, whose programs a command finds first", "", _PATH)
+    grace_s: float = key("seconds from SIGTERM to SIGKILL when a command is stopped", 30.0, _within(0, 600, "seconds"))
+    sigterm_to: Literal["all", "first"] = key(
+        "processes of a command that get SIGTERM: all, or the first alone, which tells the others itself", "all"
+    )
+    exit_0_when_stopped: Literal["auto", "done", "paused"] = key(
+        "what exit code 0 means after SIGTERM: the command is done, or it saved and is started again (paused); auto: "
+        "paused if it wrote a file in its folder or its directory after SIGTERM, else done",
+        "auto",
+    )
+    resume_command: list[str] = key("words of the command at every start but the first; []: as `command`", [], _COMMAND)
+    resume_if: str = key("file without which `resume_command` is not used, such as out/ckpt.pt", "", _PATH)
+    retries: int = key(
+        "how often a command is started again that ended with an error, without a step between", 0, COUNT
+    )
+    retry_exit_codes: list[int] = key("exit codes after which `retries` counts; []: every one but 0", [])
+    hang_s: float = key(
+        "seconds without a reported step after which a command is taken to hang; 0: never", 0.0, NOT_NEGATIVE
+    )
     max_seconds: float = key("limit of the run time over all its runs, in seconds; 0: none", 0.0, NOT_NEGATIVE)
     batch: int = key(
         "batch under policies that do not choose it, or samples of each step of a command; 0: the initial batch",
@@ -94,6 +150,7 @@ class JobFile:
         0.0,
         _within(0, 1e6, "GB"),
     )
+    tensorboard: bool = key("whether to write TensorBoard's event files into `tensorboard` in its folder", False)
     user: str = key("name of its user", "", _OTHER_NAME)
     virtual_cluster: str = key("virtual cluster whose quota it uses", "", _OTHER_NAME)
     priority: int = key("higher runs sooner, under policies that read it", 0, _within(-1_000, 1_000, "a priority"))
@@ -102,6 +159,16 @@ class JobFile:
     def counts_steps(self) -> bool:
         """Whether this is a command whose work is in the steps that it reports, because its slots may change."""
         return bool(self.command) and self.min_slots < self.max_slots
+
+    @property
+    def title(self) -> str:
+        """The name under which it is submitted."""
+        return f"{self.name}-{self.array}" if self.array else self.name
+
+    def each(self) -> list[JobFile]:
+        """The jobs that it stands for: one for each number of its array, or itself."""
+        numbers = dict.fromkeys(number for each in _ranges(self.array) for number in each) if self.array else ()
+        return [dataclasses.replace(self, array=str(number)) for number in numbers] or [self]
 
     @property
     def application(self) -> str:
@@ -118,27 +185,70 @@ class JobFile:
 
 
 _REQUIRED = ("class", "initial_batch", "work")
-_OF_CLASSES = ("job_class", "arguments", "initial_batch", "max_batch", "weights", "memory_gb")
-_OF_COMMANDS = ("command", "directory", "grace_s", "min_slots", "max_slots")
+_OF_CLASSES = ("job_class", "arguments", "initial_batch", "max_batch", "weights", "memory_gb", "tensorboard")
+_OF_COMMANDS = (
+    *("command", "directory", "env", "venv", "conda", "grace_s", "sigterm_to", "exit_0_when_stopped"),
+    *("resume_command", "resume_if", "retries", "retry_exit_codes", "hang_s", "min_slots", "max_slots", "array"),
+)
 
 
-def read_job_file(path: Path) -> JobFile:
-    """Reads a YAML file; paths in `class` and `weights` are relative to its folder. Raises InputError."""
+def read_job_file(path: Path, overrides: Sequence[str] = ()) -> JobFile:
+    """Reads a YAML file; paths in `class`, `directory` and `weights` are relative to its folder. Raises InputError.
+
+    overrides: words such as slots=2 or arguments.width=64, which count before the file.
+    """
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"{path}: {path.stat().st_size:,} bytes; expected a job file of a few lines.")
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for word in overrides:
+            name, _, value = word.partition("=")
+            *outer, last = name.split(".")
+            inner = values
+            for each in outer:
+                inner = inner.setdefault(each, {})
+            inner[last] = yaml.safe_load(value)
+    except (AttributeError, TypeError):
+        raise InputError(f"{path}: {' '.join(overrides)}: expected keys of the job file and their values.") from None
     except OSError as error:
         raise InputError(f"{path}: the job file cannot be read ({error.strerror}).") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not YAML: {plain(yaml_fault(error))}.") from error
     job = job_of(values, str(path))
     if job.command:
-        return dataclasses.replace(job, directory=str((path.parent / job.directory).resolve()))
+        folders: dict[str, Any] = {"directory": str((path.parent / job.directory).resolve())}
+        if job.venv:
+            folders["venv"] = os.path.abspath(path.parent / job.venv)
+        if job.conda:
+            folders["conda"] = str(_conda_prefix(job.conda, path))
+        return dataclasses.replace(job, **folders)
     where, _, name = job.job_class.rpartition(":")
     if where.endswith(".py"):
         job = dataclasses.replace(job, job_class=f"{_beside(path, 'class', where)}:{name}")
     return dataclasses.replace(job, weights=str(_beside(path, "weights", job.weights))) if job.weights else job
+
+
+def _conda_prefix(given: str, job_file: Path) -> Path:
+    """The folder of a conda environment. Raises InputError that says where it was looked for."""
+    if "/" in given:
+        return Path(os.path.abspath(job_file.parent / Path(given).expanduser()))
+    tools = [os.environ.get("CONDA_EXE"), *map(shutil.which, ("conda", "mamba", "micromamba"))]
+    roots = [Path(tool).resolve().parents[1] for tool in tools if tool]
+    roots += [Path(os.environ[name]) for name in ("MAMBA_ROOT_PREFIX", "CONDA_PREFIX") if os.environ.get(name)]
+    roots = [root.parents[1] if root.parent.name == "envs" else root for root in (*roots, Path.home() / ".conda")]
+    places = list(dict.fromkeys(root if given == "base" else root / "envs" / given for root in roots))
+    for place in places:
+        if (place / "bin" / "python").exists():
+            return place
+    looked = ", ".join(map(str, places))
+    raise InputError(f"{job_file}: conda={given}: looked for {looked}; none is there. Write the environment's folder.")
+
+
+def check_folders(job: JobFile) -> None:
+    """Checks that the folders of a command are there. Raises InputError."""
+    for name, within in (("directory", "."), ("venv", "bin/python"), ("conda", "bin/python")):
+        if (folder := getattr(job, name)) and not Path(folder, within).exists():
+            raise InputError(f"{name}={folder}: there is no {Path(folder, within)} on {os.uname().nodename}.")
 
 
 def _beside(job_file: Path, key: str, given: str) -> Path:
@@ -155,6 +265,10 @@ def job_of(values: Any, source: str) -> JobFile:
             raise InputError(f"expected a mapping with {', '.join(_REQUIRED)}; got {_kind(values)}.")
         _check_plain(values)
         given = {str(name): value for name, value in values.items()}
+        if "gpus" in given:
+            if "slots" in given:
+                raise InputError("gpus is another name of slots; give one of the two.")
+            given["slots"] = given.pop("gpus")
         known = ["class", *(each.name for each in dataclasses.fields(JobFile) if each.name != "job_class")]
         if odd := [name for name in given if name not in known]:
             raise unknown("key", odd[0], known)
@@ -190,12 +304,20 @@ def _of_command(given: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"command={typed(words)}: expected {_COMMAND.words}.")
     if ("min_slots" in given or "max_slots" in given) and not ("work" in given and "batch" in given):
         raise InputError("min_slots and max_slots need work, in steps, and batch, the samples of each step.")
+    if given.get("venv") and given.get("conda"):
+        raise InputError("venv and conda are both given; a command runs in one environment.")
     batch = given.get("batch") or (slots if isinstance(slots, int) and slots > 0 else 1)
     work = limit_s if isinstance(limit_s, int | float) and limit_s > 0 else DEFAULT_COMMAND_S
-    name = plain(Path(str(words[-1])).name, MOST_NAME)
-    usual = {"name": name, "work": work, "initial_batch": batch, "max_batch": batch}
+    usual = {"name": _name_of(list(map(str, words))), "work": work, "initial_batch": batch, "max_batch": batch}
     limits = {name: given.get(name) or slots for name in ("min_slots", "max_slots")}
     return {**usual, **given, **limits}
+
+
+def _name_of(words: list[str]) -> str:
+    """The command's script, or the module after -m, or its program."""
+    module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+    scripts = [each for each in words if _SCRIPT.fullmatch(each)]
+    return plain(Path([*scripts, *module, words[0]][0]).name, MOST_NAME)
 
 
 def _check_plain(values: Any) -> None:

@@ -39,13 +39,13 @@ class OfRun(Message):
 class Reserve(OfRun):
     """Listen for the store at which a run's ranks on several nodes meet. The answer is `Reserved`.
 
-    ports: take the first of these that is or becomes free, such as 29500-29599; "" for any. several_nodes: if False,
+    ports: take the first of these that is or becomes free, such as 29500-29599; "" for any. opens_port: if False,
     nothing listens and `Reserved` comes at once. The round trip lets the controller hear of ended runs, and drop this
     one, before it is launched.
     """
 
     ports: str
-    several_nodes: bool = True
+    opens_port: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,10 @@ class Launch(OfRun, RunSettings):
     exceptions by layer after commas: `q4,token.weight=none,layers.*=powersgd-4`. (In the controller it is the name of
     an offer of the core, such as `layerwise-q4`.)
 
-    job_class: `package.module:Class` or `/path/file.py:Class`; "" for a job that is a command. A command has one
-    process per node; command, directory and grace_s are those of its job file, and this is node `node_rank` of `nodes`.
-    counts_steps: whether the command's work is in the steps that it reports, not in seconds.
+    job_class: `package.module:Class` or `/path/file.py:Class`; "" for a job that is a command. command: the job file
+    of a command (`JobFile.values`), {} for a class. It has one process per node, and this is node `node_rank` of
+    `nodes`. restarts: how often it was started before. grace_s: seconds to save when the run is stopped.
+    tensorboard: whether a class's steps are written as TensorBoard's event files, too.
     slots: the run's slots on this node; ranks first_rank … use them in order. store_host, store_port: where ranks on
     several nodes meet; the agent that reserved the port listens on it. "" and 0 if all ranks are on this node: its
     agent gives them a store that no other user can open.
@@ -102,10 +103,10 @@ class Launch(OfRun, RunSettings):
     job_uuid: str = ""
     saved_step: int = 0
     agent_silence_s: float = 30.0
-    command: list[str] = field(default_factory=list)
-    directory: str = ""
-    grace_s: float = 0.0
-    counts_steps: bool = False
+    tensorboard: bool = False
+    command: dict[str, Any] = field(default_factory=dict)
+    restarts: int = 0
+    grace_s: float = 15.0
     nodes: int = 1
     node_rank: int = 0
 
@@ -138,7 +139,9 @@ class Reshare(OfRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown(Message):
-    """Stop every run with a checkpoint, then exit."""
+    """Stop every run with a checkpoint, then exit. within_s: kill runs after this time; None: after their `grace_s`."""
+
+    within_s: float | None = None
 
 
 # Agent → controller
@@ -175,7 +178,8 @@ class Ended(OfRun):
 
     outcome: done only if all its workers said so. reason: if it failed or was lost, a sentence that names rank and
     error; it contains `LOST_PEERS` or `KILLED` if the cause is on another node. hung: whether a worker was killed
-    because it trained no step for too long. out_of_memory, unused, broken_device: of the `Failure` with that reason.
+    because it trained no step for too long. out_of_memory, unused, broken_device, exit_code: of the `Failure` with that
+    reason.
     """
 
     outcome: Outcome
@@ -184,6 +188,7 @@ class Ended(OfRun):
     out_of_memory: bool = False
     unused: bool = False
     broken_device: bool = False
+    exit_code: int = 0
 
 
 # Agent → worker, which is also told Stop and Retune
@@ -286,7 +291,7 @@ class Failure(OfRun):
     from_peers: the error may only mean that another rank is gone; it counts if no rank failed by itself. unsaved: the
     disk refused the last checkpoint, a newer run has begun, or the device is broken, which is not the job's fault.
     out_of_memory, unused: the controller can remedy these by a smaller micro-batch or `Launch.unused`. broken_device:
-    the device reports a hardware error.
+    the device reports a hardware error. hung, exit_code: of a command, which reported no step for too long, or ended.
     """
 
     reason: str
@@ -295,6 +300,8 @@ class Failure(OfRun):
     out_of_memory: bool = False
     unused: bool = False
     broken_device: bool = False
+    hung: bool = False
+    exit_code: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

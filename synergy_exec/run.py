@@ -140,7 +140,7 @@ def execute_all(
         f"{policy.name}-{settings.seed}": {**values, "policy": name, "seed": settings.seed}
         for name, policy in policies.items()
     }
-    into = resumed or unfinished(folder, own)
+    into = resumed or unfinished(folder, own, is_service=settings.serve and settings.trace is None)
     with contextlib.ExitStack() as held:
         if into is None:
             into = held.enter_context(new_run(folder, "synergy_exec", sys.argv[1:]))

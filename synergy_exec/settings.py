@@ -190,6 +190,10 @@ CHANGEABLE = (
 )
 
 
+OF_TRAINING = ("seed", "bfloat16", "compression", "compressor")
+"""Keys that say how jobs are trained. A service that takes over the queue of another must have the same."""
+
+
 # The executor's command line.
 
 

@@ -122,7 +122,8 @@ class History:
             middle_s = math.floor(longest.start_s + longest.lasted_s / 2)
             yield max(middle_s, longest.start_s), f"its longest wait, {format_duration(longest.lasted_s)}"
         stops = [(each.end_s, each.reason) for each in self.stretches if each.reason is not None]
-        lost = [(end_s, reason) for end_s, reason in stops if reason in (Stopped.OUTRANKED, Stopped.EVICTED)]
+        gone = (Stopped.OUTRANKED, Stopped.EVICTED, Stopped.CONTROLLER_ENDED)
+        lost = [(end_s, reason) for end_s, reason in stops if reason in gone]
         for end_s, reason in (lost or stops)[:1]:
             yield math.ceil(end_s), f"its first stop: {reason.name.lower()}"
         if not (self.waits or stops):

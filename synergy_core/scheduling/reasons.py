@@ -37,6 +37,7 @@ class Waiting(Enum):
     BEHIND_RESERVATION = "starting it would delay a job at the head of the queue"
     NO_SHARE = "no node with free GPUs has the CPUs and the memory that the job needs"
     NEXT_DECISION = "the next decision may start it"
+    AFTER = "a job after which it is to start is not done"
 
 
 class Stopped(IntEnum):
@@ -47,6 +48,7 @@ class Stopped(IntEnum):
     REPLANNED = 3
     OUTRANKED = 4
     EVICTED = 5
+    CONTROLLER_ENDED = 6
 
     @property
     def text(self) -> str:
@@ -60,6 +62,7 @@ STOPPED_IN_WORDS = {
     Stopped.REPLANNED: "it continues immediately on the same GPUs under another parallel plan",
     Stopped.OUTRANKED: "its policy gave the GPUs to jobs with a better key or of more value to the allocator",
     Stopped.EVICTED: "its GPUs failed or were removed without a decision",
+    Stopped.CONTROLLER_ENDED: "the controller of the cluster ended; it continues when that is started again",
 }
 
 

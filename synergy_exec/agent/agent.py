@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 import aiohttp
@@ -37,13 +39,16 @@ from synergy_exec.worker import processes
 # The port at which the ranks of a run meet. The agent of rank 0 opens it, and rank 0's store uses the open socket.
 
 
-def listen(host: str, ports: str) -> socket.socket | None:
+def listen(host: str, ports: str, given: Collection[int] = ()) -> socket.socket | None:
     """Returns a socket that listens at this address; None if none of the ports is free.
 
-    ports: such as 29500-29599, inclusive; "" for any port. Raises OSError if this machine does not have the address.
+    ports: such as 29500-29599, inclusive; "" for any port. given: ports of runs that may open theirs later. Raises
+    OSError if this machine does not have the address.
     """
     first, _, last = ports.partition("-")
     for port in range(int(first), int(last) + 1) if ports else [0]:
+        if port in given:
+            continue
         try:
             return socket.create_server(
                 (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
@@ -54,9 +59,7 @@ def listen(host: str, ports: str) -> socket.socket | None:
     return None
 
 
-_SAVING_S = 15.0
-"""Time for runs to save when the agent exits."""
-_KILLING_S = 3.0
+_KILLING_S, _LOOK_S = 3.0, 0.2
 _STARTING_S = 120.0
 """Maximum time for the forkserver to start. On a machine that is not busy it takes seconds."""
 _PORTS_S = 0.5
@@ -79,7 +82,7 @@ class Agent:
         self._stores: dict[int, socket.socket] = {}
         self._reserving: dict[int, asyncio.Task[None]] = {}
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
-        self._leave = asyncio.Event()
+        self._leave, self._until_s = asyncio.Event(), math.inf
         self._why = ""
 
     async def serve(self, url: str, token: str) -> None:
@@ -152,7 +155,7 @@ class Agent:
 
     def _obey(self, message: Message, connection: aiohttp.ClientWebSocketResponse) -> None:
         match message:
-            case Reserve(several_nodes=False):
+            case Reserve(opens_port=False):
                 self._say(Reserved(run=message.run, host="", port=0))
             case Reserve():
                 self._reserving[message.run] = asyncio.create_task(
@@ -165,12 +168,14 @@ class Agent:
             case Reshare():
                 self._reshare(message)
             case Shutdown():
+                if message.within_s is not None:
+                    self._until_s = time.monotonic() + message.within_s
                 self._leave_because("it was told to by the controller")
 
     async def _reserve(self, asked: Reserve, host: str) -> None:
         said = False
         try:
-            while (store := listen(host, asked.ports)) is None:
+            while (store := listen(host, asked.ports, [run.launch.store_port for run in self._runs.values()])) is None:
                 if not said:
                     self._say(Noted(run=asked.run, text=f"waits until one of ports={asked.ports} is free on {host}"))
                 said = True
@@ -233,12 +238,19 @@ class Agent:
             run.tell(message)
 
     async def _end_runs(self) -> None:
+        """Stops all runs, and kills those left after the longest grace, or sooner if the controller says so meanwhile.
+
+        The worker of a command kills it after its own grace.
+        """
+        began_s = time.monotonic()
         for number, run in self._runs.items():
             run.tell(Stop(run=number))
-        if self._tasks:
-            await asyncio.wait(list(self._tasks.values()), timeout=_SAVING_S)
+        longest_s = max((run.launch.grace_s for run in self._runs.values()), default=0.0)
+        self._until_s = min(self._until_s, began_s + longest_s + _KILLING_S)
+        while self._tasks and (left_s := self._until_s - time.monotonic()) > 0:
+            await asyncio.wait(list(self._tasks.values()), timeout=min(left_s, _LOOK_S))
         for run in self._runs.values():
-            run.kill(f"took longer than {_SAVING_S:.0f} s to save when its agent left")
+            run.kill(f"had not saved {time.monotonic() - began_s:.0f} s after its agent was told to leave")
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=_KILLING_S)
 

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 
@@ -28,6 +28,8 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
+JOBS_PATH = "SYNERGY_PYTHONPATH"
+"""Variable in an agent's environment with the PYTHONPATH of commands; the agent's own has Synergy's folder, too."""
 _PRELOAD = "synergy_exec.worker.warm"
 _LOOK_S = 2.0
 _LOST_PARENT = 255
@@ -39,11 +41,12 @@ _PAUSE_S = 0.002
 class Forkserver:
     """The forkserver of one agent.
 
-    died: set when the forkserver and every worker are gone. why: the cause in words; "" while the forkserver lives.
+    inherited: the environment of commands. died: set when the forkserver and every worker are gone. why: the cause in
+    words; "" while the forkserver lives.
     """
 
-    def __init__(self, context: ForkServerContext, pid: int) -> None:
-        self._context, self._pid = context, pid
+    def __init__(self, context: ForkServerContext, pid: int, inherited: Mapping[str, str]) -> None:
+        self._context, self._pid, self.inherited = context, pid, inherited
         self._began = processes.began(pid)
         self._workers: dict[int, tuple[ForkServerProcess, Callable[[int], None]]] = {}
         self._others = set(processes.children(os.getpid()))
@@ -56,6 +59,10 @@ class Forkserver:
     @staticmethod
     async def start() -> Forkserver:
         """Starts a forkserver; waits until it has imported torch. Raises InputError if that fails; stderr says why."""
+        inherited = dict(os.environ)
+        own = inherited.pop("PYTHONPATH", "")
+        if path := inherited.pop(JOBS_PATH, own):
+            inherited["PYTHONPATH"] = path
         os.environ |= {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([_PRELOAD])
@@ -70,7 +77,7 @@ class Forkserver:
             return pid
 
         try:
-            return Forkserver(context, await asyncio.to_thread(asked))
+            return Forkserver(context, await asyncio.to_thread(asked), inherited)
         except (EOFError, OSError) as error:
             raise InputError(
                 f"the parent of workers does not start ({error or 'it has left'}); is synergy-cluster[exec] installed "

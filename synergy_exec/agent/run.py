@@ -214,11 +214,11 @@ class NodeRun:
         meant = {rank: worker.meant for rank, worker in self._workers.items()}
         result, reason = outcome(codes, meant, self._failures, self._killed, self._verdict)
         cause = next((each for each in self._failures.values() if each.reason == reason), None)
-        flags = ("out_of_memory", "unused", "broken_device") if cause else ()
-        of_cause = {name: getattr(cause, name) for name in flags}
+        flags = ("out_of_memory", "unused", "broken_device", "hung", "exit_code") if cause else ()
+        of_cause = {"hung": self._hung} | {name: getattr(cause, name) for name in flags}
         if cause is None and self.launch.plan.zero and -signal.SIGABRT in codes.values():
             reason += "; FSDP aborts if a parameter has no part in the loss of some replicas; see the job's log"
-        self._say(Ended(run=self.launch.run, outcome=result, reason=reason, hung=self._hung, **of_cause))
+        self._say(Ended(run=self.launch.run, outcome=result, reason=reason, **of_cause))
 
     async def _start(self, rank: int, slot: Slot, store: int | None, own: list[Slot]) -> asyncio.Task[None]:
         """Starts the worker of a rank. own: its slots: one, or for a command all slots of the run on this node."""
@@ -233,6 +233,7 @@ class NodeRun:
             gpu=slot.gpu,
             launched_s=started_s,
             gpus=tuple(each.gpu for each in own if each.gpu is not None) if launch.command else (),
+            environment=self._forkserver.inherited if launch.command else {},
         )
         ours, theirs = socket.socketpair()
         heartbeat, log = Heartbeat.create(), open_log(launch)

@@ -18,10 +18,11 @@ from urllib.parse import urlsplit
 import synergy_exec
 from synergy_core.errors import InputError
 from synergy_exec.agent.__main__ import TOKEN
+from synergy_exec.agent.forkserver import JOBS_PATH
 from synergy_exec.backends import Meeting
 
 LEAVING_S = 25.0
-"""Time for an agent to exit; it saves its runs first, which takes at most 20 s."""
+"""Time for an agent to exit after the controller has waited for its runs."""
 _LOG_LINES = 5
 
 
@@ -48,10 +49,16 @@ def command(node: int, place: AgentPlace, url: str) -> list[str]:
 
 
 def environment(token: str) -> dict[str, str]:
-    """This process's environment with the token, and with the folder of this synergy_exec on Python's path."""
+    """This process's environment with the token, and with the folder of this synergy_exec first on Python's path.
+
+    The path of commands is that of this process. Where synergy_exec is not installed but was started in its folder,
+    that folder comes last on it, because scripts may import `synergy_exec.reporting`.
+    """
     package = str(Path(synergy_exec.__file__).parents[1])
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), TOKEN: token}
+    own = [*filter(None, [os.environ.get("PYTHONPATH")])]
+    of_jobs = own if package in sys.path[1:] else [*own, package]
+    paths = {"PYTHONPATH": os.pathsep.join([package, *own]), JOBS_PATH: os.pathsep.join(of_jobs)}
+    return os.environ | paths | {TOKEN: token}
 
 
 def log_of(node: int, meeting: Meeting) -> Path:

@@ -9,6 +9,8 @@ import argparse
 import contextlib
 import json
 import os
+import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -26,7 +28,8 @@ from synergy_exec.plain import plain, plain_lines
 from synergy_exec.settings import Settings
 from synergy_exec.worker.processes import lives
 
-PATIENCE_S = 10.0
+PATIENCE_S, COPYING_S = 10.0, 120.0
+"""Seconds to wait for an answer; if the controller copies the job's code first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Client:
     url: str
     token: str
 
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
+    def ask(self, method: str, path: str, body: Any = None, patience_s: float = PATIENCE_S) -> Any:
         """Returns the JSON of the controller's answer. Raises InputError with its error, or why there is no answer."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
@@ -44,7 +47,7 @@ class Client:
         # The controller is on this machine, or named by the user: HTTP_PROXY is not meant for it.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=PATIENCE_S) as answer:
+            with opener.open(request, timeout=patience_s) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise InputError(_sentence(error)) from None
@@ -102,14 +105,17 @@ def _controllers(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def submit(given: argparse.Namespace, client: Client) -> None:
-    """Submits the job of a file. The job is on disk once its number is printed."""
-    job = given.job_file
-    made = client.ask("POST", "/jobs", job.values())
-    print(f"job {made['job']} ({plain(made['name'])})")
+    """Submits the jobs of files. A job is on disk once its number is printed."""
+    for job in given.job_files:
+        made = client.ask("POST", "/jobs", job.values(), COPYING_S)
+        print(f"job {made['job']} ({plain(made['name'])})", flush=True)
+        if made["note"]:
+            print(plain_lines(made["note"]), file=sys.stderr)
 
 
-_WHOSE = {"user": "user", "virtual cluster": "virtual_cluster", "priority": "priority"}
+_WHOSE = {key.replace("_", " "): key for key in ("user", "virtual_cluster", "priority", "compressor")}
 """Columns that are shown if some job has a value."""
+_NOTHING = (None, "", 0, "none")
 
 
 def list_jobs(given: argparse.Namespace, client: Client) -> None:
@@ -118,7 +124,7 @@ def list_jobs(given: argparse.Namespace, client: Client) -> None:
     if given.json:
         print(json.dumps(jobs, indent=1))
         return
-    more = {heading: key for heading, key in _WHOSE.items() if any(job.get(key) for job in jobs)}
+    more = {heading: key for heading, key in _WHOSE.items() if any(job.get(key) not in _NOTHING for job in jobs)}
     cells = [_cells(job) | {heading: plain(str(job.get(key) or "-")) for heading, key in more.items()} for job in jobs]
     rows = [list(cells[0]), *(list(each.values()) for each in cells)] if jobs else [["no jobs"]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -143,14 +149,19 @@ def _cells(job: dict[str, Any]) -> dict[str, str]:
         "state": job["state"],
         "slots": f"{job['slots']} of {job['slots_asked']}",
         "plan": job["plan"] or "-",
-        "compressor": job["compressor"] or "-",
         "batch": str(job["batch"] or "-"),
-        "step": str(job["step"]),
+        "step": str(job["step"] or "-"),
         "done": f"{done:.0%}",
         "goodput": "-" if goodput is None else f"{goodput:.1f}/s",
         "loss": "-" if loss is None else f"{loss:.4g}",
         "restarts": str(job["restarts"]),
+        "submitted": _instant(job["submitted_unix_s"]),
+        "started": _instant(job["started_unix_s"]),
     }
+
+
+def _instant(unix_s: float | None) -> str:
+    return "-" if unix_s is None else time.strftime("%m-%d %H:%M", time.localtime(unix_s))
 
 
 def cancel(given: argparse.Namespace, client: Client) -> None:
@@ -196,7 +207,8 @@ def main(name: str, arguments: Sequence[str]) -> int:
     command = COMMANDS[name]
     parser = Parser(prog=f"python -m synergy_exec {name}", description=command.__doc__)
     if name == "submit":
-        parser.add_argument("file", type=Path, metavar="JOB.yaml", help="the job; docs/executor.md says what is in it")
+        files = "job files (docs/executor.md), and keys that are to be others in all of them, such as slots=2"
+        parser.add_argument("words", nargs="+", metavar="JOB.yaml KEY=VALUE", help=files)
     elif name in ("cancel", "explain", "retry"):
         parser.add_argument("job", help="its name, or its number")
     if name == "retry":
@@ -209,7 +221,11 @@ def main(name: str, arguments: Sequence[str]) -> int:
     parser.add_argument("--url", default=None, help="the controller's address, such as http://127.0.0.1:8080")
     given = parser.parse_args(arguments)
     if name == "submit":
-        given.job_file = read_job_file(given.file)  # errors of the job file come before errors of the connection
+        keys = [word for word in given.words if "=" in word and not Path(word).exists()]
+        jobs = [read_job_file(Path(word), keys) for word in given.words if word not in keys]
+        if not jobs:
+            parser.error("no job file")
+        given.job_files = [each for job in jobs for each in job.each()]  # their errors come before the connection's
     alone = name == "retry" and given.url is None and not running(given.dir)
     command(given, None if alone else client_for(given.dir, given.url))
     return 0

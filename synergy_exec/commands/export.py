@@ -63,6 +63,9 @@ def main(arguments: Sequence[str]) -> None:
     folder = Path(given.job)
     if not (folder / job_folder.DESCRIPTION).is_file():
         folder = find_job(given.dir, given.job).folder
+    if job_folder.described(folder).file.command:
+        where = f"{folder} and {folder / job_folder.SOURCE}"
+        raise InputError(f"{given.job} is a command, and its files are its own: copy what it wrote from {where}.")
     tensors, progress = weights(folder / job_folder.CHECKPOINTS, given.step)
     filed = job_folder.described(folder)
     told = {"job": filed.name, "uuid": filed.uuid, "step": str(progress.step), "class": filed.file.job_class}

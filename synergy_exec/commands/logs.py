@@ -21,13 +21,16 @@ def main(arguments: Sequence[str]) -> None:
     parser = Parser(prog="python -m synergy_exec logs", description=__doc__)
     parser.add_argument("job", help="its name, or its number")
     parser.add_argument("--follow", action="store_true", help="go on as it grows, until the job has ended")
+    parser.add_argument("--tail", type=int, default=None, metavar="N", help="begin with the last N lines")
     parser.add_argument(
         "--dir", type=Path, default=Settings().results_dir, help="results, or a run's folder, such as synergy-0.work"
     )
     given = parser.parse_args(arguments)
     job = find_job(given.dir, given.job)
-    _print(job.folder / OLD_LOG, 0)
-    printed = _print(job.folder / LOG, 0)
+    parts = [path.read_bytes() if path.is_file() else b"" for path in (job.folder / OLD_LOG, job.folder / LOG)]
+    lines, printed = b"".join(parts).splitlines(keepends=True), len(parts[1])
+    sys.stdout.buffer.write(b"".join(lines[max(0, len(lines) - given.tail) :] if given.tail is not None else lines))
+    sys.stdout.buffer.flush()
     if given.follow:
         journal = open_journal(job.work)
         ended = False

@@ -297,7 +297,7 @@ def replayed(job: RecordedJob, plans: Sequence[Plan], seed: int) -> Replayed:
 
 
 def _replayed(job: RecordedJob, plans: Sequence[Plan], seed: int) -> Replayed:
-    made = load_job(job.file.job_class, job.file.arguments, job_folder.kept_code(job.file.job_class, job.folder))
+    made = load_job(job.file.job_class, job.file.arguments, job_folder.kept_code(job.file, job.folder))
     weights = Path(job.file.weights) if job.file.weights else None
     trainer = Trainer(made, plans[0], seed=seed, measure_squares=False, weights=weights)
     (optimizer,) = trainer.optimizers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import heapq
 import json
 import math
@@ -17,13 +19,18 @@ import prometheus_client as prometheus
 from aiohttp import web
 
 from synergy_core.errors import InputError
+from synergy_core.planner.plan import Plan
+from synergy_core.scheduling.reasons import Waiting
 from synergy_exec.controller.execution import Execution, shares
 from synergy_exec.controller.jobs import ExecutedJob
-from synergy_exec.controller.journal import STATES
+from synergy_exec.controller.journal import STATES, open_journal
 from synergy_exec.job_file import job_of
+from synergy_exec.job_folder import COLUMNS, REPORTS, STEPS
 from synergy_exec.nodes.agents import Agents, RefusedError
 from synergy_exec.plain import MOST_SHOWN, plain
+from synergy_exec.wire import whole_lines
 from synergy_runs.explained import explained
+from synergy_runs.facts import Kind
 
 # Metrics for monitoring.
 
@@ -97,6 +104,62 @@ def _of_each_job(registry: prometheus.CollectorRegistry, execution: Execution, n
                 families[name].labels(str(job.job_id), plain(job.name)).set(value)
 
 
+# What has happened, for the page.
+
+
+MAX_FACTS, MAX_POINTS, MAX_DRAWN = 5_000, 300, 12
+"""Facts that are read, points of a curve, and jobs with curves, at most."""
+
+
+def history(work: Path, numbers: Collection[int]) -> dict[str, Any]:
+    """Which job held which slots of which node from when to when; and for each of these jobs its curves.
+
+    loss: by step. slots, batch, plan: each value with the time from which it held. work: the run's folder, from which
+    everything is read.
+    """
+    with contextlib.closing(open_journal(work)) as journal:
+        facts, timings = journal.facts(MAX_FACTS), journal.timings(MAX_FACTS)
+        runs = {run.run: run for run in journal.runs(MAX_FACTS)}
+    curves = {
+        number: {"loss": _losses(work / "jobs" / str(number)), "slots": list[Any](), "batch": [], "plan": []}
+        for number in numbers
+    }
+    spans, held = list[dict[str, Any]](), dict[int, list[dict[str, Any]]]()
+    for fact in facts:
+        for span in held.pop(fact.job, ()):
+            span["until_s"] = fact.time_s
+        if fact.kind == Kind.START:  # the only facts with a placement
+            placed = [
+                (node, [at for at in range(mask.bit_length()) if mask >> at & 1]) for node, mask in fact.placement
+            ]
+            since = {"job": fact.job, "from_s": fact.time_s, "until_s": None}
+            held[fact.job] = [{**since, "node": node, "slots": slots} for node, slots in placed]
+            spans += held[fact.job]
+        if fact.job in curves and fact.kind != Kind.SUBMIT:
+            curves[fact.job]["slots"].append([fact.time_s, fact.gpus if fact.kind == Kind.START else 0])
+    for each in timings:
+        if each.kind == "plan" and (run := runs.get(each.run)) is not None and run.job in curves:
+            plan = Plan(**{**run.plan, **each.parts})
+            curves[run.job]["batch"].append([each.time_s, plan.global_batch])
+            curves[run.job]["plan"].append([each.time_s, plan.degrees])
+    return {"spans": spans, "jobs": curves}
+
+
+def _losses(folder: Path) -> list[tuple[int, float]]:
+    """Steps and losses of a class from steps.csv, or of a command as it reported them. The later run's count."""
+    found: dict[int, float] = {}
+    reports = sorted(folder.glob(REPORTS), key=lambda path: (len(path.name), path.name))
+    for line in [*whole_lines(folder / STEPS)[1:], *(line for path in reports for line in whole_lines(path))]:
+        with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
+            values = (
+                json.loads(line) if line.startswith("{") else dict(zip(COLUMNS[STEPS], line.split(","), strict=True))
+            )
+            if math.isfinite(loss := float(values["loss"])):
+                found[int(values["step"])] = loss
+    steps = sorted(found)
+    return [(step, found[step]) for step in sorted({*steps[:: 1 + len(steps) // MAX_POINTS], *steps[-1:]})]
+
+
 PUBLIC = ("/", "/healthz")
 """Paths that need no token."""
 _PAGE = Path(__file__).with_name("page.html")
@@ -114,6 +177,8 @@ class Served(Protocol):
 
     def now_s(self) -> float: ...
 
+    def unix_s(self, time_s: float) -> float: ...
+
     def changed(self) -> None: ...
 
 
@@ -127,6 +192,7 @@ def routes(controller: Served) -> list[web.RouteDef]:
         web.post("/jobs/{job}/retry", api.retry),
         web.get("/jobs/{job}/explain", api.explain),
         web.get("/state", api.state),
+        web.get("/history", api.history),
         web.get("/", api.page),
         web.get("/healthz", api.health),
         web.get("/metrics", api.metrics),
@@ -138,6 +204,7 @@ class Api:
 
     def __init__(self, controller: Served) -> None:
         self._controller = controller
+        self._submitting = asyncio.Lock()
 
     async def jobs(self, _: web.Request) -> web.Response:
         return web.json_response(self._listed(self._execution().jobs.values()))
@@ -146,11 +213,13 @@ class Api:
         """Submits a job; answers when it is in the journal."""
         job = job_of(await _values(request), "the job")
         execution = self._execution()
-        if self._controller.closing:
-            raise InputError("the controller is about to end; start it again and submit then.")
-        made = execution.submit(job.name, job, self._controller.now_s())
+        async with self._submitting:  # the next job's number is taken until its code is copied
+            frozen = await asyncio.to_thread(execution.freeze, execution.check(job.title, job))
+            if self._controller.closing:
+                raise InputError("the controller is about to end; start it again and submit then.")
+            made = execution.submit(job.title, job, self._controller.now_s(), frozen=frozen)
         self._controller.changed()
-        return web.json_response({"job": made.job_id, "name": made.name}, status=201)
+        return web.json_response({"job": made.job_id, "name": made.name, "note": made.seen.note}, status=201)
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancels a job; answers when that is in the journal."""
@@ -173,8 +242,8 @@ class Api:
         """Explains a job's allocation in the last decision; under an ordering policy, why it waits or was stopped."""
         job, decider = self._job_of(request), self._execution().decider
         last = decider.scheduler.last
-        if not decider.policy.reads_goodput:
-            (row,) = self._listed([job])
+        (row,) = self._listed([job])
+        if not decider.policy.reads_goodput or any(each["kind"] == Waiting.AFTER.name for each in row["why"]):
             sentences = [each["text"] for each in row["why"]] or [f"Job {job.name} is {job.state}."]
             if job.stopped_for is not None:
                 sentences.append(f"It was last stopped because {job.stopped_for.text}.")
@@ -213,6 +282,17 @@ class Api:
             }
         )
 
+    async def history(self, request: web.Request) -> web.Response:
+        """What the page draws, for the jobs that it lists first and the one that its reader chose (`job`)."""
+        execution = self._execution()
+        chosen = [job.job_id for job in heapq.nsmallest(MAX_DRAWN, execution.jobs.values(), key=_place)]
+        if _NUMBER.fullmatch(wanted := request.query.get("job", "")) and int(wanted) in execution.jobs:
+            chosen.insert(0, int(wanted))
+        told = await asyncio.to_thread(history, execution.folder, dict.fromkeys(chosen))
+        nodes = [node.gpus_per_node for node in execution.decider.aside.whole.node_type_of]
+        names = {number: execution.jobs[number].name for number in (*chosen, *(each["job"] for each in told["spans"]))}
+        return web.json_response({"time_s": self._controller.now_s(), "nodes": nodes, "names": names, **told})
+
     async def page(self, _: web.Request) -> web.Response:
         """The page for a browser. It shows nothing until its reader enters the token."""
         nonce = secrets.token_urlsafe()
@@ -237,9 +317,12 @@ class Api:
         """Returns the fields of `shown` for each job, with the reasons why waiting jobs wait."""
         execution = self._execution()
         reasons = execution.decider.why_waiting(jobs, self._controller.now_s())
+        reasons |= {job.job_id: [execution.held_back(job)] for job in jobs if not job.ended and execution.awaited(job)}
         return [
             {
                 **shown(execution, job),
+                "submitted_unix_s": self._controller.unix_s(job.submit_time_s),
+                "started_unix_s": self._controller.unix_s(job.first_start_s) if job.first_start_s < math.inf else None,
                 "why": [{"kind": each.kind.name, "text": each.text} for each in reasons.get(job.job_id, ())],
             }
             for job in jobs

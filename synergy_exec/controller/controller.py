@@ -31,7 +31,7 @@ from synergy_exec.backends import Backend, Meeting
 from synergy_exec.controller.api import PUBLIC, routes
 from synergy_exec.controller.execution import EXCHANGES, FINISH, START, STOP, Execution, check_asks, recall, with_quotas
 from synergy_exec.controller.jobs import ExecutedJob, Seen
-from synergy_exec.controller.journal import BACKUP_S, Journal, back_up
+from synergy_exec.controller.journal import BACKUP_S, Journal, NoRoomError, back_up
 from synergy_exec.job_file import MOST_BYTES, JobFile, job_of
 from synergy_exec.messages import Hello, Message
 from synergy_exec.nodes.agents import Agents, listening
@@ -62,7 +62,7 @@ def resume(execution: Execution, now_s: float) -> None:
             journal.ended(run.run, "lost", "the controller was restarted")
             if run.launched:
                 job = execution.jobs[run.job]
-                kind, reason = (FINISH, None) if job.ended else (STOP, Stopped.EVICTED)
+                kind, reason = (FINISH, None) if job.ended else (STOP, Stopped.CONTROLLER_ENDED)
                 journal.fact(now_s, kind, run.job, gpus_in(run.placement), reason=reason)
         execution.jobs[run.job].run = run.run
     journal.commit()
@@ -79,7 +79,7 @@ def resume(execution: Execution, now_s: float) -> None:
             _check_asks(execution, job)
         if not job.ended:
             job.settled_s = now_s
-            decider.arrive(job)
+            execution.arrive(job, now_s) if job.file.after else decider.arrive(job)
     recall(execution.jobs, journal.observations())
 
 
@@ -90,7 +90,6 @@ def _check_asks(execution: Execution, job: ExecutedJob) -> None:
     except InputError as error:
         job.state, job.reason = "failed", str(error)
         execution.journal.job_is(job.job_id, job.state, job.reason, job.losses)
-        execution.journal.commit()
         print(error, file=sys.stderr)
 
 
@@ -147,8 +146,18 @@ def _united(one: Cluster, other: Cluster) -> Cluster:
     return Cluster(tuple(nodes))
 
 
+CLOCK = "clock"
+"""Key in the journal's `meta` of the times at which controllers began: in seconds of the run and since 1970."""
+FULL_S = 0.5
+"""Seconds between two tries to write to a full disk."""
 LATE_S = 0.25
 """A round that would begin more than this many seconds late is skipped."""
+
+
+HURRY_S = 5.0
+"""Seconds that jobs have left to save after a second Ctrl-C."""
+EXTRA_S = 10.0
+"""Seconds for an agent to leave after the grace of the commands on its node."""
 
 
 class Arrival(NamedTuple):
@@ -181,8 +190,9 @@ class Controller:
         self.agents = Agents(
             backend, self, at_once=settings.agents_per_hour, patience_s=settings.nodes_s, give_up=not settings.serve
         )
+        self.agents.grace_s = lambda: 0.0 if self.execution is None else self.execution.grace_s()
         self.execution: Execution | None = None
-        self.interrupted = False
+        self.interrupted = self._full = False
         self._something, self._freed = asyncio.Event(), asyncio.Event()
         self._arrived_all = False
         self.closing = False
@@ -194,6 +204,11 @@ class Controller:
         self._last_s = max(self._last_s, on_grid(self._origin_s + time.monotonic() - self._began_s))
         return self._last_s
 
+    def unix_s(self, time_s: float) -> float:
+        """Seconds since 1970 at a time of the run, whose clock stands still while no controller runs."""
+        since_s, began_s = max((each for each in self._clock if each[0] < time_s), default=self._clock[0])
+        return float(began_s + time_s - since_s)
+
     async def run(self) -> None:
         """Runs until every job has ended, or with `serve` until it is interrupted. Raises InputError.
 
@@ -204,7 +219,8 @@ class Controller:
         try:
             journal.take_over()
             self._copy_journal()
-            await asyncio.to_thread(self._wait_for_old_agents, journal.agents())
+            graces_s = [row.file.get("grace_s", 0.0) for row in journal.jobs()] if journal.agents() else []
+            await asyncio.to_thread(self._wait_for_old_agents, journal.agents(), self._patience_s(*graces_s))
             journal.agents_left()
             journal.commit()
             async with listening(
@@ -234,10 +250,14 @@ class Controller:
 
     # Beginning
 
-    def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]]) -> None:
+    def _patience_s(self, *graces_s: float) -> float:
+        """Seconds that agents get to save and leave. graces_s: of commands that they may run."""
+        return max(self.settings.leave_s, max(graces_s, default=0.0) + EXTRA_S)
+
+    def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]], patience_s: float) -> None:
         """Waits for the agents of a dead controller to save and exit; kills agents that do not."""
         here = [(pid, since) for _, host, pid, since in agents if host == socket.gethostname()]
-        for pid in wait_or_kill(here, patience_s=self.settings.leave_s):
+        for pid in wait_or_kill(here, patience_s=patience_s):
             print(f"an agent of an earlier controller, process {pid}, had to be killed", file=sys.stderr)
 
     def _announce(self, meeting: Meeting) -> None:
@@ -264,6 +284,8 @@ class Controller:
         execution = Execution(self._journal, self.policy, cluster, self.settings, self.folder, self.profile)
         execution.next_job = len(self.arrivals)
         self._origin_s, self._began_s = self._journal.last_s(), time.monotonic()
+        self._clock = [*self._journal.meta().get(CLOCK, ()), [self._origin_s, time.time()]]
+        self._journal.set_meta(CLOCK, self._clock)
         resume(execution, self.now_s())
         self.execution = execution
         for node in self.agents.there():
@@ -275,7 +297,7 @@ class Controller:
     def hello(self, hello: Hello) -> None:
         since = began(hello.pid) if hello.host == socket.gethostname() else 0
         self._journal.agent(hello.node, hello.host, hello.pid, since)
-        self._journal.commit()
+        self._has_written()
 
     def agent_came(self, node: int) -> None:
         if self.execution is not None:
@@ -300,7 +322,12 @@ class Controller:
             if row in there:
                 continue
             await asyncio.sleep(max(0.0, arrival.submit_s - self.now_s()))
-            execution.submit(arrival.name, arrival.file, self.now_s(), row=row)
+            while row not in execution.jobs:
+                try:
+                    execution.submit(arrival.name, arrival.file, self.now_s(), row=row)
+                except NoRoomError as error:
+                    self._say_full(error)
+                    await asyncio.sleep(FULL_S)
             self.changed()
         self._arrived_all = True
         self.changed()
@@ -312,7 +339,8 @@ class Controller:
         round_s, decided_s = self.settings.round_s, -math.inf
         while True:
             while not execution.decider.active:
-                execution.leave_out(self.agents.away(), self.now_s())
+                if self._has_written():
+                    execution.leave_out(self.agents.away(), self.now_s())
                 self._flush()
                 self._something.clear()
                 with contextlib.suppress(TimeoutError):
@@ -320,7 +348,9 @@ class Controller:
             due_s = max(decided_s + round_s, math.ceil((self.now_s() - LATE_S) / round_s) * round_s)
             if not await self._frees_slots(execution, due_s):
                 decided_s = due_s
-            if execution.decider.active:
+            if not self._has_written():  # on a full disk nothing is decided
+                await asyncio.sleep(FULL_S)
+            elif execution.decider.active:
                 execution.leave_out(self.agents.away(), self.now_s())
                 execution.end_overdue(self.now_s())
                 execution.decide(self.now_s())
@@ -350,9 +380,29 @@ class Controller:
         self._something.set()
         self._flush()
 
+    def _has_written(self) -> bool:
+        """Writes what is recorded. Returns False if the disk is full."""
+        try:
+            self._journal.commit()
+        except NoRoomError as error:
+            self._say_full(error)
+            return False
+        self._full = False
+        return True
+
+    def _say_full(self, error: NoRoomError) -> None:
+        """Tells the user, once for each time that the disk is full."""
+        if not self._full:
+            self._full = True
+            with contextlib.suppress(OSError):  # standard error may be a file on the same disk
+                print(f"{error} Until then nothing starts or stops.", file=sys.stderr, flush=True)
+
     def _flush(self) -> None:
-        """Queues messages for agents; the journal holds their reasons by now. Ends the run if nothing is left to do."""
+        """Queues messages for agents, once the journal holds their reasons. Ends the run if nothing is left to do."""
         assert self.execution is not None
+        # Reports alone are not committed here: the next decision commits them.
+        if self._journal.is_behind and not self._has_written():
+            return
         self.agents.say(self.execution.runs.outbox)
         if self.execution.freed:
             self._freed.set()
@@ -369,13 +419,19 @@ class Controller:
             self._over.set_exception(error)
 
     def _interrupt(self) -> None:
-        """Ends the run. If every job has ended, first waits for the last processes, but not at a second interrupt."""
+        """Ends the run. If every job has ended, first waits for the last processes, but not at a second interrupt.
+        An interrupt while jobs save shortens their time.
+        """
         again, self.interrupted = self.interrupted, True
         execution = self.execution
+        if self.closing:
+            print(f"interrupted again: jobs have {HURRY_S:g} s left to save, then they are killed", file=sys.stderr)
+            self.agents.dismiss_within(HURRY_S)
+            return
         if execution is None or execution.decider.active or execution.idle or again:
             self._end()
         else:
-            asyncio.get_running_loop().call_later(self.settings.leave_s, self._end)
+            asyncio.get_running_loop().call_later(self._patience_s(execution.grace_s()), self._end)
 
     def _end(self) -> None:
         if not self._over.done():
@@ -391,4 +447,10 @@ class Controller:
         self.closing = True
         for task in self._tasks:
             task.cancel()
-        await self.agents.dismiss(self.settings.leave_s)
+        patience_s = self._patience_s()
+        if self.execution is not None:
+            self.execution.closing = True
+            patience_s = self._patience_s(self.execution.grace_s())
+            if self.interrupted and self.execution.runs.runs:
+                print(f"jobs have up to {patience_s:g} s to save; after another Ctrl-C, {HURRY_S:g} s", file=sys.stderr)
+        await self.agents.dismiss(patience_s)

@@ -1,14 +1,17 @@
 """Carries decisions out by connecting the decider, the runs and the journal. Callers pass the time.
 
-After each call `runs.outbox` holds the messages to send. The journal then already holds the decisions behind them.
+After each call `runs.outbox` holds the messages to send; the caller commits the journal before it sends them. A request
+of a user is in the journal when it returns; if it raises an error, nothing has changed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -20,13 +23,13 @@ from synergy_core.jobs.spec import Shape
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy, get_policy, policy_names
-from synergy_core.scheduling.reasons import Stopped
+from synergy_core.scheduling.reasons import Reason, Stopped, Waiting
 from synergy_exec import job_folder
 from synergy_exec.controller.decider import Decider, Orders, remedy
 from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges, Seen
 from synergy_exec.controller.journal import JobRow, Journal, Observation, State, reopen
 from synergy_exec.controller.learning import Learning
-from synergy_exec.job_file import JobFile
+from synergy_exec.job_file import JobFile, check_folders
 from synergy_exec.job_folder import freeze, kept_code
 from synergy_exec.messages import Ended, Launch, Message, Noted, Report, Saved, Started
 from synergy_exec.nodes.runs import Happened, Run, Runs
@@ -108,7 +111,7 @@ class Execution:
     folder: the run's folder. jobs_folder: contains the folder of each job. notes: messages for users; the caller
     prints and removes them. profile: measured speeds and restart costs of models. decisions, deciding_s: number of
     decisions and seconds spent on them since this controller began. freed: whether a job's end has freed slots since
-    the last decision.
+    the last decision. closing: whether the controller is ending, and stops all runs.
     """
 
     def __init__(
@@ -127,27 +130,80 @@ class Execution:
         self.next_run = 0
         self.notes: list[str] = []
         self.decisions, self.deciding_s = 0, 0.0
-        self.freed = False
+        self.freed = self.closing = False
         self.broken_nodes: set[int] = set()
 
     # Jobs come and go
 
-    def submit(self, name: str, file: JobFile, now_s: float, *, row: int | None = None) -> ExecutedJob:
+    def check(self, name: str, file: JobFile) -> JobFile:
+        """The job with the numbers of the jobs in its `after`. Raises InputError if it can never run."""
+        check_asks(name, file, self.decider.cluster, self.decider.policy)
+        check_folders(file)
+        if file.array and not file.array.isdecimal():
+            raise InputError(f"array={file.array}: the command submit sends a request with each number; got several.")
+        if file.tensorboard and find_spec("tensorboard") is None:
+            raise InputError("tensorboard=true: not installed for the controller. Type: pip install tensorboard")
+        before: list[str] = []
+        for wanted in file.after:
+            # The newest of its name; of an array, the newest of each number.
+            found = {job.file.array: job for job in self.jobs.values() if wanted in (job.name, job.file.name)}
+            numbered = [job for job in self.jobs.values() if str(job.job_id) == wanted]
+            if not (found or numbered):
+                raise unknown(f"job in after of {name}", wanted, {job.name for job in self.jobs.values()})
+            before += [str(job.job_id) for job in (found.values() or numbered)]
+        return dataclasses.replace(file, after=before)
+
+    def freeze(self, file: JobFile, row: int | None = None) -> tuple[JobFile, str]:
+        """Copies the code of the next job into its folder; see `job_folder.freeze`. Any thread may call it."""
+        folder = self.jobs_folder / str(self.next_job if row is None else row)
+        return freeze(file, folder, (self.settings.results_dir, self.folder))
+
+    def submit(
+        self,
+        name: str,
+        file: JobFile,
+        now_s: float,
+        *,
+        row: int | None = None,
+        frozen: tuple[JobFile, str] | None = None,
+    ) -> ExecutedJob:
         """Accepts a job. When this returns, the job is in the journal and its code in its folder.
 
-        Raises InputError if it can never run.
+        frozen: what `freeze` returned, if it was called. Raises InputError if it can never run.
         """
-        check_asks(name, file, self.decider.cluster, self.decider.policy)
+        file, note = frozen or self.freeze(self.check(name, file), row)
         number = self.next_job if row is None else row
-        freeze(file.job_class, self.jobs_folder / str(number))
         told = JobRow(number, name, file.values(), now_s, row, "waiting", "", 0, uuid4().hex)
+        try:
+            with self.journal.request():
+                self.journal.submitted(told)
+                self.journal.fact(now_s, SUBMIT, number, file.slots)
+        except InputError:
+            job_folder.discard_code(self.jobs_folder / str(number))
+            raise
         job = self.made(told, file)
-        self.journal.submitted(told)
-        self.journal.fact(now_s, SUBMIT, number, job.gpus)
-        self.journal.commit()
         job_folder.give(self.folder_of(job), job.filed)
-        self.decider.arrive(job)
+        if beside := [each.name for each in self.jobs.values() if each.works_beside(job)]:
+            shared = f"also in {file.directory}: {', '.join(beside)}. Files of one name are overwritten; code: copy"
+            note = "; ".join(filter(None, [note, shared]))
+        if note:
+            self._note(job, note)
+        self.arrive(job, now_s)
         return job
+
+    def arrive(self, job: ExecutedJob, now_s: float) -> None:
+        """Hands a job to the scheduler, as soon as the jobs in its `after` are done; ends it if one of them was not."""
+        before = self.awaited(job)
+        if failed := [each for each in before if each is None or each.ended]:
+            what = "unknown" if failed[0] is None else f"{failed[0].state}: job {failed[0].job_id} ({failed[0].name})"
+            self._end(job, "failed", f"it never started, because a job in its after is {what}", now_s)
+        elif not before:
+            self.decider.back(job, now_s)
+
+    def awaited(self, job: ExecutedJob) -> list[ExecutedJob | None]:
+        """The jobs in the `after` of a job that are not done; None for one that the journal does not know."""
+        before = [self.jobs.get(int(each)) for each in job.file.after]
+        return [each for each in before if each is None or each.state != "done"]
 
     def made(self, row: JobRow, file: JobFile) -> ExecutedJob:
         """Creates the job of a row of the journal, without telling the scheduler."""
@@ -172,6 +228,8 @@ class Execution:
         """Ends the job now and kills its workers. Raises InputError if it has ended already."""
         if job.ended:
             raise InputError(f"job {job.name} has ended: {job.state}.")
+        with self.journal.request():
+            self.journal.job_is(job.job_id, "cancelled", "", job.losses)
         self._end(job, "cancelled", "cancelled by its user", now_s)
         self._settle(now_s)
 
@@ -184,17 +242,22 @@ class Execution:
         if from_start:
             # What was learned of the model still holds.
             job.seen = Seen(spared_micro_batch=job.seen.spared_micro_batch, unused=job.seen.unused)
-        self.decider.back(job, now_s)
+        self.arrive(job, now_s)
         job.stands_at(*job.seen.saved)
         if job.task is not None:
             job.task.statistics = job.seen.statistics
+
+    def held_back(self, job: ExecutedJob) -> Reason:
+        """Why a job waits whose `after` has jobs that are not done."""
+        names = ", ".join(f"{each.job_id} ({each.name})" for each in self.awaited(job) if each is not None)
+        return Reason(Waiting.AFTER, f"It starts after these jobs, which are not done yet: {names}.")
 
     @property
     def idle(self) -> bool:
         return not self.decider.active and not self.runs.runs
 
     def decide(self, now_s: float) -> Orders:
-        """Makes one decision, writes it to the journal, and carries it out."""
+        """Makes one decision, records it, and orders what follows from it."""
         answer = self.decider.decide(now_s)
         self.freed = False
         self.decisions += 1
@@ -227,7 +290,6 @@ class Execution:
             objective=answer.objective,
             bound=answer.bound,
         )
-        self.journal.commit()
         for job in answer.stops:
             for number in self.runs.of_job(job.job_id):
                 job.state = "stopping"
@@ -284,9 +346,10 @@ class Execution:
         """Records what a message of a run says about progress and checkpoints."""
         if isinstance(message, Report):
             seen = job.seen
+            if message.step != seen.step:
+                job.moved_s = now_s
             seen.step, seen.samples, seen.work, seen.loss = message.step, message.samples, message.work, message.loss
             seen.step_s, seen.memory_bytes = message.step_s, message.memory_bytes
-            job.moved_s = now_s
             if message.step > seen.best_step:
                 seen.best_step, job.losses = message.step, 0
             if job.run == run.number and not job.ended:
@@ -309,14 +372,11 @@ class Execution:
             self.journal.reported(job.job_id, job.seen.values())
 
     def _settle(self, now_s: float) -> None:
-        """Handles all events of runs, including those that follow from others. Commits before messages are sent."""
+        """Handles all events of runs, including those that follow from others."""
         while self.runs.happened:
             happened, self.runs.happened = self.runs.happened, []
             for each in happened:
                 self._follow(each, now_s)
-        # Reports alone are not committed here: the next decision commits them.
-        if self.runs.outbox:
-            self.journal.commit()
 
     def _follow(self, what: Happened, now_s: float) -> None:
         run = what.run
@@ -326,9 +386,12 @@ class Execution:
             self.decider.launched(job, now_s)
             job.moved_s = now_s
             job.launched_s = now_s
+            job.seen.starts += 1
+            self.journal.reported(job.job_id, job.seen.values())
             self.journal.fact(now_s, START, job.job_id, gpus_in(run.placed), run.placed)
             if not (self.folder_of(job) / job_folder.DESCRIPTION).exists():
-                job_folder.describe(self.folder_of(job), job.filed)
+                with contextlib.suppress(InputError):  # the disk is full, and the next launch tries again
+                    job_folder.describe(self.folder_of(job), job.filed)
             job_folder.begin_log(self.folder_of(job), run.number)
         elif (started := what.started) is not None:
             job.first_step_s = now_s
@@ -363,6 +426,7 @@ class Execution:
         outcome, reason = ended.outcome, ended.reason
         self.journal.ended(run.number, outcome, reason)
         hung_step = job.seen.step if ended.hung else -1
+        lasted_s = now_s - job.launched_s
         job.ran_s, job.launched_s = job.ran_seconds(now_s), math.inf
         if not job.ended:
             self.decider.left(job, gpus_in(run.placed), now_s)
@@ -373,16 +437,18 @@ class Execution:
             elif outcome == "failed":
                 if done := self._refused(job, run, ended) or remedy(job.seen, run.plan, ended):
                     self._note(job, done)
+                elif again := self._tries_again(job, ended):
+                    self._note(job, again)
                 else:
                     self._end(job, "failed", reason, now_s)
             elif ended.hung and hung_step == job.hung_step:
                 self._end(job, "failed", f"it hung twice after step {hung_step}: {reason}{self._stack(run)}", now_s)
-            elif outcome == "lost" and (too_many := self._lost(job, run, ended)):
+            elif outcome == "lost" and (too_many := self._lost(job, run, ended, lasted_s)):
                 self._end(job, "failed", f"{too_many}; at last: {reason}", now_s)
             job.hung_step = hung_step
         evicted = not job.ended and job.running and job.run == run.number
         if evicted:
-            job.stopped_for = Stopped.EVICTED
+            job.stopped_for = Stopped.CONTROLLER_ENDED if self.closing else Stopped.EVICTED
         kind, reason_code = (FINISH, None) if job.ended else (STOP, job.stopped_for)
         self.journal.fact(now_s, kind, job.job_id, gpus_in(run.placed), reason=reason_code)
         self.freed |= job.ended
@@ -392,7 +458,6 @@ class Execution:
                 self.decider.evicted(job, now_s)
             self._waits_unless_it_goes_on(job)
         self._journal_job(job)
-        self.journal.commit()
 
     def _refused(self, job: ExecutedJob, run: Run, ended: Ended) -> str:
         """If a run failed under a plan that was being tried, drops the plan and returns a message; else ""."""
@@ -408,6 +473,8 @@ class Execution:
             return ""
         of_run = text.rpartition(f"{job_folder.LOG_HEADING} {run.number}\n")[2]
         _, found, stack = of_run.rpartition("rank 0 stands at:\n")
+        if not found:  # of a command without ranks
+            _, found, stack = of_run.partition(" stands at:\n")
         return f"\n{stack.strip()[:MOST_STACK]}" if found else ""
 
     def end_overdue(self, now_s: float) -> None:
@@ -416,15 +483,26 @@ class Execution:
                 self._end(job, "failed", f"it has run for max_seconds={job.file.max_seconds:g}", now_s)
         self._settle(now_s)
 
-    def _lost(self, job: ExecutedJob, run: Run, ended: Ended) -> str:
+    def _lost(self, job: ExecutedJob, run: Run, ended: Ended, lasted_s: float) -> str:
         """Counts a lost run. Returns why the job itself seems at fault for repeated losses, or ""."""
         if run.excused:
             return ""
         if not run.agent_lost and (said := self._refused(job, run, ended)):
             self._note(job, said)
             return ""
+        if job.file.command and not job.seen.best_step and lasted_s > self.settings.start_s:
+            job.losses = 0  # it reports no steps, so that it ran for long counts as progress
         job.losses += 1
-        return f"lost {job.losses} times without a step of progress" if job.losses > self.settings.retries else ""
+        most = max(self.settings.retries, job.file.retries)
+        return f"lost {job.losses} times without a step of progress" if job.losses > most else ""
+
+    def _tries_again(self, job: ExecutedJob, ended: Ended) -> str:
+        """Counts the error of a command. Returns a note if its job file says that it is started again, else ""."""
+        codes = job.file.retry_exit_codes
+        if not ended.exit_code or (codes and ended.exit_code not in codes) or job.losses >= job.file.retries:
+            return ""
+        job.losses += 1
+        return f"{ended.reason}; retry {job.losses} of {job.file.retries}"
 
     def _waits_unless_it_goes_on(self, job: ExecutedJob) -> None:
         if not job.ended and not job.running and not self.runs.of_job(job.job_id):
@@ -435,10 +513,18 @@ class Execution:
     def _end(self, job: ExecutedJob, state: State, reason: str, now_s: float) -> None:
         job.state, job.reason, job.moved_s = state, reason, now_s
         self._journal_job(job)
-        self.journal.commit()
-        self.decider.finish(job, now_s)
+        if job.job_id in self.decider.active:
+            self.decider.finish(job, now_s)
+        end = self.runs.stop if job.file.command else self.runs.kill  # a command may have to clean up
         for number in self.runs.of_job(job.job_id):
-            self.runs.kill(number)
+            end(number)
+        for each in [each for each in self.jobs.values() if not each.ended and str(job.job_id) in each.file.after]:
+            self.arrive(each, now_s)
+
+    def grace_s(self) -> float:
+        """The longest time that a command which may run now has from SIGTERM to SIGKILL."""
+        jobs = (self.jobs[each] for each in {*self.decider.active, *(run.job for run in self.runs.runs.values())})
+        return max((job.file.grace_s for job in jobs if job.file.command), default=0.0)
 
     def _journal_job(self, job: ExecutedJob) -> None:
         # In the journal a job that has not ended waits, because it would if the controller died now.
@@ -461,7 +547,7 @@ class Execution:
             initial_batch=job.file.initial_batch,
             work=job.file.work,
             folder=str(folder),
-            code=str(kept_code(job.file.job_class, folder) or ""),
+            code=str(kept_code(job.file, folder) or ""),
             weights=job.file.weights,
             spare_memory=job.file.memory_gb > 0,
             noise=job.file.max_batch > job.file.initial_batch,
@@ -472,10 +558,10 @@ class Execution:
             unused=job.seen.unused,
             job_uuid=job.uuid,
             saved_step=job.seen.saved[0],
-            command=job.file.command,
-            counts_steps=job.file.counts_steps,
-            directory=job.file.directory,
-            grace_s=job.file.grace_s,
+            tensorboard=job.file.tensorboard,
+            command={**job.file.values(), "directory": str(folder / job.file.directory)} if job.file.command else {},
+            restarts=job.seen.starts,
+            grace_s=job.file.grace_s if job.file.command else self.settings.leave_s,
             **self.settings.of_runs(),
         )
 

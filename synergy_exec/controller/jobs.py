@@ -113,7 +113,7 @@ class Seen:
 
     best_step: the highest step of any run. saved: steps, samples and work of the newest checkpoint. note: the last
     message about the job. spared_micro_batch: the largest micro-batch allowed since memory ran out; 0 if it never did.
-    unused: whether some parameters have no part in some steps.
+    unused: whether some parameters have no part in some steps. starts: how often its workers were started.
     """
 
     step: int = 0
@@ -128,6 +128,7 @@ class Seen:
     note: str = ""
     spared_micro_batch: int = 0
     unused: bool = False
+    starts: int = 0
 
     def values(self) -> dict[str, Any]:
         """All fields by name for the journal. It is called at every report, and this is faster than `asdict`."""
@@ -217,6 +218,11 @@ class ExecutedJob(Job):
 
     def ran_seconds(self, now_s: float) -> float:
         return self.ran_s + max(0.0, now_s - self.launched_s)
+
+    def works_beside(self, other: ExecutedJob) -> bool:
+        """Whether it is another job that has not ended and runs in the same folder of a user."""
+        same = self.file.directory == other.file.directory and self.file.directory.startswith("/")
+        return same and self is not other and not self.ended
 
     @property
     def filed(self) -> Filed:

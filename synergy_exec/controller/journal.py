@@ -1,7 +1,8 @@
 """The controller's state on disk in one SQLite file: submitted jobs, runs with their placements, and the event log.
 
 Everything is committed before it is acknowledged or acted upon (WAL, synchronous=FULL). Only reports may lag: they are
-written with the next commit, and a run that resumes reads its checkpoint, not its reports.
+written with the next commit, and a run that resumes reads its checkpoint, not its reports. On a full disk a request is
+refused (`request`); all else stays recorded in memory, and is acted upon when a later commit succeeds.
 
 The controller copies the journal to `journal.backup.sqlite` every minute (SQLite's backup API). If SQLite's own check
 finds the journal damaged, `restore_if_damaged` puts it aside and uses the copy.
@@ -10,12 +11,13 @@ finds the journal damaged, `restore_if_damaged` puts it aside and uses the copy.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sqlite3
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -102,11 +104,15 @@ class Timing(NamedTuple):
     parts: dict[str, Any]
 
 
+class NoRoomError(InputError):
+    """The disk takes nothing more at present, so that a request cannot be carried out. status: of the HTTP answer."""
+
+    status = 503
+
+
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 TERM, FENCED_OUT = "term", 3
 """Key in `meta` of the number of the controller that may write, and the exit code of a controller that was replaced."""
-_TRY_S, _PATIENCE_S = 0.5, 60.0
-"""Seconds between tries to write, and until the last. Agents wait about a minute for a silent controller (`PINGS`)."""
 
 
 _JSON = {"file", "placement", "plan", "parts", "progress", "value"}
@@ -114,10 +120,7 @@ _JSON = {"file", "placement", "plan", "parts", "progress", "value"}
 
 
 class Journal:
-    """The journal of a run. Methods record in memory; `commit` writes to disk, and every read commits first.
-
-    If the disk is full it waits for room, at most a minute, because the controller can do nothing without the journal.
-    """
+    """The journal of a run. Methods record in memory; `commit` writes to disk, and every read commits first."""
 
     def __init__(self, path: Path) -> None:
         """Opens or creates the file. Raises InputError for a damaged or foreign file, or if the disk refuses."""
@@ -128,38 +131,57 @@ class Journal:
         self._reported: dict[int, dict[str, Any]] = {}
 
     def close(self) -> None:
-        self.commit()
-        self._connection.close()
+        try:
+            self.commit()
+        finally:
+            self._connection.close()
 
     def commit(self) -> None:
-        """Writes all recorded changes to disk. Ends the process if another controller has taken over."""
-        for job, progress in self._reported.items():
-            self._insert("reports", {"job": job, "progress": progress}, replace=True)
-        self._reported.clear()
-        tried = 0
-        while self._recorded:
-            try:
-                self._write_recorded()
-                self._recorded.clear()
-            except sqlite3.Error as error:
-                with contextlib.suppress(sqlite3.Error):
-                    self._connection.execute("ROLLBACK")
-                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_ROOM or tried * _TRY_S >= _PATIENCE_S:
-                    raise InputError(
-                        f"{self.path}: the journal cannot be written ({error}). Free some space; "
-                        "the same command resumes from it."
-                    ) from error
-                if not tried:
-                    with contextlib.suppress(OSError):  # standard error may be a file on the same disk
-                        print(f"{self.path}: {error}; free some space, within {_PATIENCE_S:.0f} s", file=sys.stderr)
-                tried += 1
-                time.sleep(_TRY_S)
+        """Writes all recorded changes to disk. Ends the process if another controller has taken over.
+
+        Raises NoRoomError if the disk is full; everything is still recorded then, and written by a later commit.
+        """
+        if not (self._recorded or self._reported):
+            return
+        try:
+            self._write_recorded()
+            self._recorded.clear()
+            self._reported.clear()
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            no_room = getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_ROOM
+            kind = NoRoomError if no_room else InputError
+            why = f"{os.strerror(errno.ENOSPC)} ({error}). Free some space." if no_room else f"{error}."
+            raise kind(f"the journal {self.path} cannot be written: {why}") from error
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """What the block records is on disk when it ends. If the block or the disk fails, it is forgotten."""
+        behind = self._recorded
+        self._recorded = []
+        try:
+            yield
+            self._recorded = behind + self._recorded
+            self.commit()
+        except BaseException as error:
+            self._recorded = behind
+            if isinstance(error, NoRoomError):
+                raise NoRoomError(f"{error} Then send the request again: it was not carried out.") from error
+            raise
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more than reports is recorded and not on disk."""
+        return bool(self._recorded)
 
     def _write_recorded(self) -> None:
         run = self._connection.execute
         run("BEGIN IMMEDIATE")
         for statement, values in self._recorded:
             run(statement, values)
+        for job, progress in self._reported.items():
+            run("INSERT OR REPLACE INTO reports (job, progress) VALUES (?, ?)", (job, json.dumps(progress)))
         # No other process can write between this check and the commit: the transaction began IMMEDIATE.
         if self._term and run(f"SELECT value FROM meta WHERE name = '{TERM}'").fetchone() != (str(self._term),):
             # An exception would be handled by code that writes, and nothing may be written any more.
@@ -249,10 +271,12 @@ class Journal:
 
     # Reading
 
-    def _rows(self, table: str, columns: Sequence[str], order: str) -> list[list[Any]]:
+    def _rows(self, table: str, columns: Sequence[str], order: str, newest: int = -1) -> list[list[Any]]:
+        """All rows, or the last ones, in order."""
         self.commit()
+        select = f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order} DESC LIMIT {newest}"
         try:
-            rows = self._connection.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order}").fetchall()
+            rows = self._connection.execute(select).fetchall()[::-1]
         except sqlite3.Error as error:
             raise InputError(f"{self.path}: the journal cannot be read ({error}).") from error
         return [[_read(name, value) for name, value in zip(columns, row, strict=True)] for row in rows]
@@ -263,14 +287,14 @@ class Journal:
     def jobs(self) -> list[JobRow]:
         return [JobRow(*row) for row in self._rows("jobs", JobRow._fields, "job")]
 
-    def runs(self) -> list[RunRow]:
-        return [RunRow(*row) for row in self._rows("runs", RunRow._fields, "run")]
+    def runs(self, newest: int = -1) -> list[RunRow]:
+        return [RunRow(*row) for row in self._rows("runs", RunRow._fields, "run", newest)]
 
-    def facts(self) -> list[Fact]:
-        return [Fact(*row) for row in self._rows("facts", Fact._fields, "serial")]
+    def facts(self, newest: int = -1) -> list[Fact]:
+        return [Fact(*row) for row in self._rows("facts", Fact._fields, "serial", newest)]
 
-    def timings(self) -> list[Timing]:
-        return [Timing(*row) for row in self._rows("timings", Timing._fields, "serial")]
+    def timings(self, newest: int = -1) -> list[Timing]:
+        return [Timing(*row) for row in self._rows("timings", Timing._fields, "serial", newest)]
 
     def reports(self) -> dict[int, dict[str, Any]]:
         return dict(self._rows("reports", ("job", "progress"), "job"))
@@ -457,16 +481,22 @@ def _damage(path: Path) -> str:
 def reopen(journal: Journal, folder: Path, number: int, name: str, state: str, *, from_start: bool) -> None:
     """Makes the job in that folder wait again, from its last checkpoint or from the start, and commits this.
 
-    Raises InputError for a job that has not ended or is done.
+    Raises InputError for a job that has not ended, or a class that is done.
     """
-    if state == "done":
+    if state == "done" and not job_folder.described(folder).file.command:
         raise InputError(f"job {name} is done; submit it again to train it once more.")
     if state not in ENDED:
         raise InputError(f"job {name} has not ended; nothing keeps it from going on.")
-    if from_start and (aside := job_folder.give_up(folder)) is not None:
-        print(f"what job {number} had trained is in {aside} now", file=sys.stderr)
-    journal.job_waits_again(number, from_start=from_start)
-    journal.commit()
+    aside = None
+    try:
+        with journal.request():
+            journal.job_waits_again(number, from_start=from_start)
+            if from_start and (aside := job_folder.give_up(folder)) is not None:
+                print(f"what job {number} had trained is in {aside} now", file=sys.stderr)
+    except NoRoomError:
+        for each in aside.iterdir() if aside else ():
+            each.rename(folder / each.name)
+        raise
 
 
 def retry_in(work: Path, number: int, *, from_start: bool) -> None:

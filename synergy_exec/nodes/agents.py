@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,7 +85,7 @@ class Agents:
     links: of connected agents, by the backend's node number. The listener gets the cluster's node numbers, which group
     equal nodes. losses: how often an agent was lost or did not connect. at_once: restarts within an hour without a
     pause; after these it is an error (give_up), or pauses become longer and longer. patience_s: time for an agent to
-    connect.
+    connect. grace_s: tells how long an agent that lost its connection may still have its commands save.
     """
 
     def __init__(
@@ -95,6 +95,8 @@ class Agents:
         self._at_once, self._patience_s, self._give_up = at_once, patience_s, give_up
         self.links: dict[int, AgentLink] = {}
         self.losses = 0
+        self.grace_s: Callable[[], float] = lambda: 0.0
+        self._dismissed_s = math.inf
         self._known: dict[int, Hello] = {}
         self._order: list[int] = []
         self._lost_s: defaultdict[int, list[float]] = defaultdict(list)
@@ -152,7 +154,7 @@ class Agents:
                 return f"none came within {self._patience_s:g} s; see its log"
             await asyncio.sleep(LOOK_S)
         reason = await asyncio.shield(link.left)  # this task may be cancelled before the connection ends
-        until_s = time.monotonic() + EXITING_S
+        until_s = time.monotonic() + EXITING_S + self.grace_s()
         while not (exit := self.backend.lost().get(node, "")) and time.monotonic() < until_s:
             await asyncio.sleep(LOOK_S)
         return f"{reason}; {exit}" if exit else reason
@@ -243,17 +245,23 @@ class Agents:
             keeper.cancel()
         for link in self.links.values():
             link.queue.put_nowait(Shutdown())
-        until_s = time.monotonic() + patience_s
-        while self.links and time.monotonic() < until_s:
+        self._dismissed_s = time.monotonic() + patience_s
+        while self.links and time.monotonic() < self._dismissed_s:
             await asyncio.sleep(0.05)
         await self.backend.stop()
+
+    def dismiss_within(self, seconds: float) -> None:
+        """Shortens the time of agents that were dismissed: they kill what has not saved within these seconds."""
+        for link in self.links.values():
+            link.queue.put_nowait(Shutdown(within_s=seconds))
+        self._dismissed_s = min(self._dismissed_s, time.monotonic() + seconds + EXITING_S)
 
 
 # The controller's port for agents and users: it checks tokens and answers errors as sentences.
 
 
 class RefusedError(InputError):
-    """Refuses a request with a status other than 400."""
+    """Refuses a request with a status other than 400; any InputError may have a `status`."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -306,10 +314,8 @@ def _checked(token: str, public: Collection[str], most_bytes: int) -> Middleware
             if (request.content_length or 0) > most_bytes:
                 raise web.HTTPRequestEntityTooLarge(most_bytes, request.content_length or 0)
             return await handler(request)
-        except RefusedError as error:
-            return _said(error.status, str(error))
         except InputError as error:
-            return _said(400, str(error))
+            return _said(getattr(error, "status", 400), str(error))
         except web.HTTPRequestEntityTooLarge:
             return _said(413, f"the request is too large; a job file has at most {most_bytes:,} bytes.")
         except web.HTTPException as error:

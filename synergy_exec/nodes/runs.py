@@ -201,8 +201,9 @@ class Runs:
             first = not any(other.job == run.job and other.number < run.number for other in self.runs.values())
             if taken.isdisjoint(run.slots) and first and self.connected.issuperset(run.nodes):
                 run.stage = "reserving"
-                several = len(run.nodes) > 1
-                self._send(run.nodes[0], Reserve(run=run.number, ports=self._ports, several_nodes=several))
+                # The ranks of a command meet at a port even on one node.
+                opens = len(run.nodes) > 1 or bool(self._ports and self._launch_of(run).command)
+                self._send(run.nodes[0], Reserve(run=run.number, ports=self._ports, opens_port=opens))
             taken |= run.slots
 
     def _launch(self, run: Run) -> None:

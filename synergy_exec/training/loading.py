@@ -1,7 +1,7 @@
 """Loads the job that `package.module:Class` or `/path/file.py:Class` names.
 
-A job given as a file is read from the copy made when it was submitted (`job_folder.freeze`). A package is used as it is
-installed.
+A job given as a file is read from the copy made when it was submitted (`job_folder.freeze`), and imports what lies
+beside it from that copy, or else from its own folder. A package is used as it is installed.
 """
 
 from __future__ import annotations
@@ -79,14 +79,20 @@ def _file(path: Path, code: Path | None) -> ModuleType:
     module.__file__ = str(path)
     # Dataclasses and pickle find the module by its name.
     sys.modules[name] = module
-    try:
-        specification.loader.exec_module(module)
-    except ModuleNotFoundError as error:
-        sibling = path.parent / str(error.name).partition(".")[0]
-        if not (sibling.is_dir() or sibling.with_suffix(".py").is_file()):
-            raise
-        raise InputError(
-            f"class: {path} imports {error.name}, which lies beside it; a job gets a copy of its file alone. "
-            "Put both into one file, or install them as a package and give package.module:Class."
-        ) from error
+    _look_beside(source, path)
+    specification.loader.exec_module(module)
     return module
+
+
+_BESIDE: list[str] = []
+"""The folders on the Python path in which the file of the last job lies."""
+
+
+def _look_beside(*files: Path) -> None:
+    """Puts the folders of these files on the Python path, in place of those of another job and of its modules."""
+    sys.path[:] = [each for each in sys.path if each not in _BESIDE]
+    for name, module in list(sys.modules.items()) if _BESIDE else ():
+        if any(Path(getattr(module, "__file__", None) or "/").is_relative_to(each) for each in _BESIDE):
+            del sys.modules[name]
+    _BESIDE[:] = [each for each in dict.fromkeys(str(file.absolute().parent) for file in files) if each not in sys.path]
+    sys.path[:0] = _BESIDE

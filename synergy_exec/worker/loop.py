@@ -249,6 +249,7 @@ class Loop:
         self._exchanges = Exchanges()
         self._cpus = 0.0 if start.launch.share is None else start.cpus
         self._pace = Pace.of(start, agent)
+        self._steps: StepsFile | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def stop(self) -> None:
@@ -257,7 +258,10 @@ class Loop:
 
     def run(self) -> int:
         """Trains until the job is done (returns 0) or stopped (returns PAUSED)."""
-        steps = StepsFile(self._folder / STEPS, self._launch.run) if self._reports else None
+        events_from = self._progress.step + 1 if self._launch.tensorboard else None
+        if self._reports:
+            self._steps = StepsFile(self._folder / STEPS, self._launch.run, events_from)
+        steps = self._steps
         started, report_due, loss = False, 0.0, float("nan")
         self._tell_exchange()
         batch: tuple[int, int] | None = None
@@ -395,6 +399,8 @@ class Loop:
             with opened(self._folder / EVALUATIONS) as file:
                 for name, value in found.items():
                     file.write(f"{step},{_plain(name)},{value:.9g},{self._launch.run}\n")
+                    if self._steps is not None:
+                        self._steps.event(f"evaluation/{name}", value, step)
 
     def _saved(self, saved: Saved) -> None:
         self._tell(saved)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
@@ -46,12 +47,16 @@ _STATE, _USER, _SYSTEM, _BEGAN = 0, 11, 12, 19
 last three are in clock ticks (man 5 proc)."""
 
 
+def told(pid: int, what: str) -> str:
+    """What the kernel's file `what` says of a process (man 5 proc), with spaces for zero bytes; "" if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/{what}").read_text(errors="replace").replace("\0", " ").strip()
+    return ""
+
+
 def _stat(pid: int) -> list[str]:
     """The fields after the name; all "0" if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ["0"] * (_BEGAN + 1)
+    return told(pid, "stat").rpartition(")")[2].split() or ["0"] * (_BEGAN + 1)
 
 
 _MOST_PASSES = 5
@@ -90,6 +95,35 @@ def _move(thread: int, cores: set[int]) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+# Which processes of a tree hear a signal, and which a process tells itself.
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal."""
+    caught = re.search(r"SigCgt:\s*(\w+)", told(pid, "status"))
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+def forks(pid: int) -> list[int]:
+    """The process's children that run the same program, such as the workers of a data loader."""
+    return [child for child in children(pid) if told(child, "cmdline") == told(pid, "cmdline")]
+
+
+def hearers(pid: int, number: signal.Signals) -> list[int]:
+    """The process and those of its descendants that do not hear of the signal from one another.
+
+    A process that handles the signal is left to tell the processes that it has put into a group of their own, as
+    torchrun does with its ranks, and its own forks: the workers of a data loader must not leave before the last step.
+    """
+    found, handled = [pid], handles(pid, number)
+    own = forks(pid) if handled else []
+    for child in children(pid):
+        with contextlib.suppress(ProcessLookupError):
+            if not handled or os.getpgid(child) == os.getpgid(pid):
+                found += hearers(child, number)[1 if child in own else 0 :]
+    return found
 
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.2

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -31,8 +31,8 @@ class Start:
     """Arguments of one rank of a run.
 
     cores: CPU cores that it may use. cpus: its share of these cores, which other ranks may use, too. gpu: index of its
-    CUDA device, or None. gpus: if the job is a command, the devices of all its slots. launched_s: time.time() when the
-    agent was told to launch the run.
+    CUDA device, or None. launched_s: time.time() when the agent was told to launch the run. If the job is a command,
+    gpus: the devices of all its slots; environment: the variables that the controller was started with.
     """
 
     launch: Launch
@@ -42,6 +42,7 @@ class Start:
     gpu: int | None
     launched_s: float
     gpus: tuple[int, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
-from synergy_exec.job_folder import COLUMNS
+from synergy_exec.job_folder import COLUMNS, TENSORBOARD
 from synergy_exec.wire import cut_to_lines
 from synergy_exec.worker import processes
 from synergy_exec.worker.start import AgentConnection, Start
@@ -20,6 +20,10 @@ WARM_UP_STEPS = 2
 
 WINDOW_STEPS = 50
 """A median is over at most this many steps, so that it follows a machine that slows down and ignores stragglers."""
+
+
+FLUSH_S = 10
+"""Seconds after which event files are written at the latest."""
 
 
 class StepMedians(NamedTuple):
@@ -99,10 +103,19 @@ def opened(path: Path) -> TextIO:
 
 
 class StepsFile:
-    """Appends lines to steps.csv. A step that is trained twice has two lines; readers use the later run's."""
+    """Appends lines to steps.csv. A step that is trained twice has two lines; readers use the later run's.
 
-    def __init__(self, path: Path, run: int) -> None:
+    events_from: None without TensorBoard's event files, else the first step of this run, which hides it and later ones
+    of earlier runs.
+    """
+
+    def __init__(self, path: Path, run: int, events_from: int | None = None) -> None:
         self._file, self._run = opened(path), run
+        self._events: Any = None
+        if events_from is not None:
+            from torch.utils.tensorboard import SummaryWriter  # of an optional package
+
+            self._events = SummaryWriter(str(path.parent / TENSORBOARD), purge_step=events_from, flush_secs=FLUSH_S)
 
     def add(self, step: int, batch: int, rate: float, loss: float, seconds: float) -> None:
         """Appends a line. step: from 1. batch: samples. rate: factor of the learning rate. seconds: on this rank.
@@ -110,9 +123,18 @@ class StepsFile:
         The rate is written with all its digits, so that a check can compare it exactly.
         """
         self._file.write(f"{step},{batch},{rate!r},{loss:.9g},{seconds:.6g},{self._run}\n")
+        for name, value in {"batch": batch, "rate": rate, "loss": loss, "seconds": seconds}.items():
+            self.event(name, value, step)
+
+    def event(self, name: str, value: float, step: int) -> None:
+        """Adds a value to the event files, if there are any."""
+        if self._events is not None:
+            self._events.add_scalar(name, value, step)
 
     def close(self) -> None:
         self._file.close()
+        if self._events is not None:
+            self._events.close()
 
 
 # Pacing: limits a rank to its share of a CPU core, so that its step times do not depend on whether the other slots of

@@ -169,6 +169,7 @@ class Stage:
 
     def deliver(self) -> None:
         """Messages to and fro until nobody has anything to say."""
+        self.execution.journal.commit()  # as the controller does before it sends any
         while self.execution.runs.outbox:
             node, message = self.execution.runs.outbox.pop(0)
             if node in self.agents:

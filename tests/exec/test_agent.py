@@ -162,6 +162,22 @@ def test_job_is_evaluated_and_told_of_each_step_once_across_a_change_of_plan(con
     assert column(second, "rate") == pytest.approx([1 - n / 60 for n in range(60)])
 
 
+def test_tensorboard_reads_each_step_once_across_two_runs(controller, tmp_path):
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    given = {"work": 40.0, "tensorboard": True}
+    first = noting(controller, tmp_path / "told", SLOW, **given)
+    controller.reached(first, 5)
+    controller.stop(first)
+    second = noting(controller, tmp_path / "told", SLOW, folder=first.folder, **given)
+    controller.ends(second, "done")
+    events = reading.EventAccumulator(str(Path(first.folder) / "tensorboard"))
+    events.Reload()
+    losses = events.Scalars("loss")
+    assert [each.step for each in losses] == list(range(1, 41))
+    assert [each.value for each in losses] == pytest.approx(column(second, "loss"), rel=1e-6)
+    assert [each.step for each in events.Scalars("evaluation/loss")] == list(range(4, 41, 4))
+
+
 def test_evaluation_is_no_part_of_a_steps_time_nor_a_hang(controller, tmp_path):
     """Of 3 s each, where a step that long would be taken to hang."""
     launch = noting(controller, tmp_path / "told", {"evaluating_s": 3.0}, world=2, work=8.0, hang_s=2.0)

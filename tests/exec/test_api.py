@@ -37,7 +37,7 @@ def on_slots(*slots, **more):
 @on_slots(2, 1, policy="synergy")
 async def test_submitted_listed_explained_cancelled_and_again(controller, client):
     folder = controller.execution.folder
-    assert await ask(client, "POST", "/jobs", job(name="mine")) == {"job": 0, "name": "mine"}
+    assert await ask(client, "POST", "/jobs", job(name="mine")) == {"job": 0, "name": "mine", "note": ""}
     assert [row.name for row in Journal(folder / "journal.sqlite").jobs()] == ["mine"]
     await until(lambda: controller.execution.jobs[0].state == "running")
     (listed,) = await ask(client, "GET", "/jobs")
@@ -81,6 +81,37 @@ async def test_list_and_state_say_why_jobs_wait_or_were_stopped_and_have_those_w
     told = await ask(client, "GET", "/jobs/waits/explain")
     assert (told["why"], told["text"]) == ([why], why["text"])
     assert Stopped.EVICTED.text in (await ask(client, "GET", "/jobs/runs/explain"))["text"]
+
+
+@on_slots(1, 1)
+async def test_on_a_full_disk_requests_are_refused_at_once_for_good_and_the_service_goes_on_by_itself(
+    controller, client
+):
+    await ask(client, "POST", "/jobs", job(name="ends", work=30.0))
+    await ask(client, "POST", "/jobs", job(name="stays"))
+    jobs, connection = controller.execution.jobs, controller._journal._connection
+    await until(lambda: all(each.state == "running" for each in jobs.values()))
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count={pages}")
+    large = job(name="refused", arguments={"text": "x" * 50_000})
+    assert "No space left on device" in await refused("was not carried out", client, "POST", "/jobs", large)
+    controller._journal.set_meta("large", "x" * 50_000)  # from now on something waits to be written
+    await refused("No space left on device", client, "DELETE", "/jobs/stays")
+    await refused("No space left on device", client, "POST", "/jobs", job(name="refused"))
+    step = jobs[1].seen.step
+    await until(lambda: jobs[0].state == "done" and jobs[1].seen.step > step)
+    assert {each["name"]: each["state"] for each in await ask(client, "GET", "/jobs")} == {
+        "ends": "done",
+        "stays": "running",
+    }
+    assert [row.state for row in Journal(controller.execution.folder / "journal.sqlite").jobs()] == ["waiting"] * 2
+    connection.execute("PRAGMA max_page_count=100000")
+    await until(lambda: not controller._journal.is_behind)
+    assert (await ask(client, "POST", "/jobs", job(name="after")))["job"] == 2
+    await until(lambda: jobs[2].state == "running")
+    rows = Journal(controller.execution.folder / "journal.sqlite").jobs()
+    assert [(row.name, row.state) for row in rows] == [("ends", "done"), ("stays", "waiting"), ("after", "waiting")]
+    assert (await ask(client, "DELETE", "/jobs/stays"))["state"] == "cancelled"
 
 
 def test_nobody_else_reads_token_journal_or_jobs(tmp_path):
@@ -263,9 +294,23 @@ def shown_by_browser(address, folder):
 async def test_a_browser_shows_jobs_as_text_and_nothing_to_strangers(controller, client):
     execution = controller.execution
     await until(lambda: len(execution.jobs) == 2 and execution.jobs[0].seen.step > 3)
+    rows = [f"{step},32,1,{4 - step},0.1,0" for step in range(1, 5)]
+    (execution.jobs_folder / "0" / "steps.csv").write_text("\n".join(["step,batch,rate,loss,seconds,run", *rows, ""]))
+    told = await ask(client, "GET", "/history")
+    assert told["jobs"]["0"]["loss"] == [[1, 3.0], [2, 2.0], [3, 1.0], [4, 0.0]]
+    assert [value for _, value in told["jobs"]["0"]["batch"]] == [32]
+    assert [(each["job"], each["node"], each["slots"], each["until_s"]) for each in told["spans"]] == [
+        (0, 0, [0], None)
+    ]
     found = await asyncio.to_thread(shown_by_browser, f"{client.url}/#{client.token}", execution.folder)
     assert "&lt;img src=x onerror" in found
     assert "<img" not in found
+    assert re.search(r"<rect [^>]*><title>0 &lt;img src=x", found), "what runs where"
+    assert re.search(r'aria-label="loss by step"><text.*?<polyline points="1,16 ', found), (
+        "the first loss is the highest"
+    )
+    assert '<svg width="280" height="122" role="img" aria-label="batch over time">' in found
+    assert "plans: 1 from " in found
     assert "it needs 1" in found  # why the other waits
     assert "fifo · 1 of 1 slots used · 1 waiting · 1 running" in found
     assert client.token not in found

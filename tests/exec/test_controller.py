@@ -99,7 +99,7 @@ def test_reasons_of_stops_are_journaled_and_known_to_the_next_controller(tmp_pat
     assert stops[:2] == [(outranked.job_id, Stopped.OUTRANKED), (lost.job_id, Stopped.EVICTED)]
     assert again.execution.jobs[outranked.job_id].stopped_for == Stopped.OUTRANKED
     # Runs that a controller leaves behind are lost.
-    assert {reason for _, reason in stops[2:]} == {Stopped.EVICTED}
+    assert {reason for _, reason in stops[2:]} == {Stopped.CONTROLLER_ENDED}
 
 
 @pytest.mark.parametrize("policy", ["fifo", "las", "synergy"])
@@ -271,6 +271,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_the_job_goes_on(tmp_pat
     assert stage.execution.notes[-1] == "job j0: memory ran out at micro-batch 8: from now on at most 4"
     assert job.losses == 0
     # A controller that takes over knows it too.
+    stage.deliver()
     after = execution_of(tmp_path)
     assert after.jobs[0].seen.spared_micro_batch == 4
     after.journal.close()
@@ -317,9 +318,11 @@ def test_controller_that_vanishes_loses_nothing_acknowledged(tmp_path, point, po
     if point in ("decided", "reserved"):
         stage.execution.decide(0.0)
         if point == "reserved":
+            stage.execution.journal.commit()
             node, message = stage.execution.runs.outbox.pop(0)
             for answer in stage.agents[node].hear(message, 0.0):
-                stage.execution.heard(node, answer, 0.0)  # in the journal: launched; the message never leaves
+                stage.execution.heard(node, answer, 0.0)
+            stage.execution.journal.commit()  # it has: launched; the message never leaves
     elif point != "submitted":
         stage.advance(0.0, 1.0)
     if point == "stopping":

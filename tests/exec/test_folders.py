@@ -1,5 +1,6 @@
 """What has been trained stays: a run that has ended, one that lives, one that goes on; and one process in a folder."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -7,15 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from exec.pretended import refuses
-from exec.served import TaskBackend, executed, trace_of
+from exec.served import TaskBackend, executed, job, settings_values, trace_of
 
 from synergy_core.errors import InputError
+from synergy_exec.commands._asking import Client
 from synergy_exec.folders import lock, meta_of, works_below
+from synergy_exec.run import execute_all
+from synergy_exec.settings import Settings
 from synergy_runs.results import is_unended, resumed_run
 from synergy_runs.results import main as results_main
+from synergy_runs.settings import build
 from synergy_runs.stored import read_run
 
 HOLDER = """
@@ -149,3 +155,40 @@ def test_a_run_that_has_ended_needs_its_journal_no_more(typed, capsys):
     (third,) = typed("fifo")
     assert third.parent != first.parent
     assert f"{first}.work: no journal.sqlite in it" in capsys.readouterr().err
+
+
+def served_until_interrupted(results, policy, *requests, **more):
+    """What a service answers to these requests before somebody types Ctrl-C."""
+    answers, tasks = [], []
+
+    async def ask(client):
+        with contextlib.suppress(InputError):  # it waits for its agents
+            while len(answers) < len(requests):
+                answers.append(await asyncio.to_thread(client.ask, *requests[len(answers)]))
+            os.kill(os.getpid(), signal.SIGINT)
+            return
+        await asyncio.sleep(0.1)
+        await ask(client)
+
+    async def starting(_, meeting):
+        tasks.append(asyncio.ensure_future(ask(Client(meeting.url, meeting.token))))
+
+    values = settings_values(None, results, [policy], serve=True, **more)
+    with pytest.raises(KeyboardInterrupt):
+        execute_all(build(Settings, values), values, results / "served", lambda: TaskBackend(1, starting=starting))
+    return answers
+
+
+def test_a_service_with_another_policy_takes_over_the_queue_or_says_where_it_is(tmp_path):
+    began_s = time.time()
+    served_until_interrupted(tmp_path, "synergy", ("POST", "/jobs", job(name="stays")))
+    between_s = time.time()
+    state, jobs = served_until_interrupted(tmp_path, "sia", ("GET", "/state"), ("GET", "/jobs"), round_s=0.4)
+    assert (state["policy"], [(each["job"], each["name"]) for each in jobs]) == ("sia", [(0, "stays")])
+    assert began_s < jobs[0]["submitted_unix_s"] < between_s  # the run's own clock stood still in between
+    (work,) = works_below(tmp_path)
+    assert work.name == "sia-0.work"
+    with lock(work):
+        refuses("a controller runs here already", served_until_interrupted, tmp_path, "fifo", ("GET", "/jobs"))
+    refuses(f"{work}.*resume {work}", served_until_interrupted, tmp_path, "fifo", ("GET", "/jobs"), seed=7)
+    assert works_below(tmp_path) == [work]

@@ -11,7 +11,7 @@ import pytest
 from exec.pretended import refuses
 
 from synergy_core.errors import InputError
-from synergy_exec.controller.journal import FENCED_OUT, JobRow, Journal, Observation, back_up
+from synergy_exec.controller.journal import FENCED_OUT, JobRow, Journal, NoRoomError, Observation, back_up
 from synergy_exec.folders import lock
 from synergy_exec.workload import as_executed
 from synergy_runs.facts import Kind
@@ -80,33 +80,28 @@ def test_files_that_are_no_journal_of_this_version_are_refused(tmp_path):
         refuses("no journal of Synergy" if name == "foreign" else "99", Journal, tmp_path / name)
 
 
-@pytest.mark.parametrize("waits", [3, None])
-def test_a_full_disk_is_waited_for_and_loses_nothing_recorded(tmp_path, monkeypatch, waits):
-    """In the middle of a transaction and at its end. Where it stays full, the controller ends with what to do."""
+def test_on_a_full_disk_a_request_is_refused_and_forgotten_and_all_else_is_written_later(tmp_path):
     journal = Journal(tmp_path / "journal.sqlite")
-    waited = []
+    again = Journal(tmp_path / "journal.sqlite")
 
     def pages(most):
         return journal._connection.execute(f"PRAGMA max_page_count={most}").fetchone()[0]
 
-    def wait(seconds):
-        waited.append(seconds)
-        if len(waited) == waits:
-            pages(10_000)
-
-    monkeypatch.setattr("synergy_exec.controller.journal.time.sleep", wait)
     journal.fact(1.0, 0, 7, 1)
     pages(1)  # no fewer than there are
     for number in range(40):
         journal.set_meta(f"name-{number}", "x" * 2000)
-    if waits is None:
-        refuses("Free some space", journal.commit)
-        return
+    refuses("No space left on device", journal.commit)
+    with pytest.raises(NoRoomError, match="was not carried out"), journal.request():
+        journal.set_meta("asked", True)
+    assert not again.facts()
+    pages(10_000)
     journal.commit()
-    assert len(waited) == waits
-    again = Journal(tmp_path / "journal.sqlite")
     assert [fact.job for fact in again.facts()] == [7]
-    assert sum(name.startswith("name-") for name in again.meta()) == 40
+    assert len(again.meta()) == 40  # without what was asked for
+    with journal.request():
+        journal.set_meta("asked", True)
+    assert again.meta()["asked"]
 
 
 # Damage, and the copy that takes a damaged journal's place

@@ -77,7 +77,7 @@ def test_a_job_within_its_quota_takes_its_slot_back_from_processes_that_borrowed
     results = tmp_path / "r"
     (tmp_path / "waits.py").write_text(WAITS)
     owner = {"command": [sys.executable, "-c", "pass"]}
-    borrower = {"command": [sys.executable, "waits.py"], "grace_s": 5}
+    borrower = {"command": [sys.executable, "waits.py"], "grace_s": 5, "code": "in_place"}
     if policy == "synergy":
         owner, borrower = ({**each, "batch": 8, "work": 10_000} for each in (owner, borrower))
     for name, tenant, each in (("first", "a", borrower), ("second", "a", borrower), ("owner", "b", owner)):

@@ -153,8 +153,8 @@ def test_good_jobs_alone_are_taken(answers):
 def test_what_users_write_moves_no_cursor(monkeypatch, capsys):
     """A failed job's reason is what its code raised, and a trace's names are what its log says."""
     texts = {"name": f"n{ESCAPES}", "note": "", "reason": f"rank 0: ValueError: {ESCAPES}\nline 2\rjob 7 done"}
-    numbers = dict.fromkeys(("job", "slots", "slots_asked", "step", "work", "restarts"), 0)
-    unknown = dict.fromkeys(("plan", "compressor", "batch", "loss", "goodput"))
+    numbers = dict.fromkeys(("job", "slots", "slots_asked", "step", "work", "restarts", "submitted_unix_s"), 0)
+    unknown = dict.fromkeys(("plan", "compressor", "batch", "loss", "goodput", "started_unix_s"))
     row = {**texts, **numbers, **unknown, "state": "failed", "work_total": 1.0}
     answers = {"/jobs": [row], "/state?most=0": {"aside": [f"node 0 is not used, {ESCAPES}"]}}
     monkeypatch.setattr(Client, "ask", lambda self, method, path: answers[path])

@@ -54,6 +54,7 @@ class Program(NamedTuple):
     standard: tuple[int, int, int]
     keep: tuple[int, ...]
     own_session: bool
+    group: int
 
 
 def _is_python(command: Sequence[Any]) -> bool:
@@ -67,13 +68,13 @@ def _fork_exec(fork: Callable[[Program], int]) -> Callable[..., int]:
     """In place of `_posixsubprocess.fork_exec`, which is below subprocess and multiprocessing alike."""
 
     def fork_exec(command: Any, executables: Any, close: bool, keep: Any, cwd: Any, env: Any, *more: Any) -> int:
-        p2cread, _, _, c2pwrite, _, errwrite, _, errors, _, own_session, *_ = more
+        p2cread, _, _, c2pwrite, _, errwrite, _, errors, _, own_session, group, *_ = more
         if not _is_python(command):
             return int(_exec(command, executables, close, keep, cwd, env, *more))
         environment = None if env is None else dict(os.fsdecode(each).split("=", 1) for each in env)
         words = [os.fsdecode(each) for each in command]
         standard, keep = (p2cread, c2pwrite, errwrite), tuple(each for each in keep if each != errors)
-        return fork(Program(words, cwd and os.fsdecode(cwd), environment, standard, keep, bool(own_session)))
+        return fork(Program(words, cwd and os.fsdecode(cwd), environment, standard, keep, bool(own_session), group))
 
     return fork_exec
 
@@ -99,6 +100,8 @@ def _become(program: Program) -> NoReturn:
         _take_files(program)
         if program.own_session:
             os.setsid()
+        if program.group >= 0:
+            os.setpgid(0, program.group)
         if program.cwd is not None:
             os.chdir(program.cwd)
         if program.environment is not None:
@@ -210,7 +213,7 @@ class _Zygote:
             os.waitpid(self.pid, 0)
 
     def _serve(self, requests: socket.socket) -> None:
-        _take_files(Program([], None, None, (-1, -1, -1), (requests.fileno(),), False))
+        _take_files(Program([], None, None, (-1, -1, -1), (requests.fileno(),), False, -1))
         os.setsid()
         faulthandler.disable()
         logging.getLogger().handlers.clear()
