@@ -67,13 +67,21 @@ def _goals(results: Results) -> str:
             worst = int(np.argmax(files))
             what = f"synergy: {name} on no file above {BOUND} of sia's"
             rows.append([cluster, what, f"{files[worst]:.2f} ({short(FILES[worst])})", met(files[worst] <= BOUND)])
-        waits_h, most = (
-            [max(results[run][figure] for run in synergy.on(file)) / unit for file in FILES]
-            for figure, unit in (("max_waiting_s", HOUR_S), ("max_restarts", 1.0))
-        )
-        rows.append([cluster, "synergy: longest wait at most 1 h", f"{max(waits_h):.2f} h", met(max(waits_h) <= 1)])
-        rows.append([cluster, "synergy: restarts of one job at most 250", f"{max(most):.0f}", met(max(most) <= 250)])
+        waits_h = [_most(results, synergy, file, "max_waiting_s") / HOUR_S for file in FILES]
+        same_h = [_most(results, Case(SAME, more), file, "max_waiting_s") / HOUR_S for file in FILES]
+        limits_h = [max(1.0, 2 * each) for each in same_h]
+        worst = int(np.argmax(np.divide(waits_h, limits_h)))
+        what = "synergy: longest wait at most 1 h, or twice that of sia given the same"
+        found_h = f"{waits_h[worst]:.2f} h ({short(FILES[worst])}; sia given the same {same_h[worst]:.2f} h)"
+        rows.append([cluster, what, found_h, met(waits_h[worst] <= limits_h[worst])])
+        most = max(_most(results, synergy, file, "max_restarts") for file in FILES)
+        rows.append([cluster, "synergy: restarts of one job at most 250", f"{most:.0f}", met(most <= 250)])
     return table(("cluster", "goal", "found", ""), rows, 2)
+
+
+def _most(results: Results, case: Case, file: str, figure: str) -> float:
+    """The largest value over seeds."""
+    return max(float(results[run][figure]) for run in case.on(file))
 
 
 def _means(results: Results, more: tuple[str, ...]) -> str:
