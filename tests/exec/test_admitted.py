@@ -165,7 +165,6 @@ class Other: ...
         ("FILE:Mne", {}, "Did you mean 'Mine'?"),
         ("FILE:Mine", {"wdth": 3}, r"its arguments are \(width: int\)"),
         ("FILE:Half", {}, "lacks batch, build_optimizer, loss"),
-        ("FILE:Imports", {}, "imports sibling, which lies beside it"),
         ("FILE:Other", {}, "is no TrainingJob; derive it"),
         ("/nowhere/mine.py:Mine", {}, "there is no file /nowhere/mine.py"),
         ("synergy_exec.examples.rnn:Rnn", {}, "there is no module 'synergy_exec.examples.rnn'"),
@@ -174,6 +173,5 @@ class Other: ...
 )
 def test_a_job_that_cannot_be_loaded(tmp_path, job_class, arguments, says):
     file = tmp_path / "mine.py"
-    file.write_text(f"import sibling\n{JOB}" if job_class == "FILE:Imports" else JOB)
-    (tmp_path / "sibling.py").touch()
+    file.write_text(JOB)
     refuses(says, load_job, job_class.replace("FILE", str(file)), arguments)
