@@ -48,6 +48,8 @@ GIVEN_UP = "given-up-"
 LOG, OLD_LOG = "log.txt", "log-old.txt"
 LOG_HEADING = "--- run"
 """Begins the line before the output of a run; the run's number follows."""
+OWN_FILES = (DESCRIPTION, PROGRESS, REPORTS, f"{GIVEN_UP}*", LOG, OLD_LOG)
+"""Patterns of the files that Synergy writes at the top of the folder of a command."""
 
 
 class Filed(NamedTuple):

@@ -29,7 +29,7 @@ from synergy_exec.settings import Settings
 from synergy_exec.worker.processes import lives
 
 PATIENCE_S, COPYING_S = 10.0, 120.0
-"""Seconds to wait for an answer; if the controller copies the job's code first."""
+"""Seconds to wait for an answer, and for the answer to a submission, before which the job's code is copied."""
 
 
 @dataclass(frozen=True, slots=True)

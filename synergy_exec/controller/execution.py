@@ -201,7 +201,7 @@ class Execution:
             self.decider.back(job, now_s)
 
     def awaited(self, job: ExecutedJob) -> list[ExecutedJob | None]:
-        """The jobs in the `after` of a job that are not done; None for one that the journal does not know."""
+        """The jobs that this job waits for (`after`) and that are not done; None for one that is not in the journal."""
         before = [self.jobs.get(int(each)) for each in job.file.after]
         return [each for each in before if each is None or each.state != "done"]
 

@@ -251,7 +251,7 @@ class Agents:
         await self.backend.stop()
 
     def dismiss_within(self, seconds: float) -> None:
-        """Shortens the time of agents that were dismissed: they kill what has not saved within these seconds."""
+        """Tells agents that are leaving to kill every run that has not saved within these seconds."""
         for link in self.links.values():
             link.queue.put_nowait(Shutdown(within_s=seconds))
         self._dismissed_s = min(self._dismissed_s, time.monotonic() + seconds + EXITING_S)

@@ -97,7 +97,7 @@ def _move(thread: int, cores: set[int]) -> bool:
     return True
 
 
-# Which processes of a tree hear a signal, and which a process tells itself.
+# To which processes of a tree a signal must be sent, and to which others they pass it on themselves.
 
 
 def handles(pid: int, number: signal.Signals) -> bool:
@@ -112,7 +112,7 @@ def forks(pid: int) -> list[int]:
 
 
 def hearers(pid: int, number: signal.Signals) -> list[int]:
-    """The process and those of its descendants that do not hear of the signal from one another.
+    """The process and its descendants, without those to which one of them passes the signal on.
 
     A process that handles the signal is left to tell the processes that it has put into a group of their own, as
     torchrun does with its ranks, and its own forks: the workers of a data loader must not leave before the last step.

@@ -22,12 +22,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
 from synergy_exec.job_file import DEFAULT_COMMAND_S, JobFile, job_of
-from synergy_exec.job_folder import LOG, LOG_HEADING, NEVER_COPIED, PROGRESS, REPORTS
+from synergy_exec.job_folder import LOG, LOG_HEADING, NEVER_COPIED, OWN_FILES, PROGRESS, REPORTS
 from synergy_exec.messages import PAUSED, Failure, Launch, MeansToLeave, Noted, Report, Started, Stop
 from synergy_exec.plain import MOST_SHOWN, plain
 from synergy_exec.worker import processes
@@ -40,7 +41,7 @@ _BEAT_S = 600.0
 _LONG_STEPS = 10
 """A step that takes this many times as long as the steps before it is worth a note."""
 _STACK_S = 10.0
-"""Time for one process to show where it stands."""
+"""Maximum seconds in which one process prints its stack."""
 
 
 def run(start: Start, descriptors: Descriptors) -> int:
@@ -267,25 +268,28 @@ class _Progress:
         return f"exited with 0 before its first step: {said}"
 
 
-_OWN = re.compile(r"(log|log-old)\.txt|progress\.json|job\.json|report-\d+\.jsonl|given-up-.*")
-"""Files that Synergy writes at the top of a job's folder, or a command in order to report its steps."""
 MAX_LOOKED_AT = 100_000
 _CLOCK_S = 0.01
-"""The kernel's times of files lag behind the clock by so much at most."""
+"""A file's time of modification may be this much earlier than `time.time()` at the moment it was written."""
 
 
 def _written(folders: Iterable[str], since_unix_s: float) -> str:
-    """A file of the command in these folders that was written since then; "" if none is found.
+    """The path of a file in these folders that the command wrote after since_unix_s; "" if none is found.
 
-    Of folders with more than `MAX_LOOKED_AT` files, the others are not looked at.
+    Files that Synergy itself writes do not count. At most `MAX_LOOKED_AT` files are looked at.
     """
-    looked_at = 0
-    for folder in dict.fromkeys(folders):
+    looked_at, seen = 0, list[str]()
+    for folder in map(os.path.realpath, folders):
+        if any(os.path.commonpath((folder, each)) == each for each in seen):
+            continue
+        seen.append(folder)
         for where, below, files in os.walk(folder):
             below[:] = [each for each in below if each not in NEVER_COPIED]
             looked_at += len(files)
-            for name in files if looked_at <= MAX_LOOKED_AT else ():
-                if where == folder and _OWN.fullmatch(name):
+            if looked_at > MAX_LOOKED_AT:
+                return ""
+            for name in files:
+                if where == folder and any(fnmatch(name, each) for each in OWN_FILES):
                     continue
                 with contextlib.suppress(OSError):
                     if os.lstat(os.path.join(where, name)).st_mtime >= since_unix_s - _CLOCK_S:

@@ -82,8 +82,10 @@ def tone_of(policy: str) -> int:
 
 
 def looks(policies: Iterable[str]) -> dict[str, Look]:
-    """The looks of these policies, in order, all different up to 20 policies. Those of a tone that another has take one
-    that is free, or hollow markers; registered policies choose first, so that they look alike in most comparisons.
+    """The look of each policy, in their order; no two are alike among up to 20.
+
+    A policy whose own tone is taken gets a free one, or a hollow marker. Registered policies choose first, so that they
+    look the same in most comparisons.
     """
     every = dict.fromkeys(policies)
     free = [(hollow, number) for hollow in (False, True) for number in range(len(TONES))]
