@@ -95,7 +95,7 @@ def naive(theta, sqr, var, first, largest, low, high, nodes, gpus):
         count = max(ceil(per_gpu / high - 1e-8), 1)
         if gpus == 1 and per_gpu > first * (1 + 1e-12):
             count = max(count, 2)
-        local = ceil(per_gpu / count - 1e-8)
+        local = min(ceil(per_gpu / count - 1e-8), largest // (gpus * count))
         if not low <= local <= high:
             continue
         batch = gpus * local * count
@@ -138,6 +138,7 @@ def test_best_batch_is_the_rule_over_all_jobs_and_shapes(jobs, places):
                 (chosen.local_batch[j, s], chosen.accumulation[j, s], chosen.throughput[j, s]),
             ):
                 assert low[j] <= local <= high[j]
+                assert gpus[s] * local * count <= largest[j]
                 batch, seconds = gpus[s] * local * count, iteration_time(theta[j], nodes[s], gpus[s], local, count)
                 assert throughput == pytest.approx(batch / seconds)
                 assert gain(batch / first[j], sqr[j], var[j]) / seconds == pytest.approx(rate, rel=1e-9)
@@ -150,6 +151,15 @@ def test_one_gpu_beyond_the_initial_batch_needs_two_micro_batches():
     assert (one.local_batch, one.accumulation) == (100, 2)
     two = best_batch_one(theta, 1e-9, 1.0, 100.0, 800.0, 1.0, 400.0, 1, 2)
     assert (two.local_batch, two.accumulation) == (400, 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "largest", "gpus", "batch"), [(128, 512, 3, 510), (100, 100, 48, 96), (64, 1000, 7, 994)]
+)
+def test_the_largest_batch_is_never_exceeded_by_rounding(first, largest, gpus, batch):
+    theta = np.array([1.0, 1e-6, 1e-8, 1e-8, 1e-8, 1e-8, 1.0])  # noise is large, so the largest batch is best
+    one = best_batch_one(theta, 1e-9, 1.0, float(first), float(largest), 1.0, 400.0, 1, gpus)
+    assert gpus * one.local_batch * one.accumulation == batch
 
 
 def test_a_fixed_batch_is_accumulated_where_it_must_be_and_never_exceeds_the_largest():

@@ -3,8 +3,9 @@
 The rule is that of Pollux's published artifact. For a job with initial batch B₀, largest batch B_max and b_min to b_max
 samples per GPU and micro-batch, it tries 50 total batches B, spaced geometrically from max(B₀, b_min·M) to B_max
 inclusive. Each gives L = B/M samples per GPU, a = ⌈L/b_max⌉ micro-batches (a ≥ 2 if M = 1 and L > B₀, because the noise
-is estimated from two micro-batches) and b = ⌈L/a⌉ samples per micro-batch. B is feasible if b_min ≤ b ≤ b_max. The
-feasible B of highest goodput wins; in a tie, the smallest. The job's total batch is then M·b·a.
+is estimated from two micro-batches) and b = min(⌈L/a⌉, ⌊B_max/(M·a)⌋) samples per micro-batch; the artifact has
+⌈L/a⌉ alone, with which M·b·a may exceed B_max. B is feasible if b_min ≤ b ≤ b_max. The feasible B of highest goodput
+wins; in a tie, the smallest. The job's total batch is then M·b·a.
 
 Goodput is the rate of progress,  gain(B)/T_iter = throughput × efficiency / B₀,  in iterations at the initial batch per
 second. It ranks a job's configurations like Pollux's throughput × efficiency, and remaining work ÷ goodput is a time.
@@ -98,10 +99,15 @@ def _goodput(case: _Case, local: Floats, micro: Floats, errors: GradientErrors |
 
 
 def _candidates(
-    case: _Case, min_per_gpu: Floats | float, log_span: Floats | float, low: Floats | float, high: Floats | float
+    case: _Case,
+    min_per_gpu: Floats | float,
+    log_span: Floats | float,
+    low: Floats | float,
+    high: Floats | float,
+    most_per_gpu: Floats | float,
 ) -> tuple[Floats, Floats, Bools]:
     """Each candidate's samples per micro-batch b, its number of micro-batches, and whether it is feasible. min_per_gpu:
-    smallest L. log_span: ln(largest L ÷ smallest L). low, high: limits of b.
+    smallest L. log_span: ln(largest L ÷ smallest L). low, high: limits of b. most_per_gpu: B_max/M.
     """
     per_gpu = log_span * _FRACTIONS
     np.exp(per_gpu, out=per_gpu)
@@ -116,6 +122,10 @@ def _candidates(
     per_gpu /= micro
     per_gpu -= CEILING_TOLERANCE
     np.ceil(per_gpu, out=per_gpu)
+    most = most_per_gpu / micro
+    most += CEILING_TOLERANCE
+    np.floor(most, out=most)
+    np.minimum(per_gpu, most, out=per_gpu)
     feasible = per_gpu >= low
     feasible &= per_gpu <= high
     return per_gpu, micro, feasible
@@ -151,7 +161,8 @@ def best_batch(
     sync = sync_time(theta, nodes, gpus) if sync_s is None else sync_s
     columns = [
         *(alpha, beta, gamma, sync, _column(grad_sqr), _column(grad_var), initial, gpus),
-        *(min_batch / gpus, np.maximum(span, 0.0), min_samples, _column(max_local), span),
+        *(min_batch / gpus, np.maximum(span, 0.0), min_samples, _column(max_local)),
+        *(_column(max_batch) / gpus, span),
         *([] if errors is None else [_column(getattr(errors, each.name)) for each in fields(errors)]),
     ]
     columns = [np.broadcast_to(each, shape) for each in columns]
@@ -168,11 +179,11 @@ def _column(values: ArrayLike) -> Floats:
 
 def _chosen(columns: list[Floats]) -> tuple[Floats, Floats, Floats, Floats]:
     """Goodput, local batch, micro-batches and throughput of the best candidates. columns: as made by `best_batch`."""
-    case, gpus, (min_per_gpu, log_span, low, high, unclipped_span) = _Case(*columns[:8]), columns[7], columns[8:13]
-    local, micro, feasible = _candidates(case, min_per_gpu, log_span, low, high)
+    case, gpus, (*limits, unclipped_span) = _Case(*columns[:8]), columns[7], columns[8:14]
+    local, micro, feasible = _candidates(case, *limits)
     # If max(B₀, b_min·M) exceeds B_max, no batch is feasible.
     feasible &= unclipped_span >= 0.0
-    rate, seconds = _goodput(case, local, micro, GradientErrors(*columns[13:]) if columns[13:] else None)
+    rate, seconds = _goodput(case, local, micro, GradientErrors(*columns[14:]) if columns[14:] else None)
     rate *= feasible
     best = rate.argmax(axis=-1)
     index = best + np.arange(best.size).reshape(best.shape) * rate.shape[-1]
@@ -213,7 +224,8 @@ def _best_of(
     min_batch = max(case.initial_batch, min_local * gpus)
     if min_batch > max_batch:
         return OneBatch()
-    local, micro, feasible = _candidates(case, min_batch / gpus, log(max_batch / min_batch), min_local, max_local)
+    limits = min_batch / gpus, log(max_batch / min_batch), min_local, max_local, max_batch / gpus
+    local, micro, feasible = _candidates(case, *limits)
     rate, seconds = _goodput(case, local, micro, errors)
     rate *= feasible
     best = int(rate.argmax())
