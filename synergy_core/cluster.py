@@ -91,6 +91,8 @@ class Cluster:
     the job has waited `patience_s`, then on any free GPUs. "spread": at once on any free GPUs, on as few nodes as
     possible. "even": like "spread" with equal numbers of GPUs per node, 2 + 2 and not 3 + 1, for jobs limited by
     network cards. "most_free": fills one node after another, from the most free GPUs (as in Pollux's simulator).
+    max_wait: how many times max(60 s, 2 × the mean run time) a job may wait before it starts ahead of all others
+    (`synergy_core.scheduling.starvation`); 0: policies decide, as published.
     """
 
     node_types: tuple[NodeType, ...]
@@ -99,6 +101,7 @@ class Cluster:
     reclaim: Literal["any", "never"] | None = None
     placement: PlacementRule = "consolidate"
     patience_s: float = 600.0
+    max_wait: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.node_types:
@@ -108,6 +111,10 @@ class Cluster:
         if not self.patience_s >= 0:
             raise InputError(
                 f"cluster.patience_s={self.patience_s:g}: expected seconds ≥ 0; only placement=relax reads it."
+            )
+        if not 0 <= self.max_wait < float("inf"):
+            raise InputError(
+                f"cluster.max_wait={self.max_wait:g}: expected a number above 0, or 0 for no bound on waits."
             )
         if len({each.cpus > 0 for each in self.node_types}) > 1:
             with_cpus = ", ".join(each.name for each in self.node_types if each.cpus)

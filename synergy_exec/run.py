@@ -26,7 +26,7 @@ from synergy_core.policies import Policy
 from synergy_exec import job_folder
 from synergy_exec.backends import Backend, checked_options, get_backend
 from synergy_exec.controller.controller import Arrival, Controller, whole_cluster
-from synergy_exec.controller.execution import with_quotas
+from synergy_exec.controller.execution import shared_out
 from synergy_exec.controller.journal import STATES, Journal, open_journal
 from synergy_exec.folders import WORK, Place, claim, unfinished
 from synergy_exec.plain import plain, plain_lines
@@ -209,7 +209,7 @@ def _execute_one(
     journal = Journal(work / "journal.sqlite")
     whole = whole_cluster(journal)
     assert whole is not None
-    cluster = with_quotas(whole, settings.cluster)
+    cluster = shared_out(whole, settings.cluster)
     return executed(journal, trace, policy, cluster, work.parents[1].name, settings.seed, cpu_s)
 
 

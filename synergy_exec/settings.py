@@ -18,6 +18,8 @@ from synergy_runs.settings import (
     FIGURES_MEANING,
     FOLDER,
     FRACTION,
+    MAX_WAIT_MEANING,
+    NOT_NEGATIVE,
     POSITIVE,
     Bounds,
     Figures,
@@ -43,8 +45,8 @@ class BackendSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaSettings:
-    """Quotas of slots."""
+class SharingSettings:
+    """How slots are shared out among jobs."""
 
     virtual_clusters: dict[str, int] | None = key(
         "quotas: null, or {name: slots}; a job says which it counts against",
@@ -57,6 +59,7 @@ class QuotaSettings:
         "guarantee); null: any under policies that stop jobs, never under the others",
         None,
     )
+    max_wait: float = key(MAX_WAIT_MEANING, 2.0, NOT_NEGATIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,7 @@ class Settings(RunSettings):
         "which jobs arrive: +trace=demo; null: only what is submitted (with serve=true)", None
     )
     backend: BackendSettings = key("how agents get onto nodes; the cluster is what they find there", BackendSettings())
-    cluster: QuotaSettings = key("how the slots that agents find are shared out", QuotaSettings())
+    cluster: SharingSettings = key("how the slots that agents find are shared out", SharingSettings())
     profile: str | None = key(
         "the file that python -m synergy_exec profile wrote; its models get the plans that were fastest here. auto: "
         "measure the trace's models first, quickly, where results_dir/profile.json lacks them (with compression other "

@@ -150,6 +150,7 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
         reclaim=wanted.reclaim,
         placement=wanted.placement,
         patience_s=wanted.patience_s,
+        max_wait=wanted.max_wait,
     )
     quotas = wanted.virtual_clusters
     if quotas is None:

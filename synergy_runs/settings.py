@@ -55,6 +55,11 @@ COMPRESSION_MEANING = (
 )
 FigureFormat = Literal["png", "pdf", "svg"]
 Figures = bool | list[FigureFormat]
+MAX_WAIT_MEANING = (
+    "how many times max(60 s, 2 × the mean run time so far) a job may wait before it goes first: others are stopped "
+    "for it or, under policies that stop none, do not start until it does; srtf is exempt. 0: as long as the policy "
+    "lets it wait"
+)
 FIGURES_MEANING = (
     "formats of the figures, one or a list: [png,pdf,svg]; true: png. report.html and traces for Perfetto are written "
     "with them; false: none of all these"
@@ -196,6 +201,7 @@ class ClusterSettings:
         "equal numbers of GPUs per node: 2 + 2, not 3 + 1), most_free (on the emptiest nodes)"
     )
     patience_s: float = key("how long a job waits for a consolidated placement if placement=relax", bounds=NOT_NEGATIVE)
+    max_wait: float = key(MAX_WAIT_MEANING, bounds=NOT_NEGATIVE)
     partitions: Literal["trace"] | None = key(
         "trace: each job runs only on the nodes of the partition that the log says it was submitted to; null: all "
         "nodes are one pool. A node type of a partition is named a100@PARTITION",

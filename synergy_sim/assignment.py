@@ -46,7 +46,7 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
             f"known: {', '.join(truth.names) or 'none (set SYNERGY_DATA, or truth.profiles=FOLDER)'}. The speed of "
             "other models, such as the small ones that the executor trains with +trace=demo, has to be measured: type "
             "python -m synergy_exec profile, and then, to simulate what was measured, "
-            "truth.profile=results/profile.json testbed=executor cluster.gpu_type=cpu."
+            "truth.profile=results/profile.json testbed=executor cluster.gpu_type=cpu cluster.max_wait=2."
         )
     workload = with_profiled_batches(workload, truth)
     if not (workload.global_batch > 0).all():

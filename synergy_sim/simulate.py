@@ -14,7 +14,8 @@ import numpy as np
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.state import Allocations, ClusterState
 from synergy_core.policies import Policy, SharingPolicy
-from synergy_core.scheduling.scheduler import Scheduler, scheduler_for
+from synergy_core.scheduling.protocol import Scheduler
+from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_core.units import on_grid
 from synergy_runs.facts import Run, truth_read_by
 from synergy_runs.inputs import check_fit

@@ -42,7 +42,7 @@ def both_ways(names: Sequence[str], models: Sequence[str], slots: int, profile_s
             _type("synergy_exec", "profile", *models, "--out", profile, *measured)
             if profile == profiles[0]:
                 _type("synergy_exec", *common, f"profile={profile}", f"results_dir={folder / 'real'}")
-        testbed = ("testbed=executor", "cluster.gpu_type=cpu", "same_information=false")
+        testbed = ("testbed=executor", "cluster.gpu_type=cpu", "cluster.max_wait=2", "same_information=false")
         for profile in profiles:
             into = f"results_dir={folder / profile.stem}"
             _type("synergy_sim", *common, *testbed, f"truth.profile={profile}", into)

@@ -25,6 +25,7 @@ def run(chosen: argparse.Namespace) -> int:
     from synergy_core.errors import InputError
     from synergy_core.policies import get_policy, load
     from synergy_core.scheduling.conformance import conforms
+    from synergy_core.scheduling.starvation import bound_in_words
 
     if chosen.module is not None:
         if importlib.util.find_spec(chosen.module.partition(".")[0]) is None:
@@ -33,6 +34,7 @@ def run(chosen: argparse.Namespace) -> int:
             )
         load(f"--module {chosen.module}", partial(importlib.import_module, chosen.module))
     for name in chosen.names:
-        conforms(get_policy(name))
-        print(f"{name}: keeps the rules")
+        policy = get_policy(name)
+        conforms(policy)
+        print(f"{name}: keeps the rules\n  jobs wait {bound_in_words(policy)}")
     return 0

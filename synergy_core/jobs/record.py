@@ -41,7 +41,8 @@ class Job:
     requested: CPUs and memory per GPU that the user requested, or None. keeps_until_s: until this instant, mechanisms
     take no GPUs from the job; policies take none either if the instant is after first_step_s. Drivers set it where a
     job might otherwise never begin, or never save its progress. priority: requested by the user; policies that read it
-    run higher priorities first. ticket: set by the queue to find the job's entry.
+    run higher priorities first. starved: whether the job has waited so long that it starts before others, and then
+    keeps its GPUs for a while (`synergy_core.scheduling.starvation`). ticket: set by the queue to find the job's entry.
     """
 
     job_id: int
@@ -73,6 +74,7 @@ class Job:
     task: SynergyTask | None = field(default=None, init=False)
     plan: Plan | None = field(default=None, init=False)
     share: Share | None = field(default=None, init=False)
+    starved: bool = field(default=False, init=False)
     ticket: object = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -89,8 +91,10 @@ class Job:
         return self.running and self.spec is not None and not self.spec.preemptible
 
     def stays(self, now_s: float) -> bool:
-        """Whether the job must keep its GPUs now: it may not be stopped at all, or not before it has saved progress."""
-        return self.running and (now_s < self.keeps_until_s > self.first_step_s or self.must_stay)
+        """Whether the job must keep its GPUs now: it may not be stopped at all, or not before it has saved progress, or
+        it had waited for too long.
+        """
+        return self.running and (self.starved or now_s < self.keeps_until_s > self.first_step_s or self.must_stay)
 
     def unsaved_s(self, now_s: float) -> float:
         """Seconds of training that a stop would lose now; 0 if the job saves its progress when it is stopped."""

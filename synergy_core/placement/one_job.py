@@ -7,13 +7,16 @@ per node) masks, whatever the number of nodes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from heapq import heappop, heappush
+from typing import TypeVar
 
 from synergy_core.cluster import BOARD_GPUS, Cluster, PlacementRule
 from synergy_core.jobs.record import NEVER, Job, Placed
 from synergy_core.units import on_grid
+
+Holder = TypeVar("Holder")
 
 
 class TypePool:
@@ -273,6 +276,31 @@ class Placement:
 
     def _pool_of(self, on_nodes: Sequence[tuple[int, int]]) -> TypePool:
         return self.pools[self._type_of_node[on_nodes[0][0]]]
+
+
+def make_room(
+    holders: Iterable[Holder],
+    fits: Callable[[], bool],
+    release: Callable[[Holder], None],
+    claim: Callable[[Holder], None],
+) -> list[Holder] | None:
+    """Releases the GPUs of holders, in this order, until `fits`; then each, the last first, that need not have released
+    its GPUs claims them back. Returns the others, or None if all together are not enough; then all have claimed.
+    """
+    released = []
+    for each in holders:
+        if fits():
+            break
+        release(each)
+        released.append(each)
+    enough = fits()
+    gone = []
+    for each in reversed(released):
+        claim(each)
+        if enough and not fits():
+            release(each)
+            gone.append(each)
+    return gone if enough else None
 
 
 class Patience:

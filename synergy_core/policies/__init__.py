@@ -237,6 +237,7 @@ class OrderingPolicy(_Policy):
     "easy" (a job runs if it fits and, by its estimate, does not delay the first waiting job).
     falls_while_running: whether the key's first entry is a time that falls by a second per second while the job runs.
     next_change(job, now_s): the instant at which the key next changes without an event, or None if it does not.
+    starves: whether jobs may wait for ever by definition, so that `Cluster.max_wait` does not apply.
     begins_anew(job): whether the job counts as newly arrived after that change (`JobView.waited_s`). words(job): the
     key in words, as a part of a sentence about the job; None if the policy has no such text.
     """
@@ -248,6 +249,7 @@ class OrderingPolicy(_Policy):
     next_change: ChangeFunction | None = None
     begins_anew: AnewFunction | None = None
     words: WordsFunction | None = None
+    starves: bool = False
 
     in_rounds: ClassVar[bool] = False
     round_s: ClassVar[float] = 0.0
@@ -383,6 +385,7 @@ def ordering_policy(
     next_change: ChangeFunction | None = None,
     begins_anew: AnewFunction | None = None,
     words: WordsFunction | None = None,
+    starves: bool = False,
 ) -> Callable[[KeyFunction], KeyFunction]:
     """Registers a key function `key(job, *, parameters…)` under its own name; see `OrderingPolicy`.
 

@@ -50,7 +50,9 @@ MACHINES = (
 
 
 class JobCase(NamedTuple):
-    """A job of a case. runs_s: total run time. ran_s: run time so far. observed: whether the job has reported steps."""
+    """A job of a case. runs_s: total run time. ran_s: run time so far. observed: whether the job has reported steps.
+    fixed: whether it trains on the requested number of GPUs only; read in whole runs.
+    """
 
     submit_s: float
     gpus: int
@@ -60,6 +62,7 @@ class JobCase(NamedTuple):
     ran_s: float = 0.0
     running: bool = False
     observed: bool = False
+    fixed: bool = False
 
     def __str__(self) -> str:
         progress = f"{'runs' if self.running else 'waits'}, ran {self.ran_s:g} of {self.runs_s:g} s"
@@ -269,7 +272,7 @@ RULES = {
     "order": "the order in which jobs are listed does not matter; job_id breaks ties",
     "starts": "if no job runs and some job fits, some job gets GPUs",
     "rank": "rank(state) is a finite number for every job",
-    "ends": "in a whole run, every job ends: no job starves under a finite load",
+    "ends": "in a whole run, every job ends, and none waits beyond the bound of `Cluster.max_wait`",
     "placed": "in a whole run, no GPU is held twice, by a job that requested another type, or beyond a quota",
     "entitled": "in a whole run, no job within its quota waits for GPUs that are idle or lent to another tenant",
     "repeats": "in a whole run, the same jobs have the same schedule",

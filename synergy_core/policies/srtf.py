@@ -9,7 +9,7 @@ def _words(job: OracleJobView) -> str:
     return f"remaining {format_duration(job.remaining_s)}"
 
 
-@ordering_policy(words=_words, preemptive=True, falls_while_running=True)
+@ordering_policy(words=_words, preemptive=True, falls_while_running=True, starves=True)
 def srtf(job: OracleJobView) -> tuple[float, float]:
     """Shortest true remaining time first, preempting."""
     return job.remaining_s, job.submit_time_s

@@ -25,11 +25,12 @@ from synergy_core.jobs.state import (
     OracleGoodputState,
 )
 from synergy_core.jobs.testbed_profiles import Profile, degrees_of
-from synergy_core.placement.one_job import Patience, Placement, per_node
+from synergy_core.placement.one_job import Patience, Placement, make_room, per_node
 from synergy_core.placement.whole_round import packing
 from synergy_core.planner.plan import Plan
 from synergy_core.planner.tables import PlanError
 from synergy_core.policies import AllocationPolicy
+from synergy_core.quotas import Quotas
 from synergy_core.scheduling.lending import ask
 from synergy_core.scheduling.order import DurationPredictor
 from synergy_core.units import Floats, Ints
@@ -65,6 +66,40 @@ class Placer:
     def release(self, job: Job) -> None:
         """Frees the GPUs of a running job."""
         self._placement.release(job.placement)
+
+    def seat(self, job: Job, gpus: int, gpu_type: str, holders: Sequence[Job], quota_left: float) -> Changes | None:
+        """Gives a waiting job its GPUs, and stops as few of the holders as that needs, the last ones first.
+
+        holders: running jobs that may be stopped. quota_left: GPUs of the job's tenant that are unused. Returns None if
+        the job does not fit although all holders of the type, or all of the tenant's if its quota is used up, stop.
+        """
+        placement, left, tenant = self._placement, quota_left, job.virtual_cluster
+        scattered = self._patience.ends_s(job) <= job.settled_s
+
+        def fits() -> bool:
+            return gpus <= left and placement.fits(gpus, gpu_type, scattered=scattered)
+
+        def count(holder: Job, sign: int) -> None:
+            nonlocal left
+            left += sign * holder.held_gpus * (holder.virtual_cluster == tenant)
+
+        def release(holder: Job) -> None:
+            placement.release(holder.placement)
+            count(holder, 1)
+
+        def claim(holder: Job) -> None:
+            placement.claim(holder.placement)
+            count(holder, -1)
+
+        own = [each for each in holders if self._cluster.type_of(each.placement) == gpu_type]
+        if gpus > left:
+            own = [each for each in holders if each.virtual_cluster == tenant]
+        gone = make_room(reversed(own), fits, release, claim)
+        if gone is None:
+            return None
+        placed = placement.place(gpus, gpu_type, scattered=scattered)
+        assert placed is not None
+        return Changes([(each, each.placement) for each in gone], [(job, placed)], set())
 
     def changes(self, answer: Allocations, jobs: Sequence[Job], state: ClusterState) -> Changes:
         """Claims and releases GPUs according to the answer to this state of the jobs, and returns the changes."""
@@ -416,12 +451,17 @@ class AllocationScheduler:
             if job.running:
                 self._snapshots.count(job, now_s)
                 job.settle(now_s)
+        seated = self._seat_starved(jobs, now_s)
         state = self._snapshots.of(jobs, now_s, self._memory)
         state, answer = ask(self._policy, state)
         self._check(answer, jobs, state)
         self.last = state, answer
         self._memory = answer.memory
-        decision = self._enter(self._placer.changes(answer, jobs, state), now_s, jobs, answer)
+        stops, starts, moved = self._placer.changes(answer, jobs, state)
+        retuned = self._replan(jobs, stops, starts)
+        self._enter(Changes(stops, starts, moved), now_s)
+        stops, starts = seated.stops + stops, seated.starts + starts
+        decision = Decision(stops, starts, answer.objective, answer.bound, retuned)
         return decision if answer.share is None else self._shared(decision, jobs, answer.share)
 
     @staticmethod
@@ -500,9 +540,57 @@ class AllocationScheduler:
                     f"policy {self._policy.name} gave out {given[node]:g} {what} of node {node}; it has {has[node]:g}."
                 )
 
-    def _enter(self, changes: Changes, now_s: float, jobs: Sequence[Job], answer: Allocations) -> Decision[Job]:
+    def _seat_starved(self, jobs: Sequence[Job], now_s: float) -> Changes:
+        """Starts starved jobs before the policy decides, each on as few GPUs as it can; they must then stay.
+
+        If one finds too few GPUs beside jobs that must stay, no later one of its tenant or GPU type starts either.
+        """
+        seated = Changes([], [], set())
+        starved = [at for at, job in enumerate(jobs) if job.starved and not job.running]
+        unseated: list[Job] = []
+        for at in sorted(starved, key=lambda at: (jobs[at].waits_since_s, jobs[at].job_id)):
+            job = jobs[at]
+            if any(self._competes(job, each) for each in unseated):
+                continue
+            job.settle(now_s)
+            holders = sorted(
+                (each for each in jobs if each.running and not each.stays(now_s)),
+                key=lambda each: (each.submit_time_s, each.job_id),
+            )
+            quotas, tenant = Quotas(self._cluster.virtual_clusters), job.virtual_cluster
+            quotas.use(tenant, sum(each.held_gpus for each in jobs if each.virtual_cluster == tenant))
+            for gpu_type, gpus in self._least_sizes(self._snapshots.of(jobs, now_s, self._memory), at):
+                changes = self._placer.seat(job, gpus, gpu_type, holders, quotas.left(tenant))
+                if changes is not None:
+                    self._enter(changes, now_s)
+                    seated.stops.extend(changes.stops)
+                    seated.starts.extend(changes.starts)
+                    break
+            else:
+                unseated.append(job)
+        return seated
+
+    def _competes(self, one: Job, other: Job) -> bool:
+        """Whether the jobs may need the same GPUs."""
+        if self._cluster.virtual_clusters and one.virtual_cluster != other.virtual_cluster:
+            return False
+        return self.beliefs is not None or "" in (one.gpu_type, other.gpu_type) or one.gpu_type == other.gpu_type
+
+    def _least_sizes(self, state: ClusterState, at: int) -> list[tuple[str, int]]:
+        """(GPU type, number of GPUs) on which job number `at` could run, the fewest GPUs of each type; fewest first."""
+        gpu_types = self._cluster.gpu_types
+        if self._policy.keeps_gpus or not isinstance(state, GoodputState):
+            return [(gpu_types[kind], int(state.gpus[at])) for kind in state.types_for(at)]
+        rows = state.rows()
+        runs = state.runnable(rows, growth=1.0, first_gpus=1)[2][at] & state.suits(rows.gpu_type)[at]
+        least: dict[str, int] = {}
+        for row in np.flatnonzero(runs).tolist():
+            gpu_type, gpus = gpu_types[rows.gpu_type[row]], int(rows.gpus[row])
+            least[gpu_type] = min(gpus, least.get(gpu_type, gpus))
+        return sorted(least.items(), key=lambda each: each[1])
+
+    def _enter(self, changes: Changes, now_s: float) -> None:
         stops, starts, moved = changes
-        retuned = self._replan(jobs, stops, starts)
         for job, _ in stops:
             job.stopped(now_s)
             self._snapshots.changed(job)
@@ -511,7 +599,6 @@ class AllocationScheduler:
             if not job.moved:
                 job.plan = self._plan(job, None)
         self.waiting += len(stops) - len(starts)
-        return Decision(stops, starts, answer.objective, answer.bound, retuned)
 
     def _plan(self, job: Job, held: Plan | None) -> Plan | None:
         if job.task is None or not job.task.scheduled:

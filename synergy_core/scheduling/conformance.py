@@ -41,10 +41,13 @@ from synergy_core.policies._check import (
     try_on,
 )
 from synergy_core.quotas import Quotas
-from synergy_core.scheduling.scheduler import Scheduler, scheduler_for
+from synergy_core.scheduling.protocol import Scheduler
+from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_core.units import GB, TICK_S, grid_ceil, on_grid
 
 JOBS = (1, 3, 8)
+FULL = Cluster((NodeType("v100", "v100", 1, 2),), max_wait=1.0)
+"""A small cluster on which waits are bounded."""
 LENDING = Cluster((NodeType("v100", "v100", 2, 4),), {"a": 3, "b": 5}, borrowing=True, placement="spread")
 """A cluster on which any idle GPUs fit, so that a job within its quota is entitled to them (`_Work.entitled`)."""
 PATIENCE = 20.0
@@ -61,6 +64,7 @@ def conforms(policy: Policy) -> None:
     for machines in map(_with_hosts, of_all) if isinstance(policy, SharingPolicy) else of_all:
         for jobs in JOBS:
             try_on(_random(machines, jobs), _twice, policy)
+    try_on(_stream(_with_hosts(FULL) if isinstance(policy, SharingPolicy) else FULL, policy), _twice, policy)
 
 
 def _order_of(policy: Policy) -> OrderingPolicy | AllocationPolicy:
@@ -136,6 +140,14 @@ def _random(machines: Cluster, jobs: int) -> PolicyCase:
     return PolicyCase(machines, tuple(sorted(asked)), 0.0)
 
 
+def _stream(machines: Cluster, policy: Policy) -> PolicyCase:
+    """A job that needs both GPUs, beside jobs on one GPU that overlap, so that at least one always runs: 80 % load."""
+    runs_s = max(6.0, 2.0 * policy.round_s)
+    wide = JobCase(1.0, 2, 5.0 * runs_s, "", TENANTS[0], fixed=True)
+    narrow = [JobCase(number * 0.625 * runs_s, 1, runs_s, "", TENANTS[0], fixed=True) for number in range(60)]
+    return PolicyCase(machines, tuple(sorted([wide, *narrow])), 0.0)
+
+
 class _Work:
     """The jobs of one case under one scheduler."""
 
@@ -150,7 +162,10 @@ class _Work:
     def arrive(self, number: int) -> None:
         job = self.case.record(number)
         if self.policy.reads_goodput:
-            job.spec = replace(spec_of(job, self.machines), restart_s=0.0, declared_restart_s=0.0, resize_s=0.0)
+            fixed = self.case.jobs[number].fixed
+            job.spec = replace(
+                spec_of(job, self.machines, fixed=fixed), restart_s=0.0, declared_restart_s=0.0, resize_s=0.0
+            )
         self.active[number] = job
         with attributed(f"the arrival of job {number} at {job.submit_time_s:g} s"):
             self.scheduler.arrive(job)
@@ -183,6 +198,7 @@ class _Work:
             job.first_step_s = now_s
             self.done.append((now_s, "start", job.job_id, placed))
         self.check_placements()
+        self.check_starved([job for job, _ in decision.starts], now_s)
         self.entitled_since_s = {job.job_id: self.entitled_since_s.get(job.job_id, now_s) for job in self.entitled()}
 
     def entitled(self) -> list[TrialJob]:
@@ -222,6 +238,20 @@ class _Work:
     def _key(self, job: TrialJob) -> Any:
         order = _order_of(self.policy)
         return order.of_records().key(job) if isinstance(order, OrderingPolicy) else (), job.job_id
+
+    def check_starved(self, starts: list[TrialJob], now_s: float) -> None:
+        """Raises Broken if the job that has waited longest and for too long waits on although others could be stopped
+        for it or, without preemption, if another one starts. EASY may start jobs that do not delay it.
+        """
+        starved = [job for job in self.active.values() if job.starved and not job.running]
+        if not starved or (isinstance(self.policy, OrderingPolicy) and self.policy.backfill == "easy"):
+            return
+        first = min(starved, key=lambda job: (job.waits_since_s, job.job_id))
+        kept = sum(job.held_gpus for job in self.active.values() if job.starved)
+        stoppable = self.policy.preemptive and kept + first.gpus <= self.machines.gpus
+        passed = not self.policy.preemptive and any(not job.starved for job in starts)
+        if stoppable or passed:
+            raise Broken("ends", f"job {first.job_id} has waited from {first.waits_since_s:g} s to {now_s:g} s")
 
     def check_placements(self) -> None:
         """Raises Broken unless held GPUs exist, have one holder, are of the requested type and within quotas."""

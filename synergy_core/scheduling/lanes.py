@@ -74,6 +74,9 @@ class Lane(ABC):
         self.pool.release(job.placement)
         self.left += job.gpus
 
+    def withdraw(self, job: Job) -> None:  # noqa: B027
+        """Called when a job has ended while it did not run; it may wait in a `WalkLane`, but in no other lane."""
+
     @abstractmethod
     def decide(self, now_s: float) -> Decision[Job]:
         """The jobs to stop and to start, with GPUs (`()` if the scheduler chooses them). A job in both lists moves."""

@@ -35,6 +35,7 @@ class Waiting(Enum):
     FRAGMENTED = "enough GPUs are free, but not on few enough nodes"
     BEHIND_HEAD = "the first job that waits does not fit, and no job may overtake it"
     BEHIND_RESERVATION = "starting it would delay a job at the head of the queue"
+    BEHIND_STARVED = "a job that has waited for too long starts before all others"
     NO_SHARE = "no node with free GPUs has the CPUs and the memory that the job needs"
     NEXT_DECISION = "the next decision may start it"
     AFTER = "a job after which it is to start is not done"
@@ -121,6 +122,7 @@ class Snapshot(Generic[AnyJob]):
             competing = self.jobs if self.policy.preemptive else [job for job in self.jobs if not job.running]
             say = policy.words or (lambda job: f"key {policy.key(job)}")
             order = sorted(competing, key=lambda job: (policy.key(job), job.job_id))
+            order.sort(key=lambda job: job.waits_since_s if job.starved else NEVER)
             return order, {job.job_id: say(job) for job in order}
         if isinstance(self.policy, SharingPolicy):
             assert policy.line is not None
@@ -206,6 +208,8 @@ class Snapshot(Generic[AnyJob]):
                 reasons.append(self._behind_head(job))
             elif policy.backfill == "easy":
                 reasons += [self._would_delay(job, head) for head in self._heads_before(job)]
+            else:
+                reasons.append(self._behind_starved(job))
             return [each for each in reasons if each is not None]
         before = {each.job_id for each in itertools.takewhile(lambda each: each is not job, self._served[0])}
         ahead = [each for each in self.running if each.job_id in before]
@@ -262,6 +266,11 @@ class Snapshot(Generic[AnyJob]):
         head = line[0] if not self._served[1] or (own[0] is job and job.job_id in self._served[1]) else own[0]
         text = f"{_first(head)} does not fit, and no job may overtake it."
         return None if head is job else Reason(Waiting.BEHIND_HEAD, text)
+
+    def _behind_starved(self, job: Job) -> Reason | None:
+        first = next((each for each in self._ordered[0] if each.starved), job)
+        text = f"{_first(first)} has waited for too long (cluster.max_wait), and no other starts until it does."
+        return None if first is job else Reason(Waiting.BEHIND_STARVED, text)
 
     def _heads_before(self, job: Job) -> Iterable[Job]:
         """The tenants' first waiting jobs (heads) that come before this job; under EASY, it may not delay them."""

@@ -7,12 +7,11 @@ A driver (simulator or executor) calls `arrive`, `finish` and, after carrying ou
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import NEVER, AnyJob, Decision, Job, Placed
-from synergy_core.jobs.state import Allocations, ClusterState
+from synergy_core.jobs.record import NEVER, Decision, Job, Placed
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.placement.one_job import Placement
 from synergy_core.planner.tables import PlanError
@@ -21,7 +20,9 @@ from synergy_core.scheduling.allocation import AllocationScheduler
 from synergy_core.scheduling.lanes import NOTHING, EasyLane, KeepingLane, Lane
 from synergy_core.scheduling.order import DurationPredictor
 from synergy_core.scheduling.preemptive import PreemptiveLane, PreemptiveNodeLane
+from synergy_core.scheduling.protocol import Scheduler
 from synergy_core.scheduling.sharing import SharingScheduler
+from synergy_core.scheduling.starvation import guarded
 from synergy_core.scheduling.trial import WalkLane
 from synergy_core.units import TICK_S
 
@@ -38,8 +39,9 @@ def stops_jobs(policy: str) -> InputError:
 class OrderingScheduler:
     """Runs an ordering policy in lanes: one per tenant with a quota, or a single one.
 
-    On several GPU types, with borrowing, or with `walks`, one `WalkLane` decides by walks over all jobs. `_only`: the
-    lane if there is only one, else None. `_dirty`: tenants whose lanes must decide again, in order of the events.
+    On several GPU types, with borrowing, with `Cluster.max_wait`, or with `walks`, one `WalkLane` decides by walks over
+    all jobs. `_only`: the lane if there is only one, else None. `_dirty`: tenants whose lanes must decide again, in
+    order of the events.
     `_chooses_gpus`: whether lanes only count GPUs, so that this class chooses them.
     """
 
@@ -58,7 +60,7 @@ class OrderingScheduler:
         quotas = cluster.virtual_clusters or {"": cluster.gpus}
         of_lane = {name: {name: gpus} for name, gpus in quotas.items()}
         kind: type[Lane]
-        walks = walks or len(cluster.gpu_types) > 1 or cluster.borrowing
+        walks = walks or len(cluster.gpu_types) > 1 or cluster.borrowing or cluster.max_wait > 0
         if walks:
             kind = WalkLane
         elif policy.preemptive:
@@ -92,6 +94,8 @@ class OrderingScheduler:
     def finish(self, job: Job, now_s: float) -> None:
         if job.running:
             self._leave(job, now_s)
+        elif self._only is not None:
+            self._only.withdraw(job)
         if self._predictor is not None:
             self._predictor.ended(job, job.attained_service_gpu_s / job.gpus, now_s)
 
@@ -177,42 +181,6 @@ class OrderingScheduler:
         return self._only.waiting if self._only is not None else sum([each.waiting for each in self._lanes.values()])
 
 
-class Scheduler(Protocol[AnyJob]):
-    """The interface through which drivers use a scheduler."""
-
-    def arrive(self, job: AnyJob) -> None:
-        """A job was submitted."""
-
-    def finish(self, job: AnyJob, now_s: float) -> None:
-        """A running job has ended, which frees its GPUs, or a stopped job will not return."""
-
-    def requeue(self, job: AnyJob) -> None:
-        """A stopped job waits, and its progress is settled. Not called for a job that moves."""
-
-    def evicted(self, job: AnyJob, now_s: float) -> None:
-        """A running job has lost its GPUs without a decision and waits. No `requeue` follows."""
-
-    def respecified(self, job: AnyJob) -> None:
-        """The job has a new spec, because prior knowledge about its model has changed."""
-
-    def refresh(self, jobs: Iterable[AnyJob]) -> None:
-        """Updates the beliefs about jobs that have reported something new."""
-
-    def decide(self, now_s: float) -> Decision[AnyJob]:
-        """Decides which jobs to stop, and which to start on which GPUs."""
-
-    def next_change_s(self, now_s: float) -> float:
-        """The instant of the next decision if no event comes before, `now_s` or later; inf for never."""
-
-    @property
-    def waiting(self) -> int:
-        """The number of waiting jobs."""
-
-    @property
-    def last(self) -> tuple[ClusterState, Allocations] | None:
-        """The last state and answer of an allocation policy; None for other policies."""
-
-
 def scheduler_for(
     policy: Policy,
     cluster: Cluster,
@@ -227,10 +195,13 @@ def scheduler_for(
 
     free_moves, profile, plan_errors, round_s: see `AllocationScheduler`; walks: see `OrderingScheduler`.
     """
+    scheduler: Scheduler[Any]
     if isinstance(policy, SharingPolicy):
-        return SharingScheduler(policy, cluster, free_moves=free_moves, round_s=round_s or policy.round_s)
-    if isinstance(policy, OrderingPolicy):
-        return OrderingScheduler(policy, cluster, walks=walks)
-    return AllocationScheduler(
-        policy, cluster, free_moves=free_moves, profile=profile, plan_errors=plan_errors, round_s=round_s
-    )
+        scheduler = SharingScheduler(policy, cluster, free_moves=free_moves, round_s=round_s or policy.round_s)
+    elif isinstance(policy, OrderingPolicy):
+        scheduler = OrderingScheduler(policy, cluster, walks=walks)
+    else:
+        scheduler = AllocationScheduler(
+            policy, cluster, free_moves=free_moves, profile=profile, plan_errors=plan_errors, round_s=round_s
+        )
+    return guarded(policy, scheduler, cluster.max_wait)

@@ -349,10 +349,12 @@ class SharingScheduler:
                 self._learning[job_id] = job, profile
                 self._asked[job_id] = self._needs.asked(job)
                 self._changed = True
-        if not self._changed and (self._line.still or not self.waiting):
+        if not self._changed and (self._line.still or not self.waiting) and not self._cluster.max_wait:
             return Decision([], [])
         self._changed = False
         jobs = self._line.stands(now_s)
+        if self._cluster.max_wait:
+            jobs.sort(key=lambda job: job.waits_since_s if job.starved else NEVER)
         asked = [self._asked[job.job_id] for job in jobs]
         pinned = {job.job_id for job in jobs if job.must_stay or (job.running and now_s <= job.keeps_until_s)}
         if self._cluster.borrowing and self._cluster.reclaim == "never":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.record import NEVER, Decision, Job, Placed
-from synergy_core.placement.one_job import Patience, Placement
+from synergy_core.placement.one_job import Patience, Placement, make_room
 from synergy_core.policies import OrderingPolicy
 from synergy_core.quotas import Quotas, fewest
 from synergy_core.scheduling.lanes import Lane
@@ -147,15 +147,18 @@ class Keeping(Trial):
             before = len(self.starts)
             heads: dict[str, Job] = {}
             beyond: list[Job] = []
+            reserved: list[Job] = []
             for job in waiting:
                 lane = self._lane(job)
-                if job.job_id in self.starts or (strict and lane in heads):
+                if job.job_id in self.starts or (strict and lane in heads) or not _apart(job, reserved):
                     continue
                 is_entitled = self._within_quota(job)
                 if is_entitled and (self._start_if_room(job) or self._take_back(job)):
                     continue
                 if not is_entitled:
                     beyond.append(job)
+                elif job.starved:
+                    reserved.append(job)
                 if strict:
                     heads[lane] = job
             if not self.cluster.borrowing:
@@ -163,7 +166,7 @@ class Keeping(Trial):
             blocked_types = {job.gpu_type for job in heads.values() if job not in beyond}
             for job in self._in_turn(beyond):
                 free = not blocked_types or (job.gpu_type and not blocked_types & {"", job.gpu_type})
-                if not (free and self._start_if_room(job)) and strict:
+                if not (free and _apart(job, reserved) and self._start_if_room(job)) and strict:
                     break
 
     def _start_if_room(self, job: Job) -> bool:
@@ -206,7 +209,7 @@ class Reserving(Keeping):
         def take_turn(job: Job, *, is_entitled: bool) -> None:
             nonlocal promised
             if self._start_unless_delaying(job, promises.values()) or (
-                is_entitled and _apart(job, promises.values()) and self._take_back(job)
+                is_entitled and _apart(job, [each.head for each in promises.values()]) and self._take_back(job)
             ):
                 promised = promises.copy()
             else:
@@ -265,9 +268,9 @@ class Reserving(Keeping):
         return reservation
 
 
-def _apart(job: Job, promises: Iterable[Reservation]) -> bool:
-    """Whether every promised head requests another GPU type than the job."""
-    return all(job.gpu_type and each.head.gpu_type not in ("", job.gpu_type) for each in promises)
+def _apart(job: Job, others: Iterable[Job]) -> bool:
+    """Whether all others request another GPU type than the job."""
+    return all(job.gpu_type and each.gpu_type not in ("", job.gpu_type) for each in others)
 
 
 class Preempting(Trial):
@@ -322,8 +325,16 @@ class Preempting(Trial):
                 self._start(job, placed)
 
     def _stop(self, job: Job) -> None:
-        super()._stop(job)
+        self.stops[job.job_id] = job
+        self._release(job)
+
+    def _release(self, job: Job) -> None:
+        self.placement.release(job.placement)
         self._left += job.gpus
+
+    def _claim(self, job: Job) -> None:
+        self.placement.claim(job.placement)
+        self._left -= job.gpus
 
     def _take(self, job: Job) -> Placed | None:
         """Takes GPUs that are free or held by later jobs, from the last job on; later jobs that still fit stay.
@@ -337,22 +348,11 @@ class Preempting(Trial):
 
         for victim in self._to_give_back(job) if self._borrowers and not fits() else ():
             self._stop(victim)
-        removed: list[Job] = []
-        for victim in reversed(self._victims):
-            if fits():
-                break
-            if self._holds(victim):
-                self.placement.release(victim.placement)
-                self._left += victim.gpus
-                removed.append(victim)
-        enough = fits()
-        for victim in reversed(removed):
-            self.placement.claim(victim.placement)
-            self._left -= victim.gpus
-            if enough and not fits():
-                self._stop(victim)
-        if not enough:
+        holders = (victim for victim in reversed(self._victims) if self._holds(victim))
+        gone = make_room(holders, fits, self._release, self._claim)
+        if gone is None:
             return None
+        self.stops |= {victim.job_id: victim for victim in gone}
         self._left -= gpus
         return self.placement.place(gpus, gpu_type, scattered=scattered)
 
@@ -402,6 +402,11 @@ class WalkLane(Lane):
     def _wait(self, job: Job, since_s: float) -> None:
         self._waiting[job.job_id] = job
         self._expect_change(job, since_s)
+
+    def withdraw(self, job: Job) -> None:
+        self._waiting.pop(job.job_id, None)
+        self._changes.pop(job.job_id, None)
+        self.waiting = len(self._waiting)
 
     def leave(self, job: Job) -> None:
         del self._running[job.job_id]
@@ -479,7 +484,9 @@ class WalkLane(Lane):
         entries = []
         for job in jobs.values():
             key = self._key(job)
-            if self.policy.falls_while_running and job.running:
+            if job.starved:
+                key = (-NEVER, job.waits_since_s)
+            elif self.policy.falls_while_running and job.running:
                 key = (self._zero_s[job.job_id] - now_s, *key[1:])
             entries.append((key, job.job_id, job))
         return sorted(entries)

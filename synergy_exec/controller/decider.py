@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 from synergy_core.cluster import Cluster, Share
 from synergy_core.jobs.fitted import MAX_SYNC_FRACTION, as_requested
-from synergy_core.jobs.record import NEVER, NONE, Decision, Placed, gpus_in
+from synergy_core.jobs.record import NEVER, NONE, Placed, gpus_in
 from synergy_core.jobs.reports import ExchangeReport
 from synergy_core.jobs.spec import InputShare, Shape, StepReport
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy
+from synergy_core.scheduling.protocol import Scheduler
 from synergy_core.scheduling.reasons import Reason, Snapshot, Stopped, Waiting, why_stopped
-from synergy_core.scheduling.scheduler import Scheduler, scheduler_for
+from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import Observation
 from synergy_exec.controller.learning import Learning
@@ -152,7 +153,6 @@ class Decider:
         self.scheduler = self._at_work()
         self.active: dict[int, ExecutedJob] = {}
         self.plans: dict[int, Plan] = {}
-        self._withdrawn: set[int] = set()
         self._unlaunched: set[int] = set()
         self._leaving_since_s: dict[int, float] = {}
         self._carried: dict[int, Carried] = {}
@@ -168,7 +168,8 @@ class Decider:
         return bool(self._carried)
 
     def _at_work(self) -> Scheduler[ExecutedJob]:
-        return scheduler_for(self.policy, self.cluster, profile=self.profile, round_s=self._round_s)
+        # A walk forgets a waiting job that is withdrawn; lanes, which are faster, do not.
+        return scheduler_for(self.policy, self.cluster, profile=self.profile, round_s=self._round_s, walks=True)
 
     def without(self, nodes: Collection[int], now_s: float) -> list[str]:
         """Excludes exactly these nodes. Returns the changes, one sentence each.
@@ -182,7 +183,6 @@ class Decider:
             for number, placed in held.items():
                 self._carried[number] = Carried(placed, self.plans[number], number in self._unlaunched)
                 self.evicted(self.active[number], now_s)
-            self._withdrawn.clear()
             self.scheduler = self._at_work()
             for job in self.active.values():
                 self.arrive(job)
@@ -199,10 +199,7 @@ class Decider:
             known.pop(job.job_id, None)
         self._leaving_since_s.pop(job.job_id, None)
         self._settle_unlaunched(job, now_s)
-        if job.queued and not self.policy.in_rounds:
-            self._withdrawn.add(job.job_id)  # a queue returns the job only at its turn; `_decided` ends it then
-        else:
-            self.scheduler.finish(job, now_s)
+        self.scheduler.finish(job, now_s)
 
     def requeue(self, job: ExecutedJob) -> None:
         job.queued = True
@@ -328,11 +325,8 @@ class Decider:
         """Makes an ended job wait again; none of its processes is left."""
         self.active[job.job_id] = job
         job.queued = True
-        if job.job_id in self._withdrawn:  # its queue has not returned it yet
-            self._withdrawn.discard(job.job_id)
-        else:
-            job.settled_s = job.waits_since_s = now_s
-            self.scheduler.arrive(job)
+        job.settled_s = job.waits_since_s = now_s
+        self.scheduler.arrive(job)
 
     def decide(self, now_s: float) -> Orders:
         """Decides which jobs stop, which start where and with which plan, and which change batch or compressor."""
@@ -340,7 +334,7 @@ class Decider:
         for job_id in self._unlaunched:
             self.active[job_id].settled_s = now_s
         self._learning.explore(self.active.values())
-        decision = self._decided(now_s)
+        decision = self.scheduler.decide(now_s)
         answer = Orders(objective=decision.objective, bound=decision.bound)
         for job, left in decision.stops:
             assert isinstance(job, ExecutedJob)
@@ -395,25 +389,6 @@ class Decider:
         given = self.aside.placed(job.placement)
         job.stopped_for = why_stopped(carried.placed, given) if given else Stopped.EVICTED
         answer.stops.append(job)
-
-    def _decided(self, now_s: float) -> Decision[ExecutedJob]:
-        """The scheduler's decision without withdrawn jobs; if it contains any, the scheduler decides again at once."""
-        decision = self.scheduler.decide(now_s)
-        stops, starts = list(decision.stops), list(decision.starts)
-        while ghosts := [job for job, _ in starts if job.job_id in self._withdrawn]:
-            starts = [(job, placed) for job, placed in starts if job.job_id not in self._withdrawn]
-            for job in ghosts:
-                self._withdrawn.discard(job.job_id)
-                self.scheduler.finish(job, now_s)
-            more = self.scheduler.decide(now_s)
-            fresh = {job.job_id for job, _ in starts}
-            again = {job.job_id for job, _ in more.stops}
-            for job, _ in more.stops:
-                if job.job_id in fresh and not job.running:
-                    self.scheduler.requeue(job)
-            stops += [each for each in more.stops if each[0].job_id not in fresh]
-            starts = [each for each in starts if each[0].job_id not in again] + list(more.starts)
-        return decision._replace(stops=stops, starts=starts)
 
     def why_waiting(self, jobs: Iterable[ExecutedJob], now_s: float) -> dict[int, list[Reason]]:
         """Why each of these jobs waits, by number; jobs that run or have ended are left out."""

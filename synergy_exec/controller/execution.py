@@ -34,14 +34,19 @@ from synergy_exec.job_folder import freeze, kept_code
 from synergy_exec.messages import Ended, Launch, Message, Noted, Report, Saved, Started
 from synergy_exec.nodes.runs import Happened, Run, Runs
 from synergy_exec.plans import batches_of, read_candidates
-from synergy_exec.settings import QuotaSettings, Settings
+from synergy_exec.settings import Settings, SharingSettings
 from synergy_runs.facts import Kind
 
 
-def with_quotas(cluster: Cluster, quotas: QuotaSettings) -> Cluster:
-    """The cluster with quotas. Raises InputError if quotas add up to more than the cluster has."""
-    named = dict(quotas.virtual_clusters or {})
-    return dataclasses.replace(cluster, virtual_clusters=named, borrowing=quotas.borrowing, reclaim=quotas.reclaim)
+def shared_out(cluster: Cluster, sharing: SharingSettings) -> Cluster:
+    """The cluster with these rules. Raises InputError if quotas add up to more than the cluster has."""
+    return dataclasses.replace(
+        cluster,
+        virtual_clusters=dict(sharing.virtual_clusters or {}),
+        borrowing=sharing.borrowing,
+        reclaim=sharing.reclaim,
+        max_wait=sharing.max_wait,
+    )
 
 
 class QuotaShare(NamedTuple):

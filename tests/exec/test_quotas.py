@@ -5,16 +5,16 @@ import json
 import sys
 
 import pytest
-from exec.pretended import cluster_of, execution_of, file_of
+from exec.pretended import cluster_of, execution_of, file_of, staged
 from exec.real import Service, answer
 from exec.served import ask, job, refused, served, until
 
 from synergy_core.errors import InputError
 from synergy_exec.controller import api
-from synergy_exec.settings import QuotaSettings, Settings
+from synergy_exec.settings import Settings, SharingSettings
 from synergy_runs.settings import build, defaults
 
-SHARED = QuotaSettings(virtual_clusters={"vision": 2, "speech": 1})
+SHARED = SharingSettings(virtual_clusters={"vision": 2, "speech": 1})
 
 
 def test_what_can_never_have_a_place_is_refused(tmp_path):
@@ -39,7 +39,7 @@ def test_what_can_never_have_a_place_is_refused(tmp_path):
 
 def test_quotas_are_typed_as_in_the_simulator_and_fit_the_cluster(tmp_path):
     typed = {**defaults(Settings), "cluster": {"virtual_clusters": {"vision": 2}, "borrowing": True}}
-    assert build(Settings, typed).cluster == QuotaSettings(virtual_clusters={"vision": 2}, borrowing=True)
+    assert build(Settings, typed).cluster == SharingSettings(virtual_clusters={"vision": 2}, borrowing=True)
 
     async def never(controller, client):
         raise AssertionError("it began")
@@ -106,3 +106,23 @@ def test_a_job_within_its_quota_takes_its_slot_back_from_processes_that_borrowed
         assert sorted(service.jobs()[name]["restarts"] for name in ("first", "second")) == [0, 1]
         (tmp_path / "go").touch()
         service.until(lambda: states("first", "second") == ["done", "done"])
+
+
+@pytest.mark.parametrize("max_wait", [2.0, 0.0])
+def test_a_command_on_all_slots_starts_within_its_bound_beside_a_stream_of_small_ones(tmp_path, max_wait):
+    # Jobs of 6 s on one slot arrive every 4 s: one always runs. The bound is 2 × 60 s.
+    stage = staged(tmp_path, "synergy", cluster=dataclasses.replace(cluster_of(2), max_wait=max_wait), slots=(2,))
+
+    def submit(slots, work):
+        limits = dict.fromkeys(("slots", "min_slots", "max_slots"), slots)
+        stage.submit(work, command=["true"], job_class="", **limits)
+
+    submit(1, 24.0)
+    stage.advance(1.0)
+    submit(2, 200.0)
+    for second in range(120):
+        if second % 4 == 0:
+            submit(1, 24.0)
+        stage.advance(1.0)
+        assert not stage.execution.jobs[1].running or second == 119
+    assert stage.execution.jobs[1].running == (max_wait > 0)
