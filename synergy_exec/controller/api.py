@@ -317,7 +317,7 @@ class Api:
         """Returns the fields of `shown` for each job, with the reasons why waiting jobs wait."""
         execution = self._execution()
         reasons = execution.decider.why_waiting(jobs, self._controller.now_s())
-        reasons |= {job.job_id: [execution.held_back(job)] for job in jobs if not job.ended and execution.awaited(job)}
+        reasons |= {job.job_id: [execution.held_back(job)] for job in jobs if job.job_id in execution.held}
         return [
             {
                 **shown(execution, job),
