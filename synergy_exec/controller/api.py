@@ -10,7 +10,6 @@ import math
 import re
 import secrets
 import shutil
-from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +22,7 @@ from synergy_core.planner.plan import Plan
 from synergy_core.scheduling.reasons import Waiting
 from synergy_exec.controller.execution import Execution, shares
 from synergy_exec.controller.jobs import ExecutedJob
-from synergy_exec.controller.journal import STATES, open_journal
+from synergy_exec.controller.journal import open_journal
 from synergy_exec.job_file import job_of
 from synergy_exec.job_folder import COLUMNS, REPORTS, STEPS
 from synergy_exec.nodes.agents import Agents, RefusedError
@@ -62,13 +61,12 @@ def metrics(agents: Agents, execution: Execution | None, now_s: float) -> bytes:
     if execution is None:
         return prometheus.generate_latest(registry)
     decider = execution.decider
-    states = Counter(job.state for job in execution.jobs.values())
     quotas = {plain(name): share for name, share in shares(decider).items()}
     gauge("disk_free_bytes", "Free bytes where the run's folder is.", shutil.disk_usage(execution.folder).free)
     gauge("slots", "Slots that there are.", decider.aside.whole.gpus)
     gauge("slots_aside", "Slots of nodes that are not used.", decider.aside.whole.gpus - decider.cluster.gpus)
     gauge("slots_used", "Slots that jobs hold.", sum(job.held_gpus for job in decider.active.values()))
-    gauges("jobs", "Jobs by state.", "state", {state: states[state] for state in STATES})
+    gauges("jobs", "Jobs by state.", "state", execution.counts)
     gauges("quota", "Slots of each virtual cluster.", "virtual_cluster", {name: q.slots for name, q in quotas.items()})
     gauges("quota_used", "Slots its jobs hold.", "virtual_cluster", {name: q.used for name, q in quotas.items()})
     total("decisions", "Decisions.", execution.decisions)
@@ -260,7 +258,6 @@ class Api:
         """
         execution = self._execution()
         decider, jobs = execution.decider, list(execution.jobs.values())
-        states = Counter(job.state for job in jobs)
         if (most := request.query.get("most")) is not None:
             if not _NUMBER.fullmatch(most):
                 raise InputError(f"most={plain(most, MOST_SHOWN)}; expected a number of jobs.")
@@ -277,7 +274,7 @@ class Api:
                     f"node {node} is excluded: it has no agent, or a broken device"
                     for node in sorted(decider.aside.nodes)
                 ],
-                "counts": {state: states[state] for state in STATES},
+                "counts": execution.counts,
                 "jobs": self._listed(jobs),
             }
         )

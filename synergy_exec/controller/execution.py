@@ -27,7 +27,7 @@ from synergy_core.scheduling.reasons import Reason, Stopped, Waiting
 from synergy_exec import job_folder
 from synergy_exec.controller.decider import Decider, Orders, remedy
 from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges, Seen
-from synergy_exec.controller.journal import JobRow, Journal, Observation, State, reopen
+from synergy_exec.controller.journal import STATES, JobRow, Journal, Observation, State, reopen
 from synergy_exec.controller.learning import Learning
 from synergy_exec.job_file import JobFile, check_folders
 from synergy_exec.job_folder import freeze, kept_code
@@ -258,6 +258,12 @@ class Execution:
         """Why a job waits whose `after` has jobs that are not done."""
         names = ", ".join(f"{each.job_id} ({each.name})" for each in self.awaited(job) if each is not None)
         return Reason(Waiting.AFTER, f"It starts after these jobs, which are not done yet: {names}.")
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of jobs in each state."""
+        found = Counter(job.state for job in self.jobs.values())
+        return {state: found[state] for state in STATES}
 
     @property
     def idle(self) -> bool:
