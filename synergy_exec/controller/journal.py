@@ -271,10 +271,12 @@ class Journal:
 
     # Reading
 
-    def _rows(self, table: str, columns: Sequence[str], order: str, newest: int = -1) -> list[list[Any]]:
-        """All rows, or the last ones, in order."""
+    def _rows(
+        self, table: str, columns: Sequence[str], order: str, newest: int = -1, where: str = "true"
+    ) -> list[list[Any]]:
+        """All rows that fulfil the condition, or the last ones, in order."""
         self.commit()
-        select = f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order} DESC LIMIT {newest}"
+        select = f"SELECT {', '.join(columns)} FROM {table} WHERE {where} ORDER BY {order} DESC LIMIT {newest}"
         try:
             rows = self._connection.execute(select).fetchall()[::-1]
         except sqlite3.Error as error:
@@ -286,6 +288,10 @@ class Journal:
 
     def jobs(self) -> list[JobRow]:
         return [JobRow(*row) for row in self._rows("jobs", JobRow._fields, "job")]
+
+    def job(self, number: int) -> JobRow | None:
+        rows = self._rows("jobs", JobRow._fields, "job", where=f"job = {number}")
+        return JobRow(*rows[0]) if rows else None
 
     def runs(self, newest: int = -1) -> list[RunRow]:
         return [RunRow(*row) for row in self._rows("runs", RunRow._fields, "run", newest)]
@@ -502,7 +508,7 @@ def reopen(journal: Journal, folder: Path, number: int, name: str, state: str, *
 def retry_in(work: Path, number: int, *, from_start: bool) -> None:
     """Calls `reopen` for a job in the folder of a run that has no controller. Raises InputError."""
     with contextlib.closing(Journal(work / NAME)) as journal:
-        row = next((each for each in journal.jobs() if each.job == number), None)
+        row = journal.job(number)
         if row is None:
             raise InputError(f"{work}: its journal does not know job {number}; submit it again.")
         reopen(journal, work / "jobs" / str(number), number, row.name, row.state, from_start=from_start)
