@@ -116,8 +116,9 @@ def history(work: Path, numbers: Collection[int]) -> dict[str, Any]:
     everything is read.
     """
     with contextlib.closing(open_journal(work)) as journal:
-        facts, timings = journal.facts(MAX_FACTS), journal.timings(MAX_FACTS)
-        runs = {run.run: run for run in journal.runs(MAX_FACTS)}
+        facts = journal.facts(MAX_FACTS)
+        runs = {run.run: run for run in journal.runs(numbers)}
+        timings = journal.timings(MAX_FACTS, runs)
     curves = {
         number: {"loss": _losses(work / "jobs" / str(number)), "slots": list[Any](), "batch": [], "plan": []}
         for number in numbers
@@ -136,7 +137,8 @@ def history(work: Path, numbers: Collection[int]) -> dict[str, Any]:
         if fact.job in curves and fact.kind != Kind.SUBMIT:
             curves[fact.job]["slots"].append([fact.time_s, fact.gpus if fact.kind == Kind.START else 0])
     for each in timings:
-        if each.kind == "plan" and (run := runs.get(each.run)) is not None and run.job in curves:
+        if each.kind == "plan":
+            run = runs[each.run]
             plan = Plan(**{**run.plan, **each.parts})
             curves[run.job]["batch"].append([each.time_s, plan.global_batch])
             curves[run.job]["plan"].append([each.time_s, plan.degrees])

@@ -17,7 +17,7 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -293,14 +293,17 @@ class Journal:
         rows = self._rows("jobs", JobRow._fields, "job", where=f"job = {number}")
         return JobRow(*rows[0]) if rows else None
 
-    def runs(self, newest: int = -1) -> list[RunRow]:
-        return [RunRow(*row) for row in self._rows("runs", RunRow._fields, "run", newest)]
+    def runs(self, of_jobs: Collection[int] | None = None) -> list[RunRow]:
+        """All runs, or those of these jobs."""
+        return [RunRow(*row) for row in self._rows("runs", RunRow._fields, "run", where=_among("job", of_jobs))]
 
     def facts(self, newest: int = -1) -> list[Fact]:
         return [Fact(*row) for row in self._rows("facts", Fact._fields, "serial", newest)]
 
-    def timings(self, newest: int = -1) -> list[Timing]:
-        return [Timing(*row) for row in self._rows("timings", Timing._fields, "serial", newest)]
+    def timings(self, newest: int = -1, of_runs: Collection[int] | None = None) -> list[Timing]:
+        """The events of all runs or of these, or the last of them."""
+        where = _among("run", of_runs)
+        return [Timing(*row) for row in self._rows("timings", Timing._fields, "serial", newest, where)]
 
     def reports(self) -> dict[int, dict[str, Any]]:
         return dict(self._rows("reports", ("job", "progress"), "job"))
@@ -345,6 +348,11 @@ def open_journal(work: Path) -> Journal:
             f"{work}: no journal.sqlite in it; expected the work folder of a run, such as results/demo/synergy-0.work."
         )
     return Journal(path)
+
+
+def _among(column: str, numbers: Collection[int] | None) -> str:
+    """The SQL condition that a column has one of these numbers; None: any."""
+    return "true" if numbers is None else f"{column} IN ({', '.join(map(str, numbers))})"
 
 
 def _read(column: str, value: Any) -> Any:

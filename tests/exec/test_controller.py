@@ -13,6 +13,8 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.planner.plan import Plan
 from synergy_core.scheduling.reasons import Stopped, Waiting
+from synergy_exec.controller import api
+from synergy_exec.controller.api import history
 from synergy_exec.controller.decider import Aside, fitting
 from synergy_exec.controller.journal import Journal, retry_in
 from synergy_exec.messages import LOST_PEERS, Launch
@@ -229,6 +231,18 @@ def test_jobs_come_and_go_without_a_look_at_those_that_have_ended(tmp_path):
     job = stage.execution.submit("next", replace(ended.file, name="next"), stage.now_s)
     stage.advance(0.0, 1.0, 1.0)
     assert (job.job_id, job.state) == (1, "done")
+
+
+def test_the_curves_of_an_old_job_are_there_after_many_others(tmp_path, monkeypatch):
+    """Failed before: its runs and plans were looked for among the newest of all jobs."""
+    monkeypatch.setattr(api, "MAX_FACTS", 6)
+    stage = staged(tmp_path)
+    for _ in range(5):
+        stage.submit(1.0)
+        stage.finish()
+    told = history(tmp_path, [0])
+    assert [batch for _, batch in told["jobs"][0]["batch"]] == [32]
+    assert {span["job"] for span in told["spans"]} == {3, 4}
 
 
 # Losses
