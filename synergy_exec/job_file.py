@@ -247,7 +247,10 @@ def _conda_prefix(given: str, job_file: Path) -> Path:
 def check_folders(job: JobFile) -> None:
     """Checks that the folders of a command are there. Raises InputError."""
     for name, within in (("directory", "."), ("venv", "bin/python"), ("conda", "bin/python")):
-        if (folder := getattr(job, name)) and not Path(folder, within).exists():
+        folder = getattr(job, name)
+        if folder and not os.path.isabs(folder):
+            raise InputError(f"{name}={folder}: expected a path from /; the command submit makes it one.")
+        if folder and not Path(folder, within).exists():
             raise InputError(f"{name}={folder}: there is no {Path(folder, within)} on {os.uname().nodename}.")
 
 

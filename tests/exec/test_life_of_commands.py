@@ -16,6 +16,8 @@ PYTHON = sys.executable
 SERVE = ("serve=true", "policy=[priority]", "backend.options.slots=2", "round_s=0.2", "figures=false")
 THREADS = ("OPENBLAS_NUM_THREADS", "THP_MEM_ALLOC_ENABLE")
 """What Synergy sets for its own workers."""
+OF_A_STEP = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID", "PMI_RANK")
+"""What Slurm says of the step that the controller or its agent is."""
 URGENT = {"command": [PYTHON, "-c", "pass"], "slots": 2, "priority": 5}
 
 SHOWS = """
@@ -135,6 +137,9 @@ def service(folder):
         patch.setenv("PYTHONPATH", str(folder / "mine"))
         patch.setenv("PATH", "/usr/bin:/bin")
         patch.setenv("SYNERGY_TOKEN", "of-another-controller")
+        patch.setenv("SLURM_JOB_ID", "7")
+        for name in OF_A_STEP:
+            patch.setenv(name, "1")
         for name in THREADS:
             patch.delenv(name, raising=False)
         service.start(*SERVE, f"results_dir={folder / 'r'}", "ports=23100-23101")
@@ -182,7 +187,8 @@ def test_command_has_the_environment_of_its_own(jobs, folder):
     assert environment["SYNERGY_RESTART_COUNT"] == "0"
     token = next(folder.glob("r/**/token")).read_text().strip()
     assert not {"of-another-controller", token} & set(environment.values())
-    assert not {*THREADS, "SYNERGY_PYTHONPATH"} & set(environment)
+    assert not {*THREADS, *OF_A_STEP, "SYNERGY_PYTHONPATH"} & set(environment)
+    assert environment["SLURM_JOB_ID"] == "7"
 
 
 def test_training_below_a_shell_saves_when_it_is_moved_cancelled_or_out_of_time(jobs):
