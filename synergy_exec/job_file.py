@@ -122,7 +122,8 @@ class JobFile:
     )
     exit_0_when_stopped: Literal["auto", "done", "paused"] = key(
         "what exit code 0 means after SIGTERM: the command is done, or it saved and is started again (paused); auto: "
-        "paused if it wrote a file in its folder or its directory after SIGTERM, else done",
+        "paused if it wrote a file in its folder or its directory after SIGTERM, or printed a line with the word "
+        "SIGTERM, else done",
         "auto",
     )
     resume_command: list[str] = key("words of the command at every start but the first; []: as `command`", [], _COMMAND)

@@ -17,7 +17,8 @@ from synergy_exec.controller import api
 from synergy_exec.controller.api import history
 from synergy_exec.controller.decider import Aside, fitting
 from synergy_exec.controller.journal import Journal, retry_in
-from synergy_exec.messages import LOST_PEERS, Launch
+from synergy_exec.job_file import job_of
+from synergy_exec.messages import LOST_PEERS, Launch, Report
 from synergy_exec.settings import Settings
 from synergy_runs.facts import Kind
 
@@ -409,6 +410,25 @@ def test_resumed_controller_believes_what_was_observed(tmp_path):
     assert after.task.pool.models.keys() == {"cpu"}
     assert after.attained_service_gpu_s > 0
     assert after.restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("slots", "of_other", "work", "expected"), [(1, 2, 20, "done"), (2, 1, 20, "done"), (1, 2, 9e6, "waiting")]
+)
+def test_command_with_little_declared_work_goes_before_one_with_much(tmp_path, slots, of_other, work, expected):
+    """Work in seconds is known before the first report; otherwise all commands would be of one size."""
+
+    class Running(FakeAgent):
+        def pass_time(self, now_s):
+            said = super().pass_time(now_s)
+            return [replace(each, grad_sqr=0.0, step_s=1.0) if isinstance(each, Report) else each for each in said]
+
+    stage = staged(tmp_path, "synergy", (2,), agent=Running)
+    for name, size, seconds in (("long", slots, 1e5), ("other", of_other, work)):
+        file = job_of({"command": ["train"], "slots": size, "work": seconds}, "a test")
+        stage.execution.submit(name, file, stage.now_s)
+        stage.advance(*60 * [2.0])
+    assert stage.states() == {0: "running", 1: expected}
 
 
 # Jobs that had ended wait again
