@@ -185,7 +185,8 @@ class Trainer:
     without a pipeline); parameters have their names in the whole model. The initial weights are those that a single
     process draws after `torch.manual_seed(seed)`.
     measure_squares: whether steps return the gradient squares for the noise scale, which costs one read of every
-    micro-batch's gradient. bfloat16: run forward passes under autocast; weights, gradients and losses stay float32.
+    micro-batch's gradient. bfloat16: forward passes compute in it, by FSDP under ZeRO and else under autocast;
+    weights, gradients and losses stay float32.
     supply: source of batches; by default each batch is made when it is needed. unused: see `replicate`. weights: file
     of a state_dict to begin with; None for weights drawn by the job. begun: `load` will be called and find a
     checkpoint, so the weights may be anything until then.
@@ -214,13 +215,14 @@ class Trainer:
         self._mesh = _mesh(plan, self._device)
         self._replica = self._mesh["data"].get_local_rank() if self._mesh is not None else 0
         self._begun = begun
-        self.parts = Initial(job, plan, self._mesh, self._device, seed, weights, begun=begun).parts()
-        if bfloat16:
+        self.parts = Initial(job, plan, self._mesh, self._device, seed, weights, begun=begun, bfloat16=bfloat16).parts()
+        replicas = self._mesh["data"] if self._mesh is not None and plan.data > 1 else None
+        if bfloat16 and not (replicas is not None and plan.zero):  # FSDP computes in bfloat16 by itself
             for part in self.parts:
                 _cast(part, self._device)
-        replicas = self._mesh["data"] if self._mesh is not None and plan.data > 1 else None
         self._modules = [
-            replicate(part, job.blocks, plan.zero, replicas, unused=unused, begun=begun) for part in self.parts
+            replicate(part, job.blocks, plan.zero, replicas, bfloat16=bfloat16, unused=unused, begun=begun)
+            for part in self.parts
         ]
         whole = self._modules[0] if plan.pipeline == 1 else None
         self.exchange = (
