@@ -253,7 +253,7 @@ class Trainer:
         if self._pipeline is None:
             loss: Tensor | None = self._accumulate(number, inputs, targets)
         else:
-            loss = self._pipeline.backward(inputs, targets)
+            loss = self._pipeline.backward(*trees.moved((inputs, targets), self._device))
         for module in self._modules:
             check_exchanged(module)
         self._buffers.end(self.plan.accumulation)
@@ -341,18 +341,18 @@ class Trainer:
         return OwnedStages(self._modules, self.plan, group, self._device, partial(_loss, self._job))
 
     def _rows(self, number: int) -> Batch:
-        """This replica's part of the whole batch."""
+        """This replica's part of the whole batch, where the job has made it."""
         whole = self.plan.global_batch
         own = whole // self.plan.data
-        rows = self.supply.rows(number, whole, self._replica * own, (self._replica + 1) * own)
-        inputs, targets = trees.moved(rows, self._device)
-        return inputs, targets
+        return self.supply.rows(number, whole, self._replica * own, (self._replica + 1) * own)
 
     def _accumulate(self, number: int, inputs: Tree, targets: Tree) -> Tensor:
         count, size = self.plan.accumulation, self.plan.micro_batch
         (module,) = self._modules
         total = torch.zeros((), dtype=torch.float32, device=self._device)
         for place, (x, y) in enumerate(trees.split((inputs, targets), size, count)):
+            # One by one, so that the device holds one micro-batch's samples, however many there are.
+            x, y = trees.moved((x, y), self._device)
             # Random numbers (dropout) depend on step and micro-batch, not on which replica has the micro-batch.
             self._draw_from(number, self._replica * count + place)
             with exchanging(module, self.plan.zero, last=place == count - 1):
