@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +92,8 @@ class Service:
 
     process: subprocess.Popen[bytes]
 
-    def __init__(self, results: Path) -> None:
-        self.results = results
+    def __init__(self, results: Path, settings: Sequence[str] = SETTINGS) -> None:
+        self.results, self.settings = results, settings
         self.output = results / "output.txt"
         self.ended: list[str] = []
         self.damaged: set[Path] = set()
@@ -102,11 +102,11 @@ class Service:
 
     @property
     def work(self) -> Path:
-        (work,) = self.results.glob("served/*-*_*/las-0.work")
+        (work,) = self.results.glob("served/*-*_*/*.work")
         return work
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "synergy_exec", *SETTINGS, f"results_dir={self.results}"]
+        command = [sys.executable, "-m", "synergy_exec", *self.settings, f"results_dir={self.results}"]
         with self.output.open("ab") as output:
             environment = os.environ | {"CHAOS_STEP_S": str(STEP_S)}
             self.process = subprocess.Popen(command, stderr=output, stdout=output, env=environment)
@@ -116,17 +116,21 @@ class Service:
             self.ended.append(f"exit code {code}: {self.output.read_text(errors='replace')[-400:]}")
             self.start()
 
+    def ask(self, *what: Any) -> Any:
+        """The controller's answer. what: see `Client.ask`. Raises InputError."""
+        return client_for(self.results, None).ask(*what)
+
     def submit(self, jobs: int, steps: int) -> None:
         """Submits all jobs; every third one asks for two slots."""
         for number in range(jobs):
             job = {"class": f"{Path(__file__).resolve()}:Paced", "arguments": {"number": number}, "work": steps}
             job |= {"name": f"job-{number}", "initial_batch": 8, "slots": 2 if number % 3 == 2 else 1}
-            client_for(self.results, None).ask("POST", "/jobs", job)
+            self.ask("POST", "/jobs", job)
 
     def jobs(self) -> list[dict[str, Any]]:
         """All jobs as the controller reports them; none while it does not answer."""
         try:
-            return client_for(self.results, None).ask("GET", "/jobs")
+            return self.ask("GET", "/jobs")
         except InputError:
             return []
 

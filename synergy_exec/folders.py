@@ -192,7 +192,7 @@ def find_job(folder: Path, wanted: str) -> FoundJob:
     or if several jobs of that run have the name.
     """
     jobs = [
-        FoundJob(work, number, _name(path), path)
+        FoundJob(work, number, job_folder.name_of(path), path)
         for work in works(folder)
         for number, path in job_folder.folders(work).items()
     ]
@@ -206,10 +206,3 @@ def find_job(folder: Path, wanted: str) -> FoundJob:
     if len(found) > 1:
         print(f"{last.work}: the newest of {len(found)} jobs {wanted}; --dir RUN.work takes another", file=sys.stderr)
     return last
-
-
-def _name(folder: Path) -> str:
-    try:
-        return job_folder.described(folder).name
-    except InputError:
-        return folder.name

@@ -122,7 +122,8 @@ class JobFile:
     )
     exit_0_when_stopped: Literal["auto", "done", "paused"] = key(
         "what exit code 0 means after SIGTERM: the command is done, or it saved and is started again (paused); auto: "
-        "paused if it wrote a file in its folder or its directory after SIGTERM, else done",
+        "paused if it wrote a file in its folder or its directory after SIGTERM, or printed a line with the word "
+        "SIGTERM, else done",
         "auto",
     )
     resume_command: list[str] = key("words of the command at every start but the first; []: as `command`", [], _COMMAND)
@@ -247,7 +248,10 @@ def _conda_prefix(given: str, job_file: Path) -> Path:
 def check_folders(job: JobFile) -> None:
     """Checks that the folders of a command are there. Raises InputError."""
     for name, within in (("directory", "."), ("venv", "bin/python"), ("conda", "bin/python")):
-        if (folder := getattr(job, name)) and not Path(folder, within).exists():
+        folder = getattr(job, name)
+        if folder and not os.path.isabs(folder):
+            raise InputError(f"{name}={folder}: expected a path from /; the command submit makes it one.")
+        if folder and not Path(folder, within).exists():
             raise InputError(f"{name}={folder}: there is no {Path(folder, within)} on {os.uname().nodename}.")
 
 

@@ -91,6 +91,14 @@ def described(folder: Path) -> Filed:
     return Filed(number, uuid, name, job_of(values, str(path)))
 
 
+def name_of(folder: Path) -> str:
+    """The job's name by `job.json`, of which nothing else is read, because there may be thousands of folders."""
+    try:
+        return str(json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))["submitted_as"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return folder.name
+
+
 def begin_log(folder: Path, run: int) -> None:
     """Writes the heading of a run into the log, before any worker of any node may print."""
     with contextlib.suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:  # the disk may be full

@@ -9,7 +9,6 @@ import io
 import resource
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from synergy_exec import job_folder
 from synergy_exec.backends import Backend, checked_options, get_backend
 from synergy_exec.controller.controller import Arrival, Controller, whole_cluster
 from synergy_exec.controller.execution import shared_out
-from synergy_exec.controller.journal import STATES, Journal, open_journal
+from synergy_exec.controller.journal import Journal, open_journal
 from synergy_exec.folders import WORK, Place, claim, unfinished
 from synergy_exec.plain import plain, plain_lines
 from synergy_exec.profiling.machine import known_profile, machine, profile_in
@@ -220,8 +219,8 @@ async def _with_progress(controller: Controller) -> None:
 
     async def count(say: Say) -> None:
         while True:
-            states = Counter(job.state for job in controller.execution.jobs.values()) if controller.execution else {}
-            say("jobs: " + (", ".join(f"{states[each]} {each}" for each in STATES if each in states) or "none yet"))
+            counts = controller.execution.counts if controller.execution else {}
+            say("jobs: " + (", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none yet"))
             await asyncio.sleep(PROGRESS_EVERY_S)
 
     with progress() as say:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -248,7 +249,7 @@ def inside(kind: Any, part: str) -> Any:
         if each is Any:
             return Any
         if dataclasses.is_dataclass(each):
-            return typing.get_type_hints(each).get(part)
+            return _types(each).get(part)
         if origin is dict or (origin is list and part.isdecimal()):
             return choices[-1]
     return None
@@ -265,6 +266,10 @@ def defaults(of: type) -> dict[str, Any]:
     return found
 
 
+_types: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+"""Compiling the annotations of a class takes longer than reading a whole job file."""
+
+
 def _fields(of: type) -> list[dataclasses.Field[Any]]:
     """The fields that a settings class declares itself, then the inherited ones."""
     return sorted(dataclasses.fields(of), key=lambda each: each.name not in of.__annotations__)
@@ -272,7 +277,7 @@ def _fields(of: type) -> list[dataclasses.Field[Any]]:
 
 def build(kind: type[Settable], values: Mapping[str, Any], prefix: str = "") -> Settable:
     """Builds a settings object from plain values. Raises InputError for unknown, missing or mistyped keys."""
-    hints = typing.get_type_hints(kind)
+    hints = _types(kind)
     for name in values:
         if name not in hints:
             raise unknown("key", prefix + str(name), [prefix + each for each in hints])

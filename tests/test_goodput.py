@@ -162,6 +162,15 @@ def test_the_largest_batch_is_never_exceeded_by_rounding(first, largest, gpus, b
     assert gpus * one.local_batch * one.accumulation == batch
 
 
+@pytest.mark.parametrize("var", [0.0, 1.0])
+def test_more_gpus_than_samples_have_no_batch(var):
+    theta = np.array([[1.0, 1e-6, 1e-8, 1e-8, 1e-8, 1e-8, 1.0]])
+    chosen = best_batch(theta, 1.0, var, 4.0, 4.0, 1.0, 4.0, np.ones(3), np.array([2, 4, 8]))
+    assert (chosen.goodput[0, :2] > 0).all()
+    assert chosen.goodput[0, 2] == 0.0
+    assert best_batch_one(theta[0], 1.0, var, 4.0, 4.0, 1.0, 4.0, 1, 8).goodput == 0.0
+
+
 def test_a_fixed_batch_is_accumulated_where_it_must_be_and_never_exceeds_the_largest():
     assert fixed_batch(4096, 4, 128, 4096, 1024) == (1024, 1)  # whole multiples need no further micro-batch
     assert fixed_batch(4100, 4, 128, 4100, 1024) == (512, 2)

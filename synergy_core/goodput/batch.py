@@ -128,6 +128,7 @@ def _candidates(
     np.minimum(per_gpu, most, out=per_gpu)
     feasible = per_gpu >= low
     feasible &= per_gpu <= high
+    np.maximum(per_gpu, 1.0, out=per_gpu)  # infeasible batches of 0 samples would have a goodput of 0/0 without noise
     return per_gpu, micro, feasible
 
 

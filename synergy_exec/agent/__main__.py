@@ -12,6 +12,7 @@ from synergy_core.errors import InputError
 from synergy_exec.agent.agent import Agent
 from synergy_exec.agent.cores import divide, own_cores
 from synergy_exec.worker.processes import adopt_orphans, die_with
+from synergy_exec.worker.start import see_only
 
 TOKEN = "SYNERGY_TOKEN"
 """The environment variable that holds the controller's token; other processes can read arguments."""
@@ -36,6 +37,8 @@ def main() -> int:
         token = os.environ.pop(TOKEN)
         cores = [int(core) for core in given.cores.split(",")] if given.cores else own_cores()
         slots = divide(cores, given.slots, gpus=given.gpu_type != "cpu")
+        if given.gpu_type != "cpu":
+            see_only(range(given.slots), os.environ)  # raises an error if fewer are visible
         asyncio.run(Agent(given.node, slots, given.gpu_type, cores).serve(given.url.rstrip("/"), token))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

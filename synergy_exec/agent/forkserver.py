@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +31,10 @@ _ENVIRONMENT = {
 }
 JOBS_PATH = "SYNERGY_PYTHONPATH"
 """Variable in an agent's environment with the PYTHONPATH of commands; the agent's own has Synergy's folder, too."""
+_OF_A_STEP = re.compile(
+    r"(SLURM_(STEP.*|PROCID|LOCALID|NODEID|GTIDS|TASK_PID|TASKS_PER_NODE|N?TASKS.*|NPROCS|CPU_BIND.*|SRUN_.*)|PMIX?_.*)"
+)
+"""Variables of a step of Slurm and its tasks. A library would take them for those of the command's ranks."""
 _PRELOAD = "synergy_exec.worker.warm"
 _LOOK_S = 2.0
 _LOST_PARENT = 255
@@ -59,7 +64,7 @@ class Forkserver:
     @staticmethod
     async def start() -> Forkserver:
         """Starts a forkserver; waits until it has imported torch. Raises InputError if that fails; stderr says why."""
-        inherited = dict(os.environ)
+        inherited = {name: value for name, value in os.environ.items() if not _OF_A_STEP.fullmatch(name)}
         own = inherited.pop("PYTHONPATH", "")
         if path := inherited.pop(JOBS_PATH, own):
             inherited["PYTHONPATH"] = path

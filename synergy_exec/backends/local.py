@@ -22,6 +22,7 @@ _ASK_FOR_GPUS = (
 
 _DRIVERS: dict[str, Callable[[], bool]] = {
     "nvidia-smi": lambda: shutil.which("nvidia-smi") is not None,
+    "/proc/driver/nvidia": lambda: Path("/proc/driver/nvidia").exists(),
     "/dev/kfd, the driver of AMD's GPUs,": lambda: Path("/dev/kfd").exists(),
 }
 """Signs that there may be GPUs, and how to check for them. With ROCm torch shows AMD's GPUs as CUDA devices."""

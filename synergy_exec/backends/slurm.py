@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _KILLING_S = 10.0
 _ASKING_S = 30.0
-_JOBS_OWN = re.compile(r"S(LURM|RUN)_(N?TASKS.*|NPROCS|GPUS.*|GRES|CPUS_PER_.*|MEM_PER_.*|TRES_PER_TASK|DISTRIBUTION)")
+_JOBS_OWN = re.compile(r"S(LURM|RUN)_(N?TASKS.*|NPROCS|GPUS?(_.*)?|GRES.*|CPUS_PER_.*|MEM_PER_.*|TRES_.*|DISTRIBUTION)")
 """Environment variables of the whole allocation, which srun would use as options of a step on one node."""
 _GPUS_OF_NODES = re.compile(r"^\s*Nodes=(\S+)\s.*?\bGRES=(\S*)", re.MULTILINE)
 _GPUS = re.compile(r"gpu(?::([^:(,]+))?:(\d+)(?:\(|,|$)")

@@ -37,7 +37,8 @@ def main(arguments: Sequence[str]) -> None:
         while not ended:
             time.sleep(_LOOK_S)
             # Ask before the last look, so that the last look sees everything that the job printed.
-            ended = any(row.job == job.number and row.state in ENDED for row in journal.jobs())
+            row = journal.job(job.number)
+            ended = row is not None and row.state in ENDED
             printed = _print(job.folder / LOG, printed)
         journal.close()
 

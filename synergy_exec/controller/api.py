@@ -10,7 +10,6 @@ import math
 import re
 import secrets
 import shutil
-from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +22,7 @@ from synergy_core.planner.plan import Plan
 from synergy_core.scheduling.reasons import Waiting
 from synergy_exec.controller.execution import Execution, shares
 from synergy_exec.controller.jobs import ExecutedJob
-from synergy_exec.controller.journal import STATES, open_journal
+from synergy_exec.controller.journal import open_journal
 from synergy_exec.job_file import job_of
 from synergy_exec.job_folder import COLUMNS, REPORTS, STEPS
 from synergy_exec.nodes.agents import Agents, RefusedError
@@ -62,13 +61,12 @@ def metrics(agents: Agents, execution: Execution | None, now_s: float) -> bytes:
     if execution is None:
         return prometheus.generate_latest(registry)
     decider = execution.decider
-    states = Counter(job.state for job in execution.jobs.values())
     quotas = {plain(name): share for name, share in shares(decider).items()}
     gauge("disk_free_bytes", "Free bytes where the run's folder is.", shutil.disk_usage(execution.folder).free)
     gauge("slots", "Slots that there are.", decider.aside.whole.gpus)
     gauge("slots_aside", "Slots of nodes that are not used.", decider.aside.whole.gpus - decider.cluster.gpus)
     gauge("slots_used", "Slots that jobs hold.", sum(job.held_gpus for job in decider.active.values()))
-    gauges("jobs", "Jobs by state.", "state", {state: states[state] for state in STATES})
+    gauges("jobs", "Jobs by state.", "state", execution.counts)
     gauges("quota", "Slots of each virtual cluster.", "virtual_cluster", {name: q.slots for name, q in quotas.items()})
     gauges("quota_used", "Slots its jobs hold.", "virtual_cluster", {name: q.used for name, q in quotas.items()})
     total("decisions", "Decisions.", execution.decisions)
@@ -118,8 +116,9 @@ def history(work: Path, numbers: Collection[int]) -> dict[str, Any]:
     everything is read.
     """
     with contextlib.closing(open_journal(work)) as journal:
-        facts, timings = journal.facts(MAX_FACTS), journal.timings(MAX_FACTS)
-        runs = {run.run: run for run in journal.runs(MAX_FACTS)}
+        facts = journal.facts(MAX_FACTS)
+        runs = {run.run: run for run in journal.runs(numbers)}
+        timings = journal.timings(MAX_FACTS, runs)
     curves = {
         number: {"loss": _losses(work / "jobs" / str(number)), "slots": list[Any](), "batch": [], "plan": []}
         for number in numbers
@@ -138,7 +137,8 @@ def history(work: Path, numbers: Collection[int]) -> dict[str, Any]:
         if fact.job in curves and fact.kind != Kind.SUBMIT:
             curves[fact.job]["slots"].append([fact.time_s, fact.gpus if fact.kind == Kind.START else 0])
     for each in timings:
-        if each.kind == "plan" and (run := runs.get(each.run)) is not None and run.job in curves:
+        if each.kind == "plan":
+            run = runs[each.run]
             plan = Plan(**{**run.plan, **each.parts})
             curves[run.job]["batch"].append([each.time_s, plan.global_batch])
             curves[run.job]["plan"].append([each.time_s, plan.degrees])
@@ -260,7 +260,6 @@ class Api:
         """
         execution = self._execution()
         decider, jobs = execution.decider, list(execution.jobs.values())
-        states = Counter(job.state for job in jobs)
         if (most := request.query.get("most")) is not None:
             if not _NUMBER.fullmatch(most):
                 raise InputError(f"most={plain(most, MOST_SHOWN)}; expected a number of jobs.")
@@ -277,7 +276,7 @@ class Api:
                     f"node {node} is excluded: it has no agent, or a broken device"
                     for node in sorted(decider.aside.nodes)
                 ],
-                "counts": {state: states[state] for state in STATES},
+                "counts": execution.counts,
                 "jobs": self._listed(jobs),
             }
         )
@@ -317,7 +316,7 @@ class Api:
         """Returns the fields of `shown` for each job, with the reasons why waiting jobs wait."""
         execution = self._execution()
         reasons = execution.decider.why_waiting(jobs, self._controller.now_s())
-        reasons |= {job.job_id: [execution.held_back(job)] for job in jobs if not job.ended and execution.awaited(job)}
+        reasons |= {job.job_id: [execution.held_back(job)] for job in jobs if job.job_id in execution.held}
         return [
             {
                 **shown(execution, job),

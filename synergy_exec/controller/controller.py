@@ -79,7 +79,9 @@ def resume(execution: Execution, now_s: float) -> None:
             _check_asks(execution, job)
         if not job.ended:
             job.settled_s = now_s
-            execution.arrive(job, now_s) if job.file.after else decider.arrive(job)
+            # A job that has started had its `after` done, even if one of these was retried since.
+            held_back = job.file.after and job.first_start_s == math.inf
+            execution.arrive(job, now_s) if held_back else decider.arrive(job)
     recall(execution.jobs, journal.observations())
 
 

@@ -192,6 +192,18 @@ class Decider:
         self.active[job.job_id] = job
         job.queued = True
         self.scheduler.arrive(job)
+        self._tell_pace(job)
+
+    def _tell_pace(self, job: ExecutedJob) -> None:
+        """Makes the policy know, before its first report, how fast a command is whose work is in seconds.
+
+        Otherwise the command would count as a job that nothing is known of, and its declared work would not be used.
+        """
+        if job.task is not None and job.file.command and not job.file.counts_steps:
+            job.task.report((1.0, 0.0))  # without noise: a step is worth a step
+            for gpu_type in self.cluster.gpu_types:
+                shape = Shape(gpu_type, 1, job.gpus)
+                job.task.recall(shape, as_requested(job.spec, shape).micro_batch, step_s=1.0, sync_s=0.0)
 
     def finish(self, job: ExecutedJob, now_s: float) -> None:
         del self.active[job.job_id]
@@ -323,10 +335,8 @@ class Decider:
 
     def back(self, job: ExecutedJob, now_s: float) -> None:
         """Makes an ended job wait again; none of its processes is left."""
-        self.active[job.job_id] = job
-        job.queued = True
         job.settled_s = job.waits_since_s = now_s
-        self.scheduler.arrive(job)
+        self.arrive(job)
 
     def decide(self, now_s: float) -> Orders:
         """Decides which jobs stop, which start where and with which plan, and which change batch or compressor."""

@@ -27,7 +27,7 @@ from synergy_core.scheduling.reasons import Reason, Stopped, Waiting
 from synergy_exec import job_folder
 from synergy_exec.controller.decider import Decider, Orders, remedy
 from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges, Seen
-from synergy_exec.controller.journal import JobRow, Journal, Observation, State, reopen
+from synergy_exec.controller.journal import STATES, JobRow, Journal, Observation, State, reopen
 from synergy_exec.controller.learning import Learning
 from synergy_exec.job_file import JobFile, check_folders
 from synergy_exec.job_folder import freeze, kept_code
@@ -113,10 +113,11 @@ EXCHANGES = "exchanges"
 class Execution:
     """All jobs of one policy on one cluster. Times are seconds since the start, on the grid, and never decrease.
 
-    folder: the run's folder. jobs_folder: contains the folder of each job. notes: messages for users; the caller
-    prints and removes them. profile: measured speeds and restart costs of models. decisions, deciding_s: number of
-    decisions and seconds spent on them since this controller began. freed: whether a job's end has freed slots since
-    the last decision. closing: whether the controller is ending, and stops all runs.
+    folder: the run's folder. jobs_folder: contains the folder of each job. jobs: all, also those that have ended.
+    held: jobs that wait for the jobs in their `after`; the decider has the others that have not ended. notes: messages
+    for users; the caller prints and removes them. profile: measured speeds and restart costs of models. decisions,
+    deciding_s: number of decisions and seconds spent on them since this controller began. freed: whether a job's end
+    has freed slots since the last decision. closing: whether the controller is ending, and stops all runs.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Execution:
         self.runs = Runs(self._launch_of, settings.ports or "")
         self.exchanges = ModelExchanges(settings.compression, settings.compressor, cluster.gpu_types)
         self.jobs: dict[int, ExecutedJob] = {}
+        self.held: dict[int, ExecutedJob] = {}
         self.next_job = 0
         self.next_run = 0
         self.notes: list[str] = []
@@ -188,7 +190,9 @@ class Execution:
             raise
         job = self.made(told, file)
         job_folder.give(self.folder_of(job), job.filed)
-        if beside := [each.name for each in self.jobs.values() if each.works_beside(job)]:
+        unended = (*self.decider.active.values(), *self.held.values())
+        in_place = file.directory.startswith("/")
+        if beside := [each.name for each in unended if in_place and each.file.directory == file.directory]:
             shared = f"also in {file.directory}: {', '.join(beside)}. Files of one name are overwritten; code: copy"
             note = "; ".join(filter(None, [note, shared]))
         if note:
@@ -199,10 +203,13 @@ class Execution:
     def arrive(self, job: ExecutedJob, now_s: float) -> None:
         """Hands a job to the scheduler, as soon as the jobs in its `after` are done; ends it if one of them was not."""
         before = self.awaited(job)
+        self.held.pop(job.job_id, None)
         if failed := [each for each in before if each is None or each.ended]:
             what = "unknown" if failed[0] is None else f"{failed[0].state}: job {failed[0].job_id} ({failed[0].name})"
             self._end(job, "failed", f"it never started, because a job in its after is {what}", now_s)
-        elif not before:
+        elif before:
+            self.held[job.job_id] = job
+        else:
             self.decider.back(job, now_s)
 
     def awaited(self, job: ExecutedJob) -> list[ExecutedJob | None]:
@@ -256,6 +263,12 @@ class Execution:
         """Why a job waits whose `after` has jobs that are not done."""
         names = ", ".join(f"{each.job_id} ({each.name})" for each in self.awaited(job) if each is not None)
         return Reason(Waiting.AFTER, f"It starts after these jobs, which are not done yet: {names}.")
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of jobs in each state."""
+        found = Counter(job.state for job in self.jobs.values())
+        return {state: found[state] for state in STATES}
 
     @property
     def idle(self) -> bool:
@@ -523,7 +536,8 @@ class Execution:
         end = self.runs.stop if job.file.command else self.runs.kill  # a command may have to clean up
         for number in self.runs.of_job(job.job_id):
             end(number)
-        for each in [each for each in self.jobs.values() if not each.ended and str(job.job_id) in each.file.after]:
+        self.held.pop(job.job_id, None)
+        for each in [each for each in self.held.values() if str(job.job_id) in each.file.after]:
             self.arrive(each, now_s)
 
     def grace_s(self) -> float:

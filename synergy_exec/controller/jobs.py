@@ -219,11 +219,6 @@ class ExecutedJob(Job):
     def ran_seconds(self, now_s: float) -> float:
         return self.ran_s + max(0.0, now_s - self.launched_s)
 
-    def works_beside(self, other: ExecutedJob) -> bool:
-        """Whether it is another job that has not ended and runs in the same folder of a user."""
-        same = self.file.directory == other.file.directory and self.file.directory.startswith("/")
-        return same and self is not other and not self.ended
-
     @property
     def filed(self) -> Filed:
         return Filed(self.job_id, self.uuid, self.name, self.file)

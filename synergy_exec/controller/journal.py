@@ -17,7 +17,7 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -271,10 +271,12 @@ class Journal:
 
     # Reading
 
-    def _rows(self, table: str, columns: Sequence[str], order: str, newest: int = -1) -> list[list[Any]]:
-        """All rows, or the last ones, in order."""
+    def _rows(
+        self, table: str, columns: Sequence[str], order: str, newest: int = -1, where: str = "true"
+    ) -> list[list[Any]]:
+        """All rows that fulfil the condition, or the last ones, in order."""
         self.commit()
-        select = f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order} DESC LIMIT {newest}"
+        select = f"SELECT {', '.join(columns)} FROM {table} WHERE {where} ORDER BY {order} DESC LIMIT {newest}"
         try:
             rows = self._connection.execute(select).fetchall()[::-1]
         except sqlite3.Error as error:
@@ -287,14 +289,21 @@ class Journal:
     def jobs(self) -> list[JobRow]:
         return [JobRow(*row) for row in self._rows("jobs", JobRow._fields, "job")]
 
-    def runs(self, newest: int = -1) -> list[RunRow]:
-        return [RunRow(*row) for row in self._rows("runs", RunRow._fields, "run", newest)]
+    def job(self, number: int) -> JobRow | None:
+        rows = self._rows("jobs", JobRow._fields, "job", where=f"job = {number}")
+        return JobRow(*rows[0]) if rows else None
+
+    def runs(self, of_jobs: Collection[int] | None = None) -> list[RunRow]:
+        """All runs, or those of these jobs."""
+        return [RunRow(*row) for row in self._rows("runs", RunRow._fields, "run", where=_among("job", of_jobs))]
 
     def facts(self, newest: int = -1) -> list[Fact]:
         return [Fact(*row) for row in self._rows("facts", Fact._fields, "serial", newest)]
 
-    def timings(self, newest: int = -1) -> list[Timing]:
-        return [Timing(*row) for row in self._rows("timings", Timing._fields, "serial", newest)]
+    def timings(self, newest: int = -1, of_runs: Collection[int] | None = None) -> list[Timing]:
+        """The events of all runs or of these, or the last of them."""
+        where = _among("run", of_runs)
+        return [Timing(*row) for row in self._rows("timings", Timing._fields, "serial", newest, where)]
 
     def reports(self) -> dict[int, dict[str, Any]]:
         return dict(self._rows("reports", ("job", "progress"), "job"))
@@ -339,6 +348,11 @@ def open_journal(work: Path) -> Journal:
             f"{work}: no journal.sqlite in it; expected the work folder of a run, such as results/demo/synergy-0.work."
         )
     return Journal(path)
+
+
+def _among(column: str, numbers: Collection[int] | None) -> str:
+    """The SQL condition that a column has one of these numbers; None: any."""
+    return "true" if numbers is None else f"{column} IN ({', '.join(map(str, numbers))})"
 
 
 def _read(column: str, value: Any) -> Any:
@@ -502,7 +516,7 @@ def reopen(journal: Journal, folder: Path, number: int, name: str, state: str, *
 def retry_in(work: Path, number: int, *, from_start: bool) -> None:
     """Calls `reopen` for a job in the folder of a run that has no controller. Raises InputError."""
     with contextlib.closing(Journal(work / NAME)) as journal:
-        row = next((each for each in journal.jobs() if each.job == number), None)
+        row = journal.job(number)
         if row is None:
             raise InputError(f"{work}: its journal does not know job {number}; submit it again.")
         reopen(journal, work / "jobs" / str(number), number, row.name, row.state, from_start=from_start)

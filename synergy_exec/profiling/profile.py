@@ -192,9 +192,8 @@ class Measuring:
         left_s = max(0.0, until_s - self._clock())
         self._until_s, self._longest_s = until_s, left_s / 2
         self._plans_until_s = until_s - AFTER_PLANS_FRACTION * left_s
-        self._memory_bytes = GB * min(file.memory_gb or inf, testbed.settings.memory_gb_per_slot or inf)
         self._selections = [
-            Selection(part, every_batch=effort.every_batch, memory_bytes=self._memory_bytes)
+            Selection(part, every_batch=effort.every_batch, memory_bytes=self._memory_bytes(part))
             for part in parts_of(testbed.cluster)
         ]
         self._found = Candidates({})
@@ -311,13 +310,19 @@ class Measuring:
                 selection.failed(plan, out_of_memory=out_of_memory)
                 self._remarks.append(f"left out, {plan.describe()}: {reason}")
 
+    def _memory_bytes(self, part: Part) -> float:
+        """Memory of a slot, as far as settings say. memory_gb_per_slot limits the host's, and GPUs have their own."""
+        of_host = self._testbed.settings.memory_gb_per_slot if part.gpu_type == "cpu" else None
+        return GB * min(self._file.memory_gb or inf, of_host or inf)
+
     def _measured(self, selection: Selection, plan: Plan, reports: Sequence[Report]) -> None:
         times = [each.step_s for each in reports]
         step_s, needs = mean(times), float(max(each.memory_bytes for each in reports))
         limits = [float(each.memory_limit_bytes) for each in reports if each.memory_limit_bytes]
         selection.measured(plan, step_s, needs, min(limits, default=inf))
-        if needs > self._memory_bytes:
-            limit = f"{needs / GB:.3g} GB of a slot's {self._memory_bytes / GB:g}"
+        has_bytes = self._memory_bytes(selection.part)
+        if needs > has_bytes:
+            limit = f"{needs / GB:.3g} GB of a slot's {has_bytes / GB:g}"
             self._remarks.append(f"left out, {plan.describe()} at batch {plan.global_batch} needs {limit}")
             return
         part, spread = selection.part, (max(times) - min(times)) / step_s

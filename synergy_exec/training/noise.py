@@ -59,42 +59,72 @@ class GradientSquares:
     replicas: int = 1
 
 
-def squared_norm(tensors: Iterable[Tensor], copies: int, device: torch.device) -> Tensor:
-    """This rank's share of the squared norm of all tensors; the sum over `copies` ranks is the squared norm.
+HELD_BYTES = 64 << 20
+"""Gradients are kept until so many bytes are there, and their norms are then computed in a few operators."""
+
+
+class SquaredNorm:
+    """Adds up this rank's share of the squared norm of many tensors; the sum over `copies` ranks is the squared norm.
 
     copies: number of ranks that hold each tensor together, data × tensor. A tensor that all of them hold whole counts
-    1/copies on each. Returns a scalar on `device`.
+    1/copies on each.
     """
-    total = torch.zeros((), dtype=torch.float32, device=device)
-    for tensor in tensors:
-        _add(total, tensor, copies)
-    return total
 
+    def __init__(self, copies: int, device: torch.device) -> None:
+        self._copies = copies
+        self._total = torch.zeros((), dtype=torch.float32, device=device)
+        self._held: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        # Autograd changes no gradient to which there is another reference, but the local part of a DTensor has its own.
+        self._kept: list[Tensor] = []
+        self._bytes = 0
 
-def _add(total: Tensor, tensor: Tensor, copies: int) -> None:
-    shards = 1
-    local = tensor.detach()
-    if isinstance(local, DTensor):
-        if any(each.is_partial() for each in local.placements):
-            local = local.redistribute(placements=[Replicate() if p.is_partial() else p for p in local.placements])
-        for dimension, placement in enumerate(local.placements):
-            # Not `is_shard`, which is false for a _StridedShard, split by both tensor and data parallelism.
-            shards *= 1 if placement.is_replicate() else local.device_mesh.size(dimension)
-        local = local.to_local()
-    norm = trees.norm(local)
-    total.addcmul_(norm, norm, value=shards / copies)
+    def add(self, tensor: Tensor) -> None:
+        """Counts a tensor. It must stay unchanged until `take`."""
+        shards = 1
+        local = tensor
+        if isinstance(local, DTensor):
+            if any(each.is_partial() for each in local.placements):
+                local = local.redistribute(placements=[Replicate() if p.is_partial() else p for p in local.placements])
+            for dimension, placement in enumerate(local.placements):
+                # Not `is_shard`, which is false for a _StridedShard, split by both tensor and data parallelism.
+                shards *= 1 if placement.is_replicate() else local.device_mesh.size(dimension)
+            local = local.to_local()
+        if local.is_sparse:
+            local = trees.values_of(local)
+        self._held.setdefault((shards, local.dtype), []).append(local)
+        self._kept.append(tensor)
+        self._bytes += local.nbytes
+        if self._bytes > HELD_BYTES:
+            self.flush()
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Computes the norms of the tensors added so far."""
+        for (shards, dtype), tensors in self._held.items():
+            exact = torch.promote_types(dtype, torch.float32)
+            norms = torch.stack(torch._foreach_norm(tensors, dtype=exact))
+            self._total.add_(torch.dot(norms, norms).float(), alpha=shards / self._copies)
+        self._held.clear()
+        self._kept.clear()
+        self._bytes = 0
+
+    def take(self) -> Tensor:
+        """The sum since the last call; a scalar on the device."""
+        self.flush()
+        total, self._total = self._total, torch.zeros_like(self._total)
+        return total
 
 
 class MicroBatchSquares:
     """Adds up the squared norms of the gradients of every micro-batch by hooks on the parameters.
 
     Under every plan the hooks see a micro-batch's gradient before it is accumulated and before replicas exchange
-    gradients. They read each gradient once.
+    gradients. They read each gradient once. wanted: whether to count in the present step.
     """
 
     def __init__(self, parts: Sequence[nn.Module], copies: int, device: torch.device) -> None:
-        self._copies = copies
-        self._total = torch.zeros((), dtype=torch.float32, device=device)
+        self._sum = SquaredNorm(copies, device)
+        self.wanted = True
         self._seen: dict[int, nn.Parameter] = {}
         for part in parts:
             if isinstance(part, FSDPModule):
@@ -104,8 +134,7 @@ class MicroBatchSquares:
 
     def take(self) -> Tensor:
         """The sum of this rank's share since the last call; a scalar."""
-        total, self._total = self._total, torch.zeros_like(self._total)
-        return total
+        return self._sum.take()
 
     def _watch(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -121,7 +150,8 @@ class MicroBatchSquares:
                 module.register_forward_pre_hook(lambda module, _inputs: self._watch(module.parameters()))
 
     def _count(self, gradient: Tensor) -> None:
-        _add(self._total, gradient, self._copies)
+        if self.wanted:
+            self._sum.add(gradient)
 
 
 TIME_CONSTANT_STEPS = 200

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.distributed.utils import _sync_module_states, _verify_param_shape_across_processes
@@ -28,14 +29,21 @@ class UnusedParametersError(Exception):
 
 
 def replicate(
-    part: nn.Module, blocks: str, zero: int, mesh: DeviceMesh | None, *, unused: bool = False, begun: bool = False
+    part: nn.Module,
+    blocks: str,
+    zero: int,
+    mesh: DeviceMesh | None,
+    *,
+    bfloat16: bool = False,
+    unused: bool = False,
+    begun: bool = False,
 ) -> nn.Module:
     """Returns the module to call instead of `part`, so that gradients become the mean over the replicas of `mesh`.
 
     mesh: None for one replica. zero: 0 wraps `part` in DDP; 2 shards gradients and optimizer in place, block by block,
-    by FSDP2; 3 shards the weights, too. unused: whether some parameters have no part in some steps. DDP must know this,
-    and it costs a walk through each graph. begun: all replicas will load the same checkpoint, so they need not be made
-    equal before.
+    by FSDP2; 3 shards the weights, too. bfloat16: see `share_out`. unused: whether some parameters have no part in some
+    steps. DDP must know this, and it costs a walk through each graph. begun: all replicas will load the same
+    checkpoint, so they need not be made equal before.
     """
     if mesh is None:
         return part
@@ -50,16 +58,23 @@ def replicate(
         # `StepBuffers` keeps buffers equal on all replicas. Newer versions of torch warn if this is an argument.
         replicas.broadcast_buffers = False
         return replicas
-    share_out(part, blocks, zero, mesh)
+    share_out(part, blocks, zero, mesh, bfloat16=bfloat16)
     return part
 
 
-def share_out(part: nn.Module, blocks: str, zero: int, mesh: DeviceMesh) -> None:
-    """Shards the part's weights over the replicas, block by block, in place. Call it once."""
+def share_out(part: nn.Module, blocks: str, zero: int, mesh: DeviceMesh, *, bfloat16: bool = False) -> None:
+    """Shards the part's weights over the replicas, block by block, in place. Call it once.
+
+    bfloat16: weights are gathered and computed with in bfloat16; shards, reduced gradients and the part's outputs stay
+    float32. (Autocast would copy every weight that it reads and keep the copy for the backward pass.)
+    """
     layers = part.get_submodule(blocks).children() if blocks else ()
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bfloat16 else MixedPrecisionPolicy()
+    of_part = replace(policy, output_dtype=torch.float32) if bfloat16 else policy
     for module in (*layers, part):
         if not isinstance(module, FSDPModule):
-            fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3)
+            policy_here = of_part if module is part else policy
+            fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy_here)
 
 
 def check_exchanged(module: nn.Module) -> None:

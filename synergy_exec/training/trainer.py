@@ -17,6 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
@@ -31,7 +32,7 @@ from synergy_exec.training.compression.exchange import Exchange, Exchanged
 from synergy_exec.training.initial import Initial
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import Batch, TrainingJob, Tree
-from synergy_exec.training.noise import GradientSquares, MicroBatchSquares, squared_norm
+from synergy_exec.training.noise import GradientSquares, MicroBatchSquares, SquaredNorm
 from synergy_exec.training.parallel import check_exchanged, exchanging, replicate
 from synergy_exec.training.pipeline import OwnedStages
 from synergy_exec.training.ranks import Ranks
@@ -74,6 +75,8 @@ class StepBuffers:
                 passes = [values[at] for values in part.passes[-micro_batches:]]
                 part.set(at, before + self._mean(before, passes) if before.is_floating_point() else passes[-1])
             part.before = None
+            if not self._known:
+                part.join()
         self._known = True
 
     def _mean(self, before: Tensor, passes: Sequence[Tensor]) -> Tensor:
@@ -102,7 +105,9 @@ class _PartBuffers:
     """The persistent buffers of one part.
 
     places: module and attribute name of each buffer. before: values at the start of the step, restored before every
-    pass; None outside a step. passes: values after each pass.
+    pass; None outside a step. passes: values after each pass. Once it is known which buffers change, those of one type
+    become parts of one tensor (`join`), and `values` and `set` are about these tensors, so that a step costs a few
+    operators and not a few for each buffer. _joined: each with (module, name, its part) of its buffers.
     """
 
     def __init__(self, part: nn.Module) -> None:
@@ -115,14 +120,49 @@ class _PartBuffers:
         self.places = list(places.values())
         self.before: list[Tensor] | None = None
         self.passes: list[list[Tensor]] = []
+        self._joined: list[tuple[Tensor, list[tuple[nn.Module, str, Tensor]]]] | None = None
         if self.places:
             part.register_forward_pre_hook(self._begin_pass)
             part.register_forward_hook(self._end_pass)
 
+    def join(self) -> None:
+        """Makes buffers of one type parts of one tensor. The buffers themselves remain the same objects."""
+        alike: dict[object, list[tuple[nn.Module, str]]] = {}
+        for module, name in self.places:
+            buffer = getattr(module, name)
+            alike.setdefault(id(buffer) if isinstance(buffer, DTensor) else buffer.dtype, []).append((module, name))
+        self._joined = []
+        for places in alike.values():
+            held = [getattr(module, name).data for module, name in places]
+            if isinstance(held[0], DTensor):
+                self._joined.append((held[0], []))
+                continue
+            whole = torch.cat([each.reshape(-1) for each in held])
+            pieces = torch.split(whole, [each.numel() for each in held])
+            own = [(*place, piece.view(each.shape)) for place, each, piece in zip(places, held, pieces, strict=True)]
+            self._joined.append((whole, own))
+            self._adopt(own)
+
+    @staticmethod
+    def _adopt(own: list[tuple[nn.Module, str, Tensor]]) -> None:
+        """Makes buffers the parts of their tensor again, where the model has put other tensors in their place."""
+        for module, name, piece in own:
+            buffer = getattr(module, name)
+            if buffer.data_ptr() != piece.data_ptr():
+                piece.copy_(buffer.data)
+                buffer.data = piece
+
     def values(self) -> list[Tensor]:
-        return [getattr(module, name).detach().clone() for module, name in self.places]
+        if self._joined is None:
+            return [getattr(module, name).detach().clone() for module, name in self.places]
+        for _, own in self._joined:
+            self._adopt(own)
+        return [whole.clone() for whole, _ in self._joined]
 
     def set(self, at: int, value: Tensor) -> None:
+        if self._joined is not None:
+            self._joined[at][0].copy_(value)
+            return
         module, name = self.places[at]
         # Through `data`: the backward pass has saved the buffer and would refuse a change, although it never reads it.
         getattr(module, name).data.copy_(value)
@@ -185,7 +225,8 @@ class Trainer:
     without a pipeline); parameters have their names in the whole model. The initial weights are those that a single
     process draws after `torch.manual_seed(seed)`.
     measure_squares: whether steps return the gradient squares for the noise scale, which costs one read of every
-    micro-batch's gradient. bfloat16: run forward passes under autocast; weights, gradients and losses stay float32.
+    micro-batch's gradient. bfloat16: forward passes compute in it, by FSDP under ZeRO and else under autocast;
+    weights, gradients and losses stay float32.
     supply: source of batches; by default each batch is made when it is needed. unused: see `replicate`. weights: file
     of a state_dict to begin with; None for weights drawn by the job. begun: `load` will be called and find a
     checkpoint, so the weights may be anything until then.
@@ -214,13 +255,14 @@ class Trainer:
         self._mesh = _mesh(plan, self._device)
         self._replica = self._mesh["data"].get_local_rank() if self._mesh is not None else 0
         self._begun = begun
-        self.parts = Initial(job, plan, self._mesh, self._device, seed, weights, begun=begun).parts()
-        if bfloat16:
+        self.parts = Initial(job, plan, self._mesh, self._device, seed, weights, begun=begun, bfloat16=bfloat16).parts()
+        replicas = self._mesh["data"] if self._mesh is not None and plan.data > 1 else None
+        if bfloat16 and not (replicas is not None and plan.zero):  # FSDP computes in bfloat16 by itself
             for part in self.parts:
                 _cast(part, self._device)
-        replicas = self._mesh["data"] if self._mesh is not None and plan.data > 1 else None
         self._modules = [
-            replicate(part, job.blocks, plan.zero, replicas, unused=unused, begun=begun) for part in self.parts
+            replicate(part, job.blocks, plan.zero, replicas, bfloat16=bfloat16, unused=unused, begun=begun)
+            for part in self.parts
         ]
         whole = self._modules[0] if plan.pipeline == 1 else None
         self.exchange = (
@@ -236,6 +278,7 @@ class Trainer:
         self._copies = plan.data * plan.tensor
         self._squares = MicroBatchSquares(self.parts, self._copies, self._device) if measure_squares else None
         self._pipeline = self._schedule()
+        self._count_squares()
 
     def step(self, number: int, *, rate: float = 1.0) -> StepResult:
         """Takes one optimizer step on `batch(number, plan.global_batch)`, with learning rates multiplied by `rate`."""
@@ -251,7 +294,7 @@ class Trainer:
         if self._pipeline is None:
             loss: Tensor | None = self._accumulate(number, inputs, targets)
         else:
-            loss = self._pipeline.backward(inputs, targets)
+            loss = self._pipeline.backward(*trees.moved((inputs, targets), self._device))
         for module in self._modules:
             check_exchanged(module)
         self._buffers.end(self.plan.accumulation)
@@ -310,6 +353,7 @@ class Trainer:
             self.exchange.retune(self.plan)
         self.errors = self._errors()
         self._pipeline = self._schedule()
+        self._count_squares()
 
     def state(self) -> State:
         """The state of this rank for a checkpoint; all ranks call it together."""
@@ -332,6 +376,11 @@ class Trainer:
         """Compression errors of the gradients, which determine a step's worth; None without compression."""
         return self.exchange.errors() if self.exchange is not None and self.exchange.compresses else None
 
+    def _count_squares(self) -> None:
+        """Counts micro-batches' gradients only if there are several: a single one is the whole gradient."""
+        if self._squares is not None:
+            self._squares.wanted = self.plan.micro_batch != self.plan.global_batch
+
     def _schedule(self) -> OwnedStages | None:
         if self._mesh is None or self.plan.pipeline == 1:
             return None
@@ -339,18 +388,18 @@ class Trainer:
         return OwnedStages(self._modules, self.plan, group, self._device, partial(_loss, self._job))
 
     def _rows(self, number: int) -> Batch:
-        """This replica's part of the whole batch."""
+        """This replica's part of the whole batch, where the job has made it."""
         whole = self.plan.global_batch
         own = whole // self.plan.data
-        rows = self.supply.rows(number, whole, self._replica * own, (self._replica + 1) * own)
-        inputs, targets = trees.moved(rows, self._device)
-        return inputs, targets
+        return self.supply.rows(number, whole, self._replica * own, (self._replica + 1) * own)
 
     def _accumulate(self, number: int, inputs: Tree, targets: Tree) -> Tensor:
         count, size = self.plan.accumulation, self.plan.micro_batch
         (module,) = self._modules
         total = torch.zeros((), dtype=torch.float32, device=self._device)
         for place, (x, y) in enumerate(trees.split((inputs, targets), size, count)):
+            # One by one, so that the device holds one micro-batch's samples, however many there are.
+            x, y = trees.moved((x, y), self._device)
             # Random numbers (dropout) depend on step and micro-batch, not on which replica has the micro-batch.
             self._draw_from(number, self._replica * count + place)
             with exchanging(module, self.plan.zero, last=place == count - 1):
@@ -362,8 +411,10 @@ class Trainer:
     def _clip(self, most: float, norm: Tensor) -> None:
         """Scales the gradient, whose norm over all ranks is `norm`, down to at most `most`, as torch does."""
         for part in self.parts:
-            # One by one: sharded and whole gradients cannot be scaled in one call.
-            nn.utils.clip_grads_with_norm_(part.parameters(), most, norm, foreach=False)
+            # Sharded and whole gradients cannot be scaled in one call.
+            for sharded in (False, True):
+                alike = [each for each in part.parameters() if isinstance(each, DTensor) == sharded]
+                nn.utils.clip_grads_with_norm_(alike, most, norm)
 
     def _draw_from(self, number: int, place: int) -> None:
         """Seeds the random generators by seed, step and place."""
@@ -379,11 +430,14 @@ class Trainer:
         """
         parameters = [each for part in self.parts for each in part.parameters() if each.requires_grad]
         gradients = [each.grad for each in parameters if each.grad is not None]
+        whole = SquaredNorm(self._copies, self._device)
+        for each in gradients:
+            whole.add(each)
         nothing = torch.zeros((), dtype=torch.float32, device=self._device)
         sums = torch.stack(
             [
                 nothing if loss is None else loss.float() / self._copies,
-                squared_norm(gradients, self._copies, self._device),
+                whole.take(),
                 nothing if self._squares is None else self._squares.take(),
                 nothing + (len(parameters) - len(gradients)),
             ]

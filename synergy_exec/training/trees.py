@@ -58,10 +58,14 @@ def floats(tree: Any) -> Any:
 
 def norm(tensor: Tensor) -> Tensor:
     """The 2-norm as a float32 scalar, computed in float32 or, for a float64 tensor, in float64."""
-    if tensor.is_sparse:
-        tensor = tensor.coalesce().values()
+    tensor = values_of(tensor) if tensor.is_sparse else tensor
     exact: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
     return exact.float()
+
+
+def values_of(tensor: Tensor) -> Tensor:
+    """The values of a sparse tensor; entries for the same place are added up."""
+    return tensor.coalesce().values()
 
 
 def lengths(tree: Any) -> set[int]:

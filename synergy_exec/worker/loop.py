@@ -362,6 +362,9 @@ class Loop:
         if to.compressor != plan.compressor:
             self._clock, self._exchanges = StepClock(), Exchanges()
         self._trainer.retune(to.micro_batch, to.accumulation, to.compressor)
+        # Kernels may be chosen or compiled anew for the batch, so the next step may take far longer than earlier ones.
+        self._recent.clear()
+        self._beat()
         resources.forget()
         if to.compressor != plan.compressor:
             self._tell_exchange()

@@ -36,9 +36,10 @@ def talk_over(interface: str | None, store_host: str) -> None:
         check_interface(interface)
     within = "" if store_host else "lo"
     chosen = within or interface or interface_to(store_host)
-    for each in _VARIABLES:
+    # NCCL takes a name as a prefix unless "=" comes first (NCCL documentation, "NCCL_SOCKET_IFNAME"); gloo as it is.
+    for each, name in zip(_VARIABLES, (chosen, f"={chosen}"), strict=True):
         if chosen and (within or interface or each not in os.environ):
-            os.environ[each] = chosen
+            os.environ[each] = name
 
 
 def interface_to(host: str) -> str:

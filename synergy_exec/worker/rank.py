@@ -51,6 +51,13 @@ schemes()
 
 _BROKEN_DEVICE = re.compile(r"uncorrectable (ECC|NVLink) error|hardware stack error", re.I)
 """cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, cudaErrorHardwareStackError (CUDA Runtime API)."""
+_LOST_DEVICE = re.compile(
+    r"busy or unavailable|no CUDA-capable device|No (CUDA|HIP) GPUs are available|system not yet initialized"
+    r"|(CUDA|HIP) (error|failure)\b.*?(unspecified launch failure|unknown error|launch timed out)",
+    re.I | re.S,
+)
+"""cudaErrorDevicesUnavailable, NoDevice, SystemNotReady, LaunchFailure, Unknown, LaunchTimeout (CUDA Runtime API). A
+kernel of the job may cause some of them, too, so the node is not left out, and the job is tried again."""
 _PEER = re.compile(
     r"gloo.*(closed by peer|reset by peer|timed? ?out|connect|read error|write error|broken pipe)"
     r"|(closed|reset) by peer|NCCL.*(remote|unhandled system|aborted|timeout)|Socket Timeout",
@@ -77,13 +84,18 @@ def broken_device(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_BROKEN_DEVICE.search(str(error)))
 
 
+def lost_device(error: BaseException) -> bool:
+    """Whether the device may be gone or was never there, by the texts of CUDA and HIP."""
+    return isinstance(error, RuntimeError) and bool(_LOST_DEVICE.search(str(error)))
+
+
 def from_peers(error: BaseException) -> bool:
     """Whether the error may only mean that another rank is gone or silent.
 
     An error raised in the job's own code, or in a library that it calls, counts as the job's whatever its text: the
-    job's own connections may be reset, too.
+    job's own connections may be reset, too. NCCL reports memory that ran out here as an unhandled error; it is not.
     """
-    if not _raised_here(error):
+    if not _raised_here(error) or out_of_memory(error):
         return False
     if isinstance(error, distributed.DistError):
         return True
@@ -118,15 +130,17 @@ def run(start: Start, descriptors: Descriptors) -> int:
             traceback.print_exc()
             sys.stderr.flush()
         echo = start.launch.world > 1 and from_peers(error)
+        broken = broken_device(error) or rank.takes_device
+        lost = broken or lost_device(error) or isinstance(error, UnsavedError | FencedError) or disk_full(error)
         agent.say(
             Failure(
                 run=start.launch.run,
                 reason=sentence(start.rank, rank.doing, error),
                 from_peers=echo,
-                unsaved=isinstance(error, UnsavedError | FencedError) or disk_full(error) or broken_device(error),
+                unsaved=lost,
                 out_of_memory=out_of_memory(error),
                 unused=isinstance(error, UnusedParametersError),
-                broken_device=broken_device(error),
+                broken_device=broken,
             )
         )
         # If the error is a consequence, the rank that failed first reports the cause.
@@ -134,7 +148,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
 
 
 class Rank:
-    """One rank of a run. doing: what it is doing now, for error messages."""
+    """One rank of a run. takes_device: whether it is taking its GPU, so that any error is its node's fault."""
 
     def __init__(self, start: Start, agent: AgentConnection, heartbeat: Heartbeat) -> None:
         self._start, self._agent, self._heartbeat = start, agent, heartbeat
@@ -142,6 +156,7 @@ class Rank:
         self._device = torch.device("cpu")
         self._doing = "starting"
         self._stop = False
+        self.takes_device = False
 
     @property
     def doing(self) -> str:
@@ -255,8 +270,12 @@ class Rank:
             seed(start.launch.seed)
         if start.gpu is None:
             return torch.device("cpu")
+        self.takes_device = True
+        self._now(f"taking GPU {start.gpu} of its node")
         os.environ |= see_only([start.gpu], os.environ)
         torch.cuda.set_device(0)
+        torch.cuda.synchronize()  # errors of a device appear when its context is created
+        self.takes_device = False
         return torch.device("cuda", 0)
 
     def _meeting_place(self, descriptor: int | None) -> Store | None:
@@ -296,7 +315,7 @@ class Rank:
             rank=rank,
             world_size=world,
             timeout=self._patience,
-            device_id=None if cpu else self._device,
+            # No device_id: with it, device meshes split groups, and splitting may hang (pytorch issue 145376).
         )
 
 

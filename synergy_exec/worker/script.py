@@ -40,6 +40,8 @@ _BEAT_S = 600.0
 """The agent never takes this process to hang: it watches the command itself."""
 _LONG_STEPS = 10
 """A step that takes this many times as long as the steps before it is worth a note."""
+_SHORT_FRACTION = 0.1
+"""A command that ends with 0 after a smaller fraction of its declared seconds is worth a note."""
 _STACK_S = 10.0
 """Maximum seconds in which one process prints its stack."""
 
@@ -71,6 +73,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
         agent.say(Failure(run=launch.run, reason=f"{what}: {error.strerror} on {os.uname().nodename}"))
         return FAILED
     told_s, stopped_s, stopped_unix_s, hang = -math.inf, math.inf, math.inf, ""
+    log, log_bytes = Path(launch.folder) / LOG, 0
     while child.poll() is None or (math.isfinite(stopped_s) and _alive(child.pid)):
         heartbeat.beat(_BEAT_S)
         now_s = time.monotonic()
@@ -90,18 +93,23 @@ def run(start: Start, descriptors: Descriptors) -> int:
                     agent.say(Noted(run=launch.run, text=f"{late}; `hang_s` in its job file ends runs that hang"))
             told_s = now_s
         if told_to_stop and math.isinf(stopped_s) and child.poll() is None:
-            stopped_s, stopped_unix_s = now_s, time.time()
+            stopped_s, stopped_unix_s, log_bytes = now_s, time.time(), log.stat().st_size if log.exists() else 0
             _terminate(child.pid, first_only=job.sigterm_to == "first")
         if now_s >= stopped_s + job.grace_s:
             processes.kill(_alive(child.pid))
         time.sleep(_LOOK_S)
     stopped = math.isfinite(stopped_s)
     progress.read()
-    saved = _written((launch.folder, str(directory)), stopped_unix_s) if stopped and child.returncode == 0 else ""
-    goes_on = stopped and progress.goes_on(saved)
+    sign = ""
+    if stopped and child.returncode == 0:
+        if path := _written((launch.folder, str(directory)), stopped_unix_s):
+            sign = f"wrote {plain(path, MOST_SHOWN)} since"
+        elif line := _said_of_sigterm(log, log_bytes):
+            sign = f"printed '{plain(line, MOST_SHOWN)}'"
+    goes_on = stopped and progress.goes_on(sign)
     if launch.node_rank == 0:
         agent.say(progress.report())
-        if child.returncode == 0 and (note := progress.about_exit_0(saved, stopped=stopped, goes_on=goes_on)):
+        if child.returncode == 0 and (note := progress.about_exit_0(sign, stopped=stopped, goes_on=goes_on)):
             agent.say(Noted(run=launch.run, text=note))
     if hang:
         agent.say(Failure(run=launch.run, reason=hang, unsaved=True, hung=True))
@@ -245,23 +253,28 @@ class _Progress:
         self._noted = True
         return f"no step for {silent_s:.0f} s after step {self._step}"
 
-    def goes_on(self, saved: str) -> bool:
-        """Whether a command that ended with 0 when it was told to stop has more to do. saved: see `_written`."""
+    def goes_on(self, sign: str) -> bool:
+        """Whether a command that ended with 0 when it was told to stop has more to do.
+
+        sign: what it did after SIGTERM that shows that it left because of it; "" if nothing.
+        """
         if self._job.counts_steps:
             return self._step < self._job.work
         means = self._job.exit_0_when_stopped
-        return means == "paused" or (means == "auto" and bool(saved))
+        return means == "paused" or (means == "auto" and bool(sign))
 
-    def about_exit_0(self, saved: str, *, stopped: bool, goes_on: bool) -> str:
+    def about_exit_0(self, sign: str, *, stopped: bool, goes_on: bool) -> str:
         """A note about a command whose exit code 0 may not mean that it has trained; else ""."""
         if stopped and self._job.exit_0_when_stopped == "auto" and not self._job.counts_steps:
             if goes_on:
-                wrote, counts, if_not = f"wrote {plain(saved, MOST_SHOWN)}", "saved", "done` if it had finished"
+                counts, if_not = "it is started again", "done` if it had finished"
             else:
-                wrote, counts, if_not = "wrote no file in its folders", "done", "paused` if it saved elsewhere"
-            return f"exited with 0 after SIGTERM and {wrote} since: counted as {counts}; `exit_0_when_stopped: {if_not}"
+                sign, counts, if_not = "wrote no file in its folders since", "counted as done", "paused` if it had not"
+            return f"exited with 0 after SIGTERM and {sign}: {counts}; `exit_0_when_stopped: {if_not}"
+        ran_s = self._before_s + time.monotonic() - self._began_s
         declares_work = self._job.work != (self._job.max_seconds or DEFAULT_COMMAND_S)
-        if self._step or not (self._job.counts_steps or self._job.hang_s or declares_work):
+        too_short = declares_work and ran_s < _SHORT_FRACTION * self._job.work
+        if self._step or not (self._job.counts_steps or self._job.hang_s or too_short):
             return ""
         lines = _end_of(self._log).decode(errors="replace").rstrip().splitlines() or [""]
         said = "it printed nothing" if lines[-1].startswith(LOG_HEADING) else f"'{plain(lines[-1], MOST_SHOWN)}'"
@@ -294,6 +307,15 @@ def _written(folders: Iterable[str], since_unix_s: float) -> str:
                 with contextlib.suppress(OSError):
                     if os.lstat(os.path.join(where, name)).st_mtime >= since_unix_s - _CLOCK_S:
                         return os.path.relpath(os.path.join(where, name), folder)
+    return ""
+
+
+def _said_of_sigterm(log: Path, since_byte: int) -> str:
+    """What was printed about SIGTERM after this byte of the log, as Lightning does before it leaves; "" if nothing."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(since_byte if since_byte <= log.stat().st_size else 0)  # `bound_log` may have emptied it
+        if line := re.search(rb"[^\r\n]*SIGTERM[^\r\n]*", file.read()):
+            return line[0].decode(errors="replace").strip()
     return ""
 
 

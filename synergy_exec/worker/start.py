@@ -20,6 +20,7 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from synergy_core.errors import InputError
 from synergy_core.units import GB
 from synergy_exec.messages import Granted, Launch, Message, Retune, Stop
 from synergy_exec.wire import decode, encode
@@ -206,8 +207,13 @@ def see_only(gpus: Sequence[int], environment: Mapping[str, str]) -> dict[str, s
     """The environment variable that lets a process see only these GPUs.
 
     gpus: indices among those visible in `environment`. A library that uses the first GPU it finds then gets one of
-    these.
+    these. Raises InputError if fewer are visible.
     """
     name = next((each for each in _VARIABLES if environment.get(each)), _VARIABLES[-1])
     visible = environment.get(name, "").split(",")
+    if visible != [""] and max(gpus) >= len(visible):
+        raise InputError(
+            f"{max(gpus) + 1} GPUs are needed, but {name}={environment[name]} shows {len(visible)}. Start with more "
+            "of them visible (under Slurm without --gpu-bind and --gpus-per-task), or take fewer slots."
+        )
     return {name: ",".join(str(each) if visible == [""] else visible[each] for each in gpus)}

@@ -13,9 +13,12 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.planner.plan import Plan
 from synergy_core.scheduling.reasons import Stopped, Waiting
+from synergy_exec.controller import api
+from synergy_exec.controller.api import history
 from synergy_exec.controller.decider import Aside, fitting
 from synergy_exec.controller.journal import Journal, retry_in
-from synergy_exec.messages import LOST_PEERS, Launch
+from synergy_exec.job_file import job_of
+from synergy_exec.messages import LOST_PEERS, Launch, Report
 from synergy_exec.settings import Settings
 from synergy_runs.facts import Kind
 
@@ -190,6 +193,59 @@ def test_what_jobs_ask_for_and_the_last_node_of_a_type_stay():
     assert aside.placed(((0, 0b10), (1, 1))) == ((1, 0b10), (2, 1))
 
 
+# After others, and after thousands
+
+
+def test_a_job_goes_on_though_one_in_its_after_was_retried_since(tmp_path):
+    command = {"job_class": "", "command": ["true"]}
+    stage = staged(tmp_path, slots=(2,))
+    (first,) = stage.submit(1.0, **command)
+    stage.advance(0.0, 1.0, 1.0)
+    assert first.state == "done"
+    (later,) = stage.submit(1e9, after=["0"])
+    stage.advance(0.0, 1.0)
+    stage.execution.retry(first, stage.now_s, from_start=False)
+    (never_started,) = stage.submit(1.0, after=["0"])
+    again = stage.resumed()
+    assert list(again.execution.held) == [never_started.job_id]
+    again.advance(0.0, 1.0)
+    assert again.execution.jobs[later.job_id].state == "running"
+    again.advance(1.0, 1.0, 1.0)
+    assert again.execution.jobs[never_started.job_id].state == "done"
+
+
+class Unread(dict):
+    """Jobs that can be asked for by number alone."""
+
+    def __iter__(self):
+        raise AssertionError("every job is looked at")
+
+    keys = values = items = __iter__
+
+
+def test_jobs_come_and_go_without_a_look_at_those_that_have_ended(tmp_path):
+    """Failed before: with 20,000 ended jobs each other one took three times as much of the controller."""
+    stage = staged(tmp_path)
+    (ended,) = stage.submit(1.0)
+    stage.finish()
+    stage.execution.jobs = Unread(stage.execution.jobs)
+    job = stage.execution.submit("next", replace(ended.file, name="next"), stage.now_s)
+    stage.advance(0.0, 1.0, 1.0)
+    assert (job.job_id, job.state) == (1, "done")
+
+
+def test_the_curves_of_an_old_job_are_there_after_many_others(tmp_path, monkeypatch):
+    """Failed before: its runs and plans were looked for among the newest of all jobs."""
+    monkeypatch.setattr(api, "MAX_FACTS", 6)
+    stage = staged(tmp_path)
+    for _ in range(5):
+        stage.submit(1.0)
+        stage.finish()
+    told = history(tmp_path, [0])
+    assert [batch for _, batch in told["jobs"][0]["batch"]] == [32]
+    assert {span["job"] for span in told["spans"]} == {3, 4}
+
+
 # Losses
 
 
@@ -354,6 +410,25 @@ def test_resumed_controller_believes_what_was_observed(tmp_path):
     assert after.task.pool.models.keys() == {"cpu"}
     assert after.attained_service_gpu_s > 0
     assert after.restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("slots", "of_other", "work", "expected"), [(1, 2, 20, "done"), (2, 1, 20, "done"), (1, 2, 9e6, "waiting")]
+)
+def test_command_with_little_declared_work_goes_before_one_with_much(tmp_path, slots, of_other, work, expected):
+    """Work in seconds is known before the first report; otherwise all commands would be of one size."""
+
+    class Running(FakeAgent):
+        def pass_time(self, now_s):
+            said = super().pass_time(now_s)
+            return [replace(each, grad_sqr=0.0, step_s=1.0) if isinstance(each, Report) else each for each in said]
+
+    stage = staged(tmp_path, "synergy", (2,), agent=Running)
+    for name, size, seconds in (("long", slots, 1e5), ("other", of_other, work)):
+        file = job_of({"command": ["train"], "slots": size, "work": seconds}, "a test")
+        stage.execution.submit(name, file, stage.now_s)
+        stage.advance(*60 * [2.0])
+    assert stage.states() == {0: "running", 1: expected}
 
 
 # Jobs that had ended wait again

@@ -1,5 +1,6 @@
 """The examples learn, and train alike under every plan that they offer; one of them as a stranger writes jobs."""
 
+import dataclasses
 from pathlib import Path
 
 import groups
@@ -9,6 +10,7 @@ import torch
 import yaml
 from exec.saved import PLANS
 from safetensors.torch import save_file
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from synergy_core.planner.plan import Plan
 from synergy_exec import examples
@@ -48,6 +50,49 @@ def train(name, plan, bfloat16=False):
     return [first.loss, second.loss, first.grad_norm, second.grad_norm, *evaluated.values()]
 
 
+def alive(plan):
+    """Bytes of the weights of a model of 1.6 MB in bfloat16 that a forward pass keeps for the backward pass."""
+    job = Gpt(hidden=128, heads=2, tokens=8, vocabulary=32)
+    trainer = Trainer(job, PLANS[plan], bfloat16=True)
+    sizes = {each.numel() for each in Gpt(hidden=128, heads=2, tokens=8, vocabulary=32).build_model().parameters()}
+    kept = []
+
+    def keep(tensor):
+        if tensor.dtype == torch.bfloat16 and tensor.numel() in sizes and tensor.dim() == 2:
+            kept.append(tensor)
+        return tensor
+
+    inputs, targets = job.batch(0, 2)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = job.loss(trainer._modules[0](inputs), targets)
+    bytes_alive = sum(each.untyped_storage().nbytes() for each in kept)
+    loss.backward()
+    return len(kept), bytes_alive
+
+
+def plainly_sharded(steps):
+    """Losses of plain PyTorch: FSDP2 in bfloat16 over two ranks, each on its half of the same batches."""
+    job, rank = SMALL["gpt"](), torch.distributed.get_rank()
+    torch.manual_seed(0)
+    model = job.build_model()
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    for block in model.get_submodule(job.blocks).children():
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=dataclasses.replace(policy, output_dtype=torch.float32))
+    optimizer, losses, plan = job.build_optimizer(model.parameters()), [], PLANS["fsdp2"]
+    for step in range(steps):
+        optimizer.zero_grad()
+        inputs, targets = job.batch(step, plan.global_batch)
+        half = plan.global_batch // 2
+        own = slice(rank * half, (rank + 1) * half)
+        loss = job.loss(model(inputs[own]), targets[own])
+        loss.backward()
+        optimizer.step()
+        torch.distributed.all_reduce(loss)
+        losses.append(float(loss) / 2)
+    return losses
+
+
 OFFERED = {
     "mlp": ("ddp2", "pp2", "tp2"),
     "cnn": ("fsdp2", "pp2"),
@@ -61,6 +106,7 @@ OFFERED = {
 def answers(tmp_path_factory):
     two = [(train, job, plan) for job in OFFERED for plan in OFFERED[job]]
     two += [(train, "gpt", plan, True) for plan in ("fsdp2", "pp2")]
+    two += [(alive, "fsdp2"), (alive, "ddp2"), (plainly_sharded, 2)]
     return groups.run_once(tmp_path_factory, "examples", {2: two})
 
 
@@ -74,6 +120,18 @@ def test_every_example_trains_alike_under_the_plans_it_offers(answers, job):
         losses = answers[train, "gpt", plan, True][:2]
         assert losses == pytest.approx(expected[:2], abs=2e-2), plan
         assert losses != pytest.approx(expected[:2], abs=1e-5), f"{plan}: is it?"
+
+
+def test_sharded_weights_in_bfloat16_are_not_kept_for_the_backward_pass(answers):
+    count, bytes_alive = answers[alive, "fsdp2"]
+    assert count
+    assert bytes_alive == 0
+    assert answers[alive, "ddp2"][1] > 1e5, "autocast keeps its copies: is this what was measured?"
+
+
+def test_bfloat16_under_fsdp_is_plain_pytorchs(answers):
+    # Gradients are added up over another number of micro-batches; bfloat16 has 8 bits.
+    assert answers[train, "gpt", "fsdp2", True][:2] == pytest.approx(answers[plainly_sharded, 2], rel=2**-8)
 
 
 SHIPPED = {

@@ -16,7 +16,7 @@ from exec.served import TaskBackend, executed, job, settings_values, trace_of
 
 from synergy_core.errors import InputError
 from synergy_exec.commands._asking import Client
-from synergy_exec.folders import lock, meta_of, works_below
+from synergy_exec.folders import find_job, lock, meta_of, works_below
 from synergy_exec.run import execute_all
 from synergy_exec.settings import Settings
 from synergy_runs.results import is_unended, resumed_run
@@ -192,3 +192,14 @@ def test_a_service_with_another_policy_takes_over_the_queue_or_says_where_it_is(
         refuses("a controller runs here already", served_until_interrupted, tmp_path, "fifo", ("GET", "/jobs"))
     refuses(f"{work}.*resume {work}", served_until_interrupted, tmp_path, "fifo", ("GET", "/jobs"), seed=7)
     assert works_below(tmp_path) == [work]
+
+
+def test_a_jobs_log_is_found_whatever_else_its_description_and_others_say(tmp_path):
+    """`logs` read and checked every key of every job: half a second more for each 2,000 jobs."""
+    for number, name in enumerate(("one", "two")):
+        folder = tmp_path / "las-0.work" / "jobs" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "job.json").write_text(json.dumps({"submitted_as": name, "of": "a later version"}))
+    (tmp_path / "las-0.work" / "jobs" / "2").mkdir()
+    assert find_job(tmp_path, "two").number == 1
+    assert find_job(tmp_path, "2").name == "2"

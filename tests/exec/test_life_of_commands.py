@@ -16,6 +16,8 @@ PYTHON = sys.executable
 SERVE = ("serve=true", "policy=[priority]", "backend.options.slots=2", "round_s=0.2", "figures=false")
 THREADS = ("OPENBLAS_NUM_THREADS", "THP_MEM_ALLOC_ENABLE")
 """What Synergy sets for its own workers."""
+OF_A_STEP = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID", "PMI_RANK")
+"""What Slurm says of the step that the controller or its agent is."""
 URGENT = {"command": [PYTHON, "-c", "pass"], "slots": 2, "priority": 5}
 
 SHOWS = """
@@ -77,6 +79,12 @@ if stop:
 else:
     print("all 30 steps", flush=True)
 """
+LEAVES = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("[rank: 0] Received SIGTERM: 15", flush=True) or sys.exit())
+print("start", os.environ["SYNERGY_RESTART_COUNT"], flush=True)
+time.sleep(0 if os.environ["SYNERGY_RESTART_COUNT"] == "1" else 600)
+"""
 FORWARDS = """
 import os, signal, subprocess, sys, time
 
@@ -121,8 +129,8 @@ def shell(save_s: float, code: int, trap: str = "") -> list[str]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     where = tmp_path_factory.mktemp("commands")
-    scripts = {"shows": SHOWS, "saves": SAVES, "finishes": FINISHES, "steps": STEPS, "forwards": FORWARDS}
-    for name, text in (scripts | {"ranks": RANKS, "stuck": STUCK}).items():
+    scripts = {"shows": SHOWS, "saves": SAVES, "finishes": FINISHES, "steps": STEPS, "leaves": LEAVES}
+    for name, text in (scripts | {"forwards": FORWARDS, "ranks": RANKS, "stuck": STUCK}).items():
         (where / f"{name}.py").write_text(text)
     venv.create(where / "own")
     return where
@@ -135,6 +143,9 @@ def service(folder):
         patch.setenv("PYTHONPATH", str(folder / "mine"))
         patch.setenv("PATH", "/usr/bin:/bin")
         patch.setenv("SYNERGY_TOKEN", "of-another-controller")
+        patch.setenv("SLURM_JOB_ID", "7")
+        for name in OF_A_STEP:
+            patch.setenv(name, "1")
         for name in THREADS:
             patch.delenv(name, raising=False)
         service.start(*SERVE, f"results_dir={folder / 'r'}", "ports=23100-23101")
@@ -182,7 +193,8 @@ def test_command_has_the_environment_of_its_own(jobs, folder):
     assert environment["SYNERGY_RESTART_COUNT"] == "0"
     token = next(folder.glob("r/**/token")).read_text().strip()
     assert not {"of-another-controller", token} & set(environment.values())
-    assert not {*THREADS, "SYNERGY_PYTHONPATH"} & set(environment)
+    assert not {*THREADS, *OF_A_STEP, "SYNERGY_PYTHONPATH"} & set(environment)
+    assert environment["SLURM_JOB_ID"] == "7"
 
 
 def test_training_below_a_shell_saves_when_it_is_moved_cancelled_or_out_of_time(jobs):
@@ -226,6 +238,16 @@ def test_script_that_saves_when_it_is_stopped_and_leaves_with_0_goes_on(jobs):
     assert [jobs.log("steps").count(each) for each in ("saved", "from 0", "all 30 steps")] == [1, 1, 1]
 
 
+def test_script_that_says_that_it_leaves_at_sigterm_goes_on_though_it_saved_nothing(jobs):
+    """Lightning ends a training with exit code 0 at SIGTERM, and by itself it saves nothing."""
+    jobs.submit("leaves", command=[PYTHON, "leaves.py"])
+    jobs.until_said("leaves", "start 0")
+    jobs.submit("urgent-4", **URGENT)
+    jobs.until("urgent-4", "done")
+    jobs.until("leaves", "done")
+    assert [jobs.log("leaves").count(each) for each in ("start 0", "start 1")] == [1, 1]
+
+
 def test_launcher_that_passes_the_signal_on_may_hear_it_alone(jobs):
     jobs.submit("forwards", command=[PYTHON, "forwards.py"], sigterm_to="first")
     jobs.until_said("forwards", "ready")
@@ -256,8 +278,10 @@ def test_command_is_tried_again_after_the_exit_codes_that_its_job_file_names(job
 def test_exit_0_without_a_step_is_noted_with_the_last_line_of_the_log(jobs):
     jobs.submit("early", command=["bash", "-c", "echo Unable to locate 2 gpus"], work=100)
     jobs.submit("silent", command=["bash", "-c", "echo nothing was declared"])
+    jobs.submit("as-declared", command=["bash", "-c", "sleep 1"], work=2)
     assert "Unable to locate 2 gpus" in jobs.until("early", "done")["note"]
-    assert not jobs.until("silent", "done")["note"]
+    for name in ("silent", "as-declared"):
+        assert not jobs.until(name, "done")["note"]
 
 
 def test_commands_on_one_node_meet_at_different_ports_of_the_range(jobs):

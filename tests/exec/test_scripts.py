@@ -207,6 +207,8 @@ def test_a_command_is_written_and_read_alike():
         ({"array": "0-9"}, "array=0-9: .*each number"),
         ({"code": "copy"}, "code=copy: .* has more than 50 MB"),
         ({"directory": "/nowhere"}, "/nowhere"),
+        ({"directory": "code"}, "a path from /"),
+        ({"venv": ".venv"}, "a path from /"),
     ],
 )
 def test_a_command_that_cannot_be_submitted_leaves_nothing(tmp_path, given, says):

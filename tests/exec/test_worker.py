@@ -1,8 +1,11 @@
 """The parts of a worker and of its agent, one by one: orders, errors, steps and their times, cores, GPUs."""
 
 import asyncio
+import os
+import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,8 +24,10 @@ from synergy_exec.backends import local
 from synergy_exec.messages import Launch, Reshare
 from synergy_exec.run import recorded
 from synergy_exec.wire import decode, encode
-from synergy_exec.worker.rank import from_peers, out_of_memory, sentence
-from synergy_exec.worker.start import see_only
+from synergy_exec.worker import rank
+from synergy_exec.worker.network import talk_over
+from synergy_exec.worker.rank import from_peers, lost_device, out_of_memory, sentence
+from synergy_exec.worker.start import FAILED, Descriptors, Heartbeat, Start, see_only
 from synergy_exec.worker.steps import WARM_UP_STEPS, WINDOW_STEPS, Pace, StepClock, StepMedians, StepsFile
 
 
@@ -57,10 +62,59 @@ def test_messages_are_read_as_written_older_ones_too_and_odd_ones_refused():
         (distributed.DistNetworkError("The client socket has timed out"), False, True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x4 and 5x2)"), False, False),
         (ValueError("Connection closed by peer"), False, False),
+        (
+            RuntimeError("NCCL Error 1: unhandled cuda error. Last error: Cuda failure 2 'out of memory'"),
+            True,
+            False,
+        ),
+        (RuntimeError("NCCL error: unhandled system error, remote process exited"), False, True),
     ],
 )
 def test_errors_of_memory_and_echoes_of_another_ranks_death_are_recognised(error, memory, peers):
     assert (out_of_memory(error), from_peers(error)) == (memory, peers)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "No CUDA GPUs are available",
+        "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+        "CUDA error: unknown error",
+        "no CUDA-capable device is detected",
+        "CUDA error: unspecified launch failure",
+    ],
+)
+def test_a_device_that_is_gone_is_no_fault_of_the_job(says):
+    assert lost_device(RuntimeError(says))
+
+
+@pytest.mark.parametrize("says", ["CUDA error: device-side assert triggered", "unknown error in the job's own file"])
+def test_other_errors_are_the_jobs_own(says):
+    assert not lost_device(RuntimeError(says))
+
+
+def failure_of(monkeypatch, **more):
+    """What a rank that was given GPU 0 says when it fails."""
+    said, (ours, theirs) = [], socket.socketpair()
+    monkeypatch.setattr(rank, "AgentConnection", lambda _: SimpleNamespace(say=said.append))
+    monkeypatch.setattr(rank.resources, "move", lambda *_: None)
+    start = Start(launch=launch_of(**more), rank=0, cores=(0,), cpus=1.0, gpu=0, launched_s=0.0)
+    code = rank.run(start, Descriptors(theirs.fileno(), Heartbeat.create(), 1, 0))
+    ours.close()
+    return code, said[0]
+
+
+def test_any_error_while_a_gpu_is_taken_is_its_nodes(monkeypatch, capsys):
+    def gone(_):
+        raise RuntimeError("a text that nobody knows")
+
+    monkeypatch.setattr(torch.cuda, "set_device", gone)
+    monkeypatch.setattr(rank.faulthandler, "register", lambda _: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    code, said = failure_of(monkeypatch)
+    assert (code, said.unsaved, said.broken_device) == (FAILED, True, True)
+    assert "taking GPU 0" in said.reason
 
 
 def test_reason_is_one_line_of_bounded_length():
@@ -216,6 +270,18 @@ def test_no_core_is_given_twice_and_nothing_stays_free_while_somebody_lacks_it(c
 )
 def test_each_rank_and_each_node_sees_its_own_gpus_alone(environment, slots, seen):
     assert see_only(slots, environment) == seen
+
+
+def test_more_slots_than_visible_gpus_are_refused():
+    refuses("4 GPUs are needed, .* shows 2", see_only, range(4), {"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+@pytest.mark.parametrize(("store_host", "interface"), [("", "lo"), ("127.0.0.1", "lo")])
+def test_nccl_takes_the_interfaces_whole_name(monkeypatch, store_host, interface):
+    for each in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(each, raising=False)
+    talk_over(None, store_host)
+    assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == (interface, f"={interface}")
 
 
 @pytest.mark.parametrize("driver", [*local._DRIVERS, None])
