@@ -202,7 +202,7 @@ class ClusterSettings:
         "equal numbers of GPUs per node: 2 + 2, not 3 + 1), most_free (on the emptiest nodes)"
     )
     patience_s: float = key("how long a job waits for a consolidated placement if placement=relax", bounds=NOT_NEGATIVE)
-    max_wait: float = key(MAX_WAIT_MEANING, bounds=NOT_NEGATIVE)
+    max_wait: float = key(MAX_WAIT_MEANING, 0.0, NOT_NEGATIVE)
     partitions: Literal["trace"] | None = key(
         "trace: each job runs only on the nodes of the partition that the log says it was submitted to; null: all "
         "nodes are one pool. A node type of a partition is named a100@PARTITION",
