@@ -59,8 +59,9 @@ class GradientSquares:
     replicas: int = 1
 
 
-HELD_BYTES = 64 << 20
-"""Gradients are kept until so many bytes are there, and their norms are then computed in a few operators."""
+HELD_BYTES = 4 << 20
+"""Gradients are kept until so many bytes are there, and their norms are then computed in a few operators. Small enough
+not to count beside a model, and as much as many small gradients, whose operators cost most beside the model's."""
 
 
 class SquaredNorm:
