@@ -9,6 +9,7 @@ from exec.pretended import refuses
 
 from synergy_core.goodput.efficiency import gain, noise_scale, statistical_efficiency
 from synergy_exec.examples.mlp import Mlp
+from synergy_exec.training import noise
 from synergy_exec.training.integrity import FEWEST_NOISE_STEPS, Progress
 from synergy_exec.training.job import cosine, warmed_up
 from synergy_exec.training.noise import (
@@ -127,3 +128,18 @@ def test_cosine_is_torchs_after_its_warm_up():
     assert [cosine(work, 100, warm_up=4) for work in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert [warmed_up(work, 4) for work in (0, 3, 4, 1e6)] == [0.25, 1.0, 1.0, 1.0]
     assert warmed_up(0, 0) == 1.0
+
+
+@pytest.mark.parametrize("held", [0, 100, 1 << 30])
+def test_squared_norm_is_the_same_however_many_gradients_are_kept(monkeypatch, held):
+    monkeypatch.setattr(noise, "HELD_BYTES", held)
+    drawn = torch.Generator().manual_seed(3)
+    kinds = (torch.float32, torch.float64, torch.bfloat16)
+    tensors = [torch.randn(size, generator=drawn).to(kinds[size % 3]) for size in (0, 1, 7, 30, 64, 5)]
+    tensors.append(torch.tensor([[0.0, 3.0], [4.0, 0.0]]).to_sparse())
+    total = noise.SquaredNorm(copies=2, device=torch.device("cpu"))
+    for each in tensors:
+        total.add(each)
+    expected = sum(float(each.to_dense().double().square().sum()) for each in tensors) / 2
+    assert float(total.take()) == pytest.approx(expected, rel=1e-6)
+    assert float(total.take()) == 0.0
