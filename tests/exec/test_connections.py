@@ -38,7 +38,7 @@ def test_what_is_set_goes_before_what_is_found(monkeypatch):
     network.talk_over(None, "127.0.0.1")
     assert _variables() == ("lo", "ib0")
     network.talk_over("lo", "127.0.0.1")
-    assert _variables() == ("lo", "lo")
+    assert _variables() == ("lo", "=lo")
     refuses("unknown interface 'eth7'", network.talk_over, "eth7", "127.0.0.1")
 
 
