@@ -237,7 +237,7 @@ class Cluster:
         return tuple(starts)
 
     def describe(self) -> str:
-        """Describes the cluster: `60 × 8 v100 (480 GPUs)`, any quotas, and the placement unless it is the default."""
+        """Describes the cluster: `60 × 8 v100 (480 GPUs)`, any quotas, and a placement or max_wait other than the default."""
         parts = " + ".join(
             f"{each.nodes} × {each.gpus_per_node} {each.gpu_type}{_host(each)}" for each in self.node_types
         )
@@ -247,7 +247,8 @@ class Cluster:
         quotas = f", quotas for {tenants} tenant{'s' * (tenants > 1)}, {borrowing}" if tenants else ""
         patience = f" after {self.patience_s:g} s" if self.placement == "relax" else ""
         rule = "" if self.placement == "consolidate" else f", placement {self.placement}{patience}"
-        return f"{parts} ({self.gpus:,} GPUs){quotas}{rule}"
+        bound = f", max_wait {self.max_wait:g}" if self.max_wait else ""
+        return f"{parts} ({self.gpus:,} GPUs){quotas}{rule}{bound}"
 
 
 def _host(node_type: NodeType) -> str:

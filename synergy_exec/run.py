@@ -25,7 +25,7 @@ from synergy_core.policies import Policy
 from synergy_exec import job_folder
 from synergy_exec.backends import Backend, checked_options, get_backend
 from synergy_exec.controller.controller import Arrival, Controller, whole_cluster
-from synergy_exec.controller.execution import shared_out
+from synergy_exec.controller.execution import with_queue
 from synergy_exec.controller.journal import Journal, open_journal
 from synergy_exec.folders import WORK, Place, claim, unfinished
 from synergy_exec.plain import plain, plain_lines
@@ -208,7 +208,7 @@ def _execute_one(
     journal = Journal(work / "journal.sqlite")
     whole = whole_cluster(journal)
     assert whole is not None
-    cluster = shared_out(whole, settings.cluster)
+    cluster = with_queue(whole, settings.cluster)
     return executed(journal, trace, policy, cluster, work.parents[1].name, settings.seed, cpu_s)
 
 

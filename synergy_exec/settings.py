@@ -45,7 +45,7 @@ class BackendSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharingSettings:
+class QueueSettings:
     """How slots are shared out among jobs."""
 
     virtual_clusters: dict[str, int] | None = key(
@@ -110,7 +110,7 @@ class Settings(RunSettings):
         "which jobs arrive: +trace=demo; null: only what is submitted (with serve=true)", None
     )
     backend: BackendSettings = key("how agents get onto nodes; the cluster is what they find there", BackendSettings())
-    cluster: SharingSettings = key("how the slots that agents find are shared out", SharingSettings())
+    cluster: QueueSettings = key("how the slots that agents find are shared out", QueueSettings())
     profile: str | None = key(
         "the file that python -m synergy_exec profile wrote; its models get the plans that were fastest here. auto: "
         "measure the trace's models first, quickly, where results_dir/profile.json lacks them (with compression other "

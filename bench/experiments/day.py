@@ -16,7 +16,7 @@ from runner.tables import number, table
 JOBS, EVERY, SLOTS = 2_000, 500, 4
 """Jobs altogether and between two looks at the service, and its slots."""
 ARRAY, MAX_QUEUED = 25, 50
-"""Jobs of an array, and jobs that wait or run at once at most."""
+"""Jobs of an array, and the largest number of jobs that wait or run at the same time."""
 SCRIPT = 'sleep "$(shuf -n 1 -e 0.1 0.3 0.5)"; echo "job $SYNERGY_ARRAY has ended" > result.txt\n'
 LOOK_S, SETTLING_S = 0.2, 3.0
 MB = 1e6

@@ -284,8 +284,9 @@ def make_room(
     release: Callable[[Holder], None],
     claim: Callable[[Holder], None],
 ) -> list[Holder] | None:
-    """Releases the GPUs of holders, in this order, until `fits`; then each, the last first, that need not have released
-    its GPUs claims them back. Returns the others, or None if all together are not enough; then all have claimed.
+    """Releases the GPUs of as few holders as `fits` needs, and returns these; None if all of them are not enough.
+
+    Holders release in this order until it fits. Then each, the last first, claims its GPUs back if it still fits.
     """
     released = []
     for each in holders:

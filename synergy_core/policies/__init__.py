@@ -237,9 +237,9 @@ class OrderingPolicy(_Policy):
     "easy" (a job runs if it fits and, by its estimate, does not delay the first waiting job).
     falls_while_running: whether the key's first entry is a time that falls by a second per second while the job runs.
     next_change(job, now_s): the instant at which the key next changes without an event, or None if it does not.
-    starves: whether jobs may wait for ever by definition, so that `Cluster.max_wait` does not apply.
     begins_anew(job): whether the job counts as newly arrived after that change (`JobView.waited_s`). words(job): the
-    key in words, as a part of a sentence about the job; None if the policy has no such text.
+    key in words, as a part of a sentence about the job; None if the policy has no such text. starves: whether jobs may
+    wait for ever by definition, so that `Cluster.max_wait` does not apply.
     """
 
     key: KeyFunction

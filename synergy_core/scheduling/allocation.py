@@ -547,19 +547,19 @@ class AllocationScheduler:
         """
         seated = Changes([], [], set())
         starved = [at for at, job in enumerate(jobs) if job.starved and not job.running]
-        unseated: list[Job] = []
+        if not starved:
+            return seated
+        state, unseated = self._snapshots.of(jobs, now_s, self._memory), list[Job]()
+        in_order = sorted(jobs, key=lambda each: (each.submit_time_s, each.job_id))
         for at in sorted(starved, key=lambda at: (jobs[at].waits_since_s, jobs[at].job_id)):
             job = jobs[at]
             if any(self._competes(job, each) for each in unseated):
                 continue
             job.settle(now_s)
-            holders = sorted(
-                (each for each in jobs if each.running and not each.stays(now_s)),
-                key=lambda each: (each.submit_time_s, each.job_id),
-            )
+            holders = [each for each in in_order if each.running and not each.stays(now_s)]
             quotas, tenant = Quotas(self._cluster.virtual_clusters), job.virtual_cluster
             quotas.use(tenant, sum(each.held_gpus for each in jobs if each.virtual_cluster == tenant))
-            for gpu_type, gpus in self._least_sizes(self._snapshots.of(jobs, now_s, self._memory), at):
+            for gpu_type, gpus in self._least_sizes(state, at):
                 changes = self._placer.seat(job, gpus, gpu_type, holders, quotas.left(tenant))
                 if changes is not None:
                     self._enter(changes, now_s)

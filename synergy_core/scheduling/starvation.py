@@ -27,7 +27,10 @@ MEAN_RUNS = 2.0
 
 
 class RunTimes(Generic[AnyJob]):
-    """The mean time for which jobs have run so far: over all jobs that have started, ended or not."""
+    """The mean time for which jobs have run so far: over all jobs that have started, ended or not.
+
+    It is empty in a new scheduler, such as that of an executor which has left a node out.
+    """
 
     def __init__(self) -> None:
         self._started: set[int] = set()
@@ -180,6 +183,8 @@ def bound_in_words(policy: Policy) -> str:
     if exempt(policy):
         return "without bound, by definition: shorter jobs go first, and cluster.max_wait does not apply"
     then = "no other job starts until it does"
+    if isinstance(policy, OrderingPolicy) and policy.backfill == "easy":
+        then = "others may start before it only if, by users' estimates, they do not delay it"
     if policy.preemptive:
         then = "others are stopped for it" + (f", within a round of {policy.round_s:g} s" if policy.in_rounds else "")
     return f"at most cluster.max_wait × max(60 s, 2 × the mean run time); then a job is first in line, and {then}"

@@ -90,6 +90,9 @@ class Trial(ABC):
 
     def _stop(self, job: Job) -> None:
         self.stops[job.job_id] = job
+        self._release(job)
+
+    def _release(self, job: Job) -> None:
         self.placement.release(job.placement)
 
     def _holds(self, job: Job) -> bool:
@@ -324,12 +327,8 @@ class Preempting(Trial):
             else:
                 self._start(job, placed)
 
-    def _stop(self, job: Job) -> None:
-        self.stops[job.job_id] = job
-        self._release(job)
-
     def _release(self, job: Job) -> None:
-        self.placement.release(job.placement)
+        super()._release(job)
         self._left += job.gpus
 
     def _claim(self, job: Job) -> None:

@@ -29,7 +29,7 @@ from synergy_core.units import MB, on_grid
 from synergy_exec import job_folder
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.controller.api import PUBLIC, routes
-from synergy_exec.controller.execution import EXCHANGES, FINISH, START, STOP, Execution, check_asks, recall, shared_out
+from synergy_exec.controller.execution import EXCHANGES, FINISH, START, STOP, Execution, check_asks, recall, with_queue
 from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import BACKUP_S, Journal, NoRoomError, back_up
 from synergy_exec.job_file import MOST_BYTES, JobFile, job_of
@@ -279,7 +279,7 @@ class Controller:
         cluster = await self.agents.gather(meeting, self._over, storage_bytes_per_s=storage_bytes_per_s)
         if cluster is None:
             return
-        cluster = shared_out(cluster, self.settings.cluster)
+        cluster = with_queue(cluster, self.settings.cluster)
         for row, arrival in enumerate(self.arrivals):
             check_asks(f"{arrival.name} (row {row})", arrival.file, cluster, self.policy)
         enter(self._journal, cluster)

@@ -34,18 +34,18 @@ from synergy_exec.job_folder import freeze, kept_code
 from synergy_exec.messages import Ended, Launch, Message, Noted, Report, Saved, Started
 from synergy_exec.nodes.runs import Happened, Run, Runs
 from synergy_exec.plans import batches_of, read_candidates
-from synergy_exec.settings import Settings, SharingSettings
+from synergy_exec.settings import QueueSettings, Settings
 from synergy_runs.facts import Kind
 
 
-def shared_out(cluster: Cluster, sharing: SharingSettings) -> Cluster:
+def with_queue(cluster: Cluster, queue: QueueSettings) -> Cluster:
     """The cluster with these rules. Raises InputError if quotas add up to more than the cluster has."""
     return dataclasses.replace(
         cluster,
-        virtual_clusters=dict(sharing.virtual_clusters or {}),
-        borrowing=sharing.borrowing,
-        reclaim=sharing.reclaim,
-        max_wait=sharing.max_wait,
+        virtual_clusters=dict(queue.virtual_clusters or {}),
+        borrowing=queue.borrowing,
+        reclaim=queue.reclaim,
+        max_wait=queue.max_wait,
     )
 
 

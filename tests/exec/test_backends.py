@@ -140,7 +140,7 @@ def test_a_step_has_its_nodes_options_the_token_in_its_environment_and_says_why_
 ):
     # Both nodes are this machine.
     monkeypatch.setattr(slurm, "_here", lambda: {"n1", "n2"})
-    for name in ("SLURM_NTASKS", "SLURM_GPUS", "SRUN_CPUS_PER_TASK", "SLURM_MEM_PER_CPU"):
+    for name in ("SLURM_NTASKS", "SLURM_GPUS", "SRUN_CPUS_PER_TASK", "SLURM_MEM_PER_CPU", "SLURM_GPU_BIND"):
         monkeypatch.setenv(name, "4")
     backend, meeting = get_backend("slurm", {"slots": 1}), Meeting(url="http://n1:1", token=TOKEN, folder=tmp_path)
     asyncio.run(backend.start(0, meeting))
@@ -154,7 +154,9 @@ def test_a_step_has_its_nodes_options_the_token_in_its_environment_and_says_why_
     environment = (allocation / "srun-environment").read_text()
     assert f"SYNERGY_TOKEN={TOKEN}\n" in environment
     assert "SLURM_JOB_ID=7\n" in environment
-    assert not any(f"{name}=" in environment for name in ("TASKS", "SLURM_GPUS", "CPUS_PER_TASK", "MEM_PER_CPU"))
+    assert not any(
+        f"{name}=" in environment for name in ("TASKS", "SLURM_GPUS", "CPUS_PER_TASK", "MEM_PER_CPU", "GPU_BIND")
+    )
 
 
 def test_a_step_that_still_saves_is_waited_for_before_any_signal(allocation, tmp_path, monkeypatch):

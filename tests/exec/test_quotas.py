@@ -11,10 +11,10 @@ from exec.served import ask, job, refused, served, until
 
 from synergy_core.errors import InputError
 from synergy_exec.controller import api
-from synergy_exec.settings import Settings, SharingSettings
+from synergy_exec.settings import QueueSettings, Settings
 from synergy_runs.settings import build, defaults
 
-SHARED = SharingSettings(virtual_clusters={"vision": 2, "speech": 1})
+SHARED = QueueSettings(virtual_clusters={"vision": 2, "speech": 1})
 
 
 def test_what_can_never_have_a_place_is_refused(tmp_path):
@@ -39,7 +39,7 @@ def test_what_can_never_have_a_place_is_refused(tmp_path):
 
 def test_quotas_are_typed_as_in_the_simulator_and_fit_the_cluster(tmp_path):
     typed = {**defaults(Settings), "cluster": {"virtual_clusters": {"vision": 2}, "borrowing": True}}
-    assert build(Settings, typed).cluster == SharingSettings(virtual_clusters={"vision": 2}, borrowing=True)
+    assert build(Settings, typed).cluster == QueueSettings(virtual_clusters={"vision": 2}, borrowing=True)
 
     async def never(controller, client):
         raise AssertionError("it began")
