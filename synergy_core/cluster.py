@@ -237,7 +237,7 @@ class Cluster:
         return tuple(starts)
 
     def describe(self) -> str:
-        """Describes the cluster: `60 × 8 v100 (480 GPUs)`, any quotas, and a placement or max_wait other than the default."""
+        """Describes the cluster: `60 × 8 v100 (480 GPUs)`, quotas, and placement and max_wait if not the default."""
         parts = " + ".join(
             f"{each.nodes} × {each.gpus_per_node} {each.gpu_type}{_host(each)}" for each in self.node_types
         )
