@@ -23,7 +23,7 @@ _ASKING_S = 30.0
 _JOBS_OWN = re.compile(r"S(LURM|RUN)_(N?TASKS.*|NPROCS|GPUS?(_.*)?|GRES.*|CPUS_PER_.*|MEM_PER_.*|TRES_.*|DISTRIBUTION)")
 """Environment variables of the whole allocation, which srun would use as options of a step on one node."""
 _GPUS_OF_NODES = re.compile(r"^\s*Nodes=(\S+)\s.*?\bGRES=(\S*)", re.MULTILINE)
-_GPUS = re.compile(r"gpu(?::(?:\(null\)|([^:(,]+)))?:(\d+)(?:\(|,|$)")
+_GPUS = re.compile(r"gpu(?::(?:\(null\)|([^:(,]+)))?:([1-9]\d*)(?:\(|,|$)")
 
 
 def backend(slots: int | None = None, gpu_type: str | None = None) -> SlurmNodes:

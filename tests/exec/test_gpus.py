@@ -296,10 +296,11 @@ def test_local_nodes_have_the_cores_near_their_gpus(tmp_path, monkeypatch):
     ("resources", "expected"),
     [
         ("gpu:(null):3(IDX:0-7)", ("gpu", 3)),
+        ("gpu:(null):0(IDX:N/A)", None),
         ("gpu:8(IDX:0-7)", ("gpu", 8)),
         ("gpu:a100_1g.5gb:2(IDX:0,3)", ("a100_1g.5gb", 2)),
     ],
 )
 def test_types_of_gpus_are_read_from_what_scontrol_says(monkeypatch, resources, expected):
     monkeypatch.setattr(slurm, "_scontrol", lambda *_: "n1\n")
-    assert slurm.gpus_of(f"     Nodes=n1 CPU_IDs=0-111 Mem=0 GRES={resources}\n") == {"n1": expected}
+    assert slurm.gpus_of(f"     Nodes=n1 CPU_IDs=0-111 Mem=0 GRES={resources}\n").get("n1") == expected
