@@ -259,7 +259,39 @@ def memory_tables(results: Results) -> dict[str, str]:
     return {"goals": table(GOAL_HEAD, goals, 3), "scores": table(("file", "group", *ERRORS), rows, 2)}
 
 
-PLANNER_MEMORY = Experiment(lambda: PEAKS, memory_tables, needs=("data",), reads=CATALOG)
+def public() -> Result:
+    """Public reports of what fitted, how full and how fast, under the stacks that they ran, scored by stack."""
+    return {"groups": [each.as_json("", "") for each in _scoring.scored(memory.reports())]}
+
+
+PUBLIC = measurement(public)
+
+
+def public_tables(results: Results) -> dict[str, str]:
+    groups = {each["group"]: each for each in results[PUBLIC]["groups"]}
+    stacks = sorted({name.partition(": ")[2] for name in groups} - {"all"})
+    rows = []
+    for stack in ("all", *stacks):
+        time, peak, verdict = (groups.get(f"{what}: {stack}") for what in ("time", "memory", "verdict"))
+        cells = [f"{verdict['right']} of {verdict['n']}", str(verdict["undecided"])] if verdict else [NONE] * 2
+        for each in (peak, time):
+            cells += (
+                [percent(each["median"]), f"{each['in_band']} of {each['n']}", number(each["width"])]
+                if each
+                else [NONE] * 3
+            )
+        rows.append([stack, *cells])
+    ends = ("median error", "in band", "ends")
+    head = ("stack", "verdicts right", "open", *(f"{what}: {each}" for what in ("peak", "time") for each in ends))
+    return {"public": table(head, rows)}
+
+
+PLANNER_MEMORY = Experiment(
+    lambda: [*PEAKS, PUBLIC],
+    lambda results: memory_tables(results) | public_tables(results),
+    needs=("data",),
+    reads=(*CATALOG, CONSTANTS),
+)
 
 
 # Collectives.

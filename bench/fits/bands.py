@@ -18,7 +18,7 @@ import pandas as pd
 from scipy import stats
 
 from fits import GPU_TYPE, MEASURED, rounded, sums
-from synergy_core.planner.bands import ANY, COVERAGE, MIN_MODELS, log_interval
+from synergy_core.planner.bands import ANY, COVERAGE, MIN_MODELS, OTHER_SOFTWARE, log_interval
 from synergy_core.planner.machine import Constants
 
 MODEL, FILE, NODE, SOFTWARE = "family out", "file out", "one node only", "software out"
@@ -162,18 +162,43 @@ def shared(rows: pd.DataFrame, memory: pd.DataFrame) -> dict[str, Any]:
     for software, family in sorted(
         {*pairs.itertuples(index=False, name=None), *(("", each) for each in pairs["family"])}
     ):
-        found = memory_pool(memory, software, family)
-        if not software or (found["software"] == software).all():
-            under = f" under {software}" if software else ""
-            result["memory"][f"{software} {family}".strip()] = told(found, f"{family} models{under}")
+        result["memory"][f"{software} {family}".strip()] = memory_entry(memory, software, family)
+    result["memory"][OTHER_SOFTWARE] = {
+        **_within(_of_stacks(memory), memory.groupby(list(STACK)).ngroups),
+        "rows": len(memory),
+        "of": "stacks, each as if it had not been measured",
+    }
     return result
 
 
-def memory_pool(rows: pd.DataFrame, software: str, family: str) -> pd.DataFrame:
-    """Rows that make a band of memory: of the family under the software; else of the family; else all."""
-    kin = rows[rows["family"] == family]
-    own = kin[kin["software"] == software]
-    return next((found for found in (own, kin) if models(found) >= MIN_TESTS), rows)
+STACK: Key = ("software", "family")
+
+
+def _of_stacks(memory: pd.DataFrame) -> float:
+    """Mean square error of a stack with a family of models; each counts alike, however many rows it has. No constant of
+    the memory model is fitted, so each is as if it had not been measured.
+    """
+    return float((memory["error"] ** 2).groupby([memory[name] for name in STACK]).mean().mean())
+
+
+def _within(square: float, degrees: int) -> dict[str, float]:
+    """The ends of a band of Student's t with that mean square."""
+    end = round(float(stats.t.ppf((1.0 + COVERAGE) / 2.0, degrees)) * math.sqrt(square), 4)
+    return {"low": -end, "high": end}
+
+
+def memory_entry(memory: pd.DataFrame, software: str, family: str) -> dict[str, Any]:
+    """The band of a family's memory under a software ("": any). If fewer than `MIN_TESTS` models were measured, it is
+    filled up with the mean square error of stacks, as `nearest` fills up bands of times.
+    """
+    own = memory[memory["family"] == family]
+    own = own[own["software"] == software] if software else own
+    words = f"{family} models under {software}" if software else f"{family} models"
+    if models(own) >= MIN_TESTS:
+        return told(own, words)
+    each = (own["error"] ** 2).groupby([own[name] for name in OF_MODEL]).mean()[:MIN_MODELS]
+    square = (each.sum() + (MIN_MODELS - len(each)) * _of_stacks(memory)) / MIN_MODELS
+    return {**_within(float(square), MIN_MODELS), "rows": len(own), "of": words}
 
 
 def parts_of_errors(rows: pd.DataFrame) -> tuple[float, float, int]:
@@ -221,7 +246,11 @@ def coverage(rows: pd.DataFrame, memory: pd.DataFrame) -> list[dict[str, Any]]:
         ends = {}
         for (software, model), members in scored.groupby(["software", "model"]):
             rest = memory[~are(memory, file=file, model=model)]
-            ends |= dict.fromkeys(members.index, ends_of(memory_pool(rest, software, family)))
+            if not are(rest, software=software, family=family).any():
+                end = _within(_of_stacks(rest), rest.groupby(list(STACK)).ngroups)
+            else:
+                end = memory_entry(rest, software, family)
+            ends |= dict.fromkeys(members.index, (end["low"], end["high"]))
         result.append(_covered(f"memory, {family}", file, scored, ends))
     return result
 

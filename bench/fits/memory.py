@@ -6,15 +6,17 @@ Megatron's tests log the last rank, nanotron rank 0, torchtitan the worst rank.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from runner.experiment import data_file
 
-from synergy_core.commands._scoring import predicted
+from synergy_core.commands._scoring import predicted, reported
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements._table import read_table
+from synergy_core.commands.measurements.plan_reports import PlanReport, PlanReports
 from synergy_core.planner.bands import family_name
 
 MEASURED = ("megatron_ci_memory", "nanotron_llama1b_h100", "torchtitan_h100_h200")
@@ -60,9 +62,33 @@ def _group(cells: dict[str, str]) -> str:
     return RESUMED if generation[1].endswith("_2nd") else PLAIN
 
 
+REPORTS = "public_plans/rows.csv"
+RETYPED = {
+    **dict.fromkeys(("LF5977", "LF1158", "LF1158z3", "D192"), "deepspeed"),
+    **dict.fromkeys(("A1", "A4", "K04"), "accelerate-fsdp"),
+    **dict.fromkeys(("LT7", "LT8"), "fsdp-bf16-fp8"),
+}
+"""Public reports whose stack has its own file in the catalog, in place of the nearest one with which they were typed;
+by their notes."""
+
+
+def reports() -> PlanReports:
+    """Public reports of plans, with the stacks that they ran."""
+    file: PlanReports = read(data_file(REPORTS))
+    return replace(file, rows=tuple(_retyped(row, RETYPED.get(row.name, row.software)) for row in file.rows))
+
+
+def _retyped(row: PlanReport, software: str) -> PlanReport:
+    settings = [each for each in row.settings if not each.startswith("software=")]
+    return replace(row, software=software, settings=(*settings, f"software={software}"))
+
+
 def held_out() -> pd.DataFrame:
     """Peak memory, measured and predicted, of the rows whose options the memory model knows, for `bands`."""
-    parts = []
+    rows = reported(reports())
+    rows = rows[np.isfinite(rows["peak_mem_bytes"]) & np.isfinite(rows["peak_bytes"])]
+    error = np.log(rows["peak_mem_bytes"] / rows["peak_bytes"])
+    parts = [rows.assign(file=REPORTS.removesuffix(".csv"), error=error)]
     for name in MEASURED:
         rows = rows_of(name)
         error = np.log(rows["peak_mem_bytes"] / rows["peak_bytes"])

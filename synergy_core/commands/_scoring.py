@@ -14,15 +14,19 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from synergy_core.catalog import gpu_type_named, load_model, model_names, nearest_type, transferred
+from synergy_core.commands.fits import fit_of
 from synergy_core.commands.measurements._rows import family_of
 from synergy_core.commands.measurements.best_plans import BestPlans, Candidates, candidates, search_loss
 from synergy_core.commands.measurements.collectives import Collectives
+from synergy_core.commands.measurements.plan_reports import PlanReport, PlanReports
 from synergy_core.commands.measurements.step_times import StepTimes
 from synergy_core.commands.measurements.training_times import Case, TrainingStep, TrainingTimes
+from synergy_core.commands.plan import asked
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.calibration import MIN_ROWS, Accuracy, Calibrated, accuracy, calibrate
 from synergy_core.goodput.throughput import Form, ObservedSteps, joined
 from synergy_core.planner import communication
+from synergy_core.planner.bands import Verdict, family_name, time_band
 from synergy_core.planner.machine import (
     RDMA,
     Constants,
@@ -34,7 +38,8 @@ from synergy_core.planner.machine import (
     machine_named,
 )
 from synergy_core.planner.memory import memory
-from synergy_core.planner.plan import Recompute
+from synergy_core.planner.plan import Recompute, plans_of
+from synergy_core.planner.step_time import step_time
 from synergy_core.units import Floats, columns_of, rows_at
 
 Choose = Callable[[Machine, Software], Constants]
@@ -72,6 +77,8 @@ def scored(file: Any, choose: Choose = constants_for) -> list[ScoredGroup]:
         return _best_plans(file, choose)
     if isinstance(file, Collectives):
         return _collectives(file)
+    if isinstance(file, PlanReports):
+        return _plan_reports(file)
     return _training(file, choose)
 
 
@@ -289,6 +296,75 @@ def _best_plans(file: BestPlans, choose: Choose) -> list[ScoredGroup]:
         figures = {"regret_mean": math.nan, "regret_max": math.nan, "baseline_mape": baseline, "banded": 0}
         result.append(_group(name, members, "time_s", "iter_time_s", kind="time", **figures, reasons=why))
     return result
+
+
+def _plan_reports(file: PlanReports) -> list[ScoredGroup]:
+    """Scores times, peaks of memory and verdicts of reported plans, each for all software and by software.
+
+    right: verdicts that are as reported; undecided: those that the band leaves open (`may not fit`). in_band: measured
+    values within the printed band. width: median ratio of a band's ends.
+    """
+    rows = reported(file)
+
+    def group(name: str, members: pd.DataFrame, predicted: str, measured: str, **more: Any) -> ScoredGroup:
+        reasons = dict(Counter(members["reason"][members["reason"] != ""]))
+        return _group(name, members, predicted, measured, banded=0, reasons=reasons, **more)
+
+    result = []
+    for title, predicted, measured in (("time", "time_s", "iter_time_s"), ("memory", "peak_bytes", "peak_mem_bytes")):
+        for name, members in _by_software(rows[np.isfinite(rows[measured])]):
+            low, high = members[f"{title}_low"], members[f"{title}_high"]
+            bands = {
+                "in_band": int(members[measured].between(low * members[predicted], high * members[predicted]).sum()),
+                "width": float((high / low).median()),
+            }
+            result.append(group(f"{title}: {name}", members, predicted, measured, kind=title, **bands))
+    for name, members in _by_software(rows[rows["fits"].notna()].assign(none=math.nan)):
+        right = (members["verdict"] == np.where(members["fits"].astype(bool), Verdict.FITS, Verdict.NOT)).sum()
+        counts = {"right": int(right), "undecided": int((members["verdict"] == Verdict.MAY).sum())}
+        found = group(f"verdict: {name}", members, "none", "none", kind="verdict", **counts)
+        failed = int((members["reason"] != "").sum())
+        result.append(replace(found, score=replace(found.score, n=len(members), failures=failed)))
+    return result
+
+
+def reported(file: PlanReports) -> pd.DataFrame:
+    """The columns of `PlanReport`, and what is predicted: time_s, peak_bytes, the ends of their bands as factors,
+    verdict and family; or the reason why nothing is.
+    """
+    return pd.DataFrame([{**asdict(row), **_reported(row)} for row in file.rows])
+
+
+def _by_software(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yields all rows, then those of each software."""
+    if len(rows):
+        yield "all", rows
+    for name, members in rows.groupby("software", sort=True):
+        yield str(name), members
+
+
+def _reported(report: PlanReport) -> dict[str, Any]:
+    """Predicts a report's plan, or the best that has its degrees: time, allocator's peak, verdict, and bands."""
+    missing = {"time_s": math.nan, "peak_bytes": math.nan, "verdict": "", "reason": "", "family": ""}
+    missing |= dict.fromkeys(("time_low", "time_high", "memory_low", "memory_high"), math.nan)
+    try:
+        found = asked(report.settings)
+        fit = fit_of(found)
+    except InputError as error:
+        return {**missing, "reason": str(error)}
+    (answer,) = found.answers
+    machine, software, plans = answer.table.machine, answer.software, plans_of([fit.plan])
+    work = found.model.family.work(found.model.architecture, plans, software)
+    times = step_time(work, plans, machine, software, constants_for(machine, software))
+    time, room = time_band(machine, software, found.model.architecture, fit.plan.gpus), answer.bands.memory
+    return {
+        "time_s": float(times.total_s[0]),
+        "peak_bytes": float(fit.needs.total[0]),
+        "verdict": fit.verdict,
+        "reason": "",
+        "family": family_name(found.model.architecture),
+        **{"time_low": time.low, "time_high": time.high, "memory_low": room.low, "memory_high": room.high},
+    }
 
 
 COLLECTIVES: dict[str, Callable[..., Any]] = {

@@ -45,13 +45,14 @@ from synergy_core.commands._settings import (
 )
 from synergy_core.commands._settings import table as aligned
 from synergy_core.errors import InputError
-from synergy_core.planner.bands import Band, memory_band, time_band
+from synergy_core.planner.bands import Band, Verdict, memory_band, time_band, verdict
 from synergy_core.planner.emitters import PlannedLaunch, emitted, emitter_for, emitter_named, emitter_names
 from synergy_core.planner.enumerate import FIXABLE
 from synergy_core.planner.explain import PARTS, model_flops, picture, seconds, why
 from synergy_core.planner.machine import (
     GRADIENT_BYTES,
     MIN_FLASH_CAPABILITY,
+    Constants,
     Machine,
     OwnConstants,
     Software,
@@ -73,6 +74,8 @@ MIN_SLOWDOWN_FRACTION = 5e-4
 """Plans whose step times differ by less count as equally fast: the difference would be printed as 0.0%."""
 MIN_COUNTS_FOR_SUMMARY = 4
 """With this many numbers of GPUs or more, only the best plan for each number is shown."""
+KEPT_PLANS = 500
+"""Fastest plans among which one that surely fits is looked for."""
 MAX_GPUS = 65_536
 """Largest number of GPUs that `plan` tries, and largest length of a range of counts."""
 
@@ -93,13 +96,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Prints the plans and writes the requested files. Returns 1 if no count of GPUs has a plan."""
-    query = _read_settings(chosen.settings)
-    if chosen.picture is not None and chosen.picture.suffix != ".svg":
-        raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
-    if chosen.emit and (len(query.gpu), len(query.gpus)) != (1, 1):
-        raise InputError("--emit writes one plan; give one GPU type in gpu= and one count in gpus=.")
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question to `plan` and its answers, one for each GPU type. find: searches a machine with a changed software."""
+
+    query: SimpleNamespace
+    model: RequestedModel
+    batch: int
+    stated: str
+    answers: list[PlanAnswer]
+    find: Callable[..., PlanTable]
+    own: OwnConstants | None
+
+    def constants(self, machine: Machine, software: Software) -> Constants:
+        """The constants that predict step times on the machine: the user's own, or else the shipped ones."""
+        return (self.own.of(machine.gpu) if self.own else None) or constants_for(machine, software)
+
+    def constants_path(self, answer: PlanAnswer) -> str:
+        """Which constants predicted an answer, in words; empty for the shipped ones where no others were given."""
+        if self.own is None:
+            return ""
+        gpu = answer.table.machine.gpu
+        shipped = f"shipped constants: {self.own.path} has none for {gpu.name}"
+        return shipped if self.own.of(gpu) is None else f"constants of {self.own.path}"
+
+
+def asked(settings: Sequence[str], check: Callable[[SimpleNamespace], None] = lambda query: None) -> Asked:
+    """Answers a question that is given as KEY=VALUE. check: may raise an error before plans are searched.
+
+    Raises InputError for settings that are wrong or contradict each other.
+    """
+    query = _read_settings(settings)
+    check(query)
     model = requested_model(query.model, query.seq_len)
     seq_len = model.architecture.limits().seq_len
     if query.tokens is not None and not seq_len:
@@ -107,8 +135,6 @@ def run(chosen: argparse.Namespace) -> int:
     software = software_named(query.software)
     if query.gradients:
         software = with_gradients(software, query.gradients)
-    for form, _ in chosen.emit:
-        emitter_for(form, software.name)
     if query.plan is not None:
         plan = _read_plan(query.plan, query)
         query.batch, query.fixed = plan.global_batch, {name: int(getattr(plan, name)) for name in FIXABLE}
@@ -123,10 +149,6 @@ def run(chosen: argparse.Namespace) -> int:
         options: dict[str, Any] = {"counts": counts, "global_batch": batch, "keep": keep, "fixed": query.fixed}
         return search(model.family, model.architecture, machine, stack, constants, **options)
 
-    stated = f"{software.name}, gradients in {query.gradients}" if query.gradients else software.name
-    print(f"{query.model}, batch {batch}{'' if query.batch else ' (default; batch=… sets it)'}, {stated}")
-    for note in model.notes:
-        print(f"  {note}")
     flops = model_flops(model.family, model.architecture, software) * batch
     answers = []
     for machine, price in zip(machines, query.price, strict=True):
@@ -140,25 +162,48 @@ def run(chosen: argparse.Namespace) -> int:
             for gpus in dict.fromkeys(table.gpus.tolist())
         }
         bands = PlanBands(times, memory_band(stack, model.architecture))
-        answer = PlanAnswer(table, stack, flops / (table.step_time_s * peak), batch * seq_len, price, bands)
-        answers.append(answer)
+        answers.append(PlanAnswer(table, stack, flops / (table.step_time_s * peak), batch * seq_len, price, bands))
+    stated = f"{software.name}, gradients in {query.gradients}" if query.gradients else software.name
+    return Asked(query, model, batch, stated, answers, find, own)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Prints the plans and writes the requested files. Returns 1 if no count of GPUs has a plan."""
+
+    def check(query: SimpleNamespace) -> None:
+        if chosen.picture is not None and chosen.picture.suffix != ".svg":
+            raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
+        if chosen.emit and (len(query.gpu), len(query.gpus)) != (1, 1):
+            raise InputError("--emit writes one plan; give one GPU type in gpu= and one count in gpus=.")
+        for form, _ in chosen.emit:
+            emitter_for(form, software_named(query.software).name)
+
+    found = asked(chosen.settings, check)
+    query, answers = found.query, found.answers
+    default = "" if query.batch else " (default; batch=… sets it)"
+    print(f"{query.model}, batch {found.batch}{default}, {found.stated}")
+    for note in found.model.notes:
+        print(f"  {note}")
+    for answer in answers:
         _print_plans(answer)
-        if own is not None:
-            shipped = f"shipped constants: {own.path} has none for {machine.gpu.name}"
-            print(f"  constants of {own.path}" if is_own else f"  {shipped}")
-        if not len(table):
-            for sentence in (*_leaner(table, stack, find), _smallest_fitting(table, find)):
-                print(f"  {sentence}")
-        elif query.tokens is not None:
+        if constants := found.constants_path(answer):
+            print(f"  {constants}")
+        sentences = [*_safest(found, answer)]
+        if not len(answer.table):
+            sentences += _leaner(answer.table, answer.software, found.find)
+            sentences.append(_smallest_fitting(answer.table, found.find))
+        for sentence in sentences:
+            print(f"  {sentence}")
+        if len(answer.table) and query.tokens is not None:
             _print_training(answer, query.tokens)
     if chosen.json:
         gpu_types = [_as_json(answer, query.tokens) for answer in answers]
-        content = {"model": query.model, "batch": batch, "software": query.software, "gpu_types": gpu_types}
+        content = {"model": query.model, "batch": found.batch, "software": query.software, "gpu_types": gpu_types}
         write_whole(chosen.json, json.dumps(content, indent=1) + "\n")
     if chosen.picture:
         write_whole(chosen.picture, picture(query.model, [answer.table for answer in answers]))
     if chosen.emit and len(answers[0].table):
-        _emit(chosen.emit, model, answers[0])
+        _emit(chosen.emit, found.model, answers[0])
     return 0 if any(len(answer.table) for answer in answers) else 1
 
 
@@ -284,7 +329,9 @@ def _as_json(answer: PlanAnswer, tokens: float | None) -> dict[str, Any]:
         "gradient_bytes": answer.software.gradient_bytes,
         "basis": answer.bands.basis(),
         "plans": plans,
-        "infeasible": [asdict(each) for each in table.infeasible],
+        "infeasible": [
+            {name: value for name, value in asdict(each).items() if name != "leanest"} for each in table.infeasible
+        ],
     }
     if tokens is not None:
         result["tokens"] = tokens
@@ -327,7 +374,8 @@ def _print_plans(answer: PlanAnswer) -> None:
             else:
                 remarks.append(f"  {gpus}: {plan} is {reason}")
         if high > visible_bytes(machine) / 2**30:
-            remarks.append(f"  {gpus}: {plan} may run out of memory: the upper end of its band does not fit")
+            lacking = high - visible_bytes(machine) / 2**30
+            remarks.append(f"  {gpus}: {plan} may not fit: the upper end of its memory is {lacking:.1f} GiB too much")
     if rows:
         header = ("gpus", "plan", "step", "90%", "memory", "90%", "MFU", *(PARTS[each] for each in used))
         print(aligned(header, rows, left=2))
@@ -343,6 +391,30 @@ def _print_plans(answer: PlanAnswer) -> None:
         nearest = min(failed, key=lambda each: each.missing_bytes)
         others = f" ({len(failed) - 1} other counts fail on {factor} too)" if len(failed) > 1 else ""
         print(f"  no plan on {nearest.gpus} GPUs, {factor}: {nearest.message}{others}.")
+        needed = nearest.missing_bytes + usable_bytes(machine)
+        if factor == "memory" and verdict(needed, answer.bands.memory, machine) is Verdict.MAY:
+            band = spread(*answer.bands.memory.of(needed / 2**30), "{:.1f}".format)
+            limit = visible_bytes(machine) / 2**30
+            print(f"  It may fit: the interval is {band} GiB, and a process can use {limit:.1f}.")
+
+
+def _safest(found: Asked, answer: PlanAnswer) -> Iterator[str]:
+    """Yields a sentence with the fastest plan that surely fits if the fastest of all may not, for one count of GPUs."""
+    table, band = answer.table, answer.bands.memory
+
+    def may_not_fit(needed: float) -> bool:
+        return verdict(needed, band, table.machine) is not Verdict.FITS
+
+    if len(found.query.gpus) > 1 or not len(table) or not may_not_fit(table.memory_bytes[0]):
+        return
+    every = found.find(table.machine, found.query.gpus, KEPT_PLANS)
+    sure = [row for row, needed in enumerate(every.memory_bytes) if not may_not_fit(needed)]
+    if not sure:
+        yield f"None of them surely fits; python -m synergy_core fits {found.query.model} … says what would."
+        return
+    slower = float(every.step_time_s[sure[0]] / every.step_time_s[0]) - 1.0
+    size = float(every.memory_bytes[sure[0]]) / 2**30
+    yield f"{every.plans.plan(sure[0]).describe()} surely fits: {size:.1f} GiB, {slower:.1%} slower than the fastest."
 
 
 def _leaner(table: PlanTable, software: Software, find: Callable[..., PlanTable]) -> Iterator[str]:

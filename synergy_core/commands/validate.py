@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from synergy_core.commands._settings import table, write_whole
 from synergy_core.commands.measurements import read
+from synergy_core.commands.measurements.plan_reports import PlanReports
 from synergy_core.commands.measurements.step_times import StepTimes
 from synergy_core.commands.measurements.training_times import TrainingTimes
 from synergy_core.goodput.throughput import form_named
@@ -81,7 +82,7 @@ def run(chosen: argparse.Namespace) -> int:
                 print(f"  {count} left out: {reason}")
             for reason, count in (groups[0].fields.get("reasons", {}) if groups else {}).items():
                 print(f"  {count} not predicted: {reason}")
-        _print(groups, of_plans=not isinstance(file, StepTimes))
+        _print(groups, _MORE_COLUMNS.get(type(file), _COLUMNS_OF_PLANS))
         results += [group.as_json(str(file.path), source) for group in groups]
     if chosen.json:
         write_whole(chosen.json, json.dumps(results, indent=1, allow_nan=False) + "\n")
@@ -102,18 +103,24 @@ _COLUMNS_OF_PLANS = (
     ("baseline", "baseline_mape", ".1%"),
     *((name.replace("_", " "), name, "") for name in ("banded", "false_refusals", "refused", "accepted")),
 )
+_COLUMNS_OF_REPORTS = (
+    ("in band", "in_band", ""),
+    ("ends", "width", ".2f"),
+    ("right", "right", ""),
+    ("undecided", "undecided", ""),
+)
+_MORE_COLUMNS: dict[type, tuple[tuple[str, str, str], ...]] = {StepTimes: (), PlanReports: _COLUMNS_OF_REPORTS}
+"""Columns of each format beside `_COLUMNS`; those of plans for every other."""
 
 
-def _print(groups: list[ScoredGroup], *, of_plans: bool) -> None:
-    """Prints the scores. of_plans: whether to add the columns of parallel plans, with dashes for missing values."""
-    columns = _COLUMNS + _COLUMNS_OF_PLANS if of_plans else _COLUMNS
+def _print(groups: list[ScoredGroup], more: tuple[tuple[str, str, str], ...]) -> None:
+    """Prints the scores. more: columns beside the usual ones; if there are any, missing values are dashes."""
+    columns = _COLUMNS + more
     rows = []
     for group in groups:
         figures = {**asdict(group.score), **group.fields}
         values = [(figures.get(key, math.nan), form) for _, key, form in columns]
-        rows.append(
-            [group.name, *("–" if of_plans and math.isnan(value) else f"{value:{form}}" for value, form in values)]
-        )
+        rows.append([group.name, *("–" if more and math.isnan(value) else f"{value:{form}}" for value, form in values)])
     print(table(("group", *(header for header, _, _ in columns)), rows))
     if any(group.fields.get("banded") for group in groups):
         print("  banded: rows with unstated settings. Each is scored in the setting closest to its measurement, so the")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
@@ -25,7 +26,7 @@ from synergy_core.planner.machine import (
     nearest_fit,
     shipped_fits,
 )
-from synergy_core.planner.memory import MARGIN
+from synergy_core.planner.memory import MARGIN, visible_bytes
 from synergy_core.planner.work import Architecture
 from synergy_core.units import Floats
 
@@ -34,6 +35,8 @@ COVERAGE = 0.9
 MIN_MODELS = 9
 """Fewest models whose errors give `COVERAGE` for a new model: the largest |error| of 9 models covers 9 in 10. Errors
 of fewer models may widen a band but not narrow it. For a user's own measurements, rows are counted instead."""
+OTHER_SOFTWARE = "other software"
+"""Key of the band of memory under software of which no memory was measured."""
 ANY = "any"
 """Key of the band over all model families."""
 
@@ -139,14 +142,30 @@ def memory_band(software: Software, architecture: Architecture) -> Band:
     family = family_name(architecture)
     own = shared_bands()["memory"]
     found = own.get(f"{software.fitted_as} {family}") or own.get(f"{software.name} {family}")
-    widened = {} if found else {"memory": f"no memory of a {family} model was measured under {software.name}"}
-    return _band(found or _of(own, family), {}, widened)
+    words = f"no memory of a {family} model was measured under {software.name}"
+    widened = {} if found else {OTHER_SOFTWARE: words}
+    return _band(found or _of(own, family), {OTHER_SOFTWARE: own[OTHER_SOFTWARE]}, widened)
+
+
+class Verdict(StrEnum):
+    """Whether a plan fits into a GPU's memory. MAY: the memory's limit lies within the band of what the plan needs."""
+
+    FITS = "fits"
+    MAY = "may not fit"
+    NOT = "does not fit"
+
+
+def verdict(needed_bytes: float, band: Band, machine: Machine) -> Verdict:
+    """Whether a plan that is predicted to need so much memory on the fullest GPU fits."""
+    low, high = band.of(needed_bytes)
+    limit = visible_bytes(machine)
+    return Verdict.FITS if high <= limit else Verdict.MAY if low <= limit else Verdict.NOT
 
 
 MEMORY_UPPER = 1.0 / (1.0 - MARGIN)
 """A search proposes only plans whose predicted memory times this factor fits, because it keeps `MARGIN` free. The
-factor exceeds the upper end of transformers' bands, so their plans fit even at that end. It is 0.02 below the upper
-end for mixtures of experts; `plan` marks those of their plans that would not fit at that end."""
+factor exceeds the upper end of the best-measured band, of transformers under Megatron Core, so these plans fit even at
+that end. Other bands are wider; `plan` marks plans that may not fit, and names the fastest that surely does."""
 
 
 def _of(bands: Mapping[str, Any], family: str) -> Mapping[str, Any]:

@@ -188,7 +188,8 @@ def replica_exchange_s(
 
     Up to ZeRO-2 both happen once a step and overlap with the last micro-batch's backward pass as far as the software
     allows. Under ZeRO-3, every micro-batch gathers each layer's weights for the forward and again for the backward
-    pass, and scatters its gradients; this overlaps with the computation of the previous layer. Encoding and decoding
+    pass, and scatters its gradients (only the last one, if the software sums them whole); this overlaps with the
+    computation of the previous layer. Encoding and decoding
     (`terms`) never overlap, because they keep the GPU busy.
 
     forward_s, backward_s: (plans,), seconds of a micro-batch on the slowest stage that communication may overlap with.
@@ -234,10 +235,15 @@ def replica_exchange_s(
     gathered = gathered + of_experts(all_gather_s, own_unit * software.weight_bytes)
     scattered = gradients_s(of_all, reduce_scatter_s, unit * software.gradient_bytes)
     scattered = scattered + gradients_s(of_experts, reduce_scatter_s, own_unit * software.gradient_bytes)
-    every = exposed(gathered, forward_s / layers) + exposed(gathered + scattered, backward_s / layers)
-    every = layers * every + 2.0 * gathered
-    times = np.where(plans.zero == 3, plans.accumulation, 1)
-    seconds = np.where(plans.zero == 3, times * every, once)
+
+    def micro_batch_s(scattered: Floats) -> Floats:
+        every = exposed(gathered, forward_s / layers) + exposed(gathered + scattered, backward_s / layers)
+        return layers * every + 2.0 * gathered
+
+    gathers = np.where(plans.zero == 3, plans.accumulation, 1)
+    scatters = np.ones_like(gathers) if software.sums_whole else gathers
+    sharded = scatters * micro_batch_s(scattered) + (gathers - scatters) * micro_batch_s(0.0 * scattered)
+    seconds = np.where(plans.zero == 3, sharded, once)
     if terms is not None:
-        seconds = seconds + np.add(terms[0].codec_s, terms[1].codec_s) * times
+        seconds = seconds + np.add(terms[0].codec_s, terms[1].codec_s) * scatters
     return np.where(runs.data_ranks > 1, seconds, 0.0)

@@ -98,13 +98,18 @@ class Software:
     fp32 softmax), 8 if it is a second fp32 array (nanotron), 14 for PyTorch's own cross entropy (16-bit logits, fp32
     log-softmax and the gradients of both). eager: whether plain autograd decides what is kept: inputs gathered along
     the sequence, queries and keys before and after rotation, the activated half of a gated MLP. Otherwise hand-written
-    backward passes keep only what they need. weighs_logits: whether stages get equal compute, including the logits,
+    backward passes keep only what they need. compiled: whether a compiler keeps only what products and attention need:
+    norms, rotations and activations are computed again (PyTorch, torch/_functorch/partitioners.py, min-cut
+    rematerialization). weighs_logits: whether stages get equal compute, including the logits,
     instead of equal numbers of layers. gathers_from_master: whether ZeRO-3 keeps the weights only as the optimizer's
     fp32 copy (PyTorch's FSDP). workspace_bytes: workspaces of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's
     choice since Hopper; 8 MiB before), and 64 MiB for Transformer Engine. grouped_bytes: further workspaces on GPUs
     with several experts, whose products run in four streams.
     bucket_elements: gradients in each of DeepSpeed's two buckets under ZeRO 1 and 2; while one is reduced, the other is
-    filled. 0: no such buckets.
+    filled. 0: no such buckets. live_elements: weights that stay gathered at once under DeepSpeed's ZeRO 3; 0: those of
+    `prefetch` blocks. update_bytes: bytes of temporary arrays per updated parameter, beside those of an eager Adam.
+    update_elements: parameters that are updated at once under ZeRO 3; 0: all of a rank's part. sums_whole: whether the
+    gradients of several micro-batches are summed whole on every rank before they are exchanged (no_sync).
     splits: those of `SPLITS` that are supported. zeros: ZeRO stages that are supported for several replicas; 0 is plain
     data parallelism. staged_zeros: those of them that are also supported with pipeline stages. recomputes: names of the
     supported recomputation modes. offload: whether the host keeps optimizer states (under ZeRO 2 and 3 also gradients)
@@ -132,11 +137,16 @@ class Software:
     prefetch: int = 2
     logit_bytes: float = 6.0
     eager: bool = False
+    compiled: bool = False
     weighs_logits: bool = False
     gathers_from_master: bool = False
     workspace_bytes: float = 96.0 * 2**20
     grouped_bytes: float = 0.0
     bucket_elements: float = 0.0
+    live_elements: float = 0.0
+    update_bytes: float = 0.0
+    update_elements: float = 0.0
+    sums_whole: bool = False
     async_tensor: bool = False
     whole_experts: bool = False
     sends_once: bool = False
@@ -157,6 +167,11 @@ class Software:
     def element_bytes(self) -> float:
         """Bytes per element of activations, in memory and when sent: 4 in fp32 and TF32, else 2."""
         return 4.0 if self.precision in ("fp32", "tf32") else 2.0
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every array that plain autograd keeps is kept."""
+        return self.eager and not self.compiled
 
     @property
     def input_bytes(self) -> float:

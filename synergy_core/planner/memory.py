@@ -190,16 +190,24 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     unit = np.zeros(len(plans))
     for block, count in held:
         unit = np.maximum(unit, np.where(count > 0, block.parameters + block.expert_parameters, 0.0))
-    per_gathered = software.prefetch * software.weight_bytes + software.gradient_bytes
-    gathered = np.where((plans.zero >= 3) & (shards > 1), per_gathered * unit, 0.0)
-    # With stages, the gradients of a chunk are scattered once all micro-batches have passed it.
+    live = software.prefetch * unit
+    if software.live_elements:
+        live = np.minimum(np.maximum(software.live_elements, unit), dense + experts)
+    live_bytes = software.weight_bytes * live + software.gradient_bytes * unit
+    gathered = np.where((plans.zero >= 3) & (shards > 1), live_bytes, 0.0)
     whole, gradients = software.gradient_bytes * (dense + experts), sharded(software.gradient_bytes, 2)
+    if software.sums_whole:  # beside the shards into which the last micro-batch's backward pass reduces them
+        gradients = np.where((plans.zero >= 2) & (plans.accumulation > 1), gradients + whole, gradients)
+    # With stages, the gradients of a chunk are scattered once all micro-batches have passed it.
     chunk = np.minimum(whole / plans.interleave, whole - gradients)
     gathered = gathered + np.where((plans.zero >= 2) & (plans.pipeline > 1), chunk, 0.0)
     in_buckets = (plans.zero >= 1) & (plans.zero < 3) & (shards > 1)
     buckets = np.where(in_buckets, 2.0 * software.bucket_elements * software.gradient_bytes, 0.0)
-    # After the activations are freed, torch's foreach Adam makes an fp32 copy of a moment.
-    step = sharded(4.0, 1) if software.eager and not software.offload else 0.0
+    # After the activations are freed, torch's foreach Adam makes an fp32 copy of a moment, and DeepSpeed of gradients.
+    per_updated = 0.0 if software.offload else software.update_bytes + (4.0 if software.eager else 0.0)
+    step = sharded(per_updated, 1)
+    if software.update_elements:
+        step = np.where(plans.zero >= 3, np.minimum(step, per_updated * software.update_elements), step)
     spare = np.maximum(step - activations - logits - gathered, 0.0)
     local = [np.where(count > 0, gemm.count, 0.0) for block, count in held for gemm in block.gemms if gemm.expert]
     grouped = np.max([np.zeros(len(plans)), *local], axis=0) > 1.0  # several experts on a GPU

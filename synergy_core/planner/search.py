@@ -18,7 +18,7 @@ from synergy_core.errors import InputError
 from synergy_core.planner.enumerate import candidates, leanest, undominated, with_options
 from synergy_core.planner.machine import Constants, Machine, Software
 from synergy_core.planner.memory import memory, usable_bytes
-from synergy_core.planner.plan import SPLITS, ZEROS, Plans, Recompute
+from synergy_core.planner.plan import SPLITS, ZEROS, Plan, Plans, Recompute
 from synergy_core.planner.step_time import StepTime, step_time
 from synergy_core.planner.work import Architecture, Family, Limits, Work
 from synergy_core.units import Bools, Floats, Ints, rows_at
@@ -26,12 +26,15 @@ from synergy_core.units import Bools, Floats, Ints, rows_at
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """Why a GPU count has no plan. factor: `batch`, `memory` or `degrees`. missing_bytes: memory lacking per GPU."""
+    """Why a GPU count has no plan. factor: `batch`, `memory` or `degrees`. missing_bytes: memory that the leanest plan
+    lacks per GPU. leanest: None unless memory is the factor.
+    """
 
     gpus: int
     factor: str
     message: str
     missing_bytes: float = 0.0
+    leanest: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +275,7 @@ def _reason(
             f"the leanest plan ({lean.plan(0).describe()}) needs {needed / 2**30:.1f} GiB on the fullest GPU, "
             f"where {usable / 2**30:.1f} GiB are usable"
         )
-        return Infeasible(gpus, "memory", message, missing_bytes=needed - usable)
+        return Infeasible(gpus, "memory", message, missing_bytes=needed - usable, leanest=lean.plan(0))
     if fixed:
         named = " and ".join(f"{name}={value}" for name, value in fixed.items())
         product = prod(fixed.get(name, 1) for name in ("tensor", "pipeline", "context", "data"))

@@ -12,9 +12,20 @@ from fits.bands import FILE, MODEL
 from planner_setup import asked
 from scipy import stats
 
-from synergy_core.planner.bands import COVERAGE, MEMORY_UPPER, MIN_MODELS, Band, log_interval, memory_band, time_band
+from synergy_core.planner.bands import (
+    COVERAGE,
+    MEMORY_UPPER,
+    MIN_MODELS,
+    Band,
+    Verdict,
+    log_interval,
+    memory_band,
+    time_band,
+    verdict,
+)
 from synergy_core.planner.families import card_named
 from synergy_core.planner.machine import machine_named, software_named
+from synergy_core.planner.memory import visible_bytes
 
 DENSE, MOE, SMALL = (card_named(name).architecture for name in ("gpt-22b", "mixtral-8x7b", "gpt-125m"))
 
@@ -186,7 +197,7 @@ def test_plans_that_cannot_be_told_apart_are_named(capsys, tmp_path):
     status, printed, _ = asked(capsys, words, "--json", str(out))
     assert status == 0
     _, *slower = json.loads(out.read_text())["gpu_types"][0]["plans"]
-    lines = [line for line in printed.splitlines() if line.startswith("  64: ")]
+    lines = [line for line in printed.splitlines() if line.startswith("  64: ") and "may not fit" not in line]
     assert len(lines) == len(slower)
     assert ["cannot be told apart" in line or line.endswith("as fast") for line in lines] == [
         not each["told_apart"] for each in slower
@@ -206,14 +217,38 @@ def test_bands_and_what_is_extrapolated_are_printed(capsys, tmp_path):
     assert any("no step was measured on t4" in each for each in plan["extrapolated"])
 
 
-@pytest.mark.parametrize("software", ["megatron-core", "megatron", "fsdp", "nanotron", "torchtitan"])
-def test_plans_of_transformers_are_chosen_by_the_upper_end_of_their_memory(software):
-    found = memory_band(software_named(software), DENSE)
+def test_plans_are_chosen_by_the_upper_end_of_the_best_known_memory():
+    found = memory_band(software_named("megatron-core"), DENSE)
     assert found.low < 1.0 < found.high <= MEMORY_UPPER
-    assert bool(found.extrapolated) == (software != "megatron-core")
+    assert not found.extrapolated
+
+
+@pytest.mark.parametrize(("software", "is_measured"), [("nanotron", True), ("torchtitan", True), ("megatron", False)])
+def test_memory_is_less_certain_where_less_was_measured(software, is_measured):
+    found = memory_band(software_named(software), DENSE)
+    assert found.high > MEMORY_UPPER
+    assert bool(found.extrapolated) != is_measured
+    if not is_measured:
+        assert found.high > found.near[1]
+
+
+@pytest.mark.parametrize("software", ["megatron-core", "torchtitan", "deepspeed"])
+def test_the_verdict_follows_from_where_the_limit_lies_in_the_band(software):
+    machine, band = machine_named("a100-80gb"), memory_band(software_named(software), DENSE)
+    limit = visible_bytes(machine)
+    assert verdict(0.999 * limit / band.high, band, machine) is Verdict.FITS
+    assert verdict(1.001 * limit / band.high, band, machine) is Verdict.MAY
+    assert verdict(0.999 * limit / band.low, band, machine) is Verdict.MAY
+    assert verdict(1.001 * limit / band.low, band, machine) is Verdict.NOT
+
+
+def test_a_plan_that_surely_fits_is_named_where_the_fastest_may_not(capsys):
+    _, printed, _ = asked(capsys, "plan model=llama-3-70b gpu=h100 gpus=64 software=torchtitan top=1")
+    assert "may not fit" in printed
+    assert "surely fits" in printed
 
 
 def test_memory_of_mixtures_is_less_certain_and_said_to_be(capsys):
     assert memory_band(software_named("megatron-core"), MOE).high > MEMORY_UPPER
     _, printed, _ = asked(capsys, "plan model=mixtral-8x7b gpu=h100 gpus=16 top=20")
-    assert "may run out of memory" in printed
+    assert "may not fit" in printed

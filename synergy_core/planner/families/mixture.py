@@ -205,6 +205,9 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
         "parameters": down + up / t + 2.0 * hidden,
         "saved_bytes": saved + (0.0 if software.flash else scores * (2.0 * e + mask)) + statistics,
         "selective_bytes": saved + statistics,
+        # Half of the products' outputs, and attention's output.
+        "operator_bytes": statistics
+        + e * tokens * (hidden / split + 0.5 * (latents / split + columns + hidden) + heads * a.value_width),
         "module_bytes": tokens * (hidden * (e + mask) + e * latents) / split + heads_out + statistics,
         "again_bytes": 2.0 * e * tokens * ((hidden + latents) / split + columns),
         "live_bytes": saved + (0.0 if software.flash else scores * (4.0 * e + mask)) + 2.0 * e * tokens * hidden,
@@ -259,6 +262,7 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "parameters": hidden * experts + 2.0 * hidden,
         "expert_parameters": local * a.expert_parameters() / t,
         "saved_bytes": saved,
+        "operator_bytes": 0.0,  # grouped products are computed again
         "module_bytes": fixed,
         "again_bytes": 2.0 * e * tokens * hidden / split + e * rows * (up + width),
         "live_bytes": saved + e * rows * (up + width) + 2.0 * e * rows * hidden,
@@ -303,6 +307,7 @@ def _shared_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "tensor_count": 1.0,
         "parameters": hidden * (up + width),
         "saved_bytes": tokens * (e * up + software.input_bytes * width),
+        "operator_bytes": 0.5 * e * tokens * (up + hidden),
         "module_bytes": 0.0,
         "again_bytes": e * tokens * (up + width),
         "again_count": 1.0,

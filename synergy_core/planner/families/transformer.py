@@ -144,10 +144,11 @@ def sequence_shards(plans: Plans) -> NDArray[np.float64]:
 def _residual_bytes(plans: Plans, software: Software) -> Amount:
     """Bytes saved per token and hidden unit: a norm's input and output, and the dropout mask after the block.
 
-    Sequence parallelism splits all three, but plain autograd (`eager`) keeps the gathered output.
+    Sequence parallelism splits all three, but plain autograd (`eager`) keeps the gathered output. Compilers keep none.
     """
     split, mask, e = sequence_shards(plans), 1.0 if software.dropout else 0.0, software.element_bytes
-    return (e + mask) / split + software.input_bytes / (1.0 if software.eager else split)
+    output = 0.0 if software.compiled else software.input_bytes / (1.0 if software.eager else split)
+    return (e + mask) / split + output
 
 
 def cast_bytes(software: Software) -> float:
@@ -184,7 +185,7 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
     saved = tokens * hidden * _residual_bytes(plans, software)
     saved = saved + tokens * (e * columns + (e + cast_bytes(software)) * heads * width)
-    if software.eager:  # Rotated queries and keys, and the output copied for the projection, are extra arrays.
+    if software.keeps_all:  # Rotated queries and keys, and the output copied for the projection, are extra arrays.
         rotated = np.where(a.learned_positions, 0.0, e * (heads + groups) * width)
         saved = saved + tokens * (rotated + e * heads * width)
     # The output of softmax is kept and, with dropout, also the mask and the output of dropout.
@@ -216,8 +217,9 @@ def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
     hidden, ffn = np.asarray(a.hidden, float), np.asarray(a.ffn) / t
     up = np.where(a.gated, 2.0, 1.0) * ffn
     e = software.element_bytes
-    saved = tokens * (hidden * _residual_bytes(plans, software) + e * up + software.input_bytes * ffn)
-    if software.eager:  # Autograd also keeps the activated half of a gated MLP.
+    activated = 0.0 if software.compiled else software.input_bytes * ffn
+    saved = tokens * (hidden * _residual_bytes(plans, software) + e * up + activated)
+    if software.keeps_all:  # Autograd also keeps the activated half of a gated MLP.
         saved = saved + np.where(a.gated, e, 0.0) * tokens * ffn
     replicated = tokens * hidden * residual_traffic(software) / split
     # As a separate kernel, the bias reads and writes its array once more.

@@ -1,0 +1,122 @@
+"""What stacks that people run keep in memory, each by a hand calculation from the stack's own documentation."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from synergy_core.planner.families import architecture_named, mixture, transformer
+from synergy_core.planner.machine import Constants, Software, machine_named, software_named
+from synergy_core.planner.memory import memory
+from synergy_core.planner.plan import Plan, Recompute, plans_of
+from synergy_core.planner.step_time import step_time
+
+GPT = transformer.Architecture(layers=24, hidden=2048, heads=16, ffn=8192, vocab=51200, seq_len=1024)
+PARAMETERS = GPT.parameters() + 2.0 * 2048  # with the final norm
+S, H, FFN, HEADS = 1024, 2048, 8192, 16
+
+
+def held(software, model=GPT, **plan):
+    columns = plans_of([Plan(data=8, **plan)])
+    return memory(transformer.work(model, columns, software), columns, software)
+
+
+def test_deepspeed_shards_states_of_16_bytes_a_parameter():
+    """Rajbhandari et al. (arXiv 1910.02054), section 3.1: 2 of weights, 2 of gradients, 12 of the optimizer."""
+    stack = software_named("deepspeed")
+    for zero, each in ((0, 16.0), (1, 4.0 + 12.0 / 8), (2, 2.0 + 14.0 / 8), (3, 16.0 / 8)):
+        found = held(stack, zero=zero)
+        np.testing.assert_allclose(found.static - found.workspace, each * PARAMETERS)
+
+
+def test_deepspeeds_buckets_hold_1e9_gradients_and_its_live_weights_at_most_1e9():
+    """docs/_pages/config-json.md: reduce_bucket_size 5e8, two of them; stage3_max_live_parameters 1e9."""
+    stack = replace(software_named("deepspeed"), eager=False, update_bytes=0.0)
+    found = held(stack, zero=2)
+    np.testing.assert_allclose(found.buffers - found.workspace, 2 * 5e8 * 2)
+    large = replace(GPT, layers=96)
+    unit = 12 * H * H + 13 * H  # a layer, which is smaller than the table of tokens
+    for model, live in ((GPT, min(1e9, float(PARAMETERS))), (large, 1e9)):
+        found = held(stack, model, zero=3)
+        table = 51200 * H + S * H
+        assert table > unit
+        np.testing.assert_allclose(found.buffers - found.workspace, 2 * live + 2 * table, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("zero", "updated"), [(1, "part"), (2, "part"), (3, 1e9)])
+def test_deepspeeds_update_copies_gradients_to_fp32_beside_an_eager_adams_array(zero, updated):
+    """stage_1_and_2.py copies a rank's part at once, stage3.py a sub-group of sub_group_size, 1e9."""
+    huge = replace(GPT, layers=1000)  # 50B, so that a part is larger than a sub-group
+    part = float(huge.parameters() + 2.0 * H) / 8
+    with_update, without = (
+        held(replace(software_named("deepspeed"), **changed), huge, zero=zero, recompute=Recompute.FULL)
+        for changed in ({}, {"eager": False, "update_bytes": 0.0})
+    )
+    other = without.activations + without.logits
+    buffers = without.buffers - without.workspace if zero == 3 else 0.0
+    expected = 8.0 * min(part, updated if zero == 3 else part) - other - buffers
+    np.testing.assert_allclose(with_update.buffers - without.buffers, np.maximum(expected, 0.0), rtol=0.02)
+
+
+def test_accumulation_without_synchronising_keeps_whole_gradients():
+    """huggingface/accelerate, gradient_accumulation.md: under no_sync nothing is reduced before the last micro-batch."""
+    stack = software_named("accelerate-fsdp")
+    one, two = (held(stack, zero=3, accumulation=each).gradients for each in (1, 2))
+    np.testing.assert_allclose(one, 4.0 * PARAMETERS / 8)
+    np.testing.assert_allclose(two, 4.0 * PARAMETERS / 8 + 4.0 * PARAMETERS)
+
+
+def test_accumulation_without_synchronising_scatters_gradients_once_a_step():
+    plans = plans_of([Plan(data=16, zero=3, accumulation=each) for each in (1, 5)])
+    machine, constants = machine_named("a100-80gb"), Constants(data_overlap=0.0, data_exposed=1.0)
+
+    def data_s(software):
+        return step_time(transformer.work(GPT, plans, software), plans, machine, software, constants).data_s
+
+    once, each = (data_s(Software("test", sums_whole=whole)) for whole in (True, False))
+    np.testing.assert_allclose(each[1], 5 * each[0])
+    np.testing.assert_allclose(once[0], each[0])
+    assert once[1] < each[1]
+    # Without a scatter a micro-batch sends only its gathers. Gradients of no bytes still have latency.
+    gathers = data_s(Software("test", gradient_bytes=1e-9))[0]
+    np.testing.assert_allclose(once[1], each[0] + 4 * gathers, rtol=0.02)
+
+
+def test_states_in_16_bits_take_8_bytes_a_parameter():
+    """benchmark_litgpt.py: weights and gradients in bf16, and AdamW's moments in the type of the weights."""
+    found = held(software_named("fsdp-bf16"), zero=3)
+    np.testing.assert_allclose(found.static - found.workspace, (2 + 2 + 4) * PARAMETERS / 8)
+
+
+def test_a_compiled_layer_keeps_no_norms_and_no_activated_products():
+    """partitioners.py, min-cut rematerialization: cheap arrays are computed again in the backward pass."""
+    plans = plans_of([Plan(micro_batch=2)])
+    stack = Software("test", eager=True)
+    plain, compiled = (
+        transformer.work(GPT, plans, replace(stack, compiled=each)).layers[0].block.saved_bytes
+        for each in (False, True)
+    )
+    tokens = 2 * S
+    norms, activated, copied = 2 * 2 * H, 2 * FFN, 2 * H  # bytes a token: two norms, the activation, attention's output
+    np.testing.assert_allclose(plain - compiled, tokens * (norms + activated + copied))
+
+
+def test_recomputed_operators_of_experts_keep_nothing_but_what_attention_keeps():
+    """torchtitan's policy saves every second product and attention's output; grouped products are not in its list."""
+    a = architecture_named("mixtral-8x7b")[1]
+    stack, plans = software_named("torchtitan"), plans_of([Plan(micro_batch=2, recompute=Recompute.OPERATORS)])
+    block = mixture.work(a, plans, stack).layers[0].block
+    attention = transformer.attention_part(a, plans, stack)["operator_bytes"]
+    np.testing.assert_allclose(block.kept_bytes(Recompute.OPERATORS), attention)
+
+
+def test_recomputed_operators_of_latent_attention_keep_half_of_the_products_and_the_output():
+    a = architecture_named("deepseek-v3")[1]
+    plans = plans_of([Plan(micro_batch=1)])
+    part = mixture.latent_attention_part(a, plans, software_named("torchtitan"))
+    tokens, heads = 4096, 128
+    products = 1536 + heads * 192 + (512 + 64) + heads * 256 + 7168
+    # Keys' rotary part is one for all heads; in memory each head has its own.
+    shared = heads * 64 - 64
+    kept = 2 * 7168 + products + shared + 2 * heads * 128 + 4 * heads
+    np.testing.assert_allclose(part["operator_bytes"] / tokens, kept, rtol=0.01)
