@@ -19,6 +19,7 @@ import yaml  # type: ignore[import-untyped]
 from synergy_core.catalog import yaml_fault
 from synergy_core.errors import InputError, unknown
 from synergy_exec.plain import plain
+from synergy_exec.settings import Precision
 from synergy_runs.settings import COUNT, NOT_NEGATIVE, POSITIVE, Bounds, build, key, typed
 
 _CLASS = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
@@ -151,6 +152,8 @@ class JobFile:
         0.0,
         _within(0, 1e6, "GB"),
     )
+    precision: Precision = key("format in which a class computes; auto: that of the run", "auto")
+    compile: bool = key("whether torch.compile compiles a class's blocks, or its model if it names none", False)
     tensorboard: bool = key("whether to write TensorBoard's event files into `tensorboard` in its folder", False)
     user: str = key("name of its user", "", _OTHER_NAME)
     virtual_cluster: str = key("virtual cluster whose quota it uses", "", _OTHER_NAME)
@@ -173,9 +176,10 @@ class JobFile:
 
     @property
     def application(self) -> str:
-        """Identifies the model: name, class and arguments, which its jobs have in common."""
+        """Identifies what its jobs have in common: name, class, arguments, and how it computes if that is special."""
         arguments = json.dumps(self.command or self.arguments, sort_keys=True, default=str)
-        return f"{self.name} {self.job_class} {arguments}"
+        how = [*([self.precision] if self.precision != "auto" else []), *(["compiled"] if self.compile else [])]
+        return " ".join([self.name, self.job_class, arguments, *how])
 
     def values(self) -> dict[str, Any]:
         """The job as plain values, as in its YAML file; `job_of` reads them."""
@@ -186,7 +190,10 @@ class JobFile:
 
 
 _REQUIRED = ("class", "initial_batch", "work")
-_OF_CLASSES = ("job_class", "arguments", "initial_batch", "max_batch", "weights", "memory_gb", "tensorboard")
+_OF_CLASSES = (
+    *("job_class", "arguments", "initial_batch", "max_batch", "weights", "memory_gb"),
+    *("precision", "compile", "tensorboard"),
+)
 _OF_COMMANDS = (
     *("command", "directory", "env", "venv", "conda", "grace_s", "sigterm_to", "exit_0_when_stopped"),
     *("resume_command", "resume_if", "retries", "retry_exit_codes", "hang_s", "min_slots", "max_slots", "array"),

@@ -59,7 +59,8 @@ class Launch(OfRun, RunSettings):
     job_class: `package.module:Class` or `/path/file.py:Class`; "" for a job that is a command. command: the job file
     of a command (`JobFile.values`), {} for a class. It has one process per node, and this is node `node_rank` of
     `nodes`. restarts: how often it was started before. grace_s: seconds to save when the run is stopped.
-    tensorboard: whether a class's steps are written as TensorBoard's event files, too.
+    tensorboard: whether a class's steps are written as TensorBoard's event files, too. compiled: `compile` of the job
+    file.
     slots: the run's slots on this node; ranks first_rank … use them in order. store_host, store_port: where ranks on
     several nodes meet; the agent that reserved the port listens on it. "" and 0 if all ranks are on this node: its
     agent gives them a store that no other user can open.
@@ -104,6 +105,7 @@ class Launch(OfRun, RunSettings):
     saved_step: int = 0
     agent_silence_s: float = 30.0
     tensorboard: bool = False
+    compiled: bool = False
     command: dict[str, Any] = field(default_factory=dict)
     restarts: int = 0
     grace_s: float = 15.0
@@ -233,7 +235,9 @@ class Report(OfRun):
     this batch, without warm-up, over `steps` steps; 0 if there is none yet. sync_s: the part of it in which gradients
     were exchanged and nothing was computed, on the rank that waited least. waited_s: the part in which the rank with
     the slowest input waited for data.
-    memory_bytes: peak memory of rank 0 at this micro-batch. memory_limit_bytes: of its GPU; 0 without one. grad_sqr,
+    memory_bytes: peak memory of rank 0 at this micro-batch. Only with a GPU: reserved_bytes, the peak of what torch's
+    allocator held for it; outside_bytes, what the GPU holds beside the allocator (CUDA's context, NCCL, other
+    processes); memory_limit_bytes, the GPU's memory without these. grad_sqr,
     grad_var: smoothed squared norm and variance of the gradient at the initial batch; both 0 while unknown. cpu_s: CPU
     seconds of rank 0 and its loaders per step; 0 while unknown. cpus: granted to rank 0; 0 without a share. data_bytes:
     of the job's data set; 0 for a job that is no `LoadedJob`. sent_bytes, codec_s: bytes of gradients that rank 0 sends
@@ -253,6 +257,8 @@ class Report(OfRun):
     grad_sqr: float = 0.0
     grad_var: float = 0.0
     memory_bytes: int = 0
+    reserved_bytes: int = 0
+    outside_bytes: int = 0
     memory_limit_bytes: int = 0
     waited_s: float = 0.0
     cpu_s: float = 0.0

@@ -177,7 +177,7 @@ def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable
     if settings.profile != AUTO:
         return read_profile(Path(settings.profile))
     files = list({each.file.name: each.file for each in arrivals}.values())
-    where = machine(settings.backend.name, settings.backend.options, bfloat16=settings.bfloat16)
+    where = machine(settings.backend.name, settings.backend.options, precision=settings.precision)
     path = profile_in(settings.results_dir)
     if not files:
         return known_profile(path, where)

@@ -27,6 +27,8 @@ from synergy_runs.settings import (
     key,
 )
 
+Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
+"""The format in which a job computes (`training/precision.py`)."""
 AUTO = "auto"
 """Value of `profile`: measure here what is missing."""
 
@@ -93,13 +95,16 @@ class RunSettings:
         "reaches that of rank 0",
         None,
     )
-    bfloat16: bool = key(
-        "whether GPUs compute in bfloat16; weights, gradients and losses stay in float32, CPUs always", True
+    precision: Precision = key(
+        "format in which classes compute whose job files do not say; weights, reduced gradients and losses stay in "
+        "float32. auto: bf16 on GPUs that have it, else fp32",
+        "auto",
     )
 
-    def of_runs(self) -> dict[str, Any]:
-        """The values of these keys by name."""
-        return {each.name: getattr(self, each.name) for each in dataclasses.fields(RunSettings)}
+    def of_runs(self, precision: Precision = "auto") -> dict[str, Any]:
+        """The values of these keys by name. precision: of the job file, which counts before that of the run."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(RunSettings)}
+        return values if precision == "auto" else {**values, "precision": precision}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +198,7 @@ CHANGEABLE = (
 )
 
 
-OF_TRAINING = ("seed", "bfloat16", "compression", "compressor")
+OF_TRAINING = ("seed", "precision", "compression", "compressor")
 """Keys that say how jobs are trained. A service that takes over the queue of another must have the same."""
 
 

@@ -48,7 +48,8 @@ class ProfiledRow:
     step_s: mean over copies that were measured side by side. spread: range of the copies' times ÷ mean. memory_bytes:
     peak memory of the rank with the highest peak. predicted: whether step_s was predicted from other rows (`PlanTimes`)
     instead of measured. sync_s: as in `SeenPlan`, for plans observed in training. node_gpus: GPUs on each node,
-    ascending, if other splits over as many nodes were measured too; else ().
+    ascending, if other splits over as many nodes were measured too; else (). reserved_bytes, outside_bytes: on a GPU,
+    the peak of what torch's allocator held for that memory, and what the GPU held beside the allocator; else 0.
     """
 
     gpu_type: str
@@ -60,6 +61,8 @@ class ProfiledRow:
     predicted: bool = False
     sync_s: float = 0.0
     node_gpus: tuple[int, ...] = ()
+    reserved_bytes: float = 0.0
+    outside_bytes: float = 0.0
 
 
 class NoiseFrom(NamedTuple):

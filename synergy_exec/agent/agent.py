@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import aiohttp
 
@@ -19,6 +20,7 @@ from synergy_core.errors import InputError
 from synergy_exec.agent.cores import CoreGrant, Cores, Slot
 from synergy_exec.agent.forkserver import Forkserver
 from synergy_exec.agent.run import NodeRun
+from synergy_exec.job_folder import CHECKPOINTS
 from synergy_exec.messages import (
     KILLED,
     Hello,
@@ -33,6 +35,7 @@ from synergy_exec.messages import (
     Shutdown,
     Stop,
 )
+from synergy_exec.training.checkpoint_folder import saving_s
 from synergy_exec.wire import Ear, decode, farewell, speak
 from synergy_exec.worker import processes
 
@@ -239,14 +242,16 @@ class Agent:
 
     async def _end_runs(self) -> None:
         """Stops all runs, and kills those left after the longest grace, or sooner if the controller says so meanwhile.
+        A large checkpoint gets the time that it takes to write.
 
         The worker of a command kills it after its own grace.
         """
         began_s = time.monotonic()
         for number, run in self._runs.items():
             run.tell(Stop(run=number))
-        longest_s = max((run.launch.grace_s for run in self._runs.values()), default=0.0)
-        self._until_s = min(self._until_s, began_s + longest_s + _KILLING_S)
+        launches = [run.launch for run in self._runs.values()]
+        graces_s = [max(each.grace_s, saving_s(Path(each.folder) / CHECKPOINTS)) for each in launches]
+        self._until_s = min(self._until_s, began_s + max(graces_s, default=0.0) + _KILLING_S)
         while self._tasks and (left_s := self._until_s - time.monotonic()) > 0:
             await asyncio.wait(list(self._tasks.values()), timeout=min(left_s, _LOOK_S))
         for run in self._runs.values():

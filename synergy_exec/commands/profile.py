@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
         nargs="*",
         metavar="MODEL | KEY=VALUE",
         help="names in conf/jobs, or job files; all that ship. Keys are a run's (python -m synergy_exec --help), such "
-        "as profile_s=300 host=10.0.0.1 bfloat16=false backend.name=slurm backend.options.slots=2",
+        "as profile_s=300 host=10.0.0.1 precision=fp32 backend.name=slurm backend.options.slots=2",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("profile.json"), help="models of this machine already in it stay there"
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     keys = [f"profile_s={LEISURE_S}", *(each for each in given.models if "=" in each)]  # the last value of a key counts
     settings = build(Settings, composed(EXECUTOR, [*keys, EXECUTOR.without_trace]))
     files = [_file(each) for each in given.models if "=" not in each] or [_file(each) for each in models()]
-    where = machine(settings.backend.name, settings.backend.options, bfloat16=settings.bfloat16)
+    where = machine(settings.backend.name, settings.backend.options, precision=settings.precision)
     backend = get_backend(settings.backend.name, settings.backend.options)
     with progress() as say:
         say(f"measuring {', '.join(each.name for each in files)} for at most {settings.profile_s:g} s (profile_s)")

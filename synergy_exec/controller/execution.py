@@ -30,11 +30,12 @@ from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges, Seen
 from synergy_exec.controller.journal import STATES, JobRow, Journal, Observation, State, reopen
 from synergy_exec.controller.learning import Learning
 from synergy_exec.job_file import JobFile, check_folders
-from synergy_exec.job_folder import freeze, kept_code
+from synergy_exec.job_folder import CHECKPOINTS, freeze, kept_code
 from synergy_exec.messages import Ended, Launch, Message, Noted, Report, Saved, Started
 from synergy_exec.nodes.runs import Happened, Run, Runs
 from synergy_exec.plans import batches_of, read_candidates
 from synergy_exec.settings import QueueSettings, Settings
+from synergy_exec.training.checkpoint_folder import saving_s
 from synergy_runs.facts import Kind
 
 
@@ -146,6 +147,11 @@ class Execution:
         """The job with the numbers of the jobs in its `after`. Raises InputError if it can never run."""
         check_asks(name, file, self.decider.cluster, self.decider.policy)
         check_folders(file)
+        if self.settings.compression != "none" and self.settings.of_runs(file.precision)["precision"] == "fp16":
+            raise InputError(
+                f"precision=fp16 with compression={self.settings.compression}: compressors keep errors of gradients "
+                "from step to step, and the loss scale changes their unit. Set precision to bf16 or fp32."
+            )
         if file.array and not file.array.isdecimal():
             raise InputError(f"array={file.array}: the command submit sends a request with each number; got several.")
         if file.tensorboard and find_spec("tensorboard") is None:
@@ -541,9 +547,13 @@ class Execution:
             self.arrive(each, now_s)
 
     def grace_s(self) -> float:
-        """The longest time that a command which may run now has from SIGTERM to SIGKILL."""
+        """The longest time that a job which may run now has to save: a command from SIGTERM to SIGKILL, a class as long
+        as its checkpoint may take to write.
+        """
         jobs = (self.jobs[each] for each in {*self.decider.active, *(run.job for run in self.runs.runs.values())})
-        return max((job.file.grace_s for job in jobs if job.file.command), default=0.0)
+        of_class = (saving_s(self.folder_of(job) / CHECKPOINTS) for job in jobs if not job.file.command)
+        of_command = (job.file.grace_s for job in jobs if job.file.command)
+        return max([*of_class, *of_command], default=0.0)
 
     def _journal_job(self, job: ExecutedJob) -> None:
         # In the journal a job that has not ended waits, because it would if the controller died now.
@@ -578,10 +588,11 @@ class Execution:
             job_uuid=job.uuid,
             saved_step=job.seen.saved[0],
             tensorboard=job.file.tensorboard,
+            compiled=job.file.compile,
             command={**job.file.values(), "directory": str(folder / job.file.directory)} if job.file.command else {},
             restarts=job.seen.starts,
             grace_s=job.file.grace_s if job.file.command else self.settings.leave_s,
-            **self.settings.of_runs(),
+            **self.settings.of_runs(job.file.precision),
         )
 
     def _trained_with(self, plan: Plan) -> dict[str, Any]:

@@ -20,13 +20,13 @@ from synergy_exec.plans import sizes_of
 from synergy_runs.inputs import read_profile, write_profile
 
 
-def machine(backend: str, options: Mapping[str, Any], *, bfloat16: bool) -> str:
-    """The machine of a profile in words, with "float32" if GPUs do not compute in bfloat16."""
+def machine(backend: str, options: Mapping[str, Any], *, precision: str) -> str:
+    """The machine of a profile in words, with the run's precision if it is not the default."""
     given = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
     cores = len(os.sched_getaffinity(0))
     options_given = f" ({given})" if given else ""
-    precision = "" if bfloat16 else ", float32"
-    return f"{socket.gethostname()}, {platform.machine()}, {cores} cores, {backend}{options_given}{precision}"
+    computing = "" if precision == "auto" else f", {precision}"
+    return f"{socket.gethostname()}, {platform.machine()}, {cores} cores, {backend}{options_given}{computing}"
 
 
 def profile_in(results_dir: Path) -> Path:

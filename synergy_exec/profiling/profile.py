@@ -326,7 +326,9 @@ class Measuring:
             self._remarks.append(f"left out, {plan.describe()} at batch {plan.global_batch} needs {limit}")
             return
         part, spread = selection.part, (max(times) - min(times)) / step_s
-        self._rows.append(ProfiledRow(part.gpu_type, part.nodes_of(plan.gpus), plan, step_s, spread, needs))
+        held = (float(max(getattr(each, name) for each in reports)) for name in ("reserved_bytes", "outside_bytes"))
+        row = ProfiledRow(part.gpu_type, part.nodes_of(plan.gpus), plan, step_s, spread, needs, False, 0.0, (), *held)
+        self._rows.append(row)
 
     async def _reports(self, part: Part, plan: Plan) -> list[Report]:
         """Trains as many copies of the job under the plan as fit side by side, so that each is measured beside busy

@@ -93,7 +93,7 @@ class Testbed:
         """
         self.check()
         number = len(self._mine)
-        fields: dict[str, Any] = self.settings.of_runs() | {"checkpoint_interval_s": ENDLESS, **more}
+        fields: dict[str, Any] = self.settings.of_runs(file.precision) | {"checkpoint_interval_s": ENDLESS, **more}
         launch = Launch(
             run=number,
             job=job,
@@ -105,6 +105,7 @@ class Testbed:
             folder=str(self.folder_of(job)),
             observed=False,
             spare_memory=file.memory_gb > 0,
+            compiled=file.compile,
             **fields,
         )
         self._mine.append(TestbedRun(launch))

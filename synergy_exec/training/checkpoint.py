@@ -270,6 +270,29 @@ def block(tensor: Tensor) -> Block:
     return Block(tuple(tensor.shape), tuple(offset), tensor.to_local().detach())
 
 
+_ALIGNED_BYTES = 64
+
+
+def packed(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Packs blocks of these sizes into few buffers, because torch rounds each piece of pinned memory up to a power of
+    two. Returns the size of every buffer, a power of two, and the buffer and offset of every block; all in bytes.
+    """
+    aligned = [-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes]
+    most = max(_power_of_two(max(aligned, default=0)), _power_of_two(sum(aligned) // 16))
+    used, places = list[int](), [(0, 0)] * len(sizes)
+    for at in sorted(range(len(sizes)), key=lambda at: -aligned[at]):
+        buffer = next((each for each, there in enumerate(used) if there + aligned[at] <= most), len(used))
+        used += [0] * (buffer == len(used))
+        places[at] = buffer, used[buffer]
+        used[buffer] += aligned[at]
+    return [_power_of_two(each) for each in used], places
+
+
+def _power_of_two(size: int) -> int:
+    """The smallest power of two of at least this size."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
 def _on_host(tensors: Mapping[str, Tensor], *, copied: bool) -> tuple[dict[str, Block], Callable[[], None]]:
     """Returns this rank's blocks in the host's memory, and a function to call before they are read.
 
@@ -277,16 +300,17 @@ def _on_host(tensors: Mapping[str, Tensor], *, copied: bool) -> tuple[dict[str, 
     after the work that is queued now and before any later work. They go into pinned memory, which torch reuses for the
     next checkpoint; only the reader waits for them. This has never run on a GPU.
     """
-    blocks = {}
-    for name, tensor in tensors.items():
-        own = block(tensor)
-        if own.values.device.type == "cpu" and not copied:
-            blocks[name] = own
-            continue
-        pinned = own.values.is_cuda
-        copy = torch.empty(own.values.shape, dtype=own.values.dtype, pin_memory=pinned)
-        blocks[name] = own._replace(values=copy.copy_(own.values, non_blocking=pinned))
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    blocks = {name: block(tensor) for name, tensor in tensors.items()}
+    if copied:
+        here = {name: each for name, each in blocks.items() if each.values.is_cpu}
+        blocks |= {name: each._replace(values=each.values.clone()) for name, each in here.items()}
+    away = {name: each for name, each in blocks.items() if not each.values.is_cpu}
+    sizes, places = packed([each.values.nbytes for each in away.values()])
+    buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes]
+    for (name, own), (buffer, at) in zip(away.items(), places, strict=True):
+        copy = buffers[buffer][at : at + own.values.nbytes].view(own.values.dtype).view(own.values.shape)
+        blocks[name] = own._replace(values=copy.copy_(own.values, non_blocking=True))
+    if not away:
         return blocks, lambda: None
     made = torch.cuda.Event()  # type: ignore[no-untyped-call]
     made.record()
@@ -329,14 +353,13 @@ def _file(rank: int) -> str:
 
 def _written(path: Path, blocks: Mapping[str, Block], tensors: Mapping[str, Stored]) -> Digest:
     """Writes one rank's file. Raises OSError."""
-    own: dict[str, Tensor] = {}
-    memory: set[int] = set()
-    for name, stored in tensors.items():
-        if any(piece.file == path.name for piece in stored.pieces):
-            values = blocks[name].values.contiguous()
-            # Safetensors refuses two tensors that share memory, such as tied weights.
-            own[name] = values.clone() if values.untyped_storage().data_ptr() in memory else values
-            memory.add(values.untyped_storage().data_ptr())
+    written = [name for name, stored in tensors.items() if any(piece.file == path.name for piece in stored.pieces)]
+    own = {name: blocks[name].values.contiguous() for name in written}
+    end = 0
+    for name, values in sorted(own.items(), key=lambda each: each[1].data_ptr()):
+        if values.data_ptr() < end:  # safetensors refuses tensors that overlap, such as tied weights
+            own[name] = values.clone()
+        end = max(end, values.data_ptr() + values.nbytes)
     try:
         save_file(own, path)
     except SafetensorError as error:

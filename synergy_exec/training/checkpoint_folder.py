@@ -38,6 +38,18 @@ def newest_first(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
+MIN_WRITE_BYTES_PER_S = 200e6
+"""Assumed of a slow file system that nodes share."""
+
+
+def saving_s(folder: Path) -> float:
+    """Seconds that a checkpoint may take to write which is as large as the newest one; 0 before any."""
+    newest = newest_first(folder)[:1]
+    with suppress(FileNotFoundError):  # deleted meanwhile
+        return sum(file.stat().st_size for each in newest for file in each.iterdir()) / MIN_WRITE_BYTES_PER_S
+    return 0.0
+
+
 def begin(staging: Path, step: int) -> Path:
     """Makes a new partial folder and deletes abandoned ones. Raises FileNotFoundError if the staging folder is gone."""
     for stale in staging.glob(f"{_PARTIAL}*"):

@@ -37,7 +37,7 @@ class Initial:
     """Builds the parts that a rank begins with.
 
     mesh: None for one rank. weights: as in `Trainer`. begun: whether a checkpoint will be loaded; the tensors that it
-    contains then need no initial values. bfloat16: as in `share_out`.
+    contains then need no initial values. low: as in `share_out`.
     """
 
     job: TrainingJob
@@ -47,7 +47,7 @@ class Initial:
     seed: int
     weights: Path | None
     begun: bool
-    bfloat16: bool = False
+    low: torch.dtype | None = None
     _outline: nn.Module | None = None
     _drawn: dict[str, Tensor] = field(default_factory=dict)
 
@@ -153,7 +153,7 @@ class Initial:
                         module._buffers[name] = buffer.to(self.device)
             self._split(part)
             if plan.data > 1 and plan.zero:
-                share_out(part, self.job.blocks, plan.zero, self.mesh["data"], bfloat16=self.bfloat16)
+                share_out(part, self.job.blocks, plan.zero, self.mesh["data"], self.low)
             for name, each in named_tensors(part):
                 if each.is_meta:
                     _give_memory(each, self.device)

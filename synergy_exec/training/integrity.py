@@ -21,7 +21,7 @@ class Progress:
     step: steps done, which is the argument of the next `batch`. samples: samples trained on. work: in iterations at the
     initial batch. grad_sqr, grad_var: weighted sums of the gradient statistics; noise_weight: sum of the weights, 0
     before any. batch: step, size and digest of a batch that was trained on, so that a later run can check its data; []
-    for none.
+    for none. loss_scale, finite_steps: of float16 (`LossScale`); 0 in every other format.
     """
 
     step: int = 0
@@ -31,6 +31,8 @@ class Progress:
     grad_var: float = 0.0
     noise_weight: float = 0.0
     batch: list[int] = field(default_factory=list)
+    loss_scale: float = 0.0
+    finite_steps: int = 0
 
 
 NAME = "progress.json"

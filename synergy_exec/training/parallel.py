@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -34,14 +33,14 @@ def replicate(
     zero: int,
     mesh: DeviceMesh | None,
     *,
-    bfloat16: bool = False,
+    low: torch.dtype | None = None,
     unused: bool = False,
     begun: bool = False,
 ) -> nn.Module:
     """Returns the module to call instead of `part`, so that gradients become the mean over the replicas of `mesh`.
 
     mesh: None for one replica. zero: 0 wraps `part` in DDP; 2 shards gradients and optimizer in place, block by block,
-    by FSDP2; 3 shards the weights, too. bfloat16: see `share_out`. unused: whether some parameters have no part in some
+    by FSDP2; 3 shards the weights, too. low: see `share_out`. unused: whether some parameters have no part in some
     steps. DDP must know this, and it costs a walk through each graph. begun: all replicas will load the same
     checkpoint, so they need not be made equal before.
     """
@@ -58,23 +57,21 @@ def replicate(
         # `StepBuffers` keeps buffers equal on all replicas. Newer versions of torch warn if this is an argument.
         replicas.broadcast_buffers = False
         return replicas
-    share_out(part, blocks, zero, mesh, bfloat16=bfloat16)
+    share_out(part, blocks, zero, mesh, low)
     return part
 
 
-def share_out(part: nn.Module, blocks: str, zero: int, mesh: DeviceMesh, *, bfloat16: bool = False) -> None:
+def share_out(part: nn.Module, blocks: str, zero: int, mesh: DeviceMesh, low: torch.dtype | None) -> None:
     """Shards the part's weights over the replicas, block by block, in place. Call it once.
 
-    bfloat16: weights are gathered and computed with in bfloat16; shards, reduced gradients and the part's outputs stay
-    float32. (Autocast would copy every weight that it reads and keep the copy for the backward pass.)
+    low: format in which weights are gathered and computed with; shards and reduced gradients stay float32. (Autocast
+    would copy every weight that it reads and keep the copy for the backward pass.)
     """
     layers = part.get_submodule(blocks).children() if blocks else ()
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bfloat16 else MixedPrecisionPolicy()
-    of_part = replace(policy, output_dtype=torch.float32) if bfloat16 else policy
+    policy = MixedPrecisionPolicy() if low is None else MixedPrecisionPolicy(low, torch.float32)
     for module in (*layers, part):
         if not isinstance(module, FSDPModule):
-            policy_here = of_part if module is part else policy
-            fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy_here)
+            fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
 
 
 def check_exchanged(module: nn.Module) -> None:

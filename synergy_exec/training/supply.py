@@ -82,6 +82,7 @@ class Supply:
                     sampler=range(step, sys.maxsize),
                     num_workers=cut.loaders,
                     multiprocessing_context="fork",
+                    pin_memory=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]  # in a thread of its own
                     # A DataLoader with torch's default generator would change the model's random numbers.
                     generator=torch.Generator(),
                 )

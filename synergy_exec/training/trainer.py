@@ -34,7 +34,8 @@ from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import Batch, TrainingJob, Tree
 from synergy_exec.training.noise import GradientSquares, MicroBatchSquares, SquaredNorm
 from synergy_exec.training.parallel import check_exchanged, exchanging, replicate
-from synergy_exec.training.pipeline import OwnedStages
+from synergy_exec.training.pipeline import OwnedStages, owned_stages
+from synergy_exec.training.precision import LOW, LossScale, allow_tf32, compute_in, weights_cast_once
 from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.supply import Supply
 
@@ -209,13 +210,15 @@ class StepResult:
     """The result of one step; equal on all ranks except for `exchanged`.
 
     loss: mean over the global batch; grad_norm: norm of the gradient; both before the weights changed. squares: for the
-    noise scale, None if not measured. exchanged: this rank's exchange of gradients, None without replicas.
+    noise scale, None if not measured. exchanged: this rank's exchange of gradients, None without replicas. skipped:
+    whether the weights did not change, because scaled gradients were beyond float16's range.
     """
 
     loss: float
     grad_norm: float
     squares: GradientSquares | None
     exchanged: Exchanged | None = None
+    skipped: bool = False
 
 
 class Trainer:
@@ -225,8 +228,8 @@ class Trainer:
     without a pipeline); parameters have their names in the whole model. The initial weights are those that a single
     process draws after `torch.manual_seed(seed)`.
     measure_squares: whether steps return the gradient squares for the noise scale, which costs one read of every
-    micro-batch's gradient. bfloat16: forward passes compute in it, by FSDP under ZeRO and else under autocast;
-    weights, gradients and losses stay float32.
+    micro-batch's gradient. precision: bf16, fp16, tf32 or fp32 (`precision.py`). loss_scale: under fp16, else None.
+    compiled: whether torch.compile compiles each block, or the whole model if the job names no blocks.
     supply: source of batches; by default each batch is made when it is needed. unused: see `replicate`. weights: file
     of a state_dict to begin with; None for weights drawn by the job. begun: `load` will be called and find a
     checkpoint, so the weights may be anything until then.
@@ -241,7 +244,8 @@ class Trainer:
         *,
         seed: int = 0,
         measure_squares: bool = True,
-        bfloat16: bool = False,
+        precision: str = "fp32",
+        compiled: bool = False,
         supply: Supply | None = None,
         unused: bool = False,
         weights: Path | None = None,
@@ -255,13 +259,14 @@ class Trainer:
         self._mesh = _mesh(plan, self._device)
         self._replica = self._mesh["data"].get_local_rank() if self._mesh is not None else 0
         self._begun = begun
-        self.parts = Initial(job, plan, self._mesh, self._device, seed, weights, begun=begun, bfloat16=bfloat16).parts()
+        allow_tf32(precision)
+        self._low = LOW.get(precision)
+        self.loss_scale = LossScale() if precision == "fp16" else None
+        self.parts = Initial(job, plan, self._mesh, self._device, seed, weights, begun=begun, low=self._low).parts()
         replicas = self._mesh["data"] if self._mesh is not None and plan.data > 1 else None
-        if bfloat16 and not (replicas is not None and plan.zero):  # FSDP computes in bfloat16 by itself
-            for part in self.parts:
-                _cast(part, self._device)
+        self._prepare_forward(compiled=compiled)
         self._modules = [
-            replicate(part, job.blocks, plan.zero, replicas, bfloat16=bfloat16, unused=unused, begun=begun)
+            replicate(part, job.blocks, plan.zero, replicas, low=self._low, unused=unused, begun=begun)
             for part in self.parts
         ]
         whole = self._modules[0] if plan.pipeline == 1 else None
@@ -291,10 +296,11 @@ class Trainer:
         if self.exchange is not None:
             self.exchange.begin(number)
         self._buffers.begin()
-        if self._pipeline is None:
-            loss: Tensor | None = self._accumulate(number, inputs, targets)
-        else:
-            loss = self._pipeline.backward(*trees.moved((inputs, targets), self._device))
+        with weights_cast_once():
+            if self._pipeline is None:
+                loss: Tensor | None = self._accumulate(number, inputs, targets)
+            else:
+                loss = self._pipeline.backward(inputs, targets)
         for module in self._modules:
             check_exchanged(module)
         self._buffers.end(self.plan.accumulation)
@@ -302,12 +308,14 @@ class Trainer:
         sums = self._sums(loss, exchanged)
         if self.plan.zero and sums[3].item():
             self._check_used()
-        if self._job.max_grad_norm is not None:
-            self._clip(self._job.max_grad_norm, sums[1].sqrt())
-        for optimizer in self.optimizers:
-            optimizer.step()
+        skipped = not self._unscaled(sums)
+        if not skipped:
+            if self._job.max_grad_norm is not None:
+                self._clip(self._job.max_grad_norm, sums[1].sqrt())
+            for optimizer in self.optimizers:
+                optimizer.step()
         mean_loss, big, small, _, *totals = sums.tolist()
-        return StepResult(mean_loss, big**0.5, self._squared(big, small, totals), exchanged)
+        return StepResult(mean_loss, big**0.5, self._squared(big, small, totals), exchanged, skipped)
 
     def evaluate(self, number: int, beat: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Evaluates after step `number`: returns the mean of each of the job's metrics over all samples of its batches.
@@ -370,6 +378,8 @@ class Trainer:
             return None
         if self.exchange is not None:
             self.exchange.hold(state.held)
+        if self.loss_scale is not None and progress.loss_scale:
+            self.loss_scale = LossScale(progress.loss_scale, progress.finite_steps)
         return progress
 
     def _errors(self) -> GradientErrors | None:
@@ -385,7 +395,7 @@ class Trainer:
         if self._mesh is None or self.plan.pipeline == 1:
             return None
         group = self._mesh["pipeline"].get_group()
-        return OwnedStages(self._modules, self.plan, group, self._device, partial(_loss, self._job))
+        return OwnedStages(self._modules, self.plan, group, self._device, self._loss)
 
     def _rows(self, number: int) -> Batch:
         """This replica's part of the whole batch, where the job has made it."""
@@ -399,22 +409,68 @@ class Trainer:
         total = torch.zeros((), dtype=torch.float32, device=self._device)
         for place, (x, y) in enumerate(trees.split((inputs, targets), size, count)):
             # One by one, so that the device holds one micro-batch's samples, however many there are.
-            x, y = trees.moved((x, y), self._device)
+            x = trees.moved(x, self._device)
             # Random numbers (dropout) depend on step and micro-batch, not on which replica has the micro-batch.
             self._draw_from(number, self._replica * count + place)
             with exchanging(module, self.plan.zero, last=place == count - 1):
-                loss = _loss(self._job, trees.called(module, x), y) / count
+                loss = self._loss(trees.called(module, x), y) / count
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
 
+    def _prepare_forward(self, *, compiled: bool) -> None:
+        """Compiles the parts on request, and makes them compute in the chosen format. The first stage of a pipeline is
+        made to take samples that are not on its device.
+        """
+        plan, blocks = self.plan, self._job.blocks
+        place = self._mesh["pipeline"].get_local_rank() if self._mesh is not None else 0
+        for stage, part in zip(owned_stages(place, plan), self.parts, strict=True):
+            if stage == 0 and plan.pipeline > 1:
+                part.register_forward_pre_hook(lambda _, given: trees.moved(given, self._device))
+            for module in (part.get_submodule(blocks).children() if blocks else [part]) if compiled else ():
+                # Only the forward pass: hooks that FSDP and the noise scale put on modules are not compiled.
+                module.forward = torch.compile(module.forward)
+            if self._low is not None:
+                shards = plan.zero > 0 and plan.data > 1
+                last = stage == plan.pipeline * plan.interleave - 1
+                compute_in(part, self._low, self._device, autocast=not shards, last=last)
+
+    def _loss(self, output: Any, target: Tree) -> Tensor:
+        """The loss to differentiate: multiplied by the loss scale, if there is one."""
+        loss = _loss(self._job, output, trees.moved(target, self._device))
+        return loss if self.loss_scale is None else loss * self._scale
+
+    @property
+    def _scale(self) -> float:
+        """The loss scale of one micro-batch. A pipeline divides gradients by their number only when all are there."""
+        assert self.loss_scale is not None
+        return self.loss_scale.value / (1 if self._pipeline is None else self.plan.accumulation)
+
+    def _unscaled(self, sums: Tensor) -> bool:
+        """Divides gradients, and loss and norms in `sums`, by the loss scale. Returns whether gradients are finite;
+        without a loss scale it does nothing and returns True.
+        """
+        if self.loss_scale is None:
+            return True
+        by = 1 / self._scale
+        sums[0] *= by
+        sums[1:3] *= by**2
+        finite = math.isfinite(sums[1].item())
+        self.loss_scale.update(finite=finite)
+        for alike in self._alike() if finite else ():
+            torch._foreach_mul_([each.grad for each in alike if each.grad is not None], by)
+        return finite
+
     def _clip(self, most: float, norm: Tensor) -> None:
         """Scales the gradient, whose norm over all ranks is `norm`, down to at most `most`, as torch does."""
-        for part in self.parts:
-            # Sharded and whole gradients cannot be scaled in one call.
-            for sharded in (False, True):
-                alike = [each for each in part.parameters() if isinstance(each, DTensor) == sharded]
-                nn.utils.clip_grads_with_norm_(alike, most, norm)
+        for alike in self._alike():
+            nn.utils.clip_grads_with_norm_(alike, most, norm)
+
+    def _alike(self) -> list[list[nn.Parameter]]:
+        """Parameters with a gradient, whole and sharded ones apart: torch cannot scale them in one call."""
+        trained = [each for part in self.parts for each in part.parameters() if each.grad is not None]
+        apart = [[each for each in trained if isinstance(each, DTensor) == sharded] for sharded in (False, True)]
+        return [each for each in apart if each]
 
     def _draw_from(self, number: int, place: int) -> None:
         """Seeds the random generators by seed, step and place."""
@@ -537,13 +593,3 @@ def _mesh(plan: Plan, device: torch.device) -> DeviceMesh | None:
         return None
     shape = (plan.pipeline, plan.data, plan.tensor)
     return init_device_mesh(device.type, shape, mesh_dim_names=("pipeline", "data", "tensor"))
-
-
-def _cast(part: nn.Module, device: torch.device) -> None:
-    forward: Callable[..., Any] = part.forward
-
-    def autocast(*inputs: Any, **named: Any) -> Any:
-        with torch.autocast(device.type, torch.bfloat16):
-            return trees.floats(forward(*inputs, **named))
-
-    part.forward = autocast

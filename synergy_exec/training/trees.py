@@ -39,7 +39,7 @@ def moved(tree: Any, device: torch.device) -> Any:
 
 
 def _pinned(tensor: Tensor) -> Tensor:
-    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+    return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
 
 
 def called(module: nn.Module, inputs: Any) -> Any:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -251,6 +251,7 @@ class Loop:
         self._pace = Pace.of(start, agent)
         self._steps: StepsFile | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._compiles = start.launch.compiled
 
     def stop(self) -> None:
         """Makes all ranks save and leave before their next step; safe in a signal handler."""
@@ -300,6 +301,9 @@ class Loop:
                 self._own.waited_s = self._trainer.supply.waited_s
                 self._own.sync_s = 0.0 if result.exchanged is None else result.exchanged.sync_s
                 self._recent.append(self._own.step_s)
+                if self._compiles:
+                    self._log(f"step {self._progress.step} compiled the model: it took {self._own.step_s:.1f} s")
+                self._compiles = False
                 if steps is not None:
                     steps.add(self._progress.step, self._trainer.plan.global_batch, rate, loss, self._own.step_s)
                     if not started:
@@ -364,6 +368,7 @@ class Loop:
         self._trainer.retune(to.micro_batch, to.accumulation, to.compressor)
         # Kernels may be chosen or compiled anew for the batch, so the next step may take far longer than earlier ones.
         self._recent.clear()
+        self._compiles = self._launch.compiled
         self._beat()
         resources.forget()
         if to.compressor != plan.compressor:
@@ -381,7 +386,10 @@ class Loop:
         self._judge(result)
         progress.step += 1
         progress.samples += plan.global_batch
-        progress.work += worth_of_step(plan, known, initial, trainer.errors)
+        if not result.skipped:
+            progress.work += worth_of_step(plan, known, initial, trainer.errors)
+        if trainer.loss_scale is not None:
+            progress.loss_scale, progress.finite_steps = astuple(trainer.loss_scale)
         self._exchanges.add(result.exchanged)
         self._observed(f"on_step of step {progress.step}", lambda: self._job.on_step(progress.step, result.loss))
         return result, rate
@@ -429,8 +437,9 @@ class Loop:
             self._log(exchange.in_words)
 
     def _judge(self, result: StepResult) -> None:
-        """Warns once if a gradient or the loss is not finite."""
-        if not self._odd and not (math.isfinite(result.grad_norm) and math.isfinite(result.loss)):
+        """Warns once if a gradient or the loss is not finite. A skipped step is not odd: the loss scale adapts."""
+        finite = result.skipped or (math.isfinite(result.grad_norm) and math.isfinite(result.loss))
+        if not self._odd and not finite:
             self._odd = True
             step = self._progress.step + 1
             self._note(f"step {step}: the gradient's norm is {result.grad_norm}, and the loss {result.loss}")

@@ -35,6 +35,7 @@ from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.parallel import UnusedParametersError
+from synergy_exec.training.precision import chosen
 from synergy_exec.training.ranks import LONGEST_WAIT, Ranks
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
@@ -208,7 +209,8 @@ class Rank:
             self._device,
             seed=launch.seed,
             measure_squares=launch.noise,
-            bfloat16=launch.bfloat16 and self._device.type == "cuda",
+            precision=chosen(launch.precision, self._device),
+            compiled=launch.compiled,
             supply=supply,
             unused=launch.unused,
             weights=Path(launch.weights) if launch.weights and not begun else None,

@@ -59,12 +59,18 @@ def report(bare_bytes: int) -> dict[str, Any]:
     """The memory fields of `messages.Report`.
 
     bare_bytes: memory of the process before it loaded the job (Python and its libraries), which does not count. On a
-    GPU nothing is subtracted.
+    GPU nothing is subtracted; what CUDA, NCCL and other processes hold there is no room for tensors.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {"memory_bytes": max(0, _of_kernel("VmHWM") - bare_bytes)}
-    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return {"memory_bytes": torch.cuda.max_memory_allocated(), "memory_limit_bytes": total}
+    free, total = torch.cuda.mem_get_info()
+    outside = total - free - torch.cuda.memory_reserved()
+    return {
+        "memory_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "outside_bytes": outside,
+        "memory_limit_bytes": total - outside,
+    }
 
 
 def forget() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+import torch
+
 from synergy_exec.job_folder import COLUMNS, TENSORBOARD
 from synergy_exec.wire import cut_to_lines
 from synergy_exec.worker import processes
@@ -71,7 +73,10 @@ class StepClock:
 
 
 class Meter:
-    """CPU-seconds of a rank's mean step, loaders included, by the kernel's accounting."""
+    """CPU-seconds of a rank's mean step, loaders included, by the kernel's accounting.
+
+    On a GPU only the loaders count: while CUDA waits for the GPU it keeps a core busy (`cudaDeviceScheduleSpin`).
+    """
 
     def __init__(self) -> None:
         self._since: tuple[int, float] | None = None
@@ -79,7 +84,8 @@ class Meter:
     def step_s(self, step: int, *, steady: bool) -> float:
         """CPU-seconds of the mean step; 0 if unknown. step: steps done. steady: whether counting may begin."""
         loaders = [each.pid for each in multiprocessing.active_children() if each.pid is not None]
-        used_s = time.process_time() + processes.cpu_s(loaders)
+        own_s = 0.0 if torch.cuda.is_initialized() else time.process_time()  # type: ignore[no-untyped-call]
+        used_s = own_s + processes.cpu_s(loaders)
         if self._since is None:
             self._since = (step, used_s) if steady else None
             return 0.0

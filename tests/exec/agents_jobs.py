@@ -95,13 +95,17 @@ class Wide(Plain):
 
 
 class Noting(Plain):
-    """It writes down what it is told. note: into which file. evaluating_s: of an evaluation."""
+    """It writes down what it is told. note: into which file. evaluating_s: of an evaluation. saved_s: how long it takes
+    over what it is told of a checkpoint.
+    """
 
     evaluate_every = 4
 
-    def __init__(self, note: str, pause_s: float = 0.0, evaluating_s: float = 0.0, way: str = "") -> None:
+    def __init__(
+        self, note: str, pause_s: float = 0.0, evaluating_s: float = 0.0, way: str = "", saved_s: float = 0.0
+    ) -> None:
         super().__init__(pause_s)
-        self.note, self.evaluating_s, self.way = Path(note), evaluating_s, way
+        self.note, self.evaluating_s, self.way, self.saved_s = Path(note), evaluating_s, way, saved_s
 
     def learning_rate_schedule(self, work: float, total: float) -> float:
         return 1.0 - work / total
@@ -119,6 +123,7 @@ class Noting(Plain):
         self._note("step", step, loss)
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
+        time.sleep(self.saved_s)
         self._note("checkpoint", step, float((folder / "progress.json").is_file()))
 
     def _note(self, *what: str | float) -> None:
@@ -178,6 +183,20 @@ class Breaking(Plain):
         if self._hangs:
             time.sleep(1000)
         return self._factor * super().loss(output, target)
+
+
+class Choosing(Plain):
+    """Its first step at another micro-batch takes seconds, as where kernels are chosen or compiled for it."""
+
+    def __init__(self, seconds: float, pause_s: float = 0.0) -> None:
+        super().__init__(pause_s)
+        self.seconds, self._known = seconds, 0
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        if self._known and self._known != len(output):
+            time.sleep(self.seconds)
+        self._known = len(output)
+        return super().loss(output, target)
 
 
 class Sparing(Plain):

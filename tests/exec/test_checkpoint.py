@@ -3,15 +3,17 @@
 import multiprocessing
 from pathlib import Path
 
+import hypothesis.strategies as st
 import pytest
 import torch
 from exec.pretended import refuses
 from exec.saved import FILE, before_each_change, cut, flipped, names, saved, trained, untrained, weights
+from hypothesis import given
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from synergy_exec.training import checkpoint_folder, integrity
-from synergy_exec.training.checkpoint import Checkpoints, State
+from synergy_exec.training.checkpoint import Checkpoints, State, packed
 from synergy_exec.training.checkpoint_folder import FencedError, Staging
 from synergy_exec.training.integrity import Progress
 
@@ -277,3 +279,39 @@ def test_of_runs_that_begin_at_once_the_newest_has_the_folder(tmp_path):
             each.join()
         assert taken[3]
         assert names(folder) == [".run-00000003"]
+
+
+MEGABYTES = st.lists(st.integers(0, 3_000), min_size=1, max_size=60)
+
+
+@given(MEGABYTES)
+def test_blocks_are_packed_apart_into_buffers_of_powers_of_two(megabytes):
+    sizes = [1_000_001 * each for each in megabytes]
+    buffers, places = packed(sizes)
+    assert all(each & (each - 1) == 0 for each in buffers)
+    ends = [0] * len(buffers)
+    for size, (buffer, at) in sorted(zip(sizes, places, strict=True), key=lambda each: each[1]):
+        assert ends[buffer] <= at
+        assert at % 64 == 0, "torch views any type there"
+        ends[buffer] = at + size
+    assert all(end <= size for end, size in zip(ends, buffers, strict=True))
+
+
+def test_the_state_of_a_large_model_takes_little_more_pinned_memory_than_it_has():
+    """Of 7B parameters with AdamW in float32, which takes 1.3 times as much where each tensor is by itself."""
+    layer = [4096 * 4096] * 4 + [4096 * 11008] * 3 + [4096] * 2
+    sizes = [4 * each for each in 3 * (32 * layer + 2 * [32000 * 4096] + [4096])]
+    each_rounded = sum(1 << (size - 1).bit_length() for size in sizes)
+    buffers, _ = packed(sizes)
+    assert sum(buffers) < 1.05 * sum(sizes) < each_rounded
+
+
+def test_tensors_that_lie_in_one_buffer_are_written_each(tmp_path):
+    buffer = torch.arange(64, dtype=torch.float32)
+    model = nn.Linear(4, 4)
+    model.weight.data, model.bias.data = buffer[:16].view(4, 4), buffer[32:36]
+    Checkpoints(tmp_path).save(State([model], [SGD(model.parameters(), lr=0.1)]), Progress())
+    other = nn.Linear(4, 4)
+    Checkpoints(tmp_path).load(State([other], [SGD(other.parameters(), lr=0.1)]))
+    assert torch.equal(other.weight, model.weight)
+    assert torch.equal(other.bias, model.bias)

@@ -1,7 +1,7 @@
 """Every plan that is admitted trains what plain PyTorch trains in one process."""
 
 import itertools
-from functools import cache
+from functools import cache, partial
 
 import groups
 import pytest
@@ -9,6 +9,7 @@ import torch
 
 from synergy_core.planner.plan import Plan
 from synergy_exec.examples.gpt import Gpt
+from synergy_exec.training import trees
 from synergy_exec.training.admitted import plan_refusal
 from synergy_exec.training.trainer import Trainer
 
@@ -69,9 +70,9 @@ RETUNED = [(0, 16, 1.0), (1, 16, 1.0), (2, 32, 0.5), (3, 32, 0.5), (4, 16, 1.0)]
 """Step, global batch, factor of the learning rate."""
 
 
-def train_retuned(plan):
+def train_retuned(plan, compiled=False):
     """The steps of RETUNED, the larger batch by larger micro-batches and half as many more of them."""
-    trainer = Trainer(SgdGpt(), plan, seed=SEED)
+    trainer = Trainer(SgdGpt(), plan, seed=SEED, compiled=compiled)
     results = []
     for number, batch, rate in RETUNED:
         if batch != trainer.plan.global_batch:
@@ -80,6 +81,27 @@ def train_retuned(plan):
         if number == 2:
             trainer.retune(plan.micro_batch, 2 * plan.accumulation)
     return results
+
+
+def train_compiled(plan):
+    """The same with compiled blocks, by the compiler's first half, which needs no other compiler; how many graphs."""
+    compiled, torch.compile = torch.compile, partial(torch.compile, backend="aot_eager")
+    torch._dynamo.reset()
+    try:
+        return train_retuned(plan, compiled=True), torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    finally:
+        torch.compile = compiled
+
+
+def moved_rows(plan):
+    """The most samples that a step moves to the device at once."""
+    rows, moved = [], trees.moved
+    trees.moved = lambda tree, device: rows.extend(map(len, trees.tensors(tree))) or moved(tree, device)
+    try:
+        Trainer(SgdGpt(), plan, seed=SEED).step(0)
+    finally:
+        trees.moved = moved
+    return max(rows)
 
 
 # What plain PyTorch trains
@@ -178,6 +200,21 @@ def test_plans_of_one_and_two_ranks_equal_a_single_process_and_wrong_ones_do_not
         assert difference(answers[case], RETUNED) <= TOLERANCE, case
         sizes = [each.squares.big_batch for each in answers[case] if each.squares is not None]
         assert sizes == [batch for _, batch, _ in RETUNED]
+
+
+def test_compiled_blocks_train_the_same_also_after_a_retune():
+    one, *two = [(train_compiled, plan) for plan in (Plan(micro_batch=8, accumulation=2), *CONTINUED)]
+    answers = groups.run({1: [one], 2: two})
+    for case in (one, *two):
+        results, graphs = answers[case]
+        assert difference(results, RETUNED) <= TOLERANCE, case
+        assert graphs > 0
+
+
+def test_samples_go_to_the_device_one_micro_batch_at_a_time():
+    one, two = (moved_rows, Plan(micro_batch=4, accumulation=4)), (moved_rows, PIPELINE)
+    answers = groups.run({1: [one], 2: [two]})
+    assert answers[one] == answers[two] == 4
 
 
 def test_model_in_double_precision_trains_under_every_kind_of_plan():

@@ -41,10 +41,10 @@ SMALL = {
 }
 
 
-def train(name, plan, bfloat16=False):
+def train(name, plan, precision="fp32"):
     """Two steps of a small one, with its own optimizer: losses, norms of gradients, what an evaluation finds."""
     job = SMALL[name]()
-    trainer = Trainer(job, PLANS[plan], bfloat16=bfloat16)
+    trainer = Trainer(job, PLANS[plan], precision=precision)
     first, second = trainer.step(0), trainer.step(1)
     evaluated = trainer.evaluate(2) if job.evaluate_every else {}
     return [first.loss, second.loss, first.grad_norm, second.grad_norm, *evaluated.values()]
@@ -53,7 +53,7 @@ def train(name, plan, bfloat16=False):
 def alive(plan):
     """Bytes of the weights of a model of 1.6 MB in bfloat16 that a forward pass keeps for the backward pass."""
     job = Gpt(hidden=128, heads=2, tokens=8, vocabulary=32)
-    trainer = Trainer(job, PLANS[plan], bfloat16=True)
+    trainer = Trainer(job, PLANS[plan], precision="bf16")
     sizes = {each.numel() for each in Gpt(hidden=128, heads=2, tokens=8, vocabulary=32).build_model().parameters()}
     kept = []
 
@@ -105,7 +105,7 @@ OFFERED = {
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     two = [(train, job, plan) for job in OFFERED for plan in OFFERED[job]]
-    two += [(train, "gpt", plan, True) for plan in ("fsdp2", "pp2")]
+    two += [(train, "gpt", plan, "bf16") for plan in ("fsdp2", "pp2")]
     two += [(alive, "fsdp2"), (alive, "ddp2"), (plainly_sharded, 2)]
     return groups.run_once(tmp_path_factory, "examples", {2: two})
 
@@ -117,7 +117,7 @@ def test_every_example_trains_alike_under_the_plans_it_offers(answers, job):
     for plan in OFFERED[job]:
         assert answers[train, job, plan] == pytest.approx(expected, abs=1e-4 if job == "nanogpt" else 1e-5), plan
     for plan in ("fsdp2", "pp2") if job == "gpt" else ():
-        losses = answers[train, "gpt", plan, True][:2]
+        losses = answers[train, "gpt", plan, "bf16"][:2]
         assert losses == pytest.approx(expected[:2], abs=2e-2), plan
         assert losses != pytest.approx(expected[:2], abs=1e-5), f"{plan}: is it?"
 
@@ -131,7 +131,7 @@ def test_sharded_weights_in_bfloat16_are_not_kept_for_the_backward_pass(answers)
 
 def test_bfloat16_under_fsdp_is_plain_pytorchs(answers):
     # Gradients are added up over another number of micro-batches; bfloat16 has 8 bits.
-    assert answers[train, "gpt", "fsdp2", True][:2] == pytest.approx(answers[plainly_sharded, 2], rel=2**-8)
+    assert answers[train, "gpt", "fsdp2", "bf16"][:2] == pytest.approx(answers[plainly_sharded, 2], rel=2**-8)
 
 
 SHIPPED = {

@@ -13,7 +13,7 @@ from exec.real import Controller, descendants, forkservers, gone, log_of, steps_
 
 from synergy_core.planner.plan import Plan
 from synergy_exec.agent.run import outcome
-from synergy_exec.messages import LOST_PEERS, Ended, Failure, Kill, Noted, Report, Saved
+from synergy_exec.messages import LOST_PEERS, Ended, Failure, Kill, Noted, Report, Retune, Saved
 from synergy_exec.training import checkpoint_folder
 
 DETECTED_S = 10.0
@@ -69,6 +69,28 @@ def test_data_that_take_their_time_are_no_hang(shared):
     """Longer than a step may: neither of the rank that waits for them, nor of the one that waits for it."""
     stall = {"way": "stall", "rank": 1, "at": 12, "note": "3.0", **SLOW}
     shared.ends(shared.launch("Breaking", stall, world=2, hang_s=1.5), "done")
+
+
+def test_a_first_step_at_another_batch_that_takes_its_time_is_no_hang(shared):
+    launch = shared.launch("Choosing", {"seconds": 4.0, **SLOW}, world=2, work=60.0, hang_s=1.0)
+    shared.reached(launch, 5)
+    shared.say(Retune(run=launch.run, micro_batch=8, accumulation=1))
+    shared.ends(launch, "done")
+
+
+def test_an_agent_that_leaves_gives_a_large_checkpoint_the_time_that_it_takes(fresh, tmp_path):
+    """It would have had 0.1 s; its last checkpoint was of 40 GB, most of which is not there."""
+    noting = {"note": str(tmp_path / "note"), **SLOW}
+    first = fresh.launch("Noting", noting, work=1e6)
+    fresh.reached(first, 5)
+    fresh.stop(first)
+    (newest, *_) = checkpoint_folder.newest_first(Path(first.folder) / "checkpoints")
+    with (newest / "others").open("wb") as file:
+        file.truncate(40_000_000_000)
+    launch = fresh.launch("Noting", {**noting, "saved_s": 5.0}, work=1e6, folder=first.folder, grace_s=0.1)
+    fresh.reached(launch, 10)
+    os.kill(fresh.agent.pid, signal.SIGTERM)
+    fresh.ends(launch, "paused")
 
 
 def test_hang_before_the_first_step_has_its_own_limit(shared):

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -24,11 +25,11 @@ from synergy_exec.backends import local
 from synergy_exec.messages import Launch, Reshare
 from synergy_exec.run import recorded
 from synergy_exec.wire import decode, encode
-from synergy_exec.worker import rank
+from synergy_exec.worker import rank, resources
 from synergy_exec.worker.network import talk_over
 from synergy_exec.worker.rank import from_peers, lost_device, out_of_memory, sentence
 from synergy_exec.worker.start import FAILED, Descriptors, Heartbeat, Start, see_only
-from synergy_exec.worker.steps import WARM_UP_STEPS, WINDOW_STEPS, Pace, StepClock, StepMedians, StepsFile
+from synergy_exec.worker.steps import WARM_UP_STEPS, WINDOW_STEPS, Meter, Pace, StepClock, StepMedians, StepsFile
 
 
 def test_messages_are_read_as_written_older_ones_too_and_odd_ones_refused():
@@ -312,3 +313,30 @@ def test_local_agent_that_cannot_begin_is_lost_with_the_reason(tmp_path):
     lost = through(come)[0]
     assert "exit code 2" in lost
     assert f"no controller at {controller.meeting.url}" in lost
+
+
+def test_waiting_for_a_gpu_is_no_cpu_work_of_the_input(monkeypatch):
+    """CUDA keeps a core busy while it waits."""
+
+    def busy_s():
+        meter = Meter()
+        meter.step_s(0, steady=True)
+        until = time.process_time() + 0.05
+        while time.process_time() < until:
+            pass
+        return meter.step_s(1, steady=True)
+
+    assert busy_s() >= 0.05
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert busy_s() == 0
+
+
+def test_memory_of_a_gpu_is_reported_with_what_no_tensor_can_have(monkeypatch):
+    gpu = {"is_initialized": True, "mem_get_info": (70, 100), "memory_reserved": 25, "max_memory_reserved": 28}
+    for name, value in (gpu | {"max_memory_allocated": 20}).items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    found = resources.report(bare_bytes=7)
+    assert found["memory_bytes"] == 20
+    assert found["reserved_bytes"] == 28
+    assert found["outside_bytes"] == 100 - 70 - 25
+    assert found["memory_limit_bytes"] == 95
