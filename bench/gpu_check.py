@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import csv
 import ctypes
+import faulthandler
 import json
 import math
 import multiprocessing
@@ -79,11 +80,6 @@ FAULTY_STEP = 4
 LEFTOVERS_S, LOG_CHARACTERS = 3.0, 1500
 
 
-def precision(name: str) -> dict[str, Any]:
-    """The argument of `Trainer`, and the key of the executor, for this precision: fp32 or bf16."""
-    return {"bfloat16": name == "bf16"}
-
-
 # Jobs, which workers load from this file.
 
 
@@ -91,8 +87,7 @@ class Probe(Gpt):
     """The example's GPT, in which something goes wrong on purpose from step `FAULTY_STEP` on.
 
     fault: the last rank is killed (kill) or stopped (stop), what memory runs out (tensor, host; library: of the GPU
-    but for 32 MB, from the start), or layers are compiled and the first loss at another micro-batch takes longer than
-    `HANG_S` (cold).
+    but for 32 MB, from the start), or the first loss at another micro-batch takes longer than `HANG_S` (cold).
     """
 
     def __init__(self, fault: str = "", **sizes: Any) -> None:
@@ -106,12 +101,6 @@ class Probe(Gpt):
                     while True:
                         self.held.append(torch.empty(size_bytes, dtype=torch.uint8, device="cuda"))
             del self.held[-2:]
-
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        for layer in model.get_submodule("layers").children() if self.fault == "cold" else ():
-            layer.compile(backend="inductor" if torch.cuda.is_initialized() else "eager")
-        return model
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
         time.sleep(0.02)
@@ -191,20 +180,20 @@ class Check:
         visible = os.environ["CUDA_VISIBLE_DEVICES"]
         backend = Local(1, slots, [] if self.dry else ["gpu"] * slots, own_cores())
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([visible] * slots)
-        given = {"hang_s": 30.0, "nodes_s": 60.0, "leave_s": 10.0} | precision("fp32") | settings
-        async with testbed(backend, self.folder, Settings(**given)) as bed:
+        given = Settings(precision="fp32", nodes_s=60.0, leave_s=10.0, **settings)
+        async with testbed(backend, self.folder, given) as bed:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible  # this process may not see a GPU twice
             yield bed
 
 
-def start(
-    bed: Testbed, plan: Plan, number: int, job: str = "Probe", limit_gb: float | None = None, **given: Any
-) -> TestbedRun:
-    """Starts a run of a job of this file. number: of the job, which goes on from its last checkpoint."""
-    name = f"{Path(__file__).resolve()}:{job}"
-    file = JobFile(name=job, job_class=name, arguments=given, initial_batch=BATCH, max_batch=64, work=1)
-    placed = ((0, (1 << plan.gpus) - 1),)
-    return bed.start(file, number, placed, plan, report_s=0.02, memory_gb_per_slot=limit_gb)
+def start(bed: Testbed, plan: Plan, number: int, job: str = "Probe", **given: Any) -> TestbedRun:
+    """Starts a run of a job of this file. number: of the job, which goes on from its last checkpoint. given: arguments
+    of the job, besides `memory_gb_per_slot` and `compile`.
+    """
+    limit_gb, compiles = given.pop("memory_gb_per_slot", None), given.pop("compile", False)
+    name, sizes = f"{Path(__file__).resolve()}:{job}", {"initial_batch": BATCH, "max_batch": 8 * BATCH}
+    file = JobFile(name=job, job_class=name, arguments=given, work=1, compile=compiles, **sizes)
+    return bed.start(file, number, ((0, (1 << plan.gpus) - 1),), plan, report_s=0.02, memory_gb_per_slot=limit_gb)
 
 
 async def trained(run: TestbedRun, step: int) -> float:
@@ -324,7 +313,7 @@ async def data_limits(check: Check) -> None:
     """A rank trains under `memory_gb_per_slot`. CUDA reserves far more address space. Good: it starts under both."""
     async with check.testbed(1) as bed:
         for limit_gb in (4, 16):
-            run = start(bed, ONE, limit_gb, limit_gb=float(limit_gb))
+            run = start(bed, ONE, limit_gb, memory_gb_per_slot=float(limit_gb))
             check.note(**{f"first_step_at_{limit_gb}_gb_s": await run.first_step()})
             await bed.kill(run)
 
@@ -427,22 +416,26 @@ def _form_meshes(rank: Rank, ways: Sequence[tuple[str, bool]], places: Sequence[
                 file.write(b".")
 
 
+KINDS: dict[str, dict[str, Any]] = {each: {"precision": each} for each in ("fp32", "tf32", "bf16", "fp16")}
+KINDS["bf16_without_noise"] = {"precision": "bf16", "measure_squares": False}
+COMPILED: dict[str, dict[str, Any]] = {"bf16_compiled": {"precision": "bf16", "compiled": True}}
+
+
 def step_times(check: Check) -> None:
     """Steps of a GPT and of a residual network. Good: bf16 takes half the time of fp32 or less, the noise scale a tenth
-    of a step or less, and the GPU is busy for nine tenths of it.
+    of a step or less, and the GPU is busy for nine tenths of it. Not compiled with --dry.
     """
     sizes: dict[str, Any] = {"side": 8} if check.dry else {"channels": 64, "depths": (3, 4, 6, 3), "side": 128}
     for name, job in (("gpt", Gpt(**SMALL if check.dry else LARGE)), ("resnet", Resnet34(**sizes))):
-        for kind, has_noise in (("fp32", True), ("bf16", True), ("bf16", False)):
-            plan = Plan(micro_batch=BATCH, accumulation=2)
-            trainer = Trainer(job, plan, check.device, measure_squares=has_noise, **precision(kind))
+        for kind, more in KINDS.items() if check.dry or name == "resnet" else (KINDS | COMPILED).items():
+            trainer = Trainer(job, Plan(micro_batch=BATCH, accumulation=2), check.device, **more)
             steps = [timed(trainer.step, number) for number in range(6 if check.dry else 13)]
             with profile(activities=[ProfilerActivity.CPU, *([] if check.dry else [ProfilerActivity.CUDA])]) as seen:
                 whole_s, _ = timed(trainer.step, 20)
             events = seen.events() or []
             busy_us = sum(each.time_range.elapsed_us() for each in events if each.device_type.name == "CUDA")
             what, word = ("operators", "aten::") if check.dry else ("launches", "LaunchKernel")
-            key = f"{name}_{kind}{'' if has_noise else '_without_noise'}"
+            key = f"{name}_{kind}"
             check.note(**{f"{key}_ms": 1e3 * statistics.median(seconds for seconds, _ in steps[3:])})
             check.note(**{f"{key}_{what}": sum(word in each.name for each in events)})
             check.note(**{} if check.dry else {f"{key}_busy_fraction": busy_us / 1e6 / whole_s})
@@ -611,9 +604,9 @@ def profiling(check: Check) -> None:
 
 
 async def cold_batch(check: Check) -> None:
-    """A compiled model gets another micro-batch, whose first step outlasts `hang_s`. Good: it is not killed."""
+    """A model, compiled on a GPU, gets another micro-batch, whose first step outlasts `hang_s`. Good: it goes on."""
     async with check.testbed(1, hang_s=HANG_S) as bed:
-        run = start(bed, ONE, 0, fault="cold", **SMALL if check.dry else MEDIUM)
+        run = start(bed, ONE, 0, fault="cold", compile=not check.dry, **SMALL if check.dry else MEDIUM)
         check.note(first_step_s=await run.first_step())
         await trained(run, FAULTY_STEP + 4)
         bed.retune(run, Plan(micro_batch=BATCH // 2, accumulation=4))
@@ -641,7 +634,7 @@ STEPS = (
     Step(3, 40, memory_after_death),
     Step(7, 25, communicator),
     Step(10, 90, meshes),
-    Step(4, 60, step_times),
+    Step(4, 75, step_times),
     Step(5, 35, waiting),
     Step(6, 75, saving),
     Step(8, 90, plans_alike),
@@ -671,7 +664,7 @@ def run(step: Step, given: argparse.Namespace, folder: Path, left_s: float) -> d
     began_s = time.monotonic()
     ours, theirs = multiprocessing.Pipe(duplex=False)
     if (pid := os.fork()) == 0:
-        _child(step, given, folder, theirs)
+        _child(step, given, folder, limit_s, theirs)
     theirs.close()
     entry |= {"outcome": "FAIL", "text": "its time is up"}
     while ours.poll(max(0.0, began_s + limit_s - time.monotonic())):
@@ -694,16 +687,17 @@ def run(step: Step, given: argparse.Namespace, folder: Path, left_s: float) -> d
     ending.start()
     ending.join(10)
     if entry["outcome"] == "FAIL":
-        logs = {each.name: each.read_text(errors="replace") for each in folder.rglob("*.txt")}
+        logs = {str(each.relative_to(folder)): each.read_text(errors="replace") for each in folder.rglob("*.txt")}
         entry["logs"] = {name: log[-LOG_CHARACTERS:] for name, log in logs.items()}
     return entry
 
 
-def _child(step: Step, given: argparse.Namespace, folder: Path, answer: Any) -> None:
+def _child(step: Step, given: argparse.Namespace, folder: Path, limit_s: float, answer: Any) -> None:
     os.setsid()
     output = os.open(folder / "step.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    faulthandler.dump_traceback_later(0.9 * limit_s)  # so that the log says where a step stood that is killed
     rounds = given.rounds or (50 if given.dry else 6)
     check = Check(given.dry, folder, rounds, lambda figures: answer.send(("figures", figures)))
     try:
