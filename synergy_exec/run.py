@@ -72,11 +72,11 @@ def run(values: dict[str, Any], *, resumed: Path | None = None) -> None:
 
 def _with_slots(settings: Settings) -> Settings:
     """The settings with the trace's number of slots, if the user gave none and there are no GPUs."""
-    from synergy_exec.backends.local import gpu_names
+    from synergy_exec.agent.gpus import gpus_here
 
     slots = None if settings.trace is None else settings.trace.slots
     backend = settings.backend
-    if slots is None or backend.name != "local" or {"nodes", "slots"} & set(backend.options) or gpu_names():
+    if slots is None or backend.name != "local" or {"nodes", "slots"} & set(backend.options) or gpus_here():
         return settings
     return dataclasses.replace(
         settings, backend=dataclasses.replace(backend, options={**backend.options, "slots": slots})

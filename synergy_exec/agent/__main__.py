@@ -10,9 +10,9 @@ import sys
 
 from synergy_core.errors import InputError
 from synergy_exec.agent.agent import Agent
-from synergy_exec.agent.cores import divide, own_cores
+from synergy_exec.agent.cores import divide, near_gpus, own_cores
+from synergy_exec.agent.gpus import UNTYPED, gpus_here, seen_by, type_of_node
 from synergy_exec.worker.processes import adopt_orphans, die_with
-from synergy_exec.worker.start import see_only
 
 TOKEN = "SYNERGY_TOKEN"
 """The environment variable that holds the controller's token; other processes can read arguments."""
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--url", required=True, help="of the controller, such as http://127.0.0.1:8080")
     parser.add_argument("--node", type=int, required=True, help="this node's number in the cluster, from 0")
     parser.add_argument("--slots", type=int, required=True, help="how many workers can train here at once")
-    parser.add_argument("--gpu-type", default="cpu", help="what the slots are; cpu: they are CPU cores")
+    parser.add_argument("--gpu-type", default="cpu", help="of the slots; cpu: CPU cores; gpu: GPUs of any type")
     parser.add_argument("--cores", help="the CPU cores to divide among the slots, such as 0,1; all that may be used")
     parser.add_argument("--parent", type=int, help="the agent saves its runs and exits when this process ends")
     given = parser.parse_args()
@@ -36,9 +36,13 @@ def main() -> int:
         # Removed from the environment, because workers inherit it and run users' code.
         token = os.environ.pop(TOKEN)
         cores = [int(core) for core in given.cores.split(",")] if given.cores else own_cores()
-        slots = divide(cores, given.slots, gpus=given.gpu_type != "cpu")
         if given.gpu_type != "cpu":
-            see_only(range(given.slots), os.environ)  # raises an error if fewer are visible
+            gpus = gpus_here()
+            found = type_of_node(gpus, range(given.slots))
+            given.gpu_type = found if given.gpu_type == UNTYPED else given.gpu_type
+            os.environ |= seen_by(gpus)  # which workers inherit
+            cores = near_gpus(cores, [each.numa for each in gpus[: given.slots]])
+        slots = divide(cores, given.slots, gpus=given.gpu_type != "cpu")
         asyncio.run(Agent(given.node, slots, given.gpu_type, cores).serve(given.url.rstrip("/"), token))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

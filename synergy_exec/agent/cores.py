@@ -10,6 +10,8 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby
+from pathlib import Path
 
 Owner = tuple[int, int]
 """Run and rank."""
@@ -113,6 +115,37 @@ def divide(cores: Sequence[int], slots: int, *, gpus: bool) -> list[Slot]:
     ]
     others = Counter(parts)
     return [Slot(part, float(share or 1 / others[part]), slot if gpus else None) for slot, part in enumerate(parts)]
+
+
+def near_gpus(cores: Sequence[int], numas: Sequence[int], sysfs: Path = Path("/sys")) -> list[int]:
+    """The cores in such an order that `divide` gives each GPU cores of its own NUMA node, as far as there are any.
+
+    numas: NUMA node of each GPU, -1 if it is unknown. GPUs of a NUMA node share its cores equally. Both hyperthreads of
+    a physical core go to the same GPU, unless equal shares split one.
+    """
+
+    def first_sibling(core: int) -> int:
+        return min(_listed(sysfs / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"), default=core)
+
+    left = [list(each) for _, each in groupby(sorted(cores, key=first_sibling), first_sibling)]
+    own = {numa: set(cores).intersection(_listed(sysfs / f"devices/system/node/node{numa}/cpulist")) for numa in numas}
+    share = len(cores) // len(numas)
+    parts: list[list[int]] = [[] for _ in numas]
+    for fills in (False, True):
+        for part, numa in zip(parts, numas, strict=True):
+            most = share if fills else min(share, len(own[numa]) // numas.count(numa))
+            for physical in sorted(left, key=own[numa].isdisjoint):
+                room = most - len(part)
+                if fills or len(physical) <= room:
+                    part += physical[:room]
+                    del physical[:room]
+    return list(chain(*parts, *left))
+
+
+def _listed(file: Path) -> list[int]:
+    """The numbers in a file such as 0-3,8-11; none if there is no such file."""
+    ranges = [part.partition("-") for part in file.read_text().strip().split(",") if part] if file.exists() else []
+    return [number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)]
 
 
 def own_cores() -> list[int]:

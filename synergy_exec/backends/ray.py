@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synergy_core.errors import InputError
+from synergy_exec.agent.gpus import UNTYPED
 from synergy_exec.backends import _agents
 from synergy_exec.backends._agents import LEAVING_S, AgentPlace
 
@@ -116,7 +117,7 @@ def _place(bundle: Mapping[str, float], host: str) -> AgentPlace:
     if "GPU" not in bundle:
         return AgentPlace(host, int(bundle["CPU"]), "cpu")
     types = [name.removeprefix(_TYPE).lower() for name in bundle if name.startswith(_TYPE)]
-    return AgentPlace(host, int(bundle["GPU"]), types[0] if types else "gpu")
+    return AgentPlace(host, int(bundle["GPU"]), types[0] if types else UNTYPED)
 
 
 class RayNodes:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from synergy_core.errors import InputError
+from synergy_exec.agent.gpus import UNTYPED
 from synergy_exec.backends import _agents
 from synergy_exec.backends._agents import AgentPlace
 
@@ -22,7 +23,7 @@ _ASKING_S = 30.0
 _JOBS_OWN = re.compile(r"S(LURM|RUN)_(N?TASKS.*|NPROCS|GPUS?(_.*)?|GRES.*|CPUS_PER_.*|MEM_PER_.*|TRES_.*|DISTRIBUTION)")
 """Environment variables of the whole allocation, which srun would use as options of a step on one node."""
 _GPUS_OF_NODES = re.compile(r"^\s*Nodes=(\S+)\s.*?\bGRES=(\S*)", re.MULTILINE)
-_GPUS = re.compile(r"gpu(?::([^:(,]+))?:(\d+)(?:\(|,|$)")
+_GPUS = re.compile(r"gpu(?::(?:\(null\)|([^:(,]+)))?:([1-9]\d*)(?:\(|,|$)")
 
 
 def backend(slots: int | None = None, gpu_type: str | None = None) -> SlurmNodes:
@@ -67,7 +68,7 @@ def gpus_of(details: str) -> dict[str, tuple[str, int]]:
             raise InputError(f"{names}: GPUs of several types ({resources}); ask for one with --gpus-per-node=TYPE:N.")
         if pairs:
             for host in _scontrol("show", "hostnames", names).split():
-                found[host] = pairs[0][0] or "gpu", sum(int(number) for _, number in pairs)
+                found[host] = pairs[0][0] or UNTYPED, sum(int(number) for _, number in pairs)
     return found
 
 

@@ -2,7 +2,7 @@
 
 It trains every job again, alone and on the CPU, with the batch and the learning-rate factor of each recorded step, and
 compares the loss of each step and the weights of the newest checkpoint. Only jobs with SGD are judged, because Adam and
-similar optimizers hide a wrong scale of the gradient. Dropout and compressed gradients are not judged either.
+similar optimizers hide a wrong scale of the gradient. Dropout, compressed gradients and 16 bits are not judged either.
 """
 
 from __future__ import annotations
@@ -230,6 +230,7 @@ def continuity(
     reasons = {
         "draws random numbers in training": again.draws,
         "no SGD": not again.sgd,
+        "computes in 16 bits": job.file.precision in ("bf16", "fp16"),
         "compresses gradients": not compressed.isdisjoint(run.run for run in runs),
     }
     if why := [reason for reason, holds in reasons.items() if holds]:

@@ -64,6 +64,8 @@ QUICK = Effort(seconds=0.1, every_batch=False, noise_s=0.0)
 ENDING_FRACTION = 0.1
 """Fraction of the time reserved for agents to exit."""
 WITHOUT = "profile=null does without"
+GPU_SETTLING_S = 1.0
+"""Minimum of `Effort.seconds` on GPUs, whose clocks rise when work begins."""
 REPORT_S = 0.05
 """Seconds between two reports of a run that is measured."""
 MIN_INPUT_STEPS = 20
@@ -348,7 +350,8 @@ class Measuring:
         several = min(2, max(each.gpus for each in self._selections[0].plans))
         sees_noise = not self._noise_known and plan.gpus >= several
         noise_s = min(self._effort.noise_s, self._longest_s / 2)
-        seconds = max(self._effort.seconds, noise_s) if sees_noise else self._effort.seconds
+        seconds = max(self._effort.seconds, 0.0 if part.gpu_type == "cpu" else GPU_SETTLING_S)
+        seconds = max(seconds, noise_s) if sees_noise else seconds
         enough = _shows_noise if sees_noise else lambda report: True
         reports = await _all(self._report(run, plan, seconds, enough) for run in self._runs)
         self._noise_known |= sees_noise

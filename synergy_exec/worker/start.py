@@ -20,7 +20,6 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from synergy_core.errors import InputError
 from synergy_core.units import GB
 from synergy_exec.messages import Granted, Launch, Message, Retune, Stop
 from synergy_exec.wire import decode, encode
@@ -203,17 +202,17 @@ _VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """ROCm reads both, HIP's first (HIP documentation, "GPU isolation techniques"); CUDA reads its own."""
 
 
+def visible(environment: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The variable that says which GPUs a process may see, and their names in it; no names if it may see all."""
+    name = next((each for each in _VARIABLES if environment.get(each)), _VARIABLES[-1])
+    return name, environment[name].split(",") if environment.get(name) else []
+
+
 def see_only(gpus: Sequence[int], environment: Mapping[str, str]) -> dict[str, str]:
     """The environment variable that lets a process see only these GPUs.
 
     gpus: indices among those visible in `environment`. A library that uses the first GPU it finds then gets one of
-    these. Raises InputError if fewer are visible.
+    these.
     """
-    name = next((each for each in _VARIABLES if environment.get(each)), _VARIABLES[-1])
-    visible = environment.get(name, "").split(",")
-    if visible != [""] and max(gpus) >= len(visible):
-        raise InputError(
-            f"{max(gpus) + 1} GPUs are needed, but {name}={environment[name]} shows {len(visible)}. Start with more "
-            "of them visible (under Slurm without --gpu-bind and --gpus-per-task), or take fewer slots."
-        )
-    return {name: ",".join(str(each) if visible == [""] else visible[each] for each in gpus)}
+    name, names = visible(environment)
+    return {name: ",".join(names[each] if names else str(each) for each in gpus)}

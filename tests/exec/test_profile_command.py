@@ -266,15 +266,15 @@ def test_command_measures_as_a_run_would(tmp_path, launches, monkeypatch, capfd)
     monkeypatch.setattr(command, "get_backend", lambda _, options: TaskBackend(*[1] * options["nodes"], starting=note))
     job = tmp_path / "job.yaml"
     job.write_text(json.dumps({"class": "a.b:C", "name": "small", "initial_batch": 4, "work": 1}))
-    of_run = ["host=127.0.0.2", "interface=lo", "bfloat16=false", "memory_gb_per_slot=3", "start_s=77", "profile_s=60"]
+    of_run = ["host=127.0.0.2", "interface=lo", "precision=fp32", "memory_gb_per_slot=3", "start_s=77", "profile_s=60"]
     out = tmp_path / "profile.json"
     command.main([str(job), "--seconds", "0.1", "--out", str(out), "backend.options.nodes=2", *of_run])
     assert [url.rpartition(":")[0] for url in urls] == ["http://127.0.0.2"] * 2
-    given = {(each.interface, each.bfloat16, each.memory_gb_per_slot, each.start_s) for each in launches}
-    assert given == {("lo", False, 3.0, 77.0)}
+    given = {(each.interface, each.precision, each.memory_gb_per_slot, each.start_s) for each in launches}
+    assert given == {("lo", "fp32", 3.0, 77.0)}
     model = read_profile(out)["small"]
     assert {(row.nodes, row.plan.gpus) for row in model.rows} == {(1, 1), (2, 2)}
-    assert read_profile(out).machine.endswith("local (nodes=2), float32")
+    assert read_profile(out).machine.endswith("local (nodes=2), fp32")
     heard = capfd.readouterr().err.splitlines()
     assert heard[0] == "measuring small for at most 60 s (profile_s)"
     assert heard[1].startswith("small: 1 on 1 × cpu, batch 4 (")
