@@ -7,8 +7,7 @@ Every step is a process in a group of its own, which is killed when its time is 
 the others: `STEP n OK|FAIL|SKIP seconds what: figures`. A JSON record of everything is written at the end. The exit
 code is 1 if a step failed. Step 0 always runs, because its figures describe the machine.
 
-Several ranks share the GPU. NCCL refuses two ranks with the same host and GPU, so each rank gets an NCCL_HOSTID of its
-own, and NCCL then talks over sockets: its times say nothing about several GPUs.
+Several ranks share the GPU (`ranks/one_gpu.py`), so times of NCCL say nothing about several GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import csv
 import ctypes
 import faulthandler
 import json
@@ -33,8 +31,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,22 +40,39 @@ from typing import Any, NamedTuple
 os.environ.update({"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "NCCL_NET": "Socket"})
 
 import torch
-from torch import Tensor, distributed, nn
+from ranks.one_gpu import (
+    BATCH,
+    FAULTY_STEP,
+    HANG_S,
+    LARGE,
+    MEDIUM,
+    ONE,
+    SMALL,
+    TWO,
+    Check,
+    Rank,
+    Resnet34,
+    gpu_bytes,
+    host_bytes,
+    losses,
+    on_ranks,
+    start,
+    timed,
+    trained,
+)
+from torch import distributed
 from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
 from synergy_core.planner.plan import Plan
-from synergy_exec.agent.cores import own_cores
+from synergy_exec.agent.cores import Slot, own_cores
 from synergy_exec.agent.forkserver import Forkserver
-from synergy_exec.backends.local import Local
+from synergy_exec.agent.run import NodeRun
 from synergy_exec.commands import profile as profile_command
-from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.pictures import Pictures
-from synergy_exec.job_file import JobFile
-from synergy_exec.job_folder import STEPS as STEPS_FILE
-from synergy_exec.profiling.testbed import Testbed, TestbedRun, testbed
+from synergy_exec.messages import Ended, Launch
 from synergy_exec.settings import Settings
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
@@ -67,206 +82,9 @@ from synergy_exec.worker import processes
 from synergy_runs.files import atomic_file
 from synergy_runs.inputs import read_profile
 
-SMALL: dict[str, Any] = {"hidden": 64, "depth": 4, "heads": 4, "tokens": 32}
-MEDIUM: dict[str, Any] = {"hidden": 512, "depth": 6, "heads": 8, "tokens": 128}
-LARGE: dict[str, Any] = {"hidden": 1024, "depth": 24, "heads": 16, "tokens": 128, "vocabulary": 8192}
-"""Arguments of the example's GPT: 0.2, 19 and 320 million parameters."""
-BATCH = 8
-ONE, TWO = Plan(micro_batch=BATCH), Plan(data=2, micro_batch=BATCH // 2)
 MAX_DIFFERENCE_FRACTION = 1e-3
 """Of losses under two plans in float32, which add in another order."""
-HANG_S, STUCK_S = 3.0, 20.0
-FAULTY_STEP = 4
 LEFTOVERS_S, LOG_CHARACTERS = 3.0, 1500
-
-
-# Jobs, which workers load from this file.
-
-
-class Probe(Gpt):
-    """The example's GPT, in which something goes wrong on purpose from step `FAULTY_STEP` on.
-
-    fault: the last rank is killed (kill) or stopped (stop), what memory runs out (tensor, host; library: of the GPU
-    but for 32 MB, from the start), or the first loss at another micro-batch takes longer than `HANG_S` (cold).
-    """
-
-    def __init__(self, fault: str = "", **sizes: Any) -> None:
-        super().__init__(**SMALL | sizes)
-        os.environ["NCCL_HOSTID"] = f"rank-{os.getpid()}"
-        self.fault, self.step, self.warm_size = fault, 0, 0
-        self.held: list[Tensor] = []
-        if fault == "library" and torch.cuda.is_initialized():
-            for size_bytes in (1 << 30, 1 << 27, 1 << 24):
-                with contextlib.suppress(torch.OutOfMemoryError):
-                    while True:
-                        self.held.append(torch.empty(size_bytes, dtype=torch.uint8, device="cuda"))
-            del self.held[-2:]
-
-    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        time.sleep(0.02)
-        self.step = step
-        return super().batch(step, size)
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        if self.step >= FAULTY_STEP and self.fault in ("kill", "stop") and distributed.get_rank():
-            os.kill(os.getpid(), signal.SIGKILL if self.fault == "kill" else signal.SIGSTOP)
-        if self.step >= FAULTY_STEP and self.fault == "cold":
-            if self.warm_size not in (0, len(target)):
-                time.sleep(HANG_S + 2)
-            self.warm_size = len(target)
-        if self.fault == "tensor":
-            torch.empty(1 << 46, device=output.device)
-        elif self.fault == "host":
-            bytearray(1 << 46)
-        return super().loss(output, target)
-
-
-class Holding(Pictures):
-    """Pictures with loaders and much memory. exits: whether the rank ends its own process after some losses."""
-
-    def __init__(self, hold_bytes: int, exits: bool) -> None:
-        super().__init__(pictures=256)
-        self.hold_bytes, self.exits, self.held = hold_bytes, exits, list[Tensor]()
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        if output.device.type != "meta":
-            if self.exits and len(self.held) > FAULTY_STEP:
-                os._exit(9)
-            size_bytes = 1 if self.held else self.hold_bytes
-            self.held.append(torch.ones(size_bytes, dtype=torch.uint8, device=output.device))
-        return super().loss(output, target)
-
-
-class Resnet34(Cnn):
-    """The example's residual network with BatchNorm and the blocks of ResNet-34 (He et al. 2016, table 1)."""
-
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        for module in list(model.modules()):
-            for name, child in list(module.named_children()):
-                if isinstance(child, nn.GroupNorm):
-                    setattr(module, name, nn.BatchNorm2d(child.num_channels))
-        return model
-
-
-# What steps use.
-
-
-@dataclass
-class Check:
-    """What a step is given. send: passes figures on at once, so that those of a killed step are kept."""
-
-    dry: bool
-    folder: Path
-    rounds: int
-    send: Callable[[dict[str, Any]], None]
-    wrong: list[str] = field(default_factory=list)
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu") if self.dry else torch.device("cuda", 0)
-
-    def note(self, **figures: Any) -> None:
-        self.send({name: round(each, 4) if isinstance(each, float) else each for name, each in figures.items()})
-
-    def expect(self, is_met: bool, sentence: str) -> None:
-        """Fails the step with this sentence unless that is so; the step goes on."""
-        if not is_met and sentence not in self.wrong:
-            self.wrong.append(sentence)
-
-    @contextlib.asynccontextmanager
-    async def testbed(self, slots: int, **settings: Any) -> AsyncIterator[Testbed]:
-        """A real agent with these slots, all of them on the one GPU."""
-        visible = os.environ["CUDA_VISIBLE_DEVICES"]
-        backend = Local(1, slots, [] if self.dry else ["gpu"] * slots, own_cores())
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([visible] * slots)
-        given = Settings(precision="fp32", nodes_s=60.0, leave_s=10.0, **settings)
-        async with testbed(backend, self.folder, given) as bed:
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible  # this process may not see a GPU twice
-            yield bed
-
-
-def start(bed: Testbed, plan: Plan, number: int, job: str = "Probe", **given: Any) -> TestbedRun:
-    """Starts a run of a job of this file. number: of the job, which goes on from its last checkpoint. given: arguments
-    of the job, besides `memory_gb_per_slot` and `compile`.
-    """
-    limit_gb, compiles = given.pop("memory_gb_per_slot", None), given.pop("compile", False)
-    name, sizes = f"{Path(__file__).resolve()}:{job}", {"initial_batch": BATCH, "max_batch": 8 * BATCH}
-    file = JobFile(name=job, job_class=name, arguments=given, work=1, compile=compiles, **sizes)
-    return bed.start(file, number, ((0, (1 << plan.gpus) - 1),), plan, report_s=0.02, memory_gb_per_slot=limit_gb)
-
-
-async def trained(run: TestbedRun, step: int) -> float:
-    """Waits until it has trained that step; returns its peak memory in GB."""
-    while (report := await run.report()).step < step:
-        pass
-    return report.memory_bytes / 1e9
-
-
-def losses(run: TestbedRun) -> dict[int, float]:
-    with (Path(run.launch.folder) / STEPS_FILE).open() as file:
-        return {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
-
-
-class Rank(NamedTuple):
-    """One of several forks that share the device. store: descriptor of a file at which they can meet."""
-
-    number: int
-    world: int
-    device: torch.device
-    store: int
-
-    def join(self, store: Any = None, **more: Any) -> None:
-        """Creates the default process group as `worker.rank` does."""
-        os.environ |= {"NCCL_HOSTID": f"rank-{os.getpid()}", "NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo"}
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        store = store or FileStore(f"/proc/self/fd/{self.store}", self.world)
-        backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        distributed.init_process_group(backend, store=store, rank=self.number, world_size=self.world, **more)
-
-
-def on_ranks(check: Check, world: int, function: Any, *given: Any, beat: Path | None = None) -> list[Any]:
-    """Calls function(rank, *given) on each rank; returns the results by rank. Raises what a rank raises.
-
-    beat: a file that grows while ranks make progress. Raises TimeoutError if they make none for `STUCK_S` seconds.
-    """
-    store, seen, until_s = os.memfd_create("store"), -1, 0.0
-    with multiprocessing.get_context("fork").Pool(world) as pool:
-        ranks = [Rank(number, world, check.device, store) for number in range(world)]
-        results = [pool.apply_async(function, (rank, *given)) for rank in ranks]
-        while not all(each.ready() for each in results):
-            if failed := [each for each in results if each.ready() and not each.successful()]:
-                failed[0].get()
-            if (size := beat.stat().st_size if beat else 0) != seen:
-                seen, until_s = size, time.monotonic() + STUCK_S
-            if time.monotonic() > until_s:
-                raise TimeoutError(f"{world} ranks made no progress for {STUCK_S:g} s")
-            time.sleep(0.01)
-        return [each.get() for each in results]
-
-
-def timed(call: Callable[..., Any], *given: Any, **more: Any) -> tuple[float, Any]:
-    """Seconds that the call took, with the work that it queued on the GPU, and its result."""
-    began_s = time.monotonic()
-    value = call(*given, **more)
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.monotonic() - began_s, value
-
-
-def gpu_bytes() -> int:
-    """Memory of the GPU in use, of all processes."""
-    free, total = torch.cuda.mem_get_info(0)
-    return total - free
-
-
-def host_bytes() -> int:
-    """Memory of this process's descendants, without what they share."""
-    pids, page_bytes = processes.descendants(os.getpid()), os.sysconf("SC_PAGE_SIZE")
-    fields = [processes.told(pid, "statm").split() or ["0"] * 3 for pid in pids]
-    return page_bytes * sum(int(resident) - int(shared) for _, resident, shared, *_ in fields)
-
 
 # The steps.
 
@@ -369,7 +187,7 @@ def meshes(check: Check) -> None:
     """
     ways = [(store, False) for _ in range(check.rounds // 2) for store in ("file", "tcp")]
     ways += [] if check.dry else [("file", True), ("tcp", True)]
-    rounds, hangs, began_s = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0), time.monotonic()
+    rounds, hangs, errors, began_s = Counter[Any](), Counter[Any](), Counter[Any](), time.monotonic()
     while ways:
         done = Path(tempfile.mkstemp(dir=check.folder)[1])
         with contextlib.ExitStack() as stack:
@@ -383,16 +201,15 @@ def meshes(check: Check) -> None:
                 on_ranks(check, 4, _form_meshes, ways, places, done, beat=done)
             except Exception as error:
                 bad = ways[min(done.stat().st_size, len(ways) - 1)]
-                hangs[bad] += 1
+                (hangs if isinstance(error, TimeoutError) else errors)[bad] += 1
                 check.expect(bad[1], f"round {bad}: {type(error).__name__}: {error}")
         tried = done.stat().st_size + 1
-        for way in ways[:tried]:
-            rounds[way] += 1
+        rounds.update(ways[:tried])
         ways = ways[tried:]
-    check.note(round_s=(time.monotonic() - began_s) / sum(rounds.values()))
-    for (store, is_split), count in rounds.items():
-        name = f"{store}_with_device_id" if is_split else store
-        check.note(**{f"{name}_rounds": count, f"{name}_hangs": hangs[store, is_split]})
+    check.note(round_s=(time.monotonic() - began_s) / rounds.total())
+    for way, count in rounds.items():
+        name = f"{way[0]}_with_device_id" if way[1] else way[0]
+        check.note(**{f"{name}_rounds": count, f"{name}_hangs": hangs[way], f"{name}_errors": errors[way]})
 
 
 def _form_meshes(rank: Rank, ways: Sequence[tuple[str, bool]], places: Sequence[Any], done: Path) -> None:
@@ -459,7 +276,6 @@ def waiting(check: Check) -> None:
 
 def _beside_loader(rank: Rank, cores: Sequence[int], is_blocking: bool) -> tuple[float, float]:
     os.sched_setaffinity(0, cores)
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # may have children
     if is_blocking:
         driver = ctypes.CDLL("libcuda.so.1")
         if driver.cuInit(0) or driver.cuDevicePrimaryCtxSetFlags_v2(0, _BLOCKING_SYNC):
@@ -578,11 +394,15 @@ async def wrong_devices(check: Check) -> None:
     agent = subprocess.run([*command, "--gpu-type=gpu"], env=given, capture_output=True, text=True, timeout=20)
     check.note(agent_exit_code=agent.returncode, agent_text=agent.stderr.strip()[-300:])
     check.expect("2 GPUs are needed" in agent.stderr, "the agent did not refuse its slots")
-    os.environ["CUDA_VISIBLE_DEVICES"] = "63"
-    async with testbed(Local(1, 1, ["gpu"], own_cores()), check.folder, Settings()) as bed:
-        ended = await start(bed, ONE, 0).left
-        check.note(outcome=ended.outcome, text=ended.reason[:300])
-        check.expect(ended.outcome == "lost", f"{ended.outcome}, not lost: {ended.reason}")
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+    forkserver, said, of_run = await Forkserver.start(), list[Any](), Settings().of_runs()
+    place = {"job_class": "synergy_exec.examples.gpt:Gpt", "folder": str(check.folder), "slots": [0], "world": 1}
+    launch = Launch(run=0, job=0, plan=ONE, initial_batch=BATCH, work=1.0, **place, **of_run)
+    await NodeRun(launch, forkserver, said.append, {}).carry_out([Slot(tuple(own_cores()), 1.0, gpu=63)], None)
+    await forkserver.close()
+    (ended,) = [each for each in said if isinstance(each, Ended)]
+    check.note(outcome=ended.outcome, text=ended.reason[:300])
+    check.expect(ended.outcome == "lost", f"{ended.outcome}, not lost: {ended.reason}")
 
 
 def profiling(check: Check) -> None:
@@ -593,13 +413,13 @@ def profiling(check: Check) -> None:
     sizes = SMALL if check.dry else LARGE | {"depth": 12}
     words = {"class": "synergy_exec.examples.gpt:Gpt", "arguments": sizes, "name": "gpt", "work": 100}
     job.write_text(json.dumps(words | {"initial_batch": 8, "max_batch": 32}))
-    keys = ("profile_s=8", "backend.options.slots=2") if check.dry else ("profile_s=45", "backend.options.slots=1")
+    keys = ("profile_s=10", "backend.options.slots=2") if check.dry else ("profile_s=45", "backend.options.slots=1")
     profile_command.main([str(job), f"--out={out}", f"--seconds={0.2 if check.dry else 2}", *keys])
     (model,) = read_profile(out).models.values()
     measured = [row for row in model.rows if not row.predicted]
     check.note(plans=len({row.plan.degrees for row in measured}), rows=len(measured))
     check.note(median_spread_fraction=statistics.median(row.spread for row in measured))
-    if model.costs is not None:
+    if model.costs is not None and model.costs.launch_s != Settings().restart_s:  # which is assumed for want of time
         check.note(launch_s=model.costs.launch_s, restart_s=model.costs.restart_s, exit_s=model.costs.exit_s)
 
 
