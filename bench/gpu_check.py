@@ -85,6 +85,7 @@ from synergy_runs.inputs import read_profile
 MAX_DIFFERENCE_FRACTION = 1e-3
 """Of losses under two plans in float32, which add in another order."""
 LEFTOVERS_S, LOG_CHARACTERS = 3.0, 1500
+"""Seconds that processes may take to leave after a step; length of the end of a log in the record."""
 
 # The steps.
 
@@ -93,7 +94,7 @@ def machine(check: Check) -> None:
     """Says what machine this is: versions, GPU, topology. It fails if torch sees no GPU."""
     memory_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     check.note(torch=torch.__version__, cuda=torch.version.cuda, cores=len(own_cores()), memory_gb=memory_gb)
-    query = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+    query = ("--query-gpu=name,driver_version,memory.total,compute_mode,mig.mode.current", "--format=csv,noheader")
     for name, words in (("gpus", query), ("topology", ("topo", "-m"))) if shutil.which("nvidia-smi") else ():
         said = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True)
         check.note(**{name: said.stdout.strip()[:2000]})
@@ -553,6 +554,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="of step 10 without device_id; 6, or 50 with --dry")
     parser.add_argument("--record", type=Path, default=Path("results/gpu_check.json"))
     given = parser.parse_args()
+    if given.only and (unknown := given.only - {step.number for step in STEPS}):
+        parser.error(f"--only: there is no step {min(unknown)}; take 0 to {len(STEPS) - 1}")
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     processes.adopt_orphans()  # whatever a step leaves behind becomes a child of this process
     began_s, entries = time.monotonic(), []

@@ -1,7 +1,7 @@
 """Jobs, ranks and an agent that share one GPU, or this machine's CPU cores, for `gpu_check.py`.
 
 NCCL refuses two ranks with the same host and GPU, so each rank gets an NCCL_HOSTID of its own, and NCCL then talks over
-sockets.
+sockets. This has not been tried on a GPU yet.
 """
 
 from __future__ import annotations
@@ -199,20 +199,21 @@ def on_ranks(check: Check, world: int, function: Any, *given: Any, beat: Path | 
     beat: a file that grows while ranks make progress. Raises TimeoutError if they make none for `STUCK_S` seconds.
     """
     store, seen, until_s = os.memfd_create("store"), -1, 0.0
-    workers, pipes, results = [], {}, dict[int, Any]()
+    forks, workers, pipes, results = multiprocessing.get_context("fork"), [], {}, dict[int, Any]()
     try:
         for number in range(world):
             ours, theirs = multiprocessing.Pipe(duplex=False)
             rank = Rank(number, world, check.device, store)
-            workers.append(
-                multiprocessing.get_context("fork").Process(target=_on_rank, args=(theirs, function, rank, given))
-            )
+            workers.append(forks.Process(target=_on_rank, args=(theirs, function, rank, given)))
             workers[-1].start()
             theirs.close()
             pipes[ours] = number
         while pipes:
             for pipe in connection.wait(list(pipes), 0.05):
-                failed, results[pipes[pipe]] = pipe.recv()
+                try:
+                    failed, results[pipes[pipe]] = pipe.recv()
+                except EOFError:
+                    failed = "its process died"
                 if failed:
                     raise RuntimeError(f"rank {pipes[pipe]}: {failed}")
                 del pipes[pipe]
