@@ -20,6 +20,7 @@ from pathlib import Path
 
 NEEDS = {
     "data": "the folder that SYNERGY_DATA names",
+    "gpu": "a GPU of NVIDIA's, and a torch build for it",
     "network": "hundreds of megabytes from elsewhere",
     "ray": "a Ray cluster",
     "slurm": "an allocation of Slurm",
