@@ -59,7 +59,7 @@ def test_deepspeeds_update_copies_gradients_to_fp32_beside_an_eager_adams_array(
 
 
 def test_accumulation_without_synchronising_keeps_whole_gradients():
-    """huggingface/accelerate, gradient_accumulation.md: under no_sync nothing is reduced before the last micro-batch."""
+    """huggingface/accelerate, gradient_accumulation.md: under no_sync only the last micro-batch reduces."""
     stack = software_named("accelerate-fsdp")
     one, two = (held(stack, zero=3, accumulation=each).gradients for each in (1, 2))
     np.testing.assert_allclose(one, 4.0 * PARAMETERS / 8)
