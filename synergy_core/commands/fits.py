@@ -117,6 +117,8 @@ def run(chosen: argparse.Namespace) -> int:
     print(table(("", "memory", ""), rows))
     for phrase in answer.bands.memory.extrapolated:
         print(f"  extrapolated, so the interval is wider: {phrase}")
+    for note in found.notes:
+        print(f"  {note}")
     if fit.verdict is Verdict.FITS:
         return 0
     print(f"  {(answer.bands.memory.of(needed)[1] - limit):.1f} GiB less would be safe; each of these was tried:")
@@ -134,11 +136,11 @@ def _changes(settings: Sequence[str], found: Asked, fit: Fit) -> Iterator[tuple[
     software, query, plan, gpus = answer.software, found.query, fit.plan, found.query.gpus[0]
     given = dict(word.split("=", 1) for word in settings)
     tried: dict[str, dict[str, Any]] = {}
-    if "full" in software.recomputes and plan.recompute != Recompute.FULL and "recompute" in given:
+    if "full" in software.recomputes and plan.recompute != Recompute.FULL and "recompute" in query.fixed:
         tried["recompute=2 (full recomputation)"] = {"recompute": int(Recompute.FULL)}
-    if plan.micro_batch > 1 and "micro_batch" in given:
+    if plan.micro_batch > 1 and "micro_batch" in query.fixed:
         tried["micro_batch=1"] = {"micro_batch": 1}
-    for stage in [each for each in software.zeros if each > plan.zero and "zero" in given and plan.data > 1]:
+    for stage in [each for each in software.zeros if each > plan.zero and "zero" in query.fixed and plan.data > 1]:
         tried[f"zero={stage}"] = {"zero": stage}
     if "bf16" in software.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"]:
         tried["gradients=bf16"] = {"gradients": "bf16"}
@@ -155,7 +157,8 @@ def _changes(settings: Sequence[str], found: Asked, fit: Fit) -> Iterator[tuple[
 
     for words, changed in tried.items():
         try:
-            other = asked([f"{key}={value}" for key, value in {**given, "batch": found.batch, **changed}.items()])
+            words_of = {**given, "batch": found.batch, **changed}
+            other = asked([f"{key}={value}" for key, value in words_of.items()], replacing={"batch", *changed})
             yield from sentence(words, fit_of(other), other.batch, other.query.gpus[0])
         except InputError:
             continue  # no plan has these degrees

@@ -16,9 +16,11 @@ pcie): describe a node that differs from the usual one. gradients: precision in 
 bf16 or fp32, if the software supports more than one. The columns 90% show the interval that contained 9 in 10
 held-out measurements; unmeasured settings are named as extrapolated.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
-1 selective, 2 full, 3 operators, 4 modules), sequence (0, 1); plan=FILE takes all of them and the batch from a file
-written by --emit or from a launch script. Context parallelism with fewer than 4,096 tokens of a sequence per GPU was
-never measured and is only tried if context= is given. With many counts, a count is left out if fewer GPUs are as fast.
+1 selective, 2 full, 3 operators, 4 modules), sequence (0, 1). plan=FILE takes them and the batch from a file written by
+--emit, from a launch script, or from a configuration of DeepSpeed, Accelerate, the Hugging Face Trainer, LLaMA-Factory,
+Axolotl or torchtitan, and names what such a file sets and predictions leave out. Context parallelism with fewer than
+4,096 tokens of a sequence per GPU was never measured and is only tried if context= is given. With many counts, a count
+is left out if fewer GPUs are as fast.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +48,15 @@ from synergy_core.commands._settings import (
 from synergy_core.commands._settings import table as aligned
 from synergy_core.errors import InputError
 from synergy_core.planner.bands import Band, Verdict, memory_band, time_band, verdict
-from synergy_core.planner.emitters import PlannedLaunch, emitted, emitter_for, emitter_named, emitter_names
+from synergy_core.planner.emitters import (
+    PlannedLaunch,
+    Stated,
+    emitted,
+    emitter_for,
+    emitter_named,
+    emitter_names,
+    form_names,
+)
 from synergy_core.planner.enumerate import FIXABLE
 from synergy_core.planner.explain import PARTS, model_flops, picture, seconds, why
 from synergy_core.planner.machine import (
@@ -65,7 +75,6 @@ from synergy_core.planner.machine import (
     with_gradients,
 )
 from synergy_core.planner.memory import usable_bytes, visible_bytes
-from synergy_core.planner.plan import Plan
 from synergy_core.planner.search import PlanTable, search
 from synergy_core.units import DAY_S, HOUR_S, Floats
 
@@ -76,6 +85,7 @@ MIN_COUNTS_FOR_SUMMARY = 4
 """With this many numbers of GPUs or more, only the best plan for each number is shown."""
 KEPT_PLANS = 500
 """Fastest plans among which one that surely fits is looked for."""
+DEFAULT_SOFTWARE = "megatron-core"
 MAX_GPUS = 65_536
 """Largest number of GPUs that `plan` tries, and largest length of a range of counts."""
 
@@ -98,7 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question to `plan` and its answers, one for each GPU type. find: searches a machine with a changed software."""
+    """A question to `plan` and its answers, one for each GPU type. find: searches a machine with a changed software.
+    notes: sentences about plan=FILE: what it chose, and what it says that is not modelled."""
 
     query: SimpleNamespace
     model: RequestedModel
@@ -107,6 +118,7 @@ class Asked:
     answers: list[PlanAnswer]
     find: Callable[..., PlanTable]
     own: OwnConstants | None
+    notes: tuple[str, ...]
 
     def constants(self, machine: Machine, software: Software) -> Constants:
         """The constants that predict step times on the machine: the user's own, or else the shipped ones."""
@@ -121,12 +133,19 @@ class Asked:
         return shipped if self.own.of(gpu) is None else f"constants of {self.own.path}"
 
 
-def asked(settings: Sequence[str], check: Callable[[SimpleNamespace], None] = lambda query: None) -> Asked:
-    """Answers a question that is given as KEY=VALUE. check: may raise an error before plans are searched.
+def asked(
+    settings: Sequence[str],
+    check: Callable[[SimpleNamespace], None] = lambda query: None,
+    replacing: Collection[str] = (),
+) -> Asked:
+    """Answers a question that is given as KEY=VALUE. check: may raise an error before plans are searched. replacing:
+    settings that replace those of plan=FILE; others may not contradict them.
 
     Raises InputError for settings that are wrong or contradict each other.
     """
     query = _read_settings(settings)
+    stated, notes = _read_plan(query.plan, query, replacing) if query.plan else (Stated({}), ())
+    query.software = query.software or DEFAULT_SOFTWARE
     check(query)
     model = requested_model(query.model, query.seq_len)
     seq_len = model.architecture.limits().seq_len
@@ -135,9 +154,7 @@ def asked(settings: Sequence[str], check: Callable[[SimpleNamespace], None] = la
     software = software_named(query.software)
     if query.gradients:
         software = with_gradients(software, query.gradients)
-    if query.plan is not None:
-        plan = _read_plan(query.plan, query)
-        query.batch, query.fixed = plan.global_batch, {name: int(getattr(plan, name)) for name in FIXABLE}
+    software = replace(software, **stated.changed)
     batch = query.batch or default_batch(model.architecture)
     machines = [_machine(name, query) for name in query.gpu]
     stacks = {machine.gpu.name: running_on(software, machine.gpu) for machine in machines}
@@ -163,8 +180,8 @@ def asked(settings: Sequence[str], check: Callable[[SimpleNamespace], None] = la
         }
         bands = PlanBands(times, memory_band(stack, model.architecture))
         answers.append(PlanAnswer(table, stack, flops / (table.step_time_s * peak), batch * seq_len, price, bands))
-    stated = f"{software.name}, gradients in {query.gradients}" if query.gradients else software.name
-    return Asked(query, model, batch, stated, answers, find, own)
+    name = f"{software.name}, gradients in {query.gradients}" if query.gradients else software.name
+    return Asked(query, model, batch, name, answers, find, own, notes)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -196,6 +213,8 @@ def run(chosen: argparse.Namespace) -> int:
             print(f"  {sentence}")
         if len(answer.table) and query.tokens is not None:
             _print_training(answer, query.tokens)
+    for note in found.notes:
+        print(f"  {note}")
     if chosen.json:
         gpu_types = [_as_json(answer, query.tokens) for answer in answers]
         content = {"model": query.model, "batch": found.batch, "software": query.software, "gpu_types": gpu_types}
@@ -223,7 +242,7 @@ def _read_settings(settings: Sequence[str]) -> SimpleNamespace:
         "price": lambda key, text: tuple(amount(key, part, price) for part in text.split(",")),
     }
     required = {"model": "gpt-175b", "gpu": "a100-80gb", "gpus": "1024"}
-    query = parse_settings(settings, readers, required, software="megatron-core", top=5, price=(None,))
+    query = parse_settings(settings, readers, required, top=5, price=(None,))
     query.fixed = {key: getattr(query, key) for key in FIXABLE if getattr(query, key) is not None}
     prices, types = len(query.price), len(query.gpu)
     if query.price[0] is not None and query.tokens is None:
@@ -505,29 +524,43 @@ def _emit(requested: Sequence[Sequence[str]], model: RequestedModel, answer: Pla
         print(f"\nwrote {path}, {emitter.SUMMARY}: {plan.describe()}\n  {emitter.beside(launch)}")
 
 
-def _read_plan(path: Path, query: SimpleNamespace) -> Plan:
-    """Reads the plan in a file. Raises InputError if the settings also fix a degree or the batch, and for a file in an
-    unknown format."""
-    if repeated := [*query.fixed, *(["batch"] if query.batch else [])]:
-        raise InputError(f"plan={path} already sets {repeated[0]}; leave {repeated[0]}= out.")
+def _read_plan(path: Path, query: SimpleNamespace, replacing: Collection[str]) -> tuple[Stated, tuple[str, ...]]:
+    """Adds what a file says to the settings. Returns it, and sentences about what it chose and what is not modelled.
+
+    replacing: settings that may replace the file's. Raises InputError if the settings contradict the file otherwise,
+    and for a file in an unknown format."""
     if len(query.gpus) != 1:
         raise InputError(f"plan={path} is a plan for one count of GPUs; give one, such as gpus={query.gpus[0]}.")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"plan={path}: cannot be read ({getattr(error, 'strerror', None) or 'not text'}).") from None
-    form = next((each for each in map(emitter_named, emitter_names()) if each.recognises(text)), None)
+    form = next((each for each in map(emitter_named, form_names()) if each.recognises(text)), None)
     if form is None:
-        raise InputError(f"plan={path}: has none of the forms that --emit writes: {', '.join(emitter_names())}.")
-    if query.software not in form.SOFTWARE:
-        readers = ", ".join(form.SOFTWARE)
-        raise InputError(
-            f"plan={path} is read by {readers}, not by {query.software}; type software={form.SOFTWARE[0]}."
-        )
+        raise InputError(f"plan={path}: has none of the forms that are read: {', '.join(form_names())}.")
     try:
-        return form.read(text, query.gpus[0])
+        stated = form.read(text, query.gpus[0], path.parent)
+        typed = {key: value for key, value in vars(query).items() if key != "fixed"}
+        settings = stated.completed(typed, query.gpus[0], replacing)
     except InputError as error:
         raise InputError(f"plan={path}: {error}") from None
+    software = stated.software or form.SOFTWARE[0]
+    notes = []
+    if query.software is None and software != DEFAULT_SOFTWARE:
+        notes.append(f"software={software}, chosen from {path.name}; software=… sets another")
+    elif query.software not in (None, *form.SOFTWARE):
+        readers = ", ".join(form.SOFTWARE)
+        raise InputError(f"plan={path} is read by {readers}, not by {query.software}; type software={software}.")
+    elif stated.software and query.software != stated.software:
+        notes.append(f"{path.name} is for {stated.software}, and predicted under {query.software}")
+    for key, (assumed, reason) in stated.assumed.items():
+        if typed.get(key) is None:
+            chosen = "the fastest that fits is shown" if assumed is None else f"{key}={assumed} is assumed"
+            notes.append(f"{reason}; {chosen}, {key}=… sets it")
+    notes += [f"not modelled: {phrase}" for phrase in stated.not_modelled]
+    vars(query).update({"software": software} | settings)
+    query.fixed = {key: settings[key] for key in FIXABLE if settings.get(key) is not None}
+    return stated, tuple(notes)
 
 
 # The machines that `plan` searches plans for, and a user's own constants that predict their step times.

@@ -1,9 +1,10 @@
 """Models and plans that forms of a plan are tried with."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import PlannedLaunch, emitted
+from synergy_core.planner.emitters import PlannedLaunch, emitted, emitter_named
 from synergy_core.planner.families import architecture_named, mixture, transformer
 from synergy_core.planner.machine import software_named
 from synergy_core.planner.plan import Plan, Recompute
@@ -19,7 +20,11 @@ READERS = {
     "megatron": ("megatron-core", "megatron-core-fp8"),
     "torchtitan": ("torchtitan",),
     "trainjob": ("megatron-core", "torchtitan"),
+    "deepspeed": ("deepspeed", "deepspeed-fp16"),
+    "accelerate": ("accelerate-fsdp", "deepspeed", "deepspeed-fp16", "fsdp-bf16", "fsdp"),
 }
+BY_SCRIPT = {"deepspeed": ("recompute",), "accelerate": ("micro_batch", "batch", "recompute")}
+"""What the training script sets, and so the user types, by form."""
 
 
 def launch(plan, software="megatron-core", model=DENSE, per_node=8):
@@ -54,3 +59,16 @@ def examples(name, software=None):
                 continue
     assert len({at for at, _, _ in found}) >= 5
     return found
+
+
+def stated(name, text, gpus=8, folder=Path()):
+    return emitter_named(name).read(text, gpus, folder)
+
+
+def read(name, text, gpus=8, **typed):
+    """The plan that a text and typed settings state."""
+    found = stated(name, text, gpus).completed(typed, gpus)
+    data = gpus // (found.get("tensor", 1) * found.get("pipeline", 1) * found.get("context", 1))
+    steps = found["batch"] // (found["micro_batch"] * data)
+    known = {each.name: found[each.name] for each in fields(Plan) if each.name in found}
+    return Plan(**known | {"data": data, "accumulation": steps, "sequence": bool(found.get("sequence"))})

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from itertools import pairwise
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from synergy_core import module_names
+from synergy_core.catalog import CATALOG, read_yaml
 from synergy_core.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -28,8 +33,74 @@ class PlannedLaunch:
     gpus_per_node: int
 
 
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a file says about a training.
+
+    settings: by key of the command `plan`; also accumulation, micro-batches per step. software: the training software
+    that the file chooses; empty: the format's first. changed: fields of the software that the file sets to other
+    values. assumed: by key, what the file leaves to the user: the value unless the user types another (None: there is
+    none), and why. not_modelled: options of the file that predictions leave out, as written.
+    """
+
+    settings: Mapping[str, Any]
+    software: str = ""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    assumed: Mapping[str, tuple[int | None, str]] = field(default_factory=dict)
+    not_modelled: tuple[str, ...] = ()
+
+    def joined(self, other: Stated) -> Stated:
+        """What this file and one that it names say together. Raises InputError if both set an option differently."""
+        for key in self.settings.keys() & other.settings.keys():
+            if self.settings[key] != other.settings[key]:
+                raise InputError(
+                    f"{key.replace('_', ' ')} is {self.settings[key]} here, but {other.settings[key]} in the file that "
+                    f"it names; make them equal."
+                )
+        settings = {**self.settings, **other.settings}
+        assumed = {key: why for key, why in {**other.assumed, **self.assumed}.items() if key not in settings}
+        phrases = tuple(dict.fromkeys((*self.not_modelled, *other.not_modelled)))
+        return Stated(settings, self.software or other.software, {**self.changed, **other.changed}, assumed, phrases)
+
+    def completed(self, typed: Mapping[str, Any], gpus: int, replacing: Collection[str] = ()) -> dict[str, Any]:
+        """The settings of `plan` that the file and the user give together.
+
+        typed: settings that the user typed; None: not typed. replacing: those that may replace the file's. Raises
+        InputError if both give one differently, and if nobody gives the micro-batch.
+        """
+        settings = {key: value for key, value in self.settings.items() if key not in replacing}
+        for key, value in settings.items():
+            if typed.get(key) not in (None, value):
+                raise InputError(f"already sets {key} to {value}; leave {key}= out.")
+        result = settings | {key: value for key, value in typed.items() if value is not None}
+        for key, (assumed, _) in self.assumed.items():
+            if assumed is not None:
+                result.setdefault(key, assumed)
+        model_parallel = result.get("tensor", 1) * result.get("pipeline", 1)
+        data = max(gpus // (model_parallel * result.get("context", 1)), 1)
+        steps = result.pop("accumulation", None)
+        if "micro_batch" not in result and steps and "batch" in result:
+            result["micro_batch"] = max(result["batch"] // (steps * data), 1)
+        if "micro_batch" not in result:
+            why = self.assumed.get("micro_batch", (None, "sets no micro-batch"))[1]
+            raise InputError(f"{why}; type micro_batch=, samples per GPU and pass, such as micro_batch=1.")
+        share = result["micro_batch"] * data
+        if steps and result.setdefault("batch", share * steps) != share * steps and "batch" not in replacing:
+            raise InputError(
+                f"micro-batches of {result['micro_batch']} × {steps} accumulated × {data} replicas are a batch of "
+                f"{share * steps}, not {result['batch']}; make them equal."
+            )
+        result.setdefault("batch", share)
+        if gpus == model_parallel:  # Launch scripts often set ZeRO whatever the degrees; without replicas, it is idle.
+            result["zero"] = 0
+        return result
+
+
 class Emitter(Protocol):
-    """A module of this folder. SUMMARY: the format in one line. SOFTWARE: the training software that reads it."""
+    """A module of this folder. SUMMARY: the format in one line. SOFTWARE: the training software that reads it.
+
+    A format without `emit` is only read, and has no `beside` either.
+    """
 
     SUMMARY: str
     SOFTWARE: tuple[str, ...]
@@ -40,29 +111,38 @@ class Emitter(Protocol):
     def recognises(self, text: str) -> bool:
         """Whether a text is in this format."""
 
-    def read(self, text: str, gpus: int) -> Plan:
-        """Reads the plan in a text, emitted or not. Raises InputError if the plan is not for this number of GPUs."""
+    def read(self, text: str, gpus: int, folder: Path) -> Stated:
+        """Reads what a text says, emitted or not. folder: the file's, for files that the text names.
+
+        Raises InputError if the plan is not for this number of GPUs."""
 
     def beside(self, launch: PlannedLaunch) -> str:
         """One sentence that says what the user has to add to the emitted text."""
 
 
-def emitter_names() -> list[str]:
+def form_names() -> list[str]:
     """The names of all formats."""
     return module_names(__name__)
 
 
+def emitter_names() -> list[str]:
+    """The names of the formats in which plans are written; all formats are read."""
+    return [name for name in form_names() if hasattr(emitter_named(name), "emit")]
+
+
 def emitter_named(name: str) -> Emitter:
     """A format's module. Raises InputError with the nearest match for an unknown name."""
-    if name not in emitter_names():
+    if name not in form_names():
         hint = "A module synergy_core/planner/emitters/<name>.py adds one."
-        raise unknown("form of a plan", name, emitter_names(), hint=hint)
+        raise unknown("form of a plan", name, form_names(), hint=hint)
     return cast(Emitter, import_module(f"{__name__}.{name}"))
 
 
 def emitter_for(name: str, software: str) -> Emitter:
     """A format's module. Raises InputError for an unknown format, and if the software does not read the format."""
     form = emitter_named(name)
+    if not hasattr(form, "emit"):
+        raise InputError(f"--emit {name}: this form is only read; --emit writes {', '.join(emitter_names())}.")
     if software not in form.SOFTWARE:
         raise InputError(
             f"--emit {name}: the plan is for {software}; this form is read by {', '.join(form.SOFTWARE)}. "
@@ -124,3 +204,96 @@ def accumulated(global_batch: int, data: int, micro_batch: int) -> int:
             f"use {-(-global_batch // (data * micro_batch)) * data * micro_batch}."
         )
     return global_batch // (data * micro_batch)
+
+
+# What readers share: files of keys and values, and the options that are read or change neither time nor memory.
+
+
+def whole_plan(plan: Plan, software: str = "", not_modelled: tuple[str, ...] = (), **more: Any) -> Stated:
+    """What a file says that states every degree. more: further settings; those that are None are left out."""
+    degrees = {each.name: int(getattr(plan, each.name)) for each in fields(plan)[:-2] if each.name != "accumulation"}
+    stated = {key: value for key, value in more.items() if value is not None}
+    return Stated({**degrees, "batch": plan.global_batch, **stated}, software, not_modelled=not_modelled)
+
+
+def content_of(text: str) -> dict[str, Any]:
+    """The keys and values of a text in JSON or YAML; empty for any other text."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        found = json.loads(text)
+    except ValueError:
+        try:
+            found = yaml.safe_load(text)
+        except yaml.YAMLError:
+            found = None
+    return found if isinstance(found, dict) and all(isinstance(key, str) for key in found) else {}
+
+
+def flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (`table.key`, value) for the values of nested mappings."""
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+OFF: tuple[Any, ...] = (None, False, "", "no", "none", "false", [], 0)
+"""Values of options that are not in use."""
+
+
+def not_modelled(given: Mapping[str, Any], *lists: str, words: str = "{}: {}") -> tuple[str, ...]:
+    """The options in use that predictions leave out, as written.
+
+    lists: names of files in catalog/options/ with the options that need not be named: those that are read, those that
+    change neither time nor memory, and those that predictions assume; each a regular expression of `name` or
+    `name=value`, in lower case. words: how an option is written.
+    """
+    known = [each for name in lists for each in read_yaml(CATALOG / "options" / f"{name}.yaml")["known"]]
+    patterns, result = re.compile("|".join((*known, ADAM))), []
+    for name, value in flat(given):
+        lower = name.lower()
+        used = (value.lower() if isinstance(value, str) else value) not in OFF
+        if used and not patterns.fullmatch(lower) and not patterns.fullmatch(f"{lower}={value}".lower()):
+            result.append(words.format(name, value))
+    return tuple(result)
+
+
+def whole_in(given: Mapping[str, Any], key: str) -> int | None:
+    """A whole number from 1; None if it is missing or `auto`. Raises InputError for anything else."""
+    value = given.get(key)
+    if value in (None, "auto"):
+        return None
+    if isinstance(value, bool) or not str(value).isdecimal() or not int(value):
+        raise InputError(f"{key}: {value}; expected a whole number from 1, or auto.")
+    return int(value)
+
+
+ADAM = r"optim\w*(\.name|\.type)?=(fused|deepspeedcpu|cpu)?adam(w?|w_(torch|torch_fused|hf|apex_fused))"
+"""Optimizers with two fp32 moments, which predictions assume: an option of any list of `not_modelled`."""
+
+
+def file_beside(folder: Path, name: str) -> dict[str, Any]:
+    """The keys and values of a file that another file names, looked for from its folder upwards and by its bare name.
+
+    Raises InputError if there is none."""
+    places = [*(each / name for each in (folder, *folder.absolute().parents)), folder / Path(name).name]
+    path = next((each for each in places if each.is_file()), None)
+    if path is None:
+        raise InputError(f"names {name}, which is not there; put {Path(name).name} into {folder}.")
+    return content_of(path.read_text(encoding="utf-8"))
+
+
+def refuse_degrees(name: str, launch: PlannedLaunch) -> None:
+    """Raises InputError for plans that a form of plain or sharded data parallelism cannot say."""
+    plan, software = launch.plan, launch.software
+    split = next((each for each in ("tensor", "pipeline", "context", "expert") if getattr(plan, each) > 1), "")
+    refuse(
+        name,
+        (split, f"it only splits the batch; fix {split}=1."),
+        (plan.sequence, "it has no sequence parallelism; fix sequence=0."),
+        (plan.interleave > 1, "it has no pipeline stages; fix interleave=1."),
+        (plan.zero not in software.zeros, f"{software.name} has no ZeRO {plan.zero}; fix zero={software.zeros[-1]}."),
+        (plan.recompute not in software.kinds, f"{software.name} recomputes whole layers; fix recompute=0 or 2."),
+    )

@@ -11,9 +11,19 @@ import argparse
 import re
 import shlex
 from itertools import groupby
+from pathlib import Path
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import PlannedLaunch, accumulated, refuse, replicas, stages
+from synergy_core.planner.emitters import (
+    PlannedLaunch,
+    Stated,
+    accumulated,
+    not_modelled,
+    refuse,
+    replicas,
+    stages,
+    whole_plan,
+)
 from synergy_core.planner.families import mixture, transformer
 from synergy_core.planner.machine import GRADIENT_BYTES
 from synergy_core.planner.plan import Plan, Recompute
@@ -101,24 +111,24 @@ def recognises(text: str) -> bool:
     return bool(re.search(r"^(?!\s*- )[^#\n]*--(micro-batch-size|tensor-model-parallel-size)[ =]", text, re.MULTILINE))
 
 
-def read(text: str, gpus: int) -> Plan:
-    """Reads the plan from arguments or a launch script. Arguments that do not concern the plan are ignored."""
+def read(text: str, gpus: int, folder: Path) -> Stated:
+    """Reads the plan from arguments or a launch script."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     for degree, name in _DEGREES.items():
         parser.add_argument(f"--{name}", dest=degree, type=_whole, default=1)
     for name in (
-        *("global-batch-size", "num-layers", "expert-tensor-parallel-size"),
+        *("global-batch-size", "num-layers", "expert-tensor-parallel-size", "seq-length"),
         *("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"),
     ):
         parser.add_argument(f"--{name}", type=_whole)
-    for name in ("pipeline-model-parallel-layout", "recompute-granularity"):
+    for name in ("pipeline-model-parallel-layout", "recompute-granularity", "fp8-format"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--data-parallel-sharding-strategy", default="no_shard")
     parser.add_argument("--recompute-modules", nargs="*", default=[])
     for name in ("sequence-parallel", "use-distributed-optimizer", "use-megatron-fsdp", "recompute-activations"):
         parser.add_argument(f"--{name}", action="store_true")
     try:
-        given, _ = parser.parse_known_args(shlex.split(text.replace("\\\n", " "), comments=True))
+        given, others = parser.parse_known_args(shlex.split(text.replace("\\\n", " "), comments=True))
     except argparse.ArgumentError as error:
         raise InputError(f"Megatron-LM's arguments: {error}.") from None
     except ValueError as error:
@@ -129,8 +139,8 @@ def read(text: str, gpus: int) -> Plan:
     if granularity not in _KINDS:
         raise InputError(f"--recompute-granularity {granularity}: expected selective or full.")
     recompute = _KINDS[granularity]
-    if granularity == "selective" and (others := set(given.recompute_modules) - {CORE}):
-        if others - set(_MODULES):
+    if granularity == "selective" and (modules := set(given.recompute_modules) - {CORE}):
+        if modules - set(_MODULES):
             asked = " ".join(given.recompute_modules)
             raise InputError(f"--recompute-modules {asked}: expected some of {CORE}, {', '.join(_MODULES)}.")
         recompute = Recompute.MODULES
@@ -145,7 +155,7 @@ def read(text: str, gpus: int) -> Plan:
             "--expert-tensor-parallel-size 1."
         )
     # Launch scripts often set ZeRO and sequence parallelism whatever the degrees; without ranks, they do nothing.
-    return Plan(
+    plan = Plan(
         **{degree: getattr(given, degree) for degree in _DEGREES},
         data=data,
         interleave=_interleave(given),
@@ -153,6 +163,20 @@ def read(text: str, gpus: int) -> Plan:
         zero=zero if data * context > 1 else 0,
         recompute=recompute.value,
         sequence=given.sequence_parallel and tensor > 1,
+    )
+    options: dict[str, str | bool] = {}
+    for at, word in enumerate(others):
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            follows = others[at + 1] if at + 1 < len(others) and not others[at + 1].startswith("--") else True
+            options[name] = value if equals else follows
+    reduced = options.pop("grad-reduce-in-bf16", None)
+    return whole_plan(
+        plan,
+        "megatron-core-fp8" if given.fp8_format == "hybrid" else "",
+        tuple(each.removesuffix(" True") for each in not_modelled(options, "megatron", words="--{} {}")),
+        seq_len=given.seq_length,
+        gradients="bf16" if reduced else None,
     )
 
 

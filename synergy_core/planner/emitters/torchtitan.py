@@ -13,10 +13,19 @@ import re
 import tomllib
 from collections.abc import Mapping
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import PlannedLaunch, accumulated, refuse, stages
+from synergy_core.planner.emitters import (
+    PlannedLaunch,
+    Stated,
+    accumulated,
+    not_modelled,
+    refuse,
+    stages,
+    whole_plan,
+)
 from synergy_core.planner.families import transformer
 from synergy_core.planner.plan import Plan, Recompute
 
@@ -86,8 +95,8 @@ def recognises(text: str) -> bool:
     return bool(re.search(r"^\s*\[(training|parallelism|activation_checkpoint)\]", text, re.MULTILINE))
 
 
-def read(text: str, gpus: int) -> Plan:
-    """Reads the plan of a TOML. Other keys are ignored; missing ones have torchtitan's defaults."""
+def read(text: str, gpus: int, folder: Path) -> Stated:
+    """Reads a TOML. Missing keys have torchtitan's defaults."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -95,7 +104,7 @@ def read(text: str, gpus: int) -> Plan:
     return plan_of(content, gpus)
 
 
-def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Plan:
+def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Stated:
     """Reads the plan in parsed tables. Raises InputError if the plan is not for this number of GPUs."""
     for name in ("training", "parallelism", "activation_checkpoint"):
         if not isinstance(content.get(name, {}), Mapping):
@@ -132,7 +141,7 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Plan:
     share, batch = number("training", "local_batch_size", 8), number("training", "global_batch_size", -1)
     micro_batch = degree("pipeline_parallel_microbatch_size") if pipeline > 1 else share
     parts = given.get("module_fqns_per_model_part")
-    return Plan(
+    plan = Plan(
         tensor=tensor,
         pipeline=pipeline,
         context=context,
@@ -145,6 +154,11 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Plan:
         recompute=_recompute(content.get("activation_checkpoint", {})).value,
         sequence=tensor > 1,
     )
+    phrases = not_modelled(content, "torchtitan")
+    if content.get("compile", {}).get("enable") is not True:
+        phrases += ("[compile] enable is not true",)
+    is_fp8 = any("float8" in each for each in content.get("model", {}).get("converters", ()))
+    return whole_plan(plan, "torchtitan-fp8" if is_fp8 else "", phrases, seq_len=number("training", "seq_len", 2048))
 
 
 def _check(plan: Plan) -> None:

@@ -14,11 +14,11 @@ import re
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import PlannedLaunch, megatron, torchtitan
-from synergy_core.planner.plan import Plan
+from synergy_core.planner.emitters import PlannedLaunch, Stated, megatron, torchtitan
 
 SUMMARY = "a patch of a Kubeflow TrainJob (YAML)"
 SOFTWARE = (*megatron.SOFTWARE, *torchtitan.SOFTWARE)
@@ -60,7 +60,7 @@ def recognises(text: str) -> bool:
     return bool(re.search(r"^kind: *[\"']?TrainJob\b", text, re.MULTILINE))
 
 
-def read(text: str, gpus: int) -> Plan:
+def read(text: str, gpus: int, folder: Path) -> Stated:
     """Reads the plan of a whole TrainJob or a patch."""
     import yaml
 
@@ -82,7 +82,7 @@ def read(text: str, gpus: int) -> Plan:
         arguments += [str(each) for each in words or ()]
     if any(each.startswith("--parallelism.") for each in arguments):
         return torchtitan.plan_of(_tables(arguments), gpus)
-    return megatron.read(shlex.join(arguments), gpus)
+    return megatron.read(shlex.join(arguments), gpus, folder)
 
 
 def _arguments(launch: PlannedLaunch) -> list[str]:

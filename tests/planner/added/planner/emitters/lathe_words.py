@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from synergy_core.planner.emitters import PlannedLaunch
+from pathlib import Path
+
+from synergy_core.planner.emitters import PlannedLaunch, Stated, whole_plan
 from synergy_core.planner.plan import Plan
 
 SUMMARY = "words of Lathe's"
@@ -20,10 +22,11 @@ def recognises(text: str) -> bool:
     return text.startswith("lathe ")
 
 
-def read(text: str, gpus: int) -> Plan:
+def read(text: str, gpus: int, folder: Path) -> Stated:
     """The plan of three numbers."""
     tensor, micro_batch, accumulation = map(int, text.split()[1:])
-    return Plan(tensor=tensor, data=gpus // tensor, micro_batch=micro_batch, accumulation=accumulation)
+    plan = Plan(tensor=tensor, data=gpus // tensor, micro_batch=micro_batch, accumulation=accumulation)
+    return whole_plan(plan)
 
 
 def beside(launch: PlannedLaunch) -> str:

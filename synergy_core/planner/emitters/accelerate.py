@@ -1,0 +1,127 @@
+"""A configuration of `accelerate launch` (YAML), for FSDP, DeepSpeed or plain data parallelism.
+
+Names: huggingface/accelerate, src/accelerate/commands/config/config_args.py and docs/source/usage_guides/fsdp.md, which
+has the old and the new names of FSDP's options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from synergy_core.errors import InputError
+from synergy_core.planner.emitters import (
+    PlannedLaunch,
+    Stated,
+    content_of,
+    deepspeed,
+    file_beside,
+    not_modelled,
+    refuse_degrees,
+    whole_in,
+)
+from synergy_core.planner.plan import Recompute
+
+SUMMARY = "a configuration of accelerate launch (YAML)"
+SOFTWARE = ("accelerate-fsdp", *deepspeed.SOFTWARE, "fsdp-bf16", "fsdp")
+_STRATEGIES = {
+    **{"full_shard": 3, "1": 3, "true": 3, "hybrid_shard": 3, "4": 3},
+    **{"shard_grad_op": 2, "2": 2, "false": 2, "hybrid_shard_zero2": 2, "5": 2},
+    **{"no_shard": 0, "3": 0},
+}
+"""ZeRO's stage by value of fsdp_sharding_strategy, or of fsdp_reshard_after_forward, its newer name."""
+
+
+def emit(launch: PlannedLaunch) -> str:
+    """Writes the configuration. Raises InputError for plans that split more than the batch."""
+    import yaml  # type: ignore[import-untyped]
+
+    plan, software = launch.plan, launch.software
+    refuse_degrees("accelerate", launch)
+    content: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "MULTI_GPU" if plan.gpus > 1 else "NO",
+        "mixed_precision": "fp16" if software.precision == "fp16" else "bf16",
+        "num_machines": max(plan.gpus // launch.gpus_per_node, 1),
+        "num_processes": plan.gpus,
+        "machine_rank": 0,
+    }
+    if software.name in deepspeed.SOFTWARE:
+        content["distributed_type"] = "DEEPSPEED"
+        content["deepspeed_config"] = {
+            "zero_stage": plan.zero,
+            "gradient_accumulation_steps": plan.accumulation,
+            "offload_optimizer_device": "cpu" if software.offload else "none",
+            "offload_param_device": "none",
+        }
+    elif plan.zero:
+        content["distributed_type"] = "FSDP"
+        content["fsdp_config"] = {
+            "fsdp_sharding_strategy": "FULL_SHARD" if plan.zero == 3 else "SHARD_GRAD_OP",
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_backward_prefetch": "BACKWARD_PRE",
+            "fsdp_activation_checkpointing": plan.recompute == Recompute.FULL,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+    result: str = yaml.safe_dump(content, sort_keys=False)
+    return result
+
+
+def beside(launch: PlannedLaunch) -> str:
+    """Says what the training script has to set."""
+    plan = launch.plan
+    return (
+        f"the training script sets micro-batches of {plan.micro_batch}, {plan.accumulation} accumulated, and "
+        f"{'' if plan.recompute else 'no '}gradient checkpointing"
+    )
+
+
+def recognises(text: str) -> bool:
+    """Whether a text has `distributed_type` at its top."""
+    return "distributed_type" in content_of(text)
+
+
+def read(text: str, gpus: int, folder: Path) -> Stated:
+    """Reads a configuration, with the DeepSpeed file that it may name."""
+    content = content_of(text)
+    kind, processes = str(content["distributed_type"]).upper(), whole_in(content, "num_processes")
+    if processes not in (None, gpus):
+        raise InputError(f"num_processes: {processes} is not gpus={gpus}; type gpus={processes}, or change one.")
+    precision = str(content.get("mixed_precision") or "no").lower()
+    precision = "no" if precision == "false" else precision
+    phrases = not_modelled(content, "accelerate")
+    steps = whole_in(content, "gradient_accumulation_steps")
+    script: dict[str, tuple[int | None, str]] = {"micro_batch": (None, "the training script sets the micro-batch")}
+    if kind == "DEEPSPEED":
+        table = content.get("deepspeed_config") or {}
+        if path := table.get("deepspeed_config_file"):
+            found = deepspeed.stated(file_beside(folder, path), gpus)
+            return Stated({}, not_modelled=phrases).joined(found)
+        steps = whole_in(table, "gradient_accumulation_steps") or steps
+        zero = {"stage": table.get("zero_stage", 2)}
+        zero["offload_optimizer"] = {"device": table.get("offload_optimizer_device")}
+        enabled = {precision: {"enabled": True}} if precision in ("bf16", "fp16") else {}
+        found = deepspeed.stated({"zero_optimization": zero, deepspeed.STEPS: steps, **enabled}, gpus)
+        return Stated({}, assumed=script, not_modelled=phrases).joined(found)
+    if kind not in ("FSDP", "MULTI_GPU", "NO", "FALSE"):
+        raise InputError(f"distributed_type: {kind}; expected FSDP, DEEPSPEED, MULTI_GPU or NO.")
+    if precision != "bf16":
+        phrases += (f"mixed_precision: {precision}",)
+    found = fsdp(content.get("fsdp_config") or {}) if kind == "FSDP" else Stated({"zero": 0}, SOFTWARE[0])
+    settings = {"accumulation": steps} if steps else {}
+    assumed = script | {"recompute": (None, deepspeed.RECOMPUTE)}
+    return Stated(settings, assumed=assumed, not_modelled=phrases).joined(found)
+
+
+def fsdp(table: Mapping[str, Any], strategy: str = "full_shard") -> Stated:
+    """What FSDP's options say, under their names with or without `fsdp_`. strategy: unless the options state one."""
+    options = {key.removeprefix("fsdp_"): value for key, value in table.items()}
+    chosen = options.get("sharding_strategy", options.get("reshard_after_forward", strategy))
+    if str(chosen).lower() not in _STRATEGIES:
+        known = "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD"
+        raise InputError(f"fsdp_sharding_strategy: {chosen}; expected {known}, or true or false of version 2.")
+    settings = {"zero": _STRATEGIES[str(chosen).lower()]}
+    if options.get("activation_checkpointing") is True:
+        settings["recompute"] = Recompute.FULL.value
+    return Stated(settings, SOFTWARE[0], not_modelled=not_modelled(options, "fsdp", words="fsdp_{}: {}"))
