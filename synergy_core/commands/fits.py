@@ -122,11 +122,15 @@ def run(chosen: argparse.Namespace) -> int:
     if fit.verdict is Verdict.FITS:
         return 0
     print(f"  {(answer.bands.memory.of(needed)[1] - limit):.1f} GiB less would be safe; each of these was tried:")
-    ways = sorted(_changes(settings, found, fit), key=lambda each: -each[0])
-    for _, sentence in ways[:MAX_CHANGES]:
+    ways = sorted(_changes(settings, found, fit), key=lambda each: -each[0])[:MAX_CHANGES]
+    if len(ways) < MAX_CHANGES and found.query.lora is None:
+        words = [*settings, f"batch={found.batch}", "lora=16", "quantize=4"]
+        changed = asked(words, replacing=("batch", "lora", "quantize"))
+        ways += _sentence("lora=16 quantize=4 (QLoRA, which trains adapters alone)", changed, fit_of(changed))
+    for _, sentence in ways:
         print(f"  {sentence}")
     if not ways:
-        print("  no single change makes it fit; try more GPUs, a smaller model, or adapters")
+        print("  no single change makes it fit; try more GPUs or a smaller model")
     return 1
 
 
@@ -137,31 +141,38 @@ def _changes(settings: Sequence[str], found: Asked, fit: Fit) -> Iterator[tuple[
     given = dict(word.split("=", 1) for word in settings)
     tried: dict[str, dict[str, Any]] = {}
     if "full" in software.recomputes and plan.recompute != Recompute.FULL and "recompute" in query.fixed:
-        tried["recompute=2 (full recomputation)"] = {"recompute": int(Recompute.FULL)}
+        tried["recompute=full"] = {"recompute": int(Recompute.FULL)}
     if plan.micro_batch > 1 and "micro_batch" in query.fixed:
         tried["micro_batch=1"] = {"micro_batch": 1}
     for stage in [each for each in software.zeros if each > plan.zero and "zero" in query.fixed and plan.data > 1]:
         tried[f"zero={stage}"] = {"zero": stage}
     if "bf16" in software.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"]:
         tried["gradients=bf16"] = {"gradients": "bf16"}
+    tried |= {
+        f"{key}={value}": {key: value}
+        for key, value in (("optimizer", "adamw8bit"), ("loss", "chunked"))
+        if getattr(query, key) is None
+    }
     if (tokens := found.model.architecture.limits().seq_len) > 1:
         tried[f"seq_len={tokens // 2}"] = {"seq_len": tokens // 2}
     more = {"gpus": 2 * gpus, "batch": 2 * found.batch}
     more |= {"data": 2 * plan.data} if "data" in given else {}
     tried[f"gpus={2 * gpus}, with batch={2 * found.batch}"] = more
-
-    def sentence(words: str, other: Fit, batch: int, gpus: int) -> Iterator[tuple[float, str]]:
-        if other.verdict is Verdict.FITS:
-            size, time = float(other.needs.needed[0]) / GIB, seconds(other.step_time_s)
-            yield batch / other.step_time_s / gpus, f"{words}: {size:.1f} GiB, {time} a step, {other.plan.describe()}"
-
     for words, changed in tried.items():
         try:
             words_of = {**given, "batch": found.batch, **changed}
             other = asked([f"{key}={value}" for key, value in words_of.items()], replacing={"batch", *changed})
-            yield from sentence(words, fit_of(other), other.batch, other.query.gpus[0])
+            yield from _sentence(words, other, fit_of(other))
         except InputError:
             continue  # no plan has these degrees
-    if not query.plan:
+    if query.offload is None:
         words = "the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU)"
-        yield from sentence(words, fit_of(found, offload=True), found.batch, gpus)
+        yield from _sentence(words, found, fit_of(found, offload=True))
+
+
+def _sentence(words: str, found: Asked, fit: Fit) -> Iterator[tuple[float, str]]:
+    """Yields (samples per GPU and second, sentence) if the plan surely fits. words: what was changed."""
+    if fit.verdict is Verdict.FITS:
+        size, time = float(fit.needs.needed[0]) / GIB, seconds(fit.step_time_s)
+        rate = found.batch / fit.step_time_s / found.query.gpus[0]
+        yield rate, f"{words}: {size:.1f} GiB, {time} a step, {fit.plan.describe()}"

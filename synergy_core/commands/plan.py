@@ -13,14 +13,17 @@ two, or 1,024 images. seq_len: tokens per sequence, by default the model's. toke
 cost. software: a training stack of the catalog. constants: a file written by `calibrate --out`, used instead of the
 shipped constants. top: plans shown per count of GPUs. gpus_per_node, network (bytes/s per GPU), link (nvswitch, nvlink,
 pcie): describe a node that differs from the usual one. gradients: precision in which gradients are summed and sent,
-bf16 or fp32, if the software supports more than one. The columns 90% show the interval that contained 9 in 10
-held-out measurements; unmeasured settings are named as extrapolated.
-Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
-1 selective, 2 full, 3 operators, 4 modules), sequence (0, 1). plan=FILE takes them and the batch from a file written by
---emit, from a launch script, or from a configuration of DeepSpeed, Accelerate, the Hugging Face Trainer, LLaMA-Factory,
-Axolotl or torchtitan, and names what such a file sets and predictions leave out. Context parallelism with fewer than
-4,096 tokens of a sequence per GPU was never measured and is only tried if context= is given. With many counts, a count
-is left out if fewer GPUs are as fast.
+bf16 or fp32, if the software supports more than one. optimizer: adamw, adamw_bf16, adamw8bit, paged_adamw8bit,
+adafactor, lion, lion8bit, muon, sgd, sgd_momentum. lora: rank of adapters on all matrices of frozen weights; quantize:
+bits of these weights, 4 (QLoRA), 8 or 16. loss: compiled or chunked. offload=optimizer: its states are on the host. The
+columns 90% show the interval that contained 9 in 10 held-out measurements; unmeasured settings are named as
+extrapolated.
+Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (none,
+selective, full, operators, modules), sequence (0, 1). plan=FILE takes them, the batch and other settings from a file
+written by --emit, from a launch script, or from a configuration of DeepSpeed, Accelerate, the Hugging Face Trainer,
+LLaMA-Factory, Axolotl or torchtitan, and names what such a file sets and predictions leave out. Context parallelism
+with fewer than 4,096 tokens of a sequence per GPU was never measured and is only tried if context= is given. With many
+counts, a count is left out if fewer GPUs are as fast.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ from synergy_core.commands._settings import (
     write_whole,
 )
 from synergy_core.commands._settings import table as aligned
-from synergy_core.errors import InputError
+from synergy_core.errors import InputError, unknown
 from synergy_core.planner.bands import Band, Verdict, memory_band, time_band, verdict
 from synergy_core.planner.emitters import (
     PlannedLaunch,
@@ -75,7 +78,9 @@ from synergy_core.planner.machine import (
     with_gradients,
 )
 from synergy_core.planner.memory import usable_bytes, visible_bytes
+from synergy_core.planner.plan import Recompute
 from synergy_core.planner.search import PlanTable, search
+from synergy_core.planner.tuning import in_words, tuned
 from synergy_core.units import DAY_S, HOUR_S, Floats
 
 SUMMARY = "find the best parallel plans of a model on given GPUs, and why others are slower"
@@ -86,6 +91,8 @@ MIN_COUNTS_FOR_SUMMARY = 4
 KEPT_PLANS = 500
 """Fastest plans among which one that surely fits is looked for."""
 DEFAULT_SOFTWARE = "megatron-core"
+TUNING = ("optimizer", "lora", "quantize", "loss", "offload")
+"""Settings of `tuned`."""
 MAX_GPUS = 65_536
 """Largest number of GPUs that `plan` tries, and largest length of a range of counts."""
 
@@ -154,7 +161,8 @@ def asked(
     software = software_named(query.software)
     if query.gradients:
         software = with_gradients(software, query.gradients)
-    software = replace(software, **stated.changed)
+    tuning = {name: getattr(query, name) for name in TUNING}
+    software = replace(tuned(software, **tuning), **stated.changed)
     batch = query.batch or default_batch(model.architecture)
     machines = [_machine(name, query) for name in query.gpu]
     stacks = {machine.gpu.name: running_on(software, machine.gpu) for machine in machines}
@@ -180,8 +188,9 @@ def asked(
         }
         bands = PlanBands(times, memory_band(stack, model.architecture))
         answers.append(PlanAnswer(table, stack, flops / (table.step_time_s * peak), batch * seq_len, price, bands))
-    name = f"{software.name}, gradients in {query.gradients}" if query.gradients else software.name
-    return Asked(query, model, batch, name, answers, find, own, notes)
+    words = f"{software.name}, gradients in {query.gradients}" if query.gradients else software.name
+    words += in_words(**tuning)
+    return Asked(query, model, batch, words, answers, find, own, notes)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -231,10 +240,11 @@ def _read_settings(settings: Sequence[str]) -> SimpleNamespace:
     GPU type. Raises InputError for unknown or missing keys and for text that is not a number."""
     price = "the price of a GPU-hour, such as 2.50"
     readers: dict[str, Callable[[str, str], Any]] = {
-        **dict.fromkeys(("model", "software", "link", "gradients"), as_text),
+        **dict.fromkeys(("model", "software", "link", "gradients", "optimizer", "loss", "offload"), as_text),
         **dict.fromkeys(("constants", "plan"), lambda _, text: Path(text)),
-        **dict.fromkeys(("batch", "top", "gpus_per_node", "seq_len"), whole),
+        **dict.fromkeys(("batch", "top", "gpus_per_node", "seq_len", "lora", "quantize"), whole),
         **dict.fromkeys(FIXABLE, lambda key, text: whole(key, text, minimum=0)),
+        "recompute": _recompute,
         "gpu": lambda _, text: tuple(text.split(",")),
         "gpus": _counts,
         "network": lambda key, text: amount(key, text, "bytes/s per GPU, such as 25e9"),
@@ -252,6 +262,14 @@ def _read_settings(settings: Sequence[str]) -> SimpleNamespace:
         raise InputError(f"price={typed}: {prices} prices for {types} GPU types; give one for all or one for each.")
     query.price = query.price * (types // prices)
     return query
+
+
+def _recompute(key: str, text: str) -> int:
+    """Reads a way to recompute by its number or its name, such as `full`."""
+    names = {each.label: each.value for each in Recompute}
+    if text.isalpha() and text not in names:
+        raise unknown(key, text, names)
+    return int(names[text]) if text in names else whole(key, text, minimum=0)
 
 
 def _counts(key: str, text: str) -> tuple[int, ...]:
@@ -412,9 +430,9 @@ def _print_plans(answer: PlanAnswer) -> None:
         print(f"  no plan on {nearest.gpus} GPUs, {factor}: {nearest.message}{others}.")
         needed = nearest.missing_bytes + usable_bytes(machine)
         if factor == "memory" and verdict(needed, answer.bands.memory, machine) is Verdict.MAY:
-            band = spread(*answer.bands.memory.of(needed / 2**30), "{:.1f}".format)
+            interval = spread(*answer.bands.memory.of(needed / 2**30), "{:.1f}".format)
             limit = visible_bytes(machine) / 2**30
-            print(f"  It may fit: the interval is {band} GiB, and a process can use {limit:.1f}.")
+            print(f"  It may fit: the interval is {interval} GiB, and a process can use {limit:.1f}.")
 
 
 def _safest(found: Asked, answer: PlanAnswer) -> Iterator[str]:

@@ -160,19 +160,24 @@ class PlannedRuns:
         self.pipeline_within = (replica * plans.pipeline <= per_node) & (per_node % replica == 0)
 
 
-def held(work: Work, plans: Plans) -> tuple[Floats, Floats]:
-    """Numbers of dense and of expert parameters on a GPU of the largest stage, before ZeRO shards them; (plans,)."""
+def held(work: Work, plans: Plans, software: Software) -> tuple[Floats, Floats]:
+    """Numbers of dense and of expert parameters, (plans,), that a GPU of the largest stage trains, before ZeRO shards
+    them. Adapters count as dense.
+    """
     dense: Floats = np.zeros(len(plans))
     expert: Floats = np.zeros(len(plans))
     count = np.asarray(work.layer_count, float)
     most = np.minimum(np.ceil(count / plans.pipeline), count)
     for each in work.layers:
         share = most * each.count / count
+        if software.adapter_rank:
+            dense = dense + share * each.block.adapter_parameters(software.adapter_rank)
+            continue
         dense = dense + share * each.block.parameters
         expert = expert + share * each.block.expert_parameters
     first, last = np.asarray(work.before.parameters, float), np.asarray(work.after.parameters, float)
     edge = np.where(plans.pipeline == 1, first + last, np.maximum(first, last))
-    return dense + edge, expert
+    return dense + edge * (software.adapter_rank == 0), expert
 
 
 ReplicaTerms = tuple[ExchangeTerms, ExchangeTerms]
@@ -219,7 +224,7 @@ def replica_exchange_s(
         """Seconds that do not overlap with hidden_s of computation. The fraction data_exposed never overlaps."""
         return c.data_exposed * seconds + (1.0 - c.data_exposed) * np.maximum(seconds - hidden_s, 0.0)
 
-    dense, expert = held(work, plans)
+    dense, expert = held(work, plans, software)
     gradients = dense * software.gradient_bytes
     whole = gradients_s(of_all, all_reduce_s, gradients)
     split = gradients_s(of_all, all_gather_s, gradients) + of_all(all_gather_s, dense * software.weight_bytes)
@@ -231,8 +236,10 @@ def replica_exchange_s(
         sum(run.count * np.asarray(getattr(run.block, name), float) for run in work.layers) / count
         for name in ("parameters", "expert_parameters")
     )
-    gathered = of_all(all_gather_s, unit * software.weight_bytes)
-    gathered = gathered + of_experts(all_gather_s, own_unit * software.weight_bytes)
+    weight_bytes = software.frozen_bytes if software.adapter_rank else software.weight_bytes
+    gathered = of_all(all_gather_s, unit * weight_bytes) + of_experts(all_gather_s, own_unit * weight_bytes)
+    if software.adapter_rank:
+        unit, own_unit = dense / layers, 0.0 * own_unit
     scattered = gradients_s(of_all, reduce_scatter_s, unit * software.gradient_bytes)
     scattered = scattered + gradients_s(of_experts, reduce_scatter_s, own_unit * software.gradient_bytes)
 

@@ -110,6 +110,10 @@ class Software:
     `prefetch` blocks. update_bytes: bytes of temporary arrays per updated parameter, beside those of an eager Adam.
     update_elements: parameters that are updated at once under ZeRO 3; 0: all of a rank's part. sums_whole: whether the
     gradients of several micro-batches are summed whole on every rank before they are exchanged (no_sync).
+    state_bytes: the part of optimizer_bytes that is not a master copy of the weights. foreach: whether torch's foreach
+    kernels update, which make an fp32 array of a state (only where `eager`). adapter_rank: rank of the trained adapters
+    on all matrices of the layers, whose own weights are frozen; 0: all weights are trained. frozen_bytes: bytes per
+    frozen weight of a matrix (`planner/tuning.py` sets these).
     splits: those of `SPLITS` that are supported. zeros: ZeRO stages that are supported for several replicas; 0 is plain
     data parallelism. staged_zeros: those of them that are also supported with pipeline stages. recomputes: names of the
     supported recomputation modes. offload: whether the host keeps optimizer states (under ZeRO 2 and 3 also gradients)
@@ -144,6 +148,10 @@ class Software:
     grouped_bytes: float = 0.0
     bucket_elements: float = 0.0
     live_elements: float = 0.0
+    state_bytes: float = 8.0
+    foreach: bool = True
+    adapter_rank: int = 0
+    frozen_bytes: float = 2.0
     update_bytes: float = 0.0
     update_elements: float = 0.0
     sums_whole: bool = False

@@ -176,26 +176,36 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     held.append((work.after, last * 1.0))
     dense = sum(count * block.parameters for block, count in held)
     experts = sum(count * block.expert_parameters for block, count in held)
+    matrices: Amount = sum((count * block.matrix_parameters for block, count in held[1:-1]), 0.0)
+    adapted = software.adapter_rank
+    adapters: Amount = sum((count * block.adapter_parameters(adapted) for block, count in held[1:-1]), 0.0)
     shards = (plans.data * plans.context).astype(float)
     apart = plans.tensor // plans.expert_tensor(whole=software.whole_experts)
     expert_shards = np.maximum(shards * apart / plans.expert, 1.0)
 
+    trained, of_experts = (adapters, np.zeros(len(plans))) if adapted else (dense, experts)
+
     def sharded(bytes_each: float, from_stage: int) -> Floats:
         split = plans.zero >= from_stage
-        return bytes_each * (dense / np.where(split, shards, 1.0) + experts / np.where(split, expert_shards, 1.0))
+        return bytes_each * (trained / np.where(split, shards, 1.0) + of_experts / np.where(split, expert_shards, 1.0))
 
-    weights = sharded(software.weight_bytes, 3)
+    weights, optimizer_bytes = sharded(software.weight_bytes, 3), software.optimizer_bytes
+    gathered_bytes = software.weight_bytes
     if software.gathers_from_master:
         weights = np.where(plans.zero >= 3, 0.0, weights)
+    if adapted:  # adapters are in fp32, beside frozen weights, of which only matrices are quantized
+        frozen = software.frozen_bytes * matrices + software.weight_bytes * (dense + experts - matrices)
+        weights = sharded(4.0, 3) + frozen / np.where(plans.zero >= 3, shards, 1.0)
+        optimizer_bytes, gathered_bytes = software.state_bytes, software.frozen_bytes
     unit = np.zeros(len(plans))
     for block, count in held:
         unit = np.maximum(unit, np.where(count > 0, block.parameters + block.expert_parameters, 0.0))
     live = software.prefetch * unit
     if software.live_elements:
         live = np.minimum(np.maximum(software.live_elements, unit), dense + experts)
-    live_bytes = software.weight_bytes * live + software.gradient_bytes * unit
+    live_bytes = gathered_bytes * live + software.gradient_bytes * unit * (adapted == 0)
     gathered = np.where((plans.zero >= 3) & (shards > 1), live_bytes, 0.0)
-    whole, gradients = software.gradient_bytes * (dense + experts), sharded(software.gradient_bytes, 2)
+    whole, gradients = software.gradient_bytes * (trained + of_experts), sharded(software.gradient_bytes, 2)
     if software.sums_whole:  # beside the shards into which the last micro-batch's backward pass reduces them
         gradients = np.where((plans.zero >= 2) & (plans.accumulation > 1), gradients + whole, gradients)
     # With stages, the gradients of a chunk are scattered once all micro-batches have passed it.
@@ -203,8 +213,9 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     gathered = gathered + np.where((plans.zero >= 2) & (plans.pipeline > 1), chunk, 0.0)
     in_buckets = (plans.zero >= 1) & (plans.zero < 3) & (shards > 1)
     buckets = np.where(in_buckets, 2.0 * software.bucket_elements * software.gradient_bytes, 0.0)
-    # After the activations are freed, torch's foreach Adam makes an fp32 copy of a moment, and DeepSpeed of gradients.
-    per_updated = 0.0 if software.offload else software.update_bytes + (4.0 if software.eager else 0.0)
+    # After the activations are freed, foreach kernels make an fp32 array of a state, and DeepSpeed one of gradients.
+    foreach = 4.0 if software.eager and software.foreach else 0.0
+    per_updated = 0.0 if software.offload else software.update_bytes + foreach
     step = sharded(per_updated, 1)
     if software.update_elements:
         step = np.where(plans.zero >= 3, np.minimum(step, per_updated * software.update_elements), step)
@@ -212,11 +223,14 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     local = [np.where(count > 0, gemm.count, 0.0) for block, count in held for gemm in block.gemms if gemm.expert]
     grouped = np.max([np.zeros(len(plans)), *local], axis=0) > 1.0  # several experts on a GPU
     workspace = software.workspace_bytes + software.grouped_bytes * grouped
+    if software.frozen_bytes < software.weight_bytes:  # the largest matrix, written out in 16 bits
+        sizes = [np.where(count > 0, gemm.n * gemm.k, 0.0) for block, count in held for gemm in block.gemms]
+        workspace = workspace + software.weight_bytes * np.max([np.zeros(len(plans)), *sizes], axis=0)
     groups = sum(np.asarray(each > 1, np.int64) for each in (plans.tensor, plans.pipeline, plans.context, plans.data))
     return Memory(
         weights=weights,
         gradients=np.where(software.offload & (plans.zero >= 2), 0.0, gradients),
-        optimizer=sharded(0.0 if software.offload else software.optimizer_bytes, 1),
+        optimizer=sharded(0.0 if software.offload else optimizer_bytes, 1),
         activations=activations,
         logits=_broad(plans, logits)[0],
         buffers=workspace + gathered + buckets + spare,

@@ -26,7 +26,8 @@ class Gemm:
     """`count` products (m × k) · (k × n) of the forward pass; the backward pass has two products for each.
 
     stored: number of right operands that are parameters of the block; None: all `count`. expert: whether these
-    parameters are in `Block.expert_parameters`. again: whether Recompute.MODULES recomputes the products.
+    parameters are in `Block.expert_parameters`. again: whether Recompute.MODULES recomputes the products. parts: how many
+    of the model's matrices one right operand joins, such as queries, keys and values; each has an adapter of its own.
     """
 
     m: Amount
@@ -36,10 +37,16 @@ class Gemm:
     stored: Amount | None = None
     expert: bool = False
     again: bool = False
+    parts: Amount = 1.0
 
     @property
     def flops(self) -> Amount:
         return 2.0 * self.m * self.n * self.k * self.count
+
+    @property
+    def right_operands(self) -> Amount:
+        """Number of right operands that are parameters."""
+        return self.count if self.stored is None else self.stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,18 @@ class Block:
     again_count: Amount = 0.0
     input_bytes: Amount | None = None
     live_bytes: Amount = 0.0
+
+    @property
+    def matrix_parameters(self) -> Amount:
+        """Parameters of the right operands of products."""
+        total: Amount = sum((each.n * np.asarray(each.k) * each.right_operands for each in self.gemms), 0.0)
+        return total
+
+    def adapter_parameters(self, rank: int) -> Amount:
+        """Parameters of adapters of that rank on every matrix: (k × rank) and (rank × n) (LoRA, arXiv 2106.09685)."""
+        sides = ((each.n + each.k * np.asarray(each.parts)) * each.right_operands for each in self.gemms)
+        total: Amount = rank * sum(sides, 0.0)
+        return total
 
     @property
     def forward_flops(self) -> Amount:
@@ -296,13 +315,19 @@ def gemm_s(
 def block_time(block: Block, machine: Machine, software: Software, c: Constants) -> BlockTime:
     """Seconds of a block's forward and backward pass on the GPU, without communication."""
     memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
-    forward = backward = weights = attention = modules = np.zeros(())
+    forward = backward = weights = attention = modules = adapted = np.zeros(())
     launches, kernels = np.asarray(float(len(block.gemms))), np.asarray(block.kernels, float)
     for gemm in block.gemms:
         m, n, k, count = gemm.m, gemm.n, gemm.k, gemm.count
         once = gemm_s(m, n, k, count, machine, software, c)
         forward, modules = forward + once, modules + once if gemm.again else modules
-        weights = weights + gemm_s(k, n, m, count, machine, software, c, transposed=True)
+        if software.adapter_rank:  # frozen weights have no gradients, but adapters read inputs and add to outputs
+            moved = software.element_bytes * m * (k + np.asarray(n)) * count
+            if software.frozen_bytes < software.weight_bytes:  # and quantized weights are written out before use
+                moved = moved + (software.frozen_bytes + software.weight_bytes) * n * np.asarray(k) * count
+            adapted = adapted + moved / memory
+        else:
+            weights = weights + gemm_s(k, n, m, count, machine, software, c, transposed=True)
         backward = backward + gemm_s(m, k, n, count, machine, software, c)
     for each in block.attention:
         forth, back = attention_s(each, machine, software, c)
@@ -310,8 +335,8 @@ def block_time(block: Block, machine: Machine, software: Software, c: Constants)
         kernels = kernels + (1.0 if software.flash else _softmax(each, software)[0])
     traffic = (np.asarray(block.replicated_bytes, float) + block.split_bytes) / memory
     return BlockTime(
-        forward_s=forward + traffic,
-        backward_s=backward + weights + c.backward_traffic * traffic,
+        forward_s=forward + traffic + adapted,
+        backward_s=backward + weights + c.backward_traffic * traffic + 2.0 * adapted,
         weights_s=weights,
         attention_s=attention,
         modules_s=modules + block.again_bytes / memory,

@@ -251,7 +251,8 @@ def not_modelled(given: Mapping[str, Any], *lists: str, words: str = "{}: {}") -
     `name=value`, in lower case. words: how an option is written.
     """
     known = [each for name in lists for each in read_yaml(CATALOG / "options" / f"{name}.yaml")["known"]]
-    patterns, result = re.compile("|".join((*known, ADAM))), []
+    optimizers = rf"optim\w*(\.name|\.type)?=({'|'.join(OPTIMIZERS.values())})"
+    patterns, result = re.compile("|".join((*known, optimizers))), []
     for name, value in flat(given):
         lower = name.lower()
         used = (value.lower() if isinstance(value, str) else value) not in OFF
@@ -270,8 +271,23 @@ def whole_in(given: Mapping[str, Any], key: str) -> int | None:
     return int(value)
 
 
-ADAM = r"optim\w*(\.name|\.type)?=(fused|deepspeedcpu|cpu)?adam(w?|w_(torch|torch_fused|hf|apex_fused))"
-"""Optimizers with two fp32 moments, which predictions assume: an option of any list of `not_modelled`."""
+OPTIMIZERS = {
+    "adamw": r"(fused|deepspeedcpu|cpu|paged_)?adam(w?|w_(torch|torch_fused|hf|apex_fused|32bit))",
+    "adamw8bit": r"adamw?_?(bnb_|torch_)?8bit",
+    "paged_adamw8bit": r"paged_adamw_?8bit",
+    "adafactor": "adafactor",
+    "lion": r"(paged_)?lion(_pytorch|_32bit)?",
+    "lion8bit": r"(paged_)?lion_8bit",
+    "muon": "(dist_)?muon",
+}
+"""Values of `optimizer=`, and how software names them, in lower case."""
+
+
+def optimizer_in(given: Mapping[str, Any], key: str) -> dict[str, str]:
+    """The setting `optimizer` that an option states; empty for fp32 AdamW, the default, and for those not modelled."""
+    name = str(given.get(key, "")).lower()
+    found = next((each for each, pattern in OPTIMIZERS.items() if re.fullmatch(pattern, name)), "adamw")
+    return {} if found == "adamw" else {"optimizer": found}
 
 
 def file_beside(folder: Path, name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from synergy_core.planner.emitters import (
     Stated,
     content_of,
     not_modelled,
+    optimizer_in,
     refuse_degrees,
     whole_in,
 )
@@ -73,19 +74,25 @@ def stated(content: Mapping[str, Any], gpus: int) -> Stated:
     if not isinstance(zero, Mapping) or zero.get("stage", 0) not in (0, 1, 2, 3):
         raise InputError(f"zero_optimization: {zero}; expected a table with a stage from 0 to 3.")
     micro_batch, steps, batch = (whole_in(content, key) for key in (MICRO_BATCH, STEPS, BATCH))
-    settings = {"zero": int(zero.get("stage", 0)), "micro_batch": micro_batch, "accumulation": steps, "batch": batch}
+    settings: dict[str, Any] = {
+        "zero": int(zero.get("stage", 0)),
+        "micro_batch": micro_batch,
+        "accumulation": steps,
+        "batch": batch,
+    }
     if batch and not micro_batch and MICRO_BATCH not in content and STEPS not in content:
         settings["accumulation"] = 1
     assumed: dict[str, tuple[int | None, str]] = {"recompute": (None, RECOMPUTE)}
     if micro_batch is None:
         is_auto = "is auto" if MICRO_BATCH in content else "is missing"
         assumed["micro_batch"] = (None, f"{MICRO_BATCH} {is_auto}")
+    settings |= optimizer_in(content.get("optimizer") or {}, "type")
     changed: dict[str, Any] = {}
     for option, name in _LIMITS.items():
         if isinstance(zero.get(option), int | float) and not isinstance(zero[option], bool):
             changed[name] = float(zero[option])
     if (zero.get("offload_optimizer") or {}).get("device") == "cpu" or zero.get("cpu_offload") is True:
-        changed["offload"] = True
+        settings["offload"] = "optimizer"
     phrases = not_modelled(content, "deepspeed")
     if zero.get("overlap_comm") is False:
         phrases += ("zero_optimization.overlap_comm: false",)

@@ -19,6 +19,7 @@ from synergy_core.planner.emitters import (
     Stated,
     accumulated,
     not_modelled,
+    optimizer_in,
     refuse,
     replicas,
     stages,
@@ -177,6 +178,7 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         tuple(each.removesuffix(" True") for each in not_modelled(options, "megatron", words="--{} {}")),
         seq_len=given.seq_length,
         gradients="bf16" if reduced else None,
+        **optimizer_in(options, "optimizer"),
     )
 
 

@@ -22,6 +22,7 @@ from synergy_core.planner.emitters import (
     Stated,
     accumulated,
     not_modelled,
+    optimizer_in,
     refuse,
     stages,
     whole_plan,
@@ -158,7 +159,8 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Stated:
     if content.get("compile", {}).get("enable") is not True:
         phrases += ("[compile] enable is not true",)
     is_fp8 = any("float8" in each for each in content.get("model", {}).get("converters", ()))
-    return whole_plan(plan, "torchtitan-fp8" if is_fp8 else "", phrases, seq_len=number("training", "seq_len", 2048))
+    software, tokens = "torchtitan-fp8" if is_fp8 else "", number("training", "seq_len", 2048)
+    return whole_plan(plan, software, phrases, seq_len=tokens, **optimizer_in(content.get("optimizer", {}), "name"))
 
 
 def _check(plan: Plan) -> None:

@@ -17,6 +17,7 @@ from synergy_core.planner.emitters import (
     deepspeed,
     file_beside,
     not_modelled,
+    optimizer_in,
     whole_in,
 )
 from synergy_core.planner.plan import Recompute
@@ -24,7 +25,8 @@ from synergy_core.planner.plan import Recompute
 SUMMARY = "arguments of the Hugging Face Trainer (JSON), or of LLaMA-Factory (YAML)"
 SOFTWARE = accelerate.SOFTWARE
 MICRO_BATCH, STEPS, TOKENS = "per_device_train_batch_size", "gradient_accumulation_steps", "cutoff_len"
-DEFAULT_MICRO_BATCH = 8
+DEFAULT_MICRO_BATCH, DEFAULT_RANK = 8, 8
+_BITS = {"load_in_4bit": 4, "load_in_8bit": 8, "quantization_bit": 0}
 _PACKED = ("packing", "neat_packing", "sample_packing")
 
 
@@ -45,7 +47,9 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
 
 def stated(content: Mapping[str, Any], gpus: int, folder: Path, *lists: str) -> Stated:
     """What arguments say. lists: of `not_modelled`."""
-    phrases = not_modelled({key: value for key, value in content.items() if key != "deepspeed"}, *lists)
+    kind = content.get("finetuning_type", content.get("adapter"))
+    read = ("deepspeed", *(_BITS if kind in ("lora", "qlora") else ()))
+    phrases = not_modelled({key: value for key, value in content.items() if key not in read}, *lists)
     settings: dict[str, Any] = {}
     assumed: dict[str, tuple[int | None, str]] = {}
     for key, names in {
@@ -58,6 +62,12 @@ def stated(content: Mapping[str, Any], gpus: int, folder: Path, *lists: str) -> 
     if "micro_batch" not in settings:
         assumed["micro_batch"] = (DEFAULT_MICRO_BATCH, f"{MICRO_BATCH} is missing")
     settings["recompute"] = (Recompute.FULL if content.get("gradient_checkpointing") else Recompute.NONE).value
+    settings |= optimizer_in(content, "optim")
+    if kind in ("lora", "qlora"):
+        stated_bits = (bits for key, bits in _BITS.items() if content.get(key))
+        bits = whole_in(content, "quantization_bit") or next(stated_bits, 4 if kind == "qlora" else None)
+        settings["lora"] = whole_in(content, "lora_rank") or whole_in(content, "lora_r") or DEFAULT_RANK
+        settings |= {"quantize": bits} if bits else {}
     if "seq_len" in settings and not any(content.get(each) for each in _PACKED):
         phrases += ("samples shorter than seq_len (nothing packs them)",)
     precision = next((each for each in ("bf16", "fp16") if content.get(each) in (True, "auto", "full")), "")
@@ -73,11 +83,11 @@ def stated(content: Mapping[str, Any], gpus: int, folder: Path, *lists: str) -> 
         own = own.joined(Stated({}, not_modelled=(precision or "fp32, because neither bf16 nor fp16 is set",)))
     words = content.get("fsdp") or ""
     words = " ".join(map(str, words)) if isinstance(words, list) else str(words)
-    options = content.get("fsdp_config") or {}
-    table = options if isinstance(options, Mapping) else file_beside(folder, str(options))
-    if not words and not (table and "fsdp_version" in content):
+    if not words:
         why = "neither deepspeed nor fsdp is set: plain data parallelism"
         return own.joined(Stated({}, accelerate.SOFTWARE[0], {}, {"zero": (0, why)}))
+    options = content.get("fsdp_config") or {}
+    table = options if isinstance(options, Mapping) else file_beside(folder, str(options))
     strategy, *others = words.split() or ["full_shard"]
     strategy = "full_shard" if strategy == "True" else strategy
     named = tuple(f"fsdp: {each}" for each in others if each != "auto_wrap")

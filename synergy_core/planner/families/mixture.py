@@ -246,7 +246,7 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     part: Part = {
         "gemms": (
             Gemm(tokens / split, experts, hidden),
-            Gemm(each * busiest, up, hidden, local, expert=True),
+            Gemm(each * busiest, up, hidden, local, expert=True, parts=np.where(a.gated, 2.0, 1.0)),
             Gemm(each * busiest, hidden, width, local, expert=True),
         ),
         "replicated_bytes": tokens * (hidden * residual_traffic(software) + 12.0 * experts) / split
@@ -300,7 +300,10 @@ def _shared_part(a: Architecture, plans: Plans, software: Software) -> Part:
     width = np.asarray(a.shared_experts) * np.asarray(a.expert_ffn) / plans.tensor
     up, e = np.where(a.gated, 2.0, 1.0) * width, software.element_bytes
     return {
-        "gemms": (Gemm(tokens, up, hidden, again=True), Gemm(tokens, hidden, width, again=True)),
+        "gemms": (
+            Gemm(tokens, up, hidden, again=True, parts=np.where(a.gated, 2.0, 1.0)),
+            Gemm(tokens, hidden, width, again=True),
+        ),
         "split_bytes": e * tokens * (up + width),
         "kernels": 2.0,
         "tensor_bytes": e * tokens * hidden,

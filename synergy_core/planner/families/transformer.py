@@ -194,7 +194,7 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     gradients = e * tokens * (2.0 * hidden + columns + heads * width)
     gradients = gradients + (0.0 if software.flash else 2.0 * e * scores)
     return {
-        "gemms": (Gemm(tokens, columns, hidden), Gemm(tokens, hidden, heads * width)),
+        "gemms": (Gemm(tokens, columns, hidden, parts=3.0), Gemm(tokens, hidden, heads * width)),
         "attention": (attention_core(a, plans, width, width),),
         "replicated_bytes": tokens * hidden * residual_traffic(software) / split,
         "split_bytes": 2.0 * e * tokens * columns,
@@ -225,7 +225,10 @@ def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
     # As a separate kernel, the bias reads and writes its array once more.
     inner = e * tokens * (up + ffn + (0.0 if software.fused else 2.0) * up)
     return {
-        "gemms": (Gemm(tokens, up, hidden, again=True), Gemm(tokens, hidden, ffn, again=True)),
+        "gemms": (
+            Gemm(tokens, up, hidden, again=True, parts=np.where(a.gated, 2.0, 1.0)),
+            Gemm(tokens, hidden, ffn, again=True),
+        ),
         "replicated_bytes": replicated,
         "split_bytes": inner,
         "kernels": 5.0 if software.fused else 8.0,
