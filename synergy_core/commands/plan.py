@@ -161,8 +161,9 @@ def asked(
     software = software_named(query.software)
     if query.gradients:
         software = with_gradients(software, query.gradients)
+    of_model = {key: to(model.architecture) if callable(to) else to for key, to in stated.changed.items()}
     tuning = {name: getattr(query, name) for name in TUNING}
-    software = replace(tuned(software, **tuning), **stated.changed)
+    software = replace(tuned(software, **tuning), **of_model)
     batch = query.batch or default_batch(model.architecture)
     machines = [_machine(name, query) for name in query.gpu]
     stacks = {machine.gpu.name: running_on(software, machine.gpu) for machine in machines}
@@ -571,10 +572,7 @@ def _read_plan(path: Path, query: SimpleNamespace, replacing: Collection[str]) -
         raise InputError(f"plan={path} is read by {readers}, not by {query.software}; type software={software}.")
     elif stated.software and query.software != stated.software:
         notes.append(f"{path.name} is for {stated.software}, and predicted under {query.software}")
-    for key, (assumed, reason) in stated.assumed.items():
-        if typed.get(key) is None:
-            chosen = "the fastest that fits is shown" if assumed is None else f"{key}={assumed} is assumed"
-            notes.append(f"{reason}; {chosen}, {key}=… sets it")
+    notes += [f"{why}; {key}=… sets it" for key, (_, why) in stated.assumed.items() if typed.get(key) is None]
     notes += [f"not modelled: {phrase}" for phrase in stated.not_modelled]
     vars(query).update({"software": software} | settings)
     query.fixed = {key: settings[key] for key in FIXABLE if settings.get(key) is not None}

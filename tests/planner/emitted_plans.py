@@ -70,5 +70,5 @@ def read(name, text, gpus=8, **typed):
     found = stated(name, text, gpus).completed(typed, gpus)
     data = gpus // (found.get("tensor", 1) * found.get("pipeline", 1) * found.get("context", 1))
     steps = found["batch"] // (found["micro_batch"] * data)
-    known = {each.name: found[each.name] for each in fields(Plan) if each.name in found}
+    known = {each.name: found[each.name] for each in fields(Plan)[:-2] if each.name in found}
     return Plan(**known | {"data": data, "accumulation": steps, "sequence": bool(found.get("sequence"))})

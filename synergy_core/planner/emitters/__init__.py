@@ -39,8 +39,9 @@ class Stated:
 
     settings: by key of the command `plan`; also accumulation, micro-batches per step. software: the training software
     that the file chooses; empty: the format's first. changed: fields of the software that the file sets to other
-    values. assumed: by key, what the file leaves to the user: the value unless the user types another (None: there is
-    none), and why. not_modelled: options of the file that predictions leave out, as written.
+    values, or functions of the architecture that give them. assumed: by key, what the file leaves to the user: the
+    value unless the user types another (None: there is none), and a sentence. not_modelled: options of the file that
+    predictions leave out, as written.
     """
 
     settings: Mapping[str, Any]
@@ -58,7 +59,8 @@ class Stated:
                     f"it names; make them equal."
                 )
         settings = {**self.settings, **other.settings}
-        assumed = {key: why for key, why in {**other.assumed, **self.assumed}.items() if key not in settings}
+        stated = settings.keys() | ({"batch"} if "accumulation" in settings else set())
+        assumed = {key: why for key, why in {**other.assumed, **self.assumed}.items() if key not in stated}
         phrases = tuple(dict.fromkeys((*self.not_modelled, *other.not_modelled)))
         return Stated(settings, self.software or other.software, {**self.changed, **other.changed}, assumed, phrases)
 
@@ -261,6 +263,14 @@ def not_modelled(given: Mapping[str, Any], *lists: str, words: str = "{}: {}") -
     return tuple(result)
 
 
+def table_in(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A table of options; empty if it is missing. Raises InputError for anything else."""
+    value = given.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise InputError(f"{key}: {value}; expected a table of options.")
+    return value
+
+
 def whole_in(given: Mapping[str, Any], key: str) -> int | None:
     """A whole number from 1; None if it is missing or `auto`. Raises InputError for anything else."""
     value = given.get(key)
@@ -298,7 +308,9 @@ def file_beside(folder: Path, name: str) -> dict[str, Any]:
     path = next((each for each in places if each.is_file()), None)
     if path is None:
         raise InputError(f"names {name}, which is not there; put {Path(name).name} into {folder}.")
-    return content_of(path.read_text(encoding="utf-8"))
+    if not (content := content_of(path.read_text(encoding="utf-8", errors="replace"))):
+        raise InputError(f"names {path}, which is neither JSON nor YAML.")
+    return content
 
 
 def refuse_degrees(name: str, launch: PlannedLaunch) -> None:

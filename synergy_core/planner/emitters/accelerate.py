@@ -19,6 +19,7 @@ from synergy_core.planner.emitters import (
     file_beside,
     not_modelled,
     refuse_degrees,
+    table_in,
     whole_in,
 )
 from synergy_core.planner.plan import Recompute
@@ -94,7 +95,7 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
     steps = whole_in(content, "gradient_accumulation_steps")
     script: dict[str, tuple[int | None, str]] = {"micro_batch": (None, "the training script sets the micro-batch")}
     if kind == "DEEPSPEED":
-        table = content.get("deepspeed_config") or {}
+        table = table_in(content, "deepspeed_config")
         if path := table.get("deepspeed_config_file"):
             found = deepspeed.stated(file_beside(folder, path), gpus)
             return Stated({}, not_modelled=phrases).joined(found)
@@ -108,9 +109,10 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         raise InputError(f"distributed_type: {kind}; expected FSDP, DEEPSPEED, MULTI_GPU or NO.")
     if precision != "bf16":
         phrases += (f"mixed_precision: {precision}",)
-    found = fsdp(content.get("fsdp_config") or {}) if kind == "FSDP" else Stated({"zero": 0}, SOFTWARE[0])
+    found = fsdp(table_in(content, "fsdp_config")) if kind == "FSDP" else Stated({"zero": 0}, SOFTWARE[0])
     settings = {"accumulation": steps} if steps else {}
-    assumed = script | {"recompute": (None, deepspeed.RECOMPUTE)}
+    one = {} if steps else {"batch": (None, "the training script accumulates micro-batches, and 1 is assumed")}
+    assumed = script | {"recompute": (None, deepspeed.RECOMPUTE)} | one
     return Stated(settings, assumed=assumed, not_modelled=phrases).joined(found)
 
 

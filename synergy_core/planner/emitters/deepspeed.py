@@ -19,12 +19,13 @@ from synergy_core.planner.emitters import (
     not_modelled,
     optimizer_in,
     refuse_degrees,
+    table_in,
     whole_in,
 )
 
 SUMMARY = "a DeepSpeed configuration (JSON)"
 SOFTWARE = ("deepspeed", "deepspeed-fp16")
-RECOMPUTE = "the training script, not this file, sets gradient checkpointing"
+RECOMPUTE = "the training script sets gradient checkpointing, and the fastest that fits is shown"
 MICRO_BATCH, STEPS, BATCH = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
 _LIMITS = {
     "reduce_bucket_size": "bucket_elements",
@@ -58,6 +59,11 @@ def beside(launch: PlannedLaunch) -> str:
     return f"the training script runs {checkpoints} gradient checkpointing; optimizer and scheduler are yours to add"
 
 
+def _square_of_hidden(architecture: Any) -> float:
+    """What the Trainer fills in for reduce_bucket_size (huggingface/transformers, integrations/deepspeed.py)."""
+    return float(getattr(architecture, "hidden", 0)) ** 2
+
+
 def recognises(text: str) -> bool:
     """Whether a text has one of the configuration's keys at its top."""
     return bool({"zero_optimization", MICRO_BATCH} & content_of(text).keys())
@@ -70,9 +76,9 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
 
 def stated(content: Mapping[str, Any], gpus: int) -> Stated:
     """What a parsed configuration says. Raises InputError for a value that is neither a number nor `auto`."""
-    zero = content.get("zero_optimization") or {}
-    if not isinstance(zero, Mapping) or zero.get("stage", 0) not in (0, 1, 2, 3):
-        raise InputError(f"zero_optimization: {zero}; expected a table with a stage from 0 to 3.")
+    zero = table_in(content, "zero_optimization")
+    if zero.get("stage", 0) not in (0, 1, 2, 3):
+        raise InputError(f"zero_optimization.stage: {zero['stage']}; expected a number from 0 to 3.")
     micro_batch, steps, batch = (whole_in(content, key) for key in (MICRO_BATCH, STEPS, BATCH))
     settings: dict[str, Any] = {
         "zero": int(zero.get("stage", 0)),
@@ -86,17 +92,22 @@ def stated(content: Mapping[str, Any], gpus: int) -> Stated:
     if micro_batch is None:
         is_auto = "is auto" if MICRO_BATCH in content else "is missing"
         assumed["micro_batch"] = (None, f"{MICRO_BATCH} {is_auto}")
-    settings |= optimizer_in(content.get("optimizer") or {}, "type")
+    settings |= optimizer_in(table_in(content, "optimizer"), "type")
+    if not steps and not batch:
+        assumed["batch"] = (None, f"{STEPS} is not set, and 1 is assumed")
     changed: dict[str, Any] = {}
     for option, name in _LIMITS.items():
-        if isinstance(zero.get(option), int | float) and not isinstance(zero[option], bool):
-            changed[name] = float(zero[option])
-    if (zero.get("offload_optimizer") or {}).get("device") == "cpu" or zero.get("cpu_offload") is True:
+        value = zero.get(option, zero.get(option.removeprefix("stage3_")))
+        if isinstance(value, int | float):
+            changed[name] = float(value or name == "update_elements")  # 0: parameters are updated one by one
+        elif value == "auto" and name == "bucket_elements":
+            changed[name] = _square_of_hidden
+    if table_in(zero, "offload_optimizer").get("device") == "cpu" or zero.get("cpu_offload") is True:
         settings["offload"] = "optimizer"
     phrases = not_modelled(content, "deepspeed")
     if zero.get("overlap_comm") is False:
         phrases += ("zero_optimization.overlap_comm: false",)
-    enabled = {name: (content.get(name) or {}).get("enabled", False) for name in ("bf16", "bfloat16", "fp16")}
+    enabled = {name: table_in(content, name).get("enabled", False) for name in ("bf16", "bfloat16", "fp16")}
     if not any(enabled.values()):
         phrases += ("fp32, because neither bf16 nor fp16 is enabled",)
     is_fp16 = enabled["fp16"] is True or (enabled["fp16"] == "auto" and not (enabled["bf16"] or enabled["bfloat16"]))

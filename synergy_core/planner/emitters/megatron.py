@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from synergy_core.errors import InputError
@@ -129,7 +129,10 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
     for name in ("sequence-parallel", "use-distributed-optimizer", "use-megatron-fsdp", "recompute-activations"):
         parser.add_argument(f"--{name}", action="store_true")
     try:
-        given, others = parser.parse_known_args(shlex.split(text.replace("\\\n", " "), comments=True))
+        words = shlex.split(_expanded(text).replace("\\\n", " "), comments=True)
+        # Unquoted, an array's elements are split again: DTYPE_ARGS=("--fp8-format hybrid").
+        words = [part for word in words for part in (word.split() if word.startswith("--") else [word])]
+        given, others = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
         raise InputError(f"Megatron-LM's arguments: {error}.") from None
     except ValueError as error:
@@ -166,11 +169,10 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         sequence=given.sequence_parallel and tensor > 1,
     )
     options: dict[str, str | bool] = {}
-    for at, word in enumerate(others):
+    for word, after in pairwise([*others, ")"]):
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            follows = others[at + 1] if at + 1 < len(others) and not others[at + 1].startswith("--") else True
-            options[name] = value if equals else follows
+            options[name] = value if equals else after == ")" or after.startswith("--") or after
     reduced = options.pop("grad-reduce-in-bf16", None)
     return whole_plan(
         plan,
@@ -299,6 +301,16 @@ def _interleave(given: argparse.Namespace) -> int:
             f"{pipeline} × {each}."
         )
     return int(given.num_layers // (pipeline * each))
+
+
+def _expanded(script: str) -> str:
+    """A script with plain values of its variables in place of `$NAME`, `${NAME}` and `${NAME:-value}`.
+
+    An array's elements are read where it is defined, so `${NAME[@]}` is replaced by `)`, the end of an array."""
+    script = re.sub(r"\$\{\w+\[[@*]\]\}", ")", script)
+    assigned = r"^\s*(?:export\s+)?(\w+)=(?:\$\{\w+:-)?[\"']?([^\s\"'()$}]+)"
+    values = dict(re.findall(assigned, script, re.MULTILINE))
+    return re.sub(r"\$\{?(\w+)(?::-([^}\n]*))?\}?", lambda found: values.get(found[1]) or found[2] or found[0], script)
 
 
 def _whole(text: str) -> int:

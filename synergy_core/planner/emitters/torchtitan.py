@@ -107,7 +107,7 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
 
 def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Stated:
     """Reads the plan in parsed tables. Raises InputError if the plan is not for this number of GPUs."""
-    for name in ("training", "parallelism", "activation_checkpoint"):
+    for name in ("training", "parallelism", "activation_checkpoint", "compile", "model", "optimizer"):
         if not isinstance(content.get(name, {}), Mapping):
             raise InputError(f"{name} = {content[name]}: expected a table, [{name}].")
     given = content.get("parallelism", {})
@@ -158,7 +158,7 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Stated:
     phrases = not_modelled(content, "torchtitan")
     if content.get("compile", {}).get("enable") is not True:
         phrases += ("[compile] enable is not true",)
-    is_fp8 = any("float8" in each for each in content.get("model", {}).get("converters", ()))
+    is_fp8 = "float8" in str(content.get("model", {}).get("converters"))
     software, tokens = "torchtitan-fp8" if is_fp8 else "", number("training", "seq_len", 2048)
     return whole_plan(plan, software, phrases, seq_len=tokens, **optimizer_in(content.get("optimizer", {}), "name"))
 

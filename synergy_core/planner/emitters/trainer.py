@@ -18,6 +18,7 @@ from synergy_core.planner.emitters import (
     file_beside,
     not_modelled,
     optimizer_in,
+    table_in,
     whole_in,
 )
 from synergy_core.planner.plan import Recompute
@@ -60,7 +61,7 @@ def stated(content: Mapping[str, Any], gpus: int, folder: Path, *lists: str) -> 
         values = [value for name in names if (value := whole_in(content, name))]
         settings |= {key: values[0]} if values else {}
     if "micro_batch" not in settings:
-        assumed["micro_batch"] = (DEFAULT_MICRO_BATCH, f"{MICRO_BATCH} is missing")
+        assumed["micro_batch"] = (DEFAULT_MICRO_BATCH, f"{MICRO_BATCH} is missing, and its default is taken")
     settings["recompute"] = (Recompute.FULL if content.get("gradient_checkpointing") else Recompute.NONE).value
     settings |= optimizer_in(content, "optim")
     if kind in ("lora", "qlora"):
@@ -76,7 +77,7 @@ def stated(content: Mapping[str, Any], gpus: int, folder: Path, *lists: str) -> 
         table = configuration if isinstance(configuration, Mapping) else file_beside(folder, str(configuration))
         filled = {key: value for key, value in table.items() if key not in ("bf16", "fp16", "bfloat16")}
         for name in ("bf16", "fp16"):
-            is_on = (table.get(name) or {}).get("enabled", False)
+            is_on = table_in(table, name).get("enabled", False)
             filled[name] = {"enabled": precision == name if is_on == "auto" else is_on}
         return own.joined(deepspeed.stated(filled, gpus))
     if precision != "bf16":
@@ -84,11 +85,11 @@ def stated(content: Mapping[str, Any], gpus: int, folder: Path, *lists: str) -> 
     words = content.get("fsdp") or ""
     words = " ".join(map(str, words)) if isinstance(words, list) else str(words)
     if not words:
-        why = "neither deepspeed nor fsdp is set: plain data parallelism"
-        return own.joined(Stated({}, accelerate.SOFTWARE[0], {}, {"zero": (0, why)}))
+        why = "neither deepspeed nor fsdp is set, and plain data parallelism is assumed"
+        return own.joined(Stated({}, accelerate.SOFTWARE[0], {}, {"zero": (0, why)} if gpus > 1 else {}))
     options = content.get("fsdp_config") or {}
     table = options if isinstance(options, Mapping) else file_beside(folder, str(options))
-    strategy, *others = words.split() or ["full_shard"]
+    strategy, *others = words.split()
     strategy = "full_shard" if strategy == "True" else strategy
     named = tuple(f"fsdp: {each}" for each in others if each != "auto_wrap")
     named += (f"fsdp: {strategy}",) if strategy.startswith("hybrid") else ()
