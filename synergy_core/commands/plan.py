@@ -228,6 +228,7 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.json:
         gpu_types = [_as_json(answer, query.tokens) for answer in answers]
         content = {"model": query.model, "batch": found.batch, "software": query.software, "gpu_types": gpu_types}
+        content |= {"notes": found.notes} if found.notes else {}
         write_whole(chosen.json, json.dumps(content, indent=1) + "\n")
     if chosen.picture:
         write_whole(chosen.picture, picture(query.model, [answer.table for answer in answers]))

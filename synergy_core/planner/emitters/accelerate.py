@@ -26,6 +26,8 @@ from synergy_core.planner.plan import Recompute
 
 SUMMARY = "a configuration of accelerate launch (YAML)"
 SOFTWARE = ("accelerate-fsdp", *deepspeed.SOFTWARE, "fsdp-bf16", "fsdp")
+AGAIN = ("activation_checkpointing", "fsdp_activation_checkpointing")
+"""Names of FSDP's option that recomputes every layer."""
 _STRATEGIES = {
     **{"full_shard": 3, "1": 3, "true": 3, "hybrid_shard": 3, "4": 3},
     **{"shard_grad_op": 2, "2": 2, "false": 2, "hybrid_shard_zero2": 2, "5": 2},
@@ -124,6 +126,6 @@ def fsdp(table: Mapping[str, Any], strategy: str = "full_shard") -> Stated:
         known = "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD"
         raise InputError(f"fsdp_sharding_strategy: {chosen}; expected {known}, or true or false of version 2.")
     settings = {"zero": _STRATEGIES[str(chosen).lower()]}
-    if options.get("activation_checkpointing") is True:
+    if any(table.get(name) for name in AGAIN):
         settings["recompute"] = Recompute.FULL.value
     return Stated(settings, SOFTWARE[0], not_modelled=not_modelled(options, "fsdp", words="fsdp_{}: {}"))

@@ -170,7 +170,7 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
     )
     options: dict[str, str | bool] = {}
     for word, after in pairwise([*others, ")"]):
-        if word.startswith("--"):
+        if re.match(r"--\w[^()]*$", word):  # not a pattern of `case`
             name, equals, value = word[2:].partition("=")
             options[name] = value if equals else after == ")" or after.startswith("--") or after
     reduced = options.pop("grad-reduce-in-bf16", None)

@@ -48,7 +48,11 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
 
 def stated(content: Mapping[str, Any], gpus: int, folder: Path, *lists: str) -> Stated:
     """What arguments say. lists: of `not_modelled`."""
-    kind = content.get("finetuning_type", content.get("adapter"))
+    kind = content.get("finetuning_type", content.get("adapter", "lora" if content.get("use_peft") else None))
+    words = content.get("fsdp") or ""
+    words = " ".join(map(str, words)) if isinstance(words, list) else str(words)
+    options = (words and content.get("fsdp_config")) or {}
+    table = options if isinstance(options, Mapping) else file_beside(folder, str(options))
     read = ("deepspeed", *(_BITS if kind in ("lora", "qlora") else ()))
     phrases = not_modelled({key: value for key, value in content.items() if key not in read}, *lists)
     settings: dict[str, Any] = {}
@@ -62,7 +66,8 @@ def stated(content: Mapping[str, Any], gpus: int, folder: Path, *lists: str) -> 
         settings |= {key: values[0]} if values else {}
     if "micro_batch" not in settings:
         assumed["micro_batch"] = (DEFAULT_MICRO_BATCH, f"{MICRO_BATCH} is missing, and its default is taken")
-    settings["recompute"] = (Recompute.FULL if content.get("gradient_checkpointing") else Recompute.NONE).value
+    is_again = content.get("gradient_checkpointing") or any(table.get(name) for name in accelerate.AGAIN)
+    settings["recompute"] = (Recompute.FULL if is_again else Recompute.NONE).value
     settings |= optimizer_in(content, "optim")
     if kind in ("lora", "qlora"):
         stated_bits = (bits for key, bits in _BITS.items() if content.get(key))
@@ -82,13 +87,9 @@ def stated(content: Mapping[str, Any], gpus: int, folder: Path, *lists: str) -> 
         return own.joined(deepspeed.stated(filled, gpus))
     if precision != "bf16":
         own = own.joined(Stated({}, not_modelled=(precision or "fp32, because neither bf16 nor fp16 is set",)))
-    words = content.get("fsdp") or ""
-    words = " ".join(map(str, words)) if isinstance(words, list) else str(words)
     if not words:
         why = "neither deepspeed nor fsdp is set, and plain data parallelism is assumed"
         return own.joined(Stated({}, accelerate.SOFTWARE[0], {}, {"zero": (0, why)} if gpus > 1 else {}))
-    options = content.get("fsdp_config") or {}
-    table = options if isinstance(options, Mapping) else file_beside(folder, str(options))
     strategy, *others = words.split()
     strategy = "full_shard" if strategy == "True" else strategy
     named = tuple(f"fsdp: {each}" for each in others if each != "auto_wrap")
