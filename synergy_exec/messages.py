@@ -7,10 +7,11 @@ websocket, agents and workers as lines over a socket pair. `wire.py` encodes and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from synergy_core.cluster import Share
 from synergy_core.planner.plan import Plan
+from synergy_exec.job_file import JobFile
 from synergy_exec.settings import RunSettings
 
 Outcome = Literal["done", "paused", "failed", "lost"]
@@ -56,33 +57,26 @@ class Launch(OfRun, RunSettings):
     exceptions by layer after commas: `q4,token.weight=none,layers.*=powersgd-4`. (In the controller it is the name of
     an offer of the core, such as `layerwise-q4`.)
 
-    job_class: `package.module:Class` or `/path/file.py:Class`; "" for a job that is a command. command: the job file
-    of a command (`JobFile.values`), {} for a class. It has one process per node, and this is node `node_rank` of
-    `nodes`. restarts: how often it was started before. grace_s: seconds to save when the run is stopped.
-    tensorboard: whether a class's steps are written as TensorBoard's event files, too. compiled: `compile` of the job
-    file.
+    file: the job file. A command has one process per node, and this is node `node_rank` of `nodes`; its `directory` is
+    absolute. restarts: how often it was started before. grace_s: seconds to save when the run is stopped.
     slots: the run's slots on this node; ranks first_rank … use them in order. store_host, store_port: where ranks on
     several nodes meet; the agent that reserved the port listens on it. "" and 0 if all ranks are on this node: its
     agent gives them a store that no other user can open.
     folder: the job's folder, on a file system that all nodes share. job_uuid: written in its checkpoints. saved_step:
-    step of its last known checkpoint, without which the run refuses to train; 0 for none. work: iterations at the
-    initial batch until the job is done. noise: whether to estimate the gradient's noise scale. report_s: seconds
-    between reports. share: CPUs and memory of each slot; None for the slots' own cores and no data cache.
+    step of its last known checkpoint, without which the run refuses to train; 0 for none. noise: whether to estimate
+    the gradient's noise scale. report_s: seconds between reports. share: CPUs and memory of each slot; None for the
+    slots' own cores and no data cache.
     say_layers, time_codecs: whether `Started` reports the model's layers and the speed of encoding gradients.
-    plans_on, plans_at: numbers of slots and batches for which rank 0 writes the possible plans to `plans.json` in the
-    folder; empty if they are known. unused: whether some parameters have no part in some steps, which DDP must know.
-    code: the copy of the source file of `job_class` from its submission; "" for a class of a package. weights: file of
-    a state_dict for the first run to begin with; "" for none. observed: whether to call the job's evaluation and
-    callbacks. spare_memory: whether ranks return freed memory to the kernel at once, which takes time. agent_silence_s:
-    ranks save and stop if their agent is silent for longer. The controller waits longer than this for a silent agent.
+    plans_on: numbers of slots for which rank 0 writes the possible plans to `plans.json` in the folder; empty if they
+    are known. unused: whether some parameters have no part in some steps, which DDP must know. code: the copy of the
+    source file of the class from its submission; "" for a class of a package. observed: whether to call the job's
+    evaluation and callbacks. agent_silence_s: ranks save and stop if their agent is silent for longer. The controller
+    waits longer than this for a silent agent.
     """
 
     job: int
-    job_class: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    file: JobFile
     plan: Plan
-    initial_batch: int
-    work: float
     folder: str
     slots: list[int] = field(default_factory=list)
     first_rank: int = 0
@@ -95,18 +89,12 @@ class Launch(OfRun, RunSettings):
     say_layers: bool = False
     time_codecs: bool = False
     plans_on: list[int] = field(default_factory=list)
-    plans_at: list[int] = field(default_factory=list)
     unused: bool = False
     code: str = ""
-    weights: str = ""
     observed: bool = True
-    spare_memory: bool = False
     job_uuid: str = ""
     saved_step: int = 0
     agent_silence_s: float = 30.0
-    tensorboard: bool = False
-    compiled: bool = False
-    command: dict[str, Any] = field(default_factory=dict)
     restarts: int = 0
     grace_s: float = 15.0
     nodes: int = 1

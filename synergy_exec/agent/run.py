@@ -167,10 +167,10 @@ class NodeRun:
         alone = self.launch.world > 1 and not self.launch.store_host
         shared = os.memfd_create("store") if alone else None
         try:
-            for place, slot in enumerate(slots[:1] if self.launch.command else slots):
+            for place, slot in enumerate(slots[:1] if self.launch.file.command else slots):
                 rank = self.launch.first_rank + place
                 own = store.fileno() if store is not None and rank == 0 else shared
-                readers.append(await self._start(rank, slot, own, slots if self.launch.command else [slot]))
+                readers.append(await self._start(rank, slot, own, slots if self.launch.file.command else [slot]))
         except OSError as error:
             self.kill(f"rank {rank} cannot be started: {error}")
         finally:
@@ -232,8 +232,8 @@ class NodeRun:
             cpus=sum(each.cpus for each in grants),
             gpu=slot.gpu,
             launched_s=started_s,
-            gpus=tuple(each.gpu for each in own if each.gpu is not None) if launch.command else (),
-            environment=self._forkserver.inherited if launch.command else {},
+            gpus=tuple(each.gpu for each in own if each.gpu is not None) if launch.file.command else (),
+            environment=self._forkserver.inherited if launch.file.command else {},
         )
         ours, theirs = socket.socketpair()
         heartbeat, log = Heartbeat.create(), open_log(launch)

@@ -33,7 +33,7 @@ from synergy_exec.job_file import JobFile, check_folders
 from synergy_exec.job_folder import CHECKPOINTS, freeze, kept_code
 from synergy_exec.messages import Ended, Launch, Message, Noted, Report, Saved, Started
 from synergy_exec.nodes.runs import Happened, Run, Runs
-from synergy_exec.plans import batches_of, read_candidates
+from synergy_exec.plans import read_candidates
 from synergy_exec.settings import QueueSettings, Settings
 from synergy_exec.training.checkpoint_folder import saving_s
 from synergy_runs.facts import Kind
@@ -570,26 +570,17 @@ class Execution:
         return Launch(
             run=run.number,
             job=job.job_id,
-            job_class=job.file.job_class,
-            arguments=job.file.arguments,
+            file=dataclasses.replace(job.file, directory=str(folder / job.file.directory)),
             plan=job.as_told(run.plan),
-            initial_batch=job.file.initial_batch,
-            work=job.file.work,
             folder=str(folder),
             code=str(kept_code(job.file, folder) or ""),
-            weights=job.file.weights,
-            spare_memory=job.file.memory_gb > 0,
             noise=job.file.max_batch > job.file.initial_batch,
             say_layers=self.exchanges.lacks_layers(job.file.application),
             time_codecs=self.exchanges.lacks_codecs(gpu_type),
             plans_on=self.learning.wants(job.file),
-            plans_at=batches_of(job.file),
             unused=job.seen.unused,
             job_uuid=job.uuid,
             saved_step=job.seen.saved[0],
-            tensorboard=job.file.tensorboard,
-            compiled=job.file.compile,
-            command={**job.file.values(), "directory": str(folder / job.file.directory)} if job.file.command else {},
             restarts=job.seen.starts,
             grace_s=job.file.grace_s if job.file.command else self.settings.leave_s,
             **self.settings.of_runs(job.file.precision),

@@ -202,7 +202,7 @@ class Runs:
             if taken.isdisjoint(run.slots) and first and self.connected.issuperset(run.nodes):
                 run.stage = "reserving"
                 # The ranks of a command meet at a port even on one node.
-                opens = len(run.nodes) > 1 or bool(self._ports and self._launch_of(run).command)
+                opens = len(run.nodes) > 1 or bool(self._ports and self._launch_of(run).file.command)
                 self._send(run.nodes[0], Reserve(run=run.number, ports=self._ports, opens_port=opens))
             taken |= run.slots
 

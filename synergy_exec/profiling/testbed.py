@@ -97,15 +97,10 @@ class Testbed:
         launch = Launch(
             run=number,
             job=job,
-            job_class=file.job_class,
-            arguments=file.arguments,
+            file=dataclasses.replace(file, work=ENDLESS, weights="", tensorboard=False),
             plan=plan,
-            initial_batch=file.initial_batch,
-            work=ENDLESS,
             folder=str(self.folder_of(job)),
             observed=False,
-            spare_memory=file.memory_gb > 0,
-            compiled=file.compile,
             **fields,
         )
         self._mine.append(TestbedRun(launch))

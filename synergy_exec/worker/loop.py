@@ -251,7 +251,7 @@ class Loop:
         self._pace = Pace.of(start, agent)
         self._steps: StepsFile | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._compiles = start.launch.compiled
+        self._compiles = start.launch.file.compile
 
     def stop(self) -> None:
         """Makes all ranks save and leave before their next step; safe in a signal handler."""
@@ -259,7 +259,7 @@ class Loop:
 
     def run(self) -> int:
         """Trains until the job is done (returns 0) or stopped (returns PAUSED)."""
-        events_from = self._progress.step + 1 if self._launch.tensorboard else None
+        events_from = self._progress.step + 1 if self._launch.file.tensorboard else None
         if self._reports:
             self._steps = StepsFile(self._folder / STEPS, self._launch.run, events_from)
         steps = self._steps
@@ -267,7 +267,7 @@ class Loop:
         self._tell_exchange()
         batch: tuple[int, int] | None = None
         try:
-            while self._progress.work < self._launch.work:
+            while self._progress.work < self._launch.file.work:
                 began = time.monotonic()
                 self._beat()
                 if self._reports:
@@ -368,7 +368,7 @@ class Loop:
         self._trainer.retune(to.micro_batch, to.accumulation, to.compressor)
         # Kernels may be chosen or compiled anew for the batch, so the next step may take far longer than earlier ones.
         self._recent.clear()
-        self._compiles = self._launch.compiled
+        self._compiles = self._launch.file.compile
         self._beat()
         resources.forget()
         if to.compressor != plan.compressor:
@@ -377,10 +377,10 @@ class Loop:
 
     def _step(self) -> tuple[StepResult, float]:
         """Trains one step and counts it in the progress. Returns its result and the factor on its learning rate."""
-        progress, trainer, launch = self._progress, self._trainer, self._launch
-        plan, initial, known = trainer.plan, launch.initial_batch, noise.statistics(progress)
+        progress, trainer, file = self._progress, self._trainer, self._launch.file
+        plan, initial, known = trainer.plan, file.initial_batch, noise.statistics(progress)
         self.doing = f"step {progress.step + 1}"
-        rate = noise.learning_rate_scale(self._job, plan.global_batch, initial, known, progress.work, launch.work)
+        rate = noise.learning_rate_scale(self._job, plan.global_batch, initial, known, progress.work, file.work)
         result = trainer.step(progress.step, rate=rate)
         noise.observe(progress, result.squares, initial)
         self._judge(result)
@@ -400,7 +400,7 @@ class Loop:
         The time does not count as part of a step.
         """
         step, every = self._progress.step, self._job.evaluate_every
-        last = self._progress.work >= self._launch.work
+        last = self._progress.work >= self._launch.file.work
         if not (self._launch.observed and every > 0 and (step % every == 0 or last)):
             return
         self.doing = f"evaluating after step {step}"

@@ -23,7 +23,7 @@ from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-de
 from synergy_core import errors
 from synergy_core.errors import InputError
 from synergy_exec.messages import Failure, Started
-from synergy_exec.plans import write_candidates
+from synergy_exec.plans import batches_of, write_candidates
 from synergy_exec.training import checkpoint_folder
 from synergy_exec.training.admitted import Admission
 from synergy_exec.training.cache import Cache
@@ -172,7 +172,7 @@ class Rank:
         launch = self._start.launch
         self._device = self._take_slot()
         store = self._meeting_place(descriptors.store)
-        if launch.spare_memory:
+        if launch.file.memory_gb:
             resources.give_back()
         if store is not None:
             self._join(store, self._start.rank, launch.world)
@@ -193,7 +193,7 @@ class Rank:
         self._now("building")
         launched_s, began = time.time() - start.launched_s, time.monotonic()
         bare_bytes = resources.held_bytes()
-        job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
+        job = load_job(launch.file.job_class, launch.file.arguments, Path(launch.code) if launch.code else None)
         if isinstance(job, LoadedJob):  # rank 0 makes the data before all other ranks find them
             Ranks().first(lambda: job.make_data(folder / "data"))
             job.make_data(folder / "data")
@@ -210,10 +210,10 @@ class Rank:
             seed=launch.seed,
             measure_squares=launch.noise,
             precision=chosen(launch.precision, self._device),
-            compiled=launch.compiled,
+            compiled=launch.file.compile,
             supply=supply,
             unused=launch.unused,
-            weights=Path(launch.weights) if launch.weights and not begun else None,
+            weights=Path(launch.file.weights) if launch.file.weights and not begun else None,
             begun=begun,
         )
         build_s = time.monotonic() - began
@@ -249,7 +249,7 @@ class Rank:
         """Writes the possible plans for the controller. An error here does not end the run."""
         launch = self._start.launch
         try:
-            write_candidates(Path(launch.folder), Admission(job).candidates(launch.plans_on, launch.plans_at))
+            write_candidates(Path(launch.folder), Admission(job).candidates(launch.plans_on, batches_of(launch.file)))
         except Exception:
             traceback.print_exc()
 

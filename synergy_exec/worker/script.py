@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_exec.job_file import DEFAULT_COMMAND_S, JobFile, job_of
+from synergy_exec.job_file import DEFAULT_COMMAND_S, JobFile
 from synergy_exec.job_folder import LOG, LOG_HEADING, NEVER_COPIED, OWN_FILES, PROGRESS, REPORTS
 from synergy_exec.messages import PAUSED, Failure, Launch, MeansToLeave, Noted, Report, Started, Stop
 from synergy_exec.plain import MOST_SHOWN, plain
@@ -56,7 +56,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
         told_to_stop = True
 
     signal.signal(signal.SIGTERM, terminate)
-    launch, job = start.launch, job_of(start.launch.command, "the launch")
+    launch, job = start.launch, start.launch.file
     directory = Path(job.directory or launch.folder)
     progress = _Progress(launch, job)
     processes.pin(os.getpid(), start.cores)
@@ -126,7 +126,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
 
 
 def _filled(text: str, launch: Launch) -> str:
-    text = text.replace("{array}", launch.command["array"])
+    text = text.replace("{array}", launch.file.array)
     return text.replace("{slots}", str(len(launch.slots))).replace("{folder}", launch.folder)
 
 

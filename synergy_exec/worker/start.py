@@ -104,7 +104,7 @@ def work(start: Start, descriptors: Descriptors) -> NoReturn:
             # All ranks print into one file. Each line is written at once, even with PYTHONUNBUFFERED, so none is torn.
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
         _limit_memory(start.launch)
-        kind = "script" if start.launch.command else "rank"
+        kind = "script" if start.launch.file.command else "rank"
         code = importlib.import_module(f"synergy_exec.worker.{kind}").run(start, descriptors)
     except BaseException:
         traceback.print_exc()
@@ -119,7 +119,7 @@ def work(start: Start, descriptors: Descriptors) -> NoReturn:
 def _limit_memory(launch: Launch) -> None:
     """Limits the memory of this process, and of each that it starts, to `memory_gb_per_slot`, as on a full GPU."""
     if launch.memory_gb_per_slot is not None:
-        slots = len(launch.slots) if launch.command else 1
+        slots = len(launch.slots) if launch.file.command else 1
         limit_bytes = int(launch.memory_gb_per_slot * slots * GB)
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 

@@ -193,11 +193,11 @@ def test_a_jobs_file_is_kept_as_it_was_submitted_and_a_package_has_no_copy(tmp_p
     stage.advance(0.0)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     launch, package = (run.launch for run in stage.agents[0].runs.values())
-    assert (package.code, launch.weights) == ("", "/w.pt")
+    assert (package.code, launch.file.weights) == ("", "/w.pt")
     assert launch.code == str(folder / "code" / "mine.py")
-    assert launch.job_class == f"{mine}:Mine"
+    assert launch.file.job_class == f"{mine}:Mine"
     mine.unlink()
-    job = load_job(launch.job_class, {}, Path(launch.code))
+    job = load_job(launch.file.job_class, {}, Path(launch.code))
     assert (type(job).number, type(job).place) == (1, str(mine))
     stage.finish()
 
