@@ -33,6 +33,15 @@ class OfRun(Message):
     run: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfProgress(OfRun):
+    """The base class of messages about a job's progress: totals of all its runs."""
+
+    step: int
+    samples: int
+    work: float
+
+
 # Controller → agent
 
 
@@ -196,17 +205,13 @@ class Granted(OfRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started(OfRun):
+class Started(OfProgress):
     """The first step of a run is done. The fields in seconds are the parts of the time since the launch.
 
-    step, samples, work: totals of the job, including saved progress of earlier runs. layers: name, rows and columns of
-    each parameter with a gradient, as replicas exchange it. codecs: fields of `CodecSpeed` by scheme. Both are empty
-    unless requested.
+    layers: name, rows and columns of each parameter with a gradient, as replicas exchange it. codecs: fields of
+    `CodecSpeed` by scheme. Both are empty unless requested.
     """
 
-    step: int
-    samples: int
-    work: float
     launch_s: float
     build_s: float = 0.0
     load_s: float = 0.0
@@ -216,10 +221,10 @@ class Started(OfRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report(OfRun):
+class Report(OfProgress):
     """Progress and measurements of a run, from rank 0.
 
-    step, samples, work: totals of the job. loss: of the last step. step_s: median of the slowest rank's step times at
+    loss: of the last step. step_s: median of the slowest rank's step times at
     this batch, without warm-up, over `steps` steps; 0 if there is none yet. sync_s: the part of it in which gradients
     were exchanged and nothing was computed, on the rank that waited least. waited_s: the part in which the rank with
     the slowest input waited for data.
@@ -233,9 +238,6 @@ class Report(OfRun):
     gradient and of the part that compression left out, from the last measured step since the last report.
     """
 
-    step: int
-    samples: int
-    work: float
     loss: float
     micro_batch: int
     accumulation: int
@@ -259,12 +261,9 @@ class Report(OfRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved(OfRun):
+class Saved(OfProgress):
     """A checkpoint is complete on disk. save_s: how long training waited for it."""
 
-    step: int
-    samples: int
-    work: float
     save_s: float
 
 
