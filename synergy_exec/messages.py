@@ -42,6 +42,21 @@ class OfProgress(OfRun):
     work: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfCause(OfRun):
+    """The base class of messages about a failure: what is known of its cause.
+
+    out_of_memory, unused: the controller can remedy these by a smaller micro-batch or `Launch.unused`. broken_device:
+    the device reports a hardware error. hung: no step was trained or reported for too long. exit_code: of a command.
+    """
+
+    out_of_memory: bool = False
+    unused: bool = False
+    broken_device: bool = False
+    hung: bool = False
+    exit_code: int = 0
+
+
 # Controller → agent
 
 
@@ -77,10 +92,9 @@ class Launch(OfRun, RunSettings):
     slots' own cores and no data cache.
     say_layers, time_codecs: whether `Started` reports the model's layers and the speed of encoding gradients.
     plans_on: numbers of slots for which rank 0 writes the possible plans to `plans.json` in the folder; empty if they
-    are known. unused: whether some parameters have no part in some steps, which DDP must know. code: the copy of the
-    source file of the class from its submission; "" for a class of a package. observed: whether to call the job's
-    evaluation and callbacks. agent_silence_s: ranks save and stop if their agent is silent for longer. The controller
-    waits longer than this for a silent agent.
+    are known. unused: whether some parameters have no part in some steps, which DDP must know. observed: whether to
+    call the job's evaluation and callbacks. agent_silence_s: ranks save and stop if their agent is silent for longer.
+    The controller waits longer than this for a silent agent.
     """
 
     job: int
@@ -99,7 +113,6 @@ class Launch(OfRun, RunSettings):
     time_codecs: bool = False
     plans_on: list[int] = field(default_factory=list)
     unused: bool = False
-    code: str = ""
     observed: bool = True
     job_uuid: str = ""
     saved_step: int = 0
@@ -172,22 +185,16 @@ class Reserved(OfRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended(OfRun):
+class Ended(OfCause):
     """No process of a run is left on this node. Every agent that launched it sends this once.
 
     outcome: done only if all its workers said so. reason: if it failed or was lost, a sentence that names rank and
-    error; it contains `LOST_PEERS` or `KILLED` if the cause is on another node. hung: whether a worker was killed
-    because it trained no step for too long. out_of_memory, unused, broken_device, exit_code: of the `Failure` with that
-    reason.
+    error; it contains `LOST_PEERS` or `KILLED` if the cause is on another node. hung: also if the agent killed a worker
+    for it. The other fields of the cause are those of the `Failure` with that reason.
     """
 
     outcome: Outcome
     reason: str = ""
-    hung: bool = False
-    out_of_memory: bool = False
-    unused: bool = False
-    broken_device: bool = False
-    exit_code: int = 0
 
 
 # Agent → worker, which is also told Stop and Retune
@@ -278,23 +285,16 @@ class Noted(OfRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure(OfRun):
+class Failure(OfCause):
     """A rank reports in one sentence why it fails, before it exits.
 
     from_peers: the error may only mean that another rank is gone; it counts if no rank failed by itself. unsaved: the
     disk refused the last checkpoint, a newer run has begun, or the device is broken, which is not the job's fault.
-    out_of_memory, unused: the controller can remedy these by a smaller micro-batch or `Launch.unused`. broken_device:
-    the device reports a hardware error. hung, exit_code: of a command, which reported no step for too long, or ended.
     """
 
     reason: str
     from_peers: bool = False
     unsaved: bool = False
-    out_of_memory: bool = False
-    unused: bool = False
-    broken_device: bool = False
-    hung: bool = False
-    exit_code: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ from synergy_core.cluster import Share
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Message, OfProgress, OfRun
+from synergy_exec.messages import Message, OfCause, OfProgress, OfRun
 
-KINDS = {each.__name__: each for base in (Message, OfRun, OfProgress) for each in base.__subclasses__()}
+KINDS = {each.__name__: each for base in (Message, OfRun, OfCause, OfProgress) for each in base.__subclasses__()}
 
 
 def encode(message: Message) -> str:

@@ -167,10 +167,10 @@ class NodeRun:
         alone = self.launch.world > 1 and not self.launch.store_host
         shared = os.memfd_create("store") if alone else None
         try:
-            for place, slot in enumerate(slots[:1] if self.launch.file.command else slots):
+            for place, own in enumerate([slots] if self.launch.file.command else [[slot] for slot in slots]):
                 rank = self.launch.first_rank + place
-                own = store.fileno() if store is not None and rank == 0 else shared
-                readers.append(await self._start(rank, slot, own, slots if self.launch.file.command else [slot]))
+                meets_at = store.fileno() if store is not None and rank == 0 else shared
+                readers.append(await self._start(rank, own, meets_at))
         except OSError as error:
             self.kill(f"rank {rank} cannot be started: {error}")
         finally:
@@ -220,7 +220,7 @@ class NodeRun:
             reason += "; FSDP aborts if a parameter has no part in the loss of some replicas; see the job's log"
         self._say(Ended(run=self.launch.run, outcome=result, reason=reason, **of_cause))
 
-    async def _start(self, rank: int, slot: Slot, store: int | None, own: list[Slot]) -> asyncio.Task[None]:
+    async def _start(self, rank: int, own: list[Slot], store: int | None) -> asyncio.Task[None]:
         """Starts the worker of a rank. own: its slots: one, or for a command all slots of the run on this node."""
         launch, started_s = self.launch, time.time()
         grant = self._grants.get(rank)
@@ -230,9 +230,8 @@ class NodeRun:
             rank=rank,
             cores=tuple(sorted({core for each in grants for core in each.cores})),
             cpus=sum(each.cpus for each in grants),
-            gpu=slot.gpu,
+            gpus=tuple(each.gpu for each in own if each.gpu is not None),
             launched_s=started_s,
-            gpus=tuple(each.gpu for each in own if each.gpu is not None) if launch.file.command else (),
             environment=self._forkserver.inherited if launch.file.command else {},
         )
         ours, theirs = socket.socketpair()
@@ -262,19 +261,20 @@ class NodeRun:
         return asyncio.create_task(self._listen(rank, reader, writer))
 
     async def _listen(self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await _line(reader):
-            try:
-                message = decode(line)
-            except InputError as error:
-                print(f"run {self.launch.run}, rank {rank}: {error}", flush=True)
-                continue
-            if isinstance(message, MeansToLeave):
-                self._workers[rank].meant = message.code
-            elif isinstance(message, Failure):
-                self._failures[rank] = message
-                asyncio.get_running_loop().call_later(_SETTLING_S, self.kill, "")
-            else:
-                self._say(message)
+        with suppress(ConnectionError):  # an earlier write may have failed
+            while line := await reader.readline():
+                try:
+                    message = decode(line)
+                except InputError as error:
+                    print(f"run {self.launch.run}, rank {rank}: {error}", flush=True)
+                    continue
+                if isinstance(message, MeansToLeave):
+                    self._workers[rank].meant = message.code
+                elif isinstance(message, Failure):
+                    self._failures[rank] = message
+                    asyncio.get_running_loop().call_later(_SETTLING_S, self.kill, "")
+                else:
+                    self._say(message)
         writer.close()
 
     def _left(self, rank: int, code: int) -> None:
@@ -320,10 +320,3 @@ class NodeRun:
                 await asyncio.sleep(min(_DUMPING_S, _ALL_DUMPING_S / len(alive)))
         self._hung = True
         self.kill(f"rank {rank}: no step for {silence_s:.0f} s; its log says where it stood")
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    try:
-        return await reader.readline()
-    except ConnectionError:  # an earlier write may have failed
-        return b""

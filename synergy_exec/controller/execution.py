@@ -30,7 +30,7 @@ from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges, Seen
 from synergy_exec.controller.journal import STATES, JobRow, Journal, Observation, State, reopen
 from synergy_exec.controller.learning import Learning
 from synergy_exec.job_file import JobFile, check_folders
-from synergy_exec.job_folder import CHECKPOINTS, freeze, kept_code
+from synergy_exec.job_folder import CHECKPOINTS, freeze
 from synergy_exec.messages import Ended, Launch, Message, Noted, Report, Saved, Started
 from synergy_exec.nodes.runs import Happened, Run, Runs
 from synergy_exec.plans import read_candidates
@@ -226,19 +226,13 @@ class Execution:
     def made(self, row: JobRow, file: JobFile) -> ExecutedJob:
         """Creates the job of a row of the journal, without telling the scheduler."""
         job = self.jobs[row.job] = ExecutedJob(
-            row.job,
-            row.name,
+            row,
             file,
-            row.submit_s,
             gpu_types=self.decider.cluster.gpu_types,
             restart_s=self.settings.restart_s,
             profile=self.profile,
             exchange=self.exchanges.of(file.application),
-            row=row.row,
-            uuid=row.uuid,
-            estimate_s=file.work,  # jobs declare work, not time: an iteration a second keeps their order
         )
-        job.state, job.reason, job.losses = row.state, row.reason, row.losses
         self.next_job = max(self.next_job, row.job + 1)
         return job
 
@@ -573,7 +567,6 @@ class Execution:
             file=dataclasses.replace(job.file, directory=str(folder / job.file.directory)),
             plan=job.as_told(run.plan),
             folder=str(folder),
-            code=str(kept_code(job.file, folder) or ""),
             noise=job.file.max_batch > job.file.initial_batch,
             say_layers=self.exchanges.lacks_layers(job.file.application),
             time_codecs=self.exchanges.lacks_codecs(gpu_type),

@@ -23,6 +23,7 @@ from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-de
 
 from synergy_core import errors
 from synergy_core.errors import InputError
+from synergy_exec.job_folder import kept_code
 from synergy_exec.messages import Failure, Started
 from synergy_exec.plans import batches_of, write_candidates
 from synergy_exec.training import checkpoint_folder
@@ -192,7 +193,7 @@ class Rank:
         self._now("building")
         launched_s, began = time.time() - start.launched_s, time.monotonic()
         bare_bytes = resources.held_bytes()
-        job = load_job(launch.file.job_class, launch.file.arguments, Path(launch.code) if launch.code else None)
+        job = load_job(launch.file.job_class, launch.file.arguments, kept_code(launch.file, folder))
         if isinstance(job, LoadedJob):  # rank 0 makes the data before all other ranks find them
             Ranks().first(lambda: job.make_data(folder / "data"))
             job.make_data(folder / "data")
@@ -267,11 +268,11 @@ class Rank:
         resources.move(start.cores, start.cpus)
         for seed in (random.seed, np.random.seed):
             seed(start.launch.seed)
-        if start.gpu is None:
+        if not start.gpus:
             return torch.device("cpu")
         self.takes_device = True
-        self._now(f"taking GPU {start.gpu} of its node")
-        os.environ |= see_only([start.gpu], os.environ)
+        self._now(f"taking GPU {start.gpus[0]} of its node")
+        os.environ |= see_only(start.gpus, os.environ)
         torch.cuda.set_device(0)
         torch.cuda.synchronize()  # errors of a device appear when its context is created
         self.takes_device = False

@@ -30,18 +30,17 @@ from synergy_exec.worker.processes import adopt_orphans, die_with
 class Start:
     """Arguments of one rank of a run.
 
-    cores: CPU cores that it may use. cpus: its share of these cores, which other ranks may use, too. gpu: index of its
-    CUDA device, or None. launched_s: time.time() when the agent was told to launch the run. If the job is a command,
-    gpus: the devices of all its slots; environment: the variables that the controller was started with.
+    cores: CPU cores that it may use. cpus: its share of these cores, which other ranks may use, too. gpus: index of its
+    CUDA device, or of the devices of all slots of a command; empty for slots of CPU cores. launched_s: time.time() when
+    the agent was told to launch the run. environment: of a command, the variables that the controller was started with.
     """
 
     launch: Launch
     rank: int
     cores: tuple[int, ...]
     cpus: float
-    gpu: int | None
+    gpus: tuple[int, ...]
     launched_s: float
-    gpus: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
