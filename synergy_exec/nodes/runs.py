@@ -120,13 +120,11 @@ class Runs:
     def kill(self, number: int) -> None:
         """Kills a run at once, without saving."""
         run = self.runs.get(number)
-        if run is None:
-            return
-        if run.stage in ("waiting", "reserving"):
+        if run is None or run.stage in ("waiting", "reserving"):
             self.stop(number)
-            return
-        run.stopping = run.killed = True
-        self._tell(run, Kill(run=number))
+        else:
+            run.stopping = run.killed = True
+            self._tell(run, Kill(run=number))
 
     def retune(self, number: int, plan: Plan) -> None:
         """Changes micro-batch, accumulation or compressor of a run."""
