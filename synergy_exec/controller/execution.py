@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from synergy_core.cluster import Cluster, Share
+from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.record import gpus_in
 from synergy_core.jobs.spec import Shape
@@ -41,13 +41,8 @@ from synergy_runs.facts import Kind
 
 def with_queue(cluster: Cluster, queue: QueueSettings) -> Cluster:
     """The cluster with these rules. Raises InputError if quotas add up to more than the cluster has."""
-    return dataclasses.replace(
-        cluster,
-        virtual_clusters=dict(queue.virtual_clusters or {}),
-        borrowing=queue.borrowing,
-        reclaim=queue.reclaim,
-        max_wait=queue.max_wait,
-    )
+    rules = dataclasses.asdict(queue) | {"virtual_clusters": dict(queue.virtual_clusters or {})}
+    return dataclasses.replace(cluster, **rules)
 
 
 class QuotaShare(NamedTuple):
@@ -290,7 +285,12 @@ class Execution:
             self.journal.timing(run.number, now_s, "plan", self._trained_with(plan))
             if job.share is not None:
                 self.journal.timing(run.number, now_s, "share", job.share._asdict())
-        reshared = self._reshared()
+        going_on = ((run, self.jobs[run.job]) for run in self.runs.runs.values() if not run.stopping)
+        reshared = [
+            (run.number, job.share)
+            for run, job in going_on
+            if job.running and job.run == run.number and job.share is not None and job.share != run.share
+        ]
         for number, share in reshared:
             self.journal.timing(number, now_s, "share", share._asdict())
         for job, plan in answer.retunes:
@@ -322,14 +322,6 @@ class Execution:
             self.runs.reshare(number, share)
         self._settle(now_s)
         return answer
-
-    def _reshared(self) -> list[tuple[int, Share]]:
-        now = ((run, self.jobs[run.job]) for run in self.runs.runs.values() if not run.stopping)
-        return [
-            (run.number, job.share)
-            for run, job in now
-            if job.running and job.run == run.number and job.share is not None and job.share != run.share
-        ]
 
     def leave_out(self, away: set[int], now_s: float) -> None:
         """Excludes these nodes and those with a broken device, and includes the others again.
