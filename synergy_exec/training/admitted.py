@@ -93,18 +93,11 @@ class Admission:
         job = self._job
         loaded = (job.samples, job.item_bytes) if isinstance(job, LoadedJob) else (0, 0)
         found = {size: plans(size, batches, self.refusal) for size in sizes}
-        return Candidates(found, float(self.parameters), float(self.held_bytes), *loaded)
-
-    @cached_property
-    def parameters(self) -> int:
-        """Number of the model's parameters."""
-        return sum(each.numel() for each in self._outline[0].parameters())
-
-    @cached_property
-    def held_bytes(self) -> int:
-        """Bytes of the parameters and their gradients: the least that the ranks of a replica hold together."""
-        found = self._outline[0].parameters()
-        return sum(each.numel() * each.element_size() * (1 + each.requires_grad) for each in found)
+        parameters = list(self._outline[0].parameters())
+        numbers = sum(each.numel() for each in parameters)
+        # Parameters and their gradients are the least that the ranks of a replica hold together.
+        held_bytes = sum(each.numel() * each.element_size() * (1 + each.requires_grad) for each in parameters)
+        return Candidates(found, float(numbers), float(held_bytes), *loaded)
 
     @cached_property
     def _sample(self) -> Batch:
