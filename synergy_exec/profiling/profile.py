@@ -382,7 +382,7 @@ class Measuring:
         """Measures the input of a job that loads its samples, alone on one slot of the first node, at the numbers of
         CPUs that optimistic profiling tries (`searched_steps`).
         """
-        cores, loop = self._testbed.cores(0), asyncio.get_running_loop()
+        cores, loop = self._testbed.agents.there()[0].cpus, asyncio.get_running_loop()
         memory_bytes = CACHE_FACTOR * self._found.samples * self._found.item_bytes
         run = self._start(self._job, ((0, 1),), plan, Share(float(cores), memory_bytes))
 

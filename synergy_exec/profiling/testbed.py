@@ -140,10 +140,6 @@ class Testbed:
         self._runs.reshare(run.launch.run, share)
         self._flush()
 
-    def cores(self, node: int) -> int:
-        """CPU cores of a node, as its agent reported them."""
-        return self.agents.there()[node].cpus
-
     def check(self) -> None:
         """Raises TestbedError if agents were lost too often."""
         if self._broken is not None:

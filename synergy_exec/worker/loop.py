@@ -226,7 +226,8 @@ class Loop:
     doing: str = "starting to train"
 
     def __post_init__(self) -> None:
-        self._launch, self._reports = self.start.launch, self.start.rank == 0
+        self._launch = self.start.launch
+        self._reports = self.start.rank == 0
         self._folder = Path(self._launch.folder)
         self._saves = Saves(
             self.trainer, self._launch, self.progress.step, self.checkpoints, self.heartbeat, self._saved, self._note
@@ -238,7 +239,9 @@ class Loop:
         self._meter = Meter()
         self._exchanges = Exchanges()
         self._cpus = 0.0 if self._launch.share is None else self.start.cpus
-        self._pace = Pace.of(self.start, self.agent)
+        # A rank with a GPU, whole cores or a granted share needs no pace.
+        has_part_of_a_core = self._launch.share is None and not self.start.gpus and self.start.cpus < 1
+        self._pace = Pace(self.start.cpus, sleep=self.agent.wait) if has_part_of_a_core else None
         self._steps: StepsFile | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._compiles = self._launch.file.compile

@@ -16,7 +16,6 @@ import torch
 from synergy_exec.job_folder import COLUMNS, TENSORBOARD
 from synergy_exec.wire import cut_to_lines
 from synergy_exec.worker import processes
-from synergy_exec.worker.start import AgentConnection, Start
 
 WARM_UP_STEPS = 2
 """Steps ignored after a start or a change of batch: the first allocates memory, in the second DDP rebuilds buckets."""
@@ -168,12 +167,6 @@ class Pace:
     sleep: Callable[[float], None] = time.sleep
     _since: tuple[float, float] | None = None
     _ahead_s: float = 0.0
-
-    @staticmethod
-    def of(start: Start, agent: AgentConnection) -> Pace | None:
-        """The pace of a rank whose slot is a part of a core; None if it has a GPU, whole cores, or a granted share."""
-        part_of_a_core = start.launch.share is None and not start.gpus and start.cpus < 1
-        return Pace(start.cpus, sleep=agent.wait) if part_of_a_core else None
 
     def begin(self) -> None:
         """Begins a step. Time outside steps does not count: building, saving and evaluating run at full speed."""
