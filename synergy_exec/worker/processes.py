@@ -80,10 +80,8 @@ def cpu_s(processes: Iterable[int]) -> float:
 
 
 def _threads(pid: int) -> Iterator[int]:
-    try:
+    with contextlib.suppress(OSError):
         yield from map(int, os.listdir(f"/proc/{pid}/task"))
-    except OSError:
-        return
 
 
 def _move(thread: int, cores: set[int]) -> bool:
