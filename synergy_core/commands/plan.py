@@ -16,7 +16,7 @@ pcie): describe a node that differs from the usual one. gradients: precision in 
 bf16 or fp32, if the software supports more than one. optimizer: adamw, adamw_bf16, adamw8bit, paged_adamw8bit,
 adafactor, lion, lion8bit, muon, sgd, sgd_momentum. lora: rank of adapters on all matrices of frozen weights; quantize:
 bits of these weights, 4 (QLoRA), 8 or 16. loss: compiled or chunked. offload=optimizer: its states are on the host.
-recompute_layers: how many layers recompute; the others keep everything. The columns 90% show the interval that contained
+recompute_layers: how many layers recompute; others keep everything. The columns 90% show the interval that contained
 9 in 10 held-out measurements; unmeasured settings are named as extrapolated.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (none,
 selective, full, operators, modules), sequence (0, 1); plan=FILE takes all of them and the batch from a file
