@@ -7,10 +7,11 @@ websocket, agents and workers as lines over a socket pair. `wire.py` encodes and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from synergy_core.cluster import Share
 from synergy_core.planner.plan import Plan
+from synergy_exec.job_file import JobFile
 from synergy_exec.settings import RunSettings
 
 Outcome = Literal["done", "paused", "failed", "lost"]
@@ -30,6 +31,30 @@ class OfRun(Message):
     """The base class of messages about a run. Without slots, because `Launch` has a second base class."""
 
     run: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfProgress(OfRun):
+    """The base class of messages about a job's progress: totals of all its runs."""
+
+    step: int
+    samples: int
+    work: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCause(OfRun):
+    """The base class of messages about a failure: what is known of its cause.
+
+    out_of_memory, unused: the controller can remedy these by a smaller micro-batch or `Launch.unused`. broken_device:
+    the device reports a hardware error. hung: no step was trained or reported for too long. exit_code: of a command.
+    """
+
+    out_of_memory: bool = False
+    unused: bool = False
+    broken_device: bool = False
+    hung: bool = False
+    exit_code: int = 0
 
 
 # Controller → agent
@@ -56,33 +81,25 @@ class Launch(OfRun, RunSettings):
     exceptions by layer after commas: `q4,token.weight=none,layers.*=powersgd-4`. (In the controller it is the name of
     an offer of the core, such as `layerwise-q4`.)
 
-    job_class: `package.module:Class` or `/path/file.py:Class`; "" for a job that is a command. command: the job file
-    of a command (`JobFile.values`), {} for a class. It has one process per node, and this is node `node_rank` of
-    `nodes`. restarts: how often it was started before. grace_s: seconds to save when the run is stopped.
-    tensorboard: whether a class's steps are written as TensorBoard's event files, too. compiled: `compile` of the job
-    file.
+    file: the job file. A command has one process per node, and this is node `node_rank` of `nodes`; its `directory` is
+    absolute. restarts: how often it was started before. grace_s: seconds to save when the run is stopped.
     slots: the run's slots on this node; ranks first_rank … use them in order. store_host, store_port: where ranks on
     several nodes meet; the agent that reserved the port listens on it. "" and 0 if all ranks are on this node: its
     agent gives them a store that no other user can open.
     folder: the job's folder, on a file system that all nodes share. job_uuid: written in its checkpoints. saved_step:
-    step of its last known checkpoint, without which the run refuses to train; 0 for none. work: iterations at the
-    initial batch until the job is done. noise: whether to estimate the gradient's noise scale. report_s: seconds
-    between reports. share: CPUs and memory of each slot; None for the slots' own cores and no data cache.
+    step of its last known checkpoint, without which the run refuses to train; 0 for none. noise: whether to estimate
+    the gradient's noise scale. report_s: seconds between reports. share: CPUs and memory of each slot; None for the
+    slots' own cores and no data cache.
     say_layers, time_codecs: whether `Started` reports the model's layers and the speed of encoding gradients.
-    plans_on, plans_at: numbers of slots and batches for which rank 0 writes the possible plans to `plans.json` in the
-    folder; empty if they are known. unused: whether some parameters have no part in some steps, which DDP must know.
-    code: the copy of the source file of `job_class` from its submission; "" for a class of a package. weights: file of
-    a state_dict for the first run to begin with; "" for none. observed: whether to call the job's evaluation and
-    callbacks. spare_memory: whether ranks return freed memory to the kernel at once, which takes time. agent_silence_s:
-    ranks save and stop if their agent is silent for longer. The controller waits longer than this for a silent agent.
+    plans_on: numbers of slots for which rank 0 writes the possible plans to `plans.json` in the folder; empty if they
+    are known. unused: whether some parameters have no part in some steps, which DDP must know. observed: whether to
+    call the job's evaluation and callbacks. agent_silence_s: ranks save and stop if their agent is silent for longer.
+    The controller waits longer than this for a silent agent.
     """
 
     job: int
-    job_class: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    file: JobFile
     plan: Plan
-    initial_batch: int
-    work: float
     folder: str
     slots: list[int] = field(default_factory=list)
     first_rank: int = 0
@@ -95,18 +112,11 @@ class Launch(OfRun, RunSettings):
     say_layers: bool = False
     time_codecs: bool = False
     plans_on: list[int] = field(default_factory=list)
-    plans_at: list[int] = field(default_factory=list)
     unused: bool = False
-    code: str = ""
-    weights: str = ""
     observed: bool = True
-    spare_memory: bool = False
     job_uuid: str = ""
     saved_step: int = 0
     agent_silence_s: float = 30.0
-    tensorboard: bool = False
-    compiled: bool = False
-    command: dict[str, Any] = field(default_factory=dict)
     restarts: int = 0
     grace_s: float = 15.0
     nodes: int = 1
@@ -175,22 +185,16 @@ class Reserved(OfRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended(OfRun):
+class Ended(OfCause):
     """No process of a run is left on this node. Every agent that launched it sends this once.
 
     outcome: done only if all its workers said so. reason: if it failed or was lost, a sentence that names rank and
-    error; it contains `LOST_PEERS` or `KILLED` if the cause is on another node. hung: whether a worker was killed
-    because it trained no step for too long. out_of_memory, unused, broken_device, exit_code: of the `Failure` with that
-    reason.
+    error; it contains `LOST_PEERS` or `KILLED` if the cause is on another node. hung: also if the agent killed a worker
+    for it. The other fields of the cause are those of the `Failure` with that reason.
     """
 
     outcome: Outcome
     reason: str = ""
-    hung: bool = False
-    out_of_memory: bool = False
-    unused: bool = False
-    broken_device: bool = False
-    exit_code: int = 0
 
 
 # Agent → worker, which is also told Stop and Retune
@@ -208,17 +212,13 @@ class Granted(OfRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started(OfRun):
+class Started(OfProgress):
     """The first step of a run is done. The fields in seconds are the parts of the time since the launch.
 
-    step, samples, work: totals of the job, including saved progress of earlier runs. layers: name, rows and columns of
-    each parameter with a gradient, as replicas exchange it. codecs: fields of `CodecSpeed` by scheme. Both are empty
-    unless requested.
+    layers: name, rows and columns of each parameter with a gradient, as replicas exchange it. codecs: fields of
+    `CodecSpeed` by scheme. Both are empty unless requested.
     """
 
-    step: int
-    samples: int
-    work: float
     launch_s: float
     build_s: float = 0.0
     load_s: float = 0.0
@@ -228,10 +228,10 @@ class Started(OfRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report(OfRun):
+class Report(OfProgress):
     """Progress and measurements of a run, from rank 0.
 
-    step, samples, work: totals of the job. loss: of the last step. step_s: median of the slowest rank's step times at
+    loss: of the last step. step_s: median of the slowest rank's step times at
     this batch, without warm-up, over `steps` steps; 0 if there is none yet. sync_s: the part of it in which gradients
     were exchanged and nothing was computed, on the rank that waited least. waited_s: the part in which the rank with
     the slowest input waited for data.
@@ -245,9 +245,6 @@ class Report(OfRun):
     gradient and of the part that compression left out, from the last measured step since the last report.
     """
 
-    step: int
-    samples: int
-    work: float
     loss: float
     micro_batch: int
     accumulation: int
@@ -271,12 +268,9 @@ class Report(OfRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved(OfRun):
+class Saved(OfProgress):
     """A checkpoint is complete on disk. save_s: how long training waited for it."""
 
-    step: int
-    samples: int
-    work: float
     save_s: float
 
 
@@ -291,23 +285,16 @@ class Noted(OfRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure(OfRun):
+class Failure(OfCause):
     """A rank reports in one sentence why it fails, before it exits.
 
     from_peers: the error may only mean that another rank is gone; it counts if no rank failed by itself. unsaved: the
     disk refused the last checkpoint, a newer run has begun, or the device is broken, which is not the job's fault.
-    out_of_memory, unused: the controller can remedy these by a smaller micro-batch or `Launch.unused`. broken_device:
-    the device reports a hardware error. hung, exit_code: of a command, which reported no step for too long, or ended.
     """
 
     reason: str
     from_peers: bool = False
     unsaved: bool = False
-    out_of_memory: bool = False
-    unused: bool = False
-    broken_device: bool = False
-    hung: bool = False
-    exit_code: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,7 +158,8 @@ def execute_all(
             if done:
                 print(f"{results}: done before this command was broken off; kept", file=sys.stderr)
             else:
-                run = _execute_one(settings, policy, trace, arrivals, profile, work, make_backend())
+                controller = Controller(policy, arrivals, make_backend(), settings, work, profile)
+                run = _execute_one(controller, trace)
                 write_run(run, results, OmegaConf.to_yaml(OmegaConf.create(own[results.name])))
                 write_recorded(work / "jobs", job_folder.STEPS, results / "losses.parquet")
                 write_recorded(work / "jobs", job_folder.EVALUATIONS, results / "metrics.parquet")
@@ -188,18 +189,10 @@ def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable
     return profile
 
 
-def _execute_one(
-    settings: Settings,
-    policy: Policy,
-    trace: Workload | None,
-    arrivals: list[Arrival],
-    profile: Profile,
-    work: Path,
-    backend: Backend,
-) -> Run:
+def _execute_one(controller: Controller, trace: Workload | None) -> Run:
     """Runs one policy until all its jobs have ended. Raises KeyboardInterrupt if the user interrupts it."""
+    settings, work = controller.settings, controller.folder
     began_s = time.process_time()
-    controller = Controller(policy, arrivals, backend, settings, work, profile)
     asyncio.run(_with_progress(controller))
     execution = controller.execution
     if execution is None or (controller.interrupted and not (settings.serve and execution.idle)):
@@ -209,7 +202,7 @@ def _execute_one(
     whole = whole_cluster(journal)
     assert whole is not None
     cluster = with_queue(whole, settings.cluster)
-    return executed(journal, trace, policy, cluster, work.parents[1].name, settings.seed, cpu_s)
+    return executed(journal, trace, controller.policy, cluster, work.parents[1].name, settings.seed, cpu_s)
 
 
 async def _with_progress(controller: Controller) -> None:

@@ -16,9 +16,10 @@ from aiohttp import ClientError, ClientWebSocketResponse, WSMsgType, web
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
-from synergy_exec.messages import Message, OfRun
+from synergy_exec.job_file import JobFile
+from synergy_exec.messages import Message, OfCause, OfProgress, OfRun
 
-KINDS = {each.__name__: each for each in (*Message.__subclasses__(), *OfRun.__subclasses__())}
+KINDS = {each.__name__: each for base in (Message, OfRun, OfCause, OfProgress) for each in base.__subclasses__()}
 
 
 def encode(message: Message) -> str:
@@ -34,6 +35,8 @@ def decode(text: str | bytes) -> Message:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise InputError(f"not a message: {text[:100]!r} ({type(error).__name__})") from None
     try:
+        if "file" in values:
+            values["file"] = JobFile(**values["file"])
         if "plan" in values:
             values["plan"] = Plan(**values["plan"])
         if values.get("share") is not None:

@@ -15,9 +15,9 @@ shipped constants. top: plans shown per count of GPUs. gpus_per_node, network (b
 pcie): describe a node that differs from the usual one. gradients: precision in which gradients are summed and sent,
 bf16 or fp32, if the software supports more than one. optimizer: adamw, adamw_bf16, adamw8bit, paged_adamw8bit,
 adafactor, lion, lion8bit, muon, sgd, sgd_momentum. lora: rank of adapters on all matrices of frozen weights; quantize:
-bits of these weights, 4 (QLoRA), 8 or 16. loss: compiled or chunked. offload=optimizer: its states are on the host. The
-columns 90% show the interval that contained 9 in 10 held-out measurements; unmeasured settings are named as
-extrapolated.
+bits of these weights, 4 (QLoRA), 8 or 16. loss: compiled or chunked. offload=optimizer: its states are on the host.
+recompute_layers: how many layers recompute; others keep everything. The columns 90% show the interval that contained
+9 in 10 held-out measurements; unmeasured settings are named as extrapolated.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (none,
 selective, full, operators, modules), sequence (0, 1). plan=FILE takes them, the batch and other settings from a file
 written by --emit, from a launch script, or from a configuration of DeepSpeed, Accelerate, the Hugging Face Trainer,
@@ -91,7 +91,7 @@ MIN_COUNTS_FOR_SUMMARY = 4
 KEPT_PLANS = 500
 """Fastest plans among which one that surely fits is looked for."""
 DEFAULT_SOFTWARE = "megatron-core"
-TUNING = ("optimizer", "lora", "quantize", "loss", "offload")
+TUNING = ("optimizer", "lora", "quantize", "loss", "offload", "recompute_layers")
 """Settings of `tuned`."""
 MAX_GPUS = 65_536
 """Largest number of GPUs that `plan` tries, and largest length of a range of counts."""
@@ -163,7 +163,7 @@ def asked(
         software = with_gradients(software, query.gradients)
     of_model = {key: to(model.architecture) if callable(to) else to for key, to in stated.changed.items()}
     tuning = {name: getattr(query, name) for name in TUNING}
-    software = replace(tuned(software, **tuning), **of_model)
+    software = replace(tuned(software, **tuning, layers=model.architecture.limits().layers), **of_model)
     batch = query.batch or default_batch(model.architecture)
     machines = [_machine(name, query) for name in query.gpu]
     stacks = {machine.gpu.name: running_on(software, machine.gpu) for machine in machines}
@@ -244,7 +244,7 @@ def _read_settings(settings: Sequence[str]) -> SimpleNamespace:
     readers: dict[str, Callable[[str, str], Any]] = {
         **dict.fromkeys(("model", "software", "link", "gradients", "optimizer", "loss", "offload"), as_text),
         **dict.fromkeys(("constants", "plan"), lambda _, text: Path(text)),
-        **dict.fromkeys(("batch", "top", "gpus_per_node", "seq_len", "lora", "quantize"), whole),
+        **dict.fromkeys(("batch", "top", "gpus_per_node", "seq_len", "lora", "quantize", "recompute_layers"), whole),
         **dict.fromkeys(FIXABLE, lambda key, text: whole(key, text, minimum=0)),
         "recompute": _recompute,
         "gpu": lambda _, text: tuple(text.split(",")),

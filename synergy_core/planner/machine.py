@@ -113,7 +113,8 @@ class Software:
     state_bytes: the part of optimizer_bytes that is not a master copy of the weights. foreach: whether torch's foreach
     kernels update, which make an fp32 array of a state (only where `eager`). adapter_rank: rank of the trained adapters
     on all matrices of the layers, whose own weights are frozen; 0: all weights are trained. frozen_bytes: bytes per
-    frozen weight of a matrix (`planner/tuning.py` sets these).
+    frozen weight of a matrix. recomputed_fraction: fraction of the layers that a plan's recomputation applies to; the
+    others keep everything (`planner/tuning.py` sets these).
     splits: those of `SPLITS` that are supported. zeros: ZeRO stages that are supported for several replicas; 0 is plain
     data parallelism. staged_zeros: those of them that are also supported with pipeline stages. recomputes: names of the
     supported recomputation modes. offload: whether the host keeps optimizer states (under ZeRO 2 and 3 also gradients)
@@ -152,6 +153,7 @@ class Software:
     foreach: bool = True
     adapter_rank: int = 0
     frozen_bytes: float = 2.0
+    recomputed_fraction: float = 1.0
     update_bytes: float = 0.0
     update_elements: float = 0.0
     sums_whole: bool = False

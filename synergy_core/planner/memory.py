@@ -167,6 +167,7 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     kept, over = np.zeros(len(plans)), np.zeros(len(plans))
     for block, count in held:
         one = np.choose(plans.recompute, _broad(plans, *(block.kept_bytes(each) for each in Recompute)))
+        one = one + (1.0 - software.recomputed_fraction) * (block.kept_bytes(Recompute.NONE) - one)
         kept = kept + flight * count * one
         over = np.maximum(over, np.where(count > 0, block.live_bytes - one, 0.0))
     logits = last * work.after.live_bytes

@@ -175,7 +175,9 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
             Recompute.OPERATORS: 0.5 * (gpu.forward_s - gpu.attention_s),
             Recompute.MODULES: gpu.modules_s + core + np.where(plans.tensor > 1, one * block.again_count, 0.0),
         }
-        passes, again = plans.passes, np.choose(plans.recompute, [seconds[each] for each in Recompute])
+        part = runs.software.recomputed_fraction
+        passes = part * plans.passes + (1.0 - part) * Recompute.NONE.passes
+        again = part * np.choose(plans.recompute, [seconds[each] for each in Recompute])
     parts = (forward, backward, again, tensor * (passes - 1.0) - hidden, context * passes, expert * (passes - 1.0))
     return np.stack([np.broadcast_to(each, (len(plans),)) for each in parts])
 

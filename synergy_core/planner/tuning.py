@@ -57,11 +57,14 @@ def tuned(
     quantize: int | None = None,
     loss: str | None = None,
     offload: str | None = None,
+    recompute_layers: int | None = None,
+    layers: int = 1,
 ) -> Software:
     """The stack as a run uses it. None: its default. lora: rank of adapters on all linear layers of the blocks.
 
-    quantize: bits of the frozen weights under adapters. Raises InputError for unknown names and for quantized weights
-    without adapters.
+    quantize: bits of the frozen weights under adapters. recompute_layers: how many of the model's `layers` recompute,
+    evenly over the stages, as Megatron's --recompute-method block has it for each. Raises InputError for unknown names,
+    and for quantized weights without adapters.
     """
     if optimizer is not None:
         if optimizer not in OPTIMIZERS:
@@ -88,6 +91,10 @@ def tuned(
         if offload != "optimizer":
             raise unknown("offload", offload, ("optimizer",))
         software = replace(software, offload=True)
+    if recompute_layers is not None:
+        if recompute_layers > layers:
+            raise InputError(f"recompute_layers={recompute_layers}: the model has {layers} layers.")
+        software = replace(software, recomputed_fraction=recompute_layers / layers)
     return software
 
 

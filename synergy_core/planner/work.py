@@ -26,8 +26,8 @@ class Gemm:
     """`count` products (m × k) · (k × n) of the forward pass; the backward pass has two products for each.
 
     stored: number of right operands that are parameters of the block; None: all `count`. expert: whether these
-    parameters are in `Block.expert_parameters`. again: whether Recompute.MODULES recomputes the products. parts: how many
-    of the model's matrices one right operand joins, such as queries, keys and values; each has an adapter of its own.
+    parameters are in `Block.expert_parameters`. again: whether Recompute.MODULES recomputes the products. parts:
+    how many of the model's matrices a right operand joins, such as queries, keys and values, each with its own adapter.
     """
 
     m: Amount

@@ -44,12 +44,9 @@ def main() -> int:
             cores = near_gpus(cores, [each.numa for each in gpus[: given.slots]])
         slots = divide(cores, given.slots, gpus=given.gpu_type != "cpu")
         asyncio.run(Agent(given.node, slots, given.gpu_type, cores).serve(given.url.rstrip("/"), token))
-    except InputError as error:
+    except (InputError, ConnectionError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except ConnectionError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, InputError) else 1
     return 0
 
 

@@ -94,15 +94,13 @@ class Cores:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(CoreGrant):
     """A place for one rank.
 
     cores: CPU cores that its worker may use. cpus: its share of them, less than 1 if slots share a core. gpu: index of
     its CUDA device; None for a slot of CPU cores.
     """
 
-    cores: tuple[int, ...]
-    cpus: float
     gpu: int | None
 
 

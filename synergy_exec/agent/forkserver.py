@@ -110,20 +110,17 @@ class Forkserver:
 
     def end(self, pids: Iterable[int]) -> None:
         """Kills workers. Processes that they started are killed before `left` is called."""
-        for pid in pids:
-            if pid in self._workers:
-                _signal(pid, signal.SIGKILL)
+        processes.send(signal.SIGKILL, self._workers.keys() & pids)
 
     def show(self, pid: int) -> None:
         """Makes a worker write its stack into its log."""
-        if pid in self._workers:
-            _signal(pid, signal.SIGUSR1)
+        processes.send(signal.SIGUSR1, self._workers.keys() & {pid})
 
     async def close(self) -> None:
         """Kills the forkserver and every remaining worker."""
         self._watching.cancel()
         if processes.lives(self._pid, self._began):
-            _signal(self._pid, signal.SIGKILL)
+            processes.send(signal.SIGKILL, [self._pid])
         await asyncio.to_thread(processes.end_all)
 
     def _ended(self, pid: int) -> None:
@@ -168,12 +165,7 @@ class Forkserver:
             stopped = stopped + 1 if processes.is_stopped(self._pid) else 0
             if stopped > 1:
                 self.why = "the parent of workers was stopped, and is killed with every worker"
-                _signal(self._pid, signal.SIGKILL)
+                processes.send(signal.SIGKILL, [self._pid])
             await asyncio.sleep(_LOOK_S)
         self.why = self.why or "the parent of workers is gone, and every worker with it"
         self.died.set()
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)

@@ -135,22 +135,21 @@ class Worker:
             self.writer.write(encode(message).encode() + b"\n")
 
 
+@dataclass(eq=False)
 class NodeRun:
     """A run on this node, from its launch until none of its processes is left. One `Ended` message reports the end.
 
     grants: the CPUs of each rank on this node; empty if the run was launched without a share.
     """
 
-    def __init__(
-        self,
-        launch: Launch,
-        forkserver: Forkserver,
-        say: Callable[[Message], None],
-        grants: Mapping[int, CoreGrant],
-    ) -> None:
-        self.launch, self._forkserver, self._say = launch, forkserver, say
-        self._grants = dict(grants)
-        self._cache = Cache.create(launch.share.memory_bytes * len(launch.slots) if launch.share else 0)
+    launch: Launch
+    forkserver: Forkserver
+    say: Callable[[Message], None]
+    grants: dict[int, CoreGrant]
+
+    def __post_init__(self) -> None:
+        share, slots = self.launch.share, len(self.launch.slots)
+        self._cache = Cache.create(share.memory_bytes * slots if share else 0)
         self._workers: dict[int, Worker] = {}
         self._failures: dict[int, Failure] = {}
         self._killed: set[int] = set()
@@ -167,10 +166,10 @@ class NodeRun:
         alone = self.launch.world > 1 and not self.launch.store_host
         shared = os.memfd_create("store") if alone else None
         try:
-            for place, slot in enumerate(slots[:1] if self.launch.command else slots):
+            for place, own in enumerate([slots] if self.launch.file.command else [[slot] for slot in slots]):
                 rank = self.launch.first_rank + place
-                own = store.fileno() if store is not None and rank == 0 else shared
-                readers.append(await self._start(rank, slot, own, slots if self.launch.command else [slot]))
+                meets_at = store.fileno() if store is not None and rank == 0 else shared
+                readers.append(await self._start(rank, own, meets_at))
         except OSError as error:
             self.kill(f"rank {rank} cannot be started: {error}")
         finally:
@@ -195,7 +194,7 @@ class NodeRun:
             worker.tell(message)
 
     def grant(self, rank: int, grant: CoreGrant) -> None:
-        self._grants[rank] = grant
+        self.grants[rank] = grant
         if rank in self._workers:
             self._move(rank)
 
@@ -204,7 +203,7 @@ class NodeRun:
         Cache(self._cache).limit(memory_bytes * len(self.launch.slots))
 
     def _move(self, rank: int) -> None:
-        worker, grant = self._workers[rank], self._grants[rank]
+        worker, grant = self._workers[rank], self.grants[rank]
         if worker.code is None:
             processes.pin(worker.pid, grant.cores)
             worker.tell(Granted(run=self.launch.run, cores=list(grant.cores), cpus=grant.cpus))
@@ -218,22 +217,21 @@ class NodeRun:
         of_cause = {"hung": self._hung} | {name: getattr(cause, name) for name in flags}
         if cause is None and self.launch.plan.zero and -signal.SIGABRT in codes.values():
             reason += "; FSDP aborts if a parameter has no part in the loss of some replicas; see the job's log"
-        self._say(Ended(run=self.launch.run, outcome=result, reason=reason, **of_cause))
+        self.say(Ended(run=self.launch.run, outcome=result, reason=reason, **of_cause))
 
-    async def _start(self, rank: int, slot: Slot, store: int | None, own: list[Slot]) -> asyncio.Task[None]:
+    async def _start(self, rank: int, own: list[Slot], store: int | None) -> asyncio.Task[None]:
         """Starts the worker of a rank. own: its slots: one, or for a command all slots of the run on this node."""
         launch, started_s = self.launch, time.time()
-        grant = self._grants.get(rank)
-        grants = [self._grants[rank + place] for place in range(len(own))] if grant else own
+        grant = self.grants.get(rank)
+        grants = [self.grants[rank + place] for place in range(len(own))] if grant else own
         start = Start(
             launch=launch,
             rank=rank,
             cores=tuple(sorted({core for each in grants for core in each.cores})),
             cpus=sum(each.cpus for each in grants),
-            gpu=slot.gpu,
+            gpus=tuple(each.gpu for each in own if each.gpu is not None),
             launched_s=started_s,
-            gpus=tuple(each.gpu for each in own if each.gpu is not None) if launch.command else (),
-            environment=self._forkserver.inherited if launch.command else {},
+            environment=self.forkserver.inherited if launch.file.command else {},
         )
         ours, theirs = socket.socketpair()
         heartbeat, log = Heartbeat.create(), open_log(launch)
@@ -243,7 +241,7 @@ class NodeRun:
         beats.answer()
         descriptors = Descriptors(theirs.fileno(), heartbeat, log, self._cache, store)
         try:
-            pid = await self._forkserver.fork(start, descriptors, lambda code: self._left(rank, code))
+            pid = await self.forkserver.fork(start, descriptors, lambda code: self._left(rank, code))
         except OSError:
             writer.close()
             raise
@@ -254,7 +252,7 @@ class NodeRun:
         worker = self._workers[rank] = Worker(pid, beats, writer)
         for message in self._told:
             worker.tell(message)
-        if self._grants.get(rank) != grant:
+        if self.grants.get(rank) != grant:
             # The rank's cores were changed while it was being forked.
             self._move(rank)
         if self._doomed:
@@ -262,19 +260,20 @@ class NodeRun:
         return asyncio.create_task(self._listen(rank, reader, writer))
 
     async def _listen(self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await _line(reader):
-            try:
-                message = decode(line)
-            except InputError as error:
-                print(f"run {self.launch.run}, rank {rank}: {error}", flush=True)
-                continue
-            if isinstance(message, MeansToLeave):
-                self._workers[rank].meant = message.code
-            elif isinstance(message, Failure):
-                self._failures[rank] = message
-                asyncio.get_running_loop().call_later(_SETTLING_S, self.kill, "")
-            else:
-                self._say(message)
+        with suppress(ConnectionError):  # an earlier write may have failed
+            while line := await reader.readline():
+                try:
+                    message = decode(line)
+                except InputError as error:
+                    print(f"run {self.launch.run}, rank {rank}: {error}", flush=True)
+                    continue
+                if isinstance(message, MeansToLeave):
+                    self._workers[rank].meant = message.code
+                elif isinstance(message, Failure):
+                    self._failures[rank] = message
+                    asyncio.get_running_loop().call_later(_SETTLING_S, self.kill, "")
+                else:
+                    self.say(message)
         writer.close()
 
     def _left(self, rank: int, code: int) -> None:
@@ -293,7 +292,7 @@ class NodeRun:
         if not self._doomed:
             self._doomed, self._verdict = True, verdict
         self._killed |= alive.keys()
-        self._forkserver.end(alive.values())
+        self.forkserver.end(alive.values())
 
     async def _watch(self) -> None:
         while True:
@@ -316,14 +315,7 @@ class NodeRun:
             # One after another, because they write into the same file.
             for each, pid in alive.items():
                 log.write(f"rank {each} stands at:\n".encode())
-                self._forkserver.show(pid)
+                self.forkserver.show(pid)
                 await asyncio.sleep(min(_DUMPING_S, _ALL_DUMPING_S / len(alive)))
         self._hung = True
         self.kill(f"rank {rank}: no step for {silence_s:.0f} s; its log says where it stood")
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    try:
-        return await reader.readline()
-    except ConnectionError:  # an earlier write may have failed
-        return b""

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -111,7 +112,7 @@ class Processes:
 
     def __init__(self, places: Sequence[AgentPlace], *, wait_s: float = 0.0, save_s: float = LEAVING_S) -> None:
         self.places, self.nodes = places, len(places)
-        self._wait_s, self._save_s = wait_s, save_s
+        self._end = partial(end, wait_s=wait_s, save_s=save_s)
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
         self._logs: dict[int, Path] = {}
 
@@ -134,9 +135,6 @@ class Processes:
         """Waits until every agent has saved and exited; ends those that do not."""
         await asyncio.gather(*(asyncio.to_thread(self._end, agent) for agent in self._agents.values()))
         self._agents.clear()
-
-    def _end(self, agent: subprocess.Popen[bytes]) -> None:
-        end(agent, wait_s=self._wait_s, save_s=self._save_s)
 
 
 def require_reachable(url: str, hosts: Collection[str], here: Collection[str]) -> None:

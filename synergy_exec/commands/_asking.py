@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from synergy_core.commands import Parser
+from synergy_core.commands._settings import table
 from synergy_core.errors import InputError
 from synergy_exec.controller.journal import retry_in
 from synergy_exec.folders import find_job, lock, works_below
@@ -126,10 +127,8 @@ def list_jobs(given: argparse.Namespace, client: Client) -> None:
         return
     more = {heading: key for heading, key in _WHOSE.items() if any(job.get(key) not in _NOTHING for job in jobs)}
     cells = [_cells(job) | {heading: plain(str(job.get(key) or "-")) for heading, key in more.items()} for job in jobs]
-    rows = [list(cells[0]), *(list(each.values()) for each in cells)] if jobs else [["no jobs"]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    header = list(cells[0]) if jobs else ["no jobs"]
+    print(table(header, [list(each.values()) for each in cells], left=len(header)))
     for job in jobs:
         if job["state"] == "failed":
             print(f"job {job['job']} ({plain(job['name'])}) failed: {plain_lines(job['reason'])}")

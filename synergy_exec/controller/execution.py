@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from synergy_core.cluster import Cluster, Share
+from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.record import gpus_in
 from synergy_core.jobs.spec import Shape
@@ -30,10 +30,10 @@ from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges, Seen
 from synergy_exec.controller.journal import STATES, JobRow, Journal, Observation, State, reopen
 from synergy_exec.controller.learning import Learning
 from synergy_exec.job_file import JobFile, check_folders
-from synergy_exec.job_folder import CHECKPOINTS, freeze, kept_code
+from synergy_exec.job_folder import CHECKPOINTS, freeze
 from synergy_exec.messages import Ended, Launch, Message, Noted, Report, Saved, Started
 from synergy_exec.nodes.runs import Happened, Run, Runs
-from synergy_exec.plans import batches_of, read_candidates
+from synergy_exec.plans import read_candidates
 from synergy_exec.settings import QueueSettings, Settings
 from synergy_exec.training.checkpoint_folder import saving_s
 from synergy_runs.facts import Kind
@@ -41,13 +41,8 @@ from synergy_runs.facts import Kind
 
 def with_queue(cluster: Cluster, queue: QueueSettings) -> Cluster:
     """The cluster with these rules. Raises InputError if quotas add up to more than the cluster has."""
-    return dataclasses.replace(
-        cluster,
-        virtual_clusters=dict(queue.virtual_clusters or {}),
-        borrowing=queue.borrowing,
-        reclaim=queue.reclaim,
-        max_wait=queue.max_wait,
-    )
+    rules = dataclasses.asdict(queue) | {"virtual_clusters": dict(queue.virtual_clusters or {})}
+    return dataclasses.replace(cluster, **rules)
 
 
 class QuotaShare(NamedTuple):
@@ -226,19 +221,13 @@ class Execution:
     def made(self, row: JobRow, file: JobFile) -> ExecutedJob:
         """Creates the job of a row of the journal, without telling the scheduler."""
         job = self.jobs[row.job] = ExecutedJob(
-            row.job,
-            row.name,
+            row,
             file,
-            row.submit_s,
             gpu_types=self.decider.cluster.gpu_types,
             restart_s=self.settings.restart_s,
             profile=self.profile,
             exchange=self.exchanges.of(file.application),
-            row=row.row,
-            uuid=row.uuid,
-            estimate_s=file.work,  # jobs declare work, not time: an iteration a second keeps their order
         )
-        job.state, job.reason, job.losses = row.state, row.reason, row.losses
         self.next_job = max(self.next_job, row.job + 1)
         return job
 
@@ -296,7 +285,12 @@ class Execution:
             self.journal.timing(run.number, now_s, "plan", self._trained_with(plan))
             if job.share is not None:
                 self.journal.timing(run.number, now_s, "share", job.share._asdict())
-        reshared = self._reshared()
+        going_on = ((run, self.jobs[run.job]) for run in self.runs.runs.values() if not run.stopping)
+        reshared = [
+            (run.number, job.share)
+            for run, job in going_on
+            if job.running and job.run == run.number and job.share is not None and job.share != run.share
+        ]
         for number, share in reshared:
             self.journal.timing(number, now_s, "share", share._asdict())
         for job, plan in answer.retunes:
@@ -328,14 +322,6 @@ class Execution:
             self.runs.reshare(number, share)
         self._settle(now_s)
         return answer
-
-    def _reshared(self) -> list[tuple[int, Share]]:
-        now = ((run, self.jobs[run.job]) for run in self.runs.runs.values() if not run.stopping)
-        return [
-            (run.number, job.share)
-            for run, job in now
-            if job.running and job.run == run.number and job.share is not None and job.share != run.share
-        ]
 
     def leave_out(self, away: set[int], now_s: float) -> None:
         """Excludes these nodes and those with a broken device, and includes the others again.
@@ -570,26 +556,16 @@ class Execution:
         return Launch(
             run=run.number,
             job=job.job_id,
-            job_class=job.file.job_class,
-            arguments=job.file.arguments,
+            file=dataclasses.replace(job.file, directory=str(folder / job.file.directory)),
             plan=job.as_told(run.plan),
-            initial_batch=job.file.initial_batch,
-            work=job.file.work,
             folder=str(folder),
-            code=str(kept_code(job.file, folder) or ""),
-            weights=job.file.weights,
-            spare_memory=job.file.memory_gb > 0,
             noise=job.file.max_batch > job.file.initial_batch,
             say_layers=self.exchanges.lacks_layers(job.file.application),
             time_codecs=self.exchanges.lacks_codecs(gpu_type),
             plans_on=self.learning.wants(job.file),
-            plans_at=batches_of(job.file),
             unused=job.seen.unused,
             job_uuid=job.uuid,
             saved_step=job.seen.saved[0],
-            tensorboard=job.file.tensorboard,
-            compiled=job.file.compile,
-            command={**job.file.values(), "directory": str(folder / job.file.directory)} if job.file.command else {},
             restarts=job.seen.starts,
             grace_s=job.file.grace_s if job.file.command else self.settings.leave_s,
             **self.settings.of_runs(job.file.precision),

@@ -19,7 +19,7 @@ from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 from synergy_core.scheduling.reasons import Stopped
-from synergy_exec.controller.journal import ENDED, State
+from synergy_exec.controller.journal import ENDED, JobRow, State
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import Filed
 
@@ -149,45 +149,40 @@ class ExecutedJob(Job):
     """
 
     spec: JobSpec
-    state: State = "waiting"
-    reason = ""
+    state: State
     stopped_for: Stopped | None = None
     queued = False
     exchange: ModelExchange | None = None
     run, hung_step = -1, -1
     launched_s, ran_s = math.inf, 0.0
-    losses, trials = 0, 0
+    trials = 0
 
     def __init__(
         self,
-        job_id: int,
-        name: str,
+        row: JobRow,
         file: JobFile,
-        submit_time_s: float,
         *,
         gpu_types: Sequence[str],
         restart_s: float,
         profile: Profile,
         exchange: ModelExchange | None = None,
-        row: int | None = None,
-        uuid: str = "",
-        estimate_s: float = float("inf"),
     ) -> None:
         super().__init__(
-            job_id,
-            submit_time_s,
+            row.job,
+            row.submit_s,
             file.slots,
             virtual_cluster=file.virtual_cluster,
             user=file.user,
-            estimate_s=estimate_s,
+            estimate_s=file.work,  # jobs declare work, not time: an iteration a second keeps their order
             priority=file.priority,
         )
-        self.name, self.file, self.row, self.uuid = name, file, row, uuid
+        self.name, self.file, self.row, self.uuid = row.name, file, row.row, row.uuid
+        self.state, self.reason, self.losses = row.state, row.reason, row.losses
         self.spec = spec_of(file, gpu_types, restart_s, profile)
         if exchange is not None:
             self.may_exchange(exchange)
         self.seen = Seen()
-        self.moved_s = submit_time_s
+        self.moved_s = row.submit_s
 
     def may_exchange(self, exchange: ModelExchange) -> None:
         """Sets the possible compression of the job's gradients."""

@@ -63,10 +63,7 @@ class ResidualNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(samples, 3, side, side) → (samples, classes)."""
-        hidden = self.embed(x)
-        for block in self.blocks:
-            hidden = block(hidden)
-        return self.head(hidden)
+        return self.head(nn.Sequential(*self.blocks)(self.embed(x)))
 
 
 class Cnn(TrainingJob):

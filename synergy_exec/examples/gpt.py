@@ -74,10 +74,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(samples, tokens) → (samples, tokens, vocabulary)."""
-        hidden = self.embed(x)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return self.head(hidden)
+        return self.head(nn.Sequential(*self.layers)(self.embed(x)))
 
 
 class Gpt(TrainingJob):

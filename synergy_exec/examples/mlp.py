@@ -49,10 +49,7 @@ class Perceptron(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(samples, features) → (samples, classes)."""
-        hidden = self.embed(x)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return self.head(hidden)
+        return self.head(nn.Sequential(*self.layers)(self.embed(x)))
 
 
 class Mlp(TrainingJob):

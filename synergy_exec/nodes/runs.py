@@ -120,13 +120,11 @@ class Runs:
     def kill(self, number: int) -> None:
         """Kills a run at once, without saving."""
         run = self.runs.get(number)
-        if run is None:
-            return
-        if run.stage in ("waiting", "reserving"):
+        if run is None or run.stage in ("waiting", "reserving"):
             self.stop(number)
-            return
-        run.stopping = run.killed = True
-        self._tell(run, Kill(run=number))
+        else:
+            run.stopping = run.killed = True
+            self._tell(run, Kill(run=number))
 
     def retune(self, number: int, plan: Plan) -> None:
         """Changes micro-batch, accumulation or compressor of a run."""
@@ -202,7 +200,7 @@ class Runs:
             if taken.isdisjoint(run.slots) and first and self.connected.issuperset(run.nodes):
                 run.stage = "reserving"
                 # The ranks of a command meet at a port even on one node.
-                opens = len(run.nodes) > 1 or bool(self._ports and self._launch_of(run).command)
+                opens = len(run.nodes) > 1 or bool(self._ports and self._launch_of(run).file.command)
                 self._send(run.nodes[0], Reserve(run=run.number, ports=self._ports, opens_port=opens))
             taken |= run.slots
 

@@ -34,7 +34,7 @@ from synergy_core.units import GB
 from synergy_exec.backends import Backend
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Report
-from synergy_exec.plans import Candidates, batches_of, read_candidates
+from synergy_exec.plans import Candidates, read_candidates
 from synergy_exec.profiling.machine import Part, keep_profile, known_profile, noted, parts_of
 from synergy_exec.profiling.selection import Selection
 from synergy_exec.profiling.testbed import Testbed, TestbedError, TestbedRun, testbed
@@ -276,7 +276,7 @@ class Measuring:
         place = self._selections[0].part.places(1)[0]
         while True:
             losses = self._testbed.losses
-            run = self._start(self._job, place, first, plans_on=sizes, plans_at=batches_of(self._file))
+            run = self._start(self._job, place, first, plans_on=sizes)
             reason = ""
             try:
                 await run.first_step()
@@ -382,7 +382,7 @@ class Measuring:
         """Measures the input of a job that loads its samples, alone on one slot of the first node, at the numbers of
         CPUs that optimistic profiling tries (`searched_steps`).
         """
-        cores, loop = self._testbed.cores(0), asyncio.get_running_loop()
+        cores, loop = self._testbed.agents.there()[0].cpus, asyncio.get_running_loop()
         memory_bytes = CACHE_FACTOR * self._found.samples * self._found.item_bytes
         run = self._start(self._job, ((0, 1),), plan, Share(float(cores), memory_bytes))
 

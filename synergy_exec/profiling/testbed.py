@@ -97,15 +97,10 @@ class Testbed:
         launch = Launch(
             run=number,
             job=job,
-            job_class=file.job_class,
-            arguments=file.arguments,
+            file=dataclasses.replace(file, work=ENDLESS, weights="", tensorboard=False),
             plan=plan,
-            initial_batch=file.initial_batch,
-            work=ENDLESS,
             folder=str(self.folder_of(job)),
             observed=False,
-            spare_memory=file.memory_gb > 0,
-            compiled=file.compile,
             **fields,
         )
         self._mine.append(TestbedRun(launch))
@@ -144,10 +139,6 @@ class Testbed:
         """Changes the CPUs and memory of a run that was started with a share."""
         self._runs.reshare(run.launch.run, share)
         self._flush()
-
-    def cores(self, node: int) -> int:
-        """CPU cores of a node, as its agent reported them."""
-        return self.agents.there()[node].cpus
 
     def check(self) -> None:
         """Raises TestbedError if agents were lost too often."""

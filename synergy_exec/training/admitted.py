@@ -25,24 +25,20 @@ from synergy_exec.training.pipeline import used_by_head
 
 def plan_refusal(plan: Plan) -> str | None:
     """Why no job can be trained under this plan, as a sentence that says what to change; None if the plan is fine."""
-    return _ill_formed(plan) or _unproven(plan) or _uncompressed(plan)
+    return _unproven(plan) or _uncompressed(plan)
 
 
 _NOT_BUILT = ("context", "expert", "recompute", "sequence", "offload")
 """Fields of a plan for which the executor supports only the default."""
 
 
-def _ill_formed(plan: Plan) -> str | None:
+def _unproven(plan: Plan) -> str | None:
     for name in _NOT_BUILT:
         value, only = getattr(plan, name), getattr(Plan(), name)
         if value != only:
             return f"{name} {value} is not built; take {name} {only}"
     if plan.pipeline == 1 and plan.interleave > 1:
         return f"interleave {plan.interleave} needs a pipeline; with pipeline 1, take interleave 1"
-    return None
-
-
-def _unproven(plan: Plan) -> str | None:
     if plan.zero not in (0, 2, 3):
         return f"zero {plan.zero} is not built; take zero 0 (DDP), 2 or 3 (FSDP)"
     if plan.zero and plan.data == 1:
@@ -97,18 +93,11 @@ class Admission:
         job = self._job
         loaded = (job.samples, job.item_bytes) if isinstance(job, LoadedJob) else (0, 0)
         found = {size: plans(size, batches, self.refusal) for size in sizes}
-        return Candidates(found, float(self.parameters), float(self.held_bytes), *loaded)
-
-    @cached_property
-    def parameters(self) -> int:
-        """Number of the model's parameters."""
-        return sum(each.numel() for each in self._outline[0].parameters())
-
-    @cached_property
-    def held_bytes(self) -> int:
-        """Bytes of the parameters and their gradients: the least that the ranks of a replica hold together."""
-        found = self._outline[0].parameters()
-        return sum(each.numel() * each.element_size() * (1 + each.requires_grad) for each in found)
+        parameters = list(self._outline[0].parameters())
+        numbers = sum(each.numel() for each in parameters)
+        # Parameters and their gradients are the least that the ranks of a replica hold together.
+        held_bytes = sum(each.numel() * each.element_size() * (1 + each.requires_grad) for each in parameters)
+        return Candidates(found, float(numbers), float(held_bytes), *loaded)
 
     @cached_property
     def _sample(self) -> Batch:

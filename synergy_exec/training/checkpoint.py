@@ -75,17 +75,14 @@ class Checkpoints:
         Raises InputError on all ranks if it cannot be written; earlier checkpoints then stay as they were. Raises
         FencedError if a newer run has taken the folder over.
         """
-        self._begun(state, progress, goes_on=False).result()
+        self.save_later(state, progress, goes_on=False).result()
 
-    def save_later(self, state: State, progress: Progress) -> Future[None]:
+    def save_later(self, state: State, progress: Progress, *, goes_on: bool = True) -> Future[None]:
         """Copies everything to the host's memory and returns; a thread then writes it while training goes on.
 
-        Checkpoints are written one after another. The future ends as `save` does.
+        Checkpoints are written one after another. The future ends as `save` does. goes_on: whether training may change
+        the tensors meanwhile.
         """
-        return self._begun(state, progress, goes_on=True)
-
-    def _begun(self, state: State, progress: Progress, *, goes_on: bool) -> Future[None]:
-        """Starts writing. goes_on: whether training may change the tensors meanwhile."""
         # While training goes on, it communicates in the default group.
         ranks, progress = Ranks(aside=goes_on), replace(progress)
         blocks, are_copied = _on_host(_tensors(state, trained=progress.step > 0), copied=goes_on)

@@ -8,7 +8,7 @@ import os
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FEWEST_NOISE_STEPS = 10
 """Gradient statistics count as unknown before this many steps have been measured."""
@@ -33,6 +33,11 @@ class Progress:
     batch: list[int] = field(default_factory=list)
     loss_scale: float = 0.0
     finite_steps: int = 0
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """The fields of `messages.OfProgress`."""
+        return {"step": self.step, "samples": self.samples, "work": self.work}
 
 
 NAME = "progress.json"

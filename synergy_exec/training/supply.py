@@ -21,27 +21,20 @@ class Supply:
     """The batches of a job for one rank.
 
     loaders: number of processes that prepare batches ahead, if the job is a `LoadedJob`; with 0 each batch is made on
-    request. It may be set at any time. cache: memory for the job's items. waited_s: how long training waited for the
-    last batch. meanwhile: called with True before waiting for data, and with False when they are there.
+    request. It may be set at any time. cache: memory for the job's items. loads: whether the job's batches can be
+    prepared by loaders. data_bytes: upper bound of the data set's bytes in storage; 0 if nothing is loaded. waited_s:
+    how long training waited for the last batch. meanwhile: called with True before waiting for data, and with False
+    when they are there.
     """
 
     def __init__(self, job: TrainingJob, *, loaders: int = 0, cache: Cache | None = None) -> None:
         self._job, self._cache = job, cache
-        self.loaders = loaders
+        self.loaders, self.loads = loaders, isinstance(job, LoadedJob)
+        self.data_bytes = float(job.samples * job.item_bytes) if isinstance(job, LoadedJob) else 0.0
         self.waited_s = 0.0
         self.meanwhile: Callable[[bool], None] = lambda waiting: None
         self._next: tuple[_Cut, int] | None = None
         self._prepared: Iterator[Batch] = iter(())
-
-    @property
-    def loads(self) -> bool:
-        """Whether the job's batches can be prepared by loaders."""
-        return isinstance(self._job, LoadedJob)
-
-    @property
-    def data_bytes(self) -> float:
-        """Upper bound of the data set's bytes in storage; 0 if nothing is loaded."""
-        return float(self._job.samples * self._job.item_bytes) if isinstance(self._job, LoadedJob) else 0.0
 
     def rows(self, step: int, whole: int, first: int, end: int) -> Batch:
         """Returns samples first … end − 1 of the step's batch of `whole`. Raises InputError for a batch of another

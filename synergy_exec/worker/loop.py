@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 import torch
@@ -90,6 +90,7 @@ class UnsavedError(Exception):
     """The run leaves without a checkpoint of its last steps because the disk refused it. The job is not at fault."""
 
 
+@dataclass(slots=True)
 class Saves:
     """Writes the checkpoints of one rank while training goes on. All ranks call every method together.
 
@@ -97,39 +98,35 @@ class Saves:
     next try follows soon.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        launch: Launch,
-        saved_step: int,
-        checkpoints: Checkpoints,
-        heartbeat: Heartbeat,
-        said: Callable[[Saved], None],
-        warned: Callable[[str], None],
-    ) -> None:
-        self._trainer, self._launch, self._heartbeat = trainer, launch, heartbeat
-        self._said, self._warned = said, warned
-        self._checkpoints = checkpoints
-        self._saved_step = saved_step
-        self._in_flight: tuple[Saved, Future[None]] | None = None
-        self._due_s = time.monotonic() + launch.checkpoint_interval_s
+    trainer: Trainer
+    launch: Launch
+    saved_step: int
+    checkpoints: Checkpoints
+    heartbeat: Heartbeat
+    said: Callable[[Saved], None]
+    warned: Callable[[str], None]
+    _in_flight: tuple[Saved, Future[None]] | None = None
+    _due_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._due_s = time.monotonic() + self.launch.checkpoint_interval_s
 
     def due(self, step: int) -> bool:
-        newest = self._saved_step if self._in_flight is None else self._in_flight[0].step
+        newest = self.saved_step if self._in_flight is None else self._in_flight[0].step
         return time.monotonic() >= self._due_s and step > newest
 
     def later(self, progress: Progress) -> None:
         """Copies the state now; a thread writes it while training goes on."""
-        self._heartbeat.beat(self._launch.start_s)
+        self.heartbeat.beat(self.launch.start_s)
         began = time.monotonic()
         self._settle()
         try:
-            saving = self._checkpoints.save_later(self._trainer.state(), progress)
+            saving = self.checkpoints.save_later(self.trainer.state(), progress)
         except InputError as error:
             self._failed(error)
             return
         self._in_flight = self._of(progress, time.monotonic() - began), saving
-        self._due_s = time.monotonic() + self._launch.checkpoint_interval_s
+        self._due_s = time.monotonic() + self.launch.checkpoint_interval_s
 
     def look(self) -> None:
         """Reports the checkpoint in flight if it is complete by now; if it has failed, makes the next one due soon."""
@@ -138,22 +135,22 @@ class Saves:
 
     def finish(self, progress: Progress) -> None:
         """Saves, unless the last step is on disk already. Raises UnsavedError if the last try also fails."""
-        self._heartbeat.beat(self._launch.start_s)
+        self.heartbeat.beat(self.launch.start_s)
         self._settle()
         for left in reversed(range(LAST_TRIES)):
-            if progress.step <= self._saved_step:
+            if progress.step <= self.saved_step:
                 return
             began = time.monotonic()
             try:
-                self._checkpoints.save(self._trainer.state(), progress)
+                self.checkpoints.save(self.trainer.state(), progress)
             except InputError as error:
                 if not left:
                     raise UnsavedError(str(error)) from error
-                self._warned(str(error))
+                self.warned(str(error))
                 time.sleep(LAST_RETRY_S)
             else:
-                self._saved_step = progress.step
-                self._said(self._of(progress, time.monotonic() - began))
+                self.saved_step = progress.step
+                self.said(self._of(progress, time.monotonic() - began))
 
     def _settle(self) -> None:
         if self._in_flight is None:
@@ -164,17 +161,15 @@ class Saves:
         except InputError as error:
             self._failed(error)
         else:
-            self._saved_step = saved.step
-            self._said(saved)
+            self.saved_step = saved.step
+            self.said(saved)
 
     def _failed(self, error: InputError) -> None:
-        self._due_s = time.monotonic() + min(MAX_RETRY_S, self._launch.checkpoint_interval_s)
-        self._warned(str(error))
+        self._due_s = time.monotonic() + min(MAX_RETRY_S, self.launch.checkpoint_interval_s)
+        self.warned(str(error))
 
     def _of(self, progress: Progress, save_s: float) -> Saved:
-        return Saved(
-            run=self._launch.run, step=progress.step, samples=progress.samples, work=progress.work, save_s=save_s
-        )
+        return Saved(run=self.launch.run, **progress.totals, save_s=save_s)
 
 
 def _plain(name: str) -> str:
@@ -210,48 +205,46 @@ _STEPS_OF_SILENCE = 10
 _RECENT_STEPS = 20
 
 
+@dataclass
 class Loop:
     """Trains one rank step by step.
 
-    doing: what the rank is doing now, for error messages. started: the message to send after the first step.
+    doing: what the rank is doing now, for error messages. started: makes the message to send after the first step.
     bare_bytes: memory of the process before it loaded the job.
     """
 
-    def __init__(
-        self,
-        start: Start,
-        job: TrainingJob,
-        trainer: Trainer,
-        progress: Progress,
-        staging: Staging,
-        checkpoints: Checkpoints,
-        agent: AgentConnection,
-        heartbeat: Heartbeat,
-        *,
-        started: Started,
-        bare_bytes: int,
-    ) -> None:
-        self.doing = "starting to train"
-        self._launch, self._trainer = start.launch, trainer
-        self._job = job
-        self._progress = progress
-        self._agent, self._heartbeat = agent, heartbeat
-        self._started, self._bare_bytes = started, bare_bytes
-        self._folder = Path(start.launch.folder)
-        self._staging = staging
-        self._reports = start.rank == 0
-        self._saves = Saves(trainer, start.launch, self._progress.step, checkpoints, heartbeat, self._saved, self._note)
-        trainer.supply.meanwhile = self._await_data
+    start: Start
+    job: TrainingJob
+    trainer: Trainer
+    progress: Progress
+    staging: Staging
+    checkpoints: Checkpoints
+    agent: AgentConnection
+    heartbeat: Heartbeat
+    started: Callable[..., Started]
+    bare_bytes: int
+    doing: str = "starting to train"
+
+    def __post_init__(self) -> None:
+        self._launch = self.start.launch
+        self._reports = self.start.rank == 0
+        self._folder = Path(self._launch.folder)
+        self._saves = Saves(
+            self.trainer, self._launch, self.progress.step, self.checkpoints, self.heartbeat, self._saved, self._note
+        )
+        self.trainer.supply.meanwhile = self._await_data
         self._own, self._heard = Wishes(), list[Retune]()
         self._odd = False
         self._clock = StepClock()
         self._meter = Meter()
         self._exchanges = Exchanges()
-        self._cpus = 0.0 if start.launch.share is None else start.cpus
-        self._pace = Pace.of(start, agent)
+        self._cpus = 0.0 if self._launch.share is None else self.start.cpus
+        # A rank with a GPU, whole cores or a granted share needs no pace.
+        has_part_of_a_core = self._launch.share is None and not self.start.gpus and self.start.cpus < 1
+        self._pace = Pace(self.start.cpus, sleep=self.agent.wait) if has_part_of_a_core else None
         self._steps: StepsFile | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._compiles = start.launch.compiled
+        self._compiles = self._launch.file.compile
 
     def stop(self) -> None:
         """Makes all ranks save and leave before their next step; safe in a signal handler."""
@@ -259,7 +252,7 @@ class Loop:
 
     def run(self) -> int:
         """Trains until the job is done (returns 0) or stopped (returns PAUSED)."""
-        events_from = self._progress.step + 1 if self._launch.tensorboard else None
+        events_from = self.progress.step + 1 if self._launch.file.tensorboard else None
         if self._reports:
             self._steps = StepsFile(self._folder / STEPS, self._launch.run, events_from)
         steps = self._steps
@@ -267,11 +260,11 @@ class Loop:
         self._tell_exchange()
         batch: tuple[int, int] | None = None
         try:
-            while self._progress.work < self._launch.work:
+            while self.progress.work < self._launch.file.work:
                 began = time.monotonic()
                 self._beat()
                 if self._reports:
-                    self._staging.check()
+                    self.staging.check()
                 agreed = agree(self._wishes())
                 if batch is not None:
                     self._clock.add(*batch, agreed.step_s, agreed.sync_s, agreed.waited_s)
@@ -283,8 +276,8 @@ class Loop:
                 if agreed.retunes:  # an order that was carried out already changes nothing
                     self._retune(self._heard[agreed.retunes - 1])
                 if agreed.save:
-                    self.doing = f"saving at step {self._progress.step}"
-                    self._saves.later(self._progress)
+                    self.doing = f"saving at step {self.progress.step}"
+                    self._saves.later(self.progress)
                     self._beat()
                 self._saves.look()
                 stepping = time.monotonic()
@@ -295,25 +288,24 @@ class Loop:
                     self._pace.rest()
                 loss = result.loss
                 ended = time.monotonic()
-                batch = self._trainer.plan.micro_batch, self._trainer.plan.accumulation
+                batch = self.trainer.plan.micro_batch, self.trainer.plan.accumulation
                 # A step's time includes waiting for other ranks, and excludes saving a checkpoint.
                 self._own.step_s = ended - (stepping if agreed.save else began)
-                self._own.waited_s = self._trainer.supply.waited_s
+                self._own.waited_s = self.trainer.supply.waited_s
                 self._own.sync_s = 0.0 if result.exchanged is None else result.exchanged.sync_s
                 self._recent.append(self._own.step_s)
                 if self._compiles:
-                    self._log(f"step {self._progress.step} compiled the model: it took {self._own.step_s:.1f} s")
+                    self._log(f"step {self.progress.step} compiled the model: it took {self._own.step_s:.1f} s")
                 self._compiles = False
                 if steps is not None:
-                    steps.add(self._progress.step, self._trainer.plan.global_batch, rate, loss, self._own.step_s)
+                    steps.add(self.progress.step, self.trainer.plan.global_batch, rate, loss, self._own.step_s)
                     if not started:
-                        done = {name: getattr(self._progress, name) for name in ("step", "samples", "work")}
-                        self._agent.say(replace(self._started, **done, first_step_s=ended - began))
+                        self.agent.say(self.started(**self.progress.totals, first_step_s=ended - began))
                 if not started:
                     resources.forget()
                     # Fail now, and not when the first checkpoint is due.
-                    check_state(State(self._trainer.parts, self._trainer.optimizers))
-                    if self._reports and (odd := odd_data(self._job, self._progress, self._trainer.plan.global_batch)):
+                    check_state(State(self.trainer.parts, self.trainer.optimizers))
+                    if self._reports and (odd := odd_data(self.job, self.progress, self.trainer.plan.global_batch)):
                         self._note(odd)
                 started = True
                 self._evaluate()
@@ -325,25 +317,25 @@ class Loop:
                 steps.close()
 
     def _wishes(self) -> Wishes:
-        for message in self._agent.heard():
+        for message in self.agent.heard():
             if isinstance(message, Stop):
                 self._own.stop = True
             elif isinstance(message, Retune):
                 self._heard.append(message)
             else:
                 self._take(message)
-        silence_s = self._heartbeat.unanswered_s()
+        silence_s = self.heartbeat.unanswered_s()
         if silence_s > self._launch.agent_silence_s and not self._own.stop:
             print(f"the agent has been silent for {silence_s:.0f} s: saving and exiting", flush=True)
             self._own.stop = True
-        self._own.save = self._saves.due(self._progress.step)
+        self._own.save = self._saves.due(self.progress.step)
         self._own.retunes = len(self._heard)
         return self._own
 
     def _take(self, granted: Granted) -> None:
         """Moves to the granted cores and discards the times of steps on the old cores."""
         resources.move(granted.cores, granted.cpus)
-        resources.load(self._trainer.supply, granted.cpus)
+        resources.load(self.trainer.supply, granted.cpus)
         self._cpus, self._clock = granted.cpus, StepClock()
         self._meter = Meter()
         # With fewer cores the next step may take far longer than earlier steps.
@@ -356,19 +348,19 @@ class Loop:
             allowed_s = max(self._launch.hang_s, _STEPS_OF_SILENCE * statistics.median(self._recent))
         else:
             allowed_s = self._launch.start_s
-        self._heartbeat.beat(allowed_s)
+        self.heartbeat.beat(allowed_s)
 
     def _retune(self, to: Retune) -> None:
-        plan = self._trainer.plan
+        plan = self.trainer.plan
         if (to.micro_batch, to.accumulation, to.compressor) == (plan.micro_batch, plan.accumulation, plan.compressor):
             return
         self.doing = f"changing to micro-batch {to.micro_batch} × {to.accumulation}, compressor {to.compressor}"
         if to.compressor != plan.compressor:
             self._clock, self._exchanges = StepClock(), Exchanges()
-        self._trainer.retune(to.micro_batch, to.accumulation, to.compressor)
+        self.trainer.retune(to.micro_batch, to.accumulation, to.compressor)
         # Kernels may be chosen or compiled anew for the batch, so the next step may take far longer than earlier ones.
         self._recent.clear()
-        self._compiles = self._launch.compiled
+        self._compiles = self._launch.file.compile
         self._beat()
         resources.forget()
         if to.compressor != plan.compressor:
@@ -377,10 +369,10 @@ class Loop:
 
     def _step(self) -> tuple[StepResult, float]:
         """Trains one step and counts it in the progress. Returns its result and the factor on its learning rate."""
-        progress, trainer, launch = self._progress, self._trainer, self._launch
-        plan, initial, known = trainer.plan, launch.initial_batch, noise.statistics(progress)
+        progress, trainer, file = self.progress, self.trainer, self._launch.file
+        plan, initial, known = trainer.plan, file.initial_batch, noise.statistics(progress)
         self.doing = f"step {progress.step + 1}"
-        rate = noise.learning_rate_scale(self._job, plan.global_batch, initial, known, progress.work, launch.work)
+        rate = noise.learning_rate_scale(self.job, plan.global_batch, initial, known, progress.work, file.work)
         result = trainer.step(progress.step, rate=rate)
         noise.observe(progress, result.squares, initial)
         self._judge(result)
@@ -391,7 +383,7 @@ class Loop:
         if trainer.loss_scale is not None:
             progress.loss_scale, progress.finite_steps = astuple(trainer.loss_scale)
         self._exchanges.add(result.exchanged)
-        self._observed(f"on_step of step {progress.step}", lambda: self._job.on_step(progress.step, result.loss))
+        self._observed(f"on_step of step {progress.step}", lambda: self.job.on_step(progress.step, result.loss))
         return result, rate
 
     def _evaluate(self) -> None:
@@ -399,13 +391,13 @@ class Loop:
 
         The time does not count as part of a step.
         """
-        step, every = self._progress.step, self._job.evaluate_every
-        last = self._progress.work >= self._launch.work
+        step, every = self.progress.step, self.job.evaluate_every
+        last = self.progress.work >= self._launch.file.work
         if not (self._launch.observed and every > 0 and (step % every == 0 or last)):
             return
         self.doing = f"evaluating after step {step}"
         self._allow_own_code()
-        found = self._trainer.evaluate(step, self._allow_own_code)
+        found = self.trainer.evaluate(step, self._allow_own_code)
         if self._reports:
             with opened(self._folder / EVALUATIONS) as file:
                 for name, value in found.items():
@@ -416,7 +408,7 @@ class Loop:
     def _saved(self, saved: Saved) -> None:
         self._tell(saved)
         path = self._folder / CHECKPOINTS / checkpoint_folder.name(saved.step)
-        self._observed(f"on_checkpoint of step {saved.step}", lambda: self._job.on_checkpoint(saved.step, path))
+        self._observed(f"on_checkpoint of step {saved.step}", lambda: self.job.on_checkpoint(saved.step, path))
 
     def _observed(self, doing: str, call: Callable[[], None]) -> None:
         """Calls the job's own code on rank 0, unless steps are only measured."""
@@ -428,11 +420,11 @@ class Loop:
 
     def _allow_own_code(self) -> None:
         """Allows the job's own code as much time as a start; the loop's next beat sets the limit of a step again."""
-        self._heartbeat.beat(self._launch.start_s)
+        self.heartbeat.beat(self._launch.start_s)
 
     def _tell_exchange(self) -> None:
         """Writes into the job's log how replicas compress gradients, if they do."""
-        exchange = self._trainer.exchange
+        exchange = self.trainer.exchange
         if exchange is not None and exchange.compresses:
             self._log(exchange.in_words)
 
@@ -441,7 +433,7 @@ class Loop:
         finite = result.skipped or (math.isfinite(result.grad_norm) and math.isfinite(result.loss))
         if not self._odd and not finite:
             self._odd = True
-            step = self._progress.step + 1
+            step = self.progress.step + 1
             self._note(f"step {step}: the gradient's norm is {result.grad_norm}, and the loss {result.loss}")
 
     def _await_data(self, waiting: bool) -> None:
@@ -461,38 +453,33 @@ class Loop:
 
     def _tell(self, message: Message) -> None:
         if self._reports:
-            self._agent.say(message)
+            self.agent.say(message)
 
     def _finish(self, code: int) -> int:
         """Saves and tells the agent that this rank leaves with that code on purpose."""
-        self.doing = f"saving at step {self._progress.step}"
-        self._saves.finish(self._progress)
-        self._agent.say(MeansToLeave(run=self._launch.run, code=code))
+        self.doing = f"saving at step {self.progress.step}"
+        self._saves.finish(self.progress)
+        self.agent.say(MeansToLeave(run=self._launch.run, code=code))
         return code
 
     def _report(self, loss: float) -> None:
-        progress, plan, times = self._progress, self._trainer.plan, self._clock.take()
+        progress, plan, times = self.progress, self.trainer.plan, self._clock.take()
         grad_sqr, grad_var = noise.statistics(progress) or (0.0, 0.0)
-        self._agent.say(
+        self.agent.say(
             Report(
                 run=self._launch.run,
-                step=progress.step,
-                samples=progress.samples,
-                work=progress.work,
+                **progress.totals,
                 loss=loss,
                 micro_batch=plan.micro_batch,
                 accumulation=plan.accumulation,
-                step_s=times.step_s,
-                sync_s=times.sync_s,
-                steps=times.steps,
+                **times._asdict(),
                 grad_sqr=grad_sqr,
                 grad_var=grad_var,
-                waited_s=times.waited_s,
                 cpu_s=self._meter.step_s(progress.step, steady=times.steps > 0),
                 cpus=self._cpus,
-                data_bytes=self._trainer.supply.data_bytes,
+                data_bytes=self.trainer.supply.data_bytes,
                 compressor=plan.compressor,
-                **resources.report(self._bare_bytes),
+                **resources.report(self.bare_bytes),
                 **self._exchanges.take(),
             )
         )

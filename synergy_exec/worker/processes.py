@@ -80,10 +80,8 @@ def cpu_s(processes: Iterable[int]) -> float:
 
 
 def _threads(pid: int) -> Iterator[int]:
-    try:
+    with contextlib.suppress(OSError):
         yield from map(int, os.listdir(f"/proc/{pid}/task"))
-    except OSError:
-        return
 
 
 def _move(thread: int, cores: set[int]) -> bool:
@@ -131,11 +129,7 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.2
 
 def children(pid: int) -> list[int]:
     """Child processes, including those that have exited and are not reaped yet."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-    return found
+    return [int(child) for thread in _threads(pid) for child in told(pid, f"task/{thread}/children").split()]
 
 
 def descendants(pid: int) -> list[int]:
@@ -144,6 +138,13 @@ def descendants(pid: int) -> list[int]:
     for each in found:
         found += children(each)
     return found
+
+
+def send(number: signal.Signals, pids: Iterable[int]) -> None:
+    """Sends a signal to these processes, except those that have exited or become another user's by a setuid program."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def kill(pids: Iterable[int]) -> None:
@@ -210,8 +211,6 @@ def wait_or_kill(processes: list[tuple[int, int]], *, patience_s: float) -> list
     until_s = time.monotonic() + patience_s
     while time.monotonic() < until_s and any(lives(*each) for each in processes):
         time.sleep(0.1)
-    left = [(pid, since) for pid, since in processes if lives(pid, since) and pid != os.getpid()]
-    for pid, _ in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return [pid for pid, _ in left]
+    left = [pid for pid, since in processes if lives(pid, since) and pid != os.getpid()]
+    send(signal.SIGKILL, left)
+    return left

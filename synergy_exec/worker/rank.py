@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,9 @@ from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-de
 
 from synergy_core import errors
 from synergy_core.errors import InputError
+from synergy_exec.job_folder import kept_code
 from synergy_exec.messages import Failure, Started
-from synergy_exec.plans import write_candidates
+from synergy_exec.plans import batches_of, write_candidates
 from synergy_exec.training import checkpoint_folder
 from synergy_exec.training.admitted import Admission
 from synergy_exec.training.cache import Cache
@@ -169,13 +171,11 @@ class Rank:
         # A hung rank writes its stack into the log before it is killed.
         faulthandler.register(signal.SIGUSR1)
         self._beat()
-        launch = self._start.launch
         self._device = self._take_slot()
-        store = self._meeting_place(descriptors.store)
-        if launch.spare_memory:
+        if self._start.launch.file.memory_gb:
             resources.give_back()
-        if store is not None:
-            self._join(store, self._start.rank, launch.world)
+        if self._start.launch.world > 1:
+            self._meet(descriptors.store)
         self._loop = self._built(Cache(descriptors.cache))
         if self._stop:
             self._loop.stop()
@@ -193,7 +193,7 @@ class Rank:
         self._now("building")
         launched_s, began = time.time() - start.launched_s, time.monotonic()
         bare_bytes = resources.held_bytes()
-        job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
+        job = load_job(launch.file.job_class, launch.file.arguments, kept_code(launch.file, folder))
         if isinstance(job, LoadedJob):  # rank 0 makes the data before all other ranks find them
             Ranks().first(lambda: job.make_data(folder / "data"))
             job.make_data(folder / "data")
@@ -210,10 +210,10 @@ class Rank:
             seed=launch.seed,
             measure_squares=launch.noise,
             precision=chosen(launch.precision, self._device),
-            compiled=launch.compiled,
+            compiled=launch.file.compile,
             supply=supply,
             unused=launch.unused,
-            weights=Path(launch.weights) if launch.weights and not begun else None,
+            weights=Path(launch.file.weights) if launch.file.weights and not begun else None,
             begun=begun,
         )
         build_s = time.monotonic() - began
@@ -228,11 +228,9 @@ class Rank:
         )
         progress = trainer.load(checkpoints, saved_step=launch.saved_step) or Progress()
         load_s = time.monotonic() - began
-        started = Started(
+        started = partial(
+            Started,
             run=launch.run,
-            step=progress.step,
-            samples=progress.samples,
-            work=progress.work,
             launch_s=launched_s,
             build_s=build_s,
             load_s=load_s,
@@ -249,7 +247,7 @@ class Rank:
         """Writes the possible plans for the controller. An error here does not end the run."""
         launch = self._start.launch
         try:
-            write_candidates(Path(launch.folder), Admission(job).candidates(launch.plans_on, launch.plans_at))
+            write_candidates(Path(launch.folder), Admission(job).candidates(launch.plans_on, batches_of(launch.file)))
         except Exception:
             traceback.print_exc()
 
@@ -270,53 +268,45 @@ class Rank:
         resources.move(start.cores, start.cpus)
         for seed in (random.seed, np.random.seed):
             seed(start.launch.seed)
-        if start.gpu is None:
+        if not start.gpus:
             return torch.device("cpu")
         self.takes_device = True
-        self._now(f"taking GPU {start.gpu} of its node")
-        os.environ |= see_only([start.gpu], os.environ)
+        self._now(f"taking GPU {start.gpus[0]} of its node")
+        os.environ |= see_only(start.gpus, os.environ)
         torch.cuda.set_device(0)
         torch.cuda.synchronize()  # errors of a device appear when its context is created
         self.takes_device = False
         return torch.device("cuda", 0)
 
-    def _meeting_place(self, descriptor: int | None) -> Store | None:
-        """The store at which the ranks of this run meet; None for a single rank."""
+    def _meet(self, descriptor: int | None) -> None:
+        """Meets the other ranks of this run at a store, and creates the default process group."""
         launch = self._start.launch
-        if launch.world == 1:
-            return None
         self._now("meeting the other ranks")
         talk_over(launch.interface, launch.store_host)
+        # Other ranks may build, save or wait for data for long. Agents detect hangs.
+        patience = max(timedelta(seconds=launch.start_s), LONGEST_WAIT)
+        store: Store
         if launch.store_host:
-            return TCPStore(
+            store = TCPStore(
                 launch.store_host,
                 launch.store_port,
                 launch.world,
                 is_master=descriptor is not None,
-                timeout=self._patience,
+                timeout=patience,
                 wait_for_workers=False,
                 master_listen_fd=descriptor,
             )
-        # Only the same user can open a process's descriptors through /proc (man 5 proc, PTRACE_MODE_READ).
-        store = FileStore(f"/proc/self/fd/{descriptor}", launch.world)
-        store.set_timeout(self._patience)
-        return store
-
-    @property
-    def _patience(self) -> timedelta:
-        """How long to wait for other ranks, which may build, save or wait for data for long. Agents detect hangs."""
-        return max(timedelta(seconds=self._start.launch.start_s), LONGEST_WAIT)
-
-    def _join(self, store: Store, rank: int, world: int) -> None:
-        """Creates the default process group of `world` ranks."""
-        self._now("meeting the other ranks")
-        cpu = self._device.type == "cpu"
+        else:
+            # Only the same user can open a process's descriptors through /proc (man 5 proc, PTRACE_MODE_READ).
+            store = FileStore(f"/proc/self/fd/{descriptor}", launch.world)
+            store.set_timeout(patience)
+        self._beat()
         distributed.init_process_group(
-            "gloo" if cpu else "cpu:gloo,cuda:nccl",
+            "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl",
             store=store,
-            rank=rank,
-            world_size=world,
-            timeout=self._patience,
+            rank=self._start.rank,
+            world_size=launch.world,
+            timeout=patience,
             # No device_id: with it, device meshes split groups, and splitting may hang (pytorch issue 145376).
         )
 

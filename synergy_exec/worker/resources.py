@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import math
 import os
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ def load(supply: Supply, cpus: float) -> None:
         torch.set_num_threads(1)
 
 
-_STATUS = Path("/proc/self/status")
 _FORGET_PEAK = "5"
 """Writing this to clear_refs resets the kernel's peak of memory (man 5 proc)."""
 _THRESHOLD, _LARGE_BYTES = -3, 1 << 20
@@ -83,7 +83,5 @@ def forget() -> None:
 
 
 def _of_kernel(name: str) -> int:
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return 1024 * int(line.split()[1])
-    return 0
+    found = re.search(rf"{name}:\s*(\d+)", processes.told(os.getpid(), "status"))
+    return 1024 * int(found[1]) if found else 0

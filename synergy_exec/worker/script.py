@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_exec.job_file import DEFAULT_COMMAND_S, JobFile, job_of
+from synergy_exec.job_file import DEFAULT_COMMAND_S, JobFile
 from synergy_exec.job_folder import LOG, LOG_HEADING, NEVER_COPIED, OWN_FILES, PROGRESS, REPORTS
 from synergy_exec.messages import PAUSED, Failure, Launch, MeansToLeave, Noted, Report, Started, Stop
 from synergy_exec.plain import MOST_SHOWN, plain
@@ -56,7 +56,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
         told_to_stop = True
 
     signal.signal(signal.SIGTERM, terminate)
-    launch, job = start.launch, job_of(start.launch.command, "the launch")
+    launch, job = start.launch, start.launch.file
     directory = Path(job.directory or launch.folder)
     progress = _Progress(launch, job)
     processes.pin(os.getpid(), start.cores)
@@ -126,7 +126,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
 
 
 def _filled(text: str, launch: Launch) -> str:
-    text = text.replace("{array}", launch.command["array"])
+    text = text.replace("{array}", launch.file.array)
     return text.replace("{slots}", str(len(launch.slots))).replace("{folder}", launch.folder)
 
 
@@ -145,13 +145,7 @@ def _alive(first: int) -> list[int]:
 def _terminate(first: int, *, first_only: bool) -> None:
     """Sends SIGTERM to every process of the command that no other process of it tells (`processes.hearers`)."""
     told = [pid for each in processes.children(os.getpid()) for pid in processes.hearers(each, signal.SIGTERM)]
-    _send(signal.SIGTERM, [first] if first_only else told)
-
-
-def _send(number: signal.Signals, pids: Iterable[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+    processes.send(signal.SIGTERM, [first] if first_only else told)
 
 
 def _show_stacks(path: str) -> None:
@@ -173,15 +167,15 @@ def _show_stacks(path: str) -> None:
             if spy:
                 subprocess.run([spy, "dump", "--pid", str(pid)], timeout=_STACK_S, check=True)
                 continue
-        _send(signal.SIGSTOP, every)
+        processes.send(signal.SIGSTOP, every)
         if processes.handles(pid, signal.SIGABRT):
             resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-            _send(signal.SIGABRT, [pid])
-            _send(signal.SIGCONT, [pid])
+            processes.send(signal.SIGABRT, [pid])
+            processes.send(signal.SIGCONT, [pid])
             processes.wait_or_kill([(pid, processes.began(pid))], patience_s=_STACK_S)
         else:
             print(f"  it waits in {waits_in[pid]} of the kernel; its own stack needs py-spy", flush=True)
-    _send(signal.SIGCONT, every)
+    processes.send(signal.SIGCONT, every)
 
 
 class _Progress:

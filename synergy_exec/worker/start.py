@@ -30,18 +30,17 @@ from synergy_exec.worker.processes import adopt_orphans, die_with
 class Start:
     """Arguments of one rank of a run.
 
-    cores: CPU cores that it may use. cpus: its share of these cores, which other ranks may use, too. gpu: index of its
-    CUDA device, or None. launched_s: time.time() when the agent was told to launch the run. If the job is a command,
-    gpus: the devices of all its slots; environment: the variables that the controller was started with.
+    cores: CPU cores that it may use. cpus: its share of these cores, which other ranks may use, too. gpus: index of its
+    CUDA device, or of the devices of all slots of a command; empty for slots of CPU cores. launched_s: time.time() when
+    the agent was told to launch the run. environment: of a command, the variables that the controller was started with.
     """
 
     launch: Launch
     rank: int
     cores: tuple[int, ...]
     cpus: float
-    gpu: int | None
+    gpus: tuple[int, ...]
     launched_s: float
-    gpus: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -104,7 +103,7 @@ def work(start: Start, descriptors: Descriptors) -> NoReturn:
             # All ranks print into one file. Each line is written at once, even with PYTHONUNBUFFERED, so none is torn.
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
         _limit_memory(start.launch)
-        kind = "script" if start.launch.command else "rank"
+        kind = "script" if start.launch.file.command else "rank"
         code = importlib.import_module(f"synergy_exec.worker.{kind}").run(start, descriptors)
     except BaseException:
         traceback.print_exc()
@@ -119,7 +118,7 @@ def work(start: Start, descriptors: Descriptors) -> NoReturn:
 def _limit_memory(launch: Launch) -> None:
     """Limits the memory of this process, and of each that it starts, to `memory_gb_per_slot`, as on a full GPU."""
     if launch.memory_gb_per_slot is not None:
-        slots = len(launch.slots) if launch.command else 1
+        slots = len(launch.slots) if launch.file.command else 1
         limit_bytes = int(launch.memory_gb_per_slot * slots * GB)
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 

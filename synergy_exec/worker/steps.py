@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -15,7 +16,6 @@ import torch
 from synergy_exec.job_folder import COLUMNS, TENSORBOARD
 from synergy_exec.wire import cut_to_lines
 from synergy_exec.worker import processes
-from synergy_exec.worker.start import AgentConnection, Start
 
 WARM_UP_STEPS = 2
 """Steps ignored after a start or a change of batch: the first allocates memory, in the second DDP rebuilds buckets."""
@@ -154,42 +154,33 @@ LEEWAY_S = 0.25
 """Seconds that a rank behind its pace may catch up after other ranks used more than their share of the core."""
 
 
+@dataclass(slots=True)
 class Pace:
     """Makes a rank sleep after each step. part: its share of a core, 0 to 1. used_s: CPU time of the process.
 
     sleep: may return early; the rank then sleeps for the rest of the time after its next step.
     """
 
-    def __init__(
-        self,
-        part: float,
-        used_s: Callable[[], float] = time.process_time,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._part, self._used_s, self._clock, self._sleep = part, used_s, clock, sleep
-        self._since: tuple[float, float] | None = None
-        self._ahead_s = 0.0
-
-    @staticmethod
-    def of(start: Start, agent: AgentConnection) -> Pace | None:
-        """The pace of a rank whose slot is a part of a core; None if it has a GPU, whole cores, or a granted share."""
-        part_of_a_core = start.launch.share is None and start.gpu is None and start.cpus < 1
-        return Pace(start.cpus, sleep=agent.wait) if part_of_a_core else None
+    part: float
+    used_s: Callable[[], float] = time.process_time
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _since: tuple[float, float] | None = None
+    _ahead_s: float = 0.0
 
     def begin(self) -> None:
         """Begins a step. Time outside steps does not count: building, saving and evaluating run at full speed."""
-        self._since = self._used_s(), self._clock()
+        self._since = self.used_s(), self.clock()
 
     def rest(self) -> None:
         """Sleeps until the CPU time since `begin` is at most the rank's share of the time since then."""
         if self._since is None:
             return
-        used_s, now_s = self._used_s(), self._clock()
-        ahead_s = self._ahead_s + (used_s - self._since[0]) / self._part - (now_s - self._since[1])
+        used_s, now_s = self.used_s(), self.clock()
+        ahead_s = self._ahead_s + (used_s - self._since[0]) / self.part - (now_s - self._since[1])
         if ahead_s > 0:
-            self._sleep(ahead_s)
+            self.sleep(ahead_s)
             # A sleep lasts a little longer than requested; the rank may catch up.
-            ahead_s -= self._clock() - now_s
+            ahead_s -= self.clock() - now_s
         self._ahead_s = max(ahead_s, -LEEWAY_S)
         self._since = None

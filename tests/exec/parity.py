@@ -31,6 +31,7 @@ from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy
 from synergy_exec.controller.decider import FEWEST_STEPS, SAME_BATCH_FRACTION, Decider, Orders
 from synergy_exec.controller.jobs import ExecutedJob
+from synergy_exec.controller.journal import JobRow
 from synergy_exec.controller.learning import Learning
 from synergy_exec.messages import Report
 from synergy_exec.settings import Settings
@@ -331,9 +332,9 @@ class Driver:
         batches = {"initial_batch": spec.initial_batch, "max_batch": spec.max_batch, "batch": spec.requested_batch}
         file = file_of(spec.declared_work, gpus, name=spec.application, **batches)
         known = {"gpu_types": self.decider.cluster.gpu_types, "profile": self.decider.profile}
-        costs = {"restart_s": spec.restart_s, "estimate_s": estimate_s}
-        job = ExecutedJob(job_id, f"job-{job_id}", file, submit_s, **known, **costs)
-        job.gpu_type = gpu_type
+        row = JobRow(job_id, f"job-{job_id}", {}, submit_s, None, "waiting", "", 0, "")
+        job = ExecutedJob(row, file, restart_s=spec.restart_s, **known)
+        job.gpu_type, job.estimate_s = gpu_type, estimate_s
         if not self.exact:
             unknown = ("local_batches", "single_gpu_rate", "requested_rate", "most_gpus")
             job.spec = dataclasses.replace(job.spec, **{name: getattr(spec, name) for name in unknown})

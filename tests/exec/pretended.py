@@ -22,7 +22,7 @@ from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Ended, Launch, Message, Outcome
-from synergy_exec.plans import Candidates, plans, write_candidates
+from synergy_exec.plans import Candidates, batches_of, plans, write_candidates
 from synergy_exec.run import executed
 from synergy_exec.settings import Settings
 from synergy_exec.wire import decode, encode
@@ -49,9 +49,14 @@ def file_of(work: float = 100.0, slots: int = 1, **more: Any) -> JobFile:
     return JobFile(work=work, slots=slots, **values)
 
 
+OF_FILE = ("job_class", "arguments", "initial_batch", "work", "weights", "tensorboard")
+
+
 def launch_of(**more: Any) -> Launch:
-    """One rank of a job of which nothing else matters."""
-    values = {"run": 0, "job": 0, "job_class": "a:B", "plan": Plan(), "initial_batch": 1, "work": 1.0}
+    """One rank of a job of which nothing else matters. more: fields of `Launch`, and `OF_FILE` of its job file."""
+    file = {"name": "b", "job_class": "a:B", "initial_batch": 1, "max_batch": 1, "work": 1.0}
+    file |= {name: more.pop(name) for name in OF_FILE if name in more}
+    values = {"run": 0, "job": 0, "file": JobFile(**file), "plan": Plan()}
     values |= {"slots": [0], "first_rank": 0, "world": 1, "store_host": "", "store_port": 0, "folder": "/tmp"}
     return Launch(**values | more)
 
@@ -90,7 +95,7 @@ class FakeAgent:
                 assert not held & set(message.slots), "launched on slots that are held"
                 assert max(message.slots) < self.slots
                 if self.refusal and message.plans_on and message.first_rank == 0:
-                    there = {size: plans(size, message.plans_at, self.refusal) for size in message.plans_on}
+                    there = {size: plans(size, batches_of(message.file), self.refusal) for size in message.plans_on}
                     write_candidates(Path(message.folder), Candidates(there))
                 self.launched.append(message.job)
                 self.runs[message.run] = FakeRun(message, now_s, self.checkpoints.get(message.job, 0.0))
@@ -139,14 +144,14 @@ class FakeAgent:
                     said.Started(run=number, step=int(run.done), samples=0, work=run.done, **self.started(launch))
                 )
             speed = launch.world / STEP_S
-            run.done = min(launch.work, run.done + max(1.0, (now_s - run.stepped_s) * speed))
+            run.done = min(launch.file.work, run.done + max(1.0, (now_s - run.stepped_s) * speed))
             run.stepped_s = now_s
             if first:
                 progress = {"step": int(run.done), "samples": int(run.done) * plan.global_batch, "work": run.done}
                 cut = {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation, "steps": 10}
                 seen = {"loss": 1.0 / (1.0 + run.done), "grad_sqr": 1.0, "grad_var": 4.0, "memory_bytes": 10_000_000}
                 told.append(said.Report(run=number, **progress, **cut, **seen, **self.measured(launch)))
-            if run.done >= launch.work:
+            if run.done >= launch.file.work:
                 told.append(self.end(number, "done"))
             elif run.stopping:
                 told.append(self.end(number, "paused"))

@@ -386,7 +386,7 @@ def test_controller_that_vanishes_loses_nothing_acknowledged(tmp_path, point, po
     if point == "done":  # the worker is done and has saved; its message never arrives
         for agent in stage.agents.values():
             for number in list(agent.runs):
-                agent.runs[number].done = agent.runs[number].launch.work
+                agent.runs[number].done = agent.runs[number].launch.file.work
                 agent.end(number, "done")
     again = stage.resumed()
     assert len(again.execution.jobs) == 3

@@ -30,6 +30,7 @@ from synergy_exec.commands.resume import changed
 from synergy_exec.controller.controller import enter, whole_cluster
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import job_of, read_job_file
+from synergy_exec.job_folder import kept_code
 from synergy_exec.run import SOME_FAILED, write_recorded
 from synergy_exec.settings import CHANGEABLE, EXECUTOR, Settings
 from synergy_exec.training.loading import load_job
@@ -193,11 +194,12 @@ def test_a_jobs_file_is_kept_as_it_was_submitted_and_a_package_has_no_copy(tmp_p
     stage.advance(0.0)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     launch, package = (run.launch for run in stage.agents[0].runs.values())
-    assert (package.code, launch.weights) == ("", "/w.pt")
-    assert launch.code == str(folder / "code" / "mine.py")
-    assert launch.job_class == f"{mine}:Mine"
+    assert (kept_code(package.file, Path(package.folder)), launch.file.weights) == (None, "/w.pt")
+    kept = kept_code(launch.file, Path(launch.folder))
+    assert kept == folder / "code" / "mine.py"
+    assert launch.file.job_class == f"{mine}:Mine"
     mine.unlink()
-    job = load_job(launch.job_class, {}, Path(launch.code))
+    job = load_job(launch.file.job_class, {}, kept)
     assert (type(job).number, type(job).place) == (1, str(mine))
     stage.finish()
 

@@ -211,8 +211,8 @@ def test_an_agent_tells_the_type_that_nobody_named_and_commands_see_their_instan
         controller.until(lambda: controller.hellos, AGENT_S)
         hello = controller.hellos[0]
         assert (hello.gpu_type, hello.slots) == (told, 2)
-        command = job_of({"command": ["sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES"], "name": "seen"}, "").values()
-        launch = controller.launch("", job_class="", command=command, slots=[1], work=1e6)
+        command = job_of({"command": ["sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES"], "name": "seen"}, "")
+        launch = controller.launch("", file=command, slots=[1])
         controller.ends(launch, "done")
         assert f"sees {'MIG-c6d4' if named == 'gpu' else 'MIG-cba6'}" in log_of(launch)
 

@@ -287,8 +287,9 @@ def test_exit_0_without_a_step_is_noted_with_the_last_line_of_the_log(jobs):
 def test_commands_on_one_node_meet_at_different_ports_of_the_range(jobs):
     for name in ("one", "two"):
         jobs.submit(name, command=["bash", "-c", "echo at $MASTER_ADDR:$MASTER_PORT; sleep 60"])
-    for name in ("one", "two"):
+    for name in ("one", "two"):  # a port that the first gives back may be the second's
         jobs.until_said(name, "at ")
+    for name in ("one", "two"):
         answer("cancel", name, "--dir", jobs.service.results)
     found = {re.search(r"at 127.0.0.1:(\d+)", jobs.log(name))[1] for name in ("one", "two")}
     assert found == {"23100", "23101"}

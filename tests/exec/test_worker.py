@@ -100,7 +100,7 @@ def failure_of(monkeypatch, **more):
     said, (ours, theirs) = [], socket.socketpair()
     monkeypatch.setattr(rank, "AgentConnection", lambda _: SimpleNamespace(say=said.append))
     monkeypatch.setattr(rank.resources, "move", lambda *_: None)
-    start = Start(launch=launch_of(**more), rank=0, cores=(0,), cpus=1.0, gpu=0, launched_s=0.0)
+    start = Start(launch=launch_of(**more), rank=0, cores=(0,), cpus=1.0, gpus=(0,), launched_s=0.0)
     code = rank.run(start, Descriptors(theirs.fileno(), Heartbeat.create(), 1, 0))
     ours.close()
     return code, said[0]

@@ -225,13 +225,18 @@ torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size $TP --m
 def test_a_megatron_script_is_read_with_its_variables_and_names_what_is_not_modelled():
     found = stated("megatron", MEGATRON)
     assert read("megatron", MEGATRON) == Plan(tensor=2, data=4, accumulation=16, recompute=Recompute.FULL)
-    assert {key: found.settings[key] for key in ("seq_len", "gradients", "optimizer")} == {
-        **{"seq_len": 4096, "gradients": "bf16", "optimizer": "muon"},
+    assert {key: found.settings[key] for key in ("seq_len", "gradients", "optimizer", "recompute_layers")} == {
+        **{"seq_len": 4096, "gradients": "bf16", "optimizer": "muon", "recompute_layers": 8},
     }
     assert found.software == "megatron-core-fp8"
+    staged = stated("megatron", MEGATRON.replace("--lr 1e-4", "--pipeline-model-parallel-size 2 --num-layers 12"))
+    assert staged.settings["recompute_layers"] == 12  # 8 of each of two stages, of which there are only six
+    uniform = stated("megatron", MEGATRON.replace("method block", "method uniform"))
+    assert "--recompute-num-layers 8" in uniform.not_modelled
+    assert "recompute_layers" not in uniform.settings
     assert set(found.not_modelled) == {
-        *("--recompute-method block", "--recompute-num-layers 8", "--cp-comm-type a2a", "--fp8-param-gather"),
-        *("--optimizer-cpu-offload", "--use-precision-aware-optimizer", "--cpu-offloading"),
+        *("--cp-comm-type a2a", "--fp8-param-gather", "--optimizer-cpu-offload"),
+        *("--use-precision-aware-optimizer", "--cpu-offloading"),
     }
 
 

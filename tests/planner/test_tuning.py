@@ -96,6 +96,22 @@ def test_a_compiled_loss_keeps_6_bytes_a_logit_and_a_chunked_one_an_eighth():
     np.testing.assert_allclose(plain - chunked, 14 * 7 / 8 * logits)
 
 
+def test_layers_that_do_not_recompute_keep_everything_and_run_once():
+    plans = plans_of([Plan(micro_batch=2, recompute=Recompute.FULL)])
+    machine = machine_named("a100-80gb")
+
+    def of(layers):
+        software = tuned(STACK, recompute_layers=layers, layers=32)
+        work = transformer.work(LLAMA, plans, software)
+        seconds = step_time(work, plans, machine, software, Constants()).recompute_s
+        return memory(work, plans, software).activations, seconds
+
+    (few, quick), (half, slower), (most, slowest) = of(1), of(16), of(32)
+    np.testing.assert_allclose(few - half, 15 / 16 * (half - most), rtol=1e-6)
+    np.testing.assert_allclose(slower, slowest / 2)
+    np.testing.assert_allclose(quick, slowest / 32)
+
+
 def test_what_cannot_be_is_refused_with_what_to_type():
     for wrong, words in (
         ({"optimizer": "adam8"}, "adamw8bit"),
@@ -103,6 +119,7 @@ def test_what_cannot_be_is_refused_with_what_to_type():
         ({"lora": 8, "quantize": 3}, "4"),
         ({"loss": "fused"}, "chunked"),
         ({"offload": "all"}, "optimizer"),
+        ({"recompute_layers": 33, "layers": 32}, "32 layers"),
     ):
         with pytest.raises(InputError, match=words):
             tuned(STACK, **wrong)

@@ -173,13 +173,18 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         if re.match(r"--\w[^()]*$", word):  # not a pattern of `case`
             name, equals, value = word[2:].partition("=")
             options[name] = value if equals else after == ")" or after.startswith("--") or after
-    reduced = options.pop("grad-reduce-in-bf16", None)
+    reduced, again, layers = options.pop("grad-reduce-in-bf16", None), None, str(options.get("recompute-num-layers"))
+    if recompute == Recompute.FULL and options.get("recompute-method") == "block" and layers.isdecimal():
+        del options["recompute-method"], options["recompute-num-layers"]
+        again = int(layers) * pipeline * plan.interleave  # as many of each chunk
+        again = min(again, given.num_layers or again)
     return whole_plan(
         plan,
         "megatron-core-fp8" if given.fp8_format == "hybrid" else "",
         tuple(each.removesuffix(" True") for each in not_modelled(options, "megatron", words="--{} {}")),
         seq_len=given.seq_length,
         gradients="bf16" if reduced else None,
+        recompute_layers=again,
         **optimizer_in(options, "optimizer"),
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import statistics
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from synergy_core.goodput.efficiency import GradientErrors, Offer
 from synergy_core.planner.plan import Plan
 from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer, GradientLayer, HeldBack, Piece
 from synergy_exec.training.compression.schemes import send
-from synergy_exec.training.compression.wire import LoneWire, Sketch, Watch, Wire
+from synergy_exec.training.compression.wire import Clock, LoneWire, Sketch, Watch, Wire
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +67,11 @@ class Exchange:
         self._names = {id(each): name for name, each in named}
         self._module, self._seed = module, seed
         self._wire = Wire(group, device)
-        self._exposed = Exposed(module, device)
+        # Runs from the last computed gradient until all are exchanged, while nothing is computed. Earlier exchanges
+        # overlap with computing, except hooks on CPUs, which run within the backward pass.
+        self._exposed = exposed = Clock(device)
+        for _, each in named:
+            each.register_hook(lambda _: exposed.begin())
         self._memories: dict[str, HeldBack] = {}
         self._hooked, self._steps = False, 0
         self._watch: Watch | None = None
@@ -152,6 +155,7 @@ class Exchange:
 
     def end(self) -> Exchanged:
         """Call after the backward passes. On measured steps replicas communicate once more, which is not counted."""
+        self._exposed.end()
         sync_s = self._exposed.take()
         # DDP's own exchange, used while nothing is compressed, is not counted by the wire.
         sent_bytes = self._wire.sent_bytes or self._plain_bytes
@@ -204,38 +208,6 @@ class Exchange:
             start = held.get(f"start.{name}")
             if start is not None and isinstance(self.compressors[name], PowerSgd):
                 memory.start = start.to(self._wire.device)
-
-
-class Exposed:
-    """Measures how long replicas exchange gradients while nothing is computed.
-
-    This is the time from the last computed gradient until all gradients are exchanged. Earlier exchanges overlap with
-    computing, except hooks on CPUs, which run within the backward pass: the caller must add their time.
-    """
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._last_s = 0.0
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self._cuda else []  # type: ignore[no-untyped-call]
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(self._note)  # type: ignore[no-untyped-call]
-
-    def _note(self, _gradient: Tensor) -> None:
-        if self._cuda:
-            self._events[0].record()
-        else:
-            self._last_s = time.perf_counter()
-
-    def take(self) -> float:
-        """Seconds since the last gradient was computed. Call this when all are exchanged; it waits for the device."""
-        if not self._cuda:
-            return time.perf_counter() - self._last_s
-        begin, end = self._events
-        end.record()
-        end.synchronize()
-        elapsed_ms: float = begin.elapsed_time(end)
-        return elapsed_ms / 1000
 
 
 _RECENT_STEPS = 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,11 +86,9 @@ class Wire:
         for work in works:
             work.wait()
 
-    @contextmanager
-    def exchanging(self) -> Iterator[None]:
+    def exchanging(self) -> AbstractContextManager[None]:
         """Measures a whole exchange; the part of it that is not sending is encoding and decoding."""
-        with self._clocks["whole"].running():
-            yield
+        return self._clocks["whole"].running()
 
     def times_s(self) -> tuple[float, float]:
         """Seconds of exchanging since the last call, and the part of encoding and decoding; waits for the device."""
@@ -119,28 +117,42 @@ class LoneWire(Wire):
             return tensor.expand(self.replicas, -1).contiguous()
 
 
-class _Clock:
-    """Seconds that a device's current stream spends in blocks of code."""
+class Clock:
+    """Seconds that a device's current stream spends in spans of code."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        self._began_s, self._seconds = 0.0, 0.0
+        self._begin: torch.cuda.Event | None = None
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._seconds = 0.0
+
+    def begin(self) -> None:
+        """Begins a span; one that was begun and has not ended begins anew."""
+        if self._cuda:
+            self._begin = self._begin or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._begin.record()
+        else:
+            self._began_s = time.perf_counter()
+
+    def end(self) -> None:
+        """Ends the span."""
+        if self._begin is not None:
+            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end.record()
+            self._events.append((self._begin, end))
+            self._begin = None
+        else:
+            self._seconds += time.perf_counter() - self._began_s
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        if self._cuda:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            yield
-            end.record()
-            self._events.append((begin, end))
-        else:
-            began = time.perf_counter()
-            yield
-            self._seconds += time.perf_counter() - began
+        """A span, for a block of code."""
+        self.begin()
+        yield
+        self.end()
 
     def take(self) -> float:
+        """Seconds of all spans since the last call; waits for the device."""
         seconds, self._seconds = self._seconds, 0.0
         for begin, end in self._events:
             end.synchronize()
@@ -149,8 +161,8 @@ class _Clock:
         return seconds
 
 
-def _clocks(device: torch.device) -> dict[str, _Clock]:
-    return {"whole": _Clock(device), "sending": _Clock(device)}
+def _clocks(device: torch.device) -> dict[str, Clock]:
+    return {"whole": Clock(device), "sending": Clock(device)}
 
 
 # Measurements of compression: squared norms of gradients and of errors, layer by layer.
