@@ -76,7 +76,9 @@ def test_what_is_emitted_is_read_back(plan, model, form_and_software):
 )
 def test_these_plans_are_expressed(name, software, plan):
     """The test above could pass by refusing everything."""
-    assert read(name, emitted(name, launch(plan, software)), plan.gpus) == plan
+    text = emitted(name, launch(plan, software))
+    assert read(name, text, plan.gpus) == plan
+    assert set(stated(name, text, plan.gpus).not_modelled) <= {"[compile] enable is not true"}
 
 
 @pytest.mark.parametrize(

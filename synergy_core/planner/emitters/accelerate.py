@@ -99,13 +99,13 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
     if kind == "DEEPSPEED":
         table = table_in(content, "deepspeed_config")
         if path := table.get("deepspeed_config_file"):
-            found = deepspeed.stated(file_beside(folder, path), gpus)
+            found = deepspeed.stated(file_beside(folder, path))
             return Stated({}, not_modelled=phrases).joined(found)
         steps = whole_in(table, "gradient_accumulation_steps") or steps
         zero = {"stage": table.get("zero_stage", 2)}
         zero["offload_optimizer"] = {"device": table.get("offload_optimizer_device")}
         enabled = {precision: {"enabled": True}} if precision in ("bf16", "fp16") else {}
-        found = deepspeed.stated({"zero_optimization": zero, deepspeed.STEPS: steps, **enabled}, gpus)
+        found = deepspeed.stated({"zero_optimization": zero, deepspeed.STEPS: steps, **enabled})
         return Stated({}, assumed=script, not_modelled=phrases).joined(found)
     if kind not in ("FSDP", "MULTI_GPU", "NO", "FALSE"):
         raise InputError(f"distributed_type: {kind}; expected FSDP, DEEPSPEED, MULTI_GPU or NO.")

@@ -25,7 +25,7 @@ from synergy_core.planner.emitters import (
 
 SUMMARY = "a DeepSpeed configuration (JSON)"
 SOFTWARE = ("deepspeed", "deepspeed-fp16")
-RECOMPUTE = "the training script sets gradient checkpointing, and the fastest that fits is shown"
+RECOMPUTE = "the training script sets gradient checkpointing, so the search chooses it"
 MICRO_BATCH, STEPS, BATCH = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
 _LIMITS = {
     "reduce_bucket_size": "bucket_elements",
@@ -71,27 +71,26 @@ def recognises(text: str) -> bool:
 
 def read(text: str, gpus: int, folder: Path) -> Stated:
     """Reads a configuration."""
-    return stated(content_of(text), gpus)
+    return stated(content_of(text))
 
 
-def stated(content: Mapping[str, Any], gpus: int) -> Stated:
+def stated(content: Mapping[str, Any]) -> Stated:
     """What a parsed configuration says. Raises InputError for a value that is neither a number nor `auto`."""
     zero = table_in(content, "zero_optimization")
     if zero.get("stage", 0) not in (0, 1, 2, 3):
         raise InputError(f"zero_optimization.stage: {zero['stage']}; expected a number from 0 to 3.")
     micro_batch, steps, batch = (whole_in(content, key) for key in (MICRO_BATCH, STEPS, BATCH))
+    if batch and MICRO_BATCH not in content and STEPS not in content:
+        steps = 1
     settings: dict[str, Any] = {
         "zero": int(zero.get("stage", 0)),
         "micro_batch": micro_batch,
         "accumulation": steps,
         "batch": batch,
     }
-    if batch and not micro_batch and MICRO_BATCH not in content and STEPS not in content:
-        settings["accumulation"] = 1
     assumed: dict[str, tuple[int | None, str]] = {"recompute": (None, RECOMPUTE)}
     if micro_batch is None:
-        is_auto = "is auto" if MICRO_BATCH in content else "is missing"
-        assumed["micro_batch"] = (None, f"{MICRO_BATCH} {is_auto}")
+        assumed["micro_batch"] = (None, f"{MICRO_BATCH} is {content.get(MICRO_BATCH, 'missing')}")
     settings |= optimizer_in(table_in(content, "optimizer"), "type")
     if not steps and not batch:
         assumed["batch"] = (None, f"{STEPS} is not set, and 1 is assumed")

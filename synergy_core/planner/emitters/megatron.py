@@ -180,7 +180,7 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         again = min(again, given.num_layers or again)
     return whole_plan(
         plan,
-        "megatron-core-fp8" if given.fp8_format == "hybrid" else "",
+        "megatron-core-fp8" if given.fp8_format else "",
         tuple(each.removesuffix(" True") for each in not_modelled(options, "megatron", words="--{} {}")),
         seq_len=given.seq_length,
         gradients="bf16" if reduced else None,

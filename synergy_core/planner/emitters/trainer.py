@@ -84,7 +84,7 @@ def stated(content: Mapping[str, Any], gpus: int, folder: Path, *lists: str) -> 
         for name in ("bf16", "fp16"):
             is_on = table_in(table, name).get("enabled", False)
             filled[name] = {"enabled": precision == name if is_on == "auto" else is_on}
-        return own.joined(deepspeed.stated(filled, gpus))
+        return own.joined(deepspeed.stated(filled))
     if precision != "bf16":
         own = own.joined(Stated({}, not_modelled=(precision or "fp32, because neither bf16 nor fp16 is set",)))
     if not words:
