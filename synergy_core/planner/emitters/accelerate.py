@@ -46,7 +46,7 @@ def emit(launch: PlannedLaunch) -> str:
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "MULTI_GPU" if plan.gpus > 1 else "NO",
         "mixed_precision": "fp16" if software.precision == "fp16" else "bf16",
-        "num_machines": max(plan.gpus // launch.gpus_per_node, 1),
+        "num_machines": -(-plan.gpus // launch.gpus_per_node),
         "num_processes": plan.gpus,
         "machine_rank": 0,
     }
