@@ -99,9 +99,7 @@ FITS = (
         "h100-megatron-fp8",
         ("mbridge_dense", "mbridge_moe_and_other"),
         {"megatron-core-fp8": ("gemm_efficiency", "host_s"), "megatron-core": ()},
-        # Not network_efficiency: these runs are too few to tell it from what is exposed (the fit gave a third of a
-        # collective's rate alone). FSDP's, on the same GPUs, stands.
-        shared=(*OVERLAP, "attention_efficiency", "memory_efficiency", "step_s"),
+        shared=("network_efficiency", *OVERLAP, "attention_efficiency", "memory_efficiency", "step_s"),
         # cuDNN's attention, whose backward pass does 2.5 times the forward pass's work at about its rate.
         start=dict.fromkeys(("megatron-core-fp8", "megatron-core"), CUDNN),
         after="h100-fsdp",
