@@ -29,14 +29,20 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
 
 
-def unknown(kind: str, got: str, known: Iterable[str], *, hint: str = "") -> InputError:
+def unknown(
+    kind: str, got: str, known: Iterable[str], *, hint: str = "", least: float = 0.5, same_numbers: bool = False
+) -> InputError:
     """The error for a name that is not among `known`; it suggests the most similar known name.
 
-    kind: what the name stands for ("policy", "key"). hint: a further sentence, such as how to add a policy.
+    kind: what the name stands for ("policy", "key"). hint: a further sentence, such as how to add a policy. least: the
+    similarity from which a name is suggested; above 1: none is. same_numbers: whether only names with the same numbers
+    are suggested, because another number is another thing: an h20 has a seventh of an h200's speed.
     """
     names = sorted(known)
     by_lower_case = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(got.lower(), by_lower_case, n=1, cutoff=0.5)
+    digits = re.findall(r"\d+", got)
+    alike = [name for name in by_lower_case if not same_numbers or re.findall(r"\d+", name) == digits]
+    near = difflib.get_close_matches(got.lower(), alike, n=1, cutoff=least) if least <= 1.0 else []
     guess = f" Did you mean '{by_lower_case[near[0]]}'?" if near else ""
     tail = f" {hint}" if hint else ""
     more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
@@ -73,6 +79,7 @@ _SYNONYMS = {
     "end_time": ("end", "finish_time", "completion", "completion_time", "deletion_time"),
     "gpus": ("gpu_num", "num_gpus", "n_gpus", "gpu_count", "gpu_request"),
     "virtual_cluster": ("tenant", "vc", "queue", "account"),
+    "iter_time_s": ("step_time", "iteration_time", "time_per_step"),
     "estimate_s": ("time_limit", "requested_time", "walltime_limit"),
 }
 """Our name of a column → its names in other formats, without units."""
