@@ -32,14 +32,16 @@ def check_types(
     named by the log nor in `anonymous`. Also raises it if `timed_on` has no data sheet.
     """
     if timed_on is not None and gpu_sheet(timed_on) is None:
-        raise unknown("trace.gpu_type", timed_on, gpu_sheets(), hint="trace.gpu_type=null keeps run times as they are.")
+        hint = "trace.gpu_type=null keeps run times as they are."
+        raise unknown("trace.gpu_type", timed_on, gpu_sheets(), hint=hint, same_numbers=True)
     if truth.profile:
         return
     for gpu_type in cluster.gpu_types:
         in_log = gpu_type in (*workload.gpu_types, *workload.given_gpu_types)
         measured = truth.profiles is not None and any(truth.profiles.glob(f"*/placements-{gpu_type}.csv"))
         if not (gpu_sheet(gpu_type) is not None or in_log or gpu_type in anonymous or measured):
-            raise unknown("GPU type", gpu_type, gpu_sheets(), hint=SHEET_HINT.format(name=gpu_type))
+            hint = SHEET_HINT.format(name=gpu_type)
+            raise unknown("GPU type", gpu_type, gpu_sheets(), hint=hint, same_numbers=True)
 
 
 def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str | None) -> Workload:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.catalog import CATALOG, read_yaml
+from synergy_core.catalog import CATALOG, NVIDIA, read_yaml
 from synergy_core.planner.machine import (
     Machine,
     Software,
@@ -125,6 +125,11 @@ def time_band(
         widened["precision"] = f"{name} was measured in {'/'.join(reach['precisions'])}, not in {software.precision}"
     if family not in reach.get("families", [family]):
         widened["family"] = f"no {family} model was measured under {name}"
+    if machine.gpu.maker != NVIDIA:
+        widened["maker"] = f"nothing of {machine.gpu.maker} was measured, only GPUs of {NVIDIA}"
+        # Chip and software are both unknown: their errors are independent, so that their squares add up.
+        end = math.hypot(carried["GPU type"]["high"], carried["software"]["high"])
+        carried = {**carried, "maker": {"low": -end, "high": end}}
     if gpus > reach.get("gpus", gpus):
         widened["GPUs"] = f"{name} was measured on at most {reach['gpus']} GPUs"
     if (smallest := reach.get("smallest_parameters", 0)) > np.max(architecture.parameters()):
