@@ -17,6 +17,9 @@ class InputError(ValueError):
 MAX_NAMES = 100
 """Maximum number of known names that an error lists. The jobs of a log are more."""
 
+MIN_PRODUCT_SIMILARITY = 0.8
+"""Similarity from which the name of a product is suggested: l200 and h200 have 0.75."""
+
 _OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|can't start new thread"
     r"|failed to launch worker thread|failed to map segment",
@@ -36,12 +39,13 @@ def unknown(
 
     kind: what the name stands for ("policy", "key"). hint: a further sentence, such as how to add a policy. least: the
     similarity from which a name is suggested; above 1: none is. same_numbers: whether only names with the same numbers
-    are suggested, because another number is another thing: an h20 has a seventh of an h200's speed.
+    and nearly the same letters are suggested, as of products: an h20 has a seventh of an h200's speed.
     """
     names = sorted(known)
     by_lower_case = {name.lower(): name for name in names}
     digits = re.findall(r"\d+", got)
     alike = [name for name in by_lower_case if not same_numbers or re.findall(r"\d+", name) == digits]
+    least = max(least, MIN_PRODUCT_SIMILARITY) if same_numbers else least
     near = difflib.get_close_matches(got.lower(), alike, n=1, cutoff=least) if least <= 1.0 else []
     guess = f" Did you mean '{by_lower_case[near[0]]}'?" if near else ""
     tail = f" {hint}" if hint else ""
