@@ -216,17 +216,21 @@ def model_from_config(path: Path, seq_len: int | None = None) -> RequestedModel:
     return RequestedModel(str(path), family, architecture, tuple(notes))
 
 
-_OTHER_LAYERS = re.compile(r"linear_(attn|attention|conv|key|num)|mamba|ssm_|rwkv|attn_type_list|recurrent|kda_")
-"""Keys, model types and layer types of models whose layers have a state instead of attention."""
+_OTHER_LAYERS = re.compile(r"linear_(attn|attention|conv|key|num)|mamba|ssm_|rwkv|recurrent|xlstm")
+"""Keys and model types of models whose layers have a state instead of attention."""
+_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 def _check_modelled(config: Mapping[str, Any], path: Path) -> None:
     """Raises InputError for layers that no family models, and for weights that are quantized."""
-    types = config.get("layer_types")
-    names = [str(config["model_type"]), *config, *(types if isinstance(types, list) else [])]
-    if odd := next((each for each in names if _OTHER_LAYERS.search(str(each))), None):
+    odd = [each for each in (config.get("layer_types") or ()) if each not in _LAYER_TYPES]
+    odd += [each for each in (str(config["model_type"]), *config) if _OTHER_LAYERS.search(each)]
+    if 0 in (config.get("attn_type_list") or ()):  # MiniMax-01 marks layers of linear attention with 0
+        odd.append("attn_type_list")
+    if odd:
         raise InputError(
-            f"{path}: {odd}: layers of linear attention or with a recurrent state are not modelled, only attention is."
+            f"{path}: {odd[0]}: layers of linear attention, of convolutions or with a recurrent state are not "
+            "modelled, only attention is."
         )
     if quantized := config.get("quantization_config"):
         method = quantized.get("quant_method", quantized) if isinstance(quantized, dict) else quantized

@@ -173,6 +173,8 @@ def test_windows_are_those_of_the_listed_layers(tmp_path):
     [
         ({"model_type": "qwen3_next", "linear_key_head_dim": 128}, "linear attention"),
         ({"model_type": "mamba"}, "mamba.*recurrent state"),
+        ({"layer_types": ["conv", "full_attention"] * 16}, "conv: .*not modelled"),
+        ({"model_type": "minimax_text_01", "attn_type_list": [0, 0, 1]}, "attn_type_list"),
         ({"layer_types": ["linear_attention", "full_attention"] * 16}, "linear_attention"),
         ({"model_type": "kimi_linear", "linear_attn_config": {"num_heads": 3}}, "linear_attn_config"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes.*delete quantization_config"),
