@@ -203,6 +203,7 @@ def model_from_config(path: Path, seq_len: int | None = None) -> RequestedModel:
         values["seq_len"] = DEFAULT_TOKENS
         notes.append(f"sequences of {DEFAULT_TOKENS:,} tokens (the model reads up to {longest:,}); seq_len=… sets it")
     window, every = config.get("sliding_window"), form.get("full_every")
+    every = every and config.get("sliding_window_pattern", every)
     if every is not None and isinstance(window, int) and window < values.get("seq_len", 0):
         layers = values["layers"]
         types = config.get("layer_types") or ["full_attention"] * (layers // every if every else 0)

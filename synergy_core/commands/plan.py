@@ -96,6 +96,13 @@ OTHER_NAMES = {
     "model": "model_name model_name_or_path base_model",
 }
 """For each setting, its names in Megatron-LM, DeepSpeed, torchtitan, Axolotl and the Hugging Face Trainer."""
+_AMBIGUOUS = "type batch=, the sequences of a step on all GPUs, or micro_batch=, those that one GPU processes at once"
+_NO_SETTING = {
+    **dict.fromkeys(("bs", "bsz", "batch_size"), _AMBIGUOUS),
+    **dict.fromkeys(("ga", "gas", "grad_accum", "gradient_accumulation_steps"), "accumulation follows from batch="),
+    **dict.fromkeys(("nodes", "nnodes", "num_nodes"), "type gpus=, all GPUs, such as gpus=16 for 2 nodes of 8"),
+}
+"""Names of other tools that no setting has, and what to type instead."""
 _SETTING_OF = {other: name for name, others in OTHER_NAMES.items() for other in others.split()}
 MAX_GPUS = 65_536
 """Largest number of GPUs that `plan` tries, and largest length of a range of counts."""
@@ -143,16 +150,14 @@ class Asked:
 
 
 def in_our_names(settings: Sequence[str]) -> list[str]:
-    """The settings with names of other tools replaced by ours. Raises InputError for a name with two meanings."""
+    """The settings with names of other tools replaced by ours. Raises InputError for those that no setting has."""
     result = []
     for setting in settings:
         key, equals, value = setting.partition("=")
-        if key in ("bs", "batch_size", "bsz"):
-            raise InputError(
-                f"{setting}: type batch={value} for the sequences of a step on all GPUs, or micro_batch={value} for "
-                "those that one GPU processes at once."
-            )
-        result.append(f"{_SETTING_OF.get(key.lower().replace('-', '_'), key)}{equals}{value}")
+        plain = key.lower().replace("-", "_")
+        if plain in _NO_SETTING:
+            raise InputError(f"{setting}: {_NO_SETTING[plain]}.")
+        result.append(f"{_SETTING_OF.get(plain, key)}{equals}{value}")
     return result
 
 

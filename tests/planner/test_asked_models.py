@@ -166,6 +166,8 @@ def test_windows_are_those_of_the_listed_layers(tmp_path):
     path = config(tmp_path, model_type="gemma2", sliding_window=1024, layer_types=types, head_dim=128)
     assert model_from_config(path).architecture.windowed == 31 / 32
     assert model_from_config(path, seq_len=1024).architecture.windowed == 0.0  # no query sees further anyway
+    path = config(tmp_path, model_type="gemma3", sliding_window=1024, sliding_window_pattern=4)
+    assert model_from_config(path).architecture.windowed == 3 / 4
 
 
 @pytest.mark.parametrize(
