@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class InputError(ValueError):
@@ -17,8 +17,9 @@ class InputError(ValueError):
 MAX_NAMES = 100
 """Maximum number of known names that an error lists. The jobs of a log are more."""
 
-MIN_PRODUCT_SIMILARITY = 0.8
-"""Similarity from which the name of a product is suggested: l200 and h200 have 0.75."""
+MIN_PRODUCT_SIMILARITY, MIN_FAMILY_SIMILARITY = 0.8, 0.88
+"""Similarity from which a product's name is suggested (l200 and h200 have 0.75), and a model's, by its first word
+(mistral and mixtral have 0.86)."""
 
 _OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|can't start new thread"
@@ -32,21 +33,40 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
 
 
+def same_product(one: str, other: str) -> bool:
+    """Whether two names may mean one product: the same numbers. An h20 has a seventh of an h200's speed."""
+    numbers = (re.findall(r"\d+", each) for each in (one, other))
+    return next(numbers) == next(numbers) and _similarity(one, other) >= MIN_PRODUCT_SIMILARITY
+
+
+def same_family(one: str, other: str) -> bool:
+    """Whether two names may mean models of one family: the same first word, such as gpt-9b and gpt-39b."""
+    words = (re.split(r"[^a-z]", each)[0] for each in (one, other))
+    return _similarity(*words) >= MIN_FAMILY_SIMILARITY
+
+
+def _similarity(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
 def unknown(
-    kind: str, got: str, known: Iterable[str], *, hint: str = "", least: float = 0.5, same_numbers: bool = False
+    kind: str,
+    got: str,
+    known: Iterable[str],
+    *,
+    hint: str = "",
+    least: float = 0.5,
+    alike: Callable[[str, str], bool] = lambda *_: True,
 ) -> InputError:
     """The error for a name that is not among `known`; it suggests the most similar known name.
 
     kind: what the name stands for ("policy", "key"). hint: a further sentence, such as how to add a policy. least: the
-    similarity from which a name is suggested; above 1: none is. same_numbers: whether only names with the same numbers
-    and nearly the same letters are suggested, as of products: an h20 has a seventh of an h200's speed.
+    similarity from which a name is suggested. alike: a condition on the name and a suggested one, both in lower case.
     """
     names = sorted(known)
     by_lower_case = {name.lower(): name for name in names}
-    digits = re.findall(r"\d+", got)
-    alike = [name for name in by_lower_case if not same_numbers or re.findall(r"\d+", name) == digits]
-    least = max(least, MIN_PRODUCT_SIMILARITY) if same_numbers else least
-    near = difflib.get_close_matches(got.lower(), alike, n=1, cutoff=least) if least <= 1.0 else []
+    possible = [name for name in by_lower_case if alike(got.lower(), name)]
+    near = difflib.get_close_matches(got.lower(), possible, n=1, cutoff=least)
     guess = f" Did you mean '{by_lower_case[near[0]]}'?" if near else ""
     tail = f" {hint}" if hint else ""
     more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""

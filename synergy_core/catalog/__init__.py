@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import numpy as np
 from numpy.typing import ArrayLike
 
-from synergy_core.errors import InputError, unknown
+from synergy_core.errors import InputError, same_product, unknown
 from synergy_core.goodput.calibration import Calibrated
 from synergy_core.goodput.compression._compressor import CONVOLUTIONAL, Gradients, LayerSizes
 from synergy_core.goodput.pipeline import Pipeline
@@ -560,7 +560,7 @@ def run_time_ratio(from_type: str, to_type: str) -> RunTimeRatio:
                 f"Converting run times from {from_type} to {to_type} needs a data sheet: "
                 f"cluster.gpu_sheets=[{name}.yaml]; trace.gpu_type=null keeps them unchanged."
             )
-            raise unknown("GPU type", name, gpu_sheets(), hint=hint, same_numbers=True)
+            raise unknown("GPU type", name, gpu_sheets(), hint=hint, alike=same_product)
         sheets.append(sheet)
     source, target = (each.memory_bandwidth_bytes_per_s for each in sheets)
     flops = [each.matrix_flops_per_s("fp16") for each in sheets]

@@ -4,7 +4,6 @@ config.json. Also formats the tables and writes the files of all commands."""
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from synergy_core.catalog import CATALOG, filled, names_in, read_yaml
-from synergy_core.errors import InputError, unknown
+from synergy_core.errors import InputError, same_family, unknown
 from synergy_core.planner.families import architecture_named, architecture_names, card_from_yaml, checked, family_named
 from synergy_core.planner.work import Architecture, Family
 
@@ -140,6 +139,9 @@ def requested_model(name: str, seq_len: int | None = None) -> RequestedModel:
             f"model={name}: no such file, and nothing is downloaded. For a Hugging Face model, give its config.json: "
             "model=FOLDER/config.json."
         )
+    elif not is_known:
+        hint = "For another model, give its config.json of Hugging Face: model=FOLDER/config.json."
+        raise unknown("architecture", name, architecture_names(), hint=hint, alike=same_family)
     else:
         family, architecture = architecture_named(name)
     if seq_len is not None:
@@ -188,7 +190,9 @@ def model_from_config(path: Path, seq_len: int | None = None) -> RequestedModel:
             "Describe it by hand instead: model=mine.yaml, in the form of synergy_core/catalog/architectures/, or "
             f"synergy_core/catalog/huggingface/{kind}.yaml."
         )
-        raise unknown(f"model_type in {path}:", kind, model_types(), hint=hint, least=math.inf)  # nobody types it
+        raise unknown(
+            f"model_type in {path}:", kind, model_types(), hint=hint, alike=lambda *_: False
+        )  # nobody types it
     form = read_yaml(CATALOG / "huggingface" / f"{kind}.yaml")
     for key, value in form.get("only", {}).items():
         if config.get(key) is not None and config[key] != value:

@@ -20,7 +20,7 @@ from synergy_core.catalog import (
     node_sheets,
     read_yaml,
 )
-from synergy_core.errors import InputError, unknown
+from synergy_core.errors import InputError, same_product, unknown
 from synergy_core.planner.plan import RISING, SPLITS, ZEROS, Recompute
 
 
@@ -62,7 +62,7 @@ def machine_named(
     if gpu is None:
         known = {*nodes, *gpu_sheets()}
         hint = f"A file synergy_core/catalog/gpus/{wanted}.yaml adds it; `plan` also takes gpu={wanted}.yaml."
-        raise unknown("GPU or node type", wanted, known, hint=hint, same_numbers=True)
+        raise unknown("GPU or node type", wanted, known, hint=hint, alike=same_product)
     own = [each for each in nodes.values() if each.gpu == gpu.name]
     usual = min(own, key=lambda each: (each.gpus_per_node != gpus_per_node, not each.usual), default=None)
     node = nodes.get(name) or usual

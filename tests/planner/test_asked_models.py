@@ -238,6 +238,16 @@ def test_a_model_of_ones_own_is_planned(tmp_path):
     assert main(["plan", f"model={mine(tmp_path)}", "gpu=a100", "gpus=2", "batch=8"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "guess"),
+    [("gemma-2-9b", None), ("mistral-7b", None), ("llama3-8b", "llama-3-8b"), ("lama-3-8b", "llama-3-8b")],
+)
+def test_a_guess_at_a_model_is_of_its_family(name, guess):
+    with pytest.raises(InputError, match=r"FOLDER/config\.json") as error:
+        requested_model(name)
+    assert (f"Did you mean '{guess}'" in str(error.value)) if guess else ("Did you mean" not in str(error.value))
+
+
 def test_nothing_is_fetched():
     with pytest.raises(InputError, match=r"nothing is downloaded\. .* model=FOLDER/config.json"):
         requested_model("meta-llama/Meta-Llama-3-8B")
