@@ -190,9 +190,8 @@ def model_from_config(path: Path, seq_len: int | None = None) -> RequestedModel:
             "Describe it by hand instead: model=mine.yaml, in the form of synergy_core/catalog/architectures/, or "
             f"synergy_core/catalog/huggingface/{kind}.yaml."
         )
-        raise unknown(
-            f"model_type in {path}:", kind, model_types(), hint=hint, alike=lambda *_: False
-        )  # nobody types it
+        # No name is suggested: a model_type is written by a program, and another one is another model.
+        raise unknown(f"model_type in {path}:", kind, model_types(), hint=hint, alike=lambda *_: False)
     form = read_yaml(CATALOG / "huggingface" / f"{kind}.yaml")
     for key, value in form.get("only", {}).items():
         if config.get(key) is not None and config[key] != value:

@@ -15,6 +15,7 @@ shipped constants. top: plans shown per count of GPUs. gpus_per_node, network (b
 pcie): describe a node that differs from the usual one. gradients: precision in which gradients are summed and sent,
 bf16 or fp32, if the software supports more than one. The columns 90% show the interval that contained 9 in 10
 held-out measurements; unmeasured settings are named as extrapolated.
+The columns MFU and whole count causal attention at half and whole. Names of other tools (tp, dp, mbs, gbs, …) are read.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
 1 selective, 2 full, 3 operators, 4 modules), sequence (0, 1); plan=FILE takes all of them and the batch from a file
 written by --emit or from a launch script. Context parallelism with fewer than 4,096 tokens of a sequence per GPU was

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.catalog import CATALOG, NVIDIA, read_yaml
+from synergy_core.catalog import CATALOG, NVIDIA, gpu_sheets, read_yaml
 from synergy_core.planner.machine import (
     Machine,
     Software,
@@ -116,7 +116,7 @@ def time_band(
     reach = entry.get("measured", {})
     widened: dict[str, str] = {}
     if not any(gpu_type in content_of(each) for each in measured_software()):
-        widened["GPU type"] = f"no step was measured on {gpu_type}"
+        widened["GPU type"] = f"no step was measured on {gpu_type if gpu_type in gpu_sheets() else machine.gpu.name}"
     elif name == software.fitted_as and source != gpu_type:
         widened["software"] = f"no step of {name} was measured on {gpu_type}"
     if name != software.fitted_as:

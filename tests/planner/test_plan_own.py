@@ -204,6 +204,7 @@ def test_a_sheet_of_another_maker_needs_no_compute_capability_and_no_aliases(cap
     )
     other, printed = found(capsys, tmp_path, *ASKED[:1], f"gpu={sheet_of('AMD')}", *ASKED[2:], *node)
     assert "nothing of AMD was measured" in printed
+    assert "no step was measured on accelerator-of-amd" in printed  # not on `accelerator`
     assert "attention is not fused" not in printed
     ends = [each["plans"][0]["step_time_band_s"] for each in (alike, other)]
     assert [each["plans"][0]["step_time_s"] for each in (alike, other)] == pytest.approx(
