@@ -32,14 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raw = argparse.RawDescriptionHelpFormatter
         added = choices.add_parser(path.stem, help=module.SUMMARY, description=module.__doc__, formatter_class=raw)
         module.add_arguments(added)
-        runs[path.stem] = module.run
+        runs[path.stem] = module.run, added
     chosen, more = parser.parse_known_args(arguments)
     if hasattr(chosen, "settings") and all(re.match(r"[a-z_]+=", each) for each in more):
         chosen.settings += more  # settings that follow an option
     elif more:
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+        runs[chosen.command][1].error(f"unrecognized arguments: {' '.join(more)}")
     try:
-        return int(runs[chosen.command](chosen))
+        return int(runs[chosen.command][0](chosen))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from synergy_core.catalog import gpu_sheet, gpu_sheets, gpu_type_named, run_time_ratio
 from synergy_core.cluster import Cluster
-from synergy_core.errors import InputError, unknown
+from synergy_core.errors import InputError, same_product, unknown
 from synergy_core.units import on_grid
 from synergy_runs.workload import Conversion, Workload, ran_on
 from synergy_sim.assignment import alike, packed_as_requested
@@ -32,14 +32,16 @@ def check_types(
     named by the log nor in `anonymous`. Also raises it if `timed_on` has no data sheet.
     """
     if timed_on is not None and gpu_sheet(timed_on) is None:
-        raise unknown("trace.gpu_type", timed_on, gpu_sheets(), hint="trace.gpu_type=null keeps run times as they are.")
+        hint = "trace.gpu_type=null keeps run times as they are."
+        raise unknown("trace.gpu_type", timed_on, gpu_sheets(), hint=hint, alike=same_product)
     if truth.profile:
         return
     for gpu_type in cluster.gpu_types:
         in_log = gpu_type in (*workload.gpu_types, *workload.given_gpu_types)
         measured = truth.profiles is not None and any(truth.profiles.glob(f"*/placements-{gpu_type}.csv"))
         if not (gpu_sheet(gpu_type) is not None or in_log or gpu_type in anonymous or measured):
-            raise unknown("GPU type", gpu_type, gpu_sheets(), hint=SHEET_HINT.format(name=gpu_type))
+            hint = SHEET_HINT.format(name=gpu_type)
+            raise unknown("GPU type", gpu_type, gpu_sheets(), hint=hint, alike=same_product)
 
 
 def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str | None) -> Workload:

@@ -152,7 +152,7 @@ def test_a_file_that_is_no_application_says_what_is_wrong(tmp_path, content, say
 
 def test_data_sheets_are_in_their_units():
     for sheet in gpu_sheets().values():
-        assert 5e12 < sheet.fp32_flops_per_s < 1e14
+        assert 5e12 < sheet.fp32_flops_per_s < 2e14  # an MI300X has 163.4 TFLOPS
         assert 1e11 < sheet.memory_bandwidth_bytes_per_s < 1e13
         assert 8e9 < sheet.memory_bytes < 2e11
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import numpy as np
 from numpy.typing import ArrayLike
 
-from synergy_core.errors import InputError, unknown
+from synergy_core.errors import InputError, same_product, unknown
 from synergy_core.goodput.calibration import Calibrated
 from synergy_core.goodput.compression._compressor import CONVOLUTIONAL, Gradients, LayerSizes
 from synergy_core.goodput.pipeline import Pipeline
@@ -274,6 +274,10 @@ def _is_number(text: str) -> bool:
 # GPU data sheets. A file `gpus/<type>.yaml` registers a sheet; `add_gpu_sheet` registers a user's for this process.
 
 
+NVIDIA = "NVIDIA"
+"""The maker of every GPU on which a step was measured."""
+FLASH_ATTENTION = 8.0
+"""Least compute capability that FlashAttention supports (Dao-AILab/flash-attention, README: Ampere, Ada, Hopper)."""
 HOPPER = 9.0
 """Compute capability of the H100. Since then, NVSwitch reduces in the network (third-generation NVLink SHARP), cuBLAS
 allocates 32 MiB of workspace, and training software has FlashAttention."""
@@ -283,18 +287,17 @@ allocates 32 MiB of workspace, and training software has FlashAttention."""
 class GpuSheet:
     """A GPU type's data sheet.
 
-    architecture: NVIDIA's name of the generation. compute_capability: NVIDIA's number for the generation's features
-    (developer.nvidia.com/cuda-gpus). shared_lanes: whether half of the fp32 lanes also execute integer instructions.
-    tensor_flops_per_s: dense peak of matrix products that accumulate in fp32, by supported precision: fp16, bf16, tf32,
-    fp8, fp4. clock_hz: boost clock. link_bytes_per_s: all NVLinks of one GPU, one way; 0 without NVLink.
-    pcie_bytes_per_s: one way. inline_ecc: whether ECC bits occupy part of the memory (GDDR6 of data-centre cards).
+    maker: nothing was measured but NVIDIA's. architecture: the maker's name of the generation. compute_capability:
+    NVIDIA's number for the generation's features (developer.nvidia.com/cuda-gpus); 0 for other makers, which have none.
+    shared_lanes: whether half of the fp32 lanes also execute integer instructions. tensor_flops_per_s: dense peak of
+    matrix products that accumulate in fp32, by supported precision: fp16, bf16, tf32, fp8, fp4. clock_hz: boost clock.
+    link_bytes_per_s: all NVLinks of one GPU, or another maker's links, one way; 0 without. pcie_bytes_per_s: to the
+    host, one way. inline_ecc: whether ECC bits occupy part of the memory (GDDR6 of data-centre cards).
     """
 
     name: str
     title: str
-    aliases: tuple[str, ...]
     architecture: str
-    compute_capability: float
     fp32_flops_per_s: float
     memory_bandwidth_bytes_per_s: float
     memory_bytes: float
@@ -304,6 +307,9 @@ class GpuSheet:
     link_bytes_per_s: float
     pcie_bytes_per_s: float
     source: str
+    aliases: tuple[str, ...] = ()
+    maker: str = NVIDIA
+    compute_capability: float = 0.0
     shared_lanes: bool = False
     inline_ecc: bool = False
 
@@ -320,8 +326,10 @@ class GpuSheet:
             "clock_hz": (self.clock_hz, 1e8, "Hz; 1,410 MHz are 1410.0e+6"),
             "pcie_bytes_per_s": (self.pcie_bytes_per_s, 1e8, "bytes/s; 31.5 GB/s are 31.5e+9"),
             "multiprocessors": (self.multiprocessors, 1, "a number of multiprocessors"),
-            "compute_capability": (self.compute_capability, 1, "a number such as 8.0"),
         }
+        if self.maker == NVIDIA:
+            words = "NVIDIA's number, such as 8.0, or the maker's name, as in `maker: AMD`"
+            figures["compute_capability"] = (self.compute_capability, 1, words)
         for name, (value, least, unit) in figures.items():
             if value < least:
                 raise InputError(f"data sheet {self.name}: {name}: {value:g} is below {least:g}; expected {unit}.")
@@ -330,6 +338,11 @@ class GpuSheet:
                 f"data sheet {self.name}: link_bytes_per_s: {self.link_bytes_per_s:g}; expected NVLink's bytes/s, one "
                 "way, of all links of a GPU (300 GB/s are 300.0e+9), or 0.0 without NVLink."
             )
+
+    @property
+    def has_fused_attention(self) -> bool:
+        """Whether attention runs fused. Other makers have kernels of their own (ROCm, Gaudi's FusedSDPA)."""
+        return self.maker != NVIDIA or self.compute_capability >= FLASH_ATTENTION
 
     @property
     def since_hopper(self) -> bool:
@@ -414,7 +427,7 @@ def gpu_sheet_of_words(name: str) -> GpuSheet | None:
 
 
 _BOARDS = ("sxm2", "sxm3", "sxm4", "sxm5", "sxm", "pcie")
-_MAKERS = {"nvidia", "tesla", "geforce"}
+_MAKERS = {"nvidia", "tesla", "geforce", "amd", "instinct", "intel"}
 
 
 @cache
@@ -547,7 +560,7 @@ def run_time_ratio(from_type: str, to_type: str) -> RunTimeRatio:
                 f"Converting run times from {from_type} to {to_type} needs a data sheet: "
                 f"cluster.gpu_sheets=[{name}.yaml]; trace.gpu_type=null keeps them unchanged."
             )
-            raise unknown("GPU type", name, gpu_sheets(), hint=hint)
+            raise unknown("GPU type", name, gpu_sheets(), hint=hint, alike=same_product)
         sheets.append(sheet)
     source, target = (each.memory_bandwidth_bytes_per_s for each in sheets)
     flops = [each.matrix_flops_per_s("fp16") for each in sheets]

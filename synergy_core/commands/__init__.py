@@ -96,6 +96,8 @@ codecs.register_error(_to_ascii.__name__, _to_ascii)
 # Parsing a command's arguments. An error says in one sentence what is wrong and what to type.
 
 
+MIN_OPTION_SIMILARITY = 0.7
+"""Similarity from which an option is suggested for an unknown one. All share their dashes."""
 _KINDS = {"int": "a whole number", "float": "a number", "Path": "a path"}
 
 
@@ -119,7 +121,11 @@ class Parser(argparse.ArgumentParser):
             options = [option for action in self._actions for option in action.option_strings]
             first = extra[1].split()[0]
             if first.startswith("-"):
-                return str(unknown("option", first.partition("=")[0], options))
+                name, _, value = first.partition("=")
+                key = name.lstrip("-").replace("-", "_")
+                takes_settings = any(action.dest == "settings" for action in self._actions)
+                hint = f"Settings have no dashes, as in {key}={value or '…'}." if takes_settings else ""
+                return str(unknown("option", name, options, hint=hint, least=MIN_OPTION_SIMILARITY))
             return f"{extra[1]}: one argument too many. Type: {self._usage()}"
         if no_value := re.fullmatch(r"argument ([^:]+): expected (?:one|at least one) argument", message):
             return f"{no_value[1].partition('/')[0]}: its value is missing. Type: {self._usage()}"

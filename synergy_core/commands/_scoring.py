@@ -601,7 +601,8 @@ class Refit(NamedTuple):
 def refitted(files: Sequence[TrainingTimes], names: str) -> dict[tuple[str, str], Refit]:
     """Refits constants per software and GPU type in the files. GPUs that differ only in memory size share constants.
 
-    names: constants to fit, separated by commas. Raises InputError for unknown names and too few rows.
+    names: constants to fit, separated by commas. Pairs with fewer than `MIN_REFIT_ROWS` rows are left out, unless all
+    have. Raises InputError for unknown names and too few rows.
     """
     wanted = [FACTORS.get(name.strip(), name.strip()) for name in names.split(",")]
     for name in wanted:
@@ -617,14 +618,15 @@ def refitted(files: Sequence[TrainingTimes], names: str) -> dict[tuple[str, str]
         raise InputError(
             f"nothing to fit: no row has a time and a setting that can be predicted ({'; '.join(reasons)})."
         )
+    timed = {pair: int(sum((case.iter_time_s > 0).sum() for case in members)) for pair, members in cases.items()}
+    if timed and max(timed.values()) < MIN_REFIT_ROWS:
+        got = ", ".join(f"{rows} of {software} on {gpu_type}" for (software, gpu_type), rows in timed.items())
+        raise InputError(f"too few rows to fit; got {got}, expected {MIN_REFIT_ROWS} or more.")
     result = {}
     for (software, gpu_type), members in cases.items():
-        keep = [case.iter_time_s > 0 for case in members]
-        rows = int(sum(kept.sum() for kept in keep))
+        keep, rows = [case.iter_time_s > 0 for case in members], timed[software, gpu_type]
         if rows < MIN_REFIT_ROWS:
-            raise InputError(
-                f"too few rows of {software} on {gpu_type} to fit; got {rows}, expected {MIN_REFIT_ROWS} or more."
-            )
+            continue
         shared = [replace(case, share=len(case) / rows) for case in members]
         start = constants_for(members[0].machine, members[0].software)
         found = fit(shared, wanted, {}, {"": start}, keep).constants[""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,12 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from synergy_core.catalog import CATALOG, filled, names_in, read_yaml
-from synergy_core.errors import InputError, unknown
+from synergy_core.errors import InputError, same_family, unknown
 from synergy_core.planner.families import architecture_named, architecture_names, card_from_yaml, checked, family_named
 from synergy_core.planner.work import Architecture, Family
 
 MAX_COUNT = 10_000_000
 """The largest whole number that an argument accepts."""
+MIN_KEY_SIMILARITY = 0.6
+"""Similarity from which a setting is suggested for an unknown one. Settings are short: `lora` has half of `plan`."""
 
 
 def parse_settings(
@@ -39,8 +42,9 @@ def parse_settings(
         if not value:
             raise InputError(f"'{setting}': expected key=value, such as {examples[0]}.")
         if key not in readers:
-            raise unknown("setting", key, readers)
-        texts[key] = value
+            raise unknown("setting", key, readers, least=MIN_KEY_SIMILARITY)
+        if texts.setdefault(key, value) != value:
+            raise InputError(f"{key}={texts[key]} and {key}={value}: two values of one setting; leave one out.")
     for key in required:
         if key not in texts:
             raise InputError(f"{key}= is missing; for example, type {' '.join(examples)}.")
@@ -85,8 +89,10 @@ def amount(key: str, text: str, expected: str, *, takes_suffix: bool = False) ->
 #
 # `catalog/huggingface/<model_type>.yaml` says how to read a config.json. `family`: the planner's family. `fields`: our
 # field names and the keys of config.json (the first key found is read). `absent`: values that replace missing or null
-# keys, such as 1 or `4 × hidden`. `always`: fields that are the same in all models of the type. `only`: keys with a
-# single supported value. `full_beyond`: the key of a sliding attention window, in tokens, which the planner ignores.
+# keys, such as 1 or `4 × hidden`. `null`: values of fields whose key is null. `always`: fields that are the same in all
+# models of the type. `only`: keys with a single supported value. `full_every`: every n-th layer sees all keys, the
+# others a window of `sliding_window` tokens; 0: all have the window. A list `layer_types` in config.json replaces it.
+# `full_beyond`: the key of a sliding attention window, in tokens, which the planner ignores.
 
 
 DEFAULT_TOKENS = 8192
@@ -133,6 +139,9 @@ def requested_model(name: str, seq_len: int | None = None) -> RequestedModel:
             f"model={name}: no such file, and nothing is downloaded. For a Hugging Face model, give its config.json: "
             "model=FOLDER/config.json."
         )
+    elif not is_known:
+        hint = "For another model, give its config.json of Hugging Face: model=FOLDER/config.json."
+        raise unknown("architecture", name, architecture_names(), hint=hint, alike=same_family)
     else:
         family, architecture = architecture_named(name)
     if seq_len is not None:
@@ -162,21 +171,33 @@ def model_from_config(path: Path, seq_len: int | None = None) -> RequestedModel:
         raise InputError(f"{path}: cannot be read ({error.strerror}).") from None
     except ValueError as error:
         raise InputError(f"{path}: is not JSON ({error}).") from None
-    kind = config.get("model_type") if isinstance(config, dict) else None
-    if not isinstance(kind, str):
+    whole = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(whole, str):
         raise InputError(f"{path}: has no model_type; expected a config.json of Hugging Face transformers.")
+    kind, notes = whole, []
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        kind = str(text.get("model_type", whole))
+        config = {**config, **text}
+    if "vision_config" in config or "audio_config" in config:
+        notes.append(
+            f"only the language model of this {whole} is planned; its encoders of images or sound are left out"
+        )
+    _check_modelled(config, path)
+    kind = kind if kind in model_types() else kind.removesuffix("_text")
     if kind not in model_types():
         hint = (
             "Describe it by hand instead: model=mine.yaml, in the form of synergy_core/catalog/architectures/, or "
             f"synergy_core/catalog/huggingface/{kind}.yaml."
         )
-        raise unknown(f"model_type in {path}:", kind, model_types(), hint=hint)
+        # No name is suggested: a model_type is written by a program, and another one is another model.
+        raise unknown(f"model_type in {path}:", kind, model_types(), hint=hint, alike=lambda *_: False)
     form = read_yaml(CATALOG / "huggingface" / f"{kind}.yaml")
     for key, value in form.get("only", {}).items():
         if config.get(key) is not None and config[key] != value:
             raise InputError(f"{path}: {key}: {config[key]} is not modelled, only {json.dumps(value)} is.")
     values = form["always"] | _sizes(config, form, path)
-    longest, notes = values.get("seq_len"), []
+    longest = values.get("seq_len")
     if seq_len is not None:
         if longest is None:
             raise InputError(f"seq_len={seq_len}: the model of {path} does not read sequences; leave seq_len= out.")
@@ -184,6 +205,13 @@ def model_from_config(path: Path, seq_len: int | None = None) -> RequestedModel:
     elif isinstance(longest, int) and longest > DEFAULT_TOKENS:
         values["seq_len"] = DEFAULT_TOKENS
         notes.append(f"sequences of {DEFAULT_TOKENS:,} tokens (the model reads up to {longest:,}); seq_len=… sets it")
+    window, every = config.get("sliding_window"), form.get("full_every")
+    every = every and config.get("sliding_window_pattern", every)
+    if every is not None and isinstance(window, int) and window < values.get("seq_len", 0):
+        layers = values["layers"]
+        types = config.get("layer_types") or ["full_attention"] * (layers // every if every else 0)
+        values |= {"window": window, "windowed": 1.0 - types.count("full_attention") / layers}
+        notes.append(f"attention has a window of {window:,} tokens in {values['windowed']:.0%} of the layers")
     family = family_named(form["family"])
     architecture = checked(filled(family.Architecture, values, path), path)
     window = config.get(form.get("full_beyond", ""))
@@ -192,13 +220,38 @@ def model_from_config(path: Path, seq_len: int | None = None) -> RequestedModel:
     return RequestedModel(str(path), family, architecture, tuple(notes))
 
 
+_OTHER_LAYERS = re.compile(r"linear_(attn|attention|conv|key|num)|mamba|ssm_|rwkv|recurrent|xlstm")
+"""Keys and model types of models whose layers have a state instead of attention."""
+_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+
+
+def _check_modelled(config: Mapping[str, Any], path: Path) -> None:
+    """Raises InputError for layers that no family models, and for weights that are quantized."""
+    odd = [each for each in (config.get("layer_types") or ()) if each not in _LAYER_TYPES]
+    odd += [each for each in (str(config["model_type"]), *config) if _OTHER_LAYERS.search(each)]
+    if 0 in (config.get("attn_type_list") or ()):  # MiniMax-01 marks layers of linear attention with 0
+        odd.append("attn_type_list")
+    if odd:
+        raise InputError(
+            f"{path}: {odd[0]}: layers of linear attention, of convolutions or with a recurrent state are not "
+            "modelled, only attention is."
+        )
+    if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method", quantized) if isinstance(quantized, dict) else quantized
+        raise InputError(
+            f"{path}: quantization_config: {method}: training of quantized weights is not modelled. To plan the "
+            "training of all weights in 16 bits, delete quantization_config."
+        )
+
+
 def _sizes(config: Mapping[str, Any], form: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Reads the values of the architecture's fields from a config.json. Raises InputError for a missing key."""
     result: dict[str, Any] = {}
     for name, names in form["fields"].items():
         keys = names if isinstance(names, list) else [names]
         stated = (config[key] for key in keys if config.get(key) is not None)
-        value = next(stated, form.get("absent", {}).get(name))
+        is_null = any(key in config for key in keys) and name in form.get("null", {})
+        value = next(stated, form.get("null" if is_null else "absent", {}).get(name))
         if value is None:
             raise InputError(f"{path}: {keys[0]} is missing; expected it in every config.json of this model_type.")
         if isinstance(value, str) and "×" in value:

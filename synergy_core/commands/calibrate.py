@@ -28,6 +28,7 @@ from synergy_core.goodput.calibration import Calibrated, accuracy, calibrate
 from synergy_core.goodput.fit import Fits, fit
 from synergy_core.goodput.throughput import PARAMETERS, Form, ObservedSteps, step_time
 from synergy_core.planner.bands import log_interval
+from synergy_core.planner.machine import constants_like
 from synergy_core.units import Floats
 
 SUMMARY = "fit the constants of an application on a GPU type to measurements"
@@ -75,7 +76,11 @@ def _refitted(files: list[TrainingTimes], names: str) -> dict[str, dict[str, Any
     from synergy_core.commands._scoring import refitted
 
     forms: dict[str, dict[str, Any]] = {}
-    for (software, gpu_type), fitted in refitted(files, names).items():
+    fits = refitted(files, names)
+    pairs = {(each.software.name, constants_like(each.machine.gpu)) for file in files for each in file.cases()}
+    for software, gpu_type in sorted(pairs - {*fits}):
+        print(f"{software} on {gpu_type} is left out: too few rows with a time to fit; its constants stay as shipped\n")
+    for (software, gpu_type), fitted in fits.items():
         constants = asdict(fitted.constants)
         low, high = log_interval(fitted.held_out, range(fitted.rows), mirrored=True)
         print(

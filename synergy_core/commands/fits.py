@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from synergy_core.commands._settings import table
-from synergy_core.commands.plan import KEPT_PLANS, Asked, asked, spread
+from synergy_core.commands.plan import KEPT_PLANS, OFFLOADED, Asked, asked, host_memory, in_our_names, spread
 from synergy_core.errors import InputError
 from synergy_core.planner.bands import Verdict, verdict
 from synergy_core.planner.enumerate import leanest
@@ -70,7 +70,8 @@ def fit_of(found: Asked, **changed: Any) -> Fit:
         work = found.model.family.work(found.model.architecture, columns, software)
         needs = memory(work, columns, software)
         step_s = step_time(work, columns, machine, software, found.constants(machine, software)).total_s[0]
-        return Fit(columns.plan(0), verdict(float(needs.needed[0]), band, machine), needs, float(step_s))
+        does = verdict(float(needs.needed[0]), band, machine) if needs.fits_host(machine)[0] else Verdict.NOT
+        return Fit(columns.plan(0), does, needs, float(step_s))
 
     if not len(plans):
         (reason,) = plans.infeasible
@@ -93,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Prints the verdict, the parts of the memory, and what would make it fit. Returns 0 if it fits, else 1."""
-    settings = [word if "=" in word else f"model={word}" for word in chosen.settings]
+    settings = in_our_names([word if "=" in word else f"model={word}" for word in chosen.settings])
     found = asked(settings)
     if len(found.query.gpu) * len(found.query.gpus) != 1:
         raise InputError("fits answers for one GPU type and one number of GPUs; type plan for several.")
@@ -166,13 +167,13 @@ def _changes(settings: Sequence[str], found: Asked, fit: Fit) -> Iterator[tuple[
         except InputError:
             continue  # no plan has these degrees
     if query.offload is None:
-        words = "the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU)"
-        yield from _sentence(words, found, fit_of(found, offload=True))
+        yield from _sentence(OFFLOADED, found, fit_of(found, offload=True))
 
 
 def _sentence(words: str, found: Asked, fit: Fit) -> Iterator[tuple[float, str]]:
     """Yields (samples per GPU and second, sentence) if the plan surely fits. words: what was changed."""
     if fit.verdict is Verdict.FITS:
         size, time = float(fit.needs.needed[0]) / GIB, seconds(fit.step_time_s)
+        host = f", {host_memory(fit.needs, found.answers[0].table.machine)}" if fit.needs.host[0] else ""
         rate = found.batch / fit.step_time_s / found.query.gpus[0]
-        yield rate, f"{words}: {size:.1f} GiB, {time} a step, {fit.plan.describe()}"
+        yield rate, f"{words}: {size:.1f} GiB{host}, {time} a step, {fit.plan.describe()}"

@@ -18,6 +18,7 @@ adafactor, lion, lion8bit, muon, sgd, sgd_momentum. lora: rank of adapters on al
 bits of these weights, 4 (QLoRA), 8 or 16. loss: compiled or chunked. offload=optimizer: its states are on the host.
 recompute_layers: how many layers recompute; others keep everything. The columns 90% show the interval that contained
 9 in 10 held-out measurements; unmeasured settings are named as extrapolated.
+The columns MFU and whole count causal attention at half and whole. Names of other tools (tp, dp, mbs, gbs, …) are read.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (none,
 selective, full, operators, modules), sequence (0, 1). plan=FILE takes them, the batch and other settings from a file
 written by --emit, from a launch script, or from a configuration of DeepSpeed, Accelerate, the Hugging Face Trainer,
@@ -36,6 +37,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from synergy_core.catalog import add_gpu_sheet
 from synergy_core.commands._settings import (
@@ -64,7 +67,6 @@ from synergy_core.planner.enumerate import FIXABLE
 from synergy_core.planner.explain import PARTS, model_flops, picture, seconds, why
 from synergy_core.planner.machine import (
     GRADIENT_BYTES,
-    MIN_FLASH_CAPABILITY,
     Constants,
     Machine,
     OwnConstants,
@@ -77,7 +79,7 @@ from synergy_core.planner.machine import (
     software_named,
     with_gradients,
 )
-from synergy_core.planner.memory import usable_bytes, visible_bytes
+from synergy_core.planner.memory import Memory, memory, usable_bytes, visible_bytes
 from synergy_core.planner.plan import Recompute
 from synergy_core.planner.search import PlanTable, search
 from synergy_core.planner.tuning import in_words, tuned
@@ -93,6 +95,33 @@ KEPT_PLANS = 500
 DEFAULT_SOFTWARE = "megatron-core"
 TUNING = ("optimizer", "lora", "quantize", "loss", "offload", "recompute_layers")
 """Settings of `tuned`."""
+OTHER_NAMES = {
+    "tensor": "tp tp_size tensor_parallel tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size",
+    "pipeline": "pp pp_size pipeline_parallel pipeline_parallel_size pipeline_parallel_degree "
+    "pipeline_model_parallel_size",
+    "data": "dp dp_size data_parallel data_parallel_size",
+    "context": "cp cp_size context_parallel context_parallel_size context_parallel_degree",
+    "expert": "ep ep_size expert_parallel expert_parallel_size expert_model_parallel_size expert_parallel_degree",
+    "interleave": "vpp vp virtual_pipeline virtual_pipeline_size",
+    "sequence": "sp sequence_parallel",
+    "zero": "zero_stage",
+    "micro_batch": "mbs micro_bs microbatch micro_batch_size per_device_train_batch_size "
+    "train_micro_batch_size_per_gpu",
+    "batch": "gbs global_batch global_bs global_batch_size train_batch_size",
+    "seq_len": "seq seqlen seq_length sequence_len sequence_length max_seq_len max_seq_length max_length",
+    "gpus": "num_gpus n_gpus ngpus gpu_count world_size",
+    "gpus_per_node": "nproc_per_node num_gpus_per_node",
+    "model": "model_name model_name_or_path base_model",
+}
+"""For each setting, its names in Megatron-LM, DeepSpeed, torchtitan, Axolotl and the Hugging Face Trainer."""
+_AMBIGUOUS = "type batch=, the sequences of a step on all GPUs, or micro_batch=, those that one GPU processes at once"
+_NO_SETTING = {
+    **dict.fromkeys(("bs", "bsz", "batch_size"), _AMBIGUOUS),
+    **dict.fromkeys(("ga", "gas", "grad_accum", "gradient_accumulation_steps"), "accumulation follows from batch="),
+    **dict.fromkeys(("nodes", "nnodes", "num_nodes"), "type gpus=, all GPUs, such as gpus=16 for 2 nodes of 8"),
+}
+"""Names of other tools that no setting has, and what to type instead."""
+_SETTING_OF = {other: name for name, others in OTHER_NAMES.items() for other in others.split()}
 MAX_GPUS = 65_536
 """Largest number of GPUs that `plan` tries, and largest length of a range of counts."""
 
@@ -140,6 +169,18 @@ class Asked:
         return shipped if self.own.of(gpu) is None else f"constants of {self.own.path}"
 
 
+def in_our_names(settings: Sequence[str]) -> list[str]:
+    """The settings with names of other tools replaced by ours. Raises InputError for those that no setting has."""
+    result = []
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        plain = key.lower().replace("-", "_")
+        if plain in _NO_SETTING:
+            raise InputError(f"{setting}: {_NO_SETTING[plain]}.")
+        result.append(f"{_SETTING_OF.get(plain, key)}{equals}{value}")
+    return result
+
+
 def asked(
     settings: Sequence[str],
     check: Callable[[SimpleNamespace], None] = lambda query: None,
@@ -150,7 +191,7 @@ def asked(
 
     Raises InputError for settings that are wrong or contradict each other.
     """
-    query = _read_settings(settings)
+    query = _read_settings(in_our_names(settings))
     stated, notes = _read_plan(query.plan, query, replacing) if query.plan else (Stated({}), ())
     query.software = query.software or DEFAULT_SOFTWARE
     check(query)
@@ -175,7 +216,9 @@ def asked(
         options: dict[str, Any] = {"counts": counts, "global_batch": batch, "keep": keep, "fixed": query.fixed}
         return search(model.family, model.architecture, machine, stack, constants, **options)
 
-    flops = model_flops(model.family, model.architecture, software) * batch
+    flops, whole_flops = (
+        model_flops(model.family, model.architecture, software, causal_share=share) * batch for share in (0.5, 1.0)
+    )
     answers = []
     for machine, price in zip(machines, query.price, strict=True):
         stack = stacks[machine.gpu.name]
@@ -188,7 +231,8 @@ def asked(
             for gpus in dict.fromkeys(table.gpus.tolist())
         }
         bands = PlanBands(times, memory_band(stack, model.architecture))
-        answers.append(PlanAnswer(table, stack, flops / (table.step_time_s * peak), batch * seq_len, price, bands))
+        mfu = flops / (table.step_time_s * peak)
+        answers.append(PlanAnswer(table, stack, mfu, whole_flops / flops, batch * seq_len, price, bands))
     words = f"{software.name}, gradients in {query.gradients}" if query.gradients else software.name
     words += in_words(**tuning)
     return Asked(query, model, batch, words, answers, find, own, notes)
@@ -217,7 +261,7 @@ def run(chosen: argparse.Namespace) -> int:
             print(f"  {constants}")
         sentences = [*_safest(found, answer)]
         if not len(answer.table):
-            sentences += _leaner(answer.table, answer.software, found.find)
+            sentences += _leaner(found, answer)
             sentences.append(_smallest_fitting(answer.table, found.find))
         for sentence in sentences:
             print(f"  {sentence}")
@@ -311,13 +355,14 @@ class PlanBands:
 
 @dataclass(frozen=True, slots=True)
 class PlanAnswer:
-    """The plans on one GPU type. mfu: (rows,), model FLOPs ÷ peak FLOPs of the GPUs. step_tokens: tokens per step.
-    price: per GPU-hour.
+    """The plans on one GPU type. mfu: (rows,), model FLOPs ÷ peak FLOPs of the GPUs. whole_attention: factor from that
+    MFU, with causal attention at half, to the one with it whole. step_tokens: tokens per step. price: per GPU-hour.
     """
 
     table: PlanTable
     software: Software
     mfu: Floats
+    whole_attention: float
     step_tokens: int
     price: float | None
     bands: PlanBands
@@ -358,6 +403,7 @@ def _as_json(answer: PlanAnswer, tokens: float | None) -> dict[str, Any]:
             "memory_band_bytes": answer.bands.memory.of(memory_bytes),
             "extrapolated": [*(band.extrapolated if band else ()), *answer.bands.memory.extrapolated],
             "mfu": float(answer.mfu[row]),
+            "mfu_with_whole_attention": float(answer.mfu[row]) * answer.whole_attention,
             "parts": {name: float(getattr(table.parts, name)[row]) for name in PARTS},
         }
         told_apart = {"told_apart": bool(band and band.can_tell_apart(best_s, step_s))}
@@ -386,14 +432,14 @@ def _print_plans(answer: PlanAnswer) -> None:
         f"{machine.gpus_per_node} per node\n  {machine.link_bytes_per_s / 1e9:.0f} GB/s within nodes, "
         f"{machine.network_bytes_per_s / 1e9:.1f} GB/s between, {answer.software.precision}"
     )
-    if machine.gpu.compute_capability < MIN_FLASH_CAPABILITY:
+    if not machine.gpu.has_fused_attention:
         print("  attention is not fused: FlashAttention does not run on these GPUs")
     counts = set(table.gpus.tolist())
     is_summary = len(counts) + len(table.infeasible) >= MIN_COUNTS_FOR_SUMMARY
     shown = table.efficient() if is_summary else table
     mfu = dict(zip(zip(table.gpus.tolist(), table.rank.tolist(), strict=True), answer.mfu.tolist(), strict=True))
     used = [name for name in PARTS if (getattr(shown.parts, name) > 0.005 * shown.step_time_s).any()]
-    rows, remarks = [], []
+    rows, remarks, has_causal = [], [], answer.whole_attention > 1.0
     for row, (gpus, rank) in enumerate(zip(shown.gpus.tolist(), shown.rank.tolist(), strict=True)):
         plan, step_s = shown.plans.plan(row).describe(), float(shown.step_time_s[row])
         shares = [f"{getattr(shown.parts, name)[row] / step_s:.0%}" for name in used]
@@ -401,7 +447,8 @@ def _print_plans(answer: PlanAnswer) -> None:
         step = [seconds(step_s), spread(*band.of(step_s), seconds) if band else "–"]
         low, high = answer.bands.memory.of(needed)
         memory = [f"{needed:.1f} GiB", spread(low, high, "{:.1f}".format)]
-        rows.append([str(gpus), plan, *step, *memory, f"{mfu[gpus, rank]:.1%}", *shares])
+        mfus = [mfu[gpus, rank] * factor for factor in (1.0, answer.whole_attention)[: 1 + has_causal]]
+        rows.append([str(gpus), plan, *step, *memory, *map("{:.1%}".format, mfus), *shares])
         if rank:
             best_s = float(shown.step_time_s[row - rank])
             slowdown = step_s / best_s - 1.0
@@ -416,8 +463,11 @@ def _print_plans(answer: PlanAnswer) -> None:
             lacking = high - visible_bytes(machine) / 2**30
             remarks.append(f"  {gpus}: {plan} may not fit: the upper end of its memory is {lacking:.1f} GiB too much")
     if rows:
-        header = ("gpus", "plan", "step", "90%", "memory", "90%", "MFU", *(PARTS[each] for each in used))
+        names = ("MFU", "whole")[: 1 + has_causal]
+        header = ("gpus", "plan", "step", "90%", "memory", "90%", *names, *(PARTS[each] for each in used))
         print(aligned(header, rows, left=2))
+        attention = "; causal attention at half, or whole, as PaLM and Megatron-LM count it" if has_causal else ""
+        print(f"  MFU: FLOPs of the model without recomputation ÷ the GPUs' peak{attention}")
         for sentence in answer.bands.basis():
             print(f"  {sentence}")
     for line in remarks:
@@ -429,7 +479,7 @@ def _print_plans(answer: PlanAnswer) -> None:
         failed = [each for each in table.infeasible if each.factor == factor]
         nearest = min(failed, key=lambda each: each.missing_bytes)
         others = f" ({len(failed) - 1} other counts fail on {factor} too)" if len(failed) > 1 else ""
-        print(f"  no plan on {nearest.gpus} GPUs, {factor}: {nearest.message}{others}.")
+        print(f"  no plan on {counted(nearest.gpus)}, {factor}: {nearest.message}{others}.")
         needed = nearest.missing_bytes + usable_bytes(machine)
         if factor == "memory" and verdict(needed, answer.bands.memory, machine) is Verdict.MAY:
             interval = spread(*answer.bands.memory.of(needed / 2**30), "{:.1f}".format)
@@ -456,9 +506,24 @@ def _safest(found: Asked, answer: PlanAnswer) -> Iterator[str]:
     yield f"{every.plans.plan(sure[0]).describe()} surely fits: {size:.1f} GiB, {slower:.1%} slower than the fastest."
 
 
-def _leaner(table: PlanTable, software: Software, find: Callable[..., PlanTable]) -> Iterator[str]:
+def counted(gpus: int) -> str:
+    """A number of GPUs in words."""
+    return f"{gpus} GPU{'' if gpus == 1 else 's'}"
+
+
+OFFLOADED = "the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU)"
+
+
+def host_memory(needs: Memory, machine: Machine) -> str:
+    """How much memory of a node's host an offloaded plan needs, in words. needs: of one plan."""
+    known = f"of {machine.host_bytes / 1e9:,.0f} GB" if machine.host_bytes else "(its size is unknown)"
+    return f"{float(needs.node_host(machine)[0]) / 1e9:,.0f} GB {known} on each node's host"
+
+
+def _leaner(found: Asked, answer: PlanAnswer) -> Iterator[str]:
     """Yields a sentence for each setting, gradients in bf16 or offloading, with which a plan fits on the number of GPUs
     that lacks the least memory."""
+    table, software = answer.table, answer.software
     lacking = [each for each in table.infeasible if each.factor == "memory"]
     if not lacking:
         return
@@ -466,13 +531,17 @@ def _leaner(table: PlanTable, software: Software, find: Callable[..., PlanTable]
     ways: dict[str, dict[str, Any]] = {}
     if "bf16" in software.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"]:
         ways["With gradients=bf16"] = {"gradient_bytes": GRADIENT_BYTES["bf16"]}
-    ways["With the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU)"] = {"offload": True}
+    ways[f"With {OFFLOADED}"] = {"offload": True}
     for way, changed in ways.items():
-        found = find(table.machine, [count], **changed)
-        if len(found):
-            step_s, needed = seconds(float(found.step_time_s[0])), float(found.memory_bytes[0]) / 2**30
-            plan = found.plans.plan(0).describe()
-            yield f"{way}, {count} GPUs suffice: {plan}, {step_s}, {needed:.1f} GiB."
+        plans = found.find(table.machine, [count], **changed)
+        if len(plans):
+            step_s, stack = seconds(float(plans.step_time_s[0])), replace(software, **changed)
+            best = plans.plans.take(np.array([0]))
+            needs = memory(found.model.family.work(found.model.architecture, best, stack), best, stack)
+            host = f", {host_memory(needs, table.machine)}" if stack.offload else ""
+            size = f"{float(needs.needed[0]) / 2**30:.1f} GiB{host}"
+            enough = f"{counted(count)} suffice{'s' if count == 1 else ''}"
+            yield f"{way}, {enough}: {best.plan(0).describe()}, {step_s}, {size}."
 
 
 def _smallest_fitting(table: PlanTable, find: Callable[..., PlanTable]) -> str:
@@ -483,7 +552,7 @@ def _smallest_fitting(table: PlanTable, find: Callable[..., PlanTable]) -> str:
         found = find(table.machine, larger)
         if len(found):
             plan = found.plans.plan(0).describe()
-            return f"The model fits on {int(found.gpus[0])} GPUs, the fewest among powers of two of nodes: {plan}."
+            return f"The model fits on {counted(int(found.gpus[0]))}, the fewest among powers of two of nodes: {plan}."
     return f"No power of two of nodes up to {MAX_GPUS} GPUs has a plan; change the settings named above."
 
 

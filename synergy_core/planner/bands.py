@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.catalog import CATALOG, read_yaml
+from synergy_core.catalog import CATALOG, NVIDIA, gpu_sheets, read_yaml
 from synergy_core.planner.machine import (
     Machine,
     Software,
@@ -116,7 +116,7 @@ def time_band(
     reach = entry.get("measured", {})
     widened: dict[str, str] = {}
     if not any(gpu_type in content_of(each) for each in measured_software()):
-        widened["GPU type"] = f"no step was measured on {gpu_type}"
+        widened["GPU type"] = f"no step was measured on {gpu_type if gpu_type in gpu_sheets() else machine.gpu.name}"
     elif name == software.fitted_as and source != gpu_type:
         widened["software"] = f"no step of {name} was measured on {gpu_type}"
     if name != software.fitted_as:
@@ -127,6 +127,11 @@ def time_band(
         widened["precision"] = f"{name} was measured in {'/'.join(reach['precisions'])}, not in {software.precision}"
     if family not in reach.get("families", [family]):
         widened["family"] = f"no {family} model was measured under {name}"
+    if machine.gpu.maker != NVIDIA:
+        widened["maker"] = f"nothing of {machine.gpu.maker} was measured, only GPUs of {NVIDIA}"
+        # Chip and software are both unknown: their errors are independent, so that their squares add up.
+        end = math.hypot(carried["GPU type"]["high"], carried["software"]["high"])
+        carried = {**carried, "maker": {"low": -end, "high": end}}
     if gpus > reach.get("gpus", gpus):
         widened["GPUs"] = f"{name} was measured on at most {reach['gpus']} GPUs"
     if (smallest := reach.get("smallest_parameters", 0)) > np.max(architecture.parameters()):

@@ -42,12 +42,16 @@ def seconds(value: float) -> str:
     return f"{size:.{max(0, 2 - int(np.log10(max(size, 1.0))))}f} {unit}"
 
 
-def model_flops(family: Family, architecture: Architecture, software: Software) -> float:
-    """FLOPs of one sample: 3 × forward, without recomputation. Causal attention counts half."""
+def model_flops(family: Family, architecture: Architecture, software: Software, *, causal_share: float = 0.5) -> float:
+    """FLOPs of one sample: 3 × forward, without recomputation.
+
+    causal_share: the part of causal attention that counts. PaLM (arXiv 2204.02311, appendix B) and Megatron-LM (arXiv
+    2104.04473, section 5.1) count it whole, 1.
+    """
     work = family.work(architecture, plans_of([Plan()]), software)
-    flops = work.before.forward_flops + work.after.forward_flops
+    flops = work.before.flops(causal_share) + work.after.flops(causal_share)
     for run in work.layers:
-        flops = flops + run.block.forward_flops * run.count
+        flops = flops + run.block.flops(causal_share) * run.count
     return 3.0 * float(np.max(flops))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from synergy_core.catalog import (
     CATALOG,
+    NVIDIA,
     GpuSheet,
     file_in,
     from_yaml,
@@ -19,7 +20,7 @@ from synergy_core.catalog import (
     node_sheets,
     read_yaml,
 )
-from synergy_core.errors import InputError, unknown
+from synergy_core.errors import InputError, same_product, unknown
 from synergy_core.planner.plan import RISING, SPLITS, ZEROS, Recompute
 
 
@@ -29,6 +30,7 @@ class Machine:
 
     link: `nvswitch` (every pair at full rate), `nvlink` (pairs or a mesh), or `pcie`. link_group: number of GPUs that
     the link joins; larger groups use PCIe. network_bytes_per_s: each GPU's share of the node's network cards.
+    host_bytes: memory of the node's host; 0 if it is unknown.
     """
 
     gpu: GpuSheet
@@ -38,6 +40,7 @@ class Machine:
     link_group: int
     network_bytes_per_s: float
     memory_bytes: float
+    host_bytes: float = 0.0
 
 
 def machine_named(
@@ -59,7 +62,7 @@ def machine_named(
     if gpu is None:
         known = {*nodes, *gpu_sheets()}
         hint = f"A file synergy_core/catalog/gpus/{wanted}.yaml adds it; `plan` also takes gpu={wanted}.yaml."
-        raise unknown("GPU or node type", wanted, known, hint=hint)
+        raise unknown("GPU or node type", wanted, known, hint=hint, alike=same_product)
     own = [each for each in nodes.values() if each.gpu == gpu.name]
     usual = min(own, key=lambda each: (each.gpus_per_node != gpus_per_node, not each.usual), default=None)
     node = nodes.get(name) or usual
@@ -81,7 +84,8 @@ def machine_named(
     share = network_bytes_per_s
     if share is None:
         share = node.network_bytes_per_s / node.gpus_per_node if node else 0.0
-    return Machine(gpu, count, kind, rates[kind], group, share, gpu.memory_bytes)
+    host = node.memory_bytes if node and node.gpus_per_node == count else 0.0
+    return Machine(gpu, count, kind, rates[kind], group, share, gpu.memory_bytes, host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +234,6 @@ def with_gradients(software: Software, precision: str) -> Software:
     return replace(software, gradient_bytes=GRADIENT_BYTES[precision])
 
 
-MIN_FLASH_CAPABILITY = 8.0
-"""Least compute capability that FlashAttention supports (Dao-AILab/flash-attention, README: Ampere, Ada, Hopper)."""
-
-
 def running_on(software: Software, gpu: GpuSheet) -> Software:
     """The stack as it runs on the GPU: bf16 becomes fp16 if tensor cores support only fp16, TF32 becomes fp32 without
     support, and attention is not fused if FlashAttention does not run. Raises InputError for fp8 without FP8.
@@ -241,7 +241,7 @@ def running_on(software: Software, gpu: GpuSheet) -> Software:
     if software.precision == "fp8" and "fp8" not in gpu.tensor_flops_per_s:
         other = software.name.removesuffix("-fp8")
         raise InputError(f"software={software.name}: {gpu.title} has no FP8 tensor cores; type software={other}.")
-    if gpu.compute_capability < MIN_FLASH_CAPABILITY:
+    if not gpu.has_fused_attention:
         software = replace(software, flash=False)
     if software.precision == "tf32" and "tf32" not in gpu.tensor_flops_per_s:
         software = replace(software, precision="fp32")
@@ -559,7 +559,7 @@ def links_for(machine: Machine) -> Links:
         inside=inside,
         inside_bytes_per_s=machine.link_bytes_per_s,
         link_group=machine.gpus_per_node if on_pcie else machine.link_group,
-        rings=rings(machine.link, machine.link_group),
+        rings=rings(machine.link, machine.link_group, is_mesh=machine.gpu.maker != NVIDIA),
         host=link_named("pcie"),
         host_bytes_per_s=machine.link_bytes_per_s if on_pcie else machine.gpu.pcie_bytes_per_s,
         network=network,
@@ -567,14 +567,14 @@ def links_for(machine: Machine) -> Links:
     )
 
 
-def rings(link: str, group: int) -> tuple[float, ...]:
+def rings(link: str, group: int, *, is_mesh: bool = False) -> tuple[float, ...]:
     """Index n: the share of a GPU's links that a ring of n GPUs can use; empty for switches and PCIe, whose share is 1.
 
-    NVLink between 8 GPUs is a cube mesh; in other groups it joins all pairs equally.
+    NVLink between 8 GPUs is a cube mesh; in other groups, or with is_mesh (other makers), it joins all pairs equally.
     """
     if link != "nvlink":
         return ()
-    if group == 8:
+    if group == 8 and not is_mesh:
         return tuple(each / CUBE_MESH_RINGS[-1] for each in CUBE_MESH_RINGS)
     return (1.0, 1.0, *((n - 1) / (group - 1) for n in range(2, group + 1)))
 

@@ -42,7 +42,8 @@ class Memory:
     else 0. buffers: gathered layers and gradients under ZeRO-3, a chunk's gradients under ZeRO-2 with stages,
     DeepSpeed's buckets, the libraries' workspace, and the part of the optimizer's temporary array that exceeds what a
     micro-batch frees. workspace: the part of buffers that stays between steps. groups: number of process groups of
-    several GPUs that include the GPU.
+    several GPUs that include the GPU. host: bytes that the host keeps for the GPU if states are offloaded. gpus: of the
+    plan.
     """
 
     weights: Floats
@@ -53,6 +54,8 @@ class Memory:
     buffers: Floats
     workspace: Floats
     groups: NDArray[np.int64]
+    host: Floats
+    gpus: NDArray[np.int64]
 
     @property
     def static(self) -> Floats:
@@ -84,8 +87,16 @@ class Memory:
         """Bytes that nvidia-smi shows: what the allocator reserves, and what lies outside the allocator."""
         return self.reserved + self.outside
 
+    def node_host(self, machine: Machine) -> Floats:
+        """Bytes that the host of a node keeps: for each of its GPUs as much as for the one that needs most."""
+        return self.host * np.minimum(self.gpus, machine.gpus_per_node)
+
+    def fits_host(self, machine: Machine) -> NDArray[np.bool_]:
+        """Whether what is offloaded fits into a node's host memory; true if that memory is unknown."""
+        return self.node_host(machine) <= (machine.host_bytes or np.inf)
+
     def fits(self, machine: Machine) -> NDArray[np.bool_]:
-        return self.needed <= usable_bytes(machine)
+        return (self.needed <= usable_bytes(machine)) & self.fits_host(machine)
 
 
 def usable_bytes(machine: Machine) -> float:
@@ -106,7 +117,9 @@ def memory(work: Work, plans: Plans, software: Software, *, stage: str = "worst"
     for rank in ranks[1:]:
         other = _of_stage(work, plans, software, rank)
         wins = other.total > best.total
-        best = Memory(*(np.where(wins, getattr(other, f.name), getattr(best, f.name)) for f in fields(Memory)))
+        host = np.maximum(best.host, other.host)
+        merged = {f.name: np.where(wins, getattr(other, f.name), getattr(best, f.name)) for f in fields(Memory)}
+        best = Memory(**{**merged, "host": host})
     return best
 
 
@@ -228,15 +241,19 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
         sizes = [np.where(count > 0, gemm.n * gemm.k, 0.0) for block, count in held for gemm in block.gemms]
         workspace = workspace + software.weight_bytes * np.max([np.zeros(len(plans)), *sizes], axis=0)
     groups = sum(np.asarray(each > 1, np.int64) for each in (plans.tensor, plans.pipeline, plans.context, plans.data))
+    moved = np.where(software.offload & (plans.zero >= 2), gradients, 0.0)
+    states = sharded(optimizer_bytes, 1)
     return Memory(
         weights=weights,
-        gradients=np.where(software.offload & (plans.zero >= 2), 0.0, gradients),
-        optimizer=sharded(0.0 if software.offload else optimizer_bytes, 1),
+        gradients=gradients - moved,
+        optimizer=0.0 * states if software.offload else states,
         activations=activations,
         logits=_broad(plans, logits)[0],
         buffers=workspace + gathered + buckets + spare,
         workspace=workspace,
         groups=groups + (plans.expert > 1),
+        host=states + moved if software.offload else 0.0 * states,
+        gpus=plans.gpus,
     )
 
 

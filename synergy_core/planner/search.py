@@ -274,6 +274,8 @@ def _reason(
         message = (
             f"the leanest plan ({lean.plan(0).describe()}) needs {needed / 2**30:.1f} GiB on the fullest GPU, "
             f"where {usable / 2**30:.1f} GiB are usable"
+            if needed > usable
+            else f"the leanest plan ({lean.plan(0).describe()}) offloads more than a node's host memory"
         )
         return Infeasible(gpus, "memory", message, missing_bytes=needed - usable, leanest=lean.plan(0))
     if fixed:

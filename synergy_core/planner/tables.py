@@ -115,12 +115,12 @@ def planned_tables(
 
 @cache
 def memory_factors(architecture_name: str, gpu_type: str, plan: Plan) -> tuple[float, float, float]:
-    """Predicted peak memory of a plan ÷ the memory that a process can use, and the ends of its `memory_band`."""
+    """Predicted peak memory of a plan ÷ the memory that a process can use, and the ends of the measured `memory_band`."""
     card, software, machine = card_named(architecture_name), software_named(SOFTWARE), machine_named(gpu_type)
     plans = plans_of([plan])
     needed = memory(card.family.work(card.architecture, plans, software), plans, software).needed
     band = memory_band(software, card.architecture)
-    return float(np.max(needed)) / visible_bytes(machine), band.low, band.high
+    return float(np.max(needed)) / visible_bytes(machine), *band.near
 
 
 @cache

@@ -124,9 +124,13 @@ class Block:
     @property
     def forward_flops(self) -> Amount:
         """FLOPs of products and attention in the forward pass. Causal attention counts half."""
+        return self.flops(0.5)
+
+    def flops(self, causal_share: float) -> Amount:
+        """FLOPs of products and attention in the forward pass. causal_share: how much of causal attention counts."""
         total: Amount = sum((gemm.flops for gemm in self.gemms), 0.0)
         for each in self.attention:
-            scores = each.count * each.queries * each.keys * (0.5 if each.causal else 1.0)
+            scores = each.count * each.queries * each.keys * (causal_share if each.causal else 1.0)
             total = total + 2.0 * scores * (each.width + each.value_width)
         return total
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from planner_setup import CONSTANTS, asked
 
+from synergy_core.__main__ import main
 from synergy_core.commands import plan as _machines
 from synergy_core.commands._settings import default_batch
 from synergy_core.planner.explain import model_flops, schedule, seconds
@@ -211,3 +212,78 @@ def test_memory_has_one_meaning(capsys):
     shown = [float(each.rsplit(maxsplit=1)[-1]) for each in printed.split(" GiB")[1:-1]]
     assert shown
     assert max(shown) <= 75.6
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        ("tp=2 pp=2 dp=2 mbs=1 gbs=64 seq=2048", "tensor=2 pipeline=2 data=2 micro_batch=1 batch=64 seq_len=2048"),
+        ("cp=2 tensor_model_parallel_size=2 seqlen=8192 gbs=64", "context=2 tensor=2 seq_len=8192 batch=64"),
+        ("micro_bs=1 global_batch_size=64 zero_stage=1", "micro_batch=1 batch=64 zero=1"),
+        ("per-device-train-batch-size=1 SEQ_LENGTH=2048 train_batch_size=64", "micro_batch=1 seq_len=2048 batch=64"),
+    ],
+)
+def test_names_of_other_tools_are_ours(capsys, typed, ours):
+    printed = [asked(capsys, f"plan model=llama-3-8b gpu=h100 gpus=8 top=1 {words}") for words in (typed, ours)]
+    assert printed[0] == printed[1]
+    assert printed[0][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "says", "never"),
+    [
+        ("bs=8", ("bs=8", "batch=", "micro_batch="), "Did you mean"),
+        ("nodes=2", ("gpus=16",), "Did you mean"),
+        ("gradient_accumulation_steps=4", ("batch=",), "Did you mean"),
+        ("lora=16", ("unknown setting 'lora'",), "Did you mean"),
+        ("tp=2 tensor=4", ("tensor=2", "tensor=4"), "top"),
+        ("--model llama-3-8b", ("--model", "no dashes", "model="), "'--help'"),
+        ("--micro-batch=2", ("micro_batch=2",), "Did you mean"),
+    ],
+)
+def test_a_name_that_means_nothing_or_two_things_is_met_with_what_to_type(capsys, typed, says, never):
+    try:
+        status = main(f"plan model=llama-3-8b gpu=h100 gpus=8 {typed}".split())
+    except SystemExit as left:
+        status = left.code
+    told = capsys.readouterr().err
+    assert status == 2
+    assert all(each in told for each in says), told
+    assert never not in told
+
+
+def test_mfu_is_said_to_be_and_also_counts_causal_attention_whole(capsys, tmp_path):
+    """PaLM (arXiv 2204.02311, appendix B): 6 N + 12 layers × heads × width × tokens FLOPs a token; ours is 6 N + 6 …"""
+    out = tmp_path / "out.json"
+    _, printed, _ = asked(capsys, f"plan model=llama-3-8b gpu=h100 gpus=8 batch=64 top=1 --json {out}")
+    assert "MFU: FLOPs of the model without recomputation" in printed
+    assert "PaLM" in printed
+    family, a = architecture_named("llama-3-8b")
+    half = model_flops(family, a, Software("test"))
+    whole = model_flops(family, a, Software("test"), causal_share=1.0)
+    assert whole - half == pytest.approx(6.0 * a.layers * a.hidden * a.seq_len * a.seq_len, rel=1e-6)
+    (plan,) = json.loads(out.read_text())["gpu_types"][0]["plans"]
+    assert plan["mfu_with_whole_attention"] / plan["mfu"] == pytest.approx(whole / half)
+    assert f"{plan['mfu']:.1%}  {plan['mfu_with_whole_attention']:.1%}" in printed
+    _, printed, _ = asked(capsys, "plan model=bert-large gpu=h100 gpus=8 batch=64 top=1")  # its attention is not causal
+    assert "PaLM" not in printed
+
+
+def test_an_offloaded_optimizer_is_offered_only_if_the_hosts_hold_it(capsys):
+    """llama-3-405b has 12 × 406e9 bytes of states, 4.9 TB; a DGX H100 has 2 TB."""
+    status, printed, _ = asked(capsys, "plan model=llama-3-405b gpu=h100 gpus=8")
+    assert status == 1
+    assert "offloaded" not in printed
+    _, printed, _ = asked(capsys, "plan model=llama-2-13b gpu=a100-80gb gpus=1 software=deepspeed batch=16")
+    (line,) = [each for each in printed.splitlines() if "offloaded to the host" in each]
+    assert "1 GPU suffices: " in line
+    assert "156 GB of 2,000 GB on each node's host" in line  # 12 bytes of 13.0e9 parameters
+    small = "plan model=llama-2-13b gpu=a100-80gb gpus=1 gpus_per_node=1 software=deepspeed batch=16"
+    assert "156 GB (its size is unknown) on each node's host" in asked(capsys, small)[1]
+
+
+def test_fits_offers_no_offloading_that_the_hosts_cannot_hold(capsys):
+    _, printed, _ = asked(capsys, "fits llama-3-405b gpu=h100 gpus=8")
+    assert "offloaded" not in printed
+    _, printed, _ = asked(capsys, "fits llama-2-13b gpu=a100-80gb gpus=1 software=deepspeed batch=16")
+    assert "GB of 2,000 GB on each node's host" in printed

@@ -166,3 +166,72 @@ def test_an_interval_names_its_unit_once():
 def test_amounts_have_three_digits():
     printed = {1.4e12: "1.4T", 999.6e6: "1B", 131072: "131k", 12.34: "12.3", 0.5: "0.5"}
     assert {value: short(value) for value in printed} == printed
+
+
+OTHER = """
+title: Accelerator
+maker: {maker}
+architecture: other
+fp32_flops_per_s: 66.9e+12
+memory_bandwidth_bytes_per_s: 3350.0e+9
+memory_bytes: 80.0e+9
+tensor_flops_per_s: {{fp16: 989.4e+12, bf16: 989.4e+12}}
+multiprocessors: 132
+clock_hz: 1830.0e+6
+link_bytes_per_s: 450.0e+9
+pcie_bytes_per_s: 63.0e+9
+source: me
+{more}
+"""
+
+
+@pytest.fixture
+def sheet_of(tmp_path, monkeypatch):
+    monkeypatch.setattr("synergy_core.catalog._added", {})
+
+    def made(maker, more=""):
+        path = tmp_path / f"accelerator-of-{maker.lower()}.yaml"
+        path.write_text(OTHER.format(maker=maker, more=more))
+        return path
+
+    return made
+
+
+def test_a_sheet_of_another_maker_needs_no_compute_capability_and_no_aliases(capsys, tmp_path, sheet_of):
+    node = ["gpus_per_node=8", "network=50e9"]
+    alike, _ = found(
+        capsys, tmp_path, *ASKED[:1], f"gpu={sheet_of('NVIDIA', 'compute_capability: 9.0')}", *ASKED[2:], *node
+    )
+    other, printed = found(capsys, tmp_path, *ASKED[:1], f"gpu={sheet_of('AMD')}", *ASKED[2:], *node)
+    assert "nothing of AMD was measured" in printed
+    assert "no step was measured on accelerator-of-amd" in printed  # not on `accelerator`
+    assert "attention is not fused" not in printed
+    ends = [each["plans"][0]["step_time_band_s"] for each in (alike, other)]
+    assert [each["plans"][0]["step_time_s"] for each in (alike, other)] == pytest.approx(
+        [mean_of(each) for each in ends]
+    )
+    assert ends[1][1] / ends[1][0] > 1.2 * ends[0][1] / ends[0][0]
+    status, _, errors = asked(capsys, f"plan model=gpt-1.3b gpu={sheet_of('NVIDIA')} gpus=8", *node)
+    assert status == 2
+    assert all(each in errors for each in ("compute_capability", "such as 8.0", "maker: AMD"))
+
+
+def mean_of(ends):
+    """The geometric mean: bands are symmetric around a prediction."""
+    return math.sqrt(ends[0] * ends[1])
+
+
+@pytest.mark.parametrize("gpu", ["mi300x", "mi250", "gaudi3"])
+def test_gpus_of_other_makers_in_the_catalog_say_that_nothing_of_them_was_measured(capsys, gpu):
+    status, printed, _ = asked(capsys, f"plan model=gpt-1.3b gpu={gpu} gpus=8 batch=64 top=1")
+    assert status == 0
+    assert "nothing of " in printed
+
+
+@pytest.mark.parametrize(
+    ("got", "guess"),
+    [("h2000", None), ("mi210", None), ("l200", None), ("rtx4070", None), ("mi250x", "mi250"), ("rtx-409O", None)],
+)
+def test_a_guess_at_a_gpu_type_has_the_same_numbers(capsys, got, guess):
+    _, _, errors = asked(capsys, f"plan model=gpt-1.3b gpu={got} gpus=8")
+    assert (f"Did you mean '{guess}'" in errors) if guess else ("Did you mean" not in errors)

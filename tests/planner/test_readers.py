@@ -207,6 +207,33 @@ def test_calibrate_refits_what_is_named_and_writes_the_catalog_form(tmp_path, pl
     assert "Did you mean 'network'" in capsys.readouterr().err
 
 
+def test_calibrate_leaves_out_a_lone_row_of_another_gpu_type_and_says_so(tmp_path, plain, capsys):
+    rows = [{"micro_batch": b, "grad_accum": 16 // b, "iter_time_s": 3.0 + 0.1 * b} for b in (1, 2, 4, 8)]
+    path = write(tmp_path / "x.csv", *rows, {"gpu": "H100", "gpu_mem_gb": 80})
+    assert main(["calibrate", str(path), "--constants", "software"]) == 0
+    printed = capsys.readouterr().out
+    assert "megatron-core on h100 is left out" in printed
+    assert "megatron on a100: 4 rows" in printed
+    assert main(["validate", str(path), "--calibrate", str(path), "--constants", "software"]) == 0
+    assert "software refitted to 4 rows" in capsys.readouterr().out
+    assert main(["calibrate", str(write(tmp_path / "x.csv", *rows[:1], {"gpu": "H100"}))]) == 2
+    told = capsys.readouterr().err
+    assert all(each in told for each in ("1 of megatron on a100", "1 of megatron-core on h100", "expected 3 or more"))
+
+
+def test_a_plans_time_under_another_name_is_met_with_its_own(tmp_path):
+    path = write(tmp_path / "x.csv")
+    path.write_text(path.read_text().replace("iter_time_s", "step_time_s", 1))
+    with pytest.raises(InputError, match=r"expected a column 'iter_time_s'.*'step_time_s'\? Rename it"):
+        read(path)
+
+
+@pytest.mark.parametrize("cell", ["OOM", "oom", "out of memory"])
+def test_oom_in_the_column_of_peaks_is_a_run_that_ran_out_of_memory(tmp_path, cell):
+    (row,) = read(write(tmp_path / "x.csv", {"iter_time_s": "", "peak_mem_gib": cell})).rows
+    assert row.out_of_memory
+
+
 UNPREDICTABLE = {"mbridge_moe_and_other.csv": 4, "megatron_ci_memory.csv": 20}
 """Rows that lack dimensions, by file."""
 

@@ -120,3 +120,31 @@ def test_recomputed_operators_of_latent_attention_keep_half_of_the_products_and_
     shared = heads * 64 - 64
     kept = 2 * 7168 + products + shared + 2 * heads * 128 + 4 * heads
     np.testing.assert_allclose(part["operator_bytes"] / tokens, kept, rtol=0.01)
+
+
+def test_the_host_keeps_what_is_offloaded_of_the_parts_of_a_nodes_gpus():
+    """ZeRO-Offload (ATC 2021), section 3: 12 bytes of states a parameter, under ZeRO 2 and 3 also gradients."""
+    stack = replace(software_named("deepspeed"), offload=True)
+    of_four, of_eight = (replace(machine_named("a100-80gb"), gpus_per_node=each, host_bytes=20e9) for each in (4, 8))
+    for zero, each in ((1, 12.0), (2, 14.0), (3, 14.0)):
+        found = held(stack, zero=zero)
+        np.testing.assert_allclose(found.host, each * PARAMETERS / 8)
+        np.testing.assert_allclose(found.node_host(of_four), found.host * 4)
+        assert found.optimizer[0] == 0.0
+    assert 12.0 * PARAMETERS < 20e9
+    assert held(stack, zero=1).fits_host(of_eight)[0]
+    assert not held(stack, zero=0).fits_host(of_eight)[0]  # every replica keeps all states
+    assert held(stack, zero=0).fits_host(replace(of_eight, host_bytes=0.0))[0]  # unknown
+    assert held(software_named("deepspeed"), zero=0).host[0] == 0.0
+
+
+@pytest.mark.parametrize(("window", "keys"), [(128, 128), (512, 512), (900, 512), (4096, 512)])
+def test_a_window_costs_its_keys_but_no_more_than_causal_attention_without_one(window, keys):
+    plans, stack = plans_of([Plan()]), Software("test")
+    full, near = (
+        transformer.work(replace(GPT, **fields), plans, stack).layers[0].block
+        for fields in ({}, {"window": window, "windowed": 0.5})
+    )
+    products = sum(float(np.max(each.flops)) for each in full.gemms)
+    whole = float(np.max(full.forward_flops)) - products
+    np.testing.assert_allclose(float(np.max(near.forward_flops)) - products, 0.5 * whole * (1.0 + keys / (S / 2)))

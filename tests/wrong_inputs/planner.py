@@ -45,7 +45,7 @@ CASES = [
     plan("gpt", "'gpt': expected key=value"),
     plan("model=gpt-175b", "gpu= is missing"),
     plan("model=gpt-9b gpu=a100 gpus=8", "Did you mean 'gpt-"),
-    plan("model=gpt-1.3b gpu=a1000 gpus=8", "Did you mean 'a100'"),
+    plan("model=gpt-1.3b gpu=a-100 gpus=8", "Did you mean 'a100'"),
     plan("model=gpt-1.3b gpu= gpus=8", "expected key=value"),
     plan("model=gpt-1.3b gpu=a100 gpus=0", "gpus=0: expected at least 1"),
     plan("model=gpt-1.3b gpu=a100 gpus=8..4", "the range is empty"),

@@ -62,9 +62,11 @@ class StepTimes:
 
 
 def recognises(columns: tuple[str, ...]) -> bool:
-    """Whether a file with these columns has this format: it has a column that no other format has."""
+    """Whether a file with these columns has this format: it has a column that no other format has, or a step's time
+    and no plan."""
     own = {name for names in _NAMES.values() for name in names} - {"gpus", "nodes", "num_gpus"}
-    return any(column in own or column.startswith(_TIMES) for column in columns)
+    is_of_plans = len({"tp", "pp", "dp", "hidden", "n_gpus"} & {*columns}) > 1
+    return any(column in own or (column.startswith(_TIMES) and not is_of_plans) for column in columns)
 
 
 def read(table: Table, *, model: str | None = None, gpu_type: str | None = None) -> StepTimes:

@@ -197,7 +197,9 @@ def step(row: TableRow, *, untied: bool | None = None) -> TrainingStep:
         failure = str(error)
     counter = row.text("mem_kind").lower()
     kind = "nvidia-smi" if "smi" in counter else f"torch peak {'reserved' if 'reserved' in counter else 'allocated'}"
-    ran_out = any(_OUT_OF_MEMORY.search(row.text(each)) for each in ("iter_time_s", "notes", "mem_kind"))
+    ran_out = any(
+        _OUT_OF_MEMORY.search(row.text(each)) for each in ("iter_time_s", "peak_mem_gib", "notes", "mem_kind")
+    )
     return TrainingStep(
         line=row.line,
         model=row.text("model"),

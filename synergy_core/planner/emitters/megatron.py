@@ -212,7 +212,7 @@ def _check(plan: Plan, a: transformer.Architecture) -> None:
         ),
         (plan.expert > 1 and not sparse, f"expert={plan.expert}, but the model has no experts."),
         (mixed and mixed.gshard_group, "Megatron-LM dispatches rows to experts, not groups by matrix products."),
-        (mixed and mixed.windowed, "layers with sliding-window attention cannot be written."),
+        (a.windowed, "layers with sliding-window attention cannot be written."),
         (
             a.seq_len % (2 * plan.context) and plan.context > 1,
             f"{a.seq_len} tokens are not a multiple of 2 × context={plan.context}.",
@@ -274,7 +274,7 @@ def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
     if isinstance(a, mixture.Architecture) and a.key_value_rank:
         lines += [
             "--multi-latent-attention",
-            f"--q-lora-rank {a.query_rank}",
+            *([f"--q-lora-rank {a.query_rank}"] if a.query_rank else []),
             f"--kv-lora-rank {a.key_value_rank}",
             f"--qk-head-dim {int(a.width)}",
             f"--qk-pos-emb-head-dim {a.rotary_width}",

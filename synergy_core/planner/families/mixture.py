@@ -25,6 +25,7 @@ from synergy_core.planner.families.transformer import (
     embedding,
     logits,
     mlp_part,
+    near_sighted,
     residual_traffic,
     sequence_shards,
     tokens_per_gpu,
@@ -44,9 +45,9 @@ class Architecture(transformer.Architecture):
     share: more are dropped, missing ones padded; 0: unlimited. gshard_group: tokens that one matrix product dispatches;
     0: tokens are sent as rows. expert_groups: number of equal groups of experts; groups_per_token: largest number of
     groups to which one token is sent (node-limited routing: DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
-    windowed: fraction of the layers in which a query sees only `window` keys. query_rank, key_value_rank: widths of the
-    latents of latent attention; 0 without it. With it, each head's queries and keys have head_width elements without
-    and rotary_width elements with rotary positions, and its values have value_width.
+    query_rank, key_value_rank: widths of the latents of latent attention; 0 without it. With it, each head's queries
+    and keys have head_width elements without and rotary_width elements with rotary positions, and its values have
+    value_width. With a query_rank of 0, queries are projected from the layer's input, as in DeepSeek-V2-Lite.
     """
 
     experts: Number = 1
@@ -59,8 +60,6 @@ class Architecture(transformer.Architecture):
     gshard_group: int = 0
     expert_groups: int = 1
     groups_per_token: int = 1
-    window: int = 0
-    windowed: float = 0.0
     query_rank: int = 0
     key_value_rank: int = 0
     rotary_width: int = 0
@@ -77,7 +76,7 @@ class Architecture(transformer.Architecture):
         hidden, heads = np.asarray(self.hidden, float), np.asarray(self.heads, float)
         ranks = self.query_rank + self.key_value_rank
         up = heads * (
-            self.query_rank * (self.width + self.rotary_width)
+            (self.query_rank or hidden) * (self.width + self.rotary_width)
             + self.key_value_rank * (self.width + self.value_width)
             + self.value_width * hidden
         )
@@ -122,13 +121,8 @@ class Architecture(transformer.Architecture):
             raise InputError(
                 f"groups_per_token: {self.groups_per_token} of expert_groups: {self.expert_groups}; expected 1 to all."
             )
-        if not 0.0 <= self.windowed <= 1.0 or (self.windowed and not self.window):
-            raise InputError(
-                f"windowed: {self.windowed:g} with window: {self.window}; expected the share of layers whose queries "
-                "see that many keys, 0 to 1."
-            )
         if self.key_value_rank:
-            at_least(1, query_rank=self.query_rank, rotary_width=self.rotary_width, value_width=self.value_width)
+            at_least(1, rotary_width=self.rotary_width, value_width=self.value_width)
 
 
 def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
@@ -160,13 +154,8 @@ def _in_order(a: Architecture, dense: Block, sparse: Block) -> tuple[Layers, ...
 
 def attention_of(a: Architecture, plans: Plans, software: Software) -> Part:
     """Block fields of plain or latent attention, averaged over all layers if some have a window."""
-    part = latent_attention_part(a, plans, software) if a.key_value_rank else attention_part(a, plans, software)
-    if not a.windowed:
-        return part
-    (full,) = part["attention"]
-    near = replace(full, count=full.count * a.windowed, keys=np.minimum(a.window, full.keys), causal=False)
-    rest = replace(full, count=full.count * (1.0 - a.windowed))
-    return {**part, "attention": (rest, near)}
+    part = latent_attention_part if a.key_value_rank else attention_part
+    return near_sighted(a, part(a, plans, software))
 
 
 def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
@@ -189,8 +178,8 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
     down, up = a._latent_parameters()
     return {
         "gemms": (
-            Gemm(tokens / split, a.query_rank, hidden),
-            Gemm(tokens, heads * width, a.query_rank, again=True),
+            *((Gemm(tokens / split, a.query_rank, hidden),) if a.query_rank else ()),
+            Gemm(tokens, heads * width, a.query_rank or hidden, again=True),
             Gemm(tokens / split, a.key_value_rank + a.rotary_width, hidden),
             Gemm(tokens, heads * (a.width + a.value_width), a.key_value_rank, again=True),
             Gemm(tokens, hidden, heads * a.value_width),
@@ -198,7 +187,7 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
         "attention": (attention_core(a, plans, width, a.value_width),),
         "replicated_bytes": tokens * (hidden * residual_traffic(software) + 2.0 * e * latents) / split,
         "split_bytes": 2.0 * e * tokens * columns,
-        "kernels": 8.0,
+        "kernels": 8.0 if a.query_rank else 7.0,
         "tensor_bytes": e * tokens * hidden,
         "tensor_count": 1.0,
         "context_bytes": e * tokens * heads * (width + a.value_width),

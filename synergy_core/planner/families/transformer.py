@@ -27,6 +27,7 @@ class Architecture:
 
     head_width: width of queries, keys and values; 0: hidden ÷ heads. kv_heads: 0: as many as heads. ffn: MLP's width.
     gated: whether MLPs have three matrices, not two. tied: whether logits use the embedding's matrix. seq_len: tokens.
+    windowed: fraction of the layers in which a query sees only `window` keys.
     """
 
     layers: Number
@@ -41,6 +42,8 @@ class Architecture:
     tied: NDArray[np.bool_] | bool = True
     learned_positions: NDArray[np.bool_] | bool = True
     causal: bool = True
+    window: int = 0
+    windowed: float = 0.0
 
     @property
     def width(self) -> Number:
@@ -85,12 +88,17 @@ class Architecture:
         if self.kv_heads and self.heads % self.kv_heads:
             near = _nearest_divisor(int(self.heads), int(self.kv_heads))
             raise InputError(f"kv_heads: {self.kv_heads} do not divide heads: {self.heads}; such as {near}.")
+        if not 0.0 <= self.windowed <= 1.0 or (self.windowed and not self.window):
+            raise InputError(
+                f"windowed: {self.windowed:g} with window: {self.window}; expected the share of layers whose queries "
+                "see that many keys, 0 to 1."
+            )
 
 
 def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
     """Operators of one micro-batch on one GPU."""
     a = architecture
-    parts = attention_part(a, plans, software), mlp_part(a, plans, software)
+    parts = near_sighted(a, attention_part(a, plans, software)), mlp_part(a, plans, software)
     layer = Block(name="layer", **combined(*parts), **boundary(a, plans, software))
     return Work(
         before=embedding(a, plans, software),
@@ -209,6 +217,20 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
         + 0.5 * e * tokens * (hidden * (2.0 / split + 1.0) + columns + 2.0 * heads * width),
         "live_bytes": saved + kept_scores + statistics + gradients,
     }
+
+
+def near_sighted(a: Architecture, part: Part) -> Part:
+    """The block fields of attention, averaged over all layers, if some layers have a window.
+
+    A window counts as if every query saw all of it, but as no more than causal attention without a window.
+    """
+    if not a.windowed:
+        return part
+    (full,) = part["attention"]
+    keys = np.minimum(a.window, full.keys * (0.5 if full.causal else 1.0))
+    near = replace(full, count=full.count * a.windowed, keys=keys, causal=False)
+    rest = replace(full, count=full.count * (1.0 - a.windowed))
+    return {**part, "attention": (rest, near)}
 
 
 def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
