@@ -115,7 +115,7 @@ def planned_tables(
 
 @cache
 def memory_factors(architecture_name: str, gpu_type: str, plan: Plan) -> tuple[float, float, float]:
-    """Predicted peak memory of a plan ÷ the memory that a process can use, and the ends of the measured `memory_band`."""
+    """Predicted peak memory of a plan ÷ the memory that a process can use, and ends of `memory_band` where measured."""
     card, software, machine = card_named(architecture_name), software_named(SOFTWARE), machine_named(gpu_type)
     plans = plans_of([plan])
     needed = memory(card.family.work(card.architecture, plans, software), plans, software).needed

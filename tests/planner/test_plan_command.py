@@ -235,7 +235,6 @@ def test_names_of_other_tools_are_ours(capsys, typed, ours):
         ("bs=8", ("bs=8", "batch=", "micro_batch="), "Did you mean"),
         ("nodes=2", ("gpus=16",), "Did you mean"),
         ("gradient_accumulation_steps=4", ("batch=",), "Did you mean"),
-        ("lora=16", ("unknown setting 'lora'",), "Did you mean"),
         ("tp=2 tensor=4", ("tensor=2", "tensor=4"), "top"),
         ("--model llama-3-8b", ("--model", "no dashes", "model="), "'--help'"),
         ("--micro-batch=2", ("micro_batch=2",), "Did you mean"),
