@@ -90,90 +90,101 @@ def machine_named(
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """A training stack, with its settings.
-
-    precision: bf16, fp16, fp8, tf32 or fp32, of matrix products. flash: whether attention writes no scores to memory.
-    fused: whether softmax, bias and dropout run within the kernels next to them. softmax_heads: the fused softmax runs
-    if sequences × heads on a GPU are a multiple of this; otherwise scale, mask and softmax are separate kernels.
-    dropout: whether dropout is used and its masks are kept. weight_bytes, gradient_bytes, optimizer_bytes: bytes per
-    parameter; an fp32 master copy and two moments are 12. gradients: precisions in which gradients can be summed and
-    sent, the default first. prefetch: number of blocks whose gathered weights are in memory at once under ZeRO-3.
-    logit_bytes: largest number of bytes alive at once per logit: 6 if the softmax is in place (Megatron: 16-bit logits,
-    fp32 softmax), 8 if it is a second fp32 array (nanotron), 14 for PyTorch's own cross entropy (16-bit logits, fp32
-    log-softmax and the gradients of both). eager: whether plain autograd decides what is kept: inputs gathered along
-    the sequence, queries and keys before and after rotation, the activated half of a gated MLP. Otherwise hand-written
-    backward passes keep only what they need. compiled: whether a compiler keeps only what products and attention need:
-    norms, rotations and activations are computed again (PyTorch, torch/_functorch/partitioners.py, min-cut
-    rematerialization). weighs_logits: whether stages get equal compute, including the logits,
-    instead of equal numbers of layers. gathers_from_master: whether ZeRO-3 keeps the weights only as the optimizer's
-    fp32 copy (PyTorch's FSDP). workspace_bytes: workspaces of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's
-    choice since Hopper; 8 MiB before), and 64 MiB for Transformer Engine. grouped_bytes: further workspaces on GPUs
-    with several experts, whose products run in four streams.
-    bucket_elements: gradients in each of DeepSpeed's two buckets under ZeRO 1 and 2; while one is reduced, the other is
-    filled. 0: no such buckets. live_elements: weights that stay gathered at once under DeepSpeed's ZeRO 3; 0: those of
-    `prefetch` blocks. update_bytes: bytes of temporary arrays per updated parameter, beside those of an eager Adam.
-    update_elements: parameters that are updated at once under ZeRO 3; 0: all of a rank's part. sums_whole: whether the
-    gradients of several micro-batches are summed whole on every rank before they are exchanged (no_sync).
-    state_bytes: the part of optimizer_bytes that is not a master copy of the weights. foreach: whether torch's foreach
-    kernels update, which make an fp32 array of a state (only where `eager`). adapter_rank: rank of the trained adapters
-    on all matrices of the layers, whose own weights are frozen; 0: all weights are trained. frozen_bytes: bytes per
-    frozen weight of a matrix. recomputed_fraction: fraction of the layers that a plan's recomputation applies to; the
-    others keep everything (`planner/tuning.py` sets these).
-    splits: those of `SPLITS` that are supported. zeros: ZeRO stages that are supported for several replicas; 0 is plain
-    data parallelism. staged_zeros: those of them that are also supported with pipeline stages. recomputes: names of the
-    supported recomputation modes. offload: whether the host keeps optimizer states (under ZeRO 2 and 3 also gradients)
-    and updates the weights (ZeRO-Offload, ATC 2021). short_chunks: number of interleaved chunks that may have one layer
-    fewer than the others, such as those with the embedding and the logits.
-    plain_tensor: whether tensor parallelism without sequence parallelism is supported. async_tensor: whether the
-    backward pass reduces input gradients while it computes weight gradients.
-    whole_experts: whether tensor-parallel ranks hold different whole experts instead of parts of the same experts.
-    sends_once: whether a token is sent to each other node once, however many of its experts are there (DeepEP).
-    like: software whose constants are used on GPU types without measurements, best first; empty: any software.
-    channels_last: whether images are stored with channels last, as tensor cores read them.
-    words: a regular expression that matches this software's name in measurement files.
-    """
+    """A training stack, with its settings. `planner/tuning.py` changes some fields for a run."""
 
     name: str
     precision: str = "bf16"
+    """Precision of matrix products: bf16, fp16, fp8, tf32 or fp32."""
     flash: bool = True
+    """Whether attention writes no scores to memory."""
     fused: bool = True
+    """Whether softmax, bias and dropout run within the kernels next to them."""
     softmax_heads: int = 1
+    """The fused softmax runs if sequences × heads on a GPU are a multiple of this; otherwise scale, mask and softmax
+    are separate kernels."""
     dropout: bool = False
+    """Whether dropout is used and its masks are kept."""
     weight_bytes: float = 2.0
+    """Bytes per parameter of weights as they are computed with."""
     gradient_bytes: float = 4.0
+    """Bytes per parameter of gradients."""
     optimizer_bytes: float = 12.0
+    """Bytes per parameter of the optimizer; an fp32 master copy and two moments are 12."""
     gradients: tuple[str, ...] = ()
+    """Precisions in which gradients can be summed and sent, the default first."""
     prefetch: int = 2
+    """Number of blocks whose gathered weights are in memory at once under ZeRO-3."""
     logit_bytes: float = 6.0
+    """Largest number of bytes alive at once per logit: 6 if the softmax is in place (Megatron: 16-bit logits, fp32
+    softmax), 8 if it is a second fp32 array (nanotron), 14 for PyTorch's own cross entropy (16-bit logits, fp32
+    log-softmax and the gradients of both)."""
     eager: bool = False
+    """Whether plain autograd decides what is kept: inputs gathered along the sequence, queries and keys before and
+    after rotation, the activated half of a gated MLP. Otherwise hand-written backward passes keep only what they need.
+    """
     compiled: bool = False
+    """Whether a compiler keeps only what products and attention need: norms, rotations and activations are computed
+    again (PyTorch, torch/_functorch/partitioners.py, min-cut rematerialization)."""
     weighs_logits: bool = False
+    """Whether stages get equal compute, including the logits, instead of equal numbers of layers."""
     gathers_from_master: bool = False
+    """Whether ZeRO-3 keeps the weights only as the optimizer's fp32 copy (PyTorch's FSDP)."""
     workspace_bytes: float = 96.0 * 2**20
+    """Workspaces of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's choice since Hopper; 8 MiB before), and 64
+    MiB for Transformer Engine."""
     grouped_bytes: float = 0.0
+    """Further workspaces on GPUs with several experts, whose products run in four streams."""
     bucket_elements: float = 0.0
+    """Gradients in each of DeepSpeed's two buckets under ZeRO 1 and 2; while one is reduced, the other is filled. 0: no
+    such buckets."""
     live_elements: float = 0.0
+    """Weights that stay gathered at once under DeepSpeed's ZeRO 3; 0: those of `prefetch` blocks."""
     state_bytes: float = 8.0
+    """The part of optimizer_bytes that is not a master copy of the weights."""
     foreach: bool = True
+    """Whether torch's foreach kernels update, which make an fp32 array of a state (only where `eager`)."""
     adapter_rank: int = 0
+    """Rank of the trained adapters on all matrices of the layers, whose own weights are frozen; 0: all weights are
+    trained."""
     frozen_bytes: float = 2.0
+    """Bytes per frozen weight of a matrix."""
     recomputed_fraction: float = 1.0
+    """Fraction of the layers to which a plan's recomputation applies; the others keep everything."""
     update_bytes: float = 0.0
+    """Bytes of temporary arrays per updated parameter, beside those of an eager Adam."""
     update_elements: float = 0.0
+    """Parameters that are updated at once under ZeRO 3; 0: all of a rank's part."""
     sums_whole: bool = False
+    """Whether the gradients of several micro-batches are summed whole on every rank before they are exchanged
+    (no_sync)."""
     async_tensor: bool = False
+    """Whether the backward pass reduces input gradients while it computes weight gradients."""
     whole_experts: bool = False
+    """Whether tensor-parallel ranks hold different whole experts instead of parts of the same experts."""
     sends_once: bool = False
+    """Whether a token is sent to each other node once, however many of its experts are there (DeepEP)."""
     splits: tuple[str, ...] = SPLITS
+    """Those of `SPLITS` that are supported."""
     zeros: tuple[int, ...] = ZEROS
+    """ZeRO stages that are supported for several replicas; 0 is plain data parallelism."""
     staged_zeros: tuple[int, ...] = (0, 1)
+    """Those of `zeros` that are also supported with pipeline stages."""
     recomputes: tuple[str, ...] = ("none", "selective", "full")
+    """Names of the supported recomputation modes."""
     offload: bool = False
+    """Whether the host keeps optimizer states (under ZeRO 2 and 3 also gradients) and updates the weights
+    (ZeRO-Offload, ATC 2021)."""
     short_chunks: int = 0
+    """Number of interleaved chunks that may have one layer fewer than the others, such as those with the embedding and
+    the logits."""
     channels_last: bool = True
+    """Whether images are stored with channels last, as tensor cores read them."""
     plain_tensor: bool = True
+    """Whether tensor parallelism without sequence parallelism is supported."""
     like: tuple[str, ...] = ()
+    """Software whose constants are used on GPU types without measurements, best first; empty: any software."""
     words: str = ""
+    """A regular expression that matches this software's name in measurement files."""
     title: str = ""
     source: str = ""
 
