@@ -262,43 +262,49 @@ def running_on(software: Software, gpu: GpuSheet) -> Software:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Constants fitted per GPU type and software (`catalog/constants/`, by bench/fits.py). Those in _s: seconds.
-
-    gemm_efficiency: fraction of the peak that very large products reach. gemm_depth: elements of the summed dimension
-    that each tile loses to filling and draining. wave_loss: fraction of an unfilled last wave of tiles that is lost.
-    memory_efficiency: fraction of the memory bandwidth that kernels reach. attention_efficiency: fraction of the peak
-    that long fused attention reaches; attention_fill: queries at which it reaches half of that; attention_backward:
-    backward ÷ forward time. score_passes: factor on the bytes that unfused softmax and dropout read and write.
-    backward_traffic, backward_kernels: memory-bound operators' traffic and kernels in the backward pass ÷ in the
-    forward pass. kernel_s: gap between kernels on the GPU; host_s: time to launch a kernel; host_jitter: growth of
-    host_s with each doubling of the tensor-parallel group, which waits for its slowest member. tensor_efficiency,
-    network_efficiency: rate of tensor- and data-parallel collectives in training ÷ rate when nothing else runs.
-    card_collisions: each further data-parallel group on a node
-    adds this fraction to the time that a group's bytes take over the network. data_overlap: fraction of the backward
-    pass that data-parallel collectives may overlap with; data_exposed: fraction of their time that never overlaps.
-    optimizer_bytes_factor: factor on the bytes that the update reads and writes. step_s: fixed cost of a step.
-    """
+    """Constants fitted per GPU type and software (`catalog/constants/`, by bench/fits.py). Those in _s: seconds."""
 
     gemm_efficiency: float = 0.85
+    """Fraction of the peak that very large products reach."""
     gemm_depth: float = 64.0
+    """Elements of the summed dimension that each tile loses to filling and draining."""
     wave_loss: float = 0.7
+    """Fraction of an unfilled last wave of tiles that is lost."""
     memory_efficiency: float = 0.85
+    """Fraction of the memory bandwidth that kernels reach."""
     attention_efficiency: float = 0.4
+    """Fraction of the peak that long fused attention reaches."""
     attention_fill: float = 256.0
+    """Queries at which attention reaches half of `attention_efficiency`."""
     attention_backward: float = 3.0
+    """Attention's backward ÷ forward time."""
     score_passes: float = 1.5
+    """Factor on the bytes that unfused softmax and dropout read and write."""
     backward_traffic: float = 1.7
+    """Memory-bound operators' traffic in the backward pass ÷ in the forward pass."""
     backward_kernels: float = 2.0
+    """Memory-bound operators' kernels in the backward pass ÷ in the forward pass."""
     kernel_s: float = 3e-6
+    """Gap between kernels on the GPU."""
     host_s: float = 2e-5
+    """Time to launch a kernel."""
     host_jitter: float = 0.05
+    """Growth of host_s with each doubling of the tensor-parallel group, which waits for its slowest member."""
     tensor_efficiency: float = 0.9
+    """Rate of tensor-parallel collectives in training ÷ rate when nothing else runs."""
     network_efficiency: float = 0.85
+    """Rate of data-parallel collectives in training ÷ rate when nothing else runs."""
     card_collisions: float = 0.1
+    """Each further data-parallel group on a node adds this fraction to the time that a group's bytes take over the
+    network."""
     data_overlap: float = 0.7
+    """Fraction of the backward pass that data-parallel collectives may overlap with."""
     data_exposed: float = 0.1
+    """Fraction of the time of data-parallel collectives that never overlaps."""
     optimizer_bytes_factor: float = 1.2
+    """Factor on the bytes that the update reads and writes."""
     step_s: float = 0.005
+    """Fixed cost of a step."""
 
 
 PHYSICAL = (

@@ -35,27 +35,27 @@ MARGIN = 0.04
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on each GPU of the pipeline stage that needs most; arrays (plans,).
-
-    optimizer: fp32 master copy and moments. activations: what all micro-batches in flight keep for the backward pass,
-    plus the peak of one block's backward pass. logits: the logits with loss and gradient, if the last stage needs most;
-    else 0. buffers: gathered layers and gradients under ZeRO-3, a chunk's gradients under ZeRO-2 with stages,
-    DeepSpeed's buckets, the libraries' workspace, and the part of the optimizer's temporary array that exceeds what a
-    micro-batch frees. workspace: the part of buffers that stays between steps. groups: number of process groups of
-    several GPUs that include the GPU. host: bytes that the host keeps for the GPU if states are offloaded. gpus: of the
-    plan.
-    """
+    """Bytes on each GPU of the pipeline stage that needs most; arrays (plans,)."""
 
     weights: Floats
     gradients: Floats
     optimizer: Floats
+    """The fp32 master copy and moments."""
     activations: Floats
+    """What all micro-batches in flight keep for the backward pass, plus the peak of one block's backward pass."""
     logits: Floats
+    """The logits with loss and gradient, if the last stage needs most; else 0."""
     buffers: Floats
+    """Gathered layers and gradients under ZeRO-3, a chunk's gradients under ZeRO-2 with stages, DeepSpeed's buckets,
+    the libraries' workspace, and the part of the optimizer's temporary array that exceeds what a micro-batch frees."""
     workspace: Floats
+    """The part of buffers that stays between steps."""
     groups: NDArray[np.int64]
+    """Number of process groups of several GPUs that include the GPU."""
     host: Floats
+    """Bytes that the host keeps for the GPU if states are offloaded."""
     gpus: NDArray[np.int64]
+    """Number of GPUs of the plan."""
 
     @property
     def static(self) -> Floats:

@@ -66,48 +66,56 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A layer, the embedding, or the logits. All amounts are for one forward pass on one GPU.
-
-    replicated_bytes: memory traffic of operators that every tensor-parallel rank repeats (under sequence parallelism,
-    one rank's part); split_bytes: traffic of operators that the ranks split. kernels: launches besides GEMMs and
-    attention. tensor_bytes: bytes of one all-reduce over the tensor-parallel group; tensor_count: number of these
-    all-reduces in each pass. context_bytes: keys and values sent around the context-parallel ring. expert_bytes: bytes
-    that each GPU sends in one all-to-all; expert_count: number of all-to-alls; expert_copies: copies of each token in
-    one all-to-all; expert_reach: largest fraction of the experts' nodes to which one token is sent.
-    parameters: before ZeRO shards them, without expert_parameters, which data × context ÷ expert ranks hold alike.
-    tables: (rows, columns) of embedding tables; parameters in neither tables nor GEMMs are vectors. boundary_bytes:
-    this GPU's part of the output, which the next block reads.
-    saved_bytes: kept for the backward pass without recomputation. selective_bytes: kept with selective recomputation
-    (None: saved_bytes). operator_bytes, module_bytes: kept with recomputation by operator and by module (None: as with
-    selective). input_bytes: kept with full recomputation (None: saved_bytes). again_bytes, again_count: memory traffic
-    and all-reduces that recomputation by module repeats. live_bytes: peak memory of the block in either pass.
-    """
+    """A layer, the embedding, or the logits. All amounts are for one forward pass on one GPU."""
 
     name: str
     gemms: tuple[Gemm, ...] = ()
     attention: tuple[Attention, ...] = ()
     replicated_bytes: Amount = 0.0
+    """Memory traffic of operators that every tensor-parallel rank repeats (under sequence parallelism, one rank's
+    part)."""
     split_bytes: Amount = 0.0
+    """Memory traffic of operators that the ranks split."""
     kernels: Amount = 0.0
+    """Launches besides GEMMs and attention."""
     tensor_bytes: Amount = 0.0
+    """Bytes of one all-reduce over the tensor-parallel group."""
     tensor_count: Amount = 0.0
+    """Number of these all-reduces in each pass."""
     context_bytes: Amount = 0.0
+    """Bytes of keys and values sent around the context-parallel ring."""
     expert_bytes: Amount = 0.0
+    """Bytes that each GPU sends in one all-to-all."""
     expert_copies: Amount = 1.0
+    """Copies of each token in one all-to-all."""
     expert_reach: Amount = 1.0
+    """Largest fraction of the experts' nodes to which one token is sent."""
     expert_count: Amount = 0.0
+    """Number of all-to-alls."""
     parameters: Amount = 0.0
+    """Parameters before ZeRO shards them, without `expert_parameters`."""
     expert_parameters: Amount = 0.0
+    """Parameters of experts, which data × context ÷ expert ranks hold alike."""
     tables: tuple[tuple[Amount, Amount], ...] = ()
+    """Rows and columns of embedding tables; parameters in neither tables nor GEMMs are vectors."""
     boundary_bytes: Amount = 0.0
+    """Bytes of this GPU's part of the output, which the next block reads."""
     saved_bytes: Amount = 0.0
+    """Bytes kept for the backward pass without recomputation."""
     selective_bytes: Amount | None = None
+    """Bytes kept with selective recomputation; None: saved_bytes."""
     operator_bytes: Amount | None = None
+    """Bytes kept with recomputation by operator; None: as with selective."""
     module_bytes: Amount | None = None
+    """Bytes kept with recomputation by module; None: as with selective."""
     again_bytes: Amount = 0.0
+    """Memory traffic that recomputation by module repeats."""
     again_count: Amount = 0.0
+    """All-reduces that recomputation by module repeats."""
     input_bytes: Amount | None = None
+    """Bytes kept with full recomputation; None: saved_bytes."""
     live_bytes: Amount = 0.0
+    """Peak memory of the block in either pass."""
 
     @property
     def matrix_parameters(self) -> Amount:
