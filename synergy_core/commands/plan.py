@@ -262,7 +262,10 @@ def run(chosen: argparse.Namespace) -> int:
         sentences = [*_safest(found, answer)]
         if not len(answer.table):
             sentences += _leaner(found, answer)
-            sentences.append(_smallest_fitting(answer.table, found.find))
+            if "data" in query.fixed:
+                sentences.append("fits, with the same settings, tries what would make it fit.")
+            else:
+                sentences.append(_smallest_fitting(answer.table, found.find))
         for sentence in sentences:
             print(f"  {sentence}")
         if len(answer.table) and query.tokens is not None:
@@ -277,7 +280,7 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.picture:
         write_whole(chosen.picture, picture(query.model, [answer.table for answer in answers]))
     if chosen.emit and len(answers[0].table):
-        _emit(chosen.emit, found.model, answers[0])
+        _emit(chosen.emit, found)
     return 0 if any(len(answer.table) for answer in answers) else 1
 
 
@@ -597,9 +600,10 @@ def short(value: float) -> str:
 # Writes a plan as a launch script or configuration of a training stack, and reads one back.
 
 
-def _emit(requested: Sequence[Sequence[str]], model: RequestedModel, answer: PlanAnswer) -> None:
+def _emit(requested: Sequence[Sequence[str]], found: Asked) -> None:
     """Writes the best plan in every requested format. requested: (format, file) pairs. If a format cannot express the
     plan, raises InputError before any file is written."""
+    (answer,), model, query = found.answers, found.model, found.query
     plan, per_node = answer.table.plans.plan(0), answer.table.machine.gpus_per_node
     launch = PlannedLaunch(plan, model.name, model.architecture, answer.software, per_node)
     texts = [emitted(form, launch) for form, _ in requested]
@@ -611,6 +615,8 @@ def _emit(requested: Sequence[Sequence[str]], model: RequestedModel, answer: Pla
         write_whole(Path(path), text)
         emitter = emitter_named(form)
         print(f"\nwrote {path}, {emitter.SUMMARY}: {plan.describe()}\n  {emitter.beside(launch)}")
+    if typed := [f"{name}={value}" for name in TUNING if (value := getattr(query, name)) is not None]:
+        print(f"  not in the file: {', '.join(typed)}; set this in the training script")
 
 
 def _read_plan(path: Path, query: SimpleNamespace, replacing: Collection[str]) -> tuple[Stated, tuple[str, ...]]:

@@ -140,6 +140,22 @@ def test_a_command_takes_names_and_says_what_it_was_asked(capsys):
     assert "lora=16 quantize=4" in printed
 
 
+def test_what_an_emitted_file_leaves_to_the_script_is_said(capsys, tmp_path):
+    out = tmp_path / "ds.json"
+    typed = f"plan model=llama-2-7b gpu=h100 gpus=8 top=1 software=deepspeed optimizer=adamw8bit --emit deepspeed {out}"
+    status, printed, _ = asked(capsys, typed)
+    assert status == 0
+    assert out.is_file()
+    assert "optimizer=adamw8bit" in printed.rpartition("wrote")[2]
+
+
+def test_a_plan_whose_degrees_are_fixed_is_not_asked_for_on_more_gpus(capsys):
+    status, printed, _ = asked(capsys, "plan model=llama-2-70b gpu=h100 gpus=8 data=8 software=deepspeed batch=8")
+    assert status == 1
+    assert "power of two" not in printed
+    assert "fits" in printed
+
+
 def test_recomputation_is_known_by_its_name(capsys):
     numbers, names = (
         asked(capsys, f"plan model=gpt-6.7b gpu=a100 gpus=8 top=1 recompute={each}")[1]
