@@ -101,6 +101,18 @@ def test_a_compiled_layer_keeps_no_norms_and_no_activated_products():
     np.testing.assert_allclose(plain - compiled, tokens * (norms + activated + copied))
 
 
+def test_a_compiled_layer_keeps_what_tensor_parallel_ranks_gathered():
+    """partitioners.py: operators that are no pointwise ones, such as collectives, are not computed again."""
+    stack = replace(software_named("torchtitan"), eager=True)
+    one, two = (
+        transformer.work(GPT, plans_of([Plan(tensor=each, sequence=each > 1)]), stack).layers[0].block.saved_bytes
+        for each in (1, 2)
+    )
+    split = 2 * H * 2 + 2 * (3 * H + H) + 2 * FFN + 4 * HEADS  # residuals, products' outputs, attention's statistics
+    np.testing.assert_allclose(one, S * split)
+    np.testing.assert_allclose(two, S * (split / 2 + 2 * 2 * H))
+
+
 def test_recomputed_operators_of_experts_keep_nothing_but_what_attention_keeps():
     """torchtitan's policy saves every second product and attention's output; grouped products are not in its list."""
     a = architecture_named("mixtral-8x7b")[1]

@@ -152,11 +152,12 @@ def sequence_shards(plans: Plans) -> NDArray[np.float64]:
 def _residual_bytes(plans: Plans, software: Software) -> Amount:
     """Bytes saved per token and hidden unit: a norm's input and output, and the dropout mask after the block.
 
-    Sequence parallelism splits all three, but plain autograd (`eager`) keeps the gathered output. Compilers keep none.
+    Sequence parallelism splits all three, but plain autograd (`eager`) keeps the gathered output. A compiler computes
+    the norm again, but gathers nothing again (PyTorch's partitioner recomputes no collective).
     """
     split, mask, e = sequence_shards(plans), 1.0 if software.dropout else 0.0, software.element_bytes
-    output = 0.0 if software.compiled else software.input_bytes / (1.0 if software.eager else split)
-    return (e + mask) / split + output
+    output: Amount = software.input_bytes / (1.0 if software.eager else split)
+    return (e + mask) / split + (np.where(split > 1, output, 0.0) if software.compiled else output)
 
 
 def cast_bytes(software: Software) -> float:
