@@ -162,7 +162,7 @@ class PlannedRuns:
 
 def held(work: Work, plans: Plans, software: Software) -> tuple[Floats, Floats]:
     """Numbers of dense and of expert parameters, (plans,), that a GPU of the largest stage trains, before ZeRO shards
-    them. Adapters count as dense.
+    them.
     """
     dense: Floats = np.zeros(len(plans))
     expert: Floats = np.zeros(len(plans))
@@ -171,7 +171,8 @@ def held(work: Work, plans: Plans, software: Software) -> tuple[Floats, Floats]:
     for each in work.layers:
         share = most * each.count / count
         if software.adapter_rank:
-            dense = dense + share * each.block.adapter_parameters(software.adapter_rank)
+            dense = dense + share * each.block.adapter_parameters(software.adapter_rank, expert=False)
+            expert = expert + share * each.block.adapter_parameters(software.adapter_rank, expert=True)
             continue
         dense = dense + share * each.block.parameters
         expert = expert + share * each.block.expert_parameters
@@ -239,7 +240,7 @@ def replica_exchange_s(
     weight_bytes = software.frozen_bytes if software.adapter_rank else software.weight_bytes
     gathered = of_all(all_gather_s, unit * weight_bytes) + of_experts(all_gather_s, own_unit * weight_bytes)
     if software.adapter_rank:
-        unit, own_unit = dense / layers, 0.0 * own_unit
+        unit, own_unit = dense / layers, expert / layers
     scattered = gradients_s(of_all, reduce_scatter_s, unit * software.gradient_bytes)
     scattered = scattered + gradients_s(of_experts, reduce_scatter_s, own_unit * software.gradient_bytes)
 

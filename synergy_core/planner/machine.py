@@ -135,8 +135,8 @@ class Software:
     grouped_bytes: float = 0.0
     """Further workspaces on GPUs with several experts, whose products run in four streams."""
     bucket_elements: float = 0.0
-    """Gradients in each of DeepSpeed's two buckets under ZeRO 1 and 2; while one is reduced, the other is filled. 0: no
-    such buckets."""
+    """Gradients in one of DeepSpeed's buckets: two under ZeRO 1 and 2, of which one is filled while the other is
+    reduced, and one under ZeRO 3. 0: no such buckets."""
     live_elements: float = 0.0
     """Weights that stay gathered at once under DeepSpeed's ZeRO 3; 0: those of `prefetch` blocks."""
     state_bytes: float = 8.0

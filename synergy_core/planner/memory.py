@@ -40,7 +40,7 @@ class Memory:
     weights: Floats
     gradients: Floats
     optimizer: Floats
-    """The fp32 master copy and moments."""
+    """A master copy of the weights, if there is one, and the optimizer's moments."""
     activations: Floats
     """What all micro-batches in flight keep for the backward pass, plus the peak of one block's backward pass."""
     logits: Floats
@@ -190,43 +190,61 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     held.append((work.after, last * 1.0))
     dense = sum(count * block.parameters for block, count in held)
     experts = sum(count * block.expert_parameters for block, count in held)
-    matrices: Amount = sum((count * block.matrix_parameters for block, count in held[1:-1]), 0.0)
+    none = np.zeros(len(plans))
     adapted = software.adapter_rank
-    adapters: Amount = sum((count * block.adapter_parameters(adapted) for block, count in held[1:-1]), 0.0)
     shards = (plans.data * plans.context).astype(float)
     apart = plans.tensor // plans.expert_tensor(whole=software.whole_experts)
     expert_shards = np.maximum(shards * apart / plans.expert, 1.0)
 
-    trained, of_experts = (adapters, np.zeros(len(plans))) if adapted else (dense, experts)
+    trained, of_experts = dense, experts
+    if adapted:
+        trained, of_experts = (
+            sum((count * block.adapter_parameters(adapted, expert=each) for block, count in held[1:-1]), none)
+            for each in (False, True)
+        )
+
+    def split(dense: Amount, of_experts: Amount, from_stage: int) -> Floats:
+        is_split = plans.zero >= from_stage
+        return dense / np.where(is_split, shards, 1.0) + of_experts / np.where(is_split, expert_shards, 1.0)
 
     def sharded(bytes_each: float, from_stage: int) -> Floats:
-        split = plans.zero >= from_stage
-        return bytes_each * (trained / np.where(split, shards, 1.0) + of_experts / np.where(split, expert_shards, 1.0))
+        return bytes_each * split(trained, of_experts, from_stage)
 
+    # Bytes of each block's weights, dense and of experts; embeddings and logits are never quantized.
+    edges = [(software.weight_bytes * block.parameters, none) for block in (work.before, work.after)]
+    layers = [tuple(block.stored_bytes(software, expert=each) for each in (False, True)) for block, _ in held[1:-1]]
+    stored = [edges[0], *layers, edges[1]]
+    frozen, of_frozen_experts = (
+        sum((weighed[at] * count for weighed, (_, count) in zip(stored, held, strict=True)), none) for at in (0, 1)
+    )
     weights, optimizer_bytes = sharded(software.weight_bytes, 3), software.optimizer_bytes
-    gathered_bytes = software.weight_bytes
     if software.gathers_from_master:
         weights = np.where(plans.zero >= 3, 0.0, weights)
-    if adapted:  # adapters are in fp32, beside frozen weights, of which only matrices are quantized
-        frozen = software.frozen_bytes * matrices + software.weight_bytes * (dense + experts - matrices)
-        weights = sharded(4.0, 3) + frozen / np.where(plans.zero >= 3, shards, 1.0)
-        optimizer_bytes, gathered_bytes = software.state_bytes, software.frozen_bytes
-    unit = np.zeros(len(plans))
-    for block, count in held:
+    if adapted:  # adapters are in fp32, beside frozen weights
+        weights = sharded(4.0, 3) + split(frozen, of_frozen_experts, 3)
+        optimizer_bytes = software.state_bytes
+    unit, unit_bytes = none, none
+    for (block, count), weighed in zip(held, stored, strict=True):
         unit = np.maximum(unit, np.where(count > 0, block.parameters + block.expert_parameters, 0.0))
-    live = software.prefetch * unit
+        unit_bytes = np.maximum(unit_bytes, np.where(count > 0, sum(weighed), 0.0))
+    live = software.prefetch * unit_bytes
     if software.live_elements:
-        live = np.minimum(np.maximum(software.live_elements, unit), dense + experts)
-    live_bytes = gathered_bytes * live + software.gradient_bytes * unit * (adapted == 0)
+        each = software.frozen_bytes if adapted else software.weight_bytes
+        live = np.minimum(np.maximum(each * software.live_elements, unit_bytes), frozen + of_frozen_experts)
+    live_bytes = live + software.gradient_bytes * unit * (adapted == 0)
     gathered = np.where((plans.zero >= 3) & (shards > 1), live_bytes, 0.0)
     whole, gradients = software.gradient_bytes * (trained + of_experts), sharded(software.gradient_bytes, 2)
-    if software.sums_whole:  # beside the shards into which the last micro-batch's backward pass reduces them
-        gradients = np.where((plans.zero >= 2) & (plans.accumulation > 1), gradients + whole, gradients)
+    if software.sums_whole:  # in the weights' format, beside the shards into which the last micro-batch reduces them
+        summed = gradients + software.weight_bytes * (trained + of_experts)
+        gradients = np.where((plans.zero >= 2) & (plans.accumulation > 1), summed, gradients)
     # With stages, the gradients of a chunk are scattered once all micro-batches have passed it.
     chunk = np.minimum(whole / plans.interleave, whole - gradients)
     gathered = gathered + np.where((plans.zero >= 2) & (plans.pipeline > 1), chunk, 0.0)
-    in_buckets = (plans.zero >= 1) & (plans.zero < 3) & (shards > 1)
-    buckets = np.where(in_buckets, 2.0 * software.bucket_elements * software.gradient_bytes, 0.0)
+    # DeepSpeed sends gradients to the host through its buckets, on one GPU too.
+    through_host = software.offload & (software.bucket_elements > 0) & (shards == 1)
+    in_buckets = (plans.zero >= 1) & (shards > 1) | through_host
+    per_gradient = np.where(plans.zero >= 3, 1.0, 2.0) * software.gradient_bytes
+    buckets = np.where(in_buckets, software.bucket_elements * per_gradient, 0.0)
     # After the activations are freed, foreach kernels make an fp32 array of a state, and DeepSpeed one of gradients.
     foreach = 4.0 if software.eager and software.foreach else 0.0
     per_updated = 0.0 if software.offload else software.update_bytes + foreach
@@ -237,11 +255,15 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     local = [np.where(count > 0, gemm.count, 0.0) for block, count in held for gemm in block.gemms if gemm.expert]
     grouped = np.max([np.zeros(len(plans)), *local], axis=0) > 1.0  # several experts on a GPU
     workspace = software.workspace_bytes + software.grouped_bytes * grouped
-    if software.frozen_bytes < software.weight_bytes:  # the largest matrix, written out in 16 bits
-        sizes = [np.where(count > 0, gemm.n * gemm.k, 0.0) for block, count in held for gemm in block.gemms]
-        workspace = workspace + software.weight_bytes * np.max([np.zeros(len(plans)), *sizes], axis=0)
+    if adapted and software.frozen_bytes < software.weight_bytes:  # the largest matrix, written out in 16 bits
+        sizes = [
+            np.where(count > 0, gemm.n * gemm.k / gemm.parts, 0.0)
+            for block, count in held[1:-1]
+            for gemm in block.gemms
+        ]
+        workspace = workspace + software.weight_bytes * np.max([none, *sizes], axis=0)
     groups = sum(np.asarray(each > 1, np.int64) for each in (plans.tensor, plans.pipeline, plans.context, plans.data))
-    moved = np.where(software.offload & (plans.zero >= 2), gradients, 0.0)
+    moved = np.where(software.offload & (plans.zero >= 2) | through_host, gradients, 0.0)
     states = sharded(optimizer_bytes, 1)
     return Memory(
         weights=weights,

@@ -66,9 +66,9 @@ def tuned(
     evenly over the stages, as Megatron's --recompute-method block has it for each. Raises InputError for unknown names,
     and for quantized weights without adapters.
     """
-    if optimizer is not None:
-        if optimizer not in OPTIMIZERS:
-            raise unknown("optimizer", optimizer, OPTIMIZERS)
+    if optimizer is not None and optimizer not in OPTIMIZERS:
+        raise unknown("optimizer", optimizer, OPTIMIZERS)
+    if optimizer not in (None, "adamw"):  # adamw is every stack's own
         found = OPTIMIZERS[optimizer]
         states = found.state_bytes - software.state_bytes
         software = replace(
@@ -82,7 +82,8 @@ def tuned(
     if lora is not None:
         if quantize is not None and quantize not in FROZEN_BYTES:
             raise InputError(f"quantize={quantize}: expected {', '.join(map(str, FROZEN_BYTES))} bits.")
-        software = replace(software, adapter_rank=lora, frozen_bytes=FROZEN_BYTES[quantize or 16])
+        frozen = software.weight_bytes if quantize is None else FROZEN_BYTES[quantize]
+        software = replace(software, adapter_rank=lora, frozen_bytes=frozen)
     if loss is not None:
         if loss not in LOSSES:
             raise unknown("loss", loss, LOSSES)

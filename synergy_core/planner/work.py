@@ -117,16 +117,25 @@ class Block:
     live_bytes: Amount = 0.0
     """Peak memory of the block in either pass."""
 
-    @property
-    def matrix_parameters(self) -> Amount:
-        """Parameters of the right operands of products."""
-        total: Amount = sum((each.n * np.asarray(each.k) * each.right_operands for each in self.gemms), 0.0)
+    def matrix_parameters(self, *, expert: bool) -> Amount:
+        """Parameters of the right operands of products, of the experts or of all else."""
+        own = (each for each in self.gemms if each.expert == expert)
+        total: Amount = sum((each.n * np.asarray(each.k) * each.right_operands for each in own), 0.0)
         return total
 
-    def adapter_parameters(self, rank: int) -> Amount:
-        """Parameters of adapters of that rank on every matrix: (k × rank) and (rank × n) (LoRA, arXiv 2106.09685)."""
-        sides = ((each.n + each.k * np.asarray(each.parts)) * each.right_operands for each in self.gemms)
+    def adapter_parameters(self, rank: int, *, expert: bool) -> Amount:
+        """Parameters of adapters of that rank on each matrix of the experts or of all else: (k × rank) and (rank × n)
+        (LoRA, arXiv 2106.09685)."""
+        own = (each for each in self.gemms if each.expert == expert)
+        sides = ((each.n + each.k * np.asarray(each.parts)) * each.right_operands for each in own)
         total: Amount = rank * sum(sides, 0.0)
+        return total
+
+    def stored_bytes(self, software: Software, *, expert: bool) -> Amount:
+        """Bytes of the weights of the experts or of all else. Under adapters, matrices may be quantized."""
+        total = software.weight_bytes * np.asarray(self.expert_parameters if expert else self.parameters)
+        if software.adapter_rank:
+            total = total - (software.weight_bytes - software.frozen_bytes) * self.matrix_parameters(expert=expert)
         return total
 
     @property

@@ -7,7 +7,7 @@ import pytest
 from planner_setup import asked
 
 from synergy_core.errors import InputError
-from synergy_core.planner.families import architecture_named, transformer
+from synergy_core.planner.families import architecture_named, mixture, transformer
 from synergy_core.planner.machine import Constants, machine_named, software_named
 from synergy_core.planner.memory import memory
 from synergy_core.planner.plan import Plan, Recompute, plans_of
@@ -66,6 +66,29 @@ def test_nf4_takes_4_bits_and_0_127_of_doubly_quantized_constants():
 def test_sharded_adapters_shard_frozen_weights_too():
     one, eight = held(tuned(STACK, lora=16)), held(tuned(STACK, lora=16), data=8, zero=3)
     np.testing.assert_allclose(eight.static - eight.workspace, (one.static - one.workspace) / 8, rtol=1e-6)
+
+
+def test_frozen_experts_are_shared_out_once():
+    """With as many expert-parallel ranks as replicas, each holds its experts whole, and ZeRO 3 splits all else."""
+    a = architecture_named("mixtral-8x7b")[1]
+    stack = tuned(STACK, lora=16, quantize=4)
+    columns = plans_of([Plan(data=8, expert=8, zero=each) for each in (2, 3)])
+    work = mixture.work(a, columns, stack)
+    whole, split = memory(work, columns, stack).weights
+    block = work.layers[0].block
+    experts = 32 * (block.stored_bytes(stack, expert=True) + 4.0 * block.adapter_parameters(16, expert=True))[0]
+    np.testing.assert_allclose(block.matrix_parameters(expert=True), 3 * 4096 * 14336)
+    np.testing.assert_allclose(split - experts, (whole - experts) / 8, rtol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["alpa-fp32", "deepspeed-tf32"])
+def test_no_matrix_is_written_out_where_none_is_quantized(name):
+    stack = software_named(name)
+    assert held(stack).workspace == held(tuned(stack, lora=16)).workspace == stack.workspace_bytes
+
+
+def test_naming_adamw_keeps_a_stacks_own_states():
+    assert tuned(software_named("fsdp-bf16"), optimizer="adamw") == software_named("fsdp-bf16")
 
 
 def test_frozen_weights_need_no_products_for_their_gradients():
