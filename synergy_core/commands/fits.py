@@ -6,8 +6,8 @@
 The first word is the model; keys are those of the command `plan`, for one GPU type and one number of GPUs. Degrees and
 options that are not given are chosen: the fastest plan that fits, or else the one that needs least. The verdict is
 `fits` if the upper end of the memory's 90 % band is free on the GPU, `does not fit` if the lower end is not, else `may
-not fit`. If it does not surely fit, single changes are tried, and the three with the most samples per GPU and second
-are printed. The exit status is 0 if it fits, else 1.
+not fit`. If it does not surely fit, changes of single settings are tried, then of two at once, and the three with the
+most samples per GPU and second are printed. The exit status is 0 if it fits, else 1.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from synergy_core.commands._settings import table
-from synergy_core.commands.plan import KEPT_PLANS, OFFLOADED, Asked, asked, host_memory, in_our_names, spread
+from synergy_core.commands.plan import KEPT_PLANS, Asked, asked, host_memory, in_our_names, spread
 from synergy_core.errors import InputError
 from synergy_core.planner.bands import Verdict, verdict
 from synergy_core.planner.enumerate import leanest
@@ -95,6 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Prints the verdict, the parts of the memory, and what would make it fit. Returns 0 if it fits, else 1."""
     settings = in_our_names([word if "=" in word else f"model={word}" for word in chosen.settings])
+    if of_plan := {word.split("=")[0] for word in settings} & {"tokens", "price", "top"}:
+        raise InputError(f"{', '.join(sorted(of_plan))}: fits prints no cost and one plan; type plan for these.")
     found = asked(settings)
     if len(found.query.gpu) * len(found.query.gpus) != 1:
         raise InputError("fits answers for one GPU type and one number of GPUs; type plan for several.")
@@ -108,7 +111,7 @@ def run(chosen: argparse.Namespace) -> int:
     count = f"{found.query.gpus[0]} × {machine.gpu.title}"
     print(
         f"{fit.verdict}: {found.query.model} on {count} needs {needed:.1f} GiB (90%: {band}) of {limit:.1f} on the "
-        f"fullest GPU\n  {fit.plan.describe()}, {found.stated}{time}"
+        f"fullest GPU\n  {fit.plan.describe()}, batch {found.batch:,}, {found.stated}{time}"
     )
     rows = [
         [name, f"{size:.1f} GiB", f"{size / needed:.0%}"]
@@ -122,58 +125,75 @@ def run(chosen: argparse.Namespace) -> int:
         print(f"  {note}")
     if fit.verdict is Verdict.FITS:
         return 0
-    print(f"  {(answer.bands.memory.of(needed)[1] - limit):.1f} GiB less would be safe; each of these was tried:")
-    ways = sorted(_changes(settings, found, fit), key=lambda each: -each[0])[:MAX_CHANGES]
-    if len(ways) < MAX_CHANGES and found.query.lora is None:
-        words = [*settings, f"batch={found.batch}", "lora=16", "quantize=4"]
-        changed = asked(words, replacing=("batch", "lora", "quantize"))
-        ways += _sentence("lora=16 quantize=4 (QLoRA, which trains adapters alone)", changed, fit_of(changed))
-    for _, sentence in ways:
-        print(f"  {sentence}")
+    more = answer.bands.memory.of(needed)[1] - limit
+    print(f"  {more:.1f} GiB less would be safe. Changes that make it surely fit, each tried:")
+    ways = _ways(settings, found, fit)
+    for way in ways[:MAX_CHANGES]:
+        print(f"  {way}")
     if not ways:
-        print("  no single change makes it fit; try more GPUs or a smaller model")
+        print("  none of those tried, nor two of them at once; try more GPUs or a smaller model")
     return 1
 
 
-def _changes(settings: Sequence[str], found: Asked, fit: Fit) -> Iterator[tuple[float, str]]:
-    """Yields (samples per GPU and second, sentence) for each single change under which the model surely fits."""
+def _ways(settings: Sequence[str], found: Asked, fit: Fit) -> list[str]:
+    """Sentences on changes under which the model surely fits, those with most samples per GPU and second first.
+
+    Of each setting the smallest change that suffices; if none does alone, pairs of settings.
+    """
+    given = {**dict(word.split("=", 1) for word in settings), "batch": found.batch}
+    changes = _changes(found, fit)
+
+    def tried(changed: dict[str, Any], words: str) -> tuple[bool, float, str] | None:
+        try:
+            other = asked(
+                [f"{key}={value}" for key, value in {**given, **changed}.items()], replacing={"batch", *changed}
+            )
+            there = fit_of(other)
+        except InputError:
+            return None  # no plan has these degrees
+        if there.verdict is not Verdict.FITS:
+            return None
+        size, time = float(there.needs.needed[0]) / GIB, seconds(there.step_time_s)
+        host = f", {host_memory(there.needs, other.answers[0].table.machine)}" if there.needs.host[0] else ""
+        sentence = f"{words}: {size:.1f} GiB{host}, {time} a step, {there.plan.describe()}"
+        rate = other.batch / there.step_time_s / other.query.gpus[0]
+        return "lora" in changed, -rate, sentence
+
+    singles = (next(filter(None, (tried(change, words) for words, change in each.items())), None) for each in changes)
+    ways = [way for way in singles if way]
+    if not ways:
+        largest = [list(each.items())[-1] for each in changes]
+        pairs = (tried(one | two, f"{word} {with_it}") for (word, one), (with_it, two) in combinations(largest, 2))
+        ways = [way for way in pairs if way]
+    return [sentence for *_, sentence in sorted(ways)]
+
+
+def _changes(found: Asked, fit: Fit) -> Iterator[dict[str, dict[str, Any]]]:
+    """For each setting that may help, what to type, the smallest change first, and the settings that it stands for."""
     (answer,) = found.answers
     software, query, plan, gpus = answer.software, found.query, fit.plan, found.query.gpus[0]
-    given = dict(word.split("=", 1) for word in settings)
-    tried: dict[str, dict[str, Any]] = {}
-    if "full" in software.recomputes and plan.recompute != Recompute.FULL and "recompute" in query.fixed:
-        tried["recompute=full"] = {"recompute": int(Recompute.FULL)}
-    if plan.micro_batch > 1 and "micro_batch" in query.fixed:
-        tried["micro_batch=1"] = {"micro_batch": 1}
-    for stage in [each for each in software.zeros if each > plan.zero and "zero" in query.fixed and plan.data > 1]:
-        tried[f"zero={stage}"] = {"zero": stage}
-    if "bf16" in software.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"]:
-        tried["gradients=bf16"] = {"gradients": "bf16"}
-    tried |= {
-        f"{key}={value}": {key: value}
-        for key, value in (("optimizer", "adamw8bit"), ("loss", "chunked"))
-        if getattr(query, key) is None
-    }
-    if (tokens := found.model.architecture.limits().seq_len) > 1:
-        tried[f"seq_len={tokens // 2}"] = {"seq_len": tokens // 2}
-    more = {"gpus": 2 * gpus, "batch": 2 * found.batch}
-    more |= {"data": 2 * plan.data} if "data" in given else {}
-    tried[f"gpus={2 * gpus}, with batch={2 * found.batch}"] = more
-    for words, changed in tried.items():
-        try:
-            words_of = {**given, "batch": found.batch, **changed}
-            other = asked([f"{key}={value}" for key, value in words_of.items()], replacing={"batch", *changed})
-            yield from _sentence(words, other, fit_of(other))
-        except InputError:
-            continue  # no plan has these degrees
-    if query.offload is None:
-        yield from _sentence(OFFLOADED, found, fit_of(found, offload=True))
 
+    def each(key: str, *values: object) -> dict[str, dict[str, Any]]:
+        return {f"{key}={value}": {key: value} for value in values}
 
-def _sentence(words: str, found: Asked, fit: Fit) -> Iterator[tuple[float, str]]:
-    """Yields (samples per GPU and second, sentence) if the plan surely fits. words: what was changed."""
-    if fit.verdict is Verdict.FITS:
-        size, time = float(fit.needs.needed[0]) / GIB, seconds(fit.step_time_s)
-        host = f", {host_memory(fit.needs, found.answers[0].table.machine)}" if fit.needs.host[0] else ""
-        rate = found.batch / fit.step_time_s / found.query.gpus[0]
-        yield rate, f"{words}: {size:.1f} GiB{host}, {time} a step, {fit.plan.describe()}"
+    smaller = [plan.micro_batch >> power for power in range(1, plan.micro_batch.bit_length())]
+    sharded = [stage for stage in software.zeros if stage > plan.zero and "zero" in query.fixed and plan.data > 1]
+    recomputed = ["full"] * ("full" in software.recomputes and plan.recompute != Recompute.FULL)
+    less_precise = ["bf16"] * ("bf16" in software.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"])
+    tokens = found.model.architecture.limits().seq_len
+    replicas = {"data": 2 * plan.data} if "data" in query.fixed else {}
+    changes = [
+        each("recompute", *(recomputed if "recompute" in query.fixed else [])),
+        each("micro_batch", *(smaller if "micro_batch" in query.fixed else [])),
+        each("zero", *sharded),
+        each("gradients", *less_precise),
+        each("seq_len", *([tokens // 2] if tokens > 1 else [])),
+        {f"gpus={2 * gpus} batch={2 * found.batch}": {"gpus": 2 * gpus, "batch": 2 * found.batch, **replicas}},
+    ]
+    tunings = {"optimizer": "adamw8bit", "loss": "chunked", "offload": "optimizer"}
+    changes += [
+        each(key, value) for key, value in tunings.items() if key in software.tunings and getattr(query, key) is None
+    ]
+    if "lora" in software.tunings and query.lora is None:
+        changes.append({"lora=16 quantize=4 (QLoRA, which trains adapters alone)": {"lora": 16, "quantize": 4}})
+    return filter(None, changes)

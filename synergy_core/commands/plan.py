@@ -520,7 +520,8 @@ OFFLOADED = "the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a 
 def host_memory(needs: Memory, machine: Machine) -> str:
     """How much memory of a node's host an offloaded plan needs, in words. needs: of one plan."""
     known = f"of {machine.host_bytes / 1e9:,.0f} GB" if machine.host_bytes else "(its size is unknown)"
-    return f"{float(needs.node_host(machine)[0]) / 1e9:,.0f} GB {known} on each node's host"
+    size = float(needs.node_host(machine)[0]) / 1e9
+    return f"{size:,.{0 if size >= 10.0 else 1}f} GB {known} on each node's host"
 
 
 def _leaner(found: Asked, answer: PlanAnswer) -> Iterator[str]:
@@ -534,7 +535,8 @@ def _leaner(found: Asked, answer: PlanAnswer) -> Iterator[str]:
     ways: dict[str, dict[str, Any]] = {}
     if "bf16" in software.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"]:
         ways["With gradients=bf16"] = {"gradient_bytes": GRADIENT_BYTES["bf16"]}
-    ways[f"With {OFFLOADED}"] = {"offload": True}
+    if "offload" in software.tunings:
+        ways[f"With {OFFLOADED}"] = {"offload": True}
     for way, changed in ways.items():
         plans = found.find(table.machine, [count], **changed)
         if len(plans):

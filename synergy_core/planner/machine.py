@@ -171,6 +171,8 @@ class Software:
     """Those of `zeros` that are also supported with pipeline stages."""
     recomputes: tuple[str, ...] = ("none", "selective", "full")
     """Names of the supported recomputation modes."""
+    tunings: tuple[str, ...] = ()
+    """Settings of `planner.tuning.tuned` that a user of this software can turn on: optimizer, lora, loss, offload."""
     offload: bool = False
     """Whether the host keeps optimizer states (under ZeRO 2 and 3 also gradients) and updates the weights
     (ZeRO-Offload, ATC 2021)."""

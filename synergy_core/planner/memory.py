@@ -233,7 +233,8 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
         live = np.minimum(np.maximum(each * software.live_elements, unit_bytes), frozen + of_frozen_experts)
     live_bytes = live + software.gradient_bytes * unit * (adapted == 0)
     gathered = np.where((plans.zero >= 3) & (shards > 1), live_bytes, 0.0)
-    whole, gradients = software.gradient_bytes * (trained + of_experts), sharded(software.gradient_bytes, 2)
+    whole, own = software.gradient_bytes * (trained + of_experts), sharded(software.gradient_bytes, 2)
+    gradients = own
     if software.sums_whole:  # in the weights' format, beside the shards into which the last micro-batch reduces them
         summed = gradients + software.weight_bytes * (trained + of_experts)
         gradients = np.where((plans.zero >= 2) & (plans.accumulation > 1), summed, gradients)
@@ -263,7 +264,7 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
         ]
         workspace = workspace + software.weight_bytes * np.max([none, *sizes], axis=0)
     groups = sum(np.asarray(each > 1, np.int64) for each in (plans.tensor, plans.pipeline, plans.context, plans.data))
-    moved = np.where(software.offload & (plans.zero >= 2) | through_host, gradients, 0.0)
+    moved = np.where(software.offload & (plans.zero >= 2) | through_host, own, 0.0)
     states = sharded(optimizer_bytes, 1)
     return Memory(
         weights=weights,

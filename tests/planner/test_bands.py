@@ -243,7 +243,7 @@ def test_the_verdict_follows_from_where_the_limit_lies_in_the_band(software):
 
 
 def test_a_plan_that_surely_fits_is_named_where_the_fastest_may_not(capsys):
-    _, printed, _ = asked(capsys, "plan model=llama-3-70b gpu=h100 gpus=64 software=torchtitan top=1")
+    _, printed, _ = asked(capsys, "plan model=llama-3-70b gpu=h100 gpus=32 software=torchtitan top=1")
     assert "may not fit" in printed
     assert "surely fits" in printed
 

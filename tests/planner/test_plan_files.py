@@ -34,6 +34,7 @@ fsdp_config:
   fsdp_offload_params: {offload}
   {strategy}
 """
+BEYOND = "fsdp_offload_params: True, beyond states and gradients"
 FACTORY = """
 model_name_or_path: mine
 stage: sft
@@ -139,7 +140,8 @@ def test_fsdp_under_accelerate_in_old_and_new_spellings(strategy, zero):
 def test_what_accelerate_leaves_to_the_script_and_what_is_not_modelled_is_named():
     text = FSDP.format(strategy="fsdp_sharding_strategy: HYBRID_SHARD", offload="true")
     found = stated("accelerate", text)
-    assert set(found.not_modelled) == {"fsdp_offload_params: True", "fsdp_sharding_strategy: HYBRID_SHARD"}
+    assert set(found.not_modelled) == {BEYOND, "fsdp_sharding_strategy: HYBRID_SHARD"}
+    assert found.settings["offload"] == "optimizer"
     assert found.assumed.keys() == {"micro_batch", "recompute", "batch"}
     with pytest.raises(InputError, match=r"num_processes: 8 is not gpus=4; type gpus=8"):
         stated("accelerate", text, 4)
@@ -190,7 +192,7 @@ def test_training_arguments_have_the_trainers_defaults():
     more = {"fsdp": "shard_grad_op auto_wrap offload", "fp16": True, "bf16": False, "optim": "galore_adamw"}
     found = stated("trainer", json.dumps(given | more | {"torch_compile": True, "gradient_checkpointing": True}))
     assert (found.settings["zero"], found.settings["recompute"]) == (2, Recompute.FULL)
-    assert found.not_modelled == ("optim: galore_adamw", "torch_compile: True", "fp16", "fsdp: offload")
+    assert found.not_modelled == ("optim: galore_adamw", "torch_compile: True", "fp16", BEYOND)
     inline = stated("trainer", json.dumps(given | {"deepspeed": ZERO3, "gradient_accumulation_steps": 2}))
     assert (inline.settings["zero"], inline.software, inline.not_modelled) == (3, "deepspeed", ())
 
@@ -199,12 +201,12 @@ def test_an_axolotl_file_is_read_under_its_own_names():
     found = stated("axolotl", AXOLOTL)
     assert found.settings == {
         **{"micro_batch": 1, "accumulation": 4, "seq_len": 4096, "zero": 3, "recompute": Recompute.FULL},
-        **{"lora": 32, "quantize": 4, "optimizer": "adamw8bit"},
+        **{"lora": 32, "quantize": 4, "optimizer": "adamw8bit", "offload": "optimizer"},
     }
-    assert found.not_modelled == ("fsdp_offload_params: True",)
+    assert found.not_modelled == (BEYOND,)
     text = AXOLOTL.replace("sample_packing: true", "sample_packing: false") + "liger_rms_norm: true\n"
     assert stated("axolotl", text).not_modelled == (
-        *("liger_rms_norm: True", "samples shorter than seq_len (nothing packs them)", "fsdp_offload_params: True"),
+        *("liger_rms_norm: True", "samples shorter than seq_len (nothing packs them)", BEYOND),
     )
 
 
@@ -225,8 +227,10 @@ torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size $TP --m
 def test_a_megatron_script_is_read_with_its_variables_and_names_what_is_not_modelled():
     found = stated("megatron", MEGATRON)
     assert read("megatron", MEGATRON) == Plan(tensor=2, data=4, accumulation=16, recompute=Recompute.FULL)
-    assert {key: found.settings[key] for key in ("seq_len", "gradients", "optimizer", "recompute_layers")} == {
-        **{"seq_len": 4096, "gradients": "bf16", "optimizer": "muon", "recompute_layers": 8},
+    assert {
+        key: found.settings[key] for key in ("seq_len", "gradients", "optimizer", "recompute_layers", "offload")
+    } == {
+        **{"seq_len": 4096, "gradients": "bf16", "optimizer": "muon", "recompute_layers": 8, "offload": "optimizer"},
     }
     assert found.software == "megatron-core-fp8"
     staged = stated("megatron", MEGATRON.replace("--lr 1e-4", "--pipeline-model-parallel-size 2 --num-layers 12"))
@@ -235,8 +239,7 @@ def test_a_megatron_script_is_read_with_its_variables_and_names_what_is_not_mode
     assert "--recompute-num-layers 8" in uniform.not_modelled
     assert "recompute_layers" not in uniform.settings
     assert set(found.not_modelled) == {
-        *("--cp-comm-type a2a", "--fp8-param-gather", "--optimizer-cpu-offload"),
-        *("--use-precision-aware-optimizer", "--cpu-offloading"),
+        *("--cp-comm-type a2a", "--fp8-param-gather", "--use-precision-aware-optimizer", "--cpu-offloading"),
     }
 
 

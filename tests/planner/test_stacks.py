@@ -163,3 +163,20 @@ def test_a_window_costs_its_keys_but_no_more_than_causal_attention_without_one(w
     products = sum(float(np.max(each.flops)) for each in full.gemms)
     whole = float(np.max(full.forward_flops)) - products
     np.testing.assert_allclose(float(np.max(near.forward_flops)) - products, 0.5 * whole * (1.0 + keys / (S / 2)))
+
+
+def test_deepspeed_sends_gradients_to_the_host_on_one_gpu_too():
+    """stage_1_and_2.py, cpu_offload: gradients leave through the two buckets, whatever the number of ranks."""
+    stack = replace(software_named("deepspeed"), offload=True)
+    columns = plans_of([Plan(recompute=Recompute.FULL)])
+    found = memory(transformer.work(GPT, columns, stack), columns, stack)
+    np.testing.assert_allclose(found.host, (12.0 + 2.0) * PARAMETERS)
+    np.testing.assert_allclose(found.gradients, 0.0)
+    np.testing.assert_allclose(found.buffers - found.workspace, 2 * 5e8 * 2)
+
+
+def test_whole_gradients_stay_on_the_gpu_while_the_host_keeps_the_shards():
+    """fully_sharded_data_parallel.py, no_sync: gradients that were not reduced are not offloaded."""
+    found = held(replace(software_named("accelerate-fsdp"), offload=True), zero=3, accumulation=2)
+    np.testing.assert_allclose(found.gradients, 2.0 * PARAMETERS)
+    np.testing.assert_allclose(found.host, 16.0 * PARAMETERS / 8)

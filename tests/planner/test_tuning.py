@@ -1,5 +1,6 @@
 """Optimizers, adapters, losses and offloading, each by a hand calculation from the source of its rule."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -187,3 +188,24 @@ def test_recomputation_is_known_by_its_name(capsys):
     assert numbers == names
     _, _, complaint = asked(capsys, "plan model=gpt-6.7b gpu=a100 gpus=8 recompute=ful")
     assert "full" in complaint
+
+
+def test_fits_advises_what_the_stack_has(capsys):
+    typed = "fits llama-2-7b gpu=a100-80gb gpus=1 seq_len=512 batch=16 micro_batch=16"
+    for stack, has, lacks in (("accelerate-fsdp", "lora=16", "offload="), ("megatron-core", "offload=", "lora=")):
+        status, printed, _ = asked(capsys, f"{typed} software={stack}")
+        assert status == 1
+        assert has in printed
+        assert lacks not in printed
+
+
+def test_fits_halves_the_micro_batch_only_as_far_as_needed(capsys):
+    typed = "fits llama-2-7b gpu=rtx3090 gpus=8 software=deepspeed zero=3 seq_len=1024 batch=128"
+    printed = asked(capsys, f"{typed} micro_batch=16")[1]
+    (size,) = (int(found) for found in re.findall(r"micro_batch=(\d+):", printed))
+    status = {each: asked(capsys, f"{typed} micro_batch={each}")[0] for each in (size, 2 * size)}
+    assert status == {size: 0, 2 * size: 1}
+
+
+def test_fits_refuses_what_only_a_table_of_plans_shows(capsys):
+    assert "plan" in asked(capsys, "fits llama-2-7b gpu=h100 gpus=8 price=3")[2]

@@ -118,14 +118,18 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
     return Stated(settings, assumed=assumed, not_modelled=phrases).joined(found)
 
 
-def fsdp(table: Mapping[str, Any], strategy: str = "full_shard") -> Stated:
-    """What FSDP's options say, under their names with or without `fsdp_`. strategy: unless the options state one."""
+def fsdp(table: Mapping[str, Any], strategy: str = "full_shard", *, offload: bool = False) -> Stated:
+    """What FSDP's options say, under their names with or without `fsdp_`. strategy, offload: unless the options do."""
     options = {key.removeprefix("fsdp_"): value for key, value in table.items()}
     chosen = options.get("sharding_strategy", options.get("reshard_after_forward", strategy))
     if str(chosen).lower() not in _STRATEGIES:
         known = "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD"
         raise InputError(f"fsdp_sharding_strategy: {chosen}; expected {known}, or true or false of version 2.")
-    settings = {"zero": _STRATEGIES[str(chosen).lower()]}
+    settings: dict[str, Any] = {"zero": _STRATEGIES[str(chosen).lower()]}
+    phrases: tuple[str, ...] = ()
+    if options.pop("offload_params", offload) is True:
+        settings["offload"] = "optimizer"
+        phrases = ("fsdp_offload_params: True, beyond states and gradients",)
     if any(table.get(name) for name in AGAIN):
         settings["recompute"] = Recompute.FULL.value
-    return Stated(settings, SOFTWARE[0], not_modelled=not_modelled(options, "fsdp", words="fsdp_{}: {}"))
+    return Stated(settings, SOFTWARE[0], not_modelled=phrases + not_modelled(options, "fsdp", words="fsdp_{}: {}"))

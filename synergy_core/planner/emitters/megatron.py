@@ -178,6 +178,9 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         del options["recompute-method"], options["recompute-num-layers"]
         again = int(layers) * pipeline * plan.interleave  # as many of each chunk
         again = min(again, given.num_layers or again)
+    is_offloaded = "optimizer-cpu-offload" in options and "optimizer-offload-fraction" not in options
+    if is_offloaded:
+        del options["optimizer-cpu-offload"]
     return whole_plan(
         plan,
         "megatron-core-fp8" if given.fp8_format else "",
@@ -185,6 +188,7 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         seq_len=given.seq_length,
         gradients="bf16" if reduced else None,
         recompute_layers=again,
+        offload="optimizer" if is_offloaded else None,
         **optimizer_in(options, "optimizer"),
     )
 

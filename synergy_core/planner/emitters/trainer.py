@@ -92,6 +92,8 @@ def stated(content: Mapping[str, Any], gpus: int, folder: Path, *lists: str) -> 
         return own.joined(Stated({}, accelerate.SOFTWARE[0], {}, {"zero": (0, why)} if gpus > 1 else {}))
     strategy, *others = words.split()
     strategy = "full_shard" if strategy == "True" else strategy
-    named = tuple(f"fsdp: {each}" for each in others if each != "auto_wrap")
+    named = tuple(f"fsdp: {each}" for each in others if each not in ("auto_wrap", "offload"))
     named += (f"fsdp: {strategy}",) if strategy.startswith("hybrid") else ()
-    return own.joined(Stated({}, not_modelled=named)).joined(accelerate.fsdp(table, strategy))
+    return own.joined(Stated({}, not_modelled=named)).joined(
+        accelerate.fsdp(table, strategy, offload="offload" in others)
+    )
