@@ -92,12 +92,19 @@ def claim(into: Path, settings: Mapping[str, dict[str, Any]], held: contextlib.E
 
 
 def meta_of(work: Path) -> dict[str, Any]:
-    """The `meta` of the journal in a work folder; a damaged journal is first replaced by its backup."""
+    """The `meta` of the journal in a work folder; a damaged journal is first replaced by its backup.
+
+    An older journal's `bfloat16` becomes `precision`.
+    """
     try:
-        return _meta(work)
+        meta = _meta(work)
     except InputError:
         with lock(work):
-            return _meta(work)
+            meta = _meta(work)
+    values = meta.get("settings", {})
+    if (old := values.pop("bfloat16", None)) is not None:
+        values.setdefault("precision", "auto" if old else "fp32")
+    return meta
 
 
 def _meta(work: Path) -> dict[str, Any]:

@@ -236,7 +236,7 @@ class Report(OfProgress):
     were exchanged and nothing was computed, on the rank that waited least. waited_s: the part in which the rank with
     the slowest input waited for data.
     memory_bytes: peak memory of rank 0 at this micro-batch. Only with a GPU: reserved_bytes, the peak of what torch's
-    allocator held for it; outside_bytes, what the GPU holds beside the allocator (CUDA's context, NCCL, other
+    allocator held for it; outside_bytes, what else is in the GPU's memory (CUDA's context, NCCL, other
     processes); memory_limit_bytes, the GPU's memory without these. grad_sqr,
     grad_var: smoothed squared norm and variance of the gradient at the initial batch; both 0 while unknown. cpu_s: CPU
     seconds of rank 0 and its loaders per step; 0 while unknown. cpus: granted to rank 0; 0 without a share. data_bytes:

@@ -242,7 +242,7 @@ class Agent:
 
     async def _end_runs(self) -> None:
         """Stops all runs, and kills those left after the longest grace, or sooner if the controller says so meanwhile.
-        A large checkpoint gets the time that it takes to write.
+        The grace is at least the time to write the newest checkpoint again.
 
         The worker of a command kills it after its own grace.
         """
@@ -250,7 +250,10 @@ class Agent:
         for number, run in self._runs.items():
             run.tell(Stop(run=number))
         launches = [run.launch for run in self._runs.values()]
-        graces_s = [max(each.grace_s, saving_s(Path(each.folder) / CHECKPOINTS)) for each in launches]
+        graces_s = [
+            max(each.grace_s, 0.0 if each.file.command else saving_s(Path(each.folder) / CHECKPOINTS))
+            for each in launches
+        ]
         self._until_s = min(self._until_s, began_s + max(graces_s, default=0.0) + _KILLING_S)
         while self._tasks and (left_s := self._until_s - time.monotonic()) > 0:
             await asyncio.wait(list(self._tasks.values()), timeout=min(left_s, _LOOK_S))

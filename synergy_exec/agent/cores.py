@@ -116,7 +116,7 @@ def divide(cores: Sequence[int], slots: int, *, gpus: bool) -> list[Slot]:
 
 
 def near_gpus(cores: Sequence[int], numas: Sequence[int], sysfs: Path = Path("/sys")) -> list[int]:
-    """The cores in such an order that `divide` gives each GPU cores of its own NUMA node, as far as there are any.
+    """The cores in such an order that `divide` gives each GPU cores of its own NUMA node, while these last.
 
     numas: NUMA node of each GPU, -1 if it is unknown. GPUs of a NUMA node share its cores equally. Both hyperthreads of
     a physical core go to the same GPU, unless equal shares split one.

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def gpus_here(sysfs: Path = Path("/sys")) -> list[Gpu]:
     # CUDA sees nothing at all if a device is named twice. Here such a device has several slots.
     once = list(dict.fromkeys(named))
     environment = os.environ | ({name: ",".join(once)} if named else {})
-    asked = subprocess.run([sys.executable, "-c", _ASK_TORCH], env=environment, **_ASKING)
+    asked = _asked("torch", [sys.executable, "-c", _ASK_TORCH], environment)
     if asked.returncode:
         raise InputError(f"torch cannot say which GPUs are here:\n{asked.stderr[-1000:]}")
     lines = [line.split("\t") for line in asked.stdout.splitlines()]
@@ -75,12 +75,24 @@ def gpus_here(sysfs: Path = Path("/sys")) -> list[Gpu]:
     return [found[index] for index in map(once.index, named) if index < len(found)] if named else found
 
 
+def _asked(name: str, command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """What a command says of the GPUs. name: of what is asked. Raises InputError if it cannot be started or hangs."""
+    try:
+        return subprocess.run(command, env=environment, **_ASKING)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(
+            f"{name} does not answer which GPUs are here ({error}). Mend or restart the GPUs' driver, or set "
+            "CUDA_VISIBLE_DEVICES to nothing to compute on CPU cores."
+        ) from error
+
+
 def _mig_instances(named: list[str]) -> list[Gpu]:
     """The MIG instances and the undivided GPUs beside them; [] if there are none of the former.
 
-    named: what CUDA_VISIBLE_DEVICES names, indices of GPUs or UUIDs; only these count. [] means that all do.
+    named: what CUDA_VISIBLE_DEVICES names, indices of GPUs, UUIDs or their beginnings; only these count. [] means that
+    all do.
     """
-    said = subprocess.run(["nvidia-smi", "-L"], **_ASKING).stdout
+    said = _asked("nvidia-smi", ["nvidia-smi", "-L"], os.environ).stdout
     here = [
         (Gpu(_type(f"{name} {profile}"), uuid=uuid), index, gpu, uuid)
         for block in re.split(r"^(?=\s*GPU )", said, flags=re.MULTILINE)
@@ -88,8 +100,13 @@ def _mig_instances(named: list[str]) -> list[Gpu]:
         for profile, uuid in _INSTANCE.findall(block) or [("", gpu)]
     ]
     named = named or [uuid for *_, uuid in here]
-    found = [each for name in named for each, *names in here if name in names]
+    found = [each for name in named for each, *names in here if _names(name, names)]
     return found if any(each.uuid.startswith("MIG-") for each in found) else []
+
+
+def _names(name: str, names: Sequence[str]) -> bool:
+    """Whether a name in CUDA_VISIBLE_DEVICES, which may be the beginning of a UUID, is one of these."""
+    return name in names or (name.startswith(("GPU-", "MIG-")) and any(each.startswith(name) for each in names))
 
 
 def _type(name: str) -> str:

@@ -33,6 +33,7 @@ from synergy_exec.controller.journal import RunRow, Timing, open_journal
 from synergy_exec.job_file import JobFile
 from synergy_exec.run import recorded
 from synergy_exec.training.loading import load_job
+from synergy_exec.training.precision import LOW
 from synergy_exec.training.trainer import Trainer
 from synergy_runs.files import atomic_file
 
@@ -160,7 +161,8 @@ def verified(work: Path, wanted: Sequence[str], limit: float, processes: int) ->
     """Returns the jobs that trained at least one step, by number. wanted: names; none for all. Raises InputError."""
     journal = open_journal(work)
     runs, timings = journal.runs(), journal.timings()
-    seed = int(journal.meta().get("settings", {}).get("seed", 0))
+    settings = journal.meta().get("settings", {})
+    seed, precision = int(settings.get("seed", 0)), str(settings.get("precision", "auto"))
     journal.close()
     jobs = [each for each in _chosen(recorded_jobs(work), wanted) if each.steps]
     if not jobs:
@@ -170,7 +172,7 @@ def verified(work: Path, wanted: Sequence[str], limit: float, processes: int) ->
     compressors = ((each.run, each.parts.get("compressor", "none")) for each in timings if each.kind == "plan")
     compressed = frozenset(run for run, compressor in compressors if compressor != "none")
     return [
-        continuity(job, [run for run in runs if run.job == job.number], again[job.number], limit, compressed)
+        continuity(job, [run for run in runs if run.job == job.number], again[job.number], limit, compressed, precision)
         for job in jobs
     ]
 
@@ -211,8 +213,12 @@ def continuity(
     again: Replayed,
     limit: float,
     compressed: frozenset[int] = frozenset(),
+    precision: str = "auto",
 ) -> Continuity:
-    """Compares a job's record with training it again. compressed: the runs whose gradients were compressed."""
+    """Compares a job's record with training it again.
+
+    compressed: the runs whose gradients were compressed. precision: of jobs whose file says auto.
+    """
     degrees = {run.run: Plan(**run.plan).degrees for run in runs}
     plans: list[str] = []
     changes: list[int] = []
@@ -230,7 +236,7 @@ def continuity(
     reasons = {
         "draws random numbers in training": again.draws,
         "no SGD": not again.sgd,
-        "computes in 16 bits": job.file.precision in ("bf16", "fp16"),
+        "computes in 16 bits": (precision if job.file.precision == "auto" else job.file.precision) in LOW,
         "compresses gradients": not compressed.isdisjoint(run.run for run in runs),
     }
     if why := [reason for reason, holds in reasons.items() if holds]:

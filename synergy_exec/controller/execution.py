@@ -533,8 +533,8 @@ class Execution:
             self.arrive(each, now_s)
 
     def grace_s(self) -> float:
-        """The longest time that a job which may run now has to save: a command from SIGTERM to SIGKILL, a class as long
-        as its checkpoint may take to write.
+        """The longest time that a job which may run now has to save: a command has the time from SIGTERM to SIGKILL, a
+        class as long as its checkpoint may take to write.
         """
         jobs = (self.jobs[each] for each in {*self.decider.active, *(run.job for run in self.runs.runs.values())})
         of_class = (saving_s(self.folder_of(job) / CHECKPOINTS) for job in jobs if not job.file.command)

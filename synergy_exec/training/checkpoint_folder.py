@@ -43,9 +43,9 @@ MIN_WRITE_BYTES_PER_S = 200e6
 
 
 def saving_s(folder: Path) -> float:
-    """Seconds that a checkpoint may take to write which is as large as the newest one; 0 before any."""
-    newest = newest_first(folder)[:1]
-    with suppress(FileNotFoundError):  # deleted meanwhile
+    """Seconds that a checkpoint as large as the newest one may take to write; 0 before any, or if it cannot be read."""
+    with suppress(OSError):  # deleted meanwhile, or of a user who lets nobody read it
+        newest = newest_first(folder)[:1]
         return sum(file.stat().st_size for each in newest for file in each.iterdir()) / MIN_WRITE_BYTES_PER_S
     return 0.0
 

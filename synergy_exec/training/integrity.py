@@ -21,7 +21,7 @@ class Progress:
     step: steps done, which is the argument of the next `batch`. samples: samples trained on. work: in iterations at the
     initial batch. grad_sqr, grad_var: weighted sums of the gradient statistics; noise_weight: sum of the weights, 0
     before any. batch: step, size and digest of a batch that was trained on, so that a later run can check its data; []
-    for none. loss_scale, finite_steps: of float16 (`LossScale`); 0 in every other format.
+    for none. loss_scale, finite_steps: of the last run in float16 (`LossScale`); 0 before any.
     """
 
     step: int = 0

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.distributed.utils import _sync_module_states, _verify_param_shape_across_processes
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from synergy_exec.training import trees
@@ -65,10 +66,14 @@ def share_out(part: nn.Module, blocks: str, zero: int, mesh: DeviceMesh, low: to
     """Shards the part's weights over the replicas, block by block, in place. Call it once.
 
     low: format in which weights are gathered and computed with; shards and reduced gradients stay float32. (Autocast
-    would copy every weight that it reads and keep the copy for the backward pass.)
+    would copy every weight that it reads and keep the copy for the backward pass.) Weights of BatchNorm stay float32.
     """
     layers = part.get_submodule(blocks).children() if blocks else ()
     policy = MixedPrecisionPolicy() if low is None else MixedPrecisionPolicy(low, torch.float32)
+    for module in part.modules() if low is not None else ():
+        if isinstance(module, _BatchNorm) and not isinstance(module, FSDPModule):
+            # Its statistics are float32, and torch wants its weights in the same format.
+            fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3)
     for module in (*layers, part):
         if not isinstance(module, FSDPModule):
             fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)

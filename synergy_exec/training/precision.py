@@ -1,7 +1,7 @@
 """The number format in which a job computes: what a GPU offers, casts between formats, and the loss scale of float16.
 
 Weights, optimizer states, reduced gradients and losses are float32 in every format. Under FSDP the weights are gathered
-in the low format (`parallel.share_out`); under all other plans autocast casts them.
+in the low format (`parallel.share_out`). Under every plan autocast casts what is still float32.
 """
 
 from __future__ import annotations
@@ -46,17 +46,16 @@ def allow_tf32(precision: str) -> None:
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
-def compute_in(part: nn.Module, low: torch.dtype, device: torch.device, *, autocast: bool, last: bool) -> None:
+def compute_in(part: nn.Module, low: torch.dtype, device: torch.device, *, last: bool) -> None:
     """Makes the part compute in a format of 16 bits. Call it once.
 
-    autocast: whether weights are cast as they are used; otherwise FSDP casts them. last: whether the part gives the
-    model's output, which is then float32; a stage sends 16 bits to the next.
+    last: whether the part gives the model's output, which is then float32; a stage sends 16 bits to the next.
     """
     forward: Callable[..., Any] = part.forward
 
     def cast(*inputs: Any, **named: Any) -> Any:
-        # The cache of casts does not know that those made without gradients have none.
-        with torch.autocast(device.type, low, enabled=autocast, cache_enabled=torch.is_grad_enabled()):
+        # Casts made under no_grad have no gradient; the cache would reuse them in training.
+        with torch.autocast(device.type, low, cache_enabled=torch.is_grad_enabled()):
             output = forward(*inputs, **named)
         return trees.floats(output) if last else output.to(low)
 
@@ -65,7 +64,9 @@ def compute_in(part: nn.Module, low: torch.dtype, device: torch.device, *, autoc
 
 @contextmanager
 def weights_cast_once() -> Iterator[None]:
-    """Within it autocast casts a weight once, however many micro-batches use it, and keeps one copy of it."""
+    """Within it autocast casts a weight once, however many micro-batches use it, and keeps one copy of it
+    (a compiled block casts its own).
+    """
     torch.autocast_increment_nesting()
     try:
         yield

@@ -65,16 +65,17 @@ class StepBuffers:
         for part in self._parts:
             part.passes, part.before = [], part.values()
 
-    def end(self, micro_batches: int) -> None:
+    def end(self, micro_batches: int, *, only_finite: bool = False) -> None:
         """Call after the passes of a step. micro_batches: passes per part; earlier passes, by which a pipeline learns
-        shapes, do not count.
+        shapes, do not count. only_finite: numbers that a pass made inf or NaN stay as before the step.
         """
         for part in self._parts:
             if not self._known:
                 self._forget_constants(part)
             for at, before in enumerate(part.before or ()):
                 passes = [values[at] for values in part.passes[-micro_batches:]]
-                part.set(at, before + self._mean(before, passes) if before.is_floating_point() else passes[-1])
+                after = before + self._mean(before, passes) if before.is_floating_point() else passes[-1]
+                part.set(at, torch.where(after.isfinite(), after, before) if only_finite else after)
             part.before = None
             if not self._known:
                 part.join()
@@ -303,7 +304,7 @@ class Trainer:
                 loss = self._pipeline.backward(inputs, targets)
         for module in self._modules:
             check_exchanged(module)
-        self._buffers.end(self.plan.accumulation)
+        self._buffers.end(self.plan.accumulation, only_finite=self.loss_scale is not None)
         exchanged = self.exchange.end() if self.exchange is not None else None
         sums = self._sums(loss, exchanged)
         if self.plan.zero and sums[3].item():
@@ -431,9 +432,8 @@ class Trainer:
                 # Only the forward pass: hooks that FSDP and the noise scale put on modules are not compiled.
                 module.forward = torch.compile(module.forward)
             if self._low is not None:
-                shards = plan.zero > 0 and plan.data > 1
                 last = stage == plan.pipeline * plan.interleave - 1
-                compute_in(part, self._low, self._device, autocast=not shards, last=last)
+                compute_in(part, self._low, self._device, last=last)
 
     def _loss(self, output: Any, target: Tree) -> Tensor:
         """The loss to differentiate: multiplied by the loss scale, if there is one."""

@@ -204,7 +204,7 @@ _VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 def visible(environment: Mapping[str, str]) -> tuple[str, list[str]]:
     """The variable that says which GPUs a process may see, and their names in it; no names if it may see all."""
     name = next((each for each in _VARIABLES if environment.get(each)), _VARIABLES[-1])
-    return name, environment[name].split(",") if environment.get(name) else []
+    return name, [each.strip() for each in environment[name].split(",")] if environment.get(name) else []
 
 
 def see_only(gpus: Sequence[int], environment: Mapping[str, str]) -> dict[str, str]:

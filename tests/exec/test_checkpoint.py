@@ -2,6 +2,7 @@
 
 import multiprocessing
 from pathlib import Path
+from unittest.mock import Mock
 
 import hypothesis.strategies as st
 import pytest
@@ -134,6 +135,15 @@ def test_none_is_no_error(tmp_path):
     assert untrained().load(tmp_path / "absent") is None
     (tmp_path / ".partial-step-00000001-aa").mkdir()
     assert untrained().load(tmp_path) is None
+
+
+def test_a_checkpoint_that_cannot_be_read_asks_for_no_time(tmp_path, monkeypatch):
+    trained(1, folder=tmp_path)
+    assert checkpoint_folder.saving_s(tmp_path) > 0
+    for error in (PermissionError, NotADirectoryError, FileNotFoundError):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "iterdir", Mock(side_effect=error))
+            assert checkpoint_folder.saving_s(tmp_path) == 0
 
 
 def test_the_newest_two_are_kept_and_stale_partial_ones_swept(tmp_path):

@@ -19,7 +19,7 @@ from synergy_exec.training.compression.exchange import MEASURED_EVERY, layers_of
 from synergy_exec.training.compression.layers import CompressorByLayer, GradientLayer, HeldBack, Piece
 from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.schemes.quantised import row_bytes
-from synergy_exec.training.compression.wire import Wire
+from synergy_exec.training.compression.wire import Clock, Wire
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.noise import GradientSquares, estimate
 from synergy_exec.training.trainer import Trainer
@@ -458,3 +458,9 @@ def test_what_a_step_is_worth():
     assert worth_of_step(alone, known, 8, lossy) == pytest.approx(gain(4.0, *known))
     noisy = GradientErrors(0.2, 0.2, True)
     assert 0.5 < worth_of_step(plan, known, 8, noisy) / gain(4.0, *known) < 1.0
+
+
+def test_a_span_on_a_gpu_that_has_not_begun_counts_nothing():
+    clock = Clock(torch.device("cuda"))
+    clock.end()
+    assert clock.take() == 0

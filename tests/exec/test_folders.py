@@ -16,6 +16,7 @@ from exec.served import TaskBackend, executed, job, settings_values, trace_of
 
 from synergy_core.errors import InputError
 from synergy_exec.commands._asking import Client
+from synergy_exec.controller.journal import NAME, Journal
 from synergy_exec.folders import find_job, lock, meta_of, works_below
 from synergy_exec.run import execute_all
 from synergy_exec.settings import Settings
@@ -192,6 +193,14 @@ def test_a_service_with_another_policy_takes_over_the_queue_or_says_where_it_is(
         refuses("a controller runs here already", served_until_interrupted, tmp_path, "fifo", ("GET", "/jobs"))
     refuses(f"{work}.*resume {work}", served_until_interrupted, tmp_path, "fifo", ("GET", "/jobs"), seed=7)
     assert works_below(tmp_path) == [work]
+
+
+@pytest.mark.parametrize(("old", "new"), [(True, "auto"), (False, "fp32")])
+def test_settings_that_an_older_version_journaled_still_build(tmp_path, old, new):
+    journal = Journal(tmp_path / NAME)
+    journal.set_meta("settings", {"bfloat16": old})
+    journal.close()
+    assert build(Settings, meta_of(tmp_path)["settings"]).precision == new
 
 
 def test_a_jobs_log_is_found_whatever_else_its_description_and_others_say(tmp_path):

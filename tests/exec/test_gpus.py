@@ -115,7 +115,8 @@ def test_gpus_count_as_often_as_they_are_named_and_no_more_than_there_are(machin
         ),
         ("0", {"MIG-c6d4": FIFTH, "MIG-cba6": FIFTH}),
         ("GPU-0aa1", {"MIG-79c6": "a100-sxm4-40gb-mig-1c.3g.20gb"}),
-        ("MIG-cba6,MIG-c6d4", {"MIG-cba6": FIFTH, "MIG-c6d4": FIFTH}),
+        ("GPU-0a", {"MIG-79c6": "a100-sxm4-40gb-mig-1c.3g.20gb"}),
+        ("MIG-cba6, MIG-c6", {"MIG-cba6": FIFTH, "MIG-c6d4": FIFTH}),
     ],
 )
 def test_each_mig_instance_is_a_gpu_of_its_own(machine, monkeypatch, named, found):
@@ -124,6 +125,17 @@ def test_each_mig_instance_is_a_gpu_of_its_own(machine, monkeypatch, named, foun
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert [(each.uuid, each.gpu_type) for each in gpus_here()] == list(found.items())
     assert seen_by(gpus_here()) == {"CUDA_VISIBLE_DEVICES": ",".join(found)}
+
+
+@pytest.mark.parametrize("what", ["nvidia-smi", "torch"])
+def test_a_driver_that_hangs_is_said(machine, tmp_path, monkeypatch, what):
+    machine(A100)
+    if what == "torch":
+        (tmp_path / "here" / "torch.py").write_text("import time\ntime.sleep(60)\n")
+    else:
+        (tmp_path / "here" / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setitem(gpus._ASKING, "timeout", 1.0)
+    refuses(f"{what} does not answer", gpus_here)
 
 
 @pytest.mark.parametrize("named", ["2", "GPU-0827", "", "NoDevFiles"])

@@ -4,9 +4,11 @@ import itertools
 from functools import cache
 
 import groups
+import numpy as np
 import pytest
 import torch
 from exec.test_equality import GLOBAL_BATCH, SEED, SgdGpt, smallest
+from torch import nn
 from torch.func import functional_call
 
 from synergy_core.errors import InputError
@@ -14,6 +16,7 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.training import precision
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
+from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.precision import LOW, LossScale
 from synergy_exec.training.trainer import Trainer
 
@@ -40,7 +43,7 @@ def train(kind, form):
 
 @cache
 def plain(kind, form):
-    """The same by one process of plain PyTorch: under FSDP's policy every weight is cast, elsewhere autocast casts, and
+    """The same by one process of plain PyTorch: autocast casts, under FSDP's policy after every weight was cast, and
     what a stage of a pipeline sends is cast. With a GradScaler in float16.
     """
     plan, low, job = KINDS[kind], LOW[form], SgdGpt()
@@ -57,11 +60,9 @@ def plain(kind, form):
         inputs, targets = job.batch(number, GLOBAL_BATCH)
         total = 0.0
         for x, y in zip(inputs.split(plan.micro_batch), targets.split(plan.micro_batch), strict=True):
-            if plan.zero:
-                output = functional_call(model, {name: each.to(low) for name, each in model.named_parameters()}, x)
-            else:
-                with torch.autocast("cpu", low):
-                    output = model(x)
+            gathered = {name: each.to(low) if plan.zero else each for name, each in model.named_parameters()}
+            with torch.autocast("cpu", low):
+                output = functional_call(model, gathered, x)
             loss = job.loss(output.float(), y) / (GLOBAL_BATCH // plan.micro_batch)
             scaler.scale(loss).backward()
             total += loss.item()
@@ -79,6 +80,7 @@ def answers(tmp_path_factory):
     for kind, form in itertools.product(KINDS, LOW):
         if KINDS[kind].gpus > 1:
             several[KINDS[kind].gpus].append((train, kind, form))
+    several[2] += [(mixed, kind, form) for kind in ("ddp", "zero 2", "zero 3") for form in LOW]
     several[2] += [(copies, "pipeline"), (scaled, "zero 3"), (scaled, "pipeline")]
     found = groups.run_once(tmp_path_factory, "precision", *({world: cases} for world, cases in several.items()))
     return found | {(train, "one rank", form): train("one rank", form) for form in LOW}
@@ -99,6 +101,53 @@ def test_it_does_compute_in_16_bits(answers, form):
     exact = train("one rank", "fp32")
     for kind in KINDS:
         assert answers[train, kind, form][-1] != pytest.approx(exact[-1], rel=1e-6), kind
+
+
+class Mixed(nn.Module):
+    """Meets float32 in its forward pass: running statistics, a buffer and a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+        self.register_buffer("offset", torch.ones(8))
+
+    def forward(self, x):
+        return self.last((self.norm(self.first(x)) + self.offset) * torch.ones(8))
+
+
+class MixedJob(TrainingJob):
+    evaluate_every = 1
+
+    def build_model(self):
+        return Mixed()
+
+    def build_optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    def batch(self, number, size):
+        drawn = torch.Generator().manual_seed(number)
+        return torch.randn(size, 8, generator=drawn), torch.randint(4, (size,), generator=drawn)
+
+    def loss(self, output, target):
+        return nn.functional.cross_entropy(output, target)
+
+    def evaluation(self):
+        yield self.batch(9, GLOBAL_BATCH)
+
+    def metrics(self, output, target):
+        return {"loss": self.loss(output, target)}
+
+
+def mixed(kind, form):
+    trainer = Trainer(MixedJob(), KINDS[kind], seed=SEED, precision=form)
+    return [*(trainer.step(number).loss for number in range(STEPS)), trainer.evaluate(STEPS)["loss"]]
+
+
+@pytest.mark.parametrize("form", LOW)
+def test_models_that_meet_float32_in_their_forward_pass_train_under_zero_as_under_ddp(answers, form):
+    expected = pytest.approx(answers[mixed, "ddp", form], rel=torch.finfo(LOW[form]).eps)
+    assert answers[mixed, "zero 2", form] == expected
+    assert answers[mixed, "zero 3", form] == expected
 
 
 class OddGpt(SgdGpt):
@@ -181,6 +230,21 @@ def test_steps_beyond_float16_change_no_weight_until_the_scale_fits(answers):
 
 def test_a_checkpoint_keeps_the_loss_scale(tmp_path):
     assert scaled("one rank", tmp_path / "checkpoints") == scaled("one rank")
+
+
+class FarJob(MixedJob):
+    """One batch is beyond float16's range in the forward pass."""
+
+    def batch(self, number, size):
+        inputs, targets = super().batch(number, size)
+        return inputs * (1e6 if number == 1 else 1.0), targets
+
+
+def test_a_step_beyond_float16_leaves_running_statistics_finite():
+    trainer = Trainer(FarJob(), Plan(micro_batch=8, accumulation=2), seed=SEED, precision="fp16")
+    assert [trainer.step(number).skipped for number in range(3)] == [False, True, False]
+    assert all(each.isfinite().all() for each in trainer.parts[0].buffers())
+    assert np.isfinite(list(trainer.evaluate(3).values())).all()
 
 
 def test_the_loss_scale_moves_as_torchs_does(monkeypatch):

@@ -206,6 +206,22 @@ def test_verdicts(differences, weights, steps, compressed, verdict):
     assert found.verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("of_job", "of_run", "verdict"),
+    [
+        ("auto", "bf16", "not judged"),
+        ("fp32", "fp16", "missed"),
+        ("fp16", "fp32", "not judged"),
+        ("auto", "auto", "missed"),
+    ],
+)
+def test_a_job_that_computed_in_16_bits_is_not_judged(of_job, of_run, verdict):
+    file = dataclasses.replace(job_file("j"), precision=of_job)
+    job = RecordedJob(Path(), 0, "j", file, (RecordedStep(1, 16, 1.0, 1.0, 0.1, 0),))
+    again = Replayed("SGD", True, False, (0.1,), 0.0)
+    assert verify.continuity(job, [], again, 1e-4, precision=of_run).verdict == verdict
+
+
 def test_what_a_user_can_mend_is_said(work, tmp_path):
     for words, says in (
         ([tmp_path], "expected the work folder of a run"),

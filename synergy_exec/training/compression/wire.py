@@ -135,13 +135,13 @@ class Clock:
             self._began_s = time.perf_counter()
 
     def end(self) -> None:
-        """Ends the span."""
+        """Ends the span; on a GPU, one that has not begun counts nothing."""
         if self._begin is not None:
             end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             end.record()
             self._events.append((self._begin, end))
             self._begin = None
-        else:
+        elif not self._cuda:
             self._seconds += time.perf_counter() - self._began_s
 
     @contextmanager
