@@ -49,7 +49,7 @@ class ProfiledRow:
     peak memory of the rank with the highest peak. predicted: whether step_s was predicted from other rows (`PlanTimes`)
     instead of measured. sync_s: as in `SeenPlan`, for plans observed in training. node_gpus: GPUs on each node,
     ascending, if other splits over as many nodes were measured too; else (). reserved_bytes, outside_bytes: on a GPU,
-    the peak of what torch's allocator held for that memory, and what the GPU held beside the allocator; else 0.
+    the peak of what torch's allocator held for that memory, and what else was in the GPU's memory; else 0.
     """
 
     gpu_type: str
