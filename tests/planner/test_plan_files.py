@@ -243,6 +243,17 @@ def test_a_megatron_script_is_read_with_its_variables_and_names_what_is_not_mode
     }
 
 
+@pytest.mark.parametrize(
+    ("of_moments", "optimizer"),
+    [("", None), ("--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", "adamw_bf16"), ("--exp-avg-dtype fp8", "named")],
+)
+def test_megatrons_precision_aware_optimizer_is_read_by_the_format_of_its_moments(of_moments, optimizer):
+    found = stated("megatron", MEGATRON.replace("--optimizer muon", of_moments))
+    assert found.settings.get("optimizer") == (None if optimizer == "named" else optimizer)
+    is_named = "--use-precision-aware-optimizer" in found.not_modelled
+    assert is_named == (optimizer == "named")
+
+
 def test_a_torchtitan_file_names_what_is_not_modelled():
     text = """
 [model]

@@ -31,6 +31,10 @@ from synergy_core.planner.plan import Plan, Recompute
 
 SUMMARY = "arguments of Megatron-LM, one a line"
 SOFTWARE = ("megatron-core", "megatron-core-fp8", "megatron")
+_PRECISION_AWARE = "use-precision-aware-optimizer"
+_MOMENTS = ("exp-avg-dtype", "exp-avg-sq-dtype")
+_OPTIMIZERS = {"fp32": {}, "bf16": {"optimizer": "adamw_bf16"}, "fp8": {"optimizer": "adamw8bit"}}
+"""The setting `optimizer` by the format of both moments (NVIDIA/Megatron-LM, megatron/training/arguments.py)."""
 _DEGREES = {
     "tensor": "tensor-model-parallel-size",
     "pipeline": "pipeline-model-parallel-size",
@@ -178,6 +182,11 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         del options["recompute-method"], options["recompute-num-layers"]
         again = int(layers) * pipeline * plan.interleave  # as many of each chunk
         again = min(again, given.num_layers or again)
+    optimizer = optimizer_in(options, "optimizer")
+    first, second = (str(options.get(name, "fp32")) for name in _MOMENTS)
+    if _PRECISION_AWARE in options and not optimizer and first == second in _OPTIMIZERS:
+        options = {name: value for name, value in options.items() if name not in (*_MOMENTS, _PRECISION_AWARE)}
+        optimizer = _OPTIMIZERS[first]
     is_offloaded = "optimizer-cpu-offload" in options and "optimizer-offload-fraction" not in options
     if is_offloaded:
         del options["optimizer-cpu-offload"]
@@ -189,7 +198,7 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         gradients="bf16" if reduced else None,
         recompute_layers=again,
         offload="optimizer" if is_offloaded else None,
-        **optimizer_in(options, "optimizer"),
+        **optimizer,
     )
 
 
