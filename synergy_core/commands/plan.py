@@ -617,8 +617,10 @@ def _emit(requested: Sequence[Sequence[str]], found: Asked) -> None:
         write_whole(Path(path), text)
         emitter = emitter_named(form)
         print(f"\nwrote {path}, {emitter.SUMMARY}: {plan.describe()}\n  {emitter.beside(launch)}")
-    if typed := [f"{name}={value}" for name in TUNING if (value := getattr(query, name)) is not None]:
-        print(f"  not in the file: {', '.join(typed)}; set this in the training script")
+        states = emitter.read(text, plan.gpus, Path()).settings if emitter.recognises(text) else {}
+        typed = {name: value for name in TUNING if (value := getattr(query, name)) is not None}
+        if absent := [f"{name}={value}" for name, value in typed.items() if states.get(name) != value]:
+            print(f"  not in the file: {', '.join(absent)}; set this in the training script")
 
 
 def _read_plan(path: Path, query: SimpleNamespace, replacing: Collection[str]) -> tuple[Stated, tuple[str, ...]]:

@@ -166,11 +166,14 @@ def test_a_command_takes_names_and_says_what_it_was_asked(capsys):
 
 def test_what_an_emitted_file_leaves_to_the_script_is_said(capsys, tmp_path):
     out = tmp_path / "ds.json"
-    typed = f"plan model=llama-2-7b gpu=h100 gpus=8 top=1 software=deepspeed optimizer=adamw8bit --emit deepspeed {out}"
-    status, printed, _ = asked(capsys, typed)
-    assert status == 0
-    assert out.is_file()
-    assert "optimizer=adamw8bit" in printed.rpartition("wrote")[2]
+    typed = "plan model=llama-2-7b gpu=h100 gpus=8 top=1 optimizer=adamw8bit offload=optimizer"
+    for form, software in (("deepspeed", "deepspeed"), ("megatron", "megatron-core")):
+        status, printed, _ = asked(capsys, f"{typed} software={software} --emit {form} {out}")
+        assert status == 0
+        assert out.is_file()
+        said = printed.rpartition("wrote")[2]
+        assert "optimizer=adamw8bit" in said
+        assert "offload" not in said  # which both forms have
 
 
 def test_a_plan_whose_degrees_are_fixed_is_not_asked_for_on_more_gpus(capsys):

@@ -66,6 +66,7 @@ def emit(launch: PlannedLaunch) -> str:
     lines = _model(a, dispatcher="flex" if plan.expert > 1 and launch.software.sends_once else "alltoall")
     lines += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp8": ["--bf16", "--fp8-format hybrid"]}.get(precision, [])
     lines += ["--grad-reduce-in-bf16"] if launch.software.gradient_bytes == GRADIENT_BYTES["bf16"] else []
+    lines += ["--optimizer-cpu-offload"] if launch.software.offload else []
     lines += [] if launch.software.dropout else ["--attention-dropout 0.0", "--hidden-dropout 0.0"]
     for degree, name in _DEGREES.items():
         if degree == "context":
