@@ -16,7 +16,8 @@ pcie): describe a node that differs from the usual one. gradients: precision in 
 bf16 or fp32, if the software supports more than one. optimizer: adamw, adamw_bf16, adamw8bit, paged_adamw8bit,
 adafactor, lion, lion8bit, muon, sgd, sgd_momentum. lora: rank of adapters on all matrices of frozen weights; quantize:
 bits of these weights, 4 (QLoRA), 8 or 16. loss: compiled or chunked. offload=optimizer: its states are on the host.
-recompute_layers: how many layers recompute; others keep everything. The columns 90% show the interval that contained
+recompute_layers: how many layers recompute; others keep everything. shards: replicas that share states out among them
+under ZeRO, such as those of a node (PyTorch's HSDP); by default all. The columns 90% show the interval that contained
 9 in 10 held-out measurements; unmeasured settings are named as extrapolated.
 The columns MFU and whole count causal attention at half and whole. Names of other tools (tp, dp, mbs, gbs, …) are read.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (none,
@@ -93,7 +94,7 @@ MIN_COUNTS_FOR_SUMMARY = 4
 KEPT_PLANS = 500
 """Fastest plans among which one that surely fits is looked for."""
 DEFAULT_SOFTWARE = "megatron-core"
-TUNING = ("optimizer", "lora", "quantize", "loss", "offload", "recompute_layers")
+TUNING = ("optimizer", "lora", "quantize", "loss", "offload", "recompute_layers", "shards")
 """Settings of `tuned`."""
 OTHER_NAMES = {
     "tensor": "tp tp_size tensor_parallel tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size",
@@ -291,7 +292,9 @@ def _read_settings(settings: Sequence[str]) -> SimpleNamespace:
     readers: dict[str, Callable[[str, str], Any]] = {
         **dict.fromkeys(("model", "software", "link", "gradients", "optimizer", "loss", "offload"), as_text),
         **dict.fromkeys(("constants", "plan"), lambda _, text: Path(text)),
-        **dict.fromkeys(("batch", "top", "gpus_per_node", "seq_len", "lora", "quantize", "recompute_layers"), whole),
+        **dict.fromkeys(
+            ("batch", "top", "gpus_per_node", "seq_len", "lora", "quantize", "recompute_layers", "shards"), whole
+        ),
         **dict.fromkeys(FIXABLE, lambda key, text: whole(key, text, minimum=0)),
         "recompute": _recompute,
         "gpu": lambda _, text: tuple(text.split(",")),

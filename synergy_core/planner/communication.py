@@ -150,12 +150,20 @@ class PlannedRuns:
         # If the GPUs of a node are not a multiple of the tensor-parallel degree, groups span nodes.
         self.tensor_within = np.gcd(plans.tensor, per_node)
         self.context_within = within(plans.context, plans.tensor)
+
+        def shared(ranks: Ints, stride: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+            """Ranks that share states out, and groups of these, which hold the same; each with those on a node."""
+            shards = np.where(plans.zero >= 1, software.sharing(ranks), ranks)
+            groups = ranks // shards
+            return shards, within(shards, stride), groups, within(groups, stride * shards)
+
         self.data_ranks = plans.data * plans.context
-        self.data_within = within(self.data_ranks, plans.tensor)
+        self.shards, self.shards_within, self.groups, self.groups_within = shared(self.data_ranks, plans.tensor)
         split = plans.expert_tensor(whole=software.whole_experts)
         self.expert_within = within(plans.expert, split)
-        self.copies = np.maximum(self.data_ranks * (plans.tensor // split) // plans.expert, 1)
-        self.copies_within = within(self.copies, split * plans.expert)
+        copies = np.maximum(self.data_ranks * (plans.tensor // split) // plans.expert, 1)
+        experts = shared(copies, split * plans.expert)
+        self.copies, self.copies_within, self.copy_groups, self.copy_groups_within = experts
         replica = plans.tensor * plans.context * plans.data
         self.pipeline_within = (replica * plans.pipeline <= per_node) & (per_node % replica == 0)
 
@@ -202,16 +210,25 @@ def replica_exchange_s(
     """
     plans, software, c, links = runs.plans, runs.software, runs.constants, runs.links
     # Groups that share a node choose network cards independently, so some choose the same card.
-    groups_on_node = np.maximum(runs.gpus_on_node // np.maximum(runs.data_within, 1), 1)
-    sharing = 1.0 + c.card_collisions * np.where(runs.data_within > 1, groups_on_node - 1.0, 0.0)
+    groups_on_node = np.maximum(runs.gpus_on_node // np.maximum(runs.shards_within, 1), 1)
+    sharing = 1.0 + c.card_collisions * np.where(runs.shards_within > 1, groups_on_node - 1.0, 0.0)
 
     def of_all(collective: Collective, nbytes: Amount) -> Floats:
-        return collective(nbytes, runs.data_ranks, runs.data_within, links, sharing=sharing) / c.network_efficiency
+        return collective(nbytes, runs.shards, runs.shards_within, links, sharing=sharing) / c.network_efficiency
 
     def of_experts(collective: Collective, nbytes: Amount) -> Floats:
         """Seconds of a collective among the ranks that hold the same experts; 0 without experts."""
         found = collective(nbytes, runs.copies, runs.copies_within, links) / c.network_efficiency
         return np.where(np.asarray(nbytes) > 0, found, 0.0)
+
+    def among_groups_s(nbytes: Amount, expert_bytes: Amount) -> Floats:
+        """Seconds to sum the gradients of each rank's share over groups that hold the same.
+
+        PyTorch's HSDP does so in a stream of its own, beside the next reduce-scatter within a group.
+        """
+        dense = all_reduce_s(nbytes / runs.shards, runs.groups, runs.groups_within, links)
+        experts = all_reduce_s(expert_bytes / runs.copies, runs.copy_groups, runs.copy_groups_within, links)
+        return (dense + np.where(np.asarray(expert_bytes) > 0, experts, 0.0)) / c.network_efficiency
 
     def gradients_s(group: Callable[[Collective, Amount], Floats], collective: Collective, nbytes: Amount) -> Floats:
         """Seconds to exchange gradients that have nbytes before compression."""
@@ -228,7 +245,9 @@ def replica_exchange_s(
     dense, expert = held(work, plans, software)
     gradients = dense * software.gradient_bytes
     whole = gradients_s(of_all, all_reduce_s, gradients)
-    split = gradients_s(of_all, all_gather_s, gradients) + of_all(all_gather_s, dense * software.weight_bytes)
+    summed = among_groups_s(gradients, expert * software.gradient_bytes)
+    split = np.maximum(gradients_s(of_all, all_gather_s, gradients), summed)
+    split = split + of_all(all_gather_s, dense * software.weight_bytes)
     own = gradients_s(of_experts, all_reduce_s, expert * software.gradient_bytes)
     once = exposed(np.where(plans.zero >= 1, split, whole) + own, backward_s)
     count = np.asarray(work.layer_count, float)
@@ -243,6 +262,8 @@ def replica_exchange_s(
         unit, own_unit = dense / layers, expert / layers
     scattered = gradients_s(of_all, reduce_scatter_s, unit * software.gradient_bytes)
     scattered = scattered + gradients_s(of_experts, reduce_scatter_s, own_unit * software.gradient_bytes)
+    summed = among_groups_s(unit * software.gradient_bytes, own_unit * software.gradient_bytes)
+    scattered = np.maximum(scattered, summed)
 
     def micro_batch_s(scattered: Floats) -> Floats:
         every = exposed(gathered, forward_s / layers) + exposed(gathered + scattered, backward_s / layers)

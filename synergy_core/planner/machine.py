@@ -8,6 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from synergy_core.catalog import (
     CATALOG,
     NVIDIA,
@@ -154,6 +157,8 @@ class Software:
     """Bytes of temporary arrays per updated parameter, beside those of an eager Adam."""
     update_elements: float = 0.0
     """Parameters that are updated at once under ZeRO 3; 0: all of a rank's part."""
+    shard_ranks: int = 0
+    """Ranks that share states out among them, the others holding the same (PyTorch's HSDP); 0: all ranks do."""
     sums_whole: bool = False
     """Whether the gradients of several micro-batches are summed whole on every rank before they are exchanged
     (no_sync)."""
@@ -212,6 +217,10 @@ class Software:
     def kinds(self) -> tuple[Recompute, ...]:
         """The supported recomputation modes, fastest first."""
         return tuple(each for each in RISING if each.label in self.recomputes)
+
+    def sharing(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many of `ranks` replicas share states out among them under ZeRO; they divide both."""
+        return np.gcd(ranks, self.shard_ranks)
 
     @property
     def fitted_as(self) -> str:

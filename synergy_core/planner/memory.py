@@ -192,9 +192,10 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     experts = sum(count * block.expert_parameters for block, count in held)
     none = np.zeros(len(plans))
     adapted = software.adapter_rank
-    shards = (plans.data * plans.context).astype(float)
+    replicas = plans.data * plans.context
     apart = plans.tensor // plans.expert_tensor(whole=software.whole_experts)
-    expert_shards = np.maximum(shards * apart / plans.expert, 1.0)
+    shards = software.sharing(replicas)
+    expert_shards = software.sharing(np.maximum(replicas * apart // plans.expert, 1))
 
     trained, of_experts = dense, experts
     if adapted:

@@ -95,7 +95,7 @@ def computation(work: Work, plans: Plans, machine: Machine, software: Software, 
     hop = send_s(sent, runs.pipeline_within, runs.links)
     # The optimizer is memory-bound: it reads gradients, reads and writes master copy and moments, and writes weights.
     dense, of_experts = held(work, plans, software)
-    shards = np.where(plans.zero >= 1, runs.data_ranks, 1.0)
+    shards = np.where(plans.zero >= 1, runs.shards, 1.0)
     expert_shards = np.where(plans.zero >= 1, runs.copies, 1.0)
     per_parameter = software.gradient_bytes + software.weight_bytes + 2.0 * software.optimizer_bytes
     updated = dense / shards + of_experts / expert_shards

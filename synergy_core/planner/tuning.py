@@ -58,12 +58,14 @@ def tuned(
     loss: str | None = None,
     offload: str | None = None,
     recompute_layers: int | None = None,
+    shards: int | None = None,
     layers: int = 1,
 ) -> Software:
     """The stack as a run uses it. None: its default. lora: rank of adapters on all linear layers of the blocks.
 
     quantize: bits of the frozen weights under adapters. recompute_layers: how many of the model's `layers` recompute,
-    evenly over the stages, as Megatron's --recompute-method block has it for each. Raises InputError for unknown names,
+    evenly over the stages, as Megatron's --recompute-method block has it for each. shards: ranks that share states out
+    among them under ZeRO, such as those of a node (PyTorch's HSDP). Raises InputError for unknown names,
     and for quantized weights without adapters.
     """
     if optimizer is not None and optimizer not in OPTIMIZERS:
@@ -92,6 +94,8 @@ def tuned(
         if offload != "optimizer":
             raise unknown("offload", offload, ("optimizer",))
         software = replace(software, offload=True)
+    if shards is not None:
+        software = replace(software, shard_ranks=shards)
     if recompute_layers is not None:
         if recompute_layers > layers:
             raise InputError(f"recompute_layers={recompute_layers}: the model has {layers} layers.")

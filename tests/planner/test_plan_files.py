@@ -140,7 +140,7 @@ def test_fsdp_under_accelerate_in_old_and_new_spellings(strategy, zero):
 def test_what_accelerate_leaves_to_the_script_and_what_is_not_modelled_is_named():
     text = FSDP.format(strategy="fsdp_sharding_strategy: HYBRID_SHARD", offload="true")
     found = stated("accelerate", text)
-    assert set(found.not_modelled) == {BEYOND, "fsdp_sharding_strategy: HYBRID_SHARD"}
+    assert (found.not_modelled, found.settings["shards"]) == ((BEYOND,), 8)
     assert found.settings["offload"] == "optimizer"
     assert found.assumed.keys() == {"micro_batch", "recompute", "batch"}
     with pytest.raises(InputError, match=r"num_processes: 8 is not gpus=4; type gpus=8"):
@@ -152,6 +152,16 @@ def test_what_accelerate_leaves_to_the_script_and_what_is_not_modelled_is_named(
     assert stated("accelerate", "distributed_type: MULTI_GPU\nmixed_precision: no").not_modelled == (
         "mixed_precision: no",
     )
+
+
+def test_states_that_nodes_hold_alike_are_read_from_accelerate_and_torchtitan():
+    text = FSDP.format(strategy="fsdp_sharding_strategy: HYBRID_SHARD", offload="false")
+    found = stated("accelerate", text.replace("num_machines: 1", "num_machines: 2"))
+    assert (found.settings["zero"], found.settings["shards"], found.not_modelled) == (3, 4, ())
+    titan = "parallelism = {data_parallel_replicate_degree = 2}\n[activation_checkpoint]\nmode = 'none'"
+    assert {key: stated("torchtitan", titan).settings[key] for key in ("data", "zero", "shards")} == {
+        **{"data": 8, "zero": 3, "shards": 4},
+    }
 
 
 def test_accelerate_runs_deepspeed_from_its_own_options_or_a_file(tmp_path):

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from synergy_core.planner.communication import all_reduce_s, reduce_scatter_s
 from synergy_core.planner.families import architecture_named, mixture, transformer
-from synergy_core.planner.machine import Constants, Software, machine_named, software_named
+from synergy_core.planner.machine import Constants, Software, links_for, machine_named, software_named
 from synergy_core.planner.memory import memory
 from synergy_core.planner.plan import Plan, Recompute, plans_of
 from synergy_core.planner.step_time import step_time
@@ -180,3 +181,26 @@ def test_whole_gradients_stay_on_the_gpu_while_the_host_keeps_the_shards():
     found = held(replace(software_named("accelerate-fsdp"), offload=True), zero=3, accumulation=2)
     np.testing.assert_allclose(found.gradients, 2.0 * PARAMETERS)
     np.testing.assert_allclose(found.host, 16.0 * PARAMETERS / 8)
+
+
+def test_states_that_nodes_hold_alike_are_shared_out_on_each():
+    """PyTorch's HSDP: between nodes it sums the gradients of each share, beside the next reduce-scatter."""
+    stack, machine, constants = software_named("fsdp"), machine_named("a100-80gb"), Constants(data_exposed=1.0)
+    one, whole = plans_of([Plan(data=8, zero=3)]), plans_of([Plan(data=32, zero=3)])
+
+    def of(plans, **changed):
+        software = replace(stack, **changed)
+        work = transformer.work(GPT, plans, software)
+        needs = memory(work, plans, software)
+        return needs.static - needs.workspace, step_time(work, plans, machine, software, constants).data_s
+
+    (of_node, node_s), (of_all, _), (of_groups, hybrid_s) = of(one), of(whole), of(whole, shard_ranks=8)
+    np.testing.assert_allclose(of_groups, of_node)
+    np.testing.assert_allclose(of_all, of_node / 4)
+    np.testing.assert_allclose(of(whole, shard_ranks=32), of(whole))
+    unit = 12 * H * H + 13 * H
+    shard_bytes = unit * stack.gradient_bytes / 8
+    beside = all_reduce_s(shard_bytes, 4, 1, links_for(machine)) / constants.network_efficiency
+    scatter = reduce_scatter_s(8 * shard_bytes, 8, 8, links_for(machine)) / constants.network_efficiency
+    assert beside > scatter
+    np.testing.assert_allclose(hybrid_s - node_s, 24 * (beside - scatter), rtol=1e-3)

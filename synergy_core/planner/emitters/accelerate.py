@@ -34,6 +34,7 @@ _STRATEGIES = {
     **{"no_shard": 0, "3": 0},
 }
 """ZeRO's stage by value of fsdp_sharding_strategy, or of fsdp_reshard_after_forward, its newer name."""
+_IN_NODES = ("hybrid_shard", "4", "hybrid_shard_zero2", "5")
 
 
 def emit(launch: PlannedLaunch) -> str:
@@ -111,15 +112,22 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         raise InputError(f"distributed_type: {kind}; expected FSDP, DEEPSPEED, MULTI_GPU or NO.")
     if precision != "bf16":
         phrases += (f"mixed_precision: {precision}",)
-    found = fsdp(table_in(content, "fsdp_config")) if kind == "FSDP" else Stated({"zero": 0}, SOFTWARE[0])
+    machines = whole_in(content, "num_machines")
+    found = (
+        fsdp(table_in(content, "fsdp_config"), on_node=gpus // machines if machines else 0)
+        if kind == "FSDP"
+        else Stated({"zero": 0}, SOFTWARE[0])
+    )
     settings = {"accumulation": steps} if steps else {}
     one = {} if steps else {"batch": (None, "the training script accumulates micro-batches, and 1 is assumed")}
     assumed = script | {"recompute": (None, deepspeed.RECOMPUTE)} | one
     return Stated(settings, assumed=assumed, not_modelled=phrases).joined(found)
 
 
-def fsdp(table: Mapping[str, Any], strategy: str = "full_shard", *, offload: bool = False) -> Stated:
-    """What FSDP's options say, under their names with or without `fsdp_`. strategy, offload: unless the options do."""
+def fsdp(table: Mapping[str, Any], strategy: str = "full_shard", *, offload: bool = False, on_node: int = 0) -> Stated:
+    """What FSDP's options say, under their names with or without `fsdp_`. strategy, offload: unless the options do.
+
+    on_node: processes on each machine, which share states out under HYBRID_SHARD; 0: unknown."""
     options = {key.removeprefix("fsdp_"): value for key, value in table.items()}
     chosen = options.get("sharding_strategy", options.get("reshard_after_forward", strategy))
     if str(chosen).lower() not in _STRATEGIES:
@@ -127,6 +135,9 @@ def fsdp(table: Mapping[str, Any], strategy: str = "full_shard", *, offload: boo
         raise InputError(f"fsdp_sharding_strategy: {chosen}; expected {known}, or true or false of version 2.")
     settings: dict[str, Any] = {"zero": _STRATEGIES[str(chosen).lower()]}
     phrases: tuple[str, ...] = ()
+    if on_node and str(chosen).lower() in _IN_NODES:
+        settings["shards"] = on_node
+        options.pop("sharding_strategy", None)
     if options.pop("offload_params", offload) is True:
         settings["offload"] = "optimizer"
         phrases = ("fsdp_offload_params: True, beyond states and gradients",)

@@ -9,6 +9,7 @@ parallelism; there is no ZeRO 1. Stages are lists of module names of its models 
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -64,10 +65,11 @@ def tables(launch: PlannedLaunch) -> Tables:
     if not isinstance(a, transformer.Architecture) or not a.causal:
         raise InputError(f"--emit torchtitan: torchtitan trains decoders; {launch.model} is not one.")
     _check(plan)
+    shards = max(math.gcd(plan.data * plan.context, launch.software.shard_ranks) // plan.context, 1) if plan.zero else 1
     share = plan.micro_batch * (plan.accumulation if plan.pipeline > 1 else 1)
     parallelism: dict[str, Any] = {
-        "data_parallel_replicate_degree": plan.data if plan.zero == 0 else 1,
-        "data_parallel_shard_degree": plan.data if plan.zero else 1,
+        "data_parallel_replicate_degree": plan.data // shards,
+        "data_parallel_shard_degree": shards,
         "tensor_parallel_degree": plan.tensor,
         "context_parallel_degree": plan.context,
         "expert_parallel_degree": plan.expert,
@@ -131,8 +133,6 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Stated:
             f"replicate {copies} × shard {shards} × tensor {tensor} × pipeline {pipeline} × context {context} = "
             f"{data * tensor * pipeline * context} GPUs, not gpus={gpus}."
         )
-    if copies > 1 and shards * context > 1:
-        raise InputError("the planner has no plans that shard within groups of replicas (HSDP).")
     expert = degree("expert_parallel_degree")
     if expert > 1 and degree("expert_tensor_parallel_degree") != tensor:
         raise InputError(
@@ -155,12 +155,15 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Stated:
         recompute=_recompute(content.get("activation_checkpoint", {})).value,
         sequence=tensor > 1,
     )
+    in_groups = shards * context if copies > 1 and plan.zero else None  # HSDP
     phrases = not_modelled(content, "torchtitan")
     if content.get("compile", {}).get("enable") is not True:
         phrases += ("[compile] enable is not true",)
     is_fp8 = "float8" in str(content.get("model", {}).get("converters"))
     software, tokens = "torchtitan-fp8" if is_fp8 else "", number("training", "seq_len", 2048)
-    return whole_plan(plan, software, phrases, seq_len=tokens, **optimizer_in(content.get("optimizer", {}), "name"))
+    return whole_plan(
+        plan, software, phrases, seq_len=tokens, shards=in_groups, **optimizer_in(content.get("optimizer", {}), "name")
+    )
 
 
 def _check(plan: Plan) -> None:
@@ -175,10 +178,6 @@ def _check(plan: Plan) -> None:
         (
             plan.zero == 0 and plan.context > 1,
             "torchtitan always shards over context-parallel ranks; fix zero=3, or context=1.",
-        ),
-        (
-            plan.zero and plan.pipeline > 1,
-            "torchtitan's FSDP of pipeline stages is not one of the planner's ZeRO stages; fix pipeline=1 or data=1.",
         ),
         (
             plan.recompute not in _RECOMPUTES,
