@@ -72,6 +72,7 @@ from synergy_exec.agent.run import NodeRun
 from synergy_exec.commands import profile as profile_command
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.pictures import Pictures
+from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Ended, Launch
 from synergy_exec.settings import Settings
 from synergy_exec.training.checkpoint import Checkpoints
@@ -397,8 +398,9 @@ async def wrong_devices(check: Check) -> None:
     check.expect("2 GPUs are needed" in agent.stderr, "the agent did not refuse its slots")
     del os.environ["CUDA_VISIBLE_DEVICES"]
     forkserver, said, of_run = await Forkserver.start(), list[Any](), Settings().of_runs()
-    place = {"job_class": "synergy_exec.examples.gpt:Gpt", "folder": str(check.folder), "slots": [0], "world": 1}
-    launch = Launch(run=0, job=0, plan=ONE, initial_batch=BATCH, work=1.0, **place, **of_run)
+    job = {"name": "gpt", "job_class": "synergy_exec.examples.gpt:Gpt", "initial_batch": BATCH, "max_batch": BATCH}
+    file, folder = JobFile(work=1.0, **job), str(check.folder)
+    launch = Launch(run=0, job=0, file=file, plan=ONE, folder=folder, slots=[0], world=1, **of_run)
     await NodeRun(launch, forkserver, said.append, {}).carry_out([Slot(tuple(own_cores()), 1.0, gpu=63)], None)
     await forkserver.close()
     (ended,) = [each for each in said if isinstance(each, Ended)]

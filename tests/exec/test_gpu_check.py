@@ -26,10 +26,10 @@ def checked(folder, *words):
 
 
 def test_steps_asked_for_run_and_are_recorded(tmp_path):
-    code, outcomes, record = checked(tmp_path, "--only=10,7,9", "--rounds=4")
-    assert (code, outcomes) == (0, {0: "OK", 7: "OK", 10: "OK", 9: "OK"})
+    code, outcomes, record = checked(tmp_path, "--only=10,7,9,13", "--rounds=4")
+    assert (code, outcomes) == (0, {0: "OK", 7: "OK", 10: "OK", 9: "OK", 13: "OK"})
     assert record["is_dry"]
-    assert record["outcomes"] == {"OK": 4, "FAIL": 0, "SKIP": 0}
+    assert record["outcomes"] == {"OK": 5, "FAIL": 0, "SKIP": 0}
     assert record["machine"]["cores"] > 0
     figures = {each["step"]: each["figures"] for each in record["steps"]}
     assert {name: figures[10][name] for name in ("file_rounds", "tcp_rounds", "file_hangs", "tcp_hangs")} == {
