@@ -47,7 +47,7 @@ HANG_S, STUCK_S = 3.0, 20.0
 """Seconds without a step after which agents call a run hung, and without progress of ranks that have no agent."""
 
 
-# Jobs, which workers load from this file.
+# Jobs that the workers load from this file.
 
 
 class Probe(Gpt):

@@ -38,8 +38,7 @@ from synergy_core.planner.machine import (
     machine_named,
 )
 from synergy_core.planner.memory import memory
-from synergy_core.planner.plan import Recompute, plans_of
-from synergy_core.planner.step_time import step_time
+from synergy_core.planner.plan import Recompute
 from synergy_core.units import Floats, columns_of, rows_at
 
 Choose = Callable[[Machine, Software], Constants]
@@ -353,12 +352,10 @@ def _reported(report: PlanReport) -> dict[str, Any]:
     except InputError as error:
         return {**missing, "reason": str(error)}
     (answer,) = found.answers
-    machine, software, plans = answer.table.machine, answer.software, plans_of([fit.plan])
-    work = found.model.family.work(found.model.architecture, plans, software)
-    times = step_time(work, plans, machine, software, constants_for(machine, software))
-    time, room = time_band(machine, software, found.model.architecture, fit.plan.gpus), answer.bands.memory
+    room = answer.bands.memory
+    time = time_band(answer.table.machine, answer.software, found.model.architecture, fit.plan.gpus)
     return {
-        "time_s": float(times.total_s[0]),
+        "time_s": fit.step_time_s,
         "peak_bytes": float(fit.needs.total[0]),
         "verdict": fit.verdict,
         "reason": "",

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from synergy_core.commands._settings import table
-from synergy_core.commands.plan import KEPT_PLANS, Asked, asked, host_memory, in_our_names, spread
+from synergy_core.commands.plan import KEPT_PLANS, Asked, asked, host_memory, in_our_names, spread, surely_fitting
 from synergy_core.errors import InputError
 from synergy_core.planner.bands import Verdict, verdict
 from synergy_core.planner.enumerate import leanest
@@ -79,9 +79,9 @@ def fit_of(found: Asked, **changed: Any) -> Fit:
         if reason.leanest is None:
             raise InputError(f"no plan on {reason.gpus} GPUs: {reason.message}.")
         return fit(plans_of([reason.leanest]), 0)
-    sure = [row for row, needed in enumerate(plans.memory_bytes) if verdict(needed, band, machine) is Verdict.FITS]
-    if sure:
-        return fit(plans.plans, sure[0])
+    row = surely_fitting(plans, band)
+    if row is not None:
+        return fit(plans.plans, row)
     lean = leanest(plans.plans, found.query.fixed, software)
     work = found.model.family.work(found.model.architecture, lean, software)
     return fit(lean, int(memory(work, lean, software).needed.argmin()))
@@ -173,7 +173,7 @@ def _changes(found: Asked, fit: Fit) -> Iterator[dict[str, dict[str, Any]]]:
     (answer,) = found.answers
     software, query, plan, gpus = answer.software, found.query, fit.plan, found.query.gpus[0]
 
-    def each(key: str, *values: object) -> dict[str, dict[str, Any]]:
+    def typed(key: str, *values: object) -> dict[str, dict[str, Any]]:
         return {f"{key}={value}": {key: value} for value in values}
 
     smaller = [plan.micro_batch >> power for power in range(1, plan.micro_batch.bit_length())]
@@ -183,16 +183,16 @@ def _changes(found: Asked, fit: Fit) -> Iterator[dict[str, dict[str, Any]]]:
     tokens = found.model.architecture.limits().seq_len
     replicas = {"data": 2 * plan.data} if "data" in query.fixed else {}
     changes = [
-        each("recompute", *(recomputed if "recompute" in query.fixed else [])),
-        each("micro_batch", *(smaller if "micro_batch" in query.fixed else [])),
-        each("zero", *sharded),
-        each("gradients", *less_precise),
-        each("seq_len", *([tokens // 2] if tokens > 1 else [])),
+        typed("recompute", *(recomputed if "recompute" in query.fixed else [])),
+        typed("micro_batch", *(smaller if "micro_batch" in query.fixed else [])),
+        typed("zero", *sharded),
+        typed("gradients", *less_precise),
+        typed("seq_len", *([tokens // 2] if tokens > 1 else [])),
         {f"gpus={2 * gpus} batch={2 * found.batch}": {"gpus": 2 * gpus, "batch": 2 * found.batch, **replicas}},
     ]
     tunings = {"optimizer": "adamw8bit", "loss": "chunked", "offload": "optimizer"}
     changes += [
-        each(key, value) for key, value in tunings.items() if key in software.tunings and getattr(query, key) is None
+        typed(key, value) for key, value in tunings.items() if key in software.tunings and getattr(query, key) is None
     ]
     if "lora" in software.tunings and query.lora is None:
         changes.append({"lora=16 quantize=4 (QLoRA, which trains adapters alone)": {"lora": 16, "quantize": 4}})

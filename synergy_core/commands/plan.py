@@ -23,7 +23,7 @@ The columns MFU and whole count causal attention at half and whole. Names of oth
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (none,
 selective, full, operators, modules), sequence (0, 1). plan=FILE takes them, the batch and other settings from a file
 written by --emit, from a launch script, or from a configuration of DeepSpeed, Accelerate, the Hugging Face Trainer,
-LLaMA-Factory, Axolotl or torchtitan, and names what such a file sets and predictions leave out. Context parallelism
+LLaMA-Factory, Axolotl or torchtitan, and names the options of such a file that predictions ignore. Context parallelism
 with fewer than 4,096 tokens of a sequence per GPU was never measured and is only tried if context= is given. With many
 counts, a count is left out if fewer GPUs are as fast.
 """
@@ -67,6 +67,7 @@ from synergy_core.planner.emitters import (
 from synergy_core.planner.enumerate import FIXABLE
 from synergy_core.planner.explain import PARTS, model_flops, picture, seconds, why
 from synergy_core.planner.machine import (
+    DEFAULT_SOFTWARE,
     GRADIENT_BYTES,
     Constants,
     Machine,
@@ -93,7 +94,6 @@ MIN_COUNTS_FOR_SUMMARY = 4
 """With this many numbers of GPUs or more, only the best plan for each number is shown."""
 KEPT_PLANS = 500
 """Fastest plans among which one that surely fits is looked for."""
-DEFAULT_SOFTWARE = "megatron-core"
 TUNING = ("optimizer", "lora", "quantize", "loss", "offload", "recompute_layers", "shards")
 """Settings of `tuned`."""
 OTHER_NAMES = {
@@ -146,7 +146,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A question to `plan` and its answers, one for each GPU type. find: searches a machine with a changed software.
-    notes: sentences about plan=FILE: what it chose, and what it says that is not modelled."""
+    constants: those that predict step times on a machine: the user's own, or else the shipped ones. notes: sentences
+    about plan=FILE: what it chose, and what it says that is not modelled."""
 
     query: SimpleNamespace
     model: RequestedModel
@@ -154,12 +155,9 @@ class Asked:
     stated: str
     answers: list[PlanAnswer]
     find: Callable[..., PlanTable]
+    constants: Callable[[Machine, Software], Constants]
     own: OwnConstants | None
     notes: tuple[str, ...]
-
-    def constants(self, machine: Machine, software: Software) -> Constants:
-        """The constants that predict step times on the machine: the user's own, or else the shipped ones."""
-        return (self.own.of(machine.gpu) if self.own else None) or constants_for(machine, software)
 
     def constants_path(self, answer: PlanAnswer) -> str:
         """Which constants predicted an answer, in words; empty for the shipped ones where no others were given."""
@@ -211,11 +209,13 @@ def asked(
     stacks = {machine.gpu.name: running_on(software, machine.gpu) for machine in machines}
     own = _own_constants(query, machines)
 
+    def constants(machine: Machine, stack: Software) -> Constants:
+        return (own.of(machine.gpu) if own else None) or constants_for(machine, stack)
+
     def find(machine: Machine, counts: Sequence[int], keep: int = 0, **changed: Any) -> PlanTable:
         stack = replace(stacks[machine.gpu.name], **changed)
-        constants = (own.of(machine.gpu) if own else None) or constants_for(machine, stack)
         options: dict[str, Any] = {"counts": counts, "global_batch": batch, "keep": keep, "fixed": query.fixed}
-        return search(model.family, model.architecture, machine, stack, constants, **options)
+        return search(model.family, model.architecture, machine, stack, constants(machine, stack), **options)
 
     flops, whole_flops = (
         model_flops(model.family, model.architecture, software, causal_share=share) * batch for share in (0.5, 1.0)
@@ -236,7 +236,7 @@ def asked(
         answers.append(PlanAnswer(table, stack, mfu, whole_flops / flops, batch * seq_len, price, bands))
     words = f"{software.name}, gradients in {query.gradients}" if query.gradients else software.name
     words += in_words(**tuning)
-    return Asked(query, model, batch, words, answers, find, own, notes)
+    return Asked(query, model, batch, words, answers, find, constants, own, notes)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -493,31 +493,34 @@ def _print_plans(answer: PlanAnswer) -> None:
             print(f"  It may fit: the interval is {interval} GiB, and a process can use {limit:.1f}.")
 
 
+def surely_fitting(plans: PlanTable, band: Band) -> int | None:
+    """The row of the fastest plan of a table for one number of GPUs whose whole band fits; None without any."""
+    verdicts = (verdict(needed, band, plans.machine) for needed in plans.memory_bytes)
+    return next((row for row, each in enumerate(verdicts) if each is Verdict.FITS), None)
+
+
 def _safest(found: Asked, answer: PlanAnswer) -> Iterator[str]:
     """Yields a sentence with the fastest plan that surely fits if the fastest of all may not, for one count of GPUs."""
     table, band = answer.table, answer.bands.memory
-
-    def may_not_fit(needed: float) -> bool:
-        return verdict(needed, band, table.machine) is not Verdict.FITS
-
-    if len(found.query.gpus) > 1 or not len(table) or not may_not_fit(table.memory_bytes[0]):
+    if (
+        len(found.query.gpus) > 1
+        or not len(table)
+        or verdict(table.memory_bytes[0], band, table.machine) is Verdict.FITS
+    ):
         return
     every = found.find(table.machine, found.query.gpus, KEPT_PLANS)
-    sure = [row for row, needed in enumerate(every.memory_bytes) if not may_not_fit(needed)]
-    if not sure:
+    row = surely_fitting(every, band)
+    if row is None:
         yield f"None of them surely fits; python -m synergy_core fits {found.query.model} … says what would."
         return
-    slower = float(every.step_time_s[sure[0]] / every.step_time_s[0]) - 1.0
-    size = float(every.memory_bytes[sure[0]]) / 2**30
-    yield f"{every.plans.plan(sure[0]).describe()} surely fits: {size:.1f} GiB, {slower:.1%} slower than the fastest."
+    slower = float(every.step_time_s[row] / every.step_time_s[0]) - 1.0
+    size = float(every.memory_bytes[row]) / 2**30
+    yield f"{every.plans.plan(row).describe()} surely fits: {size:.1f} GiB, {slower:.1%} slower than the fastest."
 
 
 def counted(gpus: int) -> str:
     """A number of GPUs in words."""
     return f"{gpus} GPU{'' if gpus == 1 else 's'}"
-
-
-OFFLOADED = "the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU)"
 
 
 def host_memory(needs: Memory, machine: Machine) -> str:
@@ -539,7 +542,7 @@ def _leaner(found: Asked, answer: PlanAnswer) -> Iterator[str]:
     if "bf16" in software.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"]:
         ways["With gradients=bf16"] = {"gradient_bytes": GRADIENT_BYTES["bf16"]}
     if "offload" in software.tunings:
-        ways[f"With {OFFLOADED}"] = {"offload": True}
+        ways["With the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU)"] = {"offload": True}
     for way, changed in ways.items():
         plans = found.find(table.machine, [count], **changed)
         if len(plans):

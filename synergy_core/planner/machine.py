@@ -244,6 +244,8 @@ def software_named(name: str) -> Software:
     return found
 
 
+DEFAULT_SOFTWARE = "megatron-core"
+"""The training stack for which plans are found if the user names none."""
 GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0}
 """Bytes per gradient by precision."""
 

@@ -15,21 +15,25 @@ from synergy_core.planner.machine import Software
 
 class Optimizer(NamedTuple):
     """state_bytes: bytes of states per parameter, without a master copy. foreach: whether torch's foreach kernels make
-    an fp32 array of a state during the update."""
+    an fp32 array of a state during the update. words: a regular expression of its names in people's files, in lower
+    case; empty: none is read."""
 
     state_bytes: float
     foreach: bool = False
+    words: str = ""
 
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
-    "adamw": Optimizer(8.0, foreach=True),
+    "adamw": Optimizer(
+        8.0, foreach=True, words=r"(fused|deepspeedcpu|cpu|paged_)?adam(w?|w_(torch|torch_fused|hf|apex_fused|32bit))"
+    ),
     "adamw_bf16": Optimizer(4.0),
-    "adamw8bit": Optimizer(2.0 * (1.0 + 4.0 / 256)),
-    "paged_adamw8bit": Optimizer(2.0 * (1.0 + 4.0 / 256)),
-    "adafactor": Optimizer(0.0),
-    "lion": Optimizer(4.0),
-    "lion8bit": Optimizer(1.0 + 4.0 / 256),
-    "muon": Optimizer(4.0),
+    "adamw8bit": Optimizer(2.0 * (1.0 + 4.0 / 256), words=r"adamw?_?(bnb_|torch_)?8bit"),
+    "paged_adamw8bit": Optimizer(2.0 * (1.0 + 4.0 / 256), words=r"paged_adamw_?8bit"),
+    "adafactor": Optimizer(0.0, words="adafactor"),
+    "lion": Optimizer(4.0, words=r"(paged_)?lion(_pytorch|_32bit)?"),
+    "lion8bit": Optimizer(1.0 + 4.0 / 256, words=r"(paged_)?lion_8bit"),
+    "muon": Optimizer(4.0, words="(dist_)?muon"),
     "sgd": Optimizer(0.0),
     "sgd_momentum": Optimizer(4.0, foreach=True),
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synergy_core.commands.measurements._table import Measurements, Table, TableRow
+from synergy_core.planner.machine import DEFAULT_SOFTWARE
 
 DESCRIPTION = "reports of plans (id, arguments, iter_time_s, peak_mem_gib, verdict)"
 VERDICTS = {"fits": True, "oom": False, "": None}
@@ -59,7 +60,7 @@ def _report(row: TableRow) -> PlanReport:
         name=row.text("id"),
         model=Path(given["model"]).stem,
         gpu_type=Path(given["gpu"]).stem,
-        software=given.get("software", "megatron-core"),
+        software=given.get("software", DEFAULT_SOFTWARE),
         settings=settings,
         iter_time_s=row.number("iter_time_s") or math.nan,
         peak_mem_bytes=(row.number("peak_mem_gib") or math.nan) * 2.0**30,

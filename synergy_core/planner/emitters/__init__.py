@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
 from math import ceil
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from synergy_core import module_names
 from synergy_core.catalog import CATALOG, read_yaml
 from synergy_core.errors import InputError, unknown
+from synergy_core.planner.enumerate import FIXABLE
+from synergy_core.planner.tuning import OPTIMIZERS
 
 if TYPE_CHECKING:
     from synergy_core.planner.machine import Software
@@ -213,7 +215,7 @@ def accumulated(global_batch: int, data: int, micro_batch: int) -> int:
 
 def whole_plan(plan: Plan, software: str = "", not_modelled: tuple[str, ...] = (), **more: Any) -> Stated:
     """What a file says that states every degree. more: further settings; those that are None are left out."""
-    degrees = {each.name: int(getattr(plan, each.name)) for each in fields(plan)[:-2] if each.name != "accumulation"}
+    degrees = {name: int(getattr(plan, name)) for name in FIXABLE}
     stated = {key: value for key, value in more.items() if value is not None}
     return Stated({**degrees, "batch": plan.global_batch, **stated}, software, not_modelled=not_modelled)
 
@@ -253,7 +255,7 @@ def not_modelled(given: Mapping[str, Any], *lists: str, words: str = "{}: {}") -
     `name=value`, in lower case. words: how an option is written.
     """
     known = [each for name in lists for each in read_yaml(CATALOG / "options" / f"{name}.yaml")["known"]]
-    optimizers = rf"optim\w*(\.name|\.type)?=({'|'.join(OPTIMIZERS.values())})"
+    optimizers = rf"optim\w*(\.name|\.type)?=({'|'.join(each.words for each in OPTIMIZERS.values() if each.words)})"
     patterns, result = re.compile("|".join((*known, optimizers))), []
     for name, value in flat(given):
         lower = name.lower()
@@ -281,22 +283,11 @@ def whole_in(given: Mapping[str, Any], key: str) -> int | None:
     return int(value)
 
 
-OPTIMIZERS = {
-    "adamw": r"(fused|deepspeedcpu|cpu|paged_)?adam(w?|w_(torch|torch_fused|hf|apex_fused|32bit))",
-    "adamw8bit": r"adamw?_?(bnb_|torch_)?8bit",
-    "paged_adamw8bit": r"paged_adamw_?8bit",
-    "adafactor": "adafactor",
-    "lion": r"(paged_)?lion(_pytorch|_32bit)?",
-    "lion8bit": r"(paged_)?lion_8bit",
-    "muon": "(dist_)?muon",
-}
-"""Values of `optimizer=`, and how software names them, in lower case."""
-
-
 def optimizer_in(given: Mapping[str, Any], key: str) -> dict[str, str]:
     """The setting `optimizer` that an option states; empty for fp32 AdamW, the default, and for those not modelled."""
     name = str(given.get(key, "")).lower()
-    found = next((each for each, pattern in OPTIMIZERS.items() if re.fullmatch(pattern, name)), "adamw")
+    named = (each for each, optimizer in OPTIMIZERS.items() if optimizer.words and re.fullmatch(optimizer.words, name))
+    found = next(named, "adamw")
     return {} if found == "adamw" else {"optimizer": found}
 
 

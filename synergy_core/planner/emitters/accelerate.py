@@ -35,6 +35,7 @@ _STRATEGIES = {
 }
 """ZeRO's stage by value of fsdp_sharding_strategy, or of fsdp_reshard_after_forward, its newer name."""
 _IN_NODES = ("hybrid_shard", "4", "hybrid_shard_zero2", "5")
+"""Values under which the processes of each machine share states out among them."""
 
 
 def emit(launch: PlannedLaunch) -> str:

@@ -185,7 +185,7 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         again = min(again, given.num_layers or again)
     optimizer = optimizer_in(options, "optimizer")
     first, second = (str(options.get(name, "fp32")) for name in _MOMENTS)
-    if _PRECISION_AWARE in options and not optimizer and first == second in _OPTIMIZERS:
+    if _PRECISION_AWARE in options and not optimizer and first == second and first in _OPTIMIZERS:
         options = {name: value for name, value in options.items() if name not in (*_MOMENTS, _PRECISION_AWARE)}
         optimizer = _OPTIMIZERS[first]
     is_offloaded = "optimizer-cpu-offload" in options and "optimizer-offload-fraction" not in options
