@@ -158,6 +158,9 @@ def test_states_that_nodes_hold_alike_are_read_from_accelerate_and_torchtitan():
     text = FSDP.format(strategy="fsdp_sharding_strategy: HYBRID_SHARD", offload="false")
     found = stated("accelerate", text.replace("num_machines: 1", "num_machines: 2"))
     assert (found.settings["zero"], found.settings["shards"], found.not_modelled) == (3, 4, ())
+    second = FSDP.format(strategy="fsdp_sharding_strategy: HYBRID_SHARD\n  fsdp_version: 2", offload="false")
+    assert "shards" not in stated("accelerate", second).settings
+    assert stated("accelerate", second).not_modelled == ("fsdp_sharding_strategy: HYBRID_SHARD",)
     titan = "parallelism = {data_parallel_replicate_degree = 2}\n[activation_checkpoint]\nmode = 'none'"
     assert {key: stated("torchtitan", titan).settings[key] for key in ("data", "zero", "shards")} == {
         **{"data": 8, "zero": 3, "shards": 4},
@@ -261,6 +264,9 @@ def test_megatrons_precision_aware_optimizer_is_read_by_the_format_of_its_moment
     found = stated("megatron", MEGATRON.replace("--optimizer muon", of_moments))
     assert found.settings.get("optimizer") == (None if optimizer == "named" else optimizer)
     is_named = "--use-precision-aware-optimizer" in found.not_modelled
+    for fraction, offload in (("1.0", "optimizer"), ("0.5", None)):
+        part = stated("megatron", MEGATRON.replace("--optimizer muon", f"--optimizer-offload-fraction {fraction}"))
+        assert part.settings.get("offload") == offload
     assert is_named == (optimizer == "named")
 
 

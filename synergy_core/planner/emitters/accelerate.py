@@ -136,7 +136,8 @@ def fsdp(table: Mapping[str, Any], strategy: str = "full_shard", *, offload: boo
         raise InputError(f"fsdp_sharding_strategy: {chosen}; expected {known}, or true or false of version 2.")
     settings: dict[str, Any] = {"zero": _STRATEGIES[str(chosen).lower()]}
     phrases: tuple[str, ...] = ()
-    if on_node and str(chosen).lower() in _IN_NODES:
+    # Version 2 takes the words of version 1, but shards over all processes.
+    if on_node and str(chosen).lower() in _IN_NODES and str(options.get("version", 1)) == "1":
         settings["shards"] = on_node
         options.pop("sharding_strategy", None)
     if options.pop("offload_params", offload) is True:

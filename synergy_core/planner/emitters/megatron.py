@@ -188,9 +188,10 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
     if _PRECISION_AWARE in options and not optimizer and first == second and first in _OPTIMIZERS:
         options = {name: value for name, value in options.items() if name not in (*_MOMENTS, _PRECISION_AWARE)}
         optimizer = _OPTIMIZERS[first]
-    is_offloaded = "optimizer-cpu-offload" in options and "optimizer-offload-fraction" not in options
-    if is_offloaded:
+    of_all = str(options.get("optimizer-offload-fraction", 1)) in ("1", "1.0")
+    if is_offloaded := "optimizer-cpu-offload" in options and of_all:
         del options["optimizer-cpu-offload"]
+        options.pop("optimizer-offload-fraction", None)
     return whole_plan(
         plan,
         "megatron-core-fp8" if given.fp8_format else "",
