@@ -126,7 +126,8 @@ def run(chosen: argparse.Namespace) -> int:
     if fit.verdict is Verdict.FITS:
         return 0
     more = answer.bands.memory.of(needed)[1] - limit
-    print(f"  {more:.1f} GiB less would be safe. Changes that make it surely fit, each tried:")
+    lacking = f"{more:.1f} GiB less would be safe" if more > 0 else f"it needs {host_memory(fit.needs, machine)}"
+    print(f"  {lacking}. Changes that make it surely fit, each tried:")
     ways = _ways(settings, found, fit)
     for way in ways[:MAX_CHANGES]:
         print(f"  {way}")

@@ -212,3 +212,11 @@ def test_fits_halves_the_micro_batch_only_as_far_as_needed(capsys):
 
 def test_fits_refuses_what_only_a_table_of_plans_shows(capsys):
     assert "plan" in asked(capsys, "fits llama-2-7b gpu=h100 gpus=8 price=3")[2]
+
+
+def test_fits_names_a_host_that_is_too_small(capsys):
+    typed = "fits llama-3-405b gpu=h100 gpus=16 software=deepspeed zero=3 offload=optimizer seq_len=1024 batch=16"
+    status, printed, _ = asked(capsys, f"{typed} micro_batch=1")
+    assert status == 1
+    assert printed.startswith("does not fit")
+    assert "of 2,000 GB on each node's host" in printed.partition("Changes")[0]
