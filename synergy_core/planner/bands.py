@@ -20,8 +20,8 @@ from synergy_core.catalog import CATALOG, NVIDIA, gpu_sheets, read_yaml
 from synergy_core.planner.machine import (
     Machine,
     Software,
-    constants_like,
     content_of,
+    measured_like,
     measured_software,
     nearest_fit,
     shipped_fits,
@@ -110,7 +110,7 @@ def time_band(
     own: the band of a user's constants (`OwnConstants.bands`), which is used instead. If it has fewer than `MIN_MODELS`
     rows, it is made at least as wide as the shipped one.
     """
-    family, gpu_type = family_name(architecture), constants_like(machine.gpu)
+    family, gpu_type = family_name(architecture), measured_like(machine.gpu, shipped_fits())
     name, source = nearest_fit(machine.gpu, software, shipped_fits())
     entry, carried = content_of(name)[source], shared_bands()
     reach = entry.get("measured", {})

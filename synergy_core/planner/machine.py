@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -350,7 +351,7 @@ def constants_for(machine: Machine, software: Software, fits: Fits | None = None
 
 def _constants_of_pair(machine: Machine, software: Software, fits: Fits) -> Constants:
     """As `constants_for`, without the limit of tensor_efficiency over PCIe."""
-    gpu_type = constants_like(machine.gpu)
+    gpu_type = measured_like(machine.gpu, fits)
     name, source = nearest_fit(machine.gpu, software, fits)
     own = fits[name][source]
     if (name, source) == (software.fitted_as, gpu_type):
@@ -379,7 +380,7 @@ def nearest_fit(gpu: GpuSheet, software: Software, fits: Fits) -> tuple[str, str
     """The names of the software and the GPU type whose fit is nearest. Without a fit, a software has that of the first
     software in `like` that has one, else of any; and a GPU type has that of the nearest in `work_per_clock`."""
     name = next(each for each in (software.fitted_as, *_alike(software), *fits) if fits.get(each))
-    sheets, work, own = gpu_sheets(), work_per_clock(gpu), constants_like(gpu)
+    sheets, work, own = gpu_sheets(), work_per_clock(gpu), measured_like(gpu, fits)
     return name, min(fits[name], key=lambda each: (each != own, abs(work_per_clock(sheets[each]) / work - 1.0), each))
 
 
@@ -500,6 +501,24 @@ def constants_of(values: dict[str, Any]) -> Constants:
 def constants_like(gpu: GpuSheet) -> str:
     """Name of the chip under which a GPU's constants are stored. GPUs that differ only in memory size share them."""
     return gpu.name.split("-")[0]
+
+
+def measured_like(gpu: GpuSheet, fits: Fits) -> str:
+    """As `constants_like`, but of a measured GPU type with the same chip if the GPU itself was not measured.
+
+    An H200 is an H100 with other memory, so it runs the same kernels; memory bandwidth is on its own data sheet.
+    """
+    own, sheets = constants_like(gpu), gpu_sheets()
+    measured = {gpu_type for each in fits.values() for gpu_type in each}
+    same = (each for each in sorted(measured) if has_same_chip(sheets[each], gpu))
+    return own if own in measured else next(same, own)
+
+
+def has_same_chip(one: GpuSheet, other: GpuSheet) -> bool:
+    """Whether two GPU types have as many multiprocessors of the same generation, which do as much at the same clock."""
+    alike = (one.compute_capability, one.multiprocessors) == (other.compute_capability, other.multiprocessors)
+    per_s = (work_per_clock(each) * each.clock_hz for each in (one, other))
+    return alike and math.isclose(*per_s, rel_tol=0.01)
 
 
 ETHERNET_NODE_BYTES_PER_S = 50e9 / 8.0

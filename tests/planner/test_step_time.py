@@ -19,6 +19,7 @@ from synergy_core.planner.machine import (
     Constants,
     Software,
     constants_for,
+    has_same_chip,
     links_for,
     machine_named,
     software_named,
@@ -291,11 +292,28 @@ def test_a_memory_size_of_a_chip_shares_its_constants_and_another_chip_is_less_e
     assert constants_for(machine_named("a100"), software) == constants_for(A100, software)
     h100, b200 = (constants_for(machine_named(each), software) for each in ("h100", "b200"))
     assert b200.gemm_efficiency < h100.gemm_efficiency < constants_for(A100, software).gemm_efficiency
-    assert constants_for(machine_named("h200"), software).gemm_efficiency == pytest.approx(h100.gemm_efficiency)
     assert transferred(PLAIN, A100.gpu, machine_named("v100").gpu) == PLAIN  # which does less per clock
     software = software_named("megatron-core")
     assert constants_for(machine_named("h100"), replace(software, precision="fp8")) != constants_for(
         machine_named("h100"), software
+    )
+
+
+@pytest.mark.parametrize("name", ["fsdp", "torchtitan", "megatron-core-fp8", "megatron-v3", "megatron"])
+def test_h200_and_gh200_run_kernels_as_the_measured_h100_does_and_a_cut_down_chip_does_not(name):
+    """Their data sheets: as many multiprocessors at the same clock; an H20 has fewer, at a seventh of the FLOP/s."""
+    h100, *same = (constants_for(machine_named(each), software_named(name)) for each in ("h100", "h200", "gh200"))
+    assert same == [h100, h100]
+    sheet = machine_named("h100").gpu
+    slower = {each: rate / 2 for each, rate in sheet.tensor_flops_per_s.items()}
+    assert has_same_chip(sheet, machine_named("h200").gpu)
+    assert not any(
+        has_same_chip(sheet, each)
+        for each in (
+            machine_named("h20").gpu,
+            replace(sheet, tensor_flops_per_s=slower),
+            replace(sheet, compute_capability=8.0),
+        )
     )
 
 
