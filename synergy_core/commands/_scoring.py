@@ -117,6 +117,7 @@ UNSTATED = {
     "recompute": "recompute",
     "micro_batch": "micro_batch",
     "sp": "sequence",
+    "attn_impl": "flash",
 }
 """Column of a file that may be unstated → column of predicted settings."""
 MISFIT_PENALTY = 1e3
@@ -228,6 +229,7 @@ def _predict_settings(case: Case, measured: pd.DataFrame, choose: Choose, of_lay
             "peak_bytes": np.select(counters, [needs.device_total, needs.reserved], needs.total),
             "between_bytes": needs.static,
             "memory_bytes": case.machine.memory_bytes,
+            "flash": case.software.flash,
             **{name: getattr(case.plans, name) for name in ("zero", "recompute", "micro_batch", "sequence")},
         }
     )

@@ -391,3 +391,15 @@ def test_plans_are_compared_in_the_same_setting(tmp_path, plain):
     assert (table.shared_s / seconds).round(1).nunique() == 1
     assert told.fields["regret_mean"] == pytest.approx(known.fields["regret_mean"])
     assert told.score.mape < known.score.mape
+
+
+def test_attention_that_a_stack_fuses_on_request_is_either_where_unstated(tmp_path):
+    def attention(**cells):
+        (row,) = read(write(tmp_path / "x.csv", {"gpu": "H100", "dtype": "bf16", **cells})).rows
+        return [each.software.flash for each in row.settings], row.unstated
+
+    assert attention(source="Megatron-DeepSpeed") == ([True, False], ("attn_impl",))
+    assert attention(source="Megatron-DeepSpeed", attn_impl="flash") == ([True], ())
+    assert attention(source="Megatron-DeepSpeed", attn_impl="core") == ([False], ())
+    assert attention(source="Megatron-DeepSpeed", gpu="A100-SXM-80GB") == ([False], ())
+    assert attention(source="Megatron Core") == ([True], ())
