@@ -111,6 +111,15 @@ MEASURED = {
     "between_bytes": "held_bytes",
 }
 """Predicted column → measured column of `TrainingStep`."""
+UNSTATED = {
+    "gpu_mem_gb": "memory_bytes",
+    "zero": "zero",
+    "recompute": "recompute",
+    "micro_batch": "micro_batch",
+    "sp": "sequence",
+    "attn_impl": "flash",
+}
+"""Column of a file that may be unstated → column of predicted settings."""
 MISFIT_PENALTY = 1e3
 """Added to the distance of a setting that does not fit into memory, so that every setting that fits is closer."""
 
@@ -121,7 +130,8 @@ def predicted(file: TrainingTimes, choose: Choose = constants_for) -> pd.DataFra
     The kept setting is the closest to the measurement, by the sum of |log(predicted ÷ measured)| of time and memory,
     among those that fit into memory if any do, because the run did fit. All predictions of a row come from its kept
     setting. The result has the columns of `TrainingStep` and of `MEASURED` (ideal_s: FLOPs ÷ peak), NaN where a row
-    cannot be predicted, and `fits`: whether the setting fits into memory.
+    cannot be predicted, and two more. fits: whether the setting fits into memory. shared_s: the step time in a setting
+    whose unstated fields have the same values for all rows of a set, as `_shared` finds it.
     """
     if not len(file):
         raise InputError(f"{file.path}: no row is left to score.")
@@ -129,7 +139,8 @@ def predicted(file: TrainingTimes, choose: Choose = constants_for) -> pd.DataFra
     rows = pd.DataFrame({name: [getattr(row, name) for row in file.rows] for name in names})
     cases = file.cases(every_setting=True)
     parts = [_predict_settings(case, rows.loc[case.rows], choose, file.of_layers) for case in cases]
-    every = pd.concat(parts or [pd.DataFrame(columns=["row", "fits", *MEASURED], dtype=np.float64)], ignore_index=True)
+    empty = pd.DataFrame(columns=["row", "fits", *MEASURED, *UNSTATED.values()], dtype=np.float64)
+    every = pd.concat(parts or [empty], ignore_index=True)
     row_of = every["row"].astype(np.int64)
     # Ideal times are not predictions. A row without any measurement keeps its first setting.
     distance = sum(
@@ -138,9 +149,56 @@ def predicted(file: TrainingTimes, choose: Choose = constants_for) -> pd.DataFra
         if name != "ideal_s"
     )
     ran_out = rows["out_of_memory"].loc[row_of].to_numpy(dtype=bool)
-    closest = (distance + MISFIT_PENALTY * ~(every["fits"].to_numpy(dtype=bool) | ran_out)).groupby(row_of).idxmin()
-    rows = rows.join(every.loc[closest].set_index("row"))
+    distance = distance + MISFIT_PENALTY * ~(every["fits"].to_numpy(dtype=bool) | ran_out)
+    closest = distance.groupby(row_of).idxmin()
+    shared = _shared(every.assign(row=row_of, distance=distance), rows["unstated"], _sets(file), closest)
+    kept = every.loc[closest].set_index("row")[["fits", *MEASURED]]
+    rows = rows.join(kept).join(every.loc[shared].set_index("row")["time_s"].rename("shared_s"))
     return rows.assign(fits=rows["fits"].eq(True))
+
+
+def _sets(file: TrainingTimes) -> list[Hashable]:
+    """The set of each row. Rows of one set differ only in their plan; a row that cannot be predicted is alone."""
+    keys: list[Hashable] = []
+    for row in file.rows:
+        run = row.settings[0] if row.settings else None
+        stated = (row.model, row.gpu_type, row.gpus, row.global_batch)
+        keys.append((*stated, run.architecture, run.software) if run else row.line)
+    return keys
+
+
+def _shared(every: pd.DataFrame, unstated: pd.Series, sets: Sequence[Hashable], closest: pd.Series) -> pd.Series:
+    """Chooses a setting for every row such that the unstated fields have the same values in all rows of a set.
+
+    A comparison of plans needs such settings: if each row had its own closest setting, the measurement that a plan is
+    judged by would also choose how the plan is predicted, and one plan could be predicted with recomputation and the
+    other without. The values are those with the smallest sum of distances. A row that cannot have a value, such as a
+    sequence split without tensor parallelism, takes its closest setting with the others; a row that fits in no setting
+    with the values takes its own closest.
+
+    every: all settings, with columns row, distance and those of `UNSTATED`. unstated: the names of each row's unstated
+    fields. sets: each row's set. closest: each row's closest setting. Returns the index of a setting for each row.
+    """
+    result = closest.copy()
+    rows_of: dict[Hashable, list[int]] = {}
+    for row in closest.index:
+        rows_of.setdefault(sets[row], []).append(row)
+    settings_of = every.groupby("row").indices
+    for members in rows_of.values():
+        names = sorted({name for row in members for name in unstated[row]})
+        if len(members) == 1 or not names:
+            continue
+        settings = every.iloc[np.concatenate([settings_of[row] for row in members])]
+        values = settings[[UNSTATED[name] for name in names]].to_numpy(dtype=np.float64)
+        choices = []
+        for wanted in np.unique(values, axis=0):
+            missed = (values != wanted).sum(axis=1)
+            order = settings.assign(missed=missed).sort_values(["missed", "distance"], kind="stable")
+            choices.append(order.drop_duplicates("row"))
+        best = min(choices, key=lambda chosen: float(chosen["distance"].sum()))
+        best = best[best["distance"] < MISFIT_PENALTY]
+        result.loc[best["row"]] = best.index
+    return result
 
 
 def _predict_settings(case: Case, measured: pd.DataFrame, choose: Choose, of_layers: bool) -> pd.DataFrame:
@@ -170,6 +228,9 @@ def _predict_settings(case: Case, measured: pd.DataFrame, choose: Choose, of_lay
             "ideal_s": _ideal_s(case),
             "peak_bytes": np.select(counters, [needs.device_total, needs.reserved], needs.total),
             "between_bytes": needs.static,
+            "memory_bytes": case.machine.memory_bytes,
+            "flash": case.software.flash,
+            **{name: getattr(case.plans, name) for name in ("zero", "recompute", "micro_batch", "sequence")},
         }
     )
 
@@ -194,12 +255,7 @@ def _baseline_s(ideal_s: Floats, measured_s: Floats) -> Floats:
 def _training(file: TrainingTimes, choose: Choose) -> list[ScoredGroup]:
     rows = predicted(file, choose)
     rows["baseline_s"] = _baseline_s(rows["ideal_s"].to_numpy(), rows["iter_time_s"].to_numpy())
-    # Regret compares rows with equal keys, which differ only in their plan.
-    keys: list[Hashable] = []
-    for row in file.rows:
-        run = row.settings[0] if row.settings else None
-        stated = (row.model, row.gpu_type, row.gpus, row.global_batch)
-        keys.append((*stated, run.architecture, run.software) if run else row.line)
+    keys = _sets(file)
 
     def group(name: str, rows: pd.DataFrame, predicted: str, measured: str, **fields: Any) -> ScoredGroup:
         reasons = dict(Counter(failure for failure in rows["failure"] if failure))
@@ -208,7 +264,7 @@ def _training(file: TrainingTimes, choose: Choose) -> list[ScoredGroup]:
 
     result = []
     for name, members in _bands(rows[np.isfinite(rows["iter_time_s"])]):
-        times = (members["time_s"].tolist(), members["iter_time_s"].tolist())
+        times = (members["shared_s"].tolist(), members["iter_time_s"].tolist())
         settings = (file.rows[index].settings for index in members.index)
         plans = [possible[0].plan if possible else None for possible in settings]
         losses = regrets(*times, [keys[index] for index in members.index], plans)

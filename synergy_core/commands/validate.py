@@ -8,7 +8,8 @@ collectives, layers, image models or best plans. The columns decide the format. 
 catalog, or with --calibrate from a robust fit to those files. Errors are fractions of the measured value; bias is
 signed, positive if predictions are too large. A row with an unstated field is predicted for every possible value, and
 the closest prediction is scored (`banded`). Regret: among rows with the same model, GPUs and batch, measured time of
-the plan predicted fastest ÷ the best − 1. Baseline: FLOPs ÷ peak FLOP/s × one constant fitted to the file.
+the plan predicted fastest ÷ the best − 1; an unstated field has the same value for all of these rows. Baseline: FLOPs ÷
+peak FLOP/s × one constant fitted to the file.
 """
 
 from __future__ import annotations
@@ -124,5 +125,5 @@ def _print(groups: list[ScoredGroup], more: tuple[tuple[str, str, str], ...]) ->
     print(table(("group", *(header for header, _, _ in columns)), rows))
     if any(group.fields.get("banded") for group in groups):
         print("  banded: rows with unstated settings. Each is scored in the setting closest to its measurement, so the")
-        print("  errors and regrets of groups with such rows are lower bounds.")
+        print("  errors of groups with such rows are lower bounds. Regrets compare plans in one setting for all.")
     print()

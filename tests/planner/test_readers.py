@@ -373,3 +373,33 @@ def test_collectives_without_a_time_are_counted(tmp_path):
     path.write_text("\n".join(rows) + "\n")
     found = read(path)
     assert (len(found.rows), found.excluded) == (1, {"no time": 1})
+
+
+def test_plans_are_compared_in_the_same_setting(tmp_path, plain):
+    """Recomputation is unstated. Chosen for each row by its own time, it would rank the plans as they were measured."""
+    base = {"recompute": "none", "zero": "0", "iter_time_s": 1}
+    degrees = [{"tp": tensor, "pp": 1, "dp": 16 // tensor, "grad_accum": 2 * tensor} for tensor in (1, 2, 4)]
+    stated = [{**base, **each} for each in degrees]
+    seconds = predicted(read(write(tmp_path / "x.csv", *stated))).time_s
+    slow = [1.3, 1.0, 1.25]
+    rows = [{**row, "iter_time_s": time * factor} for row, time, factor in zip(stated, seconds, slow, strict=True)]
+    (known, *_) = _scoring.scored(read(write(tmp_path / "y.csv", *rows)))
+    unstated = [{**row, "recompute": ""} for row in rows]
+    table = predicted(read(write(tmp_path / "z.csv", *unstated)))
+    (told, *_) = _scoring.scored(read(write(tmp_path / "z.csv", *unstated)))
+    assert len(set((table.time_s / seconds).round(2))) > 1
+    assert (table.shared_s / seconds).round(1).nunique() == 1
+    assert told.fields["regret_mean"] == pytest.approx(known.fields["regret_mean"])
+    assert told.score.mape < known.score.mape
+
+
+def test_attention_that_a_stack_fuses_on_request_is_either_where_unstated(tmp_path):
+    def attention(**cells):
+        (row,) = read(write(tmp_path / "x.csv", {"gpu": "H100", "dtype": "bf16", **cells})).rows
+        return [each.software.flash for each in row.settings], row.unstated
+
+    assert attention(source="Megatron-DeepSpeed") == ([True, False], ("attn_impl",))
+    assert attention(source="Megatron-DeepSpeed", attn_impl="flash") == ([True], ())
+    assert attention(source="Megatron-DeepSpeed", attn_impl="core") == ([False], ())
+    assert attention(source="Megatron-DeepSpeed", gpu="A100-SXM-80GB") == ([False], ())
+    assert attention(source="Megatron Core") == ([True], ())

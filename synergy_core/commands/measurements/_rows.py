@@ -280,3 +280,13 @@ def software_of(row: TableRow, plan: Plan) -> Software | None:
     if "mode default" in notes or "fp32 grad" in dtype:
         return replace(result, gradient_bytes=4.0)  # Composer's FSDP reduces in fp32 unless mixed_precision is PURE
     return result
+
+
+def with_attention(row: TableRow, software: Software) -> tuple[Software, ...]:
+    """The software with each kind of attention that the row may have run, the most usual first.
+
+    A stack that fuses attention only on request has both if the row states neither: in microsoft/Megatron-DeepSpeed,
+    --use-flash-attn-v1 and -v2 (megatron/arguments.py) are off unless given, also on Hopper.
+    """
+    on_request = not row.text("attn_impl") and not row.flag("gated_mlp") and not software_named(software.name).flash
+    return (software, replace(software, flash=False)) if software.flash and on_request else (software,)

@@ -327,11 +327,12 @@ def _settings(
         "recompute": _recompute(row, software),
         "micro_batch": _batches(row, degrees.data),
         "sp": (sequence,) if sequence is not None else (True, False) if degrees.tensor > 1 else (False,),
+        "attn_impl": _rows.with_attention(row, software),
     }
     settings = []
-    for machine, zero, recompute, (micro, accumulation), split in itertools.product(*choices.values()):
+    for machine, zero, recompute, (micro, accumulation), split, stack in itertools.product(*choices.values()):
         plan = replace(
             degrees, micro_batch=micro, accumulation=accumulation, zero=zero, recompute=recompute, sequence=split
         )
-        settings.append(Setting(architecture, plan, machine, software))
+        settings.append(Setting(architecture, plan, machine, stack))
     return tuple(settings), tuple(name for name, values in choices.items() if len(values) > 1)
