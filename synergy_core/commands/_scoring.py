@@ -305,7 +305,8 @@ def regrets(
 ) -> list[float]:
     """Regret of each set of rows with equal `keys`: measured time of the plan predicted fastest ÷ the best time − 1.
 
-    Repeated rows of one plan count as their mean. Sets with a single plan are left out.
+    Repeated rows of one plan count as the fastest of them, because releases of the software may differ by more than
+    plans do. Sets with a single plan are left out.
     """
     sets: dict[Hashable, dict[Hashable, list[tuple[float, float]]]] = {}
     for key, plan, *times in zip(keys, plans, predicted_s, measured_s, strict=True):
@@ -314,9 +315,9 @@ def regrets(
     result = []
     for members in sets.values():
         if len(members) > 1:
-            means = [tuple(np.mean(times, axis=0).tolist()) for times in members.values()]
-            fastest = min(means, key=lambda mean: mean[0])
-            result.append(fastest[1] / min(measured for _, measured in means) - 1.0)
+            best = [tuple(np.min(times, axis=0).tolist()) for times in members.values()]
+            fastest = min(best, key=lambda times: times[0])
+            result.append(fastest[1] / min(measured for _, measured in best) - 1.0)
     return result
 
 
