@@ -11,6 +11,7 @@ from synergy_core.catalog import CATALOG, names_in, read_yaml
 from synergy_core.errors import InputError
 from synergy_core.planner.emitters import emitted, emitter_named, form_names
 from synergy_core.planner.families import architecture_named
+from synergy_core.planner.machine import software_named, with_gradients
 from synergy_core.planner.plan import Plan, Recompute
 
 ZERO3 = {
@@ -86,6 +87,18 @@ def test_a_deepspeed_file_states_its_plan_and_leaves_recomputation_to_the_script
     assert (found.software, found.changed, found.not_modelled) == ("deepspeed-fp16", {"bucket_elements": 2e8}, ())
     assert "recompute" in found.assumed
     assert read("deepspeed", text, recompute=2) == Plan(data=8, zero=2, micro_batch=2, accumulation=4, recompute=2)
+
+
+def test_gradients_summed_in_fp32_are_read_from_a_deepspeed_file_and_take_twice_the_memory():
+    """deepspeed/runtime/engine.py, get_data_types: gradients are summed in the model's format unless a file says so."""
+    half, whole = (
+        stated("deepspeed", json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}, **more}))
+        for more in ({}, {"data_types": {"grad_accum_dtype": "fp32"}})
+    )
+    assert (half.settings.get("gradients"), whole.settings["gradients"]) == (None, "fp32")
+    assert not whole.not_modelled
+    bytes_of = [with_gradients(software_named("deepspeed"), each).gradient_bytes for each in ("bf16", "fp32")]
+    assert bytes_of == [2.0, 4.0]
 
 
 def test_a_batch_alone_is_not_accumulated_as_in_deepspeed():

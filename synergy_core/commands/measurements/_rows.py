@@ -15,7 +15,15 @@ import numpy as np
 from synergy_core.catalog import gpu_sheet
 from synergy_core.commands.measurements._table import TableRow
 from synergy_core.planner.families import architecture_named, architecture_names, family_named, transformer
-from synergy_core.planner.machine import Machine, Software, machine_named, running_on, software_named, software_names
+from synergy_core.planner.machine import (
+    Machine,
+    Software,
+    machine_named,
+    running_on,
+    software_named,
+    software_names,
+    with_gradients,
+)
 from synergy_core.planner.plan import Plan
 
 
@@ -277,6 +285,8 @@ def software_of(row: TableRow, plan: Plan) -> Software | None:
     if "megatron-bridge" in row.text("source").lower() and "performance" in row.text("source").lower():
         # scripts/performance: grad_reduce_in_fp32 = False; "Using token drop, disabling DeepEP".
         return replace(result, gradient_bytes=2.0, sends_once="tokendrop" not in row.text("model"))
+    if base.name == "megatron-deepspeed" and kind == "bf16":
+        return with_gradients(result, "fp32")  # deepspeed/runtime/bf16_optimizer.py sums and reduces them so
     if "mode default" in notes or "fp32 grad" in dtype:
         return replace(result, gradient_bytes=4.0)  # Composer's FSDP reduces in fp32 unless mixed_precision is PURE
     return result

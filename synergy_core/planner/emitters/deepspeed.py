@@ -22,6 +22,7 @@ from synergy_core.planner.emitters import (
     table_in,
     whole_in,
 )
+from synergy_core.planner.machine import GRADIENT_BYTES
 
 SUMMARY = "a DeepSpeed configuration (JSON)"
 SOFTWARE = ("deepspeed", "deepspeed-fp16")
@@ -43,13 +44,15 @@ def emit(launch: PlannedLaunch) -> str:
     zero |= {option: int(getattr(software, name)) for option, name in _LIMITS.items()}
     if software.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    content = {
+    content: dict[str, Any] = {
         BATCH: plan.global_batch,
         MICRO_BATCH: plan.micro_batch,
         STEPS: plan.accumulation,
         "fp16" if software.precision == "fp16" else "bf16": {"enabled": True},
         "zero_optimization": zero,
     }
+    if software.gradient_bytes == GRADIENT_BYTES["fp32"]:
+        content["data_types"] = {"grad_accum_dtype": "fp32"}
     return json.dumps(content, indent=2) + "\n"
 
 
@@ -110,5 +113,7 @@ def stated(content: Mapping[str, Any]) -> Stated:
     if not any(enabled.values()):
         phrases += ("fp32, because neither bf16 nor fp16 is enabled",)
     is_fp16 = enabled["fp16"] is True or (enabled["fp16"] == "auto" and not (enabled["bf16"] or enabled["bfloat16"]))
+    if table_in(content, "data_types").get("grad_accum_dtype") == "fp32" and not is_fp16:
+        settings["gradients"] = "fp32"
     given = {key: value for key, value in settings.items() if value is not None}
     return Stated(given, "deepspeed-fp16" if is_fp16 else "deepspeed", changed, assumed, phrases)
