@@ -203,8 +203,9 @@ def asked(
     check(query)
     model = requested_model(query.model, query.seq_len, query.image_tokens)
     seq_len = model.architecture.limits().seq_len
-    if query.tokens is not None and not seq_len:
-        raise InputError(f"tokens=: {query.model} does not read tokens; leave tokens= out.")
+    for key in ("tokens", "mean_len"):
+        if getattr(query, key) is not None and not seq_len:
+            raise InputError(f"{key}=: {query.model} does not read tokens; leave {key}= out.")
     software = software_named(query.software)
     if query.gradients:
         software = with_gradients(software, query.gradients)

@@ -70,7 +70,7 @@ def emit(launch: PlannedLaunch) -> str:
     if "activations" in launch.software.offload:  # at most all but one
         offloaded = min(round(launch.software.offloaded_fraction * float(a.layers)), a.layers - 1)
         lines.append(f"--cpu-offloading-num-layers {offloaded}")
-    lines += [f"--cp-comm-type {launch.software.cp_comm_type}"] if plan.context > 1 else []
+    lines += ["--cp-comm-type a2a"] if launch.software.cp_comm_type == "a2a" else []
     lines += [] if launch.software.dropout else ["--attention-dropout 0.0", "--hidden-dropout 0.0"]
     for degree, name in _DEGREES.items():
         if degree == "context":
