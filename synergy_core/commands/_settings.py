@@ -16,7 +16,6 @@ from typing import Any
 from synergy_core.catalog import CATALOG, filled, names_in, read_yaml
 from synergy_core.errors import InputError, same_family, unknown
 from synergy_core.planner.families import architecture_named, architecture_names, card_from_yaml, checked, family_named
-from synergy_core.planner.families.transformer import Architecture as Transformer
 from synergy_core.planner.work import Architecture, Family
 
 MAX_COUNT = 10_000_000
@@ -218,12 +217,12 @@ def model_from_config(path: Path, seq_len: int | None = None, image_tokens: int 
         values |= {"window": window, "windowed": 1.0 - types.count("full_attention") / layers}
         notes.append(f"attention has a window of {window:,} tokens in {values['windowed']:.0%} of the layers")
     family = family_named(form["family"])
-    tower: dict[str, Transformer] = {}
+    tower: dict[str, Architecture] = {}
     if image_tokens is not None:
         if not (vision := config.get("vision_config")) or "tower" not in form:
             raise InputError(f"{path}: image_tokens={image_tokens}: no vision tower of {kind} is known; leave it out.")
         sizes = form["tower"]["always"] | _sizes(vision, form["tower"], path) | {"seq_len": image_tokens}
-        tower["tower"] = filled(Transformer, sizes, path)
+        tower["tower"] = filled(family_named("transformer").Architecture, sizes, path)
         notes.append(f"the frozen vision tower reads {image_tokens:,} patches a sample; its projector is left out")
     architecture = checked(filled(family.Architecture, values, path, **tower), path)
     window = config.get(form.get("full_beyond", ""))

@@ -158,7 +158,7 @@ class Software:
     trains_tables: bool = True
     """Whether embedding and logits are trained, and not only layers or adapters."""
     cp_comm_type: str = "p2p"
-    """How context-parallel ranks communicate: one of `planner.tuning.CP_COMM_TYPES`."""
+    """How context-parallel ranks communicate: one of `planner.tuning.CP_TYPES`."""
     mean_len: int = 0
     """Tokens of each document that is packed into a sequence. Fused attention stays within one; 0: sequences are whole.
     """

@@ -52,7 +52,7 @@ LOSSES: Mapping[str, float] = {"compiled": 6.0, "chunked": 14.0 / 8}
 chunked: plain cross entropy on an eighth of the tokens at a time (the same; Liger's fused loss keeps less, arXiv
 2410.10989)."""
 
-CP_COMM_TYPES = ("p2p", "a2a")
+CP_TYPES = ("p2p", "a2a")
 """How context-parallel ranks get what attention needs, in Megatron Core's words. p2p: keys and values pass round a
 ring. a2a: all-to-alls give each rank all tokens of its part of the heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
 OFFLOADS = ("optimizer", "parameters", "activations", "nvme")
@@ -91,11 +91,8 @@ def tuned(
     another setting or exclude one.
     """
     words = tuple(offload.split(",")) if offload else ()
-    named = [
-        ("optimizer", optimizer, OPTIMIZERS),
-        ("loss", loss, LOSSES),
-        ("cp_comm_type", cp_comm_type, CP_COMM_TYPES),
-    ]
+    words += ("activations",) * (offload_layers is not None and "activations" not in words)
+    named = [("optimizer", optimizer, OPTIMIZERS), ("loss", loss, LOSSES), ("cp_comm_type", cp_comm_type, CP_TYPES)]
     for kind, name, names in [*named, *(("offload", each, OFFLOADS) for each in words)]:
         if name is not None and name not in names:
             raise unknown(kind, name, names)
@@ -103,8 +100,7 @@ def tuned(
     needed += ["cp_comm_type=a2a"] * (cp_comm_type == "a2a") + ["trainable_layers"] * (trainable_layers is not None)
     for setting in needed:
         if setting not in software.tunings:
-            known = ", ".join(software.tunings) or "none of these settings"
-            raise InputError(f"{setting}: {software.name} lacks it; it has {known}.")
+            raise InputError(f"{setting}: {software.name} lacks it; it has {', '.join(software.tunings) or 'no such'}.")
     if words == ("nvme",):
         raise InputError("offload=nvme says where, not what; type offload=nvme,optimizer or nvme,parameters.")
     if quantize is not None and lora is None:

@@ -169,12 +169,11 @@ class Block:
             Recompute.MODULES: selective if self.module_bytes is None else self.module_bytes,
         }[recompute]
 
-    def kept(self, plans: Plans, software: Software) -> Floats:
+    def kept(self, plans: Plans, software: Software) -> Amount:
         """Bytes kept for the backward pass under each plan, (plans,); layers that do not recompute keep everything."""
         sizes = [np.broadcast_to(np.asarray(self.kept_bytes(each), float), (len(plans),)) for each in Recompute]
         one = np.choose(plans.recompute, sizes)
-        result: Floats = one + (1.0 - software.recomputed_fraction) * (sizes[Recompute.NONE] - one)
-        return result
+        return one + (1.0 - software.recomputed_fraction) * (sizes[Recompute.NONE] - one)
 
 
 @dataclass(frozen=True, slots=True)
