@@ -172,7 +172,7 @@ class Block:
     def kept(self, plans: Plans, software: Software) -> Amount:
         """Bytes kept for the backward pass under each plan, (plans,); layers that do not recompute keep everything."""
         sizes = [np.broadcast_to(np.asarray(self.kept_bytes(each), float), (len(plans),)) for each in Recompute]
-        one = np.choose(plans.recompute, sizes)
+        one: Floats = np.choose(plans.recompute, sizes)
         return one + (1.0 - software.recomputed_fraction) * (sizes[Recompute.NONE] - one)
 
 

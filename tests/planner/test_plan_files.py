@@ -250,6 +250,12 @@ def test_llama_factory_freezes_layers_and_towers():
         stated("trainer", f"{text}freeze_trainable_layers: -2\n")
 
 
+def test_weights_that_fsdp_offloads_are_written_as_read():
+    stack = tuned(software_named("accelerate-fsdp"), offload="optimizer,parameters")
+    text = emitted("accelerate", replace(launch(Plan(data=8, zero=3)), software=stack))
+    assert stated("accelerate", text).settings["offload"] == "optimizer,parameters"
+
+
 def test_an_axolotl_file_is_read_under_its_own_names():
     found = stated("axolotl", AXOLOTL)
     assert found.settings == {

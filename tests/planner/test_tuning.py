@@ -387,6 +387,29 @@ def test_fits_advises_what_the_stack_has(capsys):
         assert lacks not in printed
 
 
+def test_fits_offloads_weights_where_states_alone_do_not_suffice(capsys):
+    typed = "fits llama-2-13b gpu=rtx3090 gpus=1 software=deepspeed seq_len=1024 batch=8"
+    status, printed, _ = asked(capsys, typed)
+    assert status == 1
+    assert "offload=optimizer,parameters: " in printed
+    assert asked(capsys, f"{typed} offload=parameters,optimizer")[0] == 0
+
+
+def test_a_file_that_offloads_to_drives_is_predicted(capsys, tmp_path):
+    path = tmp_path / "infinity.json"
+    zero = {"stage": 3, "offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "nvme"}}
+    content = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    path.write_text(json.dumps(content))
+    status, printed, _ = asked(capsys, f"plan model=llama-2-70b gpu=a100-80gb gpus=8 plan={path} top=1 seq_len=2048")
+    assert status == 0
+    assert "offload=nvme,optimizer,parameters" in printed
+    assert "not modelled" not in printed
+
+
+def test_documents_need_a_model_that_reads_tokens(capsys):
+    assert "mean_len" in asked(capsys, "plan model=resnet-50 gpu=h100 gpus=8 mean_len=100")[2]
+
+
 def test_fits_halves_the_micro_batch_only_as_far_as_needed(capsys):
     typed = "fits llama-2-7b gpu=rtx3090 gpus=8 software=deepspeed zero=3 seq_len=1024 batch=128"
     printed = asked(capsys, f"{typed} micro_batch=16")[1]
