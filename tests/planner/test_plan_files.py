@@ -140,6 +140,8 @@ def test_a_deepspeed_file_says_what_it_offloads_and_where(states, weights, offlo
     found = stated("deepspeed", json.dumps({"zero_optimization": zero, "bf16": {"enabled": True}}))
     assert found.settings["offload"] == offload
     assert bool(found.not_modelled) == ({states, weights} == {"cpu", "nvme"})
+    below = stated("deepspeed", json.dumps({"zero_optimization": zero | {"stage": 2, "offload_optimizer": {}}}))
+    assert "offload" not in below.settings  # config-json.md: offload_param is valid only with stage 3
     software = tuned(software_named("deepspeed"), offload=offload)
     chosen = replace(launch(Plan(data=8, zero=3)), software=software)
     for form in ("deepspeed", "accelerate"):

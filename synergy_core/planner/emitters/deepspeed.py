@@ -104,7 +104,8 @@ def stated(content: Mapping[str, Any]) -> Stated:
             changed[name] = float(value or name == "update_elements")  # 0: parameters are updated one by one
         elif value == "auto" and name == "bucket_elements":
             changed[name] = _square_of_hidden
-    devices = {what: table_in(zero, option).get("device") for what, option in OFFLOADS.items()}
+    known = ("optimizer", "parameters") if zero.get("stage") == 3 else ("optimizer",)  # below 3, weights stay
+    devices = {what: table_in(zero, OFFLOADS[what]).get("device") for what in known}
     devices |= {"optimizer": "cpu"} if zero.get("cpu_offload") is True else {}
     words = [what for what, device in devices.items() if device in ("cpu", "nvme")]
     is_on_drives = "nvme" in devices.values()
