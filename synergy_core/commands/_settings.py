@@ -92,7 +92,8 @@ def amount(key: str, text: str, expected: str, *, takes_suffix: bool = False) ->
 # keys, such as 1 or `4 × hidden`. `null`: values of fields whose key is null. `always`: fields that are the same in all
 # models of the type. `only`: keys with a single supported value. `full_every`: every n-th layer sees all keys, the
 # others a window of `sliding_window` tokens; 0: all have the window. A list `layer_types` in config.json replaces it.
-# `full_beyond`: the key of a sliding attention window, in tokens, which the planner ignores.
+# `full_beyond`: the key of a sliding attention window, in tokens, which the planner ignores. `tower`: `fields`,
+# `absent` and `always` of the layers that a vision_config describes.
 
 
 DEFAULT_TOKENS = 8192
@@ -122,15 +123,18 @@ def default_batch(architecture: Architecture) -> int:
     return 1 << max(0, round(float(np.ceil(np.log2(tokens / sequence_tokens)))))
 
 
-def requested_model(name: str, seq_len: int | None = None) -> RequestedModel:
+def requested_model(name: str, seq_len: int | None = None, image_tokens: int | None = None) -> RequestedModel:
     """Loads a model from the catalog, a YAML file, or a Hugging Face config.json.
 
-    seq_len: tokens per sequence; None: the model's own.
-    Raises InputError for an unknown model, with the nearest match, and for `seq_len` of a model without sequences.
+    seq_len: tokens per sequence; None: the model's own. image_tokens: patches of a sample that a frozen vision tower
+    reads; None: the tower is left out. Raises InputError for an unknown model, with the nearest match, and for
+    `seq_len` of a model without sequences.
     """
     path, is_known = Path(name), name in architecture_names()
     if path.suffix == ".json" or (path.is_dir() and not is_known):
-        return replace(model_from_config(path, seq_len), name=name)
+        return replace(model_from_config(path, seq_len, image_tokens), name=name)
+    if image_tokens is not None:
+        raise InputError(f"image_tokens={image_tokens}: only a config.json describes a vision tower; leave it out.")
     if path.suffix in (".yaml", ".yml"):
         card = card_from_yaml(path)
         family, architecture = card.family, card.architecture
@@ -158,9 +162,9 @@ def model_types() -> tuple[str, ...]:
     return tuple(names_in("huggingface"))
 
 
-def model_from_config(path: Path, seq_len: int | None = None) -> RequestedModel:
+def model_from_config(path: Path, seq_len: int | None = None, image_tokens: int | None = None) -> RequestedModel:
     """Loads the model that a config.json describes. path: the file or its folder. seq_len: tokens per sequence; None:
-    the longest that the model can read, at most `DEFAULT_TOKENS`.
+    the longest that the model can read, at most `DEFAULT_TOKENS`. image_tokens: as in `requested_model`.
 
     Raises InputError for a file that is not a config.json, an unknown model type, and missing or inconsistent sizes.
     """
@@ -179,7 +183,7 @@ def model_from_config(path: Path, seq_len: int | None = None) -> RequestedModel:
     if isinstance(text, dict):
         kind = str(text.get("model_type", whole))
         config = {**config, **text}
-    if "vision_config" in config or "audio_config" in config:
+    if image_tokens is None and ("vision_config" in config or "audio_config" in config):
         notes.append(
             f"only the language model of this {whole} is planned; its encoders of images or sound are left out"
         )
@@ -213,7 +217,14 @@ def model_from_config(path: Path, seq_len: int | None = None) -> RequestedModel:
         values |= {"window": window, "windowed": 1.0 - types.count("full_attention") / layers}
         notes.append(f"attention has a window of {window:,} tokens in {values['windowed']:.0%} of the layers")
     family = family_named(form["family"])
-    architecture = checked(filled(family.Architecture, values, path), path)
+    tower: dict[str, Architecture] = {}
+    if image_tokens is not None:
+        if not (vision := config.get("vision_config")) or "tower" not in form:
+            raise InputError(f"{path}: image_tokens={image_tokens}: no vision tower of {kind} is known; leave it out.")
+        sizes = form["tower"]["always"] | _sizes(vision, form["tower"], path) | {"seq_len": image_tokens}
+        tower["tower"] = filled(family_named("transformer").Architecture, sizes, path)
+        notes.append(f"the frozen vision tower reads {image_tokens:,} patches a sample; its projector is left out")
+    architecture = checked(filled(family.Architecture, values, path, **tower), path)
     window = config.get(form.get("full_beyond", ""))
     if isinstance(window, int) and window < values.get("seq_len", 0):
         notes.append(f"attention has a window of {window:,} tokens; predictions ignore the window")

@@ -191,9 +191,13 @@ def _changes(found: Asked, fit: Fit) -> Iterator[dict[str, dict[str, Any]]]:
         typed("seq_len", *([tokens // 2] if tokens > 1 else [])),
         {f"gpus={2 * gpus} batch={2 * found.batch}": {"gpus": 2 * gpus, "batch": 2 * found.batch, **replicas}},
     ]
-    tunings = {"optimizer": "adamw8bit", "loss": "chunked", "offload": "optimizer"}
+    third = "offload=parameters" in software.tunings and (plan.data == 1 or query.fixed.get("zero", 3) == 3)
+    offloads = ["optimizer", *["optimizer,parameters"] * third]
+    tunings = {"optimizer": ["adamw8bit"], "loss": ["chunked"], "offload": offloads}
     changes += [
-        typed(key, value) for key, value in tunings.items() if key in software.tunings and getattr(query, key) is None
+        typed(key, *values)
+        for key, values in tunings.items()
+        if key in software.tunings and getattr(query, key) is None
     ]
     if "lora" in software.tunings and query.lora is None:
         changes.append({"lora=16 quantize=4 (QLoRA, which trains adapters alone)": {"lora": 16, "quantize": 4}})

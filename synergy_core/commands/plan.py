@@ -15,9 +15,14 @@ shipped constants. top: plans shown per count of GPUs. gpus_per_node, network (b
 pcie): describe a node that differs from the usual one. gradients: precision in which gradients are summed and sent,
 bf16 or fp32, if the software supports more than one. optimizer: adamw, adamw_bf16, adamw8bit, paged_adamw8bit,
 adafactor, lion, lion8bit, muon, sgd, sgd_momentum. lora: rank of adapters on all matrices of frozen weights; quantize:
-bits of these weights, 4 (QLoRA), 8 or 16. loss: compiled or chunked. offload=optimizer: its states are on the host.
-recompute_layers: how many layers recompute; others keep everything. shards: replicas that share states out among them
-under ZeRO, such as those of a node (PyTorch's HSDP); by default all. The columns 90% show the interval that contained
+bits of these weights, 4 (QLoRA), 8 or 16. loss: compiled or chunked. offload: what the host keeps, some of optimizer
+(its states), parameters (ZeRO 3) and activations, separated by commas; nvme: drives keep the first two in its place.
+offload_layers: how many layers offload their activations; by default all. recompute_layers: how many layers recompute;
+others keep everything. trainable_layers: how many are trained, the last ones; all else is frozen. image_tokens: patches
+of a sample that the frozen vision tower of a config.json reads; by default it is left out. mean_len: mean tokens of the
+documents that are packed into a sequence, with attention within each only. cp_comm_type: how context-parallel ranks
+communicate, p2p (a ring) or a2a (all-to-alls, Ulysses). shards: replicas that share states out among them under ZeRO,
+such as those of a node (PyTorch's HSDP); by default all. The columns 90% show the interval that contained
 9 in 10 held-out measurements; unmeasured settings are named as extrapolated.
 The columns MFU and whole count causal attention at half and whole. Names of other tools (tp, dp, mbs, gbs, …) are read.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (none,
@@ -94,8 +99,9 @@ MIN_COUNTS_FOR_SUMMARY = 4
 """With this many numbers of GPUs or more, only the best plan for each number is shown."""
 KEPT_PLANS = 500
 """Fastest plans among which one that surely fits is looked for."""
-TUNING = ("optimizer", "lora", "quantize", "loss", "offload", "recompute_layers", "shards")
-"""Settings of `tuned`."""
+WHOLE = ("lora", "quantize", "offload_layers", "recompute_layers", "trainable_layers", "mean_len", "shards")
+TUNING = ("optimizer", "loss", "offload", "cp_comm_type", *WHOLE)
+"""Settings of `tuned`; those in WHOLE are whole numbers."""
 OTHER_NAMES = {
     "tensor": "tp tp_size tensor_parallel tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size",
     "pipeline": "pp pp_size pipeline_parallel pipeline_parallel_size pipeline_parallel_degree "
@@ -111,6 +117,7 @@ OTHER_NAMES = {
     "batch": "gbs global_batch global_bs global_batch_size train_batch_size",
     "seq_len": "seq seqlen seq_length sequence_len sequence_length max_seq_len max_seq_length max_length",
     "gpus": "num_gpus n_gpus ngpus gpu_count world_size",
+    "trainable_layers": "freeze_trainable_layers",
     "gpus_per_node": "nproc_per_node num_gpus_per_node",
     "model": "model_name model_name_or_path base_model",
 }
@@ -194,10 +201,11 @@ def asked(
     stated, notes = _read_plan(query.plan, query, replacing) if query.plan else (Stated({}), ())
     query.software = query.software or DEFAULT_SOFTWARE
     check(query)
-    model = requested_model(query.model, query.seq_len)
+    model = requested_model(query.model, query.seq_len, query.image_tokens)
     seq_len = model.architecture.limits().seq_len
-    if query.tokens is not None and not seq_len:
-        raise InputError(f"tokens=: {query.model} does not read tokens; leave tokens= out.")
+    for key in ("tokens", "mean_len"):
+        if getattr(query, key) is not None and not seq_len:
+            raise InputError(f"{key}=: {query.model} does not read tokens; leave {key}= out.")
     software = software_named(query.software)
     if query.gradients:
         software = with_gradients(software, query.gradients)
@@ -290,13 +298,12 @@ def _read_settings(settings: Sequence[str]) -> SimpleNamespace:
     GPU type. Raises InputError for unknown or missing keys and for text that is not a number."""
     price = "the price of a GPU-hour, such as 2.50"
     readers: dict[str, Callable[[str, str], Any]] = {
-        **dict.fromkeys(("model", "software", "link", "gradients", "optimizer", "loss", "offload"), as_text),
+        **dict.fromkeys(("model", "software", "link", "gradients", "optimizer", "loss", "cp_comm_type"), as_text),
         **dict.fromkeys(("constants", "plan"), lambda _, text: Path(text)),
-        **dict.fromkeys(
-            ("batch", "top", "gpus_per_node", "seq_len", "lora", "quantize", "recompute_layers", "shards"), whole
-        ),
+        **dict.fromkeys(("batch", "top", "gpus_per_node", "seq_len", "image_tokens", *WHOLE), whole),
         **dict.fromkeys(FIXABLE, lambda key, text: whole(key, text, minimum=0)),
         "recompute": _recompute,
+        "offload": lambda _, text: ",".join(sorted({*text.split(",")})),
         "gpu": lambda _, text: tuple(text.split(",")),
         "gpus": _counts,
         "network": lambda key, text: amount(key, text, "bytes/s per GPU, such as 25e9"),
@@ -541,8 +548,8 @@ def _leaner(found: Asked, answer: PlanAnswer) -> Iterator[str]:
     ways: dict[str, dict[str, Any]] = {}
     if "bf16" in software.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"]:
         ways["With gradients=bf16"] = {"gradient_bytes": GRADIENT_BYTES["bf16"]}
-    if "offload" in software.tunings:
-        ways["With the optimizer offloaded to the host (ZeRO-Offload, 8 CPU threads a GPU)"] = {"offload": True}
+    if "offload" in software.tunings and not software.offload:
+        ways["With the optimizer offloaded to the host (ZeRO-Offload, 8 threads a GPU)"] = {"offload": ("optimizer",)}
     for way, changed in ways.items():
         plans = found.find(table.machine, [count], **changed)
         if len(plans):

@@ -178,15 +178,11 @@ def held(work: Work, plans: Plans, software: Software) -> tuple[Floats, Floats]:
     most = np.minimum(np.ceil(count / plans.pipeline), count)
     for each in work.layers:
         share = most * each.count / count
-        if software.adapter_rank:
-            dense = dense + share * each.block.adapter_parameters(software.adapter_rank, expert=False)
-            expert = expert + share * each.block.adapter_parameters(software.adapter_rank, expert=True)
-            continue
-        dense = dense + share * each.block.parameters
-        expert = expert + share * each.block.expert_parameters
+        dense = dense + share * each.block.trained_parameters(software, expert=False)
+        expert = expert + share * each.block.trained_parameters(software, expert=True)
     first, last = np.asarray(work.before.parameters, float), np.asarray(work.after.parameters, float)
     edge = np.where(plans.pipeline == 1, first + last, np.maximum(first, last))
-    return dense + edge * (software.adapter_rank == 0), expert
+    return dense + edge * software.trains_tables, expert
 
 
 ReplicaTerms = tuple[ExchangeTerms, ExchangeTerms]
@@ -258,7 +254,7 @@ def replica_exchange_s(
     )
     weight_bytes = software.frozen_bytes if software.adapter_rank else software.weight_bytes
     gathered = of_all(all_gather_s, unit * weight_bytes) + of_experts(all_gather_s, own_unit * weight_bytes)
-    if software.adapter_rank:
+    if not software.trains_tables:
         unit, own_unit = dense / layers, expert / layers
     scattered = gradients_s(of_all, reduce_scatter_s, unit * software.gradient_bytes)
     scattered = scattered + gradients_s(of_experts, reduce_scatter_s, own_unit * software.gradient_bytes)
@@ -266,7 +262,8 @@ def replica_exchange_s(
     scattered = np.maximum(scattered, summed)
 
     def micro_batch_s(scattered: Floats) -> Floats:
-        every = exposed(gathered, forward_s / layers) + exposed(gathered + scattered, backward_s / layers)
+        again = software.trained_fraction * gathered  # no backward pass runs through the first layers if frozen
+        every = exposed(gathered, forward_s / layers) + exposed(again + scattered, backward_s / layers)
         return layers * every + 2.0 * gathered
 
     gathers = np.where(plans.zero == 3, plans.accumulation, 1)

@@ -7,7 +7,8 @@ equally many layers, except for the few that the software allows to be shorter; 
 layer, because they have the embedding and the logits. Sequence parallelism needs a sequence that tensor × context
 divides; software that keeps experts whole needs it for experts under tensor parallelism. expert divides data × context;
 under sequence parallelism, if the software keeps experts whole, it may divide tensor × data × context instead. Few
-stacks combine ZeRO 2 or 3 with pipeline stages (`Software.staged_zeros`).
+stacks combine ZeRO 2 or 3 with pipeline stages (`Software.staged_zeros`). With all-to-alls (`cp_comm_type=a2a`),
+context-parallel ranks split the key-value heads further.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def candidates(
     fixed: values that degrees must have. Plans that allow none of the software's ZeRO stages are left out. Raises
     InputError for a degree that the model cannot have.
     """
-    held = _checked(limits, fixed or {}, global_batch)
+    held = _checked(limits, fixed or {}, global_batch, software)
 
     def choices(name: str, values: Sequence[int]) -> Ints:
         return np.array([held[name]] if name in held else values, dtype=np.int64)
@@ -74,6 +75,8 @@ def candidates(
         columns.update({key: column[wanted] for key, column in columns.items()})
 
     keep(np.isin(np.prod([columns[name] for name in names], axis=0), np.asarray(counts)))
+    if software.cp_comm_type == "a2a":
+        keep((columns["context"] == 1) | (limits.groups % (columns["tensor"] * columns["context"]) == 0))
     cross("micro_batch", micro_batches)
     keep((global_batch // columns["data"]) % columns["micro_batch"] == 0)
     columns["accumulation"] = global_batch // (columns["data"] * columns["micro_batch"])
@@ -140,7 +143,7 @@ def undominated(zero: Ints, recompute: Ints, of: Ints) -> Bools:
     return result
 
 
-def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int) -> Mapping[str, int]:
+def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int, software: Software) -> Mapping[str, int]:
     """Returns the fixed degrees. Raises InputError for a degree that the model cannot have."""
     for name, value in fixed.items():
         if name not in FIXABLE:
@@ -172,6 +175,11 @@ def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int) -> Map
         (
             limits.seq_len % of["context"],
             f"context={of['context']} does not divide the sequence of {limits.seq_len} tokens; choose a divisor.",
+        ),
+        (
+            of["context"] > 1 and software.cp_comm_type == "a2a" and limits.groups % (tensor * of["context"]),
+            f"cp_comm_type=a2a: tensor × context = {tensor * of['context']} does not divide the model's "
+            f"{limits.groups} key-value heads; choose less.",
         ),
         (
             global_batch % replica,

@@ -43,7 +43,7 @@ def seconds(value: float) -> str:
 
 
 def model_flops(family: Family, architecture: Architecture, software: Software, *, causal_share: float = 0.5) -> float:
-    """FLOPs of one sample: 3 × forward, without recomputation.
+    """FLOPs of one sample: 3 × forward, without recomputation; 1 × in layers that are frozen.
 
     causal_share: the part of causal attention that counts. PaLM (arXiv 2204.02311, appendix B) and Megatron-LM (arXiv
     2104.04473, section 5.1) count it whole, 1.
@@ -51,7 +51,7 @@ def model_flops(family: Family, architecture: Architecture, software: Software, 
     work = family.work(architecture, plans_of([Plan()]), software)
     flops = work.before.flops(causal_share) + work.after.flops(causal_share)
     for run in work.layers:
-        flops = flops + run.block.flops(causal_share) * run.count
+        flops = flops + run.block.flops(causal_share) * run.count * ((1.0 + 2.0 * software.trained_fraction) / 3.0)
     return 3.0 * float(np.max(flops))
 
 

@@ -154,6 +154,15 @@ class Software:
     """Bytes per frozen weight of a matrix."""
     recomputed_fraction: float = 1.0
     """Fraction of the layers to which a plan's recomputation applies; the others keep everything."""
+    trained_fraction: float = 1.0
+    """Fraction of the layers that are trained, the last ones, or that have adapters."""
+    trains_tables: bool = True
+    """Whether embedding and logits are trained, and not only layers or adapters."""
+    cp_comm_type: str = "p2p"
+    """How context-parallel ranks communicate: one of `planner.tuning.CP_TYPES`."""
+    mean_len: int = 0
+    """Tokens of each document that is packed into a sequence. Fused attention stays within one; 0: sequences are whole.
+    """
     update_bytes: float = 0.0
     """Bytes of temporary arrays per updated parameter, beside those of an eager Adam."""
     update_elements: float = 0.0
@@ -178,10 +187,12 @@ class Software:
     recomputes: tuple[str, ...] = ("none", "selective", "full")
     """Names of the supported recomputation modes."""
     tunings: tuple[str, ...] = ()
-    """Settings of `planner.tuning.tuned` that a user of this software can turn on: optimizer, lora, loss, offload."""
-    offload: bool = False
-    """Whether the host keeps optimizer states (under ZeRO 2 and 3 also gradients) and updates the weights
-    (ZeRO-Offload, ATC 2021)."""
+    """Settings of `planner.tuning.tuned` that a user of this software can turn on: optimizer, lora, loss, offload, and
+    single values that few stacks have, such as `offload=parameters`."""
+    offload: tuple[str, ...] = ()
+    """What leaves the GPU: words of `planner.tuning.OFFLOADS`."""
+    offloaded_fraction: float = 1.0
+    """Fraction of the layers whose activations are offloaded, if any are."""
     short_chunks: int = 0
     """Number of interleaved chunks that may have one layer fewer than the others, such as those with the embedding and
     the logits."""

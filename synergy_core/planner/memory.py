@@ -7,13 +7,12 @@ Sources: Rajbhandari et al. (arXiv 1910.02054), section 3, for ZeRO; Korthikanti
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.planner.machine import Machine, Software
-from synergy_core.planner.plan import Plans, Recompute
+from synergy_core.planner.plan import Plans
 from synergy_core.planner.work import Amount, Block, Work
 from synergy_core.units import Floats
 
@@ -31,6 +30,14 @@ INLINE_ECC = 1.0 / 16.0
 16 GiB, 46,080 of an A40's 48)."""
 MARGIN = 0.04
 """Fraction of the visible memory kept free, for prediction errors and fragmentation."""
+
+RESIDENT_LAYERS = 2.0
+"""Layers whose activations are on the GPU while they are offloaded: one is computed, and one is copied."""
+STATE_BUFFERS = 4.0
+"""DeepSpeed's buffers for states on NVMe, each of a sub-group in fp32: offload_optimizer.buffer_count."""
+PINNED_ELEMENTS, ELEMENTS_IN_HOST = 5.0 * 1e8, 1e9
+"""Weights in the host's buffers, and further weights there, if weights are on NVMe: offload_param.buffer_count ×
+buffer_size, and max_in_cpu (deepspeedai/DeepSpeed, docs/_pages/config-json.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class Memory:
     groups: NDArray[np.int64]
     """Number of process groups of several GPUs that include the GPU."""
     host: Floats
-    """Bytes that the host keeps for the GPU if states are offloaded."""
+    """Bytes that the host keeps for the GPU of what is offloaded; of what is on NVMe, only its buffers."""
     gpus: NDArray[np.int64]
     """Number of GPUs of the plan."""
 
@@ -177,19 +184,20 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
         begin = end
 
     flight = _in_flight(plans, rank)
-    kept, over = np.zeros(len(plans)), np.zeros(len(plans))
+    kept, over, largest = (np.zeros(len(plans)) for _ in range(3))
     for block, count in held:
-        one = np.choose(plans.recompute, _broad(plans, *(block.kept_bytes(each) for each in Recompute)))
-        one = one + (1.0 - software.recomputed_fraction) * (block.kept_bytes(Recompute.NONE) - one)
-        kept = kept + flight * count * one
+        one = block.kept(plans, software)
+        kept = kept + flight * count * one * software.trained_fraction
         over = np.maximum(over, np.where(count > 0, block.live_bytes - one, 0.0))
+        largest = np.maximum(largest, np.where(count > 0, one, 0.0))
+    host = np.maximum(software.offloaded_fraction * kept - RESIDENT_LAYERS * largest, 0.0)
+    host = host * ("activations" in software.offload)
+    kept = kept - host
     logits = last * work.after.live_bytes
     # The last block's backward pass begins after the logits are freed, so only the larger of the two counts.
     activations = kept + np.maximum(over - logits, 0.0)
 
     held.append((work.after, last * 1.0))
-    dense = sum(count * block.parameters for block, count in held)
-    experts = sum(count * block.expert_parameters for block, count in held)
     none = np.zeros(len(plans))
     adapted = software.adapter_rank
     replicas = plans.data * plans.context
@@ -197,12 +205,11 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     shards = software.sharing(replicas)
     expert_shards = software.sharing(np.maximum(replicas * apart // plans.expert, 1))
 
-    trained, of_experts = dense, experts
-    if adapted:
-        trained, of_experts = (
-            sum((count * block.adapter_parameters(adapted, expert=each) for block, count in held[1:-1]), none)
-            for each in (False, True)
-        )
+    updated = held if software.trains_tables else held[1:-1]
+    trained, of_experts = (
+        sum((count * block.trained_parameters(software, expert=each) for block, count in updated), none)
+        for each in (False, True)
+    )
 
     def split(dense: Amount, of_experts: Amount, from_stage: int) -> Floats:
         is_split = plans.zero >= from_stage
@@ -224,6 +231,17 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     if adapted:  # adapters are in fp32, beside frozen weights
         weights = sharded(4.0, 3) + split(frozen, of_frozen_experts, 3)
         optimizer_bytes = software.state_bytes
+    elif not software.trains_tables:
+        rest = (frozen - software.weight_bytes * trained, of_frozen_experts - software.weight_bytes * of_experts)
+        weights = weights + split(*rest, 3)
+    tower = first * work.tower.count * work.tower.block.parameters if work.tower else none
+    weights = weights + split(software.weight_bytes * tower, none, 3)
+    third = plans.zero >= 3
+    if "parameters" in software.offload:  # a single GPU runs DeepSpeed's stage 3 too
+        third, away, weights = third | (replicas == 1), weights, none
+        if "nvme" in software.offload:
+            away = software.weight_bytes * PINNED_ELEMENTS + np.minimum(away, software.weight_bytes * ELEMENTS_IN_HOST)
+        host = host + away
     unit, unit_bytes = none, none
     for (block, count), weighed in zip(held, stored, strict=True):
         unit = np.maximum(unit, np.where(count > 0, block.parameters + block.expert_parameters, 0.0))
@@ -233,7 +251,7 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
         each = software.frozen_bytes if adapted else software.weight_bytes
         live = np.minimum(np.maximum(each * software.live_elements, unit_bytes), frozen + of_frozen_experts)
     live_bytes = live + software.gradient_bytes * unit * (adapted == 0)
-    gathered = np.where((plans.zero >= 3) & (shards > 1), live_bytes, 0.0)
+    gathered = np.where(third & ((shards > 1) | ("parameters" in software.offload)), live_bytes, 0.0)
     whole, own = software.gradient_bytes * (trained + of_experts), sharded(software.gradient_bytes, 2)
     gradients = own
     if software.sums_whole:  # in the weights' format, beside the shards into which the last micro-batch reduces them
@@ -243,13 +261,14 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     chunk = np.minimum(whole / plans.interleave, whole - gradients)
     gathered = gathered + np.where((plans.zero >= 2) & (plans.pipeline > 1), chunk, 0.0)
     # DeepSpeed sends gradients to the host through its buckets, on one GPU too.
-    through_host = software.offload & (software.bucket_elements > 0) & (shards == 1)
+    is_offloaded = "optimizer" in software.offload
+    through_host = is_offloaded & (software.bucket_elements > 0) & (shards == 1)
     in_buckets = (plans.zero >= 1) & (shards > 1) | through_host
-    per_gradient = np.where(plans.zero >= 3, 1.0, 2.0) * software.gradient_bytes
+    per_gradient = np.where(third, 1.0, 2.0) * software.gradient_bytes
     buckets = np.where(in_buckets, software.bucket_elements * per_gradient, 0.0)
     # After the activations are freed, foreach kernels make an fp32 array of a state, and DeepSpeed one of gradients.
     foreach = 4.0 if software.eager and software.foreach else 0.0
-    per_updated = 0.0 if software.offload else software.update_bytes + foreach
+    per_updated = 0.0 if is_offloaded else software.update_bytes + foreach
     step = sharded(per_updated, 1)
     if software.update_elements:
         step = np.where(plans.zero >= 3, np.minimum(step, per_updated * software.update_elements), step)
@@ -265,22 +284,20 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
         ]
         workspace = workspace + software.weight_bytes * np.max([none, *sizes], axis=0)
     groups = sum(np.asarray(each > 1, np.int64) for each in (plans.tensor, plans.pipeline, plans.context, plans.data))
-    moved = np.where(software.offload & (plans.zero >= 2) | through_host, own, 0.0)
+    moved = np.where(is_offloaded & (plans.zero >= 2) | through_host, own, 0.0)
     states = sharded(optimizer_bytes, 1)
+    away = (states + moved) * is_offloaded
+    if "nvme" in software.offload:
+        away = np.minimum(away, STATE_BUFFERS * np.minimum(sharded(4.0, 1), 4.0 * (software.update_elements or np.inf)))
     return Memory(
         weights=weights,
         gradients=gradients - moved,
-        optimizer=0.0 * states if software.offload else states,
+        optimizer=states * (not is_offloaded),
         activations=activations,
-        logits=_broad(plans, logits)[0],
+        logits=none + logits,
         buffers=workspace + gathered + buckets + spare,
         workspace=workspace,
         groups=groups + (plans.expert > 1),
-        host=states + moved if software.offload else 0.0 * states,
+        host=host + away,
         gpus=plans.gpus,
     )
-
-
-def _broad(plans: Plans, *amounts: Any) -> list[Floats]:
-    """Each amount as an array (plans,)."""
-    return [np.broadcast_to(np.asarray(each, float), (len(plans),)) for each in amounts]

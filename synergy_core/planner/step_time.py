@@ -29,16 +29,20 @@ HOST_COPY_EFFICIENCY = 0.44
 Both constants are fitted to Rubick's rows of bert and gpt2, by least squares of log(predicted ÷ measured).
 docs/accuracy_planner.md has their errors on other models.
 """
+NVME_BYTES_PER_S = 1.6e9
+"""Assumed rate at which each GPU reads or writes NVMe drives while all of its node do: that of a DGX-2 (ZeRO-Infinity,
+arXiv 2104.07857, figure 2b). Not fitted to anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """Seconds of a step on the slowest stage, (plans,); the parts add up to total_s.
 
-    compute_s: forward and backward passes of all micro-batches. recompute_s: recomputed forward passes. tensor_s,
-    context_s, expert_s: collectives of tensor, context and expert parallelism. bubble_s: filling and draining the
-    pipeline. pipeline_s: activations sent between stages. data_s: exchange of gradients and weights that does not
-    overlap with computation. optimizer_s: the update. other_s: fixed cost of a step.
+    compute_s: forward and backward passes of all micro-batches, or the copies over PCIe that a pass waits for.
+    recompute_s: recomputed forward passes. tensor_s, context_s, expert_s: collectives of tensor, context and expert
+    parallelism. bubble_s: filling and draining the pipeline. pipeline_s: activations sent between stages. data_s:
+    exchange of gradients and weights that does not overlap with computation. optimizer_s: the update. other_s: fixed
+    cost of a step.
     """
 
     total_s: Floats
@@ -101,9 +105,11 @@ def computation(work: Work, plans: Plans, machine: Machine, software: Software, 
     updated = dense / shards + of_experts / expert_shards
     memory_bytes_per_s = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
     optimizer_s = updated * per_parameter * c.optimizer_bytes_factor / memory_bytes_per_s
-    if software.offload:
+    if "optimizer" in software.offload:
         copied = (dense + of_experts) * software.gradient_bytes
         optimizer_s = updated * HOST_UPDATE_S + copied / (machine.gpu.pcie_bytes_per_s * HOST_COPY_EFFICIENCY)
+        if "nvme" in software.offload:  # states and fp32 gradients are read and written (ZeRO-Infinity, section 4)
+            optimizer_s = optimizer_s + updated * 2.0 * (software.optimizer_bytes + 4.0) / NVME_BYTES_PER_S
     seconds = {
         "compute_s": m * (forward + backward),
         "recompute_s": m * again,
@@ -128,6 +134,8 @@ def _slowest_stage(work: Work, runs: PlannedRuns) -> tuple[Floats, Floats]:
     """
     plans, count = runs.plans, np.asarray(work.layer_count, float)
     before, after = (_block_s(each, runs, is_layer=False) for each in (work.before, work.after))
+    if work.tower:
+        before[0] += _block_s(work.tower.block, runs, is_layer=False)[0] * work.tower.count
     layers = sum(_block_s(run.block, runs, is_layer=True) * run.count for run in work.layers)
     layer = layers * (1.0 / count)
     chunks = (plans.pipeline * plans.interleave).astype(float)
@@ -148,6 +156,9 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
     tensor = np.where(plans.tensor > 1, one * block.tensor_count, 0.0)
     ring_bytes = np.asarray(block.context_bytes) * (plans.context - 1) / np.maximum(plans.context, 1)
     ring = send_s(ring_bytes, runs.context_within == plans.context, links)
+    if by_heads := runs.software.cp_comm_type == "a2a":  # of queries, keys, values and outputs
+        quarter = 0.25 * np.asarray(block.context_bytes)
+        ring = 4.0 * is_layer * all_to_all_s(quarter, plans.context, runs.context_within, links)
     context = np.where(plans.context > 1, ring, 0.0)
     expert = _all_to_all_s(block, runs) * block.expert_count
     collectives = (plans.tensor > 1) * np.asarray(block.tensor_count, float)
@@ -164,7 +175,10 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
         return longer - tensor
 
     forward = bound(gpu.forward_s, gpu.forward_kernels, tensor)
-    backward = bound(gpu.backward_s, gpu.backward_kernels, tensor - hidden)
+    # No backward pass runs through frozen first layers, and frozen logits have no weight gradients.
+    own = runs.software.trained_fraction if is_layer else 1.0
+    frozen_s = gpu.weights_s * (not is_layer and not runs.software.trains_tables)
+    backward = own * bound(gpu.backward_s - frozen_s, gpu.backward_kernels, tensor - hidden)
     passes, again = np.full(len(plans), Recompute.NONE.passes), np.zeros(len(plans))
     if is_layer:
         core = 0.0 if runs.software.flash else gpu.attention_s
@@ -177,9 +191,32 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
         }
         part = runs.software.recomputed_fraction
         passes = part * plans.passes + (1.0 - part) * Recompute.NONE.passes
-        again = part * np.choose(plans.recompute, [seconds[each] for each in Recompute])
-    parts = (forward, backward, again, tensor * (passes - 1.0) - hidden, context * passes, expert * (passes - 1.0))
+        again = part * own * np.choose(plans.recompute, [seconds[each] for each in Recompute])
+    tensor, context = tensor * (passes - 1.0) - hidden, context * (passes - by_heads)
+    copied_s = _copied_s(block, runs, is_layer=is_layer)
+    forward, backward = np.maximum(forward, copied_s), np.maximum(backward, copied_s - again)
+    parts = (forward, backward, again, tensor, context, expert * (passes - 1.0))
     return np.stack([np.broadcast_to(each, (len(plans),)) for each in parts])
+
+
+def _copied_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
+    """Seconds (plans,) to copy what a block's pass needs from the host or, in the forward pass, leaves there.
+
+    Each rank reads its own part of the weights, which FSDP keeps in fp32 (ZeRO-Infinity, arXiv 2104.07857, section
+    6.1). Copies run beside the computation of the same pass.
+    """
+    software, rate = runs.software, runs.machine.gpu.pcie_bytes_per_s * HOST_COPY_EFFICIENCY
+    seconds: Floats = np.zeros(len(runs.plans))
+    if "parameters" in software.offload:
+        own = block.stored_bytes(software, expert=False) / runs.shards
+        own = own + block.stored_bytes(software, expert=True) / runs.copies
+        own = own * (4.0 / software.weight_bytes if software.gathers_from_master else 1.0)
+        seconds = own / (min(rate, NVME_BYTES_PER_S) if "nvme" in software.offload else rate)
+    if "activations" in software.offload and is_layer:
+        seconds = (
+            seconds + software.offloaded_fraction * software.trained_fraction * block.kept(runs.plans, software) / rate
+        )
+    return seconds
 
 
 def _all_to_all_s(block: Block, runs: PlannedRuns) -> Floats:

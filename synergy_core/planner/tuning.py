@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from synergy_core.errors import InputError, unknown
 from synergy_core.planner.machine import Software
@@ -52,6 +52,17 @@ LOSSES: Mapping[str, float] = {"compiled": 6.0, "chunked": 14.0 / 8}
 chunked: plain cross entropy on an eighth of the tokens at a time (the same; Liger's fused loss keeps less, arXiv
 2410.10989)."""
 
+CP_TYPES = ("p2p", "a2a")
+"""How context-parallel ranks get what attention needs, in Megatron Core's words. p2p: keys and values pass round a
+ring. a2a: all-to-alls give each rank all tokens of its part of the heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
+OFFLOADS = ("optimizer", "parameters", "activations", "nvme")
+"""Words of `offload`. optimizer: the host keeps states, under ZeRO 2 and 3 also gradients, and updates the weights
+(ZeRO-Offload, ATC 2021). parameters: the host keeps weights, which every pass reads (ZeRO 3 only). nvme: drives keep
+these two in place of the host (ZeRO 3 only; ZeRO-Infinity, arXiv 2104.07857; deepspeedai/DeepSpeed,
+docs/_pages/config-json.md: offload_param and offload_optimizer). activations: the host keeps what layers keep for the
+backward pass (Megatron Core's cpu_offloading, which has neither pipeline stages nor recomputation; huggingface/trl,
+SFTConfig.activation_offloading; Composer's activation_cpu_offload)."""
+
 
 def tuned(
     software: Software,
@@ -61,50 +72,63 @@ def tuned(
     quantize: int | None = None,
     loss: str | None = None,
     offload: str | None = None,
+    offload_layers: int | None = None,
     recompute_layers: int | None = None,
+    trainable_layers: int | None = None,
+    cp_comm_type: str | None = None,
+    mean_len: int | None = None,
     shards: int | None = None,
     layers: int = 1,
 ) -> Software:
     """The stack as a run uses it. None: its default. lora: rank of adapters on all linear layers of the blocks.
 
-    quantize: bits of the frozen weights under adapters. recompute_layers: how many of the model's `layers` recompute,
-    evenly over the stages, as Megatron's --recompute-method block has it for each. shards: ranks that share states out
-    among them under ZeRO, such as those of a node (PyTorch's HSDP). Raises InputError for unknown names,
-    and for quantized weights without adapters.
+    quantize: bits of the frozen weights under adapters. offload: some of `OFFLOADS`, separated by commas.
+    offload_layers: how many of the model's `layers` offload their activations. recompute_layers: how many recompute,
+    evenly over the stages, as Megatron's --recompute-method block has it for each. trainable_layers: how many are
+    trained, the last ones; all else is frozen. mean_len: tokens of each document that is packed into a sequence; all
+    are taken to be equally long. shards: ranks that share states out among them under ZeRO, such as those of a node
+    (PyTorch's HSDP). Raises InputError for unknown names, for values that the stack lacks, and for those that need
+    another setting or exclude one.
     """
-    if optimizer is not None and optimizer not in OPTIMIZERS:
-        raise unknown("optimizer", optimizer, OPTIMIZERS)
-    if optimizer not in (None, "adamw"):  # adamw is every stack's own
-        found = OPTIMIZERS[optimizer]
-        states = found.state_bytes - software.state_bytes
-        software = replace(
-            software,
-            optimizer_bytes=software.optimizer_bytes + states,
-            state_bytes=found.state_bytes,
-            foreach=software.foreach and found.foreach,
-        )
+    words = tuple(offload.split(",")) if offload else ()
+    words += ("activations",) * (offload_layers is not None and "activations" not in words)
+    named = [("optimizer", optimizer, OPTIMIZERS), ("loss", loss, LOSSES), ("cp_comm_type", cp_comm_type, CP_TYPES)]
+    for kind, name, names in [*named, *(("offload", each, OFFLOADS) for each in words)]:
+        if name is not None and name not in names:
+            raise unknown(kind, name, names)
+    needed = [f"offload={each}" for each in words if each != "optimizer"]
+    needed += ["cp_comm_type=a2a"] * (cp_comm_type == "a2a") + ["trainable_layers"] * (trainable_layers is not None)
+    for setting in needed:
+        if setting not in software.tunings:
+            raise InputError(f"{setting}: {software.name} lacks it; it has {', '.join(software.tunings) or 'no such'}.")
+    if words == ("nvme",):
+        raise InputError("offload=nvme says where, not what; type offload=nvme,optimizer or nvme,parameters.")
     if quantize is not None and lora is None:
         raise InputError(f"quantize={quantize} is for frozen weights under adapters; give their rank, such as lora=16.")
+    if quantize is not None and quantize not in FROZEN_BYTES:
+        raise InputError(f"quantize={quantize}: expected {', '.join(map(str, FROZEN_BYTES))} bits.")
+    if trainable_layers is not None and lora is not None:
+        raise InputError("trainable_layers= trains whole layers, and lora= adapters alone; leave one out.")
+    changed: dict[str, Any] = {"offload": words, "logit_bytes": loss and LOSSES[loss], "shard_ranks": shards}
+    changed |= {"cp_comm_type": cp_comm_type, "mean_len": mean_len, "adapter_rank": lora}
+    changed["trains_tables"] = lora is None and trainable_layers is None
+    if optimizer not in (None, "adamw"):  # adamw is every stack's own
+        found = OPTIMIZERS[optimizer]
+        changed["optimizer_bytes"] = software.optimizer_bytes + (found.state_bytes - software.state_bytes)
+        changed |= {"state_bytes": found.state_bytes, "foreach": software.foreach and found.foreach}
     if lora is not None:
-        if quantize is not None and quantize not in FROZEN_BYTES:
-            raise InputError(f"quantize={quantize}: expected {', '.join(map(str, FROZEN_BYTES))} bits.")
-        frozen = software.weight_bytes if quantize is None else FROZEN_BYTES[quantize]
-        software = replace(software, adapter_rank=lora, frozen_bytes=frozen)
-    if loss is not None:
-        if loss not in LOSSES:
-            raise unknown("loss", loss, LOSSES)
-        software = replace(software, logit_bytes=LOSSES[loss])
-    if offload is not None:
-        if offload != "optimizer":
-            raise unknown("offload", offload, ("optimizer",))
-        software = replace(software, offload=True)
-    if shards is not None:
-        software = replace(software, shard_ranks=shards)
-    if recompute_layers is not None:
-        if recompute_layers > layers:
-            raise InputError(f"recompute_layers={recompute_layers}: the model has {layers} layers.")
-        software = replace(software, recomputed_fraction=recompute_layers / layers)
-    return software
+        changed["frozen_bytes"] = software.weight_bytes if quantize is None else FROZEN_BYTES[quantize]
+    if {"parameters", "nvme"} & {*words}:
+        changed["zeros"] = (3,)
+    if "activations" in words and "pipeline" in software.splits:  # Megatron Core
+        changed["splits"] = tuple(each for each in software.splits if each not in ("pipeline", "interleave"))
+        changed["recomputes"] = ("none",)
+    of_layers = {"recomputed": recompute_layers, "offloaded": offload_layers, "trained": trainable_layers}
+    for name, count in of_layers.items():
+        if count is not None and count > layers:
+            raise InputError(f"{count} {name} layers: the model has {layers} layers.")
+        changed[f"{name}_fraction"] = count and count / layers
+    return replace(software, **{name: value for name, value in changed.items() if value is not None})
 
 
 def in_words(**chosen: object) -> str:

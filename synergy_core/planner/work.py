@@ -83,7 +83,8 @@ class Block:
     tensor_count: Amount = 0.0
     """Number of these all-reduces in each pass."""
     context_bytes: Amount = 0.0
-    """Bytes of keys and values sent around the context-parallel ring."""
+    """Bytes of keys and values sent around the context-parallel ring, or of queries, keys, values and outputs in
+    all-to-alls."""
     expert_bytes: Amount = 0.0
     """Bytes that each GPU sends in one all-to-all."""
     expert_copies: Amount = 1.0
@@ -131,6 +132,12 @@ class Block:
         total: Amount = rank * sum(sides, 0.0)
         return total
 
+    def trained_parameters(self, software: Software, *, expert: bool) -> Amount:
+        """Parameters of a layer that are trained, of the experts or of all else: on average over all layers."""
+        if software.adapter_rank:
+            return self.adapter_parameters(software.adapter_rank, expert=expert)
+        return software.trained_fraction * np.asarray(self.expert_parameters if expert else self.parameters)
+
     def stored_bytes(self, software: Software, *, expert: bool) -> Amount:
         """Bytes of the weights of the experts or of all else. Under adapters, matrices may be quantized."""
         total = software.weight_bytes * np.asarray(self.expert_parameters if expert else self.parameters)
@@ -162,6 +169,12 @@ class Block:
             Recompute.MODULES: selective if self.module_bytes is None else self.module_bytes,
         }[recompute]
 
+    def kept(self, plans: Plans, software: Software) -> Amount:
+        """Bytes kept for the backward pass under each plan, (plans,); layers that do not recompute keep everything."""
+        sizes = [np.broadcast_to(np.asarray(self.kept_bytes(each), float), (len(plans),)) for each in Recompute]
+        one: Floats = np.choose(plans.recompute, sizes)
+        return one + (1.0 - software.recomputed_fraction) * (sizes[Recompute.NONE] - one)
+
 
 @dataclass(frozen=True, slots=True)
 class Layers:
@@ -182,6 +195,8 @@ class Work:
     before: Block
     layers: tuple[Layers, ...]
     after: Block
+    tower: Layers | None = None
+    """A frozen encoder of images on the first stage: it has weights and a forward pass, and nothing else."""
 
     @property
     def layer_count(self) -> Amount:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from emitted_plans import launch, read, stated
@@ -13,6 +14,7 @@ from synergy_core.planner.emitters import emitted, emitter_named, form_names
 from synergy_core.planner.families import architecture_named
 from synergy_core.planner.machine import software_named, with_gradients
 from synergy_core.planner.plan import Plan, Recompute
+from synergy_core.planner.tuning import tuned
 
 ZERO3 = {
     "train_batch_size": "auto",
@@ -117,12 +119,11 @@ def test_automatic_values_of_a_deepspeed_file_are_typed_or_are_those_of_the_trai
 
 
 def test_what_a_deepspeed_file_sets_and_predictions_leave_out_is_named():
-    zero = {"stage": 3, "offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "cpu"}}
+    zero = {"stage": 3, "offload_optimizer": {"device": "none"}, "offload_param": {"device": "gpu"}}
     zero |= {"overlap_comm": False, "zero_quantized_weights": True, "zero_hpz_partition_size": 8}
     found = stated("deepspeed", json.dumps({"zero_optimization": zero, "optimizer": {"type": "OneBitAdam"}}))
     assert found.not_modelled == (
-        "zero_optimization.offload_optimizer.device: nvme",
-        "zero_optimization.offload_param.device: cpu",
+        "zero_optimization.offload_param.device: gpu",
         "zero_optimization.zero_quantized_weights: True",
         "zero_optimization.zero_hpz_partition_size: 8",
         "optimizer.type: OneBitAdam",
@@ -130,6 +131,33 @@ def test_what_a_deepspeed_file_sets_and_predictions_leave_out_is_named():
         "fp32, because neither bf16 nor fp16 is enabled",
     )
     assert "offload" not in found.settings
+
+
+@pytest.mark.parametrize(
+    ("states", "weights", "offload"),
+    [
+        ("cpu", None, "optimizer"),
+        ("cpu", "cpu", "optimizer,parameters"),
+        (None, "nvme", "nvme,parameters"),
+        ("nvme", "nvme", "nvme,optimizer,parameters"),
+        ("nvme", "cpu", "nvme,optimizer,parameters"),
+    ],
+)
+def test_a_deepspeed_file_says_what_it_offloads_and_where(states, weights, offload):
+    zero = {
+        "stage": 3,
+        "offload_optimizer": {"device": states},
+        "offload_param": {"device": weights, "pin_memory": True},
+    }
+    found = stated("deepspeed", json.dumps({"zero_optimization": zero, "bf16": {"enabled": True}}))
+    assert found.settings["offload"] == offload
+    assert bool(found.not_modelled) == ({states, weights} == {"cpu", "nvme"})
+    below = stated("deepspeed", json.dumps({"zero_optimization": zero | {"stage": 2, "offload_optimizer": {}}}))
+    assert "offload" not in below.settings  # config-json.md: offload_param is valid only with stage 3
+    software = tuned(software_named("deepspeed"), offload=offload)
+    chosen = replace(launch(Plan(data=8, zero=3)), software=software)
+    for form in ("deepspeed", "accelerate"):
+        assert stated(form, emitted(form, chosen)).settings["offload"] == offload
 
 
 @pytest.mark.parametrize(
@@ -153,8 +181,8 @@ def test_fsdp_under_accelerate_in_old_and_new_spellings(strategy, zero):
 def test_what_accelerate_leaves_to_the_script_and_what_is_not_modelled_is_named():
     text = FSDP.format(strategy="fsdp_sharding_strategy: HYBRID_SHARD", offload="true")
     found = stated("accelerate", text)
-    assert (found.not_modelled, found.settings["shards"]) == ((BEYOND,), 8)
-    assert found.settings["offload"] == "optimizer"
+    assert (found.not_modelled, found.settings["shards"]) == ((), 8)
+    assert found.settings["offload"] == "optimizer,parameters"
     assert found.assumed.keys() == {"micro_batch", "recompute", "batch"}
     with pytest.raises(InputError, match=r"num_processes: 8 is not gpus=4; type gpus=8"):
         stated("accelerate", text, 4)
@@ -223,16 +251,36 @@ def test_training_arguments_have_the_trainers_defaults():
     assert (inline.settings["zero"], inline.software, inline.not_modelled) == (3, "deepspeed", ())
 
 
+def test_llama_factory_freezes_layers_and_towers():
+    """src/llamafactory/hparams/finetuning_args.py: two layers by default; a negative number means the first ones."""
+    text = FACTORY.replace("finetuning_type: lora", "finetuning_type: freeze\nfreeze_vision_tower: true")
+    text = text.replace("quantization_bit: 4\ndeepspeed: folder/zero3.json\n", "").replace("packing", "neat_packing")
+    found = stated("trainer", text)
+    assert found.settings["trainable_layers"] == 2
+    assert {"image_tokens", "mean_len"} <= found.assumed.keys()
+    assert found.not_modelled == ()
+    assert stated("trainer", f"{text}freeze_trainable_layers: 6\n").settings["trainable_layers"] == 6
+    with pytest.raises(InputError, match="freeze_trainable_layers: -2"):
+        stated("trainer", f"{text}freeze_trainable_layers: -2\n")
+
+
+def test_weights_that_fsdp_offloads_are_written_as_read():
+    stack = tuned(software_named("accelerate-fsdp"), offload="optimizer,parameters")
+    text = emitted("accelerate", replace(launch(Plan(data=8, zero=3)), software=stack))
+    assert stated("accelerate", text).settings["offload"] == "optimizer,parameters"
+
+
 def test_an_axolotl_file_is_read_under_its_own_names():
     found = stated("axolotl", AXOLOTL)
     assert found.settings == {
         **{"micro_batch": 1, "accumulation": 4, "seq_len": 4096, "zero": 3, "recompute": Recompute.FULL},
-        **{"lora": 32, "quantize": 4, "optimizer": "adamw8bit", "offload": "optimizer"},
+        **{"lora": 32, "quantize": 4, "optimizer": "adamw8bit", "offload": "optimizer,parameters"},
     }
-    assert found.not_modelled == (BEYOND,)
+    assert found.not_modelled == ()
+    assert list(found.assumed) == ["mean_len"]
     text = AXOLOTL.replace("sample_packing: true", "sample_packing: false") + "liger_rms_norm: true\n"
     assert stated("axolotl", text).not_modelled == (
-        *("liger_rms_norm: True", "samples shorter than seq_len (nothing packs them)", BEYOND),
+        *("liger_rms_norm: True", "samples shorter than seq_len (nothing packs them)"),
     )
 
 
@@ -246,7 +294,8 @@ EXTRA=(
 torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size $TP --micro-batch-size ${MBS} \\
     --global-batch-size 64 --seq-length 4096 --lr 1e-4 --bf16 --grad-reduce-in-bf16 --save $DIR \\
     --recompute-granularity full --recompute-method block --recompute-num-layers 8 --cp-comm-type a2a \\
-    --optimizer-cpu-offload --use-precision-aware-optimizer --optimizer muon --cpu-offloading ${EXTRA[@]}
+    --optimizer-cpu-offload --use-precision-aware-optimizer --optimizer muon --cpu-offloading ${EXTRA[@]} \\
+    --cpu-offloading-num-layers 8
 """
 
 
@@ -256,7 +305,8 @@ def test_a_megatron_script_is_read_with_its_variables_and_names_what_is_not_mode
     assert {
         key: found.settings[key] for key in ("seq_len", "gradients", "optimizer", "recompute_layers", "offload")
     } == {
-        **{"seq_len": 4096, "gradients": "bf16", "optimizer": "muon", "recompute_layers": 8, "offload": "optimizer"},
+        **{"seq_len": 4096, "gradients": "bf16", "optimizer": "muon", "recompute_layers": 8},
+        "offload": "activations,optimizer",
     }
     assert found.software == "megatron-core-fp8"
     staged = stated("megatron", MEGATRON.replace("--lr 1e-4", "--pipeline-model-parallel-size 2 --num-layers 12"))
@@ -264,9 +314,18 @@ def test_a_megatron_script_is_read_with_its_variables_and_names_what_is_not_mode
     uniform = stated("megatron", MEGATRON.replace("method block", "method uniform"))
     assert "--recompute-num-layers 8" in uniform.not_modelled
     assert "recompute_layers" not in uniform.settings
-    assert set(found.not_modelled) == {
-        *("--cp-comm-type a2a", "--fp8-param-gather", "--use-precision-aware-optimizer", "--cpu-offloading"),
-    }
+    assert set(found.not_modelled) == {"--fp8-param-gather", "--use-precision-aware-optimizer"}
+    assert (found.settings["cp_comm_type"], found.settings["offload_layers"]) == ("a2a", 8)
+    other = stated("megatron", MEGATRON.replace("--cp-comm-type a2a", "--cp-comm-type all_gather"))
+    assert "--cp-comm-type all_gather" in other.not_modelled
+    for layers, written in ((8, 8), (32, 31)):  # transformer_config.py: fewer than all
+        tuning = {"offload": "activations", "offload_layers": layers, "cp_comm_type": "a2a", "layers": 32}
+        model = architecture_named("llama-3-8b")[1]
+        chosen = replace(
+            launch(Plan(context=8), model=model), software=tuned(software_named("megatron-core"), **tuning)
+        )
+        again = stated("megatron", emitted("megatron", chosen)).settings
+        assert (again["offload"], again["offload_layers"], again["cp_comm_type"]) == ("activations", written, "a2a")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +336,7 @@ def test_megatrons_precision_aware_optimizer_is_read_by_the_format_of_its_moment
     found = stated("megatron", MEGATRON.replace("--optimizer muon", of_moments))
     assert found.settings.get("optimizer") == (None if optimizer == "named" else optimizer)
     is_named = "--use-precision-aware-optimizer" in found.not_modelled
-    for fraction, offload in (("1.0", "optimizer"), ("0.5", None)):
+    for fraction, offload in (("1.0", "activations,optimizer"), ("0.5", "activations")):
         part = stated("megatron", MEGATRON.replace("--optimizer muon", f"--optimizer-offload-fraction {fraction}"))
         assert part.settings.get("offload") == offload
     assert is_named == (optimizer == "named")

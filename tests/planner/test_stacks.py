@@ -140,7 +140,7 @@ def test_recomputed_operators_of_latent_attention_keep_half_of_the_products_and_
 
 def test_the_host_keeps_what_is_offloaded_of_the_parts_of_a_nodes_gpus():
     """ZeRO-Offload (ATC 2021), section 3: 12 bytes of states a parameter, under ZeRO 2 and 3 also gradients."""
-    stack = replace(software_named("deepspeed"), offload=True)
+    stack = replace(software_named("deepspeed"), offload=("optimizer",))
     of_four, of_eight = (replace(machine_named("a100-80gb"), gpus_per_node=each, host_bytes=20e9) for each in (4, 8))
     for zero, each in ((1, 12.0), (2, 14.0), (3, 14.0)):
         found = held(stack, zero=zero)
@@ -168,7 +168,7 @@ def test_a_window_costs_its_keys_but_no_more_than_causal_attention_without_one(w
 
 def test_deepspeed_sends_gradients_to_the_host_on_one_gpu_too():
     """stage_1_and_2.py, cpu_offload: gradients leave through the two buckets, whatever the number of ranks."""
-    stack = replace(software_named("deepspeed"), offload=True)
+    stack = replace(software_named("deepspeed"), offload=("optimizer",))
     columns = plans_of([Plan(recompute=Recompute.FULL)])
     found = memory(transformer.work(GPT, columns, stack), columns, stack)
     np.testing.assert_allclose(found.host, (12.0 + 2.0) * PARAMETERS)
@@ -178,7 +178,7 @@ def test_deepspeed_sends_gradients_to_the_host_on_one_gpu_too():
 
 def test_whole_gradients_stay_on_the_gpu_while_the_host_keeps_the_shards():
     """fully_sharded_data_parallel.py, no_sync: gradients that were not reduced are not offloaded."""
-    found = held(replace(software_named("accelerate-fsdp"), offload=True), zero=3, accumulation=2)
+    found = held(replace(software_named("accelerate-fsdp"), offload=("optimizer",)), zero=3, accumulation=2)
     np.testing.assert_allclose(found.gradients, 2.0 * PARAMETERS)
     np.testing.assert_allclose(found.host, 16.0 * PARAMETERS / 8)
 

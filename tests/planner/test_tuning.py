@@ -1,5 +1,6 @@
-"""Optimizers, adapters, losses and offloading, each by a hand calculation from the source of its rule."""
+"""How runs differ from their stack, each by a hand calculation from the source of its rule."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -7,13 +8,16 @@ import numpy as np
 import pytest
 from planner_setup import asked
 
+from synergy_core.commands._settings import requested_model
 from synergy_core.errors import InputError
+from synergy_core.planner.communication import all_to_all_s
 from synergy_core.planner.families import architecture_named, mixture, transformer
-from synergy_core.planner.machine import Constants, machine_named, software_named
+from synergy_core.planner.machine import Constants, links_for, machine_named, software_named
 from synergy_core.planner.memory import memory
 from synergy_core.planner.plan import Plan, Recompute, plans_of
-from synergy_core.planner.step_time import step_time
+from synergy_core.planner.step_time import HOST_COPY_EFFICIENCY, step_time
 from synergy_core.planner.tuning import FROZEN_BYTES, OPTIMIZERS, tuned
+from synergy_core.planner.work import block_time
 
 LLAMA = replace(architecture_named("llama-2-7b")[1], seq_len=512)
 STACK = software_named("accelerate-fsdp")
@@ -136,6 +140,181 @@ def test_layers_that_do_not_recompute_keep_everything_and_run_once():
     np.testing.assert_allclose(quick, slowest / 32)
 
 
+PARAMETERS = MATRICES + TABLES + 65 * 2 * 4096
+DEEPSPEED = software_named("deepspeed")
+MACHINE = machine_named("a100-80gb")
+
+
+def seconds_of(software, plan, *, model=LLAMA, pcie_bytes_per_s=MACHINE.gpu.pcie_bytes_per_s):
+    plans = plans_of([plan])
+    machine = replace(MACHINE, gpu=replace(MACHINE.gpu, pcie_bytes_per_s=pcie_bytes_per_s))
+    return step_time(transformer.work(model, plans, software), plans, machine, software, Constants())
+
+
+def test_offloaded_weights_leave_a_gpu_what_is_gathered():
+    """config-json.md: offload_param moves parameters to the host, at stage 3; up to 1e9 stay gathered."""
+    stack = tuned(DEEPSPEED, offload="optimizer,parameters")
+    found = held(stack, data=8, zero=3, recompute=Recompute.FULL)
+    assert found.static == found.workspace
+    np.testing.assert_allclose(found.host, (12.0 + 2.0 + 2.0) * PARAMETERS / 8)
+    one = held(stack, recompute=Recompute.FULL)  # a single GPU too
+    assert one.static == one.workspace
+    np.testing.assert_allclose(one.host, (12.0 + 2.0 + 2.0) * PARAMETERS)
+    layer = 4 * 4096**2 + 3 * 4096 * 11008 + 4 * 4096
+    np.testing.assert_allclose(one.buffers - one.workspace, 2 * 1e9 + 2 * layer + 2 * 5e8)
+    assert stack.zeros == (3,)
+
+
+@pytest.mark.parametrize(("words", "rate"), [("parameters", 1e8 * HOST_COPY_EFFICIENCY), ("nvme,parameters", 1.6e9)])
+def test_each_pass_of_each_micro_batch_reads_a_ranks_part_of_the_weights(words, rate):
+    """ZeRO-Infinity (arXiv 2104.07857), section 6.1: every rank reads 1/ranks of the weights, and all-gathers them."""
+    fast = 1e8 if words == "parameters" else 25e9
+    plan = Plan(data=64, zero=3, accumulation=3)
+    found = seconds_of(tuned(DEEPSPEED, offload=words), plan, model=replace(LLAMA, seq_len=1), pcie_bytes_per_s=fast)
+    np.testing.assert_allclose(found.compute_s, 3 * 2 * 2.0 * PARAMETERS / 64 / rate, rtol=0.02)
+
+
+def test_fsdp_reads_its_fp32_shards_from_the_host():
+    found = seconds_of(tuned(STACK, offload="optimizer,parameters"), Plan(data=8, zero=3), pcie_bytes_per_s=1e8)
+    np.testing.assert_allclose(found.compute_s, 2 * 4.0 * PARAMETERS / 8 / (1e8 * HOST_COPY_EFFICIENCY))
+    assert held(tuned(STACK, offload="optimizer,parameters"), data=8, zero=3).host == 16.0 * PARAMETERS / 8
+
+
+def test_drives_leave_their_buffers_on_the_host():
+    """config-json.md: four buffers for states of a sub-group of 1e9 in fp32; five of 1e8 weights, and 1e9 in memory."""
+    found = held(tuned(DEEPSPEED, offload="optimizer,parameters,nvme"))
+    np.testing.assert_allclose(found.host, 4 * 4 * 1e9 + 2 * (5 * 1e8 + 1e9))
+
+
+def test_states_on_drives_are_read_and_written_with_their_gradients():
+    """ZeRO-Infinity (arXiv 2104.07857), section 4.1: 2 × 16 bytes a parameter, here at 1.6 GB/s (figure 2b)."""
+    host, drives = (
+        seconds_of(tuned(DEEPSPEED, offload=each), Plan(data=8, zero=3)).optimizer_s
+        for each in ("optimizer", "nvme,optimizer")
+    )
+    np.testing.assert_allclose(drives - host, 32.0 * PARAMETERS / 8 / 1.6e9, rtol=1e-3)
+
+
+def test_offloaded_activations_leave_two_layers_on_the_gpu():
+    plans = plans_of([Plan(micro_batch=4)])
+    layer = transformer.work(LLAMA, plans, STACK).layers[0].block.saved_bytes
+    stay, leave = held(STACK, micro_batch=4), held(tuned(STACK, offload="activations"), micro_batch=4)
+    np.testing.assert_allclose(stay.activations - leave.activations, 30 * layer)
+    np.testing.assert_allclose(leave.host, 30 * layer)
+    half = held(tuned(STACK, offload_layers=16, layers=32), micro_batch=4)
+    np.testing.assert_allclose(half.host, 14 * layer)
+    stack, plan = tuned(STACK, offload="activations"), Plan(micro_batch=4)
+    more, fewer = (
+        seconds_of(stack, plan, model=replace(LLAMA, layers=each), pcie_bytes_per_s=1e8).compute_s for each in (32, 16)
+    )
+    np.testing.assert_allclose(more - fewer, 2 * 16 * layer / (1e8 * HOST_COPY_EFFICIENCY))
+    fast = seconds_of(stack, plan, pcie_bytes_per_s=1e15)  # hidden behind computation
+    np.testing.assert_allclose(fast.compute_s, seconds_of(STACK, plan).compute_s)
+
+
+def test_megatron_core_offloads_activations_without_stages_and_recomputation():
+    """transformer_config.py: cpu_offloading excludes pipeline parallelism and recomputation."""
+    stack = tuned(software_named("megatron-core"), offload="activations")
+    assert stack.recomputes == ("none",)
+    assert {"pipeline", "interleave"}.isdisjoint(stack.splits)
+
+
+def test_all_to_alls_send_queries_keys_values_and_outputs_once_a_pass():
+    """DeepSpeed-Ulysses (arXiv 2309.14509), section 3.2: four all-to-alls of N h / P elements forward; as many back."""
+    a = architecture_named("llama-3-8b")[1]
+    stack, plans = tuned(software_named("megatron-core"), cp_comm_type="a2a"), plans_of([Plan(context=8)])
+    found = step_time(transformer.work(a, plans, stack), plans, MACHINE, stack, Constants()).context_s
+    sent = 2 * a.seq_len / 8 * 128 * (32 + 2 * 8 + 32)
+    one = all_to_all_s(sent / 4, 8, 8, links_for(MACHINE))
+    np.testing.assert_allclose(found, 32 * 2 * 4 * one)
+    (core,) = transformer.work(a, plans, stack).layers[0].block.attention
+    assert (core.count, core.queries, core.keys) == (32 / 8, a.seq_len, a.seq_len)
+    latent = mixture.work(architecture_named("deepseek-v3")[1], plans, stack).layers[0].block
+    np.testing.assert_allclose(latent.context_bytes, 2 * 4096 / 8 * 128 * 2 * (128 + 64 + 128))
+
+
+def test_all_to_alls_split_key_value_heads(capsys):
+    typed = "plan model=llama-3-8b gpu=h100 gpus=16 software=megatron-core seq_len=131072 batch=16 cp_comm_type=a2a"
+    status, printed, _ = asked(capsys, f"{typed} tensor=1 context=8")
+    assert status == 0
+    assert "cp_comm_type=a2a" in printed
+    _, _, complaint = asked(capsys, f"{typed} tensor=2 context=8")
+    assert "tensor × context = 16 does not divide the model's 8 key-value heads" in complaint
+    free = asked(capsys, f"{typed} tensor=2 top=20")[1]
+    assert "cp4" in free
+    assert "cp8" not in free
+
+
+def test_only_the_last_layers_are_trained():
+    """LLaMA-Factory, freeze_trainable_layers: the last n layers; embedding, logits and all other layers are frozen."""
+    layer = MATRICES / 32 + 4 * 4096
+    for stack, each in ((DEEPSPEED, 2.0), (STACK, 4.0)):
+        found = held(tuned(stack, trainable_layers=2, layers=32))
+        np.testing.assert_allclose(found.gradients, each * 2 * layer)
+        np.testing.assert_allclose(found.optimizer, 12.0 * 2 * layer)
+        np.testing.assert_allclose(found.weights, 2.0 * PARAMETERS)
+    sharded = held(tuned(STACK, trainable_layers=2, layers=32), data=8, zero=3)
+    np.testing.assert_allclose(sharded.weights, 2.0 * (PARAMETERS - 2 * layer) / 8)
+    four, eight = (held(tuned(STACK, trainable_layers=each, layers=32), micro_batch=8) for each in (4, 8))
+    work = transformer.work(LLAMA, plans_of([Plan(micro_batch=8)]), STACK)
+    np.testing.assert_allclose(eight.activations - four.activations, 4 * work.layers[0].block.saved_bytes)
+
+
+def test_no_backward_pass_runs_through_frozen_first_layers():
+    plan = Plan(micro_batch=4)
+    eight, sixteen, all_of_them, whole = (
+        seconds_of(tuned(STACK, trainable_layers=each, layers=32), plan).compute_s for each in (8, 16, 32, None)
+    )
+    np.testing.assert_allclose(all_of_them - sixteen, 2 * (sixteen - eight))
+    plans = plans_of([plan])
+    block = block_time(transformer.work(LLAMA, plans, STACK).layers[0].block, MACHINE, STACK, Constants())
+    np.testing.assert_allclose((sixteen - eight) / 8, block.backward_s, rtol=0.05)
+    logits = block_time(transformer.work(LLAMA, plans, STACK).after, MACHINE, STACK, Constants())
+    np.testing.assert_allclose(whole - all_of_them, logits.weights_s, rtol=1e-3)
+
+
+def test_a_frozen_vision_tower_has_weights_and_a_forward_pass(tmp_path, capsys):
+    """Qwen2-VL: 32 layers of 4 × 1,280² + 2 × 1,280 × 5,120 (configuration_qwen2_vl.py), two norms each."""
+    text = {"hidden_size": 3584, "num_attention_heads": 28, "num_hidden_layers": 28, "intermediate_size": 18944}
+    text |= {"vocab_size": 152064, "num_key_value_heads": 4, "max_position_embeddings": 4096}
+    vision = {"depth": 32, "embed_dim": 1280, "num_heads": 16, "hidden_size": 3584, "mlp_ratio": 4}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "qwen2_vl", **text, "vision_config": vision}))
+    plans, sizes, seconds = plans_of([Plan(micro_batch=2)]), [], []
+    for patches in (None, 1024):
+        a = requested_model(str(path), None, patches).architecture
+        work = transformer.work(a, plans, STACK)
+        sizes.append(memory(work, plans, STACK))
+        seconds.append(step_time(work, plans, MACHINE, STACK, Constants()).compute_s)
+    np.testing.assert_allclose(sizes[1].weights - sizes[0].weights, 2.0 * 32 * (12 * 1280**2 + 4 * 1280))
+    assert (sizes[1].gradients, sizes[1].optimizer) == (sizes[0].gradients, sizes[0].optimizer)
+    tower = work.tower.block
+    flops = 2.0 * 2 * 1024 * 12 * 1280**2 + 2 * 2.0 * 2 * 1024**2 * 1280
+    np.testing.assert_allclose(tower.forward_flops, flops)
+    np.testing.assert_allclose(
+        seconds[1] - seconds[0], 32 * block_time(tower, MACHINE, STACK, Constants()).forward_s, rtol=0.3
+    )
+    assert "image_tokens" in asked(capsys, "plan model=llama-3-8b gpu=h100 gpus=8 image_tokens=1024")[2]
+
+
+def test_packed_documents_attend_within_themselves():
+    """flash_attn_varlen_func: Σ len² scores in place of seq_len²; with 8 documents of 64 tokens in 512, an eighth."""
+    plans = plans_of([Plan(micro_batch=2)])
+
+    def attention_flops(software, model=LLAMA):
+        block = transformer.work(model, plans, software).layers[0].block
+        return float(np.max(block.forward_flops)) - sum(float(np.max(each.flops)) for each in block.gemms)
+
+    packed = tuned(STACK, mean_len=64)
+    np.testing.assert_allclose(attention_flops(packed), attention_flops(STACK) / 8)
+    assert attention_flops(tuned(STACK, mean_len=4096)) == attention_flops(STACK)
+    unfused = replace(STACK, flash=False)
+    assert attention_flops(replace(packed, flash=False)) == attention_flops(unfused)
+    near = replace(LLAMA, window=16, windowed=1.0)
+    np.testing.assert_allclose(attention_flops(packed, near), attention_flops(STACK, near))
+    assert held(packed).total == held(STACK).total
+
+
 def test_what_cannot_be_is_refused_with_what_to_type():
     for wrong, words in (
         ({"optimizer": "adam8"}, "adamw8bit"),
@@ -143,6 +322,12 @@ def test_what_cannot_be_is_refused_with_what_to_type():
         ({"lora": 8, "quantize": 3}, "4"),
         ({"loss": "fused"}, "chunked"),
         ({"offload": "all"}, "optimizer"),
+        ({"offload": "nvme"}, "offload=nvme"),
+        ({"offload": "optimizer,nvme"}, "offload=nvme: accelerate-fsdp lacks it"),
+        ({"cp_comm_type": "a2a"}, "cp_comm_type=a2a: accelerate-fsdp lacks it"),
+        ({"cp_comm_type": "all_gather"}, "a2a, p2p"),
+        ({"trainable_layers": 2, "lora": 8, "layers": 32}, "leave one out"),
+        ({"trainable_layers": 33, "layers": 32}, "32 layers"),
         ({"recompute_layers": 33, "layers": 32}, "32 layers"),
     ):
         with pytest.raises(InputError, match=words):
@@ -200,6 +385,29 @@ def test_fits_advises_what_the_stack_has(capsys):
         assert status == 1
         assert has in printed
         assert lacks not in printed
+
+
+def test_fits_offloads_weights_where_states_alone_do_not_suffice(capsys):
+    typed = "fits llama-2-13b gpu=rtx3090 gpus=1 software=deepspeed seq_len=1024 batch=8"
+    status, printed, _ = asked(capsys, typed)
+    assert status == 1
+    assert "offload=optimizer,parameters: " in printed
+    assert asked(capsys, f"{typed} offload=parameters,optimizer")[0] == 0
+
+
+def test_a_file_that_offloads_to_drives_is_predicted(capsys, tmp_path):
+    path = tmp_path / "infinity.json"
+    zero = {"stage": 3, "offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "nvme"}}
+    content = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    path.write_text(json.dumps(content))
+    status, printed, _ = asked(capsys, f"plan model=llama-2-70b gpu=a100-80gb gpus=8 plan={path} top=1 seq_len=2048")
+    assert status == 0
+    assert "offload=nvme,optimizer,parameters" in printed
+    assert "not modelled" not in printed
+
+
+def test_documents_need_a_model_that_reads_tokens(capsys):
+    assert "mean_len" in asked(capsys, "plan model=resnet-50 gpu=h100 gpus=8 mean_len=100")[2]
 
 
 def test_fits_halves_the_micro_batch_only_as_far_as_needed(capsys):

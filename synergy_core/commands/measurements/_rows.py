@@ -47,7 +47,7 @@ class Setting:
 
 SIZE_TOLERANCE = 0.01
 """Largest relative difference between computed and stated parameter counts that still counts as equal."""
-_SCALARS = ("bool", "str", "float", "int")
+_SCALARS = ("bool", "str", "float", "int", "Architecture | None")
 """Architecture fields of these types have one value for all plans; the others are arrays (plans,)."""
 
 

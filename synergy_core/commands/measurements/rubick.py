@@ -115,7 +115,8 @@ def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
 
 def _replicas(architecture: Any, machine: Machine, gpus: int, batch: int, plan: str) -> tuple[Setting, bool]:
     """The data-parallel plan with the fewest micro-batches that fits, else with micro-batch 1; and whether it fits."""
-    software, per_gpu = replace(software_named("deepspeed-tf32"), offload=plan == "zero-offload"), batch // gpus
+    software, per_gpu = software_named("deepspeed-tf32"), batch // gpus
+    software = replace(software, offload=("optimizer",) if plan == "zero-offload" else ())
     recompute = Recompute.FULL if plan == "gc" else Recompute.NONE
     sizes = [size for size in range(per_gpu, 0, -1) if per_gpu % size == 0]
     tried = [
@@ -124,5 +125,5 @@ def _replicas(architecture: Any, machine: Machine, gpus: int, batch: int, plan: 
     ]
     plans = plans_of(tried)
     fits = memory(family_of(architecture).work(architecture, plans, software), plans, software).fits(machine)
-    found = replace(tried[int(fits.argmax()) if fits.any() else -1], offload=software.offload)
+    found = replace(tried[int(fits.argmax()) if fits.any() else -1], offload=bool(software.offload))
     return Setting(architecture, found, machine, software), bool(fits.any())

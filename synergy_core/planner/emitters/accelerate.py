@@ -53,12 +53,12 @@ def emit(launch: PlannedLaunch) -> str:
         "machine_rank": 0,
     }
     if software.name in deepspeed.SOFTWARE:
-        content["distributed_type"] = "DEEPSPEED"
+        content["distributed_type"], device = "DEEPSPEED", "nvme" if "nvme" in software.offload else "cpu"
         content["deepspeed_config"] = {
             "zero_stage": plan.zero,
             "gradient_accumulation_steps": plan.accumulation,
-            "offload_optimizer_device": "cpu" if software.offload else "none",
-            "offload_param_device": "none",
+            "offload_optimizer_device": device if "optimizer" in software.offload else "none",
+            "offload_param_device": device if "parameters" in software.offload else "none",
         }
     elif plan.zero:
         content["distributed_type"] = "FSDP"
@@ -66,6 +66,7 @@ def emit(launch: PlannedLaunch) -> str:
             "fsdp_sharding_strategy": "FULL_SHARD" if plan.zero == 3 else "SHARD_GRAD_OP",
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_backward_prefetch": "BACKWARD_PRE",
+            "fsdp_offload_params": "parameters" in software.offload,
             "fsdp_activation_checkpointing": plan.recompute == Recompute.FULL,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
@@ -105,7 +106,7 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
             return Stated({}, not_modelled=phrases).joined(found)
         steps = whole_in(table, "gradient_accumulation_steps") or steps
         zero = {"stage": table.get("zero_stage", 2)}
-        zero["offload_optimizer"] = {"device": table.get("offload_optimizer_device")}
+        zero |= {option: {"device": table.get(f"{option}_device")} for option in deepspeed.OFFLOADS.values()}
         enabled = {precision: {"enabled": True}} if precision in ("bf16", "fp16") else {}
         found = deepspeed.stated({"zero_optimization": zero, deepspeed.STEPS: steps, **enabled})
         return Stated({}, assumed=script, not_modelled=phrases).joined(found)
@@ -141,8 +142,9 @@ def fsdp(table: Mapping[str, Any], strategy: str = "full_shard", *, offload: boo
         settings["shards"] = on_node
         options.pop("sharding_strategy", None)
     if options.pop("offload_params", offload) is True:
-        settings["offload"] = "optimizer"
-        phrases = ("fsdp_offload_params: True, beyond states and gradients",)
+        is_whole = settings["zero"] == 3
+        settings["offload"] = "optimizer,parameters" if is_whole else "optimizer"
+        phrases = () if is_whole else ("fsdp_offload_params: True, beyond states and gradients",)
     if any(table.get(name) for name in AGAIN):
         settings["recompute"] = Recompute.FULL.value
     return Stated(settings, SOFTWARE[0], not_modelled=phrases + not_modelled(options, "fsdp", words="fsdp_{}: {}"))

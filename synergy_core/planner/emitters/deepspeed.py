@@ -34,6 +34,8 @@ _LIMITS = {
     "sub_group_size": "update_elements",
 }
 """Fields of the software by the option of zero_optimization that sets them."""
+OFFLOADS = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
+"""The option of zero_optimization by the word of `offload=`."""
 
 
 def emit(launch: PlannedLaunch) -> str:
@@ -42,8 +44,9 @@ def emit(launch: PlannedLaunch) -> str:
     refuse_degrees("deepspeed", launch)
     zero: dict[str, Any] = {"stage": plan.zero, "overlap_comm": True, "contiguous_gradients": True}
     zero |= {option: int(getattr(software, name)) for option, name in _LIMITS.items()}
-    if software.offload:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    for what, option in OFFLOADS.items():
+        if what in software.offload:
+            zero[option] = {"device": "nvme" if "nvme" in software.offload else "cpu", "pin_memory": True}
     content: dict[str, Any] = {
         BATCH: plan.global_batch,
         MICRO_BATCH: plan.micro_batch,
@@ -104,9 +107,16 @@ def stated(content: Mapping[str, Any]) -> Stated:
             changed[name] = float(value or name == "update_elements")  # 0: parameters are updated one by one
         elif value == "auto" and name == "bucket_elements":
             changed[name] = _square_of_hidden
-    if table_in(zero, "offload_optimizer").get("device") == "cpu" or zero.get("cpu_offload") is True:
-        settings["offload"] = "optimizer"
+    known = ("optimizer", "parameters") if zero.get("stage") == 3 else ("optimizer",)  # below 3, weights stay
+    devices = {what: table_in(zero, OFFLOADS[what]).get("device") for what in known}
+    devices |= {"optimizer": "cpu"} if zero.get("cpu_offload") is True else {}
+    words = [what for what, device in devices.items() if device in ("cpu", "nvme")]
+    is_on_drives = "nvme" in devices.values()
+    if words:
+        settings["offload"] = ",".join(["nvme"] * is_on_drives + words)
     phrases = not_modelled(content, "deepspeed")
+    if is_on_drives and "cpu" in devices.values():
+        phrases += ("devices of offload_optimizer and offload_param that differ (both are taken to be nvme)",)
     if zero.get("overlap_comm") is False:
         phrases += ("zero_optimization.overlap_comm: false",)
     enabled = {name: table_in(content, name).get("enabled", False) for name in ("bf16", "bfloat16", "fp16")}

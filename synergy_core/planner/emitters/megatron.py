@@ -66,7 +66,11 @@ def emit(launch: PlannedLaunch) -> str:
     lines = _model(a, dispatcher="flex" if plan.expert > 1 and launch.software.sends_once else "alltoall")
     lines += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp8": ["--bf16", "--fp8-format hybrid"]}.get(precision, [])
     lines += ["--grad-reduce-in-bf16"] if launch.software.gradient_bytes == GRADIENT_BYTES["bf16"] else []
-    lines += ["--optimizer-cpu-offload"] if launch.software.offload else []
+    lines += ["--optimizer-cpu-offload"] if "optimizer" in launch.software.offload else []
+    if "activations" in launch.software.offload:  # at most all but one
+        offloaded = min(round(launch.software.offloaded_fraction * float(a.layers)), a.layers - 1)
+        lines.append(f"--cpu-offloading-num-layers {offloaded}")
+    lines += ["--cp-comm-type a2a"] if launch.software.cp_comm_type == "a2a" else []
     lines += [] if launch.software.dropout else ["--attention-dropout 0.0", "--hidden-dropout 0.0"]
     for degree, name in _DEGREES.items():
         if degree == "context":
@@ -124,7 +128,7 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         parser.add_argument(f"--{name}", dest=degree, type=_whole, default=1)
     for name in (
         *("global-batch-size", "num-layers", "expert-tensor-parallel-size", "seq-length"),
-        *("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"),
+        *("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank", "cpu-offloading-num-layers"),
     ):
         parser.add_argument(f"--{name}", type=_whole)
     for name in ("pipeline-model-parallel-layout", "recompute-granularity", "fp8-format"):
@@ -189,9 +193,11 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         options = {name: value for name, value in options.items() if name not in (*_MOMENTS, _PRECISION_AWARE)}
         optimizer = _OPTIMIZERS[first]
     of_all = str(options.get("optimizer-offload-fraction", 1)) in ("1", "1.0")
-    if is_offloaded := "optimizer-cpu-offload" in options and of_all:
+    offload = ["activations"] if given.cpu_offloading_num_layers else []
+    if "optimizer-cpu-offload" in options and of_all:
         del options["optimizer-cpu-offload"]
         options.pop("optimizer-offload-fraction", None)
+        offload.append("optimizer")
     return whole_plan(
         plan,
         "megatron-core-fp8" if given.fp8_format else "",
@@ -199,7 +205,9 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         seq_len=given.seq_length,
         gradients="bf16" if reduced else None,
         recompute_layers=again,
-        offload="optimizer" if is_offloaded else None,
+        offload=",".join(offload) or None,
+        offload_layers=given.cpu_offloading_num_layers,
+        cp_comm_type="a2a" if options.get("cp-comm-type") == "a2a" else None,
         **optimizer,
     )
 

@@ -26,7 +26,7 @@ from synergy_core.planner.plan import Recompute
 SUMMARY = "arguments of the Hugging Face Trainer (JSON), or of LLaMA-Factory (YAML)"
 SOFTWARE = accelerate.SOFTWARE
 MICRO_BATCH, STEPS, TOKENS = "per_device_train_batch_size", "gradient_accumulation_steps", "cutoff_len"
-DEFAULT_MICRO_BATCH, DEFAULT_RANK = 8, 8
+DEFAULT_MICRO_BATCH, DEFAULT_RANK, DEFAULT_TRAINABLE = 8, 8, 2
 _BITS = {"load_in_4bit": 4, "load_in_8bit": 8, "quantization_bit": 0}
 _PACKED = ("packing", "neat_packing", "sample_packing")
 
@@ -74,6 +74,12 @@ def stated(content: Mapping[str, Any], gpus: int, folder: Path, *lists: str) -> 
         bits = whole_in(content, "quantization_bit") or next(stated_bits, 4 if kind == "qlora" else None)
         settings["lora"] = whole_in(content, "lora_rank") or whole_in(content, "lora_r") or DEFAULT_RANK
         settings |= {"quantize": bits} if bits else {}
+    if kind == "freeze":
+        settings["trainable_layers"] = whole_in(content, "freeze_trainable_layers") or DEFAULT_TRAINABLE
+    if any(content.get(each) for each in _PACKED[1:]):
+        assumed["mean_len"] = (None, "packed samples count as one, because the file does not say how long they are")
+    if content.get("freeze_vision_tower"):
+        assumed["image_tokens"] = (None, "the frozen vision tower is left out")
     if "seq_len" in settings and not any(content.get(each) for each in _PACKED):
         phrases += ("samples shorter than seq_len (nothing packs them)",)
     precision = next((each for each in ("bf16", "fp16") if content.get(each) in (True, "auto", "full")), "")

@@ -135,6 +135,7 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
         before=embedding(a, plans, software),
         layers=_in_order(a, dense, sparse),
         after=logits(a, plans, software),
+        tower=transformer.work(a.tower, plans, software).layers[0] if a.tower else None,
     )
 
 
@@ -168,6 +169,7 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
     width = a.width + a.rotary_width
     latents = a.query_rank + a.key_value_rank + a.rotary_width
     columns = heads * (2.0 * width + a.value_width)
+    exchanged = (2.0 if software.cp_comm_type == "a2a" else 1.0) * (width + a.value_width)
     e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
     scores = plans.micro_batch * heads * np.asarray(a.seq_len, float) ** 2 / plans.context
     statistics = 4.0 * tokens * heads if software.flash else 0.0
@@ -184,13 +186,13 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
             Gemm(tokens, heads * (a.width + a.value_width), a.key_value_rank, again=True),
             Gemm(tokens, hidden, heads * a.value_width),
         ),
-        "attention": (attention_core(a, plans, width, a.value_width),),
+        "attention": (attention_core(a, plans, software, width, a.value_width),),
         "replicated_bytes": tokens * (hidden * residual_traffic(software) + 2.0 * e * latents) / split,
         "split_bytes": 2.0 * e * tokens * columns,
         "kernels": 8.0 if a.query_rank else 7.0,
         "tensor_bytes": e * tokens * hidden,
         "tensor_count": 1.0,
-        "context_bytes": e * tokens * heads * (width + a.value_width),
+        "context_bytes": e * tokens * heads * exchanged,
         "parameters": down + up / t + 2.0 * hidden,
         "saved_bytes": saved + (0.0 if software.flash else scores * (2.0 * e + mask)) + statistics,
         "selective_bytes": saved + statistics,

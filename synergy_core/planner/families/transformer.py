@@ -27,7 +27,8 @@ class Architecture:
 
     head_width: width of queries, keys and values; 0: hidden ÷ heads. kv_heads: 0: as many as heads. ffn: MLP's width.
     gated: whether MLPs have three matrices, not two. tied: whether logits use the embedding's matrix. seq_len: tokens.
-    windowed: fraction of the layers in which a query sees only `window` keys.
+    windowed: fraction of the layers in which a query sees only `window` keys. tower: a frozen encoder of images,
+    whose seq_len is how many patches of a sample it reads; None: there is none, or it is left out.
     """
 
     layers: Number
@@ -44,6 +45,7 @@ class Architecture:
     causal: bool = True
     window: int = 0
     windowed: float = 0.0
+    tower: Architecture | None = None
 
     @property
     def width(self) -> Number:
@@ -104,6 +106,7 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
         before=embedding(a, plans, software),
         layers=(Layers(layer, np.asarray(a.layers, float)),),
         after=logits(a, plans, software),
+        tower=work(a.tower, plans, software).layers[0] if a.tower else None,
     )
 
 
@@ -178,10 +181,17 @@ def residual_traffic(software: Software) -> float:
     return arrays * software.element_bytes + (1.0 if software.dropout else 0.0)
 
 
-def attention_core(a: Architecture, plans: Plans, width: Amount, value_width: Amount) -> Attention:
-    """Attention on one rank: its part of the heads (tensor) and of the queries (context parallelism), and all keys."""
-    heads, seq_len = np.asarray(a.heads) / plans.tensor, np.asarray(a.seq_len, float)
-    return Attention(plans.micro_batch * heads, seq_len / plans.context, seq_len, width, value_width, a.causal)
+def attention_core(a: Architecture, plans: Plans, software: Software, width: Amount, value_width: Amount) -> Attention:
+    """Attention on one rank: its part of the heads (tensor) and of the queries (context parallelism), and all keys.
+
+    With all-to-alls, context-parallel ranks split heads too. Packed documents are so many shorter sequences: varlen
+    fused attention skips the scores between them (Dao, arXiv 2307.08691; flash_attn_varlen_func).
+    """
+    heads, seq_len = plans.micro_batch * np.asarray(a.heads) / plans.tensor, np.asarray(a.seq_len, float)
+    length = np.minimum(seq_len, software.mean_len) if software.flash and software.mean_len else seq_len
+    ranks = 1 if software.cp_comm_type == "a2a" else plans.context
+    count = heads * (seq_len / length) * ranks / plans.context
+    return Attention(count, length / ranks, length, width, value_width, a.causal)
 
 
 def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
@@ -200,17 +210,18 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     # The output of softmax is kept and, with dropout, also the mask and the output of dropout.
     kept_scores = 0.0 if software.flash else scores * (e + (e + 1.0) * mask)
     statistics = 4.0 * tokens * heads if software.flash else 0.0
+    exchanged = columns + heads * width if software.cp_comm_type == "a2a" else 2.0 * groups * width
     gradients = e * tokens * (2.0 * hidden + columns + heads * width)
     gradients = gradients + (0.0 if software.flash else 2.0 * e * scores)
     return {
         "gemms": (Gemm(tokens, columns, hidden, parts=3.0), Gemm(tokens, hidden, heads * width)),
-        "attention": (attention_core(a, plans, width, width),),
+        "attention": (attention_core(a, plans, software, width, width),),
         "replicated_bytes": tokens * hidden * residual_traffic(software) / split,
         "split_bytes": 2.0 * e * tokens * columns,
         "kernels": 5.0 if software.fused else 8.0,
         "tensor_bytes": e * tokens * hidden,
         "tensor_count": 1.0,
-        "context_bytes": 2.0 * e * tokens * groups * width,
+        "context_bytes": e * tokens * exchanged,
         "parameters": hidden * width * (2.0 * heads + 2.0 * groups) + 2.0 * hidden,
         "saved_bytes": saved + kept_scores + statistics,
         "selective_bytes": saved + statistics,
