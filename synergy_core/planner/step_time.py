@@ -154,12 +154,15 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
     gpu = block_time(block, runs.machine, runs.software, c)
     one = all_reduce_s(block.tensor_bytes, plans.tensor, runs.tensor_within, links) * (1.0 / c.tensor_efficiency)
     tensor = np.where(plans.tensor > 1, one * block.tensor_count, 0.0)
-    ring_bytes = np.asarray(block.context_bytes) * (plans.context - 1) / np.maximum(plans.context, 1)
-    ring = send_s(ring_bytes, runs.context_within == plans.context, links)
+    # A rank's keys and values visit all others, each while attention to those before is computed (Liu et al., arXiv
+    # 2310.01889, section 3).
+    sent = np.asarray(block.context_bytes) * (plans.context - 1.0)
+    beside = gpu.attention_s * (1.0 - 1.0 / plans.context)
+    ring = np.maximum(send_s(sent, runs.context_within == plans.context, links) - beside, 0.0)
     if by_heads := runs.software.cp_comm_type == "a2a":  # of queries, keys, values and outputs
         quarter = 0.25 * np.asarray(block.context_bytes)
-        ring = 4.0 * is_layer * all_to_all_s(quarter, plans.context, runs.context_within, links)
-    context = np.where(plans.context > 1, ring, 0.0)
+        ring = 4.0 * all_to_all_s(quarter, plans.context, runs.context_within, links)
+    context = np.where((plans.context > 1) & is_layer, ring, 0.0)
     expert = _all_to_all_s(block, runs) * block.expert_count
     collectives = (plans.tensor > 1) * np.asarray(block.tensor_count, float)
 

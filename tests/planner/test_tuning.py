@@ -10,7 +10,7 @@ from planner_setup import asked
 
 from synergy_core.commands._settings import requested_model
 from synergy_core.errors import InputError
-from synergy_core.planner.communication import all_to_all_s
+from synergy_core.planner.communication import all_to_all_s, send_s
 from synergy_core.planner.families import architecture_named, mixture, transformer
 from synergy_core.planner.machine import Constants, links_for, machine_named, software_named
 from synergy_core.planner.memory import memory
@@ -231,6 +231,20 @@ def test_all_to_alls_send_queries_keys_values_and_outputs_once_a_pass():
     assert (core.count, core.queries, core.keys) == (32 / 8, a.seq_len, a.seq_len)
     latent = mixture.work(architecture_named("deepseek-v3")[1], plans, stack).layers[0].block
     np.testing.assert_allclose(latent.context_bytes, 2 * 4096 / 8 * 128 * 2 * (128 + 64 + 128))
+
+
+def test_keys_and_values_pass_all_other_ranks_beside_attention():
+    """Ring Attention (arXiv 2310.01889), section 3: each of n − 1 steps passes on a rank's block while it computes."""
+    a = architecture_named("llama-3-8b")[1]
+    stack, plans = software_named("megatron-core"), plans_of([Plan(context=8)])
+    slow, fast = (replace(Constants(), attention_efficiency=each) for each in (0.4, 1e9))
+    hidden, shown = (
+        step_time(transformer.work(a, plans, stack), plans, MACHINE, stack, constants).context_s
+        for constants in (slow, fast)
+    )
+    one = send_s(7 * 2 * a.seq_len / 8 * 2 * 8 * 128, True, links_for(MACHINE))
+    np.testing.assert_allclose(shown, 32 * 3 * one, rtol=1e-4)
+    assert hidden < 0.5 * shown
 
 
 def test_all_to_alls_split_key_value_heads(capsys):
