@@ -15,9 +15,11 @@ from runner.experiment import Experiment, Result, Results, data_file, measuremen
 from runner.tables import ERRORS, GOAL_HEAD, NONE, error_table, errors, goal, met, number, percent, table
 
 from synergy_core.commands import _scoring
+from synergy_core.commands.fits import fit_of
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements._table import read_table
 from synergy_core.commands.measurements.training_times import Case
+from synergy_core.commands.plan import asked
 from synergy_core.goodput.calibration import accuracy
 from synergy_core.planner.machine import constants_for
 from synergy_core.units import Floats, Ints
@@ -276,19 +278,64 @@ def public_tables(results: Results) -> dict[str, str]:
         cells = [f"{verdict['right']} of {verdict['n']}", str(verdict["undecided"])] if verdict else [NONE] * 2
         for each in (peak, time):
             cells += (
-                [percent(each["median"]), f"{each['in_band']} of {each['n']}", number(each["width"])]
+                [
+                    *(percent(each["median"]), percent(each["bias"], sign="+")),
+                    *(f"{each['in_band']} of {each['n']}", number(each["width"])),
+                ]
                 if each
-                else [NONE] * 3
+                else [NONE] * 4
             )
         rows.append([stack, *cells])
-    ends = ("median error", "in band", "ends")
+    ends = ("median error", "bias", "in band", "ends")
     head = ("stack", "verdicts right", "open", *(f"{what}: {each}" for what in ("peak", "time") for each in ends))
     return {"public": table(head, rows)}
 
 
+ASSUMED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Megatron-LM of 2021": (
+        "model=gpt-1t gpu=a100-80gb gpus=3072 batch=3072 tensor=8 pipeline=64 data=6 micro_batch=1 recompute=full "
+        "interleave=1 software=megatron",
+        ("interleave=2", "software=megatron-v3", "network=12.5e9"),
+    ),
+    "176B on 384 A100": (
+        "model=gpt-175b gpu=a100-80gb gpus=384 batch=2048 tensor=4 pipeline=12 data=8 micro_batch=2 recompute=full "
+        "zero=1 software=megatron-deepspeed network=6.25e9",
+        ("gradients=fp32", "software=megatron", "network=12.5e9", "micro_batch=1"),
+    ),
+    "torchtitan on several nodes": (
+        "model=llama-3-70b gpu=h100 gpus=128 seq_len=8192 batch=256 tensor=8 data=16 micro_batch=2 zero=3 "
+        "recompute=full software=torchtitan",
+        ("network=25e9", "recompute=operators", "tensor=4 data=32"),
+    ),
+}
+"""Runs like those of families of which no row is in the data, and settings that rows of such runs may leave open."""
+
+
+def assumed() -> Result:
+    """How much a setting that was read wrongly would change the step time of runs like those of ASSUMED."""
+
+    def step_s(settings: str) -> float:
+        return fit_of(asked(settings.split())).step_time_s
+
+    rows = []
+    for family, (typed, changes) in ASSUMED.items():
+        for change in changes:
+            changed = {word.partition("=")[0]: word for word in (*typed.split(), *change.split())}
+            rows.append([family, change, step_s(" ".join(changed.values())) / step_s(typed) - 1.0])
+    return {"rows": rows}
+
+
+OPEN = measurement(assumed)
+
+
+def assumed_tables(results: Results) -> dict[str, str]:
+    rows = ([family, f"`{change}`", percent(more, sign="+")] for family, change, more in results[OPEN]["rows"])
+    return {"assumed": table(("runs", "if it was", "step time"), rows, 2)}
+
+
 PLANNER_MEMORY = Experiment(
-    lambda: [*PEAKS, PUBLIC],
-    lambda results: memory_tables(results) | public_tables(results),
+    lambda: [*PEAKS, PUBLIC, OPEN],
+    lambda results: memory_tables(results) | public_tables(results) | assumed_tables(results),
     needs=("data",),
     reads=(*CATALOG, CONSTANTS),
 )

@@ -209,12 +209,18 @@ def replica_exchange_s(
     groups_on_node = np.maximum(runs.gpus_on_node // np.maximum(runs.shards_within, 1), 1)
     sharing = 1.0 + c.card_collisions * np.where(runs.shards_within > 1, groups_on_node - 1.0, 0.0)
 
+    def among(collective: Collective, nbytes: Amount, ranks: Ints, within: Ints, sharing: Amount = 1.0) -> Floats:
+        """Seconds of a collective, (2, plans): among these ranks, and if as many ranks were whole nodes."""
+        here = collective(nbytes, ranks, within, links, sharing=sharing)
+        whole_nodes = collective(nbytes, ranks, np.minimum(ranks, runs.gpus_on_node), links)
+        return np.stack([here, whole_nodes]) / c.network_efficiency
+
     def of_all(collective: Collective, nbytes: Amount) -> Floats:
-        return collective(nbytes, runs.shards, runs.shards_within, links, sharing=sharing) / c.network_efficiency
+        return among(collective, nbytes, runs.shards, runs.shards_within, sharing)
 
     def of_experts(collective: Collective, nbytes: Amount) -> Floats:
         """Seconds of a collective among the ranks that hold the same experts; 0 without experts."""
-        found = collective(nbytes, runs.copies, runs.copies_within, links) / c.network_efficiency
+        found = among(collective, nbytes, runs.copies, runs.copies_within)
         return np.where(np.asarray(nbytes) > 0, found, 0.0)
 
     def among_groups_s(nbytes: Amount, expert_bytes: Amount) -> Floats:
@@ -222,9 +228,10 @@ def replica_exchange_s(
 
         PyTorch's HSDP does so in a stream of its own, beside the next reduce-scatter within a group.
         """
-        dense = all_reduce_s(nbytes / runs.shards, runs.groups, runs.groups_within, links)
-        experts = all_reduce_s(expert_bytes / runs.copies, runs.copy_groups, runs.copy_groups_within, links)
-        return (dense + np.where(np.asarray(expert_bytes) > 0, experts, 0.0)) / c.network_efficiency
+        dense = among(all_reduce_s, nbytes / runs.shards, runs.groups, runs.groups_within)
+        own = expert_bytes / runs.copies
+        experts = among(all_reduce_s, own, runs.copy_groups, runs.copy_groups_within)
+        return dense + np.where(np.asarray(expert_bytes) > 0, experts, 0.0)
 
     def gradients_s(group: Callable[[Collective, Amount], Floats], collective: Collective, nbytes: Amount) -> Floats:
         """Seconds to exchange gradients that have nbytes before compression."""
@@ -235,8 +242,15 @@ def replica_exchange_s(
         return compressed_sync(seconds, replace(terms[group is of_experts], latency_s=latency_s, codec_s=0.0))
 
     def exposed(seconds: Floats, hidden_s: Floats) -> Floats:
-        """Seconds that do not overlap with hidden_s of computation. The fraction data_exposed never overlaps."""
-        return c.data_exposed * seconds + (1.0 - c.data_exposed) * np.maximum(seconds - hidden_s, 0.0)
+        """Seconds (plans,) that do not overlap with hidden_s of computation.
+
+        The fraction data_exposed of what whole nodes take never overlaps. It is the cost of copies to and from buffers
+        and of slower computation beside them, and per byte it does not grow if ranks share fewer network cards.
+        """
+        here, whole_nodes = seconds
+        share = c.data_exposed * np.minimum(whole_nodes / np.maximum(here, 1e-12), 1.0)
+        result: Floats = share * here + (1.0 - share) * np.maximum(here - hidden_s, 0.0)
+        return result
 
     dense, expert = held(work, plans, software)
     gradients = dense * software.gradient_bytes
@@ -264,7 +278,8 @@ def replica_exchange_s(
     def micro_batch_s(scattered: Floats) -> Floats:
         again = software.trained_fraction * gathered  # no backward pass runs through the first layers if frozen
         every = exposed(gathered, forward_s / layers) + exposed(again + scattered, backward_s / layers)
-        return layers * every + 2.0 * gathered
+        first: Floats = 2.0 * gathered[0]
+        return layers * every + first
 
     gathers = np.where(plans.zero == 3, plans.accumulation, 1)
     scatters = np.ones_like(gathers) if software.sums_whole else gathers

@@ -185,7 +185,11 @@ def test_whole_gradients_stay_on_the_gpu_while_the_host_keeps_the_shards():
 
 def test_states_that_nodes_hold_alike_are_shared_out_on_each():
     """PyTorch's HSDP: between nodes it sums the gradients of each share, beside the next reduce-scatter."""
-    stack, machine, constants = software_named("fsdp"), machine_named("a100-80gb"), Constants(data_exposed=1.0)
+    stack, machine, constants = (
+        software_named("fsdp"),
+        machine_named("a100-80gb"),
+        Constants(data_overlap=0.0, data_exposed=1.0),
+    )
     one, whole = plans_of([Plan(data=8, zero=3)]), plans_of([Plan(data=32, zero=3)])
 
     def of(plans, **changed):
