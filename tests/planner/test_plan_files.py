@@ -347,9 +347,9 @@ def test_what_cannot_be_read_says_which_key(name, text, says):
 @pytest.mark.parametrize(
     ("name", "software", "plan", "says"),
     [
-        ("deepspeed", "deepspeed", Plan(tensor=2, data=4), "only splits the batch; fix tensor=1"),
-        ("deepspeed", "deepspeed", Plan(data=8, recompute=Recompute.SELECTIVE), "fix recompute=0 or 2"),
-        ("accelerate", "accelerate-fsdp", Plan(data=8, zero=1), "has no ZeRO 1"),
+        ("deepspeed", "deepspeed", Plan(tensor=2, data=4), "is no plan of mine under"),
+        ("deepspeed", "deepspeed", Plan(data=8, recompute=Recompute.SELECTIVE), "is no plan of mine under"),
+        ("accelerate", "accelerate-fsdp", Plan(data=8, zero=1), "is no plan of mine under"),
         ("accelerate", "megatron-core", Plan(data=8), "Type software=accelerate-fsdp"),
         ("axolotl", "deepspeed", Plan(data=8), "only read; --emit writes accelerate, deepspeed, megatron"),
     ],

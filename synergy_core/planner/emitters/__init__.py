@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from synergy_core import module_names
 from synergy_core.catalog import CATALOG, read_yaml
 from synergy_core.errors import InputError, unknown
-from synergy_core.planner.enumerate import FIXABLE
+from synergy_core.planner.enumerate import FIXABLE, candidates, with_options
+from synergy_core.planner.plan import NO_COMPRESSOR, SPLITS, Plan
 from synergy_core.planner.tuning import OPTIMIZERS
 
 if TYPE_CHECKING:
     from synergy_core.planner.machine import Software
-    from synergy_core.planner.plan import Plan
     from synergy_core.planner.work import Architecture
 
 
@@ -157,25 +157,35 @@ def emitter_for(name: str, software: str) -> Emitter:
 
 def emitted(name: str, launch: PlannedLaunch) -> str:
     """Writes the plan in a format. Raises InputError if its software cannot read the format or run the plan."""
-    from synergy_core.planner.plan import NO_COMPRESSOR
-
-    form, plan, software = emitter_for(name, launch.software.name), launch.plan, launch.software.name
-    refuse(
-        name,
-        (plan.compressor != NO_COMPRESSOR, f"no setting of {software} compresses gradients by {plan.compressor}."),
-        (
-            plan.zero and plan.data * plan.context == 1,
-            f"zero={plan.zero} shards over replicas, but there is only one; fix zero=0.",
-        ),
-    )
+    form, software = emitter_for(name, launch.software.name), launch.software
+    if not _is_possible(launch):
+        raise InputError(
+            f"--emit {name}: {launch.plan.describe()} is no plan of {launch.model} under {software.name}; the command "
+            "plan lists those that are."
+        )
     return form.emit(launch)
 
 
-def refuse(name: str, *refusals: tuple[Any, str]) -> None:
-    """Raises InputError with the reason of the first (condition, reason) whose condition holds."""
-    for refused, reason in refusals:
-        if refused:
-            raise InputError(f"--emit {name}: {reason}")
+def _is_possible(launch: PlannedLaunch) -> bool:
+    """Whether `plan` could have found the plan: the software and the model have its degrees and options together."""
+    plan, software = launch.plan, launch.software
+    fixed = {name: int(getattr(plan, name)) for name in FIXABLE}
+    splits = {name for name in SPLITS if fixed[name] > 1}
+    if plan.compressor != NO_COMPRESSOR or plan.recompute not in software.kinds or splits - {*software.splits}:
+        return False
+    try:
+        same = candidates(
+            launch.architecture.limits(),
+            [plan.gpus],
+            plan.global_batch,
+            software,
+            micro_batches=[plan.micro_batch],
+            max_tensor=plan.tensor,
+            fixed=fixed,
+        )
+    except InputError:
+        return False
+    return len(with_options(same, fixed, software, software.kinds)[0]) > 0
 
 
 def stages(layers: int, plan: Plan) -> list[int]:
@@ -302,17 +312,3 @@ def file_beside(folder: Path, name: str) -> dict[str, Any]:
     if not (content := content_of(path.read_text(encoding="utf-8", errors="replace"))):
         raise InputError(f"names {path}, which is neither JSON nor YAML.")
     return content
-
-
-def refuse_degrees(name: str, launch: PlannedLaunch) -> None:
-    """Raises InputError for plans that a form of plain or sharded data parallelism cannot say."""
-    plan, software = launch.plan, launch.software
-    split = next((each for each in ("tensor", "pipeline", "context", "expert") if getattr(plan, each) > 1), "")
-    refuse(
-        name,
-        (split, f"it only splits the batch; fix {split}=1."),
-        (plan.sequence, "it has no sequence parallelism; fix sequence=0."),
-        (plan.interleave > 1, "it has no pipeline stages; fix interleave=1."),
-        (plan.zero not in software.zeros, f"{software.name} has no ZeRO {plan.zero}; fix zero={software.zeros[-1]}."),
-        (plan.recompute not in software.kinds, f"{software.name} recomputes whole layers; fix recompute=0 or 2."),
-    )

@@ -18,7 +18,6 @@ from synergy_core.planner.emitters import (
     content_of,
     not_modelled,
     optimizer_in,
-    refuse_degrees,
     table_in,
     whole_in,
 )
@@ -36,9 +35,8 @@ _LIMITS = {
 
 
 def emit(launch: PlannedLaunch) -> str:
-    """Writes the configuration. Raises InputError for plans that split more than the batch."""
+    """Writes the configuration."""
     plan, software = launch.plan, launch.software
-    refuse_degrees("deepspeed", launch)
     zero: dict[str, Any] = {"stage": plan.zero, "overlap_comm": True, "contiguous_gradients": True}
     zero |= {option: int(getattr(software, name)) for option, name in _LIMITS.items()}
     if software.offload:

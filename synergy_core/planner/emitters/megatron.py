@@ -20,7 +20,6 @@ from synergy_core.planner.emitters import (
     accumulated,
     not_modelled,
     optimizer_in,
-    refuse,
     replicas,
     stages,
     whole_plan,
@@ -60,9 +59,26 @@ def emit(launch: PlannedLaunch) -> str:
     a, plan, precision = launch.architecture, launch.plan, launch.software.precision
     if not isinstance(a, transformer.Architecture) or not a.causal:
         raise InputError(f"--emit megatron: pretrain_gpt.py trains decoders; {launch.model} is not one.")
-    _check(plan, a)
-    old = plan.expert > 1 and not launch.software.whole_experts
-    refuse("megatron", (old, "only Megatron Core spreads experts; fix expert=1, or type software=megatron-core."))
+    mixed = a if isinstance(a, mixture.Architecture) and a.experts > 1 else None
+    refusals = (
+        (
+            mixed and plan.tensor > 1 and not plan.sequence,
+            "experts under tensor parallelism need sequence parallelism; fix sequence=1 or tensor=1.",
+        ),
+        (mixed and mixed.gshard_group, "Megatron-LM dispatches rows to experts, not groups by matrix products."),
+        (a.windowed, "layers with sliding-window attention cannot be written."),
+        (
+            plan.context > 1 and a.seq_len % (2 * plan.context),
+            f"{a.seq_len} tokens are not a multiple of 2 × context={plan.context}.",
+        ),
+        (
+            plan.expert > 1 and not launch.software.whole_experts,
+            "only Megatron Core spreads experts; fix expert=1, or type software=megatron-core.",
+        ),
+    )
+    for refused, reason in refusals:
+        if refused:
+            raise InputError(f"--emit megatron: {reason}")
     lines = _model(a, dispatcher="flex" if plan.expert > 1 and launch.software.sends_once else "alltoall")
     lines += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp8": ["--bf16", "--fp8-format hybrid"]}.get(precision, [])
     lines += ["--grad-reduce-in-bf16"] if launch.software.gradient_bytes == GRADIENT_BYTES["bf16"] else []
@@ -201,37 +217,6 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         recompute_layers=again,
         offload="optimizer" if is_offloaded else None,
         **optimizer,
-    )
-
-
-def _check(plan: Plan, a: transformer.Architecture) -> None:
-    """Raises InputError for plans and models that Megatron-LM refuses when it starts."""
-    mixed = a if isinstance(a, mixture.Architecture) else None
-    sparse = mixed is not None and mixed.experts > 1
-    refuse(
-        "megatron",
-        (
-            plan.recompute == Recompute.OPERATORS,
-            "Megatron-LM recomputes modules or whole layers, not every second product; fix recompute=0, 1, 2 or 4.",
-        ),
-        (
-            plan.interleave > 1 and (plan.pipeline == 1 or plan.accumulation % plan.pipeline),
-            f"interleaved stages need at least 2 stages and a number of micro-batches ({plan.accumulation}) that is a "
-            f"multiple of the {plan.pipeline} stages; fix interleave=1.",
-        ),
-        (plan.zero >= 2 and plan.pipeline > 1, "its FSDP does not support pipeline stages; fix zero=1 or pipeline=1."),
-        (plan.sequence and plan.tensor == 1, "Megatron-LM has sequence parallelism only with tensor parallelism."),
-        (
-            sparse and plan.tensor > 1 and not plan.sequence,
-            "experts under tensor parallelism need sequence parallelism; fix sequence=1 or tensor=1.",
-        ),
-        (plan.expert > 1 and not sparse, f"expert={plan.expert}, but the model has no experts."),
-        (mixed and mixed.gshard_group, "Megatron-LM dispatches rows to experts, not groups by matrix products."),
-        (a.windowed, "layers with sliding-window attention cannot be written."),
-        (
-            a.seq_len % (2 * plan.context) and plan.context > 1,
-            f"{a.seq_len} tokens are not a multiple of 2 × context={plan.context}.",
-        ),
     )
 
 

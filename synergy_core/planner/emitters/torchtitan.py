@@ -24,7 +24,6 @@ from synergy_core.planner.emitters import (
     accumulated,
     not_modelled,
     optimizer_in,
-    refuse,
     stages,
     whole_plan,
 )
@@ -64,7 +63,6 @@ def tables(launch: PlannedLaunch) -> Tables:
     a, plan = launch.architecture, launch.plan
     if not isinstance(a, transformer.Architecture) or not a.causal:
         raise InputError(f"--emit torchtitan: torchtitan trains decoders; {launch.model} is not one.")
-    _check(plan)
     shards = max(math.gcd(plan.data * plan.context, launch.software.shard_ranks) // plan.context, 1) if plan.zero else 1
     share = plan.micro_batch * (plan.accumulation if plan.pipeline > 1 else 1)
     parallelism: dict[str, Any] = {
@@ -163,35 +161,6 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Stated:
     software, tokens = "torchtitan-fp8" if is_fp8 else "", number("training", "seq_len", 2048)
     return whole_plan(
         plan, software, phrases, seq_len=tokens, shards=in_groups, **optimizer_in(content.get("optimizer", {}), "name")
-    )
-
-
-def _check(plan: Plan) -> None:
-    """Raises InputError for plans for which torchtitan has no setting."""
-    refuse(
-        "torchtitan",
-        (plan.zero == 1, "torchtitan never shards the optimizer without the gradients; fix zero=2 or 3."),
-        (
-            plan.zero == 0 and plan.data > 1 and (plan.gpus > plan.data or plan.expert > 1),
-            "torchtitan's DDP supports no other parallelism; fix zero=3, or data=1.",
-        ),
-        (
-            plan.zero == 0 and plan.context > 1,
-            "torchtitan always shards over context-parallel ranks; fix zero=3, or context=1.",
-        ),
-        (
-            plan.recompute not in _RECOMPUTES,
-            "torchtitan recomputes whole layers or every second product, not attention alone or single modules; "
-            "fix recompute=0, 2 or 3.",
-        ),
-        (
-            (plan.tensor > 1) != plan.sequence,
-            f"torchtitan always splits the sequence with tensor parallelism; fix sequence={int(plan.tensor > 1)}.",
-        ),
-        (
-            plan.interleave > 1 and (plan.pipeline == 1 or plan.accumulation % plan.pipeline),
-            f"torchtitan's interleaved schedule needs a multiple of {plan.pipeline} micro-batches; fix interleave=1.",
-        ),
     )
 
 
