@@ -303,11 +303,16 @@ enable = true
     }
 
 
+BY_FORM = {"limits", "stages", "in_nodes"}
+"""What one form alone says of its options."""
+
+
 @pytest.mark.parametrize("name", names_in("options"))
 def test_every_list_of_options_says_where_they_are_from_and_is_of_regular_expressions(name):
     content = read_yaml(CATALOG / "options" / f"{name}.yaml")
-    assert content.keys() == {"source", "known"}
+    assert {"source", "known"} <= content.keys() <= {"source", "known", "like", "tables", "settings", *BY_FORM}
     assert all(re.compile(each) for each in content["known"])
+    assert all(isinstance(names, list) for names in content.get("settings", {}).values())
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from synergy_core import module_names
 from synergy_core.catalog import CATALOG, read_yaml
 from synergy_core.errors import InputError, unknown
-from synergy_core.planner.enumerate import FIXABLE, candidates, with_options
+from synergy_core.planner.enumerate import FIXABLE, FROM_ZERO, candidates, with_options
 from synergy_core.planner.plan import NO_COMPRESSOR, SPLITS, Plan
 from synergy_core.planner.tuning import OPTIMIZERS
 
@@ -203,31 +204,18 @@ def stages(layers: int, plan: Plan) -> list[int]:
     return sizes
 
 
-def replicas(gpus: int, model_parallel: int, words: str) -> int:
-    """Number of replicas on `gpus` GPUs. words: the degrees of one replica. Raises InputError for a fraction."""
-    if gpus % model_parallel:
-        raise InputError(f"{words} = {model_parallel} GPUs for one replica, which does not divide gpus={gpus}.")
-    return gpus // model_parallel
+# What readers share. `catalog/options/<form>.yaml` says which settings the options of a form state, and which options
+# change neither time nor memory. A reader takes an option out when it has read it, so that the others are left.
 
 
-def accumulated(global_batch: int, data: int, micro_batch: int) -> int:
-    """Micro-batches per step on each replica. Raises InputError if that is not a whole number."""
-    if global_batch % (data * micro_batch):
-        raise InputError(
-            f"a batch of {global_batch} is not a multiple of {data} replicas × {micro_batch} per micro-batch; "
-            f"use {-(-global_batch // (data * micro_batch)) * data * micro_batch}."
-        )
-    return global_batch // (data * micro_batch)
-
-
-# What readers share: files of keys and values, and the options that are read or change neither time nor memory.
-
-
-def whole_plan(plan: Plan, software: str = "", not_modelled: tuple[str, ...] = (), **more: Any) -> Stated:
-    """What a file says that states every degree. more: further settings; those that are None are left out."""
-    degrees = {name: int(getattr(plan, name)) for name in FIXABLE}
-    stated = {key: value for key, value in more.items() if value is not None}
-    return Stated({**degrees, "batch": plan.global_batch, **stated}, software, not_modelled=not_modelled)
+@cache
+def rules(form: str) -> Mapping[str, Any]:
+    """What the options of a form mean, from its file in catalog/options/, and from that of the form it is `like`."""
+    own = {"tables": [], "settings": {}, "known": [], **read_yaml(CATALOG / "options" / f"{form}.yaml")}
+    if "like" in own:
+        base = rules(own["like"])
+        own |= {"settings": base["settings"] | own["settings"], "known": own["known"] + base["known"]}
+    return own
 
 
 def content_of(text: str) -> dict[str, Any]:
@@ -244,63 +232,6 @@ def content_of(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) and all(isinstance(key, str) for key in found) else {}
 
 
-def flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (`table.key`, value) for the values of nested mappings."""
-    for key, value in given.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-OFF: tuple[Any, ...] = (None, False, "", "no", "none", "false", [], 0)
-"""Values of options that are not in use."""
-
-
-def not_modelled(given: Mapping[str, Any], *lists: str, words: str = "{}: {}") -> tuple[str, ...]:
-    """The options in use that predictions leave out, as written.
-
-    lists: names of files in catalog/options/ with the options that need not be named: those that are read, those that
-    change neither time nor memory, and those that predictions assume; each a regular expression of `name` or
-    `name=value`, in lower case. words: how an option is written.
-    """
-    known = [each for name in lists for each in read_yaml(CATALOG / "options" / f"{name}.yaml")["known"]]
-    optimizers = rf"optim\w*(\.name|\.type)?=({'|'.join(each.words for each in OPTIMIZERS.values() if each.words)})"
-    patterns, result = re.compile("|".join((*known, optimizers))), []
-    for name, value in flat(given):
-        lower = name.lower()
-        used = (value.lower() if isinstance(value, str) else value) not in OFF
-        if used and not patterns.fullmatch(lower) and not patterns.fullmatch(f"{lower}={value}".lower()):
-            result.append(words.format(name, value))
-    return tuple(result)
-
-
-def table_in(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A table of options; empty if it is missing. Raises InputError for anything else."""
-    value = given.get(key) or {}
-    if not isinstance(value, Mapping):
-        raise InputError(f"{key}: {value}; expected a table of options.")
-    return value
-
-
-def whole_in(given: Mapping[str, Any], key: str) -> int | None:
-    """A whole number from 1; None if it is missing or `auto`. Raises InputError for anything else."""
-    value = given.get(key)
-    if value in (None, "auto"):
-        return None
-    if isinstance(value, bool) or not str(value).isdecimal() or not int(value):
-        raise InputError(f"{key}: {value}; expected a whole number from 1, or auto.")
-    return int(value)
-
-
-def optimizer_in(given: Mapping[str, Any], key: str) -> dict[str, str]:
-    """The setting `optimizer` that an option states; empty for fp32 AdamW, the default, and for those not modelled."""
-    name = str(given.get(key, "")).lower()
-    named = (each for each, optimizer in OPTIMIZERS.items() if optimizer.words and re.fullmatch(optimizer.words, name))
-    found = next(named, "adamw")
-    return {} if found == "adamw" else {"optimizer": found}
-
-
 def file_beside(folder: Path, name: str) -> dict[str, Any]:
     """The keys and values of a file that another file names, looked for from its folder upwards and by its bare name.
 
@@ -312,3 +243,107 @@ def file_beside(folder: Path, name: str) -> dict[str, Any]:
     if not (content := content_of(path.read_text(encoding="utf-8", errors="replace"))):
         raise InputError(f"names {path}, which is neither JSON nor YAML.")
     return content
+
+
+def arguments_of(words: Sequence[str]) -> dict[str, list[str]]:
+    """The options of a command line, `--name value …` or `--name=value`, and the words after each.
+
+    A word with brackets, such as a pattern of the shell's `case`, is no option; `)` ends an array of a script."""
+    result: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in words:
+        if word.startswith("--") or word == ")":
+            name, equals, value = word[2:].partition("=")
+            values = [value] if equals else []
+            if re.match(r"\w[^()]*$", name):
+                result[name] = values
+        else:
+            values.append(word)
+    return result
+
+
+def options_of(content: Mapping[str, Any], form: str) -> dict[str, Any]:
+    """The options of a file as `name` or `table.name`. Raises InputError where one is no table."""
+    options = dict(_flat(content))
+    for table in rules(form)["tables"]:
+        if options.get(table):
+            raise InputError(f"{table}: {options[table]}; expected a table of options.")
+    return options
+
+
+def _flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (`table.key`, value) for the values of nested mappings."""
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def settings_in(options: dict[str, Any], form: str) -> dict[str, Any]:
+    """Takes the settings that options state by themselves, in the words of `plan`: whole numbers, and the optimizer."""
+    result: dict[str, Any] = {}
+    for setting, names in rules(form)["settings"].items():
+        take = _take_optimizer if setting == "optimizer" else take_whole
+        values = [value for name in names if (value := take(options, name))]
+        result |= {setting: values[0]} if values else {}
+    return result
+
+
+def take_whole(options: dict[str, Any], name: str) -> int | None:
+    """Takes a whole number from 1; None if it is missing or `auto`. Raises InputError for anything else."""
+    value = options.pop(name, None)
+    if value in (None, "auto"):
+        return None
+    if isinstance(value, bool) or not str(value).isdecimal() or not int(value):
+        raise InputError(f"{name}: {value}; expected a whole number from 1, or auto.")
+    return int(value)
+
+
+def _take_optimizer(options: dict[str, Any], option: str) -> str | None:
+    """Takes an optimizer; None for fp32 AdamW, which is the default. One that is not modelled is left."""
+    written = str(options.get(option, "")).lower()
+    named = (name for name, each in OPTIMIZERS.items() if each.words and re.fullmatch(each.words, written))
+    if (found := next(named, None)) is None:
+        return None
+    del options[option]
+    return None if found == "adamw" else found
+
+
+def whole_plan(gpus: int, **stated: Any) -> dict[str, Any]:
+    """The settings of a file that states every degree, 1 by default. Settings that are None are left out.
+
+    Raises InputError if the degrees do not divide the GPUs, or the micro-batches of all replicas the batch."""
+    settings = dict.fromkeys(FIXABLE, 1) | dict.fromkeys(FROM_ZERO, 0)
+    settings |= {key: value for key, value in stated.items() if value is not None}
+    factors = {name: settings[name] for name in ("tensor", "pipeline", "context")}
+    replica = prod(factors.values())
+    if gpus % replica:
+        words = " × ".join(f"{name} {degree}" for name, degree in factors.items())
+        raise InputError(f"{words} = {replica} GPUs for one replica, which does not divide gpus={gpus}.")
+    data, micro_batch = gpus // replica, settings["micro_batch"]
+    batch = settings.setdefault("batch", data * micro_batch)
+    if batch % (data * micro_batch):
+        raise InputError(
+            f"a batch of {batch} is not a multiple of {data} replicas × {micro_batch} per micro-batch; "
+            f"use {-(-batch // (data * micro_batch)) * data * micro_batch}."
+        )
+    # Launch scripts often set sequence parallelism whatever the degrees.
+    return settings | {"data": data, "sequence": int(settings["sequence"] and settings["tensor"] > 1)}
+
+
+OFF: tuple[Any, ...] = (None, False, "", "no", "none", "false", [], 0)
+"""Values of options that are not in use."""
+
+
+def not_modelled(left: Mapping[str, Any], form: str, words: str = "{}: {}") -> tuple[str, ...]:
+    """The options in use that nobody read and that change time or memory, as written.
+
+    The form's `known` options do not: each is a regular expression of `name` or `name=value`, in lower case. words: how
+    an option is written."""
+    known, result = re.compile("|".join(rules(form)["known"])), []
+    for name, value in _flat(left):
+        used = (value.lower() if isinstance(value, str) else value) not in OFF
+        if used and not any(map(known.fullmatch, (name.lower(), f"{name}={value}".lower()))):
+            result.append(words.format(name, value))
+    return tuple(result)

@@ -18,23 +18,15 @@ from synergy_core.planner.emitters import (
     deepspeed,
     file_beside,
     not_modelled,
-    table_in,
-    whole_in,
+    options_of,
+    rules,
+    settings_in,
+    take_whole,
 )
 from synergy_core.planner.plan import Recompute
 
 SUMMARY = "a configuration of accelerate launch (YAML)"
 SOFTWARE = ("accelerate-fsdp", *deepspeed.SOFTWARE, "fsdp-bf16", "fsdp")
-AGAIN = ("activation_checkpointing", "fsdp_activation_checkpointing")
-"""Names of FSDP's option that recomputes every layer."""
-_STRATEGIES = {
-    **{"full_shard": 3, "1": 3, "true": 3, "hybrid_shard": 3, "4": 3},
-    **{"shard_grad_op": 2, "2": 2, "false": 2, "hybrid_shard_zero2": 2, "5": 2},
-    **{"no_shard": 0, "3": 0},
-}
-"""ZeRO's stage by value of fsdp_sharding_strategy, or of fsdp_reshard_after_forward, its newer name."""
-_IN_NODES = ("hybrid_shard", "4", "hybrid_shard_zero2", "5")
-"""Values under which the processes of each machine share states out among them."""
 
 
 def emit(launch: PlannedLaunch) -> str:
@@ -88,38 +80,39 @@ def recognises(text: str) -> bool:
 def read(text: str, gpus: int, folder: Path) -> Stated:
     """Reads a configuration, with the DeepSpeed file that it may name."""
     content = content_of(text)
-    kind, processes = str(content["distributed_type"]).upper(), whole_in(content, "num_processes")
+    options = options_of(content, "accelerate")
+    kind, processes = str(content["distributed_type"]).upper(), take_whole(options, "num_processes")
     if processes not in (None, gpus):
         raise InputError(f"num_processes: {processes} is not gpus={gpus}; type gpus={processes}, or change one.")
     precision = str(content.get("mixed_precision") or "no").lower()
     precision = "no" if precision == "false" else precision
-    phrases = not_modelled(content, "accelerate")
-    steps = whole_in(content, "gradient_accumulation_steps")
+    settings = settings_in(options, "accelerate")
+    phrases = not_modelled(options, "accelerate")
     script: dict[str, tuple[int | None, str]] = {"micro_batch": (None, "the training script sets the micro-batch")}
     if kind == "DEEPSPEED":
-        table = table_in(content, "deepspeed_config")
-        if path := table.get("deepspeed_config_file"):
-            found = deepspeed.stated(file_beside(folder, path))
-            return Stated({}, not_modelled=phrases).joined(found)
-        steps = whole_in(table, "gradient_accumulation_steps") or steps
-        zero = {"stage": table.get("zero_stage", 2)}
-        zero["offload_optimizer"] = {"device": table.get("offload_optimizer_device")}
-        enabled = {precision: {"enabled": True}} if precision in ("bf16", "fp16") else {}
-        found = deepspeed.stated({"zero_optimization": zero, deepspeed.STEPS: steps, **enabled})
+        if path := options.get("deepspeed_config.deepspeed_config_file"):
+            return Stated({}, not_modelled=phrases).joined(deepspeed.stated(file_beside(folder, path)))
+        zero = {
+            "stage": options.get("deepspeed_config.zero_stage", 2),
+            "offload_optimizer": {"device": options.get("deepspeed_config.offload_optimizer_device")},
+        }
+        enabled = {name: {"enabled": precision == name} for name in ("bf16", "fp16")}
+        steps = {deepspeed.STEPS: settings.get("accumulation")}
+        found = deepspeed.stated({"zero_optimization": zero, **steps, **enabled})
         return Stated({}, assumed=script, not_modelled=phrases).joined(found)
     if kind not in ("FSDP", "MULTI_GPU", "NO", "FALSE"):
         raise InputError(f"distributed_type: {kind}; expected FSDP, DEEPSPEED, MULTI_GPU or NO.")
     if precision != "bf16":
         phrases += (f"mixed_precision: {precision}",)
-    machines = whole_in(content, "num_machines")
+    machines = take_whole(options, "num_machines")
     found = (
-        fsdp(table_in(content, "fsdp_config"), on_node=gpus // machines if machines else 0)
+        fsdp(content.get("fsdp_config") or {}, on_node=gpus // machines if machines else 0)
         if kind == "FSDP"
         else Stated({"zero": 0}, SOFTWARE[0])
     )
-    settings = {"accumulation": steps} if steps else {}
-    one = {} if steps else {"batch": (None, "the training script accumulates micro-batches, and 1 is assumed")}
-    assumed = script | {"recompute": (None, deepspeed.RECOMPUTE)} | one
+    assumed = script | {"recompute": (None, deepspeed.RECOMPUTE)}
+    if not settings:
+        assumed["batch"] = (None, "the training script accumulates micro-batches, and 1 is assumed")
     return Stated(settings, assumed=assumed, not_modelled=phrases).joined(found)
 
 
@@ -128,19 +121,20 @@ def fsdp(table: Mapping[str, Any], strategy: str = "full_shard", *, offload: boo
 
     on_node: processes on each machine, which share states out under HYBRID_SHARD; 0: unknown."""
     options = {key.removeprefix("fsdp_"): value for key, value in table.items()}
-    chosen = options.get("sharding_strategy", options.get("reshard_after_forward", strategy))
-    if str(chosen).lower() not in _STRATEGIES:
+    chosen, meaning = options.get("sharding_strategy", options.get("reshard_after_forward", strategy)), rules("fsdp")
+    word = str(chosen).lower()
+    if word not in meaning["stages"]:
         known = "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD"
         raise InputError(f"fsdp_sharding_strategy: {chosen}; expected {known}, or true or false of version 2.")
-    settings: dict[str, Any] = {"zero": _STRATEGIES[str(chosen).lower()]}
+    settings: dict[str, Any] = {"zero": meaning["stages"][word]}
     phrases: tuple[str, ...] = ()
     # Version 2 takes the words of version 1, but shards over all processes.
-    if on_node and str(chosen).lower() in _IN_NODES and str(options.get("version", 1)) == "1":
+    if on_node and word in meaning["in_nodes"] and str(options.get("version", 1)) == "1":
         settings["shards"] = on_node
         options.pop("sharding_strategy", None)
     if options.pop("offload_params", offload) is True:
         settings["offload"] = "optimizer"
         phrases = ("fsdp_offload_params: True, beyond states and gradients",)
-    if any(table.get(name) for name in AGAIN):
+    if options.get("activation_checkpointing"):
         settings["recompute"] = Recompute.FULL.value
     return Stated(settings, SOFTWARE[0], not_modelled=phrases + not_modelled(options, "fsdp", words="fsdp_{}: {}"))

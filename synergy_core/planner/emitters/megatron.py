@@ -7,21 +7,23 @@ layer.
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
-from itertools import groupby, pairwise
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from synergy_core.errors import InputError
 from synergy_core.planner.emitters import (
     PlannedLaunch,
     Stated,
-    accumulated,
+    arguments_of,
     not_modelled,
-    optimizer_in,
-    replicas,
+    rules,
+    settings_in,
     stages,
+    take_whole,
     whole_plan,
 )
 from synergy_core.planner.families import mixture, transformer
@@ -31,16 +33,10 @@ from synergy_core.planner.plan import Plan, Recompute
 SUMMARY = "arguments of Megatron-LM, one a line"
 SOFTWARE = ("megatron-core", "megatron-core-fp8", "megatron")
 _PRECISION_AWARE = "use-precision-aware-optimizer"
+_BLOCK = "recompute-num-layers"
 _MOMENTS = ("exp-avg-dtype", "exp-avg-sq-dtype")
-_OPTIMIZERS = {"fp32": {}, "bf16": {"optimizer": "adamw_bf16"}, "fp8": {"optimizer": "adamw8bit"}}
+_OPTIMIZERS = {"fp32": None, "bf16": "adamw_bf16", "fp8": "adamw8bit"}
 """The setting `optimizer` by the format of both moments (NVIDIA/Megatron-LM, megatron/training/arguments.py)."""
-_DEGREES = {
-    "tensor": "tensor-model-parallel-size",
-    "pipeline": "pipeline-model-parallel-size",
-    "micro_batch": "micro-batch-size",
-    "context": "context-parallel-size",
-    "expert": "expert-model-parallel-size",
-}
 _KINDS = {None: Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
 """Recomputation mode by value of --recompute-granularity, if there is no --recompute-modules."""
 CORE = "core_attn"
@@ -84,11 +80,10 @@ def emit(launch: PlannedLaunch) -> str:
     lines += ["--grad-reduce-in-bf16"] if launch.software.gradient_bytes == GRADIENT_BYTES["bf16"] else []
     lines += ["--optimizer-cpu-offload"] if launch.software.offload else []
     lines += [] if launch.software.dropout else ["--attention-dropout 0.0", "--hidden-dropout 0.0"]
-    for degree, name in _DEGREES.items():
-        if degree == "context":
-            lines.append(f"--global-batch-size {plan.global_batch}")
-        value = getattr(plan, degree)
-        lines += [f"--{name} {value}"] if value > 1 or degree not in ("context", "expert") else []
+    written = {**plan.as_dict(), "batch": plan.global_batch}
+    for setting, (name, *_) in rules("megatron")["settings"].items():
+        if setting in written and (written[setting] != 1 or setting not in ("context", "expert")):
+            lines.append(f"--{name} {written[setting]}")
     lines += ["--sequence-parallel"] if plan.sequence else []
     if launch.software.whole_experts and plan.expert > 1 and plan.tensor > 1:
         lines.append("--expert-tensor-parallel-size 1")
@@ -135,88 +130,64 @@ def recognises(text: str) -> bool:
 
 def read(text: str, gpus: int, folder: Path) -> Stated:
     """Reads the plan from arguments or a launch script."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
-    for degree, name in _DEGREES.items():
-        parser.add_argument(f"--{name}", dest=degree, type=_whole, default=1)
-    for name in (
-        *("global-batch-size", "num-layers", "expert-tensor-parallel-size", "seq-length"),
-        *("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"),
-    ):
-        parser.add_argument(f"--{name}", type=_whole)
-    for name in ("pipeline-model-parallel-layout", "recompute-granularity", "fp8-format"):
-        parser.add_argument(f"--{name}")
-    parser.add_argument("--data-parallel-sharding-strategy", default="no_shard")
-    parser.add_argument("--recompute-modules", nargs="*", default=[])
-    for name in ("sequence-parallel", "use-distributed-optimizer", "use-megatron-fsdp", "recompute-activations"):
-        parser.add_argument(f"--{name}", action="store_true")
     try:
         words = shlex.split(_expanded(text).replace("\\\n", " "), comments=True)
-        # Unquoted, an array's elements are split again: DTYPE_ARGS=("--fp8-format hybrid").
-        words = [part for word in words for part in (word.split() if word.startswith("--") else [word])]
-        given, others = parser.parse_known_args(words)
-    except argparse.ArgumentError as error:
-        raise InputError(f"Megatron-LM's arguments: {error}.") from None
     except ValueError as error:
         raise InputError(f"is not a script ({error}).") from None
-    tensor, pipeline, context = given.tensor, given.pipeline, given.context
-    data = replicas(gpus, tensor * pipeline * context, f"tensor {tensor} × pipeline {pipeline} × context {context}")
-    granularity = "selective" if given.recompute_activations else given.recompute_granularity
+    # Unquoted, an array's elements are split again: DTYPE_ARGS=("--fp8-format hybrid").
+    return stated([part for word in words for part in (word.split() if word.startswith("--") else [word])], gpus)
+
+
+def stated(words: Sequence[str], gpus: int) -> Stated:
+    """What the words of a command line say."""
+    given = arguments_of(words)
+    modules = set(given.pop("recompute-modules", [])) - {CORE}
+    options: dict[str, Any] = {name: values[0] if values else True for name, values in given.items()}
+    settings = settings_in(options, "megatron")
+    granularity = options.pop("recompute-granularity", None)
+    granularity = "selective" if options.pop("recompute-activations", False) else granularity
     if granularity not in _KINDS:
         raise InputError(f"--recompute-granularity {granularity}: expected selective or full.")
     recompute = _KINDS[granularity]
-    if granularity == "selective" and (modules := set(given.recompute_modules) - {CORE}):
-        if modules - set(_MODULES):
-            asked = " ".join(given.recompute_modules)
-            raise InputError(f"--recompute-modules {asked}: expected some of {CORE}, {', '.join(_MODULES)}.")
+    if granularity == "selective" and modules:
+        if unknown_modules := modules - set(_MODULES):
+            wrong = " ".join(sorted(unknown_modules))
+            raise InputError(f"--recompute-modules {wrong}: expected some of {CORE}, {', '.join(_MODULES)}.")
         recompute = Recompute.MODULES
-    strategy, zero = given.data_parallel_sharding_strategy, int(given.use_distributed_optimizer)
-    if given.use_megatron_fsdp:
+    zero = int(bool(options.pop("use-distributed-optimizer", False)))
+    strategy = options.pop("data-parallel-sharding-strategy", _SHARDED[0])
+    if options.pop("use-megatron-fsdp", False):
         if strategy not in _SHARDED:
             raise InputError(f"--data-parallel-sharding-strategy {strategy}: expected {', '.join(_SHARDED)}.")
         zero = _SHARDED.index(strategy)
-    if given.expert > 1 and tensor > 1 and given.expert_tensor_parallel_size != 1:
+    split = take_whole(options, "expert-tensor-parallel-size") or settings.get("tensor", 1)
+    if settings.get("expert", 1) > 1 and split > 1:
         raise InputError(
             "experts split over tensor-parallel ranks, Megatron-LM's default, are not planned; expected "
             "--expert-tensor-parallel-size 1."
         )
-    # Launch scripts often set ZeRO and sequence parallelism whatever the degrees; without ranks, they do nothing.
-    plan = Plan(
-        **{degree: getattr(given, degree) for degree in _DEGREES},
-        data=data,
-        interleave=_interleave(given),
-        accumulation=accumulated(given.global_batch_size or given.micro_batch * data, data, given.micro_batch),
-        zero=zero if data * context > 1 else 0,
-        recompute=recompute.value,
-        sequence=given.sequence_parallel and tensor > 1,
-    )
-    options: dict[str, str | bool] = {}
-    for word, after in pairwise([*others, ")"]):
-        if re.match(r"--\w[^()]*$", word):  # not a pattern of `case`
-            name, equals, value = word[2:].partition("=")
-            options[name] = value if equals else after == ")" or after.startswith("--") or after
-    reduced, again, layers = options.pop("grad-reduce-in-bf16", None), None, str(options.get("recompute-num-layers"))
-    if recompute == Recompute.FULL and options.get("recompute-method") == "block" and layers.isdecimal():
-        del options["recompute-method"], options["recompute-num-layers"]
-        again = int(layers) * pipeline * plan.interleave  # as many of each chunk
-        again = min(again, given.num_layers or again)
-    optimizer = optimizer_in(options, "optimizer")
+    layers, pipeline = take_whole(options, "num-layers"), settings.get("pipeline", 1)
+    interleave = _interleave(options, layers, pipeline)
+    if recompute == Recompute.FULL and options.get("recompute-method") == "block" and _BLOCK in options:
+        del options["recompute-method"]
+        again = (take_whole(options, _BLOCK) or 1) * pipeline * interleave  # as many of each chunk
+        settings["recompute_layers"] = min(again, layers or again)
     first, second = (str(options.get(name, "fp32")) for name in _MOMENTS)
-    if _PRECISION_AWARE in options and not optimizer and first == second and first in _OPTIMIZERS:
+    if _PRECISION_AWARE in options and "optimizer" not in settings and first == second and first in _OPTIMIZERS:
         options = {name: value for name, value in options.items() if name not in (*_MOMENTS, _PRECISION_AWARE)}
-        optimizer = _OPTIMIZERS[first]
+        settings["optimizer"] = _OPTIMIZERS[first]
     of_all = str(options.get("optimizer-offload-fraction", 1)) in ("1", "1.0")
-    if is_offloaded := "optimizer-cpu-offload" in options and of_all:
+    if "optimizer-cpu-offload" in options and of_all:
         del options["optimizer-cpu-offload"]
         options.pop("optimizer-offload-fraction", None)
-    return whole_plan(
-        plan,
-        "megatron-core-fp8" if given.fp8_format else "",
-        tuple(each.removesuffix(" True") for each in not_modelled(options, "megatron", words="--{} {}")),
-        seq_len=given.seq_length,
-        gradients="bf16" if reduced else None,
-        recompute_layers=again,
-        offload="optimizer" if is_offloaded else None,
-        **optimizer,
+        settings["offload"] = "optimizer"
+    if options.pop("grad-reduce-in-bf16", False):
+        settings["gradients"] = "bf16"
+    sequence, is_fp8 = (bool(options.pop(name, False)) for name in ("sequence-parallel", "fp8-format"))
+    return Stated(
+        whole_plan(gpus, **settings, interleave=interleave, zero=zero, recompute=recompute.value, sequence=sequence),
+        "megatron-core-fp8" if is_fp8 else "",
+        not_modelled=tuple(each.removesuffix(" True") for each in not_modelled(options, "megatron", words="--{} {}")),
     )
 
 
@@ -283,29 +254,29 @@ def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
     return lines
 
 
-def _interleave(given: argparse.Namespace) -> int:
-    """Stages per GPU, from any of the three arguments that set the number. Raises InputError for a fraction."""
-    pipeline = given.pipeline
-    if given.pipeline_model_parallel_layout is not None:
-        layout = given.pipeline_model_parallel_layout
-        parts = layout.count("|") + 1
-        if re.search(r"[()]", layout) or parts % pipeline:
+def _interleave(options: dict[str, Any], layers: int | None, pipeline: int) -> int:
+    """Takes the stages per GPU from any of the arguments that set the number. Raises InputError for a fraction."""
+    layout = options.pop("pipeline-model-parallel-layout", None)
+    stages_each, layers_each = (
+        take_whole(options, name)
+        for name in ("num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage")
+    )
+    if layout is not None:
+        parts = str(layout).count("|") + 1
+        if re.search(r"[()]", str(layout)) or parts % pipeline:
             raise InputError(
                 f"--pipeline-model-parallel-layout {layout}: expected stages without brackets, a multiple of "
                 f"{pipeline} of them."
             )
-        return int(parts // pipeline)
-    if given.num_virtual_stages_per_pipeline_rank is not None:
-        return int(given.num_virtual_stages_per_pipeline_rank)
-    each = given.num_layers_per_virtual_pipeline_stage
-    if each is None:
-        return 1
-    if given.num_layers is None or given.num_layers % (pipeline * each):
-        raise InputError(
-            f"--num-layers-per-virtual-pipeline-stage {each}: expected a --num-layers that is a multiple of "
-            f"{pipeline} × {each}."
-        )
-    return int(given.num_layers // (pipeline * each))
+        return parts // pipeline
+    if stages_each is None and layers_each is not None:
+        if layers is None or layers % (pipeline * layers_each):
+            raise InputError(
+                f"--num-layers-per-virtual-pipeline-stage {layers_each}: expected a --num-layers that is a multiple of "
+                f"{pipeline} × {layers_each}."
+            )
+        return layers // (pipeline * layers_each)
+    return stages_each or 1
 
 
 def _expanded(script: str) -> str:
@@ -316,9 +287,3 @@ def _expanded(script: str) -> str:
     assigned = r"^\s*(?:export\s+)?(\w+)=(?:\$\{\w+:-)?[\"']?([^\s\"'()$}]+)"
     values = dict(re.findall(assigned, script, re.MULTILINE))
     return re.sub(r"\$\{?(\w+)(?::-([^}\n]*))?\}?", lambda found: values.get(found[1]) or found[2] or found[0], script)
-
-
-def _whole(text: str) -> int:
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text}; expected a whole number from 1")
-    return int(text)
