@@ -352,7 +352,7 @@ def _reported(report: PlanReport) -> dict[str, Any]:
     except InputError as error:
         return {**missing, "reason": str(error)}
     (answer,) = found.answers
-    room = answer.bands.memory
+    room = answer.memory_band
     time = time_band(answer.table.machine, answer.software, found.model.architecture, fit.plan.gpus)
     return {
         "time_s": fit.step_time_s,

@@ -303,7 +303,7 @@ enable = true
     }
 
 
-BY_FORM = {"limits", "stages", "in_nodes"}
+BY_FORM = {"limits", "stages", "in_nodes", "instead"}
 """What one form alone says of its options."""
 
 
