@@ -57,13 +57,11 @@ from synergy_core.errors import InputError, unknown
 from synergy_core.planner.bands import Band, Verdict, memory_band, time_band, verdict
 from synergy_core.planner.emitters import (
     PlannedLaunch,
-    Stated,
     emitted,
     emitter_for,
     emitter_named,
     emitter_names,
     form_names,
-    rules,
 )
 from synergy_core.planner.enumerate import FIXABLE
 from synergy_core.planner.explain import PARTS, model_flops, picture, seconds, why
@@ -83,6 +81,7 @@ from synergy_core.planner.machine import (
     with_gradients,
 )
 from synergy_core.planner.memory import Memory, memory, usable_bytes, visible_bytes
+from synergy_core.planner.options import Stated, rules
 from synergy_core.planner.plan import Recompute
 from synergy_core.planner.search import PlanTable, search
 from synergy_core.planner.tuning import in_words, tuned

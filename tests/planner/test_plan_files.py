@@ -303,7 +303,7 @@ enable = true
     }
 
 
-BY_FORM = {"limits", "stages", "in_nodes", "instead"}
+BY_FORM = {"limits", "stages", "in_nodes", "instead", "sizes"}
 """What one form alone says of its options."""
 
 

@@ -11,18 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import (
-    PlannedLaunch,
-    Stated,
-    content_of,
-    deepspeed,
-    file_beside,
-    not_modelled,
-    options_of,
-    rules,
-    settings_in,
-    take_whole,
-)
+from synergy_core.planner.emitters import PlannedLaunch, deepspeed
+from synergy_core.planner.options import Options, Stated, content_of, file_beside
 from synergy_core.planner.plan import Recompute
 
 SUMMARY = "a configuration of accelerate launch (YAML)"
@@ -80,14 +70,14 @@ def recognises(text: str) -> bool:
 def read(text: str, gpus: int, folder: Path) -> Stated:
     """Reads a configuration, with the DeepSpeed file that it may name."""
     content = content_of(text)
-    options = options_of(content, "accelerate")
-    kind, processes = str(content["distributed_type"]).upper(), take_whole(options, "num_processes")
+    options = Options(content, "accelerate")
+    kind, processes = str(content["distributed_type"]).upper(), options.whole("num_processes")
     if processes not in (None, gpus):
         raise InputError(f"num_processes: {processes} is not gpus={gpus}; type gpus={processes}, or change one.")
     precision = str(content.get("mixed_precision") or "no").lower()
     precision = "no" if precision == "false" else precision
-    settings = settings_in(options, "accelerate")
-    phrases = not_modelled(options, "accelerate")
+    settings = options.settings()
+    phrases = options.not_modelled()
     script: dict[str, tuple[int | None, str]] = {"micro_batch": (None, "the training script sets the micro-batch")}
     if kind == "DEEPSPEED":
         if path := options.get("deepspeed_config.deepspeed_config_file"):
@@ -104,7 +94,7 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         raise InputError(f"distributed_type: {kind}; expected FSDP, DEEPSPEED, MULTI_GPU or NO.")
     if precision != "bf16":
         phrases += (f"mixed_precision: {precision}",)
-    machines = take_whole(options, "num_machines")
+    machines = options.whole("num_machines")
     found = (
         fsdp(content.get("fsdp_config") or {}, on_node=gpus // machines if machines else 0)
         if kind == "FSDP"
@@ -120,16 +110,16 @@ def fsdp(table: Mapping[str, Any], strategy: str = "full_shard", *, offload: boo
     """What FSDP's options say, under their names with or without `fsdp_`. strategy, offload: unless the options do.
 
     on_node: processes on each machine, which share states out under HYBRID_SHARD; 0: unknown."""
-    options = {key.removeprefix("fsdp_"): value for key, value in table.items()}
-    chosen, meaning = options.get("sharding_strategy", options.get("reshard_after_forward", strategy)), rules("fsdp")
-    word = str(chosen).lower()
-    if word not in meaning["stages"]:
+    options = Options({key.removeprefix("fsdp_"): value for key, value in table.items()}, "fsdp")
+    chosen = options.get("sharding_strategy", options.get("reshard_after_forward", strategy))
+    word, stages = str(chosen).lower(), options.rules["stages"]
+    if word not in stages:
         known = "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD"
         raise InputError(f"fsdp_sharding_strategy: {chosen}; expected {known}, or true or false of version 2.")
-    settings: dict[str, Any] = {"zero": meaning["stages"][word]}
+    settings: dict[str, Any] = {"zero": stages[word]}
     phrases: tuple[str, ...] = ()
     # Version 2 takes the words of version 1, but shards over all processes.
-    if on_node and word in meaning["in_nodes"] and str(options.get("version", 1)) == "1":
+    if on_node and word in options.rules["in_nodes"] and str(options.get("version", 1)) == "1":
         settings["shards"] = on_node
         options.pop("sharding_strategy", None)
     if options.pop("offload_params", offload) is True:
@@ -137,4 +127,4 @@ def fsdp(table: Mapping[str, Any], strategy: str = "full_shard", *, offload: boo
         phrases = ("fsdp_offload_params: True, beyond states and gradients",)
     if options.get("activation_checkpointing"):
         settings["recompute"] = Recompute.FULL.value
-    return Stated(settings, SOFTWARE[0], not_modelled=phrases + not_modelled(options, "fsdp", words="fsdp_{}: {}"))
+    return Stated(settings, SOFTWARE[0], not_modelled=phrases + options.not_modelled("fsdp_{}: {}"))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synergy_core.planner.emitters import Stated, content_of, trainer
+from synergy_core.planner.emitters import trainer
+from synergy_core.planner.options import Stated, content_of
 
 SUMMARY = "an Axolotl configuration (YAML)"
 SOFTWARE = trainer.SOFTWARE

@@ -12,15 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import (
-    PlannedLaunch,
-    Stated,
-    content_of,
-    not_modelled,
-    options_of,
-    rules,
-    settings_in,
-)
+from synergy_core.planner.emitters import PlannedLaunch
+from synergy_core.planner.options import Options, Stated, content_of, rules
 
 SUMMARY = "a DeepSpeed configuration (JSON)"
 SOFTWARE = ("deepspeed", "deepspeed-fp16")
@@ -71,11 +64,11 @@ def stated(content: Mapping[str, Any], precision: str | None = None) -> Stated:
     """What a parsed configuration says. precision: what the Trainer puts in the place of `auto`; None: unknown.
 
     Raises InputError for a value that is neither a number nor `auto`."""
-    options = options_of(content, "deepspeed")
+    options = Options(content, "deepspeed")
     stage = options.pop("zero_optimization.stage", 0)
     if stage not in (0, 1, 2, 3):
         raise InputError(f"zero_optimization.stage: {stage}; expected a number from 0 to 3.")
-    settings = {"zero": int(stage), **settings_in(options, "deepspeed")}
+    settings = {"zero": int(stage), **options.settings()}
     assumed: dict[str, tuple[int | None, str]] = {"recompute": (None, RECOMPUTE)}
     if "micro_batch" not in settings:
         assumed["micro_batch"] = (None, f"{MICRO_BATCH} is {content.get(MICRO_BATCH, 'missing')}")
@@ -84,7 +77,7 @@ def stated(content: Mapping[str, Any], precision: str | None = None) -> Stated:
     if not {"accumulation", "batch"} & settings.keys():
         assumed["batch"] = (None, f"{STEPS} is not set, and 1 is assumed")
     changed: dict[str, Any] = {}
-    for name, limits in rules("deepspeed")["limits"].items():
+    for name, limits in options.rules["limits"].items():
         value = next((options[each] for each in limits if each in options), None)
         if isinstance(value, int | float):
             changed[name] = float(value or name == "update_elements")  # 0: parameters are updated one by one
@@ -93,7 +86,7 @@ def stated(content: Mapping[str, Any], precision: str | None = None) -> Stated:
     offloads = {"zero_optimization.offload_optimizer.device": "cpu", "zero_optimization.cpu_offload": True}
     if any(options.get(name) == value for name, value in offloads.items()):
         settings["offload"] = "optimizer"
-    phrases = not_modelled(options, "deepspeed")
+    phrases = options.not_modelled()
     if options.get("zero_optimization.overlap_comm") is False:
         phrases += ("zero_optimization.overlap_comm: false",)
     enabled = {name: options.get(f"{name}.enabled", False) for name in ("bf16", "bfloat16", "fp16")}

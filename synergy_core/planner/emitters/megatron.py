@@ -12,22 +12,12 @@ import shlex
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import (
-    PlannedLaunch,
-    Stated,
-    arguments_of,
-    not_modelled,
-    rules,
-    settings_in,
-    stages,
-    take_whole,
-    whole_plan,
-)
+from synergy_core.planner.emitters import PlannedLaunch, stages
 from synergy_core.planner.families import mixture, transformer
 from synergy_core.planner.machine import GRADIENT_BYTES
+from synergy_core.planner.options import Options, Stated, arguments_of, rules, whole_plan
 from synergy_core.planner.plan import Plan, Recompute
 
 SUMMARY = "arguments of Megatron-LM, one a line"
@@ -142,8 +132,8 @@ def stated(words: Sequence[str], gpus: int) -> Stated:
     """What the words of a command line say."""
     given = arguments_of(words)
     modules = set(given.pop("recompute-modules", [])) - {CORE}
-    options: dict[str, Any] = {name: values[0] if values else True for name, values in given.items()}
-    settings = settings_in(options, "megatron")
+    options = Options({name: values[0] if values else True for name, values in given.items()}, "megatron")
+    settings = options.settings()
     granularity = options.pop("recompute-granularity", None)
     granularity = "selective" if options.pop("recompute-activations", False) else granularity
     if granularity not in _KINDS:
@@ -160,21 +150,22 @@ def stated(words: Sequence[str], gpus: int) -> Stated:
         if strategy not in _SHARDED:
             raise InputError(f"--data-parallel-sharding-strategy {strategy}: expected {', '.join(_SHARDED)}.")
         zero = _SHARDED.index(strategy)
-    split = take_whole(options, "expert-tensor-parallel-size") or settings.get("tensor", 1)
+    split = options.whole("expert-tensor-parallel-size") or settings.get("tensor", 1)
     if settings.get("expert", 1) > 1 and split > 1:
         raise InputError(
             "experts split over tensor-parallel ranks, Megatron-LM's default, are not planned; expected "
             "--expert-tensor-parallel-size 1."
         )
-    layers, pipeline = take_whole(options, "num-layers"), settings.get("pipeline", 1)
+    layers, pipeline = options.whole("num-layers"), settings.get("pipeline", 1)
     interleave = _interleave(options, layers, pipeline)
     if recompute == Recompute.FULL and options.get("recompute-method") == "block" and _BLOCK in options:
         del options["recompute-method"]
-        again = (take_whole(options, _BLOCK) or 1) * pipeline * interleave  # as many of each chunk
+        again = (options.whole(_BLOCK) or 1) * pipeline * interleave  # as many of each chunk
         settings["recompute_layers"] = min(again, layers or again)
     first, second = (str(options.get(name, "fp32")) for name in _MOMENTS)
     if _PRECISION_AWARE in options and "optimizer" not in settings and first == second and first in _OPTIMIZERS:
-        options = {name: value for name, value in options.items() if name not in (*_MOMENTS, _PRECISION_AWARE)}
+        for name in (*_MOMENTS, _PRECISION_AWARE):
+            options.pop(name, None)
         settings["optimizer"] = _OPTIMIZERS[first]
     of_all = str(options.get("optimizer-offload-fraction", 1)) in ("1", "1.0")
     if "optimizer-cpu-offload" in options and of_all:
@@ -187,7 +178,7 @@ def stated(words: Sequence[str], gpus: int) -> Stated:
     return Stated(
         whole_plan(gpus, **settings, interleave=interleave, zero=zero, recompute=recompute.value, sequence=sequence),
         "megatron-core-fp8" if is_fp8 else "",
-        not_modelled=tuple(each.removesuffix(" True") for each in not_modelled(options, "megatron", words="--{} {}")),
+        not_modelled=tuple(each.removesuffix(" True") for each in options.not_modelled("--{} {}")),
     )
 
 
@@ -207,17 +198,13 @@ def _modules(a: transformer.Architecture) -> list[str]:
 
 def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
     """Arguments for the model's sizes. dispatcher: how tokens get to experts: `alltoall`, or `flex` with DeepEP."""
-    lines = [
-        f"--num-layers {a.layers}",
-        f"--hidden-size {a.hidden}",
-        f"--ffn-hidden-size {a.ffn}",
-        f"--num-attention-heads {a.heads}",
-        f"--seq-length {a.seq_len}",
-        f"--max-position-embeddings {a.seq_len}",
-        f"--vocab-size {a.vocab}",
-        f"--make-vocab-size-divisible-by {VOCABULARY_UNIT}",
-        f"--position-embedding-type {'learned_absolute' if a.learned_positions else 'rope'}",
-    ]
+    sizes = rules("megatron")["sizes"]
+
+    def written(kind: str) -> list[str]:
+        return [f"--{name} {int(value)}" for name, field in sizes[kind].items() if (value := getattr(a, field))]
+
+    lines = [*written("all"), f"--make-vocab-size-divisible-by {VOCABULARY_UNIT}"]
+    lines.append(f"--position-embedding-type {'learned_absolute' if a.learned_positions else 'rope'}")
     if int(a.groups) != a.heads:
         lines += ["--group-query-attention", f"--num-query-groups {int(a.groups)}"]
     lines += ["--swiglu"] if a.gated else []
@@ -229,7 +216,7 @@ def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
     if a.head_width and not latent:
         lines.append(f"--kv-channels {a.head_width}")
     if isinstance(a, mixture.Architecture) and a.experts > 1:
-        lines += [f"--num-experts {a.experts}", f"--moe-router-topk {a.topk}", f"--moe-ffn-hidden-size {a.expert_ffn}"]
+        lines += written("experts")
         if a.expert_groups > 1:
             lines.append(f"--moe-router-num-groups {a.expert_groups} --moe-router-group-topk {a.groups_per_token}")
         lines += ["--moe-grouped-gemm", f"--moe-token-dispatcher-type {dispatcher}"]
@@ -243,23 +230,15 @@ def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
         if a.capacity:
             lines.append(f"--moe-expert-capacity-factor {a.capacity:g}")
     if isinstance(a, mixture.Architecture) and a.key_value_rank:
-        lines += [
-            "--multi-latent-attention",
-            *([f"--q-lora-rank {a.query_rank}"] if a.query_rank else []),
-            f"--kv-lora-rank {a.key_value_rank}",
-            f"--qk-head-dim {int(a.width)}",
-            f"--qk-pos-emb-head-dim {a.rotary_width}",
-            f"--v-head-dim {a.value_width}",
-        ]
+        lines += ["--multi-latent-attention", *written("latent")]
     return lines
 
 
-def _interleave(options: dict[str, Any], layers: int | None, pipeline: int) -> int:
+def _interleave(options: Options, layers: int | None, pipeline: int) -> int:
     """Takes the stages per GPU from any of the arguments that set the number. Raises InputError for a fraction."""
     layout = options.pop("pipeline-model-parallel-layout", None)
-    stages_each, layers_each = (
-        take_whole(options, name)
-        for name in ("num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage")
+    stages_each, layers_each = map(
+        options.whole, ("num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage")
     )
     if layout is not None:
         parts = str(layout).count("|") + 1

@@ -18,17 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import (
-    PlannedLaunch,
-    Stated,
-    not_modelled,
-    options_of,
-    settings_in,
-    stages,
-    take_whole,
-    whole_plan,
-)
+from synergy_core.planner.emitters import PlannedLaunch, stages
 from synergy_core.planner.families import transformer
+from synergy_core.planner.options import Options, Stated, whole_plan
 from synergy_core.planner.plan import Recompute
 
 SUMMARY = "tables of a torchtitan TOML (0.1 to 0.2)"
@@ -40,8 +32,7 @@ _RECOMPUTES = {
     Recompute.OPERATORS: {"mode": "selective", "selective_ac_option": "op"},
 }
 _SHARDS = "parallelism.data_parallel_shard_degree"
-_AUTO = ((_SHARDS, -1), ("training.global_batch_size", -1))
-"""Options that torchtitan fills in."""
+_COPIES = "parallelism.data_parallel_replicate_degree"
 Tables = dict[str, dict[str, Any]]
 
 
@@ -111,15 +102,14 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
 
 def plan_of(content: Mapping[str, Any], gpus: int) -> Stated:
     """Reads the plan in parsed tables. Raises InputError if the plan is not for this number of GPUs."""
-    options = {name: value for name, value in options_of(content, "torchtitan").items() if (name, value) not in _AUTO}
-    settings = settings_in(options, "torchtitan")
-    copies, shards, share, expert_tensor, stage_batch = (
-        take_whole(options, name)
-        for name in (
-            *("parallelism.data_parallel_replicate_degree", _SHARDS, "training.local_batch_size"),
-            *("parallelism.expert_tensor_parallel_degree", "parallelism.pipeline_parallel_microbatch_size"),
-        )
-    )
+    options = Options(content, "torchtitan")
+    for name in (_SHARDS, "training.global_batch_size"):
+        if options.get(name) == -1:
+            options[name] = "auto"
+    settings = options.settings()
+    copies, shards, expert_tensor = map(options.whole, (_COPIES, _SHARDS, "parallelism.expert_tensor_parallel_degree"))
+    share = options.whole("training.local_batch_size") or 8
+    stage_batch = options.whole("parallelism.pipeline_parallel_microbatch_size") or 1
     tensor, pipeline, context = (settings.get(name, 1) for name in ("tensor", "pipeline", "context"))
     copies = copies or 1
     shards = shards or max(gpus // (copies * tensor * pipeline * context), 1)
@@ -133,15 +123,15 @@ def plan_of(content: Mapping[str, Any], gpus: int) -> Stated:
             "whole experts on tensor-parallel ranks, torchtitan's default, are not planned; expected "
             f"expert_tensor_parallel_degree = {tensor}."
         )
-    share, parts = share or 8, options.get("parallelism.module_fqns_per_model_part")
+    parts = options.get("parallelism.module_fqns_per_model_part")
     zero = _zero(options, shards * context, pipeline)
-    phrases = not_modelled(options, "torchtitan")
+    phrases = options.not_modelled()
     if options.get("compile.enable") is not True:
         phrases += ("[compile] enable is not true",)
     plan = whole_plan(
         gpus,
         **{"seq_len": 2048, "batch": share * copies * shards, **settings},
-        micro_batch=stage_batch or 1 if pipeline > 1 else share,
+        micro_batch=stage_batch if pipeline > 1 else share,
         interleave=len(parts) // pipeline if parts and pipeline > 1 else 1,
         zero=zero,
         recompute=_recompute(options).value,
@@ -152,24 +142,18 @@ def plan_of(content: Mapping[str, Any], gpus: int) -> Stated:
     return Stated(plan, "torchtitan-fp8" if is_fp8 else "", not_modelled=phrases)
 
 
-def _zero(options: Mapping[str, Any], shards: int, pipeline: int) -> int:
+def _zero(options: Options, shards: int, pipeline: int) -> int:
     """ZeRO's stage. By default torchtitan gathers weights again for the backward pass, except with pipeline stages."""
-    if shards == 1:
-        return 0
     policy = options.get("parallelism.fsdp_reshard_after_forward", "default")
-    if policy == "default":
-        policy = "never" if pipeline > 1 else "always"
-    stages_by_policy = {name: stage for stage, name in _RESHARDS.items()}
-    if policy not in stages_by_policy:
+    stages_by_policy = {"default": 2 if pipeline > 1 else 3, **{name: stage for stage, name in _RESHARDS.items()}}
+    if shards > 1 and policy not in stages_by_policy:
         raise InputError(f"parallelism.fsdp_reshard_after_forward = {policy}: expected default, always or never.")
-    return stages_by_policy[policy]
+    return stages_by_policy[policy] if shards > 1 else 0
 
 
-def _recompute(options: Mapping[str, Any]) -> Recompute:
-    mode, option = (
-        str(options.get(f"activation_checkpoint.{name}", default))
-        for name, default in (("mode", "selective"), ("selective_ac_option", "2"))
-    )
+def _recompute(options: Options) -> Recompute:
+    mode = options.get("activation_checkpoint.mode", "selective")
+    option = str(options.get("activation_checkpoint.selective_ac_option", "2"))
     for kind, settings in _RECOMPUTES.items():
         if settings["mode"] == mode and (mode != "selective" or option == "op"):
             return kind

@@ -10,18 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from synergy_core.planner.emitters import (
-    Stated,
-    accelerate,
-    content_of,
-    deepspeed,
-    file_beside,
-    not_modelled,
-    options_of,
-    rules,
-    settings_in,
-    take_whole,
-)
+from synergy_core.planner.emitters import accelerate, deepspeed
+from synergy_core.planner.options import Options, Stated, content_of, file_beside
 from synergy_core.planner.plan import Recompute
 
 SUMMARY = "arguments of the Hugging Face Trainer (JSON), or of LLaMA-Factory (YAML)"
@@ -55,21 +45,21 @@ def stated(content: Mapping[str, Any], gpus: int, folder: Path, form: str) -> St
         value = content.get(name) or {}
         return value if isinstance(value, Mapping) else file_beside(folder, str(value))
 
-    options = options_of({key: value for key, value in content.items() if key != "deepspeed"}, form)
-    settings = settings_in(options, form)
+    options = Options({key: value for key, value in content.items() if key != "deepspeed"}, form)
+    settings = options.settings()
     kind = content.get("finetuning_type", content.get("adapter", "lora" if content.get("use_peft") else None))
     if kind in ("lora", "qlora"):
         flags = [bits for name, bits in _BITS.items() if options.pop(name, None)]
         default = flags[0] if flags else 4 if kind == "qlora" else None
-        bits = take_whole(options, "quantization_bit") or default
-        ranks = (take_whole(options, name) for name in ("lora_rank", "lora_r"))
+        bits = options.whole("quantization_bit") or default
+        ranks = map(options.whole, ("lora_rank", "lora_r"))
         settings |= {"lora": next(filter(None, ranks), DEFAULT_RANK)} | ({"quantize": bits} if bits else {})
-    phrases = not_modelled(options, form)
+    phrases = options.not_modelled()
     if "seq_len" in settings and not any(content.get(each) for each in _PACKED):
         phrases += ("samples shorter than seq_len (nothing packs them)",)
     assumed: dict[str, tuple[int | None, str]] = {}
     if "micro_batch" not in settings:
-        (name,) = rules(form)["settings"]["micro_batch"]
+        (name,) = options.rules["settings"]["micro_batch"]
         assumed["micro_batch"] = (DEFAULT_MICRO_BATCH, f"{name} is missing, and its default is taken")
     precision = next((each for each in ("bf16", "fp16") if content.get(each) in (True, "auto", "full")), "")
     strategy = content.get("fsdp") or ""

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import PlannedLaunch, Stated, arguments_of, content_of, megatron, torchtitan
+from synergy_core.planner.emitters import PlannedLaunch, megatron, torchtitan
+from synergy_core.planner.options import Stated, arguments_of, content_of
 
 SUMMARY = "a patch of a Kubeflow TrainJob (YAML)"
 SOFTWARE = (*megatron.SOFTWARE, *torchtitan.SOFTWARE)
