@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from synergy_core.catalog import gpu_type_named, load_model, model_names, nearest_type, transferred
+from synergy_core.catalog import CATALOG, gpu_type_named, load_model, model_names, nearest_type, read_yaml, transferred
 from synergy_core.commands.fits import fit_of
 from synergy_core.commands.measurements._rows import family_of
 from synergy_core.commands.measurements.best_plans import BestPlans, Candidates, candidates, search_loss
@@ -482,36 +482,11 @@ def step_scores(file: StepTimes, model: Calibrated) -> list[ScoredGroup]:
 
 LOSS_SCALE = 0.05
 """Residual, in log(predicted ÷ measured), beyond which the soft-L1 loss grows linearly."""
-SPREAD = {
-    "gemm_efficiency": 0.15,
-    "gemm_depth": 0.7,
-    "wave_loss": 0.7,
-    "memory_efficiency": 0.1,
-    "attention_efficiency": 0.5,
-    "attention_fill": 1.0,
-    "attention_backward": 0.25,
-    "score_passes": 0.3,
-    "backward_traffic": 0.3,
-    "backward_kernels": 0.3,
-    "kernel_s": 0.4,
-    "host_s": 1.0,
-    "host_jitter": 1.0,
-    "tensor_efficiency": 0.15,
-    "network_efficiency": 0.2,
-    "card_collisions": 1.0,
-    "data_overlap": 0.5,
-    "data_exposed": 1.0,
-    "optimizer_bytes_factor": 0.3,
-    "step_s": 1.0,
-}
+PRIORS = read_yaml(CATALOG / "priors.yaml")
+SPREAD: Mapping[str, float] = PRIORS["spread"]
 """Prior standard deviation of each constant's logarithm around its starting value."""
-UPPER_BOUNDS = {
-    **dict.fromkeys(("gemm_efficiency", "wave_loss", "memory_efficiency", "data_overlap", "data_exposed"), 1.0),
-    "attention_efficiency": 0.8,
-    "network_efficiency": 1.0 / RDMA.efficiency,
-}
-"""Largest plausible values: 1 for fractions, the data sheet's rate for a network, and the best published efficiency of
-fused attention."""
+UPPER_BOUNDS: Mapping[str, float] = {**PRIORS["largest"], "network_efficiency": 1.0 / RDMA.efficiency}
+"""Largest plausible values; for a network, the data sheet's rate."""
 PRIOR_WEIGHT = 0.003
 """Cost of moving a constant by one prior standard deviation, relative to the mean loss of a row."""
 

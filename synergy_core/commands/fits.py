@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -55,15 +55,14 @@ class Fit:
     step_time_s: float
 
 
-def fit_of(found: Asked, **changed: Any) -> Fit:
+def fit_of(found: Asked) -> Fit:
     """The fastest plan that surely fits, or else the one that needs least memory.
 
-    changed: fields of the software that differ. Raises InputError if no plan has the requested degrees.
+    Raises InputError if no plan has the requested degrees.
     """
     (answer,) = found.answers
-    machine, band = answer.table.machine, answer.memory_band
-    software = replace(answer.software, **changed)
-    plans = found.find(machine, found.query.gpus, KEPT_PLANS, **changed)
+    machine, band, software = answer.table.machine, answer.memory_band, answer.software
+    plans = found.find(machine, found.query.gpus, KEPT_PLANS)
 
     def fit(columns: Plans, row: int) -> Fit:
         columns = columns.take(np.array([row]))

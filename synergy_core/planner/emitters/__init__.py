@@ -7,7 +7,7 @@ from importlib import import_module
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from synergy_core import module_names
 from synergy_core.errors import InputError, unknown
@@ -102,18 +102,11 @@ def _is_possible(launch: PlannedLaunch) -> bool:
     plan, software = launch.plan, launch.software
     fixed = {name: int(getattr(plan, name)) for name in FIXABLE}
     splits = {name for name in SPLITS if fixed[name] > 1}
+    tried: dict[str, Any] = {"micro_batches": [plan.micro_batch], "max_tensor": plan.tensor, "fixed": fixed}
     if plan.compressor != NO_COMPRESSOR or plan.recompute not in software.kinds or splits - {*software.splits}:
         return False
     try:
-        same = candidates(
-            launch.architecture.limits(),
-            [plan.gpus],
-            plan.global_batch,
-            software,
-            micro_batches=[plan.micro_batch],
-            max_tensor=plan.tensor,
-            fixed=fixed,
-        )
+        same = candidates(launch.architecture.limits(), [plan.gpus], plan.global_batch, software, **tried)
     except InputError:
         return False
     return len(with_options(same, fixed, software, software.kinds)[0]) > 0
