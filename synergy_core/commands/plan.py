@@ -130,16 +130,7 @@ class Asked:
     answers: list[PlanAnswer]
     find: Callable[..., PlanTable]
     constants: Callable[[Machine, Software], Constants]
-    own: OwnConstants | None
     notes: tuple[str, ...]
-
-    def constants_path(self, answer: PlanAnswer) -> str:
-        """Which constants predicted an answer, in words; empty for the shipped ones where no others were given."""
-        if self.own is None:
-            return ""
-        gpu = answer.table.machine.gpu
-        shipped = f"shipped constants: {self.own.path} has none for {gpu.name}"
-        return shipped if self.own.of(gpu) is None else f"constants of {self.own.path}"
 
 
 def in_our_names(settings: Sequence[str]) -> list[str]:
@@ -199,18 +190,21 @@ def asked(
     for machine, price in zip(machines, query.price, strict=True):
         stack = stacks[machine.gpu.name]
         table = find(machine, query.gpus, query.top - 1)
-        is_own = own is not None and own.of(machine.gpu) is not None
-        band = own.bands[constants_like(machine.gpu)] if own and is_own else None
+        is_own, band, source = own is not None and own.of(machine.gpu) is not None, None, ""
+        if own:
+            band = own.bands.get(constants_like(machine.gpu))
+            shipped = f"shipped constants: {own.path} has none for {machine.gpu.name}"
+            source = f"constants of {own.path}" if is_own else shipped
         times = {
             gpus: None if is_own and band is None else time_band(machine, stack, model.architecture, gpus, band)
             for gpus in dict.fromkeys(table.gpus.tolist())
         }
         of_memory = memory_band(stack, model.architecture)
-        whole = whole_flops / flops
-        answers.append(PlanAnswer(table, stack, flops, whole, batch * seq_len, price, times, of_memory))
+        whole, tokens = whole_flops / flops, batch * seq_len
+        answers.append(PlanAnswer(table, stack, flops, whole, tokens, price, times, of_memory, source))
     words = f"{software.name}, gradients in {query.gradients}" if query.gradients else software.name
     words += in_words(**tuning)
-    return Asked(query, model, batch, words, answers, find, constants, own, notes)
+    return Asked(query, model, batch, words, answers, find, constants, notes)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -232,8 +226,8 @@ def run(chosen: argparse.Namespace) -> int:
         print(f"  {note}")
     for answer in answers:
         _print_plans(answer)
-        if constants := found.constants_path(answer):
-            print(f"  {constants}")
+        if answer.constants:
+            print(f"  {answer.constants}")
         sentences = [*_safest(found, answer)]
         if not len(answer.table):
             sentences += _leaner(found, answer)
@@ -317,7 +311,8 @@ def _counts(key: str, text: str) -> tuple[int, ...]:
 class PlanAnswer:
     """The plans on one GPU type. step_flops: model FLOPs per step, with causal attention at half. whole_attention:
     factor from them to those with it whole. step_tokens: tokens per step. price: per GPU-hour. time_bands: error
-    intervals of step times by number of GPUs; None if a user's constants have none. memory_band: that of memory."""
+    intervals of step times by number of GPUs; None if a user's constants have none. memory_band: that of memory.
+    constants: whose constants predicted, in words; empty for the shipped ones where no others were given."""
 
     table: PlanTable
     software: Software
@@ -327,6 +322,7 @@ class PlanAnswer:
     price: float | None
     time_bands: dict[int, Band | None]
     memory_band: Band
+    constants: str
 
     def basis(self) -> list[str]:
         """Sentences that name the held-out measurements behind the bands, and what is extrapolated."""
