@@ -1,4 +1,4 @@
-"""Finds the column of a table that probably is a missing one, under another name or in another unit."""
+"""Finds the column of a table that probably is a missing one, under another name or unit, and reads words in cells."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ _MIN_SIMILARITY = 0.6
 @cache
 def _known() -> dict[str, Any]:
     return read_yaml(CATALOG / "columns.yaml")
+
+
+def named_in(column: str, cell: str) -> str | None:
+    """Our name for what a cell of a column says, by the first expression that is found in it; None without any."""
+    return next((name for name, words in _known()["cells"][column].items() if re.search(words, cell)), None)
 
 
 def similar_column(

@@ -72,17 +72,15 @@ class ScoredGroup:
 
 def scored(file: Any, choose: Choose = constants_for) -> list[ScoredGroup]:
     """Scores every group of a file in one of the planner's formats."""
-    if isinstance(file, BestPlans):
-        return _best_plans(file, choose)
-    if isinstance(file, Collectives):
-        return _collectives(file)
-    if isinstance(file, PlanReports):
-        return _plan_reports(file)
-    return _training(file, choose)
+    scorers: dict[type, Callable[[Any, Choose], list[ScoredGroup]]]
+    scorers = {BestPlans: _best_plans, Collectives: _collectives, PlanReports: _plan_reports}
+    return scorers.get(type(file), _training)(file, choose)
 
 
 def _group(name: str, rows: pd.DataFrame, predicted: str, measured: str, **fields: Any) -> ScoredGroup:
-    """Scores one column of predictions on one of measurements."""
+    """Scores one column of predictions on one of measurements. reason: why a row is not predicted, if it is not."""
+    if "reason" in rows:
+        fields["reasons"] = dict(Counter(filter(None, rows["reason"])))
     models, gpu_types = (", ".join(rows[column].unique()) for column in ("model", "gpu_type"))
     return ScoredGroup(name, models, gpu_types, _accuracy(rows, predicted, measured), fields)
 
@@ -202,9 +200,8 @@ def _training(file: TrainingTimes, choose: Choose) -> list[ScoredGroup]:
         keys.append((*stated, run.architecture, run.software) if run else row.line)
 
     def group(name: str, rows: pd.DataFrame, predicted: str, measured: str, **fields: Any) -> ScoredGroup:
-        reasons = dict(Counter(failure for failure in rows["failure"] if failure))
         banded = sum(map(bool, rows["unstated"]))
-        return _group(name, rows, predicted, measured, **fields, banded=banded, reasons=reasons)
+        return _group(name, rows.assign(reason=rows["failure"]), predicted, measured, **fields, banded=banded)
 
     result = []
     for name, members in _bands(rows[np.isfinite(rows["iter_time_s"])]):
@@ -285,30 +282,25 @@ def _best_plans(file: BestPlans, choose: Choose) -> list[ScoredGroup]:
         rows.loc[group.rows, "time_s"] = seconds
         rows.loc[group.rows, "ideal_s"] = _ideal_s(group)[best]
     rows["baseline_s"] = _baseline_s(rows["ideal_s"].to_numpy(), rows["iter_time_s"].to_numpy())
+    rows.loc[rows["time_s"].notna(), "reason"] = ""
     groups = [("all", rows)]
     for key, column in (("family", "model"), ("gpu", "gpu_type")):
         groups += [(f"{key}={value}", members) for value, members in rows.groupby(column, sort=False)]
     result = []
     for name, members in groups:
         baseline = _accuracy(members, "baseline_s", "iter_time_s").mape
-        why = dict(Counter(members["reason"][members["time_s"].isna()]))
         figures = {"regret_mean": math.nan, "regret_max": math.nan, "baseline_mape": baseline, "banded": 0}
-        result.append(_group(name, members, "time_s", "iter_time_s", kind="time", **figures, reasons=why))
+        result.append(_group(name, members, "time_s", "iter_time_s", kind="time", **figures))
     return result
 
 
-def _plan_reports(file: PlanReports) -> list[ScoredGroup]:
+def _plan_reports(file: PlanReports, _: Choose) -> list[ScoredGroup]:
     """Scores times, peaks of memory and verdicts of reported plans, each for all software and by software.
 
     right: verdicts that are as reported; undecided: those that the band leaves open (`may not fit`). in_band: measured
     values within the printed band. width: median ratio of a band's ends.
     """
     rows = reported(file)
-
-    def group(name: str, members: pd.DataFrame, predicted: str, measured: str, **more: Any) -> ScoredGroup:
-        reasons = dict(Counter(members["reason"][members["reason"] != ""]))
-        return _group(name, members, predicted, measured, banded=0, reasons=reasons, **more)
-
     result = []
     for title, predicted, measured in (("time", "time_s", "iter_time_s"), ("memory", "peak_bytes", "peak_mem_bytes")):
         for name, members in _by_software(rows[np.isfinite(rows[measured])]):
@@ -317,11 +309,11 @@ def _plan_reports(file: PlanReports) -> list[ScoredGroup]:
                 "in_band": int(members[measured].between(low * members[predicted], high * members[predicted]).sum()),
                 "width": float((high / low).median()),
             }
-            result.append(group(f"{title}: {name}", members, predicted, measured, kind=title, **bands))
+            result.append(_group(f"{title}: {name}", members, predicted, measured, kind=title, banded=0, **bands))
     for name, members in _by_software(rows[rows["fits"].notna()].assign(none=math.nan)):
         right = (members["verdict"] == np.where(members["fits"].astype(bool), Verdict.FITS, Verdict.NOT)).sum()
         counts = {"right": int(right), "undecided": int((members["verdict"] == Verdict.MAY).sum())}
-        found = group(f"verdict: {name}", members, "none", "none", kind="verdict", **counts)
+        found = _group(f"verdict: {name}", members, "none", "none", kind="verdict", banded=0, **counts)
         failed = int((members["reason"] != "").sum())
         result.append(replace(found, score=replace(found.score, n=len(members), failures=failed)))
     return result
@@ -372,7 +364,7 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _collectives(file: Collectives) -> list[ScoredGroup]:
+def _collectives(file: Collectives, _: Choose) -> list[ScoredGroup]:
     """Scores single collectives by GPU type, operation and ranks. Predictions exclude the overhead of a framework."""
     if not file.rows:
         return []
@@ -382,15 +374,15 @@ def _collectives(file: Collectives) -> list[ScoredGroup]:
     group: Any
     for group, members in rows.groupby(["gpu_type", "operation", "ranks", "per_node"], sort=False):
         gpu_type, operation, ranks, per_node = group
-        time_s, reasons = np.full(len(members), np.nan), {}
+        time_s, reason = np.full(len(members), np.nan), ""
         try:
             links = links_for(machine_named(gpu_type))
             time_s = COLLECTIVES[operation](members["nbytes"].to_numpy(), ranks, per_node, links)
         except InputError as error:
-            reasons = {str(error): len(members)}
+            reason = str(error)
         name = f"{gpu_type} {operation} ranks={ranks} per node={per_node}"
-        both = members.assign(predicted_s=time_s)
-        result.append(_group(name, both, "predicted_s", "time_s", kind="collective", reasons=reasons))
+        both = members.assign(predicted_s=time_s, reason=reason)
+        result.append(_group(name, both, "predicted_s", "time_s", kind="collective"))
     return result
 
 

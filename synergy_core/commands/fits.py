@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from synergy_core.commands._settings import table
-from synergy_core.commands.plan import GIB, KEPT_PLANS, Asked, asked, host_memory, in_our_names, spread, surely_fitting
+from synergy_core.commands.plan import GIB, Asked, asked, host_memory, in_our_names, spread, surely_fitting
 from synergy_core.errors import InputError
 from synergy_core.planner.bands import Verdict, verdict
 from synergy_core.planner.enumerate import leanest
@@ -62,7 +62,7 @@ def fit_of(found: Asked) -> Fit:
     """
     (answer,) = found.answers
     machine, band, software = answer.table.machine, answer.memory_band, answer.software
-    plans = found.find(machine, found.query.gpus, KEPT_PLANS)
+    plans, row = surely_fitting(found, answer)
 
     def fit(columns: Plans, row: int) -> Fit:
         columns = columns.take(np.array([row]))
@@ -77,7 +77,6 @@ def fit_of(found: Asked) -> Fit:
         if reason.leanest is None:
             raise InputError(f"no plan on {reason.gpus} GPUs: {reason.message}.")
         return fit(plans_of([reason.leanest]), 0)
-    row = surely_fitting(plans, band)
     if row is not None:
         return fit(plans.plans, row)
     lean = leanest(plans.plans, found.query.fixed, software)

@@ -146,20 +146,15 @@ def in_our_names(settings: Sequence[str]) -> list[str]:
     return result
 
 
-def asked(
-    settings: Sequence[str],
-    check: Callable[[SimpleNamespace], None] = lambda query: None,
-    replacing: Collection[str] = (),
-) -> Asked:
-    """Answers a question that is given as KEY=VALUE. check: may raise an error before plans are searched. replacing:
-    settings that replace those of plan=FILE; others may not contradict them.
+def asked(settings: Sequence[str], replacing: Collection[str] = ()) -> Asked:
+    """Answers a question that is given as KEY=VALUE. replacing: settings that replace those of plan=FILE; others may
+    not contradict them.
 
     Raises InputError for settings that are wrong or contradict each other.
     """
     query = _read_settings(in_our_names(settings))
     stated, notes = _read_plan(query.plan, query, replacing) if query.plan else (Stated({}), ())
     query.software = query.software or DEFAULT_SOFTWARE
-    check(query)
     model = requested_model(query.model, query.seq_len)
     seq_len = model.architecture.limits().seq_len
     if query.tokens is not None and not seq_len:
@@ -209,17 +204,14 @@ def asked(
 
 def run(chosen: argparse.Namespace) -> int:
     """Prints the plans and writes the requested files. Returns 1 if no count of GPUs has a plan."""
-
-    def check(query: SimpleNamespace) -> None:
-        if chosen.picture is not None and chosen.picture.suffix != ".svg":
-            raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
-        if chosen.emit and (len(query.gpu), len(query.gpus)) != (1, 1):
-            raise InputError("--emit writes one plan; give one GPU type in gpu= and one count in gpus=.")
-        for form, _ in chosen.emit:
-            emitter_for(form, software_named(query.software).name)
-
-    found = asked(chosen.settings, check)
+    if chosen.picture is not None and chosen.picture.suffix != ".svg":
+        raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
+    found = asked(chosen.settings)
     query, answers = found.query, found.answers
+    if chosen.emit and (len(query.gpu), len(query.gpus)) != (1, 1):
+        raise InputError("--emit writes one plan; give one GPU type in gpu= and one count in gpus=.")
+    for form, _ in chosen.emit:
+        emitter_for(form, query.software)
     default = "" if query.batch else " (default; batch=… sets it)"
     print(f"{query.model}, batch {found.batch}{default}, {found.stated}")
     for note in found.model.notes:
@@ -461,23 +453,21 @@ def _print_plans(answer: PlanAnswer) -> None:
             print(f"  It may fit: the interval is {interval} GiB, and a process can use {limit:.1f}.")
 
 
-def surely_fitting(plans: PlanTable, band: Band) -> int | None:
-    """The row of the fastest plan of a table for one number of GPUs whose whole band fits; None without any."""
-    verdicts = (verdict(needed, band, plans.machine) for needed in plans.memory_bytes)
-    return next((row for row, each in enumerate(verdicts) if each is Verdict.FITS), None)
+def surely_fitting(found: Asked, answer: PlanAnswer) -> tuple[PlanTable, int | None]:
+    """Plans for one number of GPUs, fastest first, and the row of the first whose whole band fits; None without any."""
+    plans = found.find(answer.table.machine, found.query.gpus, KEPT_PLANS)
+    verdicts = (verdict(needed, answer.memory_band, plans.machine) for needed in plans.memory_bytes)
+    return plans, next((row for row, each in enumerate(verdicts) if each is Verdict.FITS), None)
 
 
 def _safest(found: Asked, answer: PlanAnswer) -> Iterator[str]:
     """Yields a sentence with the fastest plan that surely fits if the fastest of all may not, for one count of GPUs."""
-    table, band = answer.table, answer.memory_band
-    if (
-        len(found.query.gpus) > 1
-        or not len(table)
-        or verdict(table.memory_bytes[0], band, table.machine) is Verdict.FITS
-    ):
+    table = answer.table
+    if len(found.query.gpus) > 1 or not len(table):
         return
-    every = found.find(table.machine, found.query.gpus, KEPT_PLANS)
-    row = surely_fitting(every, band)
+    if verdict(table.memory_bytes[0], answer.memory_band, table.machine) is Verdict.FITS:
+        return
+    every, row = surely_fitting(found, answer)
     if row is None:
         yield f"None of them surely fits; python -m synergy_core fits {found.query.model} … says what would."
         return
@@ -641,11 +631,6 @@ def _machine(name: str, query: SimpleNamespace) -> Machine:
     if not name.endswith((".yaml", ".yml")):
         return machine_named(name, query.gpus_per_node, query.network, link=query.link)
     sheet = add_gpu_sheet(Path(name))
-    if query.gpus_per_node is None or query.network is None:
-        raise InputError(
-            f"gpu={name}: the catalog has no nodes of {sheet.title}; give gpus_per_node=, such as 8, and network=, "
-            "bytes/s per GPU, such as 25e9."
-        )
     link = query.link or ("nvswitch" if sheet.link_bytes_per_s else "pcie")
     return machine_named(sheet.name, query.gpus_per_node, query.network, link=link)
 

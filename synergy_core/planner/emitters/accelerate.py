@@ -75,7 +75,6 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
     if processes not in (None, gpus):
         raise InputError(f"num_processes: {processes} is not gpus={gpus}; type gpus={processes}, or change one.")
     precision = str(content.get("mixed_precision") or "no").lower()
-    precision = "no" if precision == "false" else precision
     settings = options.settings()
     phrases = options.not_modelled()
     script: dict[str, tuple[int | None, str]] = {"micro_batch": (None, "the training script sets the micro-batch")}
